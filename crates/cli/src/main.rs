@@ -1,0 +1,5 @@
+//! The program `wholemem`.
+
+#![forbid(unsafe_code)]
+
+fn main() {}

@@ -1,0 +1,46 @@
+//! The steps that are one call to cargo.
+
+use anyhow::Result;
+
+use crate::{command, toolchain};
+
+const AARCH64: &str = "aarch64-unknown-linux-gnu";
+
+/// How many cases every property is tried with in an exhaustive run.
+const EXHAUSTIVE_CASES: &str = "4096";
+
+pub(crate) fn fmt() -> Result<()> {
+    toolchain::need_component("fmt", "rustfmt")?;
+    // The only call without `--locked`: formatting resolves nothing and refuses the flag.
+    command::run(command::cargo().args(["fmt", "--all", "--check"]))
+}
+
+pub(crate) fn clippy() -> Result<()> {
+    toolchain::need_component("clippy", "clippy")?;
+    let arguments = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+    command::run(command::cargo().args(arguments))
+}
+
+pub(crate) fn tests(exhaustive: bool) -> Result<()> {
+    let mut cargo = command::cargo();
+    cargo.args(["test", "--workspace", "--all-targets", "--no-fail-fast", "--locked"]);
+    if exhaustive {
+        cargo.env("WHOLEMEM_EXHAUSTIVE", "1").env("PROPTEST_CASES", EXHAUSTIVE_CASES);
+    }
+    command::run(&mut cargo)
+}
+
+/// A step of its own: `--all-targets` leaves documentation tests out.
+pub(crate) fn doctests() -> Result<()> {
+    command::run(command::cargo().args(["test", "--workspace", "--doc", "--no-fail-fast", "--locked"]))
+}
+
+pub(crate) fn rustdoc() -> Result<()> {
+    let arguments = ["doc", "--workspace", "--no-deps", "--locked"];
+    command::run(command::cargo().args(arguments).env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+pub(crate) fn aarch64() -> Result<()> {
+    toolchain::need_target(AARCH64)?;
+    command::run(command::cargo().args(["check", "--workspace", "--target", AARCH64, "--locked"]))
+}

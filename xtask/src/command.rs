@@ -1,0 +1,171 @@
+//! Running other programs: shown before they start, and an error when they do not succeed.
+//!
+//! Children stay in our process group, so an interrupt from the terminal reaches them too.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// The cargo that runs us.
+pub(crate) fn cargo() -> Command {
+    Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Runs a command whose output goes where ours goes.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    announce(command);
+    let status = command.status().with_context(|| format!("cannot start {}", program(command)))?;
+    succeeded(command, status)
+}
+
+/// Runs a command for what it writes to its standard output.
+pub(crate) fn capture(command: &mut Command) -> Result<String> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start {}", program(command)))?;
+    succeeded(command, output.status)?;
+    String::from_utf8(output.stdout).with_context(|| format!("{} did not write UTF-8", program(command)))
+}
+
+/// Runs a command whose standard output is both shown as it comes and returned, also when it fails.
+pub(crate) fn tee(command: &mut Command) -> Result<(ExitStatus, String)> {
+    announce(command);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {}", program(command)))?;
+    let mut kept = String::new();
+    if let Some(pipe) = child.stdout.take() {
+        for line in BufReader::new(pipe).split(b'\n') {
+            let line = line.with_context(|| format!("cannot read what {} writes", program(command)))?;
+            let line = String::from_utf8_lossy(&line);
+            println!("{line}");
+            kept.push_str(&line);
+            kept.push('\n');
+        }
+    }
+    let status = child.wait().with_context(|| format!("cannot wait for {}", program(command)))?;
+    Ok((status, kept))
+}
+
+/// Runs a command, and kills it when it has not ended within the limit.
+pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Result<()> {
+    announce(command);
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", program(command)))?;
+    let start = Instant::now();
+    while start.elapsed() < limit {
+        if let Some(status) = child.try_wait()? {
+            return succeeded(command, status);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    child.kill()?;
+    child.wait()?;
+    bail!("{} has not ended after {} s", shown(command), limit.as_secs_f64())
+}
+
+/// Whether a command succeeds; what it writes is dropped.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// An error naming the command, unless it succeeded.
+pub(crate) fn succeeded(command: &Command, status: ExitStatus) -> Result<()> {
+    if !status.success() {
+        bail!("{}: {status}", shown(command));
+    }
+    Ok(())
+}
+
+fn announce(command: &Command) {
+    println!("$ {}", shown(command));
+}
+
+/// The command as one would type it, with the variables set for it alone.
+fn shown(command: &Command) -> String {
+    let mut words = Vec::new();
+    for (name, value) in command.get_envs() {
+        let value = value.map(OsStr::to_string_lossy).unwrap_or_default();
+        words.push(format!("{}={}", name.to_string_lossy(), quoted(&value)));
+    }
+    words.push(program(command));
+    words.extend(command.get_args().map(|argument| quoted(&argument.to_string_lossy())));
+    words.join(" ")
+}
+
+fn program(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned()
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=+./:,@".contains(&byte);
+    if !word.is_empty() && word.bytes().all(plain) { word.to_owned() } else { format!("'{word}'") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_command_is_shown_as_one_would_type_it() {
+        let mut command = Command::new("/somewhere/bin/cargo");
+        command.args(["doc", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
+        assert_eq!(shown(&command), "RUSTDOCFLAGS='-D warnings' cargo doc --no-deps");
+    }
+
+    #[test]
+    fn a_failing_command_is_an_error_that_names_it() {
+        let error = run(&mut shell("exit 3")).unwrap_err();
+        assert_eq!(error.to_string(), "sh -c 'exit 3': exit status: 3");
+    }
+
+    #[test]
+    fn a_missing_program_is_an_error_that_names_it() {
+        let error = run(&mut Command::new("/nowhere/wholemem-no-such-program")).unwrap_err();
+        assert_eq!(error.to_string(), "cannot start wholemem-no-such-program");
+    }
+
+    #[test]
+    fn tee_returns_what_a_failing_command_wrote() {
+        let (status, output) = tee(&mut shell("echo one; printf two; exit 1")).unwrap();
+        assert_eq!(output, "one\ntwo\n");
+        assert_eq!(status.code(), Some(1));
+    }
+
+    #[test]
+    fn capture_returns_standard_output() {
+        assert_eq!(capture(&mut shell("echo one")).unwrap(), "one\n");
+    }
+
+    #[test]
+    fn a_command_past_its_limit_is_killed_and_reported() {
+        // `cat` on a pipe that nobody closes would wait for ever.
+        let mut command = Command::new("cat");
+        command.stdin(Stdio::piped());
+        let error = run_within(&mut command, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.to_string(), "cat has not ended after 0.05 s");
+    }
+
+    #[test]
+    fn success_within_the_limit_and_failure_within_it_are_told_apart() {
+        let limit = Duration::from_secs(600);
+        run_within(&mut shell("true"), limit).unwrap();
+        let error = run_within(&mut shell("false"), limit).unwrap_err();
+        assert_eq!(error.to_string(), "sh -c false: exit status: 1");
+    }
+}

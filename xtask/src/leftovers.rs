@@ -1,0 +1,245 @@
+//! What a run has left on the machine: named shared memory, and processes that outlived the test that began them.
+//!
+//! A process is a leftover if its program lies in our target folder, it started after us, and it is an orphan: the
+//! kernel then hands it to one of our own ancestors. A process that somebody else runs from the same folder at
+//! the same time has a living parent that is no ancestor of ours, and is left alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+
+use crate::{metadata, report};
+
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// How long a process that was killed at the end of the last test may take to be gone.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Our names in the folder of named shared memory.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct SharedMemory {
+    names: BTreeSet<String>,
+}
+
+impl SharedMemory {
+    pub(crate) fn look() -> Result<Self> {
+        Self::look_in(Path::new(SHARED_MEMORY))
+    }
+
+    fn look_in(folder: &Path) -> Result<Self> {
+        let mut names = BTreeSet::new();
+        if folder.is_dir() {
+            for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+                let name = entry?.file_name().to_string_lossy().into_owned();
+                if name.starts_with("wholemem") {
+                    names.insert(name);
+                }
+            }
+        }
+        Ok(Self { names })
+    }
+
+    fn left_in(&self, after: &Self) -> Vec<String> {
+        after
+            .names
+            .difference(&self.names)
+            .map(|name| format!("{SHARED_MEMORY}/{name} was left behind"))
+            .collect()
+    }
+}
+
+pub(crate) fn check(before: &Result<SharedMemory>) -> Result<()> {
+    let before =
+        before.as_ref().map_err(|error| anyhow!("{error:#}").context("cannot look at shared memory"))?;
+    let target = metadata::target_folder()?;
+    let target = target.canonicalize().unwrap_or(target);
+    let start = Instant::now();
+    let mut left = leftovers(&processes()?, process::id(), &target);
+    while !left.is_empty() && start.elapsed() < GRACE {
+        thread::sleep(Duration::from_millis(50));
+        left = leftovers(&processes()?, process::id(), &target);
+    }
+    let mut findings = before.left_in(&SharedMemory::look()?);
+    findings.extend(left);
+    report::no_findings(findings)
+}
+
+/// A living process as `/proc` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Process {
+    parent: u32,
+    /// In ticks since the machine started.
+    started: u64,
+    /// Unknown for the processes of other people, and for the dead that nobody has collected.
+    program: Option<PathBuf>,
+}
+
+fn processes() -> Result<BTreeMap<u32, Process>> {
+    let mut processes = BTreeMap::new();
+    for entry in fs::read_dir("/proc").context("cannot list /proc")? {
+        let entry = entry?;
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        // Whatever cannot be read has ended since it was listed.
+        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        let Some((parent, started)) = parent_and_start(&stat) else { continue };
+        let program = fs::read_link(entry.path().join("exe")).ok();
+        processes.insert(pid, Process { parent, started, program });
+    }
+    Ok(processes)
+}
+
+/// Fields 4 and 22 of `/proc/PID/stat`. The second field is the program's name in parentheses, and may itself hold
+/// parentheses and spaces.
+fn parent_and_start(stat: &str) -> Option<(u32, u64)> {
+    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().skip(1);
+    let parent = fields.next()?.parse().ok()?;
+    let started = fields.nth(17)?.parse().ok()?;
+    Some((parent, started))
+}
+
+fn leftovers(processes: &BTreeMap<u32, Process>, us: u32, target: &Path) -> Vec<String> {
+    let began = processes.get(&us).map_or(0, |process| process.started);
+    let family: BTreeSet<u32> = ancestry(processes, us).collect();
+    let built = |process: &Process| process.program.clone().filter(|path| path.starts_with(target));
+    let mut findings = Vec::new();
+    for (pid, process) in processes {
+        let Some(program) = built(process) else { continue };
+        if *pid == us || process.started < began {
+            continue;
+        }
+        // A leftover may have children that are leftovers too; what counts is who holds the oldest of them.
+        let is_outside = |pid: &u32| *pid == us || processes.get(pid).and_then(built).is_none();
+        let keeper = ancestry(processes, *pid).find(is_outside);
+        if keeper.is_none_or(|keeper| family.contains(&keeper)) {
+            findings.push(format!("process {pid} still runs {}", program.display()));
+        }
+    }
+    findings
+}
+
+/// A process, its parent, and so on up to the first process of all.
+fn ancestry(processes: &BTreeMap<u32, Process>, pid: u32) -> impl Iterator<Item = u32> {
+    let parent = |pid: &u32| processes.get(pid).map(|process| process.parent).filter(|parent| *parent != 0);
+    // Read at different moments, the parents could form a circle.
+    std::iter::successors(Some(pid), parent).take(processes.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: u32 = 50;
+
+    fn process(parent: u32, started: u64, program: &str) -> Process {
+        Process { parent, started, program: Some(PathBuf::from(program)) }
+    }
+
+    /// init -> shell -> us, and init -> another shell.
+    fn machine() -> BTreeMap<u32, Process> {
+        BTreeMap::from([
+            (1, process(0, 0, "/sbin/init")),
+            (40, process(1, 100, "/bin/sh")),
+            (41, process(1, 100, "/bin/sh")),
+            (US, process(40, 1000, "/repo/target/debug/xtask")),
+        ])
+    }
+
+    fn leftovers_with(more: &[(u32, Process)]) -> Vec<String> {
+        let mut processes = machine();
+        processes.extend(more.iter().cloned());
+        leftovers(&processes, US, Path::new("/repo/target"))
+    }
+
+    #[test]
+    fn a_quiet_machine_has_no_leftovers() {
+        assert_eq!(leftovers_with(&[]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_orphan_from_our_target_folder_is_found() {
+        assert_eq!(
+            leftovers_with(&[(60, process(1, 2000, "/repo/target/debug/deps/ranks-1f"))]),
+            ["process 60 still runs /repo/target/debug/deps/ranks-1f"]
+        );
+    }
+
+    #[test]
+    fn an_orphan_whose_program_was_built_anew_is_found() {
+        assert_eq!(
+            leftovers_with(&[(60, process(1, 2000, "/repo/target/debug/wholemem (deleted)"))]),
+            ["process 60 still runs /repo/target/debug/wholemem (deleted)"]
+        );
+    }
+
+    #[test]
+    fn the_children_of_an_orphan_are_found_too() {
+        let orphan = process(40, 2000, "/repo/target/debug/wholemem");
+        let child = process(60, 2001, "/repo/target/debug/wholemem");
+        assert_eq!(leftovers_with(&[(60, orphan), (61, child)]).len(), 2);
+    }
+
+    #[test]
+    fn a_child_of_ours_is_found() {
+        assert_eq!(leftovers_with(&[(60, process(US, 2000, "/repo/target/debug/wholemem"))]).len(), 1);
+    }
+
+    #[test]
+    fn what_ran_before_us_or_elsewhere_or_for_somebody_else_is_no_leftover() {
+        let cargo = process(41, 1500, "/bin/cargo");
+        let test = process(70, 2000, "/repo/target/debug/deps/ranks-1f");
+        assert_eq!(
+            leftovers_with(&[
+                (60, process(1, 999, "/repo/target/debug/wholemem")),
+                (61, process(1, 2000, "/repo/targets/wholemem")),
+                (62, process(41, 2000, "/repo/target/debug/wholemem")),
+                (63, Process { program: None, ..process(1, 2000, "") }),
+                (70, cargo),
+                (71, test),
+            ]),
+            Vec::<String>::new()
+        );
+    }
+
+    #[test]
+    fn parents_that_form_a_circle_end() {
+        let program = "/repo/target/debug/wholemem";
+        let found = leftovers_with(&[(60, process(61, 2000, program)), (61, process(60, 2000, program))]);
+        assert_eq!(found.len(), 2);
+    }
+
+    #[test]
+    fn a_program_name_with_parentheses_does_not_shift_the_fields() {
+        let stat = "77 (a) b (c) S 12 77 77 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 98765 1 2 3\n";
+        assert_eq!(parent_and_start(stat), Some((12, 98765)));
+        assert_eq!(parent_and_start("77 (a) S 12"), None);
+        assert_eq!(parent_and_start(""), None);
+    }
+
+    #[test]
+    fn this_very_process_is_in_the_table() {
+        let ours = processes().unwrap().remove(&process::id()).unwrap();
+        assert_eq!(ours.parent, std::os::unix::process::parent_id());
+        assert_eq!(ours.program, Some(std::env::current_exe().unwrap()));
+    }
+
+    #[test]
+    fn only_new_names_of_ours_are_left_behind() {
+        let folder = std::env::temp_dir().join(format!("xtask-leftovers-{}", process::id()));
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("wholemem-old"), "").unwrap();
+        let before = SharedMemory::look_in(&folder).unwrap();
+        fs::write(folder.join("wholemem-new"), "").unwrap();
+        fs::write(folder.join("of-somebody-else"), "").unwrap();
+        let after = SharedMemory::look_in(&folder).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(before.left_in(&after), ["/dev/shm/wholemem-new was left behind"]);
+        assert_eq!(after.left_in(&before), Vec::<String>::new());
+    }
+}

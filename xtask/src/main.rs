@@ -1,0 +1,110 @@
+//! The checks of this repository behind one command, `cargo xtask test`.
+//!
+//! | room | what it holds |
+//! |---|---|
+//! | [`steps`] | the steps in their order, and the loop that runs them all even when one fails |
+//! | [`report`] | what a run says at its end: the table, the failures, the count |
+//! | [`command`], [`toolchain`] | running other programs, and having rustup fetch the ones that are missing |
+//! | [`cargo`], [`miri`] | the steps that build and test |
+//! | [`rooms`], [`source`] | the rules for source files, and the reading of Rust they need |
+//! | [`arrows`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies |
+//! | [`tree`], [`leftovers`] | that a run leaves nothing behind: files, shared memory, processes |
+//!
+//! What it keeps true: it depends on no crate of the workspace, so it runs while they do not compile. Rules are
+//! pure functions over values, with tests that show each one failing; only thin functions touch the machine.
+
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::print_stdout,
+    reason = "a report for people, written while the checks run, is the whole output"
+)]
+
+mod arrows;
+mod cargo;
+mod command;
+mod leftovers;
+mod licences;
+mod metadata;
+mod miri;
+mod report;
+mod rooms;
+mod source;
+mod spdx;
+mod steps;
+mod toolchain;
+mod tree;
+
+use std::env;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+
+use steps::Step;
+
+/// The chores of this repository.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Run every check, and go on after a failed one, so that one run shows them all.
+    Test(TestArguments),
+}
+
+#[derive(Args, Debug)]
+struct TestArguments {
+    /// Run the sweeps whole instead of as seeded samples.
+    #[arg(long)]
+    exhaustive: bool,
+    /// Run these steps only, in their usual order; `--list` names them.
+    #[arg(long, value_name = "STEP", num_args = 1.., value_enum, hide_possible_values = true)]
+    only: Vec<Step>,
+    /// List the steps instead of running them.
+    #[arg(long)]
+    list: bool,
+}
+
+fn main() -> Result<ExitCode> {
+    let Arguments { task: Task::Test(arguments) } = Arguments::parse();
+    let steps = steps::select(&arguments.only);
+    if arguments.list {
+        print!("{}", steps::list(&steps));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent folder")?;
+    env::set_current_dir(root).with_context(|| format!("cannot enter {}", root.display()))?;
+    let all_well = steps::run(&steps, arguments.exhaustive);
+    Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn only_takes_several_steps_at_once_or_one_by_one() {
+        for line in ["xtask test --only rooms arrows", "xtask test --only rooms --only arrows"] {
+            let Task::Test(arguments) = Arguments::try_parse_from(line.split(' ')).unwrap().task;
+            assert_eq!(arguments.only, [Step::Rooms, Step::Arrows], "{line}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_step_is_refused() {
+        let refused = Arguments::try_parse_from(["xtask", "test", "--only", "everything"]).unwrap_err();
+        assert_eq!(refused.kind(), clap::error::ErrorKind::InvalidValue);
+    }
+}

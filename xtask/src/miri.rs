@@ -1,0 +1,107 @@
+//! The tests that run under Miri, which finds undefined behaviour that no ordinary run shows.
+//!
+//! Only modules that stay away from what Miri lacks (memfd, futex between processes, CUDA) can run there. A filter
+//! that matches no test is a failure: the module was renamed, and nothing would be checked any more.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::{command, toolchain};
+
+/// The packages, and in each the substrings of test names that run under Miri.
+const RUNS: &[(&str, &[&str])] =
+    &[("wholemem-os", &["shared", "size"]), ("wholemem-hal", &["suballocator", "granule"])];
+
+/// Miri is some hundred times slower than the machine, so a property gets few cases, in exhaustive runs too.
+const CASES: &str = "16";
+
+pub(crate) fn check() -> Result<()> {
+    toolchain::need_miri()?;
+    let mut findings = Vec::new();
+    for (package, filters) in RUNS {
+        let mut miri = Command::new("rustup");
+        miri.args(["run", "nightly", "cargo", "miri", "test", "--locked", "-p", package, "--lib", "--"])
+            .args(*filters)
+            .env("MIRIFLAGS", "-Zmiri-disable-isolation")
+            .env("PROPTEST_CASES", CASES);
+        let (status, output) = command::tee(&mut miri)?;
+        match command::succeeded(&miri, status) {
+            Ok(()) => findings.extend(idle_filters(package, filters, &output)),
+            Err(error) => findings.push(format!("{error:#}")),
+        }
+    }
+    if !findings.is_empty() {
+        bail!("{}", findings.join("; "));
+    }
+    Ok(())
+}
+
+/// The filters under which no test passed, in a run that as a whole succeeded.
+fn idle_filters(package: &str, filters: &[&str], output: &str) -> Vec<String> {
+    if passed(output) == 0 {
+        return vec![format!("no test of {package} ran under Miri for the filters {}", filters.join(", "))];
+    }
+    let names: Vec<_> = output.lines().filter_map(passed_test).collect();
+    filters
+        .iter()
+        .filter(|filter| !names.iter().any(|name| name.contains(**filter)))
+        .map(|filter| format!("no test of {package} ran under Miri for the filter {filter}"))
+        .collect()
+}
+
+/// How many tests passed, by the summary lines of the test programs.
+fn passed(output: &str) -> u64 {
+    output
+        .lines()
+        .filter_map(|line| {
+            line.strip_prefix("test result: ok. ")?.split_once(" passed")?.0.parse::<u64>().ok()
+        })
+        .sum()
+}
+
+/// The name in `test NAME ... ok`.
+fn passed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... ok")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "\nrunning 3 tests\n\
+        test shared::tests::a_copy_is_whole ... ok\n\
+        test shared::tests::a_range_past_the_end_is_refused ... ok\n\
+        test size::tests::a_map_is_made ... ignored\n\n\
+        test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 7 filtered out; finished in 0.31s\n\n";
+
+    #[test]
+    fn a_run_in_which_every_filter_matches_has_no_finding() {
+        assert_eq!(idle_filters("wholemem-os", &["shared"], OUTPUT), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_filter_that_only_matches_ignored_tests_is_found() {
+        assert_eq!(
+            idle_filters("wholemem-os", &["shared", "size"], OUTPUT),
+            ["no test of wholemem-os ran under Miri for the filter size"]
+        );
+    }
+
+    #[test]
+    fn a_run_without_tests_is_found() {
+        let output = "running 0 tests\n\n\
+            test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; finished in 0.02s\n";
+        for output in [output, ""] {
+            assert_eq!(
+                idle_filters("wholemem-hal", &["suballocator", "granule"], output),
+                ["no test of wholemem-hal ran under Miri for the filters suballocator, granule"]
+            );
+        }
+    }
+
+    #[test]
+    fn summaries_of_several_programs_add_up() {
+        assert_eq!(passed(&format!("{OUTPUT}{OUTPUT}")), 4);
+    }
+}

@@ -1,0 +1,130 @@
+//! What the Rust toolchain has, and having rustup fetch what it lacks.
+//!
+//! A step whose tools can be neither found nor fetched is skipped, visibly, and never counted as passed.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+
+use crate::command;
+
+/// How long rustup may take for one component or target.
+const FETCH_LIMIT: Duration = Duration::from_secs(180);
+
+/// The error of a step that cannot run on this machine; the run goes on and shows the reason.
+#[derive(Debug)]
+pub(crate) struct Skip {
+    reason: String,
+}
+
+impl Skip {
+    pub(crate) fn new(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into() }
+    }
+}
+
+impl std::fmt::Display for Skip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// Makes sure that `cargo SUBCOMMAND` runs, fetching the component that holds it if need be.
+pub(crate) fn need_component(subcommand: &str, component: &str) -> Result<()> {
+    let runs = || command::succeeds(command::cargo().args([subcommand, "--version"]));
+    if runs() || (fetch(&["component", "add", component]) && runs()) {
+        return Ok(());
+    }
+    Err(missing(component, &format!("rustup component add {component}")))
+}
+
+/// Makes sure that the standard library for a target is there, fetching it if need be.
+pub(crate) fn need_target(target: &str) -> Result<()> {
+    let there = || {
+        let asked =
+            command::capture(Command::new("rustc").args(["--print", "target-libdir", "--target", target]));
+        asked.is_ok_and(|folder| Path::new(folder.trim()).is_dir())
+    };
+    if there() || (fetch(&["target", "add", target]) && there()) {
+        return Ok(());
+    }
+    Err(missing(target, &format!("rustup target add {target}")))
+}
+
+/// Makes sure that a nightly toolchain with Miri and the sources of the standard library is there. The toolchain
+/// itself is never fetched: a person decides about that.
+pub(crate) fn need_miri() -> Result<()> {
+    let install = "rustup toolchain install nightly --profile minimal --component miri,rust-src";
+    let Ok(toolchains) = command::capture(Command::new("rustup").args(["toolchain", "list"])) else {
+        return Err(missing("rustup", install));
+    };
+    if !has_nightly(&toolchains) {
+        return Err(missing("nightly toolchain", install));
+    }
+    let there = || {
+        let list = ["component", "list", "--installed", "--toolchain", "nightly"];
+        command::capture(Command::new("rustup").args(list)).is_ok_and(|installed| has_miri(&installed))
+    };
+    if there() || (fetch(&["component", "add", "--toolchain", "nightly", "miri", "rust-src"]) && there()) {
+        return Ok(());
+    }
+    Err(missing("Miri in the nightly toolchain", "rustup component add --toolchain nightly miri rust-src"))
+}
+
+/// Whether the list of toolchains holds the moving nightly, not one pinned to a day.
+fn has_nightly(toolchains: &str) -> bool {
+    toolchains.lines().filter_map(|line| line.strip_prefix("nightly")).any(|rest| {
+        rest.strip_prefix('-').is_none_or(|host| !host.starts_with(|first: char| first.is_ascii_digit()))
+    })
+}
+
+fn has_miri(installed: &str) -> bool {
+    let has = |component: &str| installed.lines().any(|line| line.starts_with(component));
+    has("miri") && has("rust-src")
+}
+
+fn fetch(arguments: &[&str]) -> bool {
+    match command::run_within(Command::new("rustup").args(arguments), FETCH_LIMIT) {
+        Ok(()) => true,
+        Err(error) => {
+            println!("{error:#}");
+            false
+        }
+    }
+}
+
+fn missing(what: &str, install: &str) -> anyhow::Error {
+    println!("hint: {install}");
+    anyhow!(Skip::new(format!("no {what}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nightly_pinned_to_a_day_is_not_the_moving_one() {
+        assert!(has_nightly("stable-x86_64-unknown-linux-gnu (default)\nnightly-x86_64-unknown-linux-gnu\n"));
+        assert!(!has_nightly(
+            "stable-x86_64-unknown-linux-gnu\nnightly-2025-06-01-x86_64-unknown-linux-gnu\n"
+        ));
+        assert!(!has_nightly(""));
+    }
+
+    #[test]
+    fn miri_needs_the_sources_of_the_standard_library() {
+        assert!(has_miri("cargo-x86_64-unknown-linux-gnu\nmiri-x86_64-unknown-linux-gnu\nrust-src\n"));
+        assert!(!has_miri("cargo-x86_64-unknown-linux-gnu\nmiri-x86_64-unknown-linux-gnu\n"));
+        assert!(!has_miri("rust-src\n"));
+    }
+
+    #[test]
+    fn a_missing_tool_is_a_skip_with_its_reason() {
+        let skip = missing("nightly toolchain", "rustup toolchain install nightly");
+        assert_eq!(skip.downcast::<Skip>().unwrap().reason, "no nightly toolchain");
+    }
+}
