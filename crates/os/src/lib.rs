@@ -1,1 +1,64 @@
-//! The safe interface over devices.
+//! The parts of Linux that shared memory stands on, made safe: sealed memory files, maps, shared bytes,
+//! waiting, and packets that carry file descriptors.
+//!
+//! | room | what it holds |
+//! |---|---|
+//! | [`memfd`] | physical memory with a name only its file descriptor knows, sealed so that nobody can resize it |
+//! | [`vm`] | address ranges, and memory files mapped at chosen places in them |
+//! | [`shared`] | bytes that other processes may write at any moment: copied in and out, or reached by atomics |
+//! | [`futex`], [`deadline`] | waiting for a shared word to change, but never for ever |
+//! | [`packet`] | datagrams between processes that keep their boundaries and carry file descriptors |
+//! | [`pidfd`], [`robust`] | knowing that another process has died, without trusting its sockets |
+//! | [`fork`] | noticing that this process is a forked child, where inherited handles must do nothing |
+//! | [`numa`], [`meminfo`] | which memory is near which processor, and how much is left |
+//! | [`probe`] | which of all this the kernel really does, each thing tried |
+//!
+//! What it keeps true: every system call goes through one function, which names the call in the error and lets
+//! a test make the nth one fail ([`fault`]); every wait has a [`Deadline`]; every file descriptor is an
+//! `OwnedFd` and closes on exec. What it will not do: know about devices, ranks or objects. Those live above.
+//!
+//! ```
+//! use wholemem_os::{Memfd, SharedMap, vm::Protection};
+//!
+//! let memory = Memfd::create("example", 64 << 10)?;
+//! let writer = SharedMap::create(&memory, Protection::ReadWrite)?;
+//! let reader = SharedMap::create(&memory, Protection::Read)?;
+//!
+//! writer.bytes().write_at(0, b"one memory")?;
+//! let mut seen = [0; 10];
+//! reader.bytes().read_at(0, &mut seen)?;
+//! assert_eq!(&seen, b"one memory");
+//! # Ok::<(), wholemem_os::Error>(())
+//! ```
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("wholemem runs on Linux: its memory is memfd, and its handles are Linux file descriptors");
+
+mod call;
+pub mod deadline;
+mod error;
+#[cfg(feature = "fault")]
+pub mod fault;
+pub mod fork;
+pub mod futex;
+pub mod memfd;
+pub mod meminfo;
+pub mod numa;
+pub mod packet;
+pub mod pidfd;
+pub mod probe;
+pub mod robust;
+pub mod shared;
+pub mod size;
+pub mod vm;
+
+pub use deadline::Deadline;
+pub use error::{Error, FileKind, Result};
+pub use fork::ForkEpoch;
+pub use memfd::Memfd;
+pub use packet::PacketSocket;
+pub use pidfd::PidFd;
+pub use rustix::io::Errno;
+pub use shared::SharedSlice;
+pub use size::Size;
+pub use vm::SharedMap;

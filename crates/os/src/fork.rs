@@ -1,0 +1,202 @@
+//! Noticing that this process is a forked child, where the handles it inherited must do nothing.
+//!
+//! A handle remembers the [`ForkEpoch`] it was made in. In a forked child that epoch is over: the memory and the
+//! connections behind the handle still belong to the parent, so that the child must neither use them nor give
+//! them back.
+//!
+//! What it keeps true: the epoch of a child, of its children, and so on, differs from all that came before it in
+//! its line. What it will not do: see children that are made without the C library's `fork`, by a bare `clone`.
+//!
+//! ```
+//! use wholemem_os::ForkEpoch;
+//!
+//! struct Handle(ForkEpoch);
+//!
+//! impl Drop for Handle {
+//!     fn drop(&mut self) {
+//!         if self.0.is_current() {
+//!             // Give back what the handle holds.
+//!         }
+//!     }
+//! }
+//!
+//! let handle = Handle(ForkEpoch::current()?);
+//! assert!(handle.0.is_current());
+//! # Ok::<(), wholemem_os::Error>(())
+//! ```
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::call::call;
+use crate::{Errno, Result};
+
+static EPOCH: AtomicU64 = AtomicU64::new(0);
+static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
+
+/// The time from one fork to the next, in the line of processes that led to this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ForkEpoch(u64);
+
+impl ForkEpoch {
+    /// The epoch this process is in. The first call starts the watch for forks.
+    #[doc(alias = "pthread_atfork")]
+    pub fn current() -> Result<Self> {
+        // No `Once`: a child forked while another thread is inside it would wait for ever. Two threads that both
+        // come first register twice, and a child counts two epochs, which does no harm.
+        if !IS_REGISTERED.load(Ordering::Acquire) {
+            call("pthread_atfork", || {
+                // SAFETY: the handler takes no lock and allocates nothing, as a handler in a child must not.
+                match unsafe { libc::pthread_atfork(None, None, Some(in_child)) } {
+                    0 => Ok(()),
+                    code => Err(Errno::from_raw_os_error(code)),
+                }
+            })?;
+            IS_REGISTERED.store(true, Ordering::Release);
+        }
+        Ok(Self(EPOCH.load(Ordering::Relaxed)))
+    }
+
+    /// Whether this process is still the one that asked for the epoch, and no child of it.
+    #[must_use]
+    #[inline]
+    pub fn is_current(&self) -> bool {
+        // The thread that forked is the only one of a child, and has run the handler itself.
+        self.0 == EPOCH.load(Ordering::Relaxed)
+    }
+}
+
+extern "C" fn in_child() {
+    EPOCH.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Children for the tests of this crate.
+#[cfg(test)]
+pub(crate) mod child {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// A child process, killed and reaped when dropped.
+    #[derive(Debug)]
+    pub(crate) struct Child(libc::pid_t);
+
+    /// How a child ended.
+    #[derive(Debug, PartialEq, Eq)]
+    pub(crate) enum Status {
+        Exited(i32),
+        Killed(i32),
+    }
+
+    /// Runs `run` in a child and exits with its answer.
+    ///
+    /// The child has one thread, and locks that other threads of the test program held stay locked in it: `run`
+    /// may make system calls and allocate (glibc takes care of its own locks), but neither print nor panic.
+    pub(crate) fn fork(run: impl FnOnce() -> u8) -> Child {
+        // SAFETY: the child runs nothing but `run`, which keeps to the rules above, and `_exit`.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let code = catch_unwind(AssertUnwindSafe(run)).unwrap_or(101);
+            // SAFETY: ends the child without running the test program's exit handlers.
+            unsafe { libc::_exit(code.into()) }
+        }
+        assert!(pid > 0, "fork failed: {}", std::io::Error::last_os_error());
+        Child(pid)
+    }
+
+    /// What a child does that waits to be killed.
+    pub(crate) fn sleep() -> u8 {
+        loop {
+            // SAFETY: only waits for a signal.
+            unsafe { libc::pause() };
+        }
+    }
+
+    impl Child {
+        pub(crate) fn id(&self) -> u32 {
+            self.0.cast_unsigned()
+        }
+
+        /// Waits for the child to end by itself.
+        pub(crate) fn wait(self) -> Status {
+            let status = self.reap();
+            std::mem::forget(self);
+            status
+        }
+
+        /// Kills the child and waits until it is gone.
+        pub(crate) fn kill(self) {
+            drop(self);
+        }
+
+        fn reap(&self) -> Status {
+            let mut status = 0;
+            // SAFETY: `status` is writable, and the child is ours and not reaped yet.
+            while unsafe { libc::waitpid(self.0, &raw mut status, 0) } != self.0 {}
+            if libc::WIFEXITED(status) {
+                Status::Exited(libc::WEXITSTATUS(status))
+            } else {
+                Status::Killed(libc::WTERMSIG(status))
+            }
+        }
+    }
+
+    impl Drop for Child {
+        fn drop(&mut self) {
+            // SAFETY: the child is not reaped yet, so that its number is still its own.
+            unsafe { libc::kill(self.0, libc::SIGKILL) };
+            self.reap();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_does_not_fork_stays_in_its_epoch() {
+        let first = ForkEpoch::current().expect("an epoch");
+        let second = ForkEpoch::current().expect("an epoch");
+        assert_eq!(first, second);
+        assert!(first.is_current());
+    }
+
+    #[test]
+    fn a_fork_ends_the_epoch_for_the_child_and_its_children_but_not_for_the_parent() {
+        let ours = ForkEpoch::current().expect("an epoch");
+        let child = child::fork(|| {
+            if ours.is_current() {
+                return 1;
+            }
+            let Ok(childs) = ForkEpoch::current() else { return 2 };
+            if !childs.is_current() || childs == ours {
+                return 3;
+            }
+            let grandchild = child::fork(|| match ForkEpoch::current() {
+                _ if ours.is_current() || childs.is_current() => 4,
+                Ok(own) if own.is_current() && own != ours && own != childs => 0,
+                _ => 5,
+            });
+            match grandchild.wait() {
+                child::Status::Exited(0) if childs.is_current() => 0,
+                _ => 6,
+            }
+        });
+        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert!(ours.is_current());
+    }
+
+    #[cfg(feature = "fault")]
+    #[test]
+    fn a_watch_that_cannot_be_started_is_an_error_and_is_tried_again() {
+        // In a child, whose own flag can be reset without disturbing other tests.
+        let child = child::fork(|| {
+            IS_REGISTERED.store(false, Ordering::Relaxed);
+            let armed = crate::fault::arm(1, Errno::NOMEM);
+            let error = crate::Error::Call { call: "pthread_atfork", errno: Errno::NOMEM };
+            let failed = ForkEpoch::current() == Err(error);
+            drop(armed);
+            let tried_again = ForkEpoch::current().is_ok() && IS_REGISTERED.load(Ordering::Relaxed);
+            if failed && tried_again { 0 } else { 1 }
+        });
+        assert_eq!(child.wait(), child::Status::Exited(0));
+    }
+}

@@ -1,0 +1,121 @@
+//! Waiting in the kernel until a shared word changes.
+//!
+//! The word may lie in memory that several processes map, at different addresses: the kernel compares pages. A
+//! waker first stores the new value, then wakes; a waiter passes the value it last saw, and the kernel puts it to
+//! sleep only if the word still holds that, so no wake is ever missed.
+//!
+//! ```
+//! use std::sync::atomic::{AtomicU32, Ordering};
+//! use wholemem_os::{Deadline, futex};
+//!
+//! let word = AtomicU32::new(0);
+//! std::thread::scope(|scope| {
+//!     scope.spawn(|| {
+//!         word.store(1, Ordering::Release);
+//!         futex::wake_all(&word)
+//!     });
+//!     while word.load(Ordering::Acquire) == 0 {
+//!         futex::wait(&word, 0, Deadline::NEVER)?;
+//!     }
+//!     Ok::<(), wholemem_os::Error>(())
+//! })?;
+//! # Ok::<(), wholemem_os::Error>(())
+//! ```
+
+use std::num::NonZeroU32;
+use std::sync::atomic::AtomicU32;
+
+use rustix::thread::futex::{self, Flags};
+
+use crate::call::call;
+use crate::{Deadline, Errno, Error, Result};
+
+/// Sleeps while `word` holds `seen`. Returns when woken, when the word holds something else, or for no reason:
+/// callers look at the word again.
+///
+/// # Errors
+/// [`Error::TimedOut`].
+#[doc(alias = "FUTEX_WAIT_BITSET")]
+pub fn wait(word: &AtomicU32, seen: u32, deadline: Deadline) -> Result<()> {
+    // Not FUTEX_PRIVATE: the word may be shared between processes. The bitset form takes a moment, not a duration.
+    let moment = deadline.moment();
+    let answer =
+        call("futex", || futex::wait_bitset(word, Flags::empty(), seen, moment.as_ref(), NonZeroU32::MAX));
+    match answer {
+        Ok(()) | Err(Error::Call { errno: Errno::AGAIN | Errno::INTR, .. }) => Ok(()),
+        Err(Error::Call { errno: Errno::TIMEDOUT, .. }) => Err(Error::TimedOut),
+        Err(error) => Err(error),
+    }
+}
+
+/// Wakes at most `count` waiters of `word`, and says how many there were.
+///
+/// # Errors
+/// `futex` with `EFAULT` if the word's memory is gone.
+#[doc(alias = "FUTEX_WAKE")]
+pub fn wake(word: &AtomicU32, count: u32) -> Result<usize> {
+    // The kernel reads the count as a signed number.
+    let count = count.min(i32::MAX.unsigned_abs());
+    call("futex", || futex::wake(word, Flags::empty(), count))
+}
+
+/// Wakes every waiter of `word`, and says how many there were.
+///
+/// # Errors
+/// As [`wake`].
+pub fn wake_all(word: &AtomicU32) -> Result<usize> {
+    wake(word, u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Memfd;
+    use crate::vm::{Protection, SharedMap, page_size};
+
+    #[test]
+    fn a_word_that_changed_already_is_not_waited_for() {
+        assert_eq!(wait(&AtomicU32::new(1), 0, Deadline::NEVER), Ok(()));
+    }
+
+    #[test]
+    fn a_passed_deadline_ends_the_wait() {
+        assert_eq!(wait(&AtomicU32::new(0), 0, Deadline::NOW), Err(Error::TimedOut));
+        let soon = Deadline::after(Duration::from_millis(1));
+        let mut answer = Ok(());
+        while answer.is_ok() {
+            answer = wait(&AtomicU32::new(0), 0, soon);
+        }
+        assert_eq!(answer, Err(Error::TimedOut));
+        assert!(soon.has_passed());
+    }
+
+    #[test]
+    fn a_waiter_is_woken_through_another_map_of_the_same_memory() {
+        let memory = Memfd::create("test", page_size()).unwrap();
+        let here = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
+        let there = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
+        assert_ne!(here.address(), there.address());
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let bytes = here.bytes();
+                let word = bytes.atomic_u32(64).unwrap();
+                while word.load(Ordering::Acquire) == 0 {
+                    wait(word, 0, Deadline::NEVER).unwrap();
+                }
+            });
+            let bytes = there.bytes();
+            let word = bytes.atomic_u32(64).unwrap();
+            // Only a waiter that really sleeps can be counted, so this ends once it has been seen asleep.
+            while wake_all(word).unwrap() == 0 {
+                std::thread::yield_now();
+            }
+            word.store(1, Ordering::Release);
+            wake_all(word).unwrap();
+            waiter.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,333 @@
+//! Physical memory behind a file descriptor: created resident, private to its owner, and sealed against resizing.
+//!
+//! A [`Memfd`] is the only way memory enters wholemem on the host, made here or received from a peer, so what it
+//! keeps true holds for all of it:
+//!
+//! - its length never changes: it carries `F_SEAL_SHRINK` and `F_SEAL_GROW`, so no holder's `ftruncate` can become
+//!   our `SIGBUS`;
+//! - its pages exist: they are allocated at creation, where a shortage is an error and not a later kill;
+//! - its mode is 0600: another user who holds it read-only cannot reopen it for writing through `/proc/self/fd`
+//!   (the kernel's default, 0777, lets them);
+//! - it closes on exec, and cannot be made executable where the kernel knows how to seal that.
+//!
+//! It will not protect memory from processes of the same user: they may undo the mode. Nor does it hide the bytes
+//! from anybody who was given the descriptor.
+//!
+//! ```
+//! use wholemem_os::{Error, Memfd};
+//!
+//! let made = Memfd::create("weights", 1 << 20)?;
+//! let sent = made.read_only_fd()?; // hand this to a reader
+//!
+//! let received = Memfd::import(sent, 1 << 20)?;
+//! assert!(!received.is_writable());
+//!
+//! let wrong = Memfd::import(made.read_only_fd()?, 2 << 20).unwrap_err();
+//! assert_eq!(wrong, Error::WrongLength { expected: 2 << 20, actual: 1 << 20 });
+//! # Ok::<(), Error>(())
+//! ```
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{FallocateFlags, FileType, MemfdFlags, Mode, OFlags, SealFlags};
+
+use crate::call::call;
+use crate::vm::{self, Protection};
+use crate::{Errno, Error, FileKind, Result, numa};
+
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// An interrupted `fallocate` undoes what it did, so after an interruption it goes on in steps of this length.
+const STEP_AFTER_INTERRUPT: usize = 16 << 20;
+
+/// A sealed memory file of known length.
+#[derive(Debug)]
+#[doc(alias = "memfd_create")]
+pub struct Memfd {
+    fd: OwnedFd,
+    len: usize,
+    writable: bool,
+}
+
+impl Memfd {
+    /// Creates `len` bytes of zeroed, resident memory. `name` shows up in `/proc/<pid>/maps` and nowhere else.
+    ///
+    /// # Errors
+    /// [`Error::ZeroLength`], or the call that failed: `fallocate` with `ENOSPC` or `ENOMEM` when there is not
+    /// enough memory.
+    pub fn create(name: &str, len: usize) -> Result<Self> {
+        Self::create_near(name, len, None)
+    }
+
+    /// Like [`Memfd::create`], with the pages on a NUMA node where one is given.
+    ///
+    /// # Errors
+    /// As [`Memfd::create`]; `mbind` with `EINVAL` when the machine has no such node.
+    pub fn create_near(name: &str, len: usize, node: Option<u32>) -> Result<Self> {
+        if len == 0 {
+            return Err(Error::ZeroLength);
+        }
+        let fd = create_empty(name)?;
+        if let Some(node) = node {
+            place(&fd, len, node)?;
+        }
+        fill(&fd, len)?;
+        call("fchmod", || rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR))?;
+        call("fcntl", || rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS))?;
+        Ok(Self { fd, len, writable: true })
+    }
+
+    /// Takes over a memory file made elsewhere, after checking that it is one, that it can no longer be resized,
+    /// and that it is exactly `len` bytes long.
+    ///
+    /// # Errors
+    /// [`Error::NotAMemfd`], [`Error::Unsealed`], [`Error::WrongLength`], [`Error::ZeroLength`]. The descriptor is
+    /// closed then.
+    pub fn import(fd: OwnedFd, len: usize) -> Result<Self> {
+        if len == 0 {
+            return Err(Error::ZeroLength);
+        }
+        let seals = match call("fcntl", || rustix::fs::fcntl_get_seals(&fd)) {
+            Err(Error::Call { errno: Errno::INVAL, .. }) => {
+                return Err(Error::NotAMemfd { found: kind_of(fd.as_fd())? });
+            }
+            seals => seals?,
+        };
+        if !seals.contains(SIZE_SEALS) {
+            return Err(Error::Unsealed { missing: missing_seals(seals) });
+        }
+        // Only now: without the seals the length could change after it was read.
+        let actual = len_of(fd.as_fd())?;
+        if actual != len {
+            return Err(Error::WrongLength { expected: len, actual });
+        }
+        let flags = call("fcntl", || rustix::fs::fcntl_getfl(&fd))?;
+        Ok(Self { fd, len, writable: flags.contains(OFlags::RDWR) })
+    }
+
+    /// The length in bytes: never zero, and never another.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a memory file is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether this descriptor allows writable maps.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// A second descriptor with the same rights.
+    ///
+    /// # Errors
+    /// `fcntl` with `EMFILE` when this process has no descriptor left.
+    pub fn share_fd(&self) -> Result<OwnedFd> {
+        share_fd(self.fd.as_fd())
+    }
+
+    /// A descriptor through which nobody of another user can write, now or later.
+    ///
+    /// # Errors
+    /// `open` with `EMFILE` when this process has no descriptor left, or `ENOENT` where `/proc` is not mounted.
+    pub fn read_only_fd(&self) -> Result<OwnedFd> {
+        read_only_fd(self.fd.as_fd())
+    }
+
+    /// The descriptor itself.
+    #[must_use]
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+}
+
+impl AsFd for Memfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A second descriptor of the same open file, with the same rights.
+///
+/// # Errors
+/// `fcntl` with `EMFILE` when this process has no descriptor left.
+pub fn share_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    call("fcntl", || rustix::io::fcntl_dupfd_cloexec(fd, 3))
+}
+
+/// Opens a memory file again, for reading alone. See [`Memfd::read_only_fd`].
+///
+/// # Errors
+/// `open` with `EMFILE` when this process has no descriptor left, or `ENOENT` where `/proc` is not mounted.
+pub fn read_only_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    call("open", || rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
+}
+
+/// How long a file is now; for a sealed one, for ever.
+///
+/// # Errors
+/// What `fstat` said.
+pub fn len_of(fd: BorrowedFd<'_>) -> Result<usize> {
+    let len = call("fstat", || rustix::fs::fstat(fd))?.st_size;
+    Ok(usize::try_from(len).unwrap_or(0))
+}
+
+fn create_empty(name: &str) -> Result<OwnedFd> {
+    // Linux before 6.3 refuses the flag; asking once is enough.
+    static NOEXEC_REFUSED: AtomicBool = AtomicBool::new(false);
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let create = |flags| call("memfd_create", || rustix::fs::memfd_create(name, flags));
+    if !NOEXEC_REFUSED.load(Ordering::Relaxed) {
+        match create(flags | MemfdFlags::NOEXEC_SEAL) {
+            Err(Error::Call { errno: Errno::INVAL, .. }) => {}
+            answer => return answer,
+        }
+    }
+    let fd = create(flags)?;
+    NOEXEC_REFUSED.store(true, Ordering::Relaxed);
+    Ok(fd)
+}
+
+/// Gives the file a home node. A policy set on a shared map of a memory file belongs to the file, and holds for
+/// pages allocated later, so this comes before `fill`.
+fn place(fd: &OwnedFd, len: usize, node: u32) -> Result<()> {
+    call("ftruncate", || rustix::fs::ftruncate(fd, len as u64))?;
+    let map = vm::SharedMap::over(fd.as_fd(), len, Protection::None)?;
+    // SAFETY: the range is the map just made, which nothing else knows of.
+    unsafe { numa::bind(map.address(), len, node) }
+}
+
+fn fill(fd: &OwnedFd, len: usize) -> Result<()> {
+    let allocate = |offset: usize, len: usize| {
+        call("fallocate", || rustix::fs::fallocate(fd, FallocateFlags::empty(), offset as u64, len as u64))
+    };
+    match allocate(0, len) {
+        Err(Error::Call { errno: Errno::INTR, .. }) => {}
+        answer => return answer,
+    }
+    for offset in (0..len).step_by(STEP_AFTER_INTERRUPT) {
+        let step = STEP_AFTER_INTERRUPT.min(len - offset);
+        loop {
+            match allocate(offset, step) {
+                Err(Error::Call { errno: Errno::INTR, .. }) => {}
+                answer => break answer?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn missing_seals(seals: SealFlags) -> &'static str {
+    match (seals.contains(SealFlags::SHRINK), seals.contains(SealFlags::GROW)) {
+        (false, false) => "F_SEAL_SHRINK and F_SEAL_GROW",
+        (false, true) => "F_SEAL_SHRINK",
+        _ => "F_SEAL_GROW",
+    }
+}
+
+fn kind_of(fd: BorrowedFd<'_>) -> Result<FileKind> {
+    let mode = call("fstat", || rustix::fs::fstat(fd))?.st_mode;
+    Ok(match FileType::from_raw_mode(mode) {
+        FileType::Fifo => FileKind::Pipe,
+        FileType::Socket => FileKind::Socket,
+        FileType::RegularFile => FileKind::File,
+        FileType::Directory => FileKind::Directory,
+        FileType::CharacterDevice | FileType::BlockDevice => FileKind::Device,
+        _ => FileKind::Other,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEN: usize = 64 << 10;
+
+    fn unsealed(len: u64) -> OwnedFd {
+        let fd =
+            rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, len).unwrap();
+        fd
+    }
+
+    #[test]
+    fn a_fresh_file_is_resident_private_and_cannot_be_resized() {
+        let memory = Memfd::create("test", LEN).unwrap();
+        let stat = rustix::fs::fstat(&memory).unwrap();
+        assert_eq!(u64::try_from(stat.st_size), Ok(LEN as u64));
+        assert!(u64::try_from(stat.st_blocks).unwrap() * 512 >= LEN as u64, "{} blocks", stat.st_blocks);
+        assert_eq!(stat.st_mode & 0o777, 0o600);
+        assert_eq!(rustix::fs::ftruncate(&memory, 0), Err(Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(&memory, 2 * LEN as u64), Err(Errno::PERM));
+        let flags = rustix::io::fcntl_getfd(&memory).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    }
+
+    #[test]
+    fn a_file_bound_to_a_node_is_as_long_and_sealed_as_any() {
+        let memory = Memfd::create_near("test", LEN, Some(0)).unwrap();
+        let again = Memfd::import(memory.share_fd().unwrap(), LEN).unwrap();
+        assert!(again.is_writable());
+    }
+
+    #[test]
+    fn a_node_that_does_not_exist_is_refused() {
+        let error = Memfd::create_near("test", LEN, Some(1000)).unwrap_err();
+        assert_eq!(error, Error::Call { call: "mbind", errno: Errno::INVAL });
+    }
+
+    #[test]
+    fn zero_bytes_are_refused_on_both_sides() {
+        assert_eq!(Memfd::create("test", 0).unwrap_err(), Error::ZeroLength);
+        assert_eq!(Memfd::import(unsealed(0), 0).unwrap_err(), Error::ZeroLength);
+    }
+
+    #[test]
+    fn import_names_what_a_foreign_fd_is() {
+        let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+        assert_eq!(Memfd::import(pipe, LEN).unwrap_err(), Error::NotAMemfd { found: FileKind::Pipe });
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(
+            Memfd::import(null.into(), LEN).unwrap_err(),
+            Error::NotAMemfd { found: FileKind::Device }
+        );
+        let folder = std::fs::File::open("/proc/self").unwrap();
+        assert_eq!(
+            Memfd::import(folder.into(), LEN).unwrap_err(),
+            Error::NotAMemfd { found: FileKind::Directory }
+        );
+    }
+
+    #[test]
+    fn import_names_the_seals_that_are_missing() {
+        for (seals, missing) in [
+            (SealFlags::empty(), "F_SEAL_SHRINK and F_SEAL_GROW"),
+            (SealFlags::SHRINK, "F_SEAL_GROW"),
+            (SealFlags::GROW, "F_SEAL_SHRINK"),
+        ] {
+            let fd = unsealed(LEN as u64);
+            rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+            assert_eq!(Memfd::import(fd, LEN).unwrap_err(), Error::Unsealed { missing });
+        }
+    }
+
+    #[test]
+    fn import_refuses_another_length_than_promised() {
+        for promised in [LEN - 4096, LEN + 4096] {
+            let fd = Memfd::create("test", LEN).unwrap().into_fd();
+            let expected = Error::WrongLength { expected: promised, actual: LEN };
+            assert_eq!(Memfd::import(fd, promised).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn a_read_only_descriptor_stays_read_only_when_it_is_shared_again() {
+        let memory = Memfd::create("test", LEN).unwrap();
+        let reader = Memfd::import(memory.read_only_fd().unwrap(), LEN).unwrap();
+        let again = Memfd::import(reader.share_fd().unwrap(), LEN).unwrap();
+        assert!(!reader.is_writable() && !again.is_writable());
+        assert_eq!(rustix::io::write(&again, b"x"), Err(Errno::BADF));
+    }
+}

@@ -1,0 +1,171 @@
+//! Copies that stay defined while another process writes the same bytes.
+//!
+//! A racing `memcpy` is undefined behaviour: the compiler may read a byte twice and believe both. Here each byte is
+//! read once and written once by instructions the compiler does not interpret: a string instruction where the
+//! processor has a fast one, volatile words elsewhere and under Miri. Bytes go in ascending order; a race shows as
+//! old bytes mixed with new, never as anything else.
+
+/// Copies `len` bytes.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `len` bytes by this process, as raw memory: other threads and processes
+/// may write either meanwhile. If the two overlap, `to` lies below `from`.
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: the ranges are accessible by the caller's word; the direction flag is clear by the ABI.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    // SAFETY: passed on from the caller.
+    unsafe {
+        copy_volatile(from, to, len);
+    }
+}
+
+/// Sets `len` bytes to `value`.
+///
+/// # Safety
+/// `to` is writable for `len` bytes by this process, as raw memory.
+pub(super) unsafe fn fill(to: *mut u8, value: u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: the range is accessible by the caller's word; the direction flag is clear by the ABI.
+    unsafe {
+        std::arch::asm!(
+            "rep stosb",
+            inout("rcx") len => _,
+            inout("rdi") to => _,
+            in("al") value,
+            options(nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    // SAFETY: passed on from the caller.
+    unsafe {
+        fill_volatile(to, value, len);
+    }
+}
+
+const WORD: usize = size_of::<u64>();
+
+/// # Safety
+/// As [`copy`].
+#[cfg_attr(
+    all(target_arch = "x86_64", not(miri), not(test)),
+    expect(dead_code, reason = "the portable form")
+)]
+unsafe fn copy_volatile(from: *const u8, to: *mut u8, len: usize) {
+    let mut at = 0;
+    // Words only where both sides can be aligned together; a volatile access must be aligned.
+    if from.addr() % WORD == to.addr() % WORD {
+        let head = from.align_offset(WORD).min(len);
+        // SAFETY: within the caller's ranges.
+        unsafe { copy_bytes(from, to, 0, head) };
+        at = head;
+        while len - at >= WORD {
+            // SAFETY: `at + WORD <= len`, so this stays within the caller's range.
+            let source = unsafe { from.add(at) };
+            // SAFETY: as above.
+            let target = unsafe { to.add(at) };
+            // SAFETY: in range, and aligned because `head` made it so.
+            let word = unsafe { source.cast::<u64>().read_volatile() };
+            // SAFETY: as above, and both sides share their alignment.
+            unsafe { target.cast::<u64>().write_volatile(word) };
+            at += WORD;
+        }
+    }
+    // SAFETY: within the caller's ranges.
+    unsafe { copy_bytes(from, to, at, len) };
+}
+
+/// # Safety
+/// `start..end` lies within what the caller of [`copy`] promised.
+unsafe fn copy_bytes(from: *const u8, to: *mut u8, start: usize, end: usize) {
+    for at in start..end {
+        // SAFETY: in range by the caller's word.
+        let source = unsafe { from.add(at) };
+        // SAFETY: in range by the caller's word.
+        let target = unsafe { to.add(at) };
+        // SAFETY: in range; a byte is always aligned.
+        let byte = unsafe { source.read_volatile() };
+        // SAFETY: in range; a byte is always aligned.
+        unsafe { target.write_volatile(byte) };
+    }
+}
+
+/// # Safety
+/// As [`fill`].
+#[cfg_attr(
+    all(target_arch = "x86_64", not(miri), not(test)),
+    expect(dead_code, reason = "the portable form")
+)]
+unsafe fn fill_volatile(to: *mut u8, value: u8, len: usize) {
+    for at in 0..len {
+        // SAFETY: in range by the caller's word.
+        let target = unsafe { to.add(at) };
+        // SAFETY: in range; a byte is always aligned.
+        unsafe { target.write_volatile(value) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Copy = unsafe fn(*const u8, *mut u8, usize);
+    type Fill = unsafe fn(*mut u8, u8, usize);
+
+    proptest! {
+        #[test]
+        fn shared_copies_agree_with_a_plain_one(
+            source in proptest::collection::vec(any::<u8>(), 0..200),
+            start in 0_usize..9,
+            shift in 0_usize..9,
+        ) {
+            let from = start.min(source.len());
+            let expected = &source[from..];
+            for copy in [copy as Copy, copy_volatile as Copy] {
+                let mut target = vec![0xAA; shift + expected.len() + 8];
+                let to = target[shift..].as_mut_ptr();
+                // SAFETY: the target has `shift` plus the source's length, and eight bytes to spare.
+                unsafe { copy(expected.as_ptr(), to, expected.len()) };
+                prop_assert!(target[..shift].iter().all(|&byte| byte == 0xAA));
+                prop_assert_eq!(&target[shift..shift + expected.len()], expected);
+                prop_assert_eq!(&target[shift + expected.len()..], &[0xAA; 8]);
+            }
+        }
+
+        #[test]
+        fn shared_fills_set_exactly_their_range(len in 0_usize..100, shift in 0_usize..9, value: u8) {
+            for fill in [fill as Fill, fill_volatile as Fill] {
+                let mut target = vec![!value; shift + len + 8];
+                let to = target[shift..].as_mut_ptr();
+                // SAFETY: the target has `shift + len` bytes, and eight to spare.
+                unsafe { fill(to, value, len) };
+                let outside = target[..shift].iter().chain(&target[shift + len..]);
+                prop_assert!(outside.copied().all(|byte| byte == !value));
+                prop_assert!(target[shift..shift + len].iter().all(|&byte| byte == value));
+            }
+        }
+    }
+
+    #[test]
+    fn an_overlapping_copy_downwards_keeps_every_byte() {
+        for copy in [copy as Copy, copy_volatile as Copy] {
+            let mut bytes: Vec<u8> = (0..64).collect();
+            let at = bytes.as_mut_ptr();
+            let from = at.wrapping_add(8);
+            // SAFETY: both ranges lie in the 64 bytes, the target below the source.
+            unsafe { copy(from, at, 56) };
+            assert!(bytes[..56].iter().copied().eq(8..64));
+        }
+    }
+}
