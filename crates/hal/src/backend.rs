@@ -1,0 +1,219 @@
+//! A backend, opened: its devices, and what it still has to give back.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wholemem_os::ForkEpoch;
+
+use crate::queue::Drain;
+use crate::raw::{RawMemory, RawQueue};
+use crate::retire::{Retired, Teardown};
+use crate::{
+    AllocationSpec, Attempt, BackendKind, Capability, Cause, Device, DeviceId, DeviceInfo, DeviceLabel,
+    Error, Granularity, HostConfig, Proof, Result, cuda, host,
+};
+
+/// An open backend. Clones are the same backend; memory of one opening cannot be mixed with memory of another.
+///
+/// ```
+/// use wholemem_hal::{Backend, BackendKind};
+///
+/// let backend = Backend::auto()?;
+/// for device in backend.devices() {
+///     println!("{} has {} bytes", device.name, device.memory_len);
+/// }
+/// # Ok::<(), wholemem_hal::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Backend {
+    core: Arc<Core>,
+}
+
+impl PartialEq for Backend {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.core, &other.core)
+    }
+}
+
+impl Eq for Backend {}
+
+#[derive(Debug)]
+struct Core {
+    memory: Arc<dyn RawMemory>,
+    queue: Arc<dyn RawQueue>,
+    epoch: ForkEpoch,
+    retired: Mutex<Vec<Retired>>,
+    proofs: Mutex<HashMap<(DeviceId, Capability), Proof>>,
+}
+
+impl Backend {
+    /// The best backend this machine has: CUDA where it works, otherwise the host.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when not even the host backend can be opened.
+    pub fn auto() -> Result<Self> {
+        Self::open(BackendKind::Cuda).or_else(|_| Self::open(BackendKind::Host))
+    }
+
+    /// One backend, as this machine has it.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] with the reason.
+    pub fn open(kind: BackendKind) -> Result<Self> {
+        match kind {
+            BackendKind::Host => Self::host(HostConfig::default()),
+            BackendKind::Cuda => Err(Error::Unavailable { backend: kind, reason: cuda::absence() }),
+        }
+    }
+
+    /// The host backend, with devices and granule of one's choice.
+    ///
+    /// # Errors
+    /// [`Error::BadConfig`]; [`Error::Failed`] when the machine's memory cannot be read from the kernel.
+    pub fn host(config: HostConfig) -> Result<Self> {
+        let memory = host::HostMemory::open(config)?;
+        let queue = host::HostQueue::inline();
+        Self::from_raw(Arc::new(memory), Arc::new(queue))
+    }
+
+    /// A backend made of raw parts: for test kits.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when the fork handler cannot be registered.
+    #[doc(hidden)]
+    pub fn from_raw(memory: Arc<dyn RawMemory>, queue: Arc<dyn RawQueue>) -> Result<Self> {
+        let attempt = || Attempt::Open { backend: memory.kind() };
+        let epoch = ForkEpoch::current()
+            .map_err(|cause| Error::Failed { attempt: attempt(), cause: cause.into() })?;
+        let (retired, proofs) = (Mutex::default(), Mutex::default());
+        Ok(Self { core: Arc::new(Core { memory, queue, epoch, retired, proofs }) })
+    }
+
+    /// Which backend it is.
+    #[must_use]
+    pub fn kind(&self) -> BackendKind {
+        self.core.memory.kind()
+    }
+
+    /// Its devices; device `n` is number `n`.
+    #[must_use]
+    pub fn devices(&self) -> &[DeviceInfo] {
+        self.core.memory.devices()
+    }
+
+    /// One of its devices.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchDevice`].
+    pub fn device(&self, id: impl Into<DeviceId>) -> Result<Device> {
+        let device = id.into();
+        let count = self.devices().len();
+        if (device.0 as usize) < count {
+            Ok(Device::new(self.clone(), device))
+        } else {
+            Err(Error::NoSuchDevice { backend: self.kind(), device, count })
+        }
+    }
+
+    /// The granules of memory made to `spec`, whose length is not looked at.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], [`Error::Failed`].
+    pub fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity> {
+        let granularity = self.core.memory.granularity(spec);
+        granularity.map_err(|cause| self.refused(spec.device, Attempt::Inspect, cause))
+    }
+
+    /// Tries again to give back what could not be given back before: streams dropped with work still to do, with the
+    /// memory that work uses, and whatever the driver refused to take. Returns how much is left.
+    ///
+    /// Dropping anything does this too, so it is needed only where nothing else happens any more.
+    pub fn collect(&self) -> usize {
+        if self.core.epoch.is_current() {
+            // Taken out first: giving one thing back may retire another.
+            let retired = std::mem::take(&mut *self.retired());
+            let left: Vec<_> = retired.into_iter().filter_map(|item| item.retry(self)).collect();
+            self.retired().extend(left);
+        }
+        self.retired().len()
+    }
+
+    pub(crate) fn memory(&self) -> &dyn RawMemory {
+        &*self.core.memory
+    }
+
+    pub(crate) fn queue(&self) -> &dyn RawQueue {
+        &*self.core.queue
+    }
+
+    /// Refuses to go on in a forked child.
+    pub(crate) fn check_fork(&self, attempt: impl FnOnce() -> Attempt) -> Result<()> {
+        if self.core.epoch.is_current() { Ok(()) } else { Err(Error::Forked { attempt: attempt() }) }
+    }
+
+    /// What came of trying a capability, tried at the first asking only.
+    pub(crate) fn proof(&self, device: &Device, capability: Capability) -> Proof {
+        let proofs = || self.core.proofs.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (device.id(), capability);
+        if let Some(proof) = proofs().get(&key) {
+            return proof.clone();
+        }
+        // Not under the lock: an experiment may take its time.
+        let proof = capability.prove(device);
+        proofs().insert(key, proof.clone());
+        proof
+    }
+
+    pub(crate) fn label(&self, id: DeviceId) -> DeviceLabel {
+        DeviceLabel { backend: self.kind(), id }
+    }
+
+    /// An answer of the backend as an error of ours.
+    pub(crate) fn refused(&self, device: DeviceId, attempt: Attempt, cause: Cause) -> Error {
+        match cause {
+            Cause::Unsupported { capability, reason } => {
+                Error::Unsupported { capability, device: self.label(device), reason }
+            }
+            cause => Error::Failed { attempt, cause },
+        }
+    }
+
+    /// Gives something back, or keeps it to be given back later.
+    ///
+    /// In a forked child nothing is given back: it belongs to the parent.
+    pub(crate) fn give_back(&self, teardown: Teardown) -> Result<(), Cause> {
+        if !self.core.epoch.is_current() {
+            std::mem::forget(teardown);
+            return Ok(());
+        }
+        if !self.retired().is_empty() {
+            self.collect();
+        }
+        match teardown.run(self) {
+            Ok(()) => Ok(()),
+            Err(cause) => {
+                tracing::warn!(%cause, ?teardown, "could not give something back; will try again");
+                self.retire(Retired::Refused(teardown));
+                Err(cause)
+            }
+        }
+    }
+
+    /// Lets a stream go whose owner has gone, now or when its work is over.
+    pub(crate) fn drain(&self, mut drain: Drain) {
+        if !self.core.epoch.is_current() {
+            std::mem::forget(drain);
+        } else if !drain.is_over() {
+            self.retire(Retired::Draining(drain));
+        }
+    }
+
+    fn retire(&self, item: Retired) {
+        self.retired().push(item);
+    }
+
+    fn retired(&self) -> MutexGuard<'_, Vec<Retired>> {
+        // The list is never left half-changed, so a panic elsewhere does not spoil it.
+        self.core.retired.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,402 @@
+//! What can go wrong with devices, memory and streams, with the values it went wrong on.
+
+use std::fmt;
+
+use wholemem_os as os;
+use wholemem_os::Size;
+
+use crate::{BackendKind, Capability, DeviceId, DeviceLabel, HandleKind, Rights};
+
+/// A result whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong with devices, memory and streams.
+///
+/// Every variant but [`Error::Failed`] was found before any call to a backend: nothing has changed. A `Failed`
+/// carries the backend's own words as its source, and what had been acquired on the way was given back.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Memory, addresses or a copy of no bytes.
+    #[error("cannot {attempt}: the length is zero")]
+    ZeroLength {
+        /// What was tried.
+        attempt: Attempt,
+    },
+
+    /// A length that is no multiple of the granule.
+    #[error("cannot {attempt}: the length is not a multiple of the granule, {}", Size(*granule))]
+    UnalignedLength {
+        /// What was tried.
+        attempt: Attempt,
+        /// The granule in bytes.
+        granule: usize,
+    },
+
+    /// An offset that is no multiple of the granule.
+    #[error("cannot {attempt}: the offset is not a multiple of the granule, {}", Size(*granule))]
+    UnalignedOffset {
+        /// What was tried.
+        attempt: Attempt,
+        /// The granule in bytes.
+        granule: usize,
+    },
+
+    /// An alignment that is no power of two.
+    #[error("cannot {attempt}: an alignment of {align} is not a power of two")]
+    BadAlignment {
+        /// What was tried.
+        attempt: Attempt,
+        /// The alignment in bytes.
+        align: usize,
+    },
+
+    /// A map that would end beyond its reservation.
+    #[error("cannot {attempt}: reservation is {}", Size(*reserved))]
+    BeyondReservation {
+        /// What was tried.
+        attempt: Attempt,
+        /// The length of the reservation.
+        reserved: usize,
+    },
+
+    /// A map where something is mapped already.
+    #[error("cannot {attempt}: {} at offset {} is mapped already", Size(*taken_len), Size(*taken_offset))]
+    Occupied {
+        /// What was tried.
+        attempt: Attempt,
+        /// Where the other map begins.
+        taken_offset: usize,
+        /// How long it is.
+        taken_len: usize,
+    },
+
+    /// A device number this backend does not have.
+    #[error("there is no device {device} on {backend}: it has {count}")]
+    NoSuchDevice {
+        /// The backend that was asked.
+        backend: BackendKind,
+        /// The device asked for.
+        device: DeviceId,
+        /// How many devices there are.
+        count: usize,
+    },
+
+    /// Two things that belong to different backends, or to different openings of one.
+    #[error("cannot {attempt}: its parts belong to different backends")]
+    WrongBackend {
+        /// What was tried.
+        attempt: Attempt,
+    },
+
+    /// A device, or the processor, that lacks a right to the memory.
+    #[error("cannot {attempt}: {who} was granted {granted}, and needs {needed}")]
+    Denied {
+        /// What was tried.
+        attempt: Attempt,
+        /// Who lacks the right.
+        who: DeviceLabel,
+        /// The right it has.
+        granted: Rights,
+        /// The right it needs.
+        needed: Rights,
+    },
+
+    /// A right that the handle through which the memory came does not carry.
+    #[error("cannot {attempt}: the memory was received read-only")]
+    ReadOnlyHandle {
+        /// What was tried.
+        attempt: Attempt,
+    },
+
+    /// A range that is not inside its memory.
+    #[error("cannot use {} at offset {}: there are {}", Size(*len), Size(*offset), Size(*size))]
+    OutOfRange {
+        /// Where the range begins.
+        offset: usize,
+        /// How long it is.
+        len: usize,
+        /// How much memory there is.
+        size: usize,
+    },
+
+    /// A copy between ranges of different lengths.
+    #[error("cannot copy {} to {}", Size(*from), Size(*to))]
+    LengthsDiffer {
+        /// The length of the source.
+        from: usize,
+        /// The length of the target.
+        to: usize,
+    },
+
+    /// A copy between ranges that overlap.
+    #[error("cannot {attempt}: the two ranges overlap")]
+    Overlap {
+        /// What was tried.
+        attempt: Attempt,
+    },
+
+    /// Device memory that the processor cannot address.
+    #[error("the processor cannot address memory of {device}")]
+    NotHostVisible {
+        /// The device.
+        device: DeviceLabel,
+    },
+
+    /// Something still in use elsewhere that was to be given back with its answer.
+    #[error("cannot {attempt}: it is in use elsewhere, and goes with its last user")]
+    InUse {
+        /// What was tried.
+        attempt: Attempt,
+    },
+
+    /// Something that a stream cannot do while it is being captured into a graph.
+    #[error("cannot {attempt} while the stream is being captured")]
+    Capturing {
+        /// What was tried.
+        attempt: Attempt,
+    },
+
+    /// A kernel that a module does not hold for this backend.
+    #[error("the module has no function `{name}` for {backend}")]
+    NoSuchFunction {
+        /// The function asked for.
+        name: String,
+        /// The backend it was wanted for.
+        backend: BackendKind,
+    },
+
+    /// A handle inherited through `fork`: only the process that made it may use it.
+    #[error("cannot {attempt}: this process is a forked child, and the handle is its parent's")]
+    Forked {
+        /// What was tried.
+        attempt: Attempt,
+    },
+
+    /// The deadline came first.
+    #[error("cannot {attempt}: the deadline passed")]
+    TimedOut {
+        /// What was tried.
+        attempt: Attempt,
+    },
+
+    /// Something this device cannot do, and why.
+    #[error("{device} has no {capability}: {reason}")]
+    Unsupported {
+        /// What it cannot do.
+        capability: Capability,
+        /// The device.
+        device: DeviceLabel,
+        /// Why.
+        reason: &'static str,
+    },
+
+    /// A backend that this machine does not have, and why.
+    #[error("the {backend} backend is not available: {reason}")]
+    Unavailable {
+        /// The backend.
+        backend: BackendKind,
+        /// Why.
+        reason: String,
+    },
+
+    /// A configuration that makes no sense.
+    #[error("cannot configure {what} as {value}: {rule}")]
+    BadConfig {
+        /// The setting.
+        what: &'static str,
+        /// What it was set to.
+        value: usize,
+        /// What it must be.
+        rule: &'static str,
+    },
+
+    /// The backend was asked and said no.
+    #[error("cannot {attempt}")]
+    Failed {
+        /// What was tried.
+        attempt: Attempt,
+        /// What the backend said.
+        #[source]
+        cause: Cause,
+    },
+}
+
+impl Error {
+    /// A number for this error that never changes: the same in C, in Python and between processes.
+    ///
+    /// ```
+    /// use wholemem_hal::{Backend, HostConfig};
+    ///
+    /// let backend = Backend::host(HostConfig::default())?;
+    /// assert_eq!(backend.device(99).unwrap_err().code(), 7);
+    /// # Ok::<(), wholemem_hal::Error>(())
+    /// ```
+    #[must_use]
+    pub fn code(&self) -> u32 {
+        match self {
+            Self::ZeroLength { .. } => 1,
+            Self::UnalignedLength { .. } => 2,
+            Self::UnalignedOffset { .. } => 3,
+            Self::BadAlignment { .. } => 4,
+            Self::BeyondReservation { .. } => 5,
+            Self::Occupied { .. } => 6,
+            Self::NoSuchDevice { .. } => 7,
+            Self::WrongBackend { .. } => 8,
+            Self::Denied { .. } => 9,
+            Self::ReadOnlyHandle { .. } => 10,
+            Self::OutOfRange { .. } => 11,
+            Self::LengthsDiffer { .. } => 12,
+            Self::Overlap { .. } => 13,
+            Self::NotHostVisible { .. } => 14,
+            Self::InUse { .. } => 15,
+            Self::Capturing { .. } => 16,
+            Self::NoSuchFunction { .. } => 17,
+            Self::Forked { .. } => 18,
+            Self::TimedOut { .. } => 19,
+            Self::Unsupported { .. } => 20,
+            Self::Unavailable { .. } => 21,
+            Self::BadConfig { .. } => 22,
+            Self::Failed { cause, .. } => cause.code(),
+        }
+    }
+}
+
+/// What a backend answered when it said no.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The operating system said no.
+    #[error(transparent)]
+    Os(#[from] os::Error),
+
+    /// There is not that much memory to be had.
+    #[error("only {} of memory are available", Size(*available))]
+    OutOfMemory {
+        /// How much there is.
+        available: usize,
+    },
+
+    /// This backend cannot do it at all.
+    #[error("{reason}")]
+    Unsupported {
+        /// What it cannot do.
+        capability: Capability,
+        /// Why.
+        reason: &'static str,
+    },
+}
+
+impl Cause {
+    fn code(&self) -> u32 {
+        match self {
+            Self::Os(os::Error::Call { .. }) => 100,
+            Self::Os(os::Error::NotAMemfd { .. }) => 101,
+            Self::Os(os::Error::Unsealed { .. }) => 102,
+            Self::Os(os::Error::WrongLength { .. }) => 103,
+            Self::Os(_) => 104,
+            Self::OutOfMemory { .. } => 105,
+            // Above the raw traits this becomes `Error::Unsupported`.
+            Self::Unsupported { .. } => 20,
+        }
+    }
+}
+
+/// What was tried, with its values. Reads on after "cannot".
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+#[expect(
+    missing_docs,
+    reason = "each variant and its values read as the sentence that `Display` makes of them"
+)]
+pub enum Attempt {
+    Open { backend: BackendKind },
+    Create { len: usize, device: DeviceLabel },
+    Release,
+    Reserve { len: usize },
+    Free,
+    Map { len: usize, offset: usize },
+    Unmap,
+    Grant { device: DeviceId, rights: Rights },
+    Populate { len: usize },
+    Export { kind: HandleKind, rights: Rights },
+    Import { len: usize, device: DeviceLabel },
+    Inspect,
+    Access { len: usize },
+    Pin { len: usize },
+    CreateStream { device: DeviceLabel },
+    CreateEvent { device: DeviceLabel },
+    ShareEvent,
+    ImportEvent { device: DeviceLabel },
+    Copy { len: usize },
+    Fill { len: usize },
+    Record,
+    AwaitEvent,
+    Measure,
+    Synchronize,
+    Capture,
+    LaunchGraph,
+    LoadModule { device: DeviceLabel },
+    Launch { name: &'static str },
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open { backend } => write!(f, "open the {backend} backend"),
+            Self::Create { len, device } => write!(f, "create {} on {device}", Size(*len)),
+            Self::Release => f.write_str("release the allocation"),
+            Self::Reserve { len } => write!(f, "reserve {} of addresses", Size(*len)),
+            Self::Free => f.write_str("free the reservation"),
+            Self::Map { len, offset } => write!(f, "map {} at offset {}", Size(*len), Size(*offset)),
+            Self::Unmap => f.write_str("unmap"),
+            Self::Grant { device, rights } => write!(f, "grant device {device} {rights}"),
+            Self::Populate { len } => write!(f, "populate {}", Size(*len)),
+            Self::Export { kind, rights } => write!(f, "export as {kind} with {rights}"),
+            Self::Import { len, device } => write!(f, "import {} on {device}", Size(*len)),
+            Self::Inspect => f.write_str("inspect the memory"),
+            Self::Access { len } => write!(f, "access {}", Size(*len)),
+            Self::Pin { len } => write!(f, "pin {} of host memory", Size(*len)),
+            Self::CreateStream { device } => write!(f, "create a stream on {device}"),
+            Self::CreateEvent { device } => write!(f, "create an event on {device}"),
+            Self::ShareEvent => f.write_str("share the event"),
+            Self::ImportEvent { device } => write!(f, "import an event on {device}"),
+            Self::Copy { len } => write!(f, "copy {}", Size(*len)),
+            Self::Fill { len } => write!(f, "fill {}", Size(*len)),
+            Self::Record => f.write_str("record the event"),
+            Self::AwaitEvent => f.write_str("wait for the event"),
+            Self::Measure => f.write_str("measure between the events"),
+            Self::Synchronize => f.write_str("synchronize the stream"),
+            Self::Capture => f.write_str("capture the stream"),
+            Self::LaunchGraph => f.write_str("launch the graph"),
+            Self::LoadModule { device } => write!(f, "load a module on {device}"),
+            Self::Launch { name } => write!(f, "launch `{name}`"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_say_what_was_tried_with_which_values() {
+        let attempt = Attempt::Map { len: 3 << 20, offset: 1 << 20 };
+        let beyond = Error::BeyondReservation { attempt: attempt.clone(), reserved: 2 << 20 };
+        assert_eq!(beyond.to_string(), "cannot map 3 MiB at offset 1 MiB: reservation is 2 MiB");
+
+        let occupied = Error::Occupied { attempt, taken_offset: 0, taken_len: 2 << 20 };
+        let text = "cannot map 3 MiB at offset 1 MiB: 2 MiB at offset 0 B is mapped already";
+        assert_eq!(occupied.to_string(), text);
+    }
+
+    #[test]
+    fn a_failure_keeps_the_backends_words_as_its_source() {
+        let cause = Cause::Os(os::Error::Call { call: "fallocate", errno: os::Errno::NOSPC });
+        let error = Error::Failed { attempt: Attempt::Reserve { len: 4096 }, cause };
+        assert_eq!(error.to_string(), "cannot reserve 4 KiB of addresses");
+        let source = std::error::Error::source(&error).expect("a cause");
+        assert_eq!(source.to_string(), "`fallocate` failed: No space left on device (os error 28)");
+        assert_eq!(error.code(), 100);
+    }
+}

@@ -1,0 +1,88 @@
+//! The unit in which a device hands out physical memory.
+
+use crate::{Error, Result};
+
+/// The unit of memory on a device: every allocation is a multiple of it, and every map begins at one.
+///
+/// It is a power of two. GPUs use 2 MiB; the host backend uses what its [configuration](crate::HostConfig) says, so
+/// that mistakes about large granules show on machines without a GPU.
+///
+/// ```
+/// use wholemem_hal::Granule;
+///
+/// let granule = Granule::new(64 << 10)?;
+/// assert_eq!(granule.round_up(100_000), Some(128 << 10));
+/// assert!(!granule.divides(100_000));
+/// # Ok::<(), wholemem_hal::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Granule(usize);
+
+impl Granule {
+    /// A granule of `len` bytes.
+    ///
+    /// # Errors
+    /// [`Error::BadConfig`] unless `len` is a power of two.
+    pub fn new(len: usize) -> Result<Self> {
+        if len.is_power_of_two() {
+            Ok(Self(len))
+        } else {
+            Err(Error::BadConfig { what: "the granule", value: len, rule: "it must be a power of two" })
+        }
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a granule is never empty")]
+    pub fn len(self) -> usize {
+        self.0
+    }
+
+    /// Whether `len` is a whole number of granules. Zero is.
+    #[must_use]
+    pub fn divides(self, len: usize) -> bool {
+        len & (self.0 - 1) == 0
+    }
+
+    /// The smallest whole number of granules that holds `len` bytes; `None` beyond the address space.
+    #[must_use]
+    pub fn round_up(self, len: usize) -> Option<usize> {
+        len.checked_next_multiple_of(self.0)
+    }
+}
+
+/// The granules of one kind of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "cuMemGetAllocationGranularity")]
+pub struct Granularity {
+    /// What lengths and offsets must be multiples of.
+    pub minimum: Granule,
+    /// What they should be multiples of, for the best speed.
+    pub recommended: Granule,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn only_powers_of_two_are_granules() {
+        for len in [0, 3, 6, 100, usize::MAX] {
+            let rule = "it must be a power of two";
+            assert_eq!(Granule::new(len), Err(Error::BadConfig { what: "the granule", value: len, rule }));
+        }
+        assert_eq!(Granule::new(1).map(Granule::len), Ok(1));
+    }
+
+    proptest! {
+        #[test]
+        fn granule_arithmetic_agrees_with_division(shift in 0_u32..40, len: usize) {
+            let granule = Granule::new(1 << shift).expect("a power of two");
+            prop_assert_eq!(granule.divides(len), len % granule.len() == 0);
+            let expected = len.div_ceil(granule.len()).checked_mul(granule.len());
+            prop_assert_eq!(granule.round_up(len), expected);
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Events of the host backend: counters that streams raise and anybody may wait for, also in another process.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use wholemem_os::vm::{Protection, SharedMap, page_size};
+use wholemem_os::{Deadline, Error, Memfd, Result, futex, memfd};
+
+/// A count of records asked for, and a count of records reached.
+///
+/// A record takes the next ticket; when the stream gets there, `reached` rises to that ticket. Waiting means waiting
+/// for the ticket that was the latest when the wait was asked for, so a record made later does not prolong it.
+#[derive(Debug)]
+pub struct HostEvent {
+    storage: Storage,
+}
+
+#[derive(Debug)]
+enum Storage {
+    Private(Box<Counters>),
+    Shared { memory: Memfd, map: SharedMap },
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    words: [AtomicU64; WORDS],
+    bell: AtomicU32,
+    waiters: AtomicU32,
+}
+
+/// The places of the words; in shared storage eight bytes each, the two small ones behind them.
+const TICKETS: usize = 0;
+const ASKED: usize = 1;
+const REACHED: usize = 2;
+const MOMENT: usize = 3;
+const WORDS: usize = 4;
+const BELL_OFFSET: usize = WORDS * size_of::<u64>();
+const WAITERS_OFFSET: usize = BELL_OFFSET + size_of::<u32>();
+
+const MAPPED: &str = "an event's words lie in its first page, aligned, in a writable map";
+
+impl HostEvent {
+    /// An event of this process alone.
+    #[must_use]
+    pub fn private() -> Self {
+        Self { storage: Storage::Private(Box::default()) }
+    }
+
+    /// An event that other processes can be given.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn shared() -> Result<Self> {
+        Self::over(Memfd::create("wholemem-event", page_size())?)
+    }
+
+    /// Another process's event.
+    ///
+    /// # Errors
+    /// What the descriptor is instead; [`Error::ReadOnly`] if it cannot be recorded through it.
+    pub fn import(fd: OwnedFd) -> Result<Self> {
+        Self::over(Memfd::import(fd, page_size())?)
+    }
+
+    fn over(memory: Memfd) -> Result<Self> {
+        let map = SharedMap::create(&memory, Protection::ReadWrite)?;
+        Ok(Self { storage: Storage::Shared { memory, map } })
+    }
+
+    /// The descriptor for another process, unless the event is private.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn export(&self) -> Result<Option<OwnedFd>> {
+        match &self.storage {
+            Storage::Private(_) => Ok(None),
+            Storage::Shared { memory, .. } => memfd::share_fd(memory.as_fd()).map(Some),
+        }
+    }
+
+    /// Whether other processes may wait for it.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        matches!(self.storage, Storage::Shared { .. })
+    }
+
+    /// Takes the ticket of a new record.
+    #[must_use]
+    pub fn next_ticket(&self) -> u64 {
+        self.word(TICKETS).fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Makes waits from here on wait for `ticket`. Comes after the record was submitted: if it runs inline, no
+    /// moment is left in which this process could die with a record asked for and never reached.
+    pub fn ask(&self, ticket: u64) {
+        self.word(ASKED).fetch_max(ticket, Ordering::Release);
+    }
+
+    /// The ticket of the latest record.
+    #[must_use]
+    pub fn asked(&self) -> u64 {
+        self.word(ASKED).load(Ordering::Acquire)
+    }
+
+    /// Whether the record with this ticket was reached.
+    #[must_use]
+    pub fn has_reached(&self, ticket: u64) -> bool {
+        self.word(REACHED).load(Ordering::Acquire) >= ticket
+    }
+
+    /// Says that the stream got to the record with this ticket.
+    pub fn reach(&self, ticket: u64, moment: Duration) {
+        self.word(MOMENT).store(u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.word(REACHED).fetch_max(ticket, Ordering::Release);
+        self.bell().fetch_add(1, Ordering::SeqCst);
+        // A waiter counts itself before it looks at the bell: either it is counted here, or it sees the new bell.
+        if self.waiters().load(Ordering::SeqCst) > 0
+            && let Err(error) = futex::wake_all(self.bell())
+        {
+            tracing::warn!(%error, "could not wake those who wait for an event");
+        }
+    }
+
+    /// Waits until the record with this ticket is reached; `false` when the deadline came first.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn wait(&self, ticket: u64, deadline: Deadline) -> Result<bool> {
+        if self.has_reached(ticket) {
+            return Ok(true);
+        }
+        self.waiters().fetch_add(1, Ordering::SeqCst);
+        let answer = loop {
+            let bell = self.bell().load(Ordering::SeqCst);
+            if self.has_reached(ticket) {
+                break Ok(true);
+            }
+            match futex::wait(self.bell(), bell, deadline) {
+                Ok(()) => {}
+                Err(Error::TimedOut) => break Ok(false),
+                Err(error) => break Err(error),
+            }
+        };
+        self.waiters().fetch_sub(1, Ordering::SeqCst);
+        answer
+    }
+
+    /// When the latest reached record was reached, on the monotonic clock.
+    #[must_use]
+    pub fn moment(&self) -> Duration {
+        Duration::from_nanos(self.word(MOMENT).load(Ordering::Acquire))
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        match &self.storage {
+            Storage::Private(counters) => &counters.words[index],
+            Storage::Shared { map, .. } => map.bytes().atomic_u64(index * size_of::<u64>()).expect(MAPPED),
+        }
+    }
+
+    fn bell(&self) -> &AtomicU32 {
+        match &self.storage {
+            Storage::Private(counters) => &counters.bell,
+            Storage::Shared { map, .. } => map.bytes().atomic_u32(BELL_OFFSET).expect(MAPPED),
+        }
+    }
+
+    fn waiters(&self) -> &AtomicU32 {
+        match &self.storage {
+            Storage::Private(counters) => &counters.waiters,
+            Storage::Shared { map, .. } => map.bytes().atomic_u32(WAITERS_OFFSET).expect(MAPPED),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_never_recorded_is_done() {
+        let event = HostEvent::private();
+        assert!(event.has_reached(event.asked()));
+    }
+
+    #[test]
+    fn a_wait_is_for_the_record_that_was_latest_when_it_began() {
+        let event = HostEvent::private();
+        let first = event.next_ticket();
+        event.ask(first);
+        let waiting_for = event.asked();
+        let second = event.next_ticket();
+        event.ask(second);
+        event.reach(first, Duration::ZERO);
+        assert!(event.has_reached(waiting_for));
+        assert!(!event.has_reached(event.asked()));
+        assert_eq!(event.wait(second, Deadline::NOW), Ok(false));
+        event.reach(second, Duration::ZERO);
+        assert_eq!(event.wait(second, Deadline::NOW), Ok(true));
+    }
+
+    #[test]
+    fn a_record_reached_late_does_not_take_back_a_later_one() {
+        let event = HostEvent::private();
+        let (first, second) = (event.next_ticket(), event.next_ticket());
+        event.reach(second, Duration::ZERO);
+        event.reach(first, Duration::ZERO);
+        assert!(event.has_reached(second));
+    }
+
+    #[test]
+    fn a_waiter_of_an_imported_event_is_woken() {
+        let here = HostEvent::shared().unwrap();
+        let there = HostEvent::import(here.export().unwrap().unwrap()).unwrap();
+        let ticket = here.next_ticket();
+        here.ask(ticket);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| there.wait(there.asked(), Deadline::NEVER));
+            while here.waiters().load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            here.reach(ticket, Duration::ZERO);
+            assert_eq!(waiter.join().unwrap(), Ok(true));
+        });
+    }
+
+    #[test]
+    fn a_read_only_handle_is_no_event() {
+        let HostEvent { storage: Storage::Shared { memory, .. } } = HostEvent::shared().unwrap() else {
+            unreachable!("just made shared");
+        };
+        assert_eq!(HostEvent::import(memory.read_only_fd().unwrap()).unwrap_err(), Error::ReadOnly);
+    }
+}

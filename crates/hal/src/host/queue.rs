@@ -1,0 +1,285 @@
+//! The verbs of work on the host: streams hand their work to a schedule, or record it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use wholemem_os::Deadline;
+
+use super::schedule::Inline;
+use super::{HostEvent, Schedule, Work};
+use crate::raw::{
+    Address, EventHandle, EventKind, RawEvent, RawFunction, RawGraph, RawModule, RawQueue, RawStream,
+};
+use crate::{Args, Capability, Cause, DeviceId, KernelImage, LaunchShape};
+
+/// Streams, events, graphs and kernels of the host.
+#[derive(Debug)]
+pub struct HostQueue {
+    schedule: Box<dyn Schedule>,
+    streams: Table<Mutex<Option<Vec<Work>>>>,
+    events: Table<EventEntry>,
+    graphs: Table<Vec<Work>>,
+    modules: Table<KernelImage>,
+}
+
+#[derive(Debug)]
+struct EventEntry {
+    event: Arc<HostEvent>,
+    kind: EventKind,
+}
+
+/// A function's number is its module's with its place in the module behind it.
+const FUNCTION_BITS: u32 = 16;
+
+impl HostQueue {
+    /// Work runs where it is enqueued.
+    #[must_use]
+    pub fn inline() -> Self {
+        Self::new(Box::new(Inline))
+    }
+
+    /// Work runs when `schedule` says.
+    #[must_use]
+    pub fn new(schedule: Box<dyn Schedule>) -> Self {
+        Self {
+            schedule,
+            streams: Table::default(),
+            events: Table::default(),
+            graphs: Table::default(),
+            modules: Table::default(),
+        }
+    }
+
+    /// Hands work to the schedule, or records it while the stream is being captured.
+    ///
+    /// # Safety
+    /// As [`Schedule::submit`]; what is recorded stays accessible as long as its graph is launched.
+    unsafe fn submit(&self, stream: RawStream, work: Work) {
+        let captured = self.streams.get(stream.0);
+        match &mut *lock(&captured) {
+            Some(recorded) => recorded.push(work),
+            // SAFETY: passed on from the caller.
+            None => unsafe { self.schedule.submit(stream.0, work) },
+        }
+    }
+
+    /// Runs work until `done`, or until the deadline.
+    fn drive(&self, deadline: Deadline, mut done: impl FnMut() -> bool) -> bool {
+        loop {
+            if done() {
+                return true;
+            }
+            if !self.schedule.advance() {
+                // All that is left waits for another thread or process.
+                if deadline.has_passed() {
+                    return false;
+                }
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+// SAFETY: the schedule keeps the order; an event is reached by the work submitted behind all that came before it; an
+// idle stream has no work left.
+unsafe impl RawQueue for HostQueue {
+    fn runs_inline(&self) -> bool {
+        self.schedule.runs_inline()
+    }
+
+    unsafe fn create_stream(&self, _device: DeviceId) -> Result<RawStream, Cause> {
+        Ok(RawStream(self.streams.insert(Mutex::new(None))))
+    }
+
+    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), Cause> {
+        self.streams.remove(stream.0);
+        Ok(())
+    }
+
+    unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, Cause> {
+        Ok(self.drive(deadline, || self.schedule.is_idle(stream.0)))
+    }
+
+    unsafe fn create_event(&self, _device: DeviceId, kind: EventKind) -> Result<RawEvent, Cause> {
+        let event = match kind {
+            EventKind::Order | EventKind::Timed => HostEvent::private(),
+            EventKind::Shared => HostEvent::shared()?,
+        };
+        Ok(RawEvent(self.events.insert(EventEntry { event: Arc::new(event), kind })))
+    }
+
+    unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), Cause> {
+        self.events.remove(event.0);
+        Ok(())
+    }
+
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), Cause> {
+        let event = Arc::clone(&self.events.get(event.0).event);
+        let ticket = event.next_ticket();
+        // SAFETY: a record touches no memory but the event, which it holds.
+        unsafe { self.submit(stream, Work::Record { event: Arc::clone(&event), ticket }) };
+        event.ask(ticket);
+        Ok(())
+    }
+
+    unsafe fn await_event(&self, stream: RawStream, event: RawEvent) -> Result<(), Cause> {
+        let event = Arc::clone(&self.events.get(event.0).event);
+        let ticket = event.asked();
+        // SAFETY: a wait touches no memory but the event, which it holds.
+        unsafe { self.submit(stream, Work::Wait { event, ticket }) };
+        Ok(())
+    }
+
+    unsafe fn is_done(&self, event: RawEvent) -> Result<bool, Cause> {
+        let entry = self.events.get(event.0);
+        let done = entry.event.has_reached(entry.event.asked());
+        if !done {
+            // Asking again and again has to end some time, also where nobody waits.
+            self.schedule.advance();
+        }
+        Ok(done)
+    }
+
+    unsafe fn wait_event(&self, event: RawEvent, deadline: Deadline) -> Result<bool, Cause> {
+        let event = Arc::clone(&self.events.get(event.0).event);
+        let ticket = event.asked();
+        if self.schedule.runs_inline() {
+            // Only another process can be what is waited for.
+            return Ok(event.wait(ticket, deadline)?);
+        }
+        Ok(self.drive(deadline, || event.has_reached(ticket)))
+    }
+
+    unsafe fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<Duration, Cause> {
+        let (start, end) = (self.events.get(start.0), self.events.get(end.0));
+        if [&start, &end].iter().any(|entry| entry.kind != EventKind::Timed) {
+            let reason = "only timed events keep their time";
+            return Err(Cause::Unsupported { capability: Capability::Timing, reason });
+        }
+        Ok(end.event.moment().saturating_sub(start.event.moment()))
+    }
+
+    unsafe fn export_event(&self, event: RawEvent) -> Result<EventHandle, Cause> {
+        let reason = "only shared events can go to another process";
+        let handle = self.events.get(event.0).event.export()?;
+        handle.map(EventHandle::Fd).ok_or(Cause::Unsupported { capability: Capability::SharedEvent, reason })
+    }
+
+    unsafe fn import_event(&self, _device: DeviceId, handle: EventHandle) -> Result<RawEvent, Cause> {
+        let EventHandle::Fd(fd) = handle else {
+            let reason = "host events travel as file descriptors";
+            return Err(Cause::Unsupported { capability: Capability::SharedEvent, reason });
+        };
+        let event = Arc::new(HostEvent::import(fd)?);
+        Ok(RawEvent(self.events.insert(EventEntry { event, kind: EventKind::Shared })))
+    }
+
+    unsafe fn copy(&self, stream: RawStream, to: Address, from: Address, len: usize) -> Result<(), Cause> {
+        // SAFETY: the module's contract: accessible, and kept until it has run.
+        unsafe { self.submit(stream, Work::Copy { to, from, len }) };
+        Ok(())
+    }
+
+    unsafe fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> Result<(), Cause> {
+        // SAFETY: the module's contract: accessible, and kept until it has run.
+        unsafe { self.submit(stream, Work::Fill { to, value, len }) };
+        Ok(())
+    }
+
+    unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), Cause> {
+        *lock(&self.streams.get(stream.0)) = Some(Vec::new());
+        Ok(())
+    }
+
+    unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, Cause> {
+        let recorded = lock(&self.streams.get(stream.0)).take().unwrap_or_default();
+        Ok(RawGraph(self.graphs.insert(recorded)))
+    }
+
+    unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), Cause> {
+        let works = self.graphs.get(graph.0);
+        // SAFETY: the module's contract: what the graph touches is accessible, and kept until it has run.
+        unsafe { self.submit(stream, Work::Graph(works)) };
+        Ok(())
+    }
+
+    unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<(), Cause> {
+        self.graphs.remove(graph.0);
+        Ok(())
+    }
+
+    unsafe fn load_module(&self, _device: DeviceId, image: &KernelImage) -> Result<RawModule, Cause> {
+        Ok(RawModule(self.modules.insert(*image)))
+    }
+
+    unsafe fn unload_module(&self, module: RawModule) -> Result<(), Cause> {
+        self.modules.remove(module.0);
+        Ok(())
+    }
+
+    unsafe fn function(&self, module: RawModule, name: &str) -> Result<Option<RawFunction>, Cause> {
+        let place = self.modules.get(module.0).host.iter().position(|(known, _)| *known == name);
+        Ok(place.map(|place| RawFunction(module.0 << FUNCTION_BITS | place as u64)))
+    }
+
+    unsafe fn occupancy(&self, _function: RawFunction, _block: u32, _shared_len: u32) -> Result<u32, Cause> {
+        // A host kernel is called once for its whole grid: its blocks never run side by side.
+        Ok(1)
+    }
+
+    unsafe fn launch(
+        &self,
+        stream: RawStream,
+        function: RawFunction,
+        shape: &LaunchShape,
+        args: &Args,
+    ) -> Result<(), Cause> {
+        let place = usize::try_from(function.0 & ((1 << FUNCTION_BITS) - 1)).expect("sixteen bits");
+        let (_, function) = self.modules.get(function.0 >> FUNCTION_BITS).host[place];
+        // SAFETY: the module's contract: the arguments fit, and what they name is kept until it has run.
+        unsafe { self.submit(stream, Work::Call { function, shape: *shape, args: args.clone() }) };
+        Ok(())
+    }
+}
+
+/// Live things by number. Numbers are never used twice.
+struct Table<T> {
+    next: AtomicU64,
+    entries: Mutex<HashMap<u64, Arc<T>>>,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self { next: AtomicU64::new(1), entries: Mutex::default() }
+    }
+}
+
+impl<T> fmt::Debug for Table<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Table({} live)", lock(&self.entries).len())
+    }
+}
+
+impl<T> Table<T> {
+    fn insert(&self, entry: T) -> u64 {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        lock(&self.entries).insert(id, Arc::new(entry));
+        id
+    }
+
+    fn get(&self, id: u64) -> Arc<T> {
+        Arc::clone(lock(&self.entries).get(&id).expect("the safe types use live handles only"))
+    }
+
+    fn remove(&self, id: u64) {
+        lock(&self.entries).remove(&id);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while one of these is held but a host kernel, under a capture list that is whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

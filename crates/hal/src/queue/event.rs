@@ -1,0 +1,136 @@
+//! Points in a stream that other streams, the processor and other processes can wait for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use wholemem_os::Deadline;
+
+use crate::raw::{EventHandle, EventKind, RawEvent};
+use crate::retire::{Owned, Teardown};
+use crate::{Attempt, Backend, Device, DeviceId, Error, Result};
+
+/// A point in a stream, once it was [recorded](crate::Stream::record). Recording again moves it.
+///
+/// ```
+/// use wholemem_hal::{Backend, Event, EventKind, HostConfig};
+/// use wholemem_os::Deadline;
+///
+/// let device = Backend::host(HostConfig::default())?.device(0)?;
+/// let (first, second) = (device.stream()?, device.stream()?);
+/// let event = Event::create(&device, EventKind::Order)?;
+///
+/// first.record(&event)?;
+/// second.await_event(&event)?; // what is enqueued on `second` from here on runs after `first` got there
+/// event.wait(Deadline::NEVER)?;
+/// # Ok::<(), wholemem_hal::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Event {
+    core: Arc<EventCore>,
+}
+
+#[derive(Debug)]
+pub(crate) struct EventCore {
+    owned: Owned,
+    device: DeviceId,
+    raw: RawEvent,
+}
+
+impl Event {
+    /// Creates an event.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a kind the device has not; [`Error::Failed`].
+    pub fn create(device: &Device, kind: EventKind) -> Result<Self> {
+        let attempt = || Attempt::CreateEvent { device: device.label() };
+        let backend = device.backend();
+        backend.check_fork(attempt)?;
+        // SAFETY: the device exists, and this is no forked child.
+        let raw = unsafe { backend.queue().create_event(device.id(), kind) }
+            .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
+        Ok(Self::own(device, raw))
+    }
+
+    /// Another process's event, from its handle, which is used up.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] naming what the handle is instead.
+    pub fn import(device: &Device, handle: EventHandle) -> Result<Self> {
+        let attempt = || Attempt::ImportEvent { device: device.label() };
+        let backend = device.backend();
+        backend.check_fork(attempt)?;
+        // SAFETY: the device exists, and this is no forked child; the handle may be anything.
+        let raw = unsafe { backend.queue().import_event(device.id(), handle) }
+            .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
+        Ok(Self::own(device, raw))
+    }
+
+    fn own(device: &Device, raw: RawEvent) -> Self {
+        let owned = Owned::new(device.backend(), Teardown::DestroyEvent(raw));
+        Self { core: Arc::new(EventCore { owned, device: device.id(), raw }) }
+    }
+
+    /// A handle of a [shared](EventKind::Shared) event for another process.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for an event of another kind; [`Error::Failed`].
+    pub fn export(&self) -> Result<EventHandle> {
+        let backend = self.backend();
+        backend.check_fork(|| Attempt::ShareEvent)?;
+        // SAFETY: the event is live because `self` holds it.
+        unsafe { backend.queue().export_event(self.core.raw) }
+            .map_err(|cause| backend.refused(self.core.device, Attempt::ShareEvent, cause))
+    }
+
+    /// Whether the point was reached. An event never recorded was.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when the work before it failed.
+    pub fn is_done(&self) -> Result<bool> {
+        let backend = self.backend();
+        backend.check_fork(|| Attempt::AwaitEvent)?;
+        // SAFETY: the event is live because `self` holds it.
+        unsafe { backend.queue().is_done(self.core.raw) }
+            .map_err(|cause| backend.refused(self.core.device, Attempt::AwaitEvent, cause))
+    }
+
+    /// Waits on the processor until the point is reached.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; [`Error::Failed`] when the work before it failed.
+    pub fn wait(&self, deadline: Deadline) -> Result<()> {
+        let backend = self.backend();
+        backend.check_fork(|| Attempt::AwaitEvent)?;
+        // SAFETY: the event is live because `self` holds it.
+        let done = unsafe { backend.queue().wait_event(self.core.raw, deadline) }
+            .map_err(|cause| backend.refused(self.core.device, Attempt::AwaitEvent, cause))?;
+        if done { Ok(()) } else { Err(Error::TimedOut { attempt: Attempt::AwaitEvent }) }
+    }
+
+    /// The time from `self` to `end`, both [timed](EventKind::Timed) and reached.
+    ///
+    /// # Errors
+    /// [`Error::WrongBackend`]; [`Error::Unsupported`] for events of another kind; [`Error::Failed`].
+    pub fn elapsed(&self, end: &Event) -> Result<Duration> {
+        let backend = self.backend();
+        backend.check_fork(|| Attempt::Measure)?;
+        if end.backend() != backend {
+            return Err(Error::WrongBackend { attempt: Attempt::Measure });
+        }
+        // SAFETY: both events are live because they are borrowed.
+        unsafe { backend.queue().elapsed(self.core.raw, end.core.raw) }
+            .map_err(|cause| backend.refused(self.core.device, Attempt::Measure, cause))
+    }
+
+    pub(crate) fn backend(&self) -> &Backend {
+        self.core.owned.backend()
+    }
+
+    pub(crate) fn raw(&self) -> RawEvent {
+        self.core.raw
+    }
+
+    pub(crate) fn core(&self) -> &Arc<EventCore> {
+        &self.core
+    }
+}

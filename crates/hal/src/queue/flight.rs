@@ -1,0 +1,128 @@
+//! What enqueued work still uses.
+//!
+//! Recording an event with each operation would cost as much as the operation, so operands are gathered and one event
+//! is recorded behind a batch of them. Events are used again once they have passed.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::raw::{EventKind, RawEvent, RawStream};
+use crate::retire::{Owned, Teardown};
+use crate::{Backend, Cause, Device};
+
+/// Something that work uses: held, never looked at.
+pub(crate) type Operand = Arc<dyn Held>;
+
+/// Whatever can be held.
+pub(crate) trait Held: fmt::Debug + Send + Sync {}
+
+impl<T: fmt::Debug + Send + Sync> Held for T {}
+
+/// How many operands share one event.
+const BATCH: usize = 32;
+
+/// What the work of one stream still uses, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Flight {
+    batches: VecDeque<Batch>,
+    /// Operands of work behind the last event.
+    open: Vec<Operand>,
+    /// Events that have passed.
+    spare: Vec<Fence>,
+}
+
+/// Operands, and the event after which nothing uses them.
+#[derive(Debug)]
+struct Batch {
+    fence: Fence,
+    _operands: Vec<Operand>,
+}
+
+#[derive(Debug)]
+struct Fence {
+    event: RawEvent,
+    _owned: Owned,
+}
+
+impl Flight {
+    /// Holds the operands of work that was just enqueued.
+    ///
+    /// If the event behind a full batch cannot be had, the batch just grows: nothing is let go early.
+    pub(super) fn hold(
+        &mut self,
+        device: &Device,
+        stream: RawStream,
+        operands: impl IntoIterator<Item = Operand>,
+    ) {
+        self.open.extend(operands);
+        if self.open.len() >= BATCH {
+            self.reap(device.backend());
+            if let Err(cause) = self.close(device, stream) {
+                tracing::debug!(%cause, "no event behind a batch of work; keeping its operands longer");
+            }
+        }
+    }
+
+    /// Records an event behind what is open.
+    fn close(&mut self, device: &Device, stream: RawStream) -> Result<(), Cause> {
+        let queue = device.backend().queue();
+        let fence = match self.spare.pop() {
+            Some(fence) => fence,
+            None => {
+                // SAFETY: the device exists, and the caller checked that this is no forked child.
+                let event = unsafe { queue.create_event(device.id(), EventKind::Order) }?;
+                Fence { event, _owned: Owned::new(device.backend(), Teardown::DestroyEvent(event)) }
+            }
+        };
+        // SAFETY: the event is ours and nobody waits for an older record of it; the stream is the caller's.
+        unsafe { queue.record(fence.event, stream) }?;
+        self.batches.push_back(Batch { fence, _operands: std::mem::take(&mut self.open) });
+        Ok(())
+    }
+
+    /// Lets go of what finished work used.
+    pub(super) fn reap(&mut self, backend: &Backend) {
+        while let Some(batch) = self.batches.front() {
+            // SAFETY: the event is live, the batch holds it.
+            match unsafe { backend.queue().is_done(batch.fence.event) } {
+                Ok(true) => self.spare.extend(self.batches.pop_front().map(|batch| batch.fence)),
+                Ok(false) => break,
+                Err(cause) => {
+                    tracing::debug!(%cause, "cannot tell whether work is over; keeping its operands");
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Lets go of everything: the stream was seen to be idle.
+    pub(super) fn clear(&mut self) {
+        self.open.clear();
+        self.spare.extend(self.batches.drain(..).map(|batch| batch.fence));
+    }
+}
+
+/// A stream whose owner has gone, and what its work may still be using. Both go when the work is over.
+#[derive(Debug)]
+pub(crate) struct Drain {
+    pub(super) device: Device,
+    pub(super) raw: RawStream,
+    pub(super) flight: Flight,
+    pub(super) _owned: Owned,
+}
+
+impl Drain {
+    /// Looks whether the work is over, without waiting for it.
+    pub(crate) fn is_over(&mut self) -> bool {
+        let Self { device, raw, flight, .. } = self;
+        if !flight.open.is_empty()
+            && let Err(cause) = flight.close(device, *raw)
+        {
+            tracing::debug!(%cause, "no event behind the last work of a stream; keeping its operands longer");
+            return false;
+        }
+        flight.reap(device.backend());
+        flight.batches.is_empty()
+    }
+}

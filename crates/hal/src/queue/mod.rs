@@ -1,0 +1,17 @@
+//! Work: streams run it in order, events mark points in it, graphs repeat it, modules hold its kernels.
+//!
+//! A stream keeps alive what its work touches. Enqueuing moves a hold of every operand into the stream, and it stays
+//! there until an event after the work has passed: dropping a map right after enqueuing a copy into it is safe, and
+//! waits for nothing.
+
+mod event;
+mod flight;
+mod graph;
+mod module;
+mod stream;
+
+pub use event::Event;
+pub(crate) use flight::{Drain, Held};
+pub use graph::Graph;
+pub use module::{Args, Function, HostFunction, KernelImage, LaunchShape, Module};
+pub use stream::Stream;

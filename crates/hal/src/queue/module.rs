@@ -1,0 +1,241 @@
+//! Kernels: loaded, looked up by name, launched with arguments.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::raw::{RawFunction, RawModule};
+use crate::retire::{Owned, Teardown};
+use crate::{Attempt, Backend, Device, Error, Result};
+
+/// A kernel as the host backend runs it: the whole grid in one call.
+///
+/// It is `unsafe` for the reason that a launch is: what it touches is known to its caller alone.
+pub type HostFunction = unsafe fn(&LaunchShape, &Args);
+
+/// The same kernels for each backend.
+#[derive(Clone, Copy)]
+pub struct KernelImage {
+    /// Text for CUDA devices.
+    pub ptx: Option<&'static str>,
+    /// Functions for host devices, by name.
+    pub host: &'static [(&'static str, HostFunction)],
+}
+
+impl fmt::Debug for KernelImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.host.iter().map(|(name, _)| name);
+        f.debug_struct("KernelImage")
+            .field("ptx", &self.ptx.map(str::len))
+            .field("host", &Names(names))
+            .finish()
+    }
+}
+
+struct Names<I>(I);
+
+impl<I: Iterator<Item: fmt::Debug> + Clone> fmt::Debug for Names<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.clone()).finish()
+    }
+}
+
+/// How many threads run a kernel, and how they are grouped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaunchShape {
+    /// Blocks in each direction.
+    pub grid: [u32; 3],
+    /// Threads of a block in each direction.
+    pub block: [u32; 3],
+    /// Bytes of memory that the threads of a block share, beyond what the kernel declares.
+    pub shared_len: u32,
+}
+
+impl LaunchShape {
+    /// A line of `blocks` blocks of `threads` threads.
+    #[must_use]
+    pub fn line(blocks: u32, threads: u32) -> Self {
+        Self { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_len: 0 }
+    }
+}
+
+/// The arguments of a launch, in order.
+///
+/// ```
+/// use wholemem_hal::Args;
+///
+/// let args = Args::new().u64(0x1000).u32(42);
+/// assert_eq!(args.read_u32(1), Some(42));
+/// assert_eq!(args.read_u32(0), None); // that one is eight bytes long
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Args {
+    bytes: Vec<u8>,
+    /// Where each argument lies in `bytes`, aligned to the argument's own alignment.
+    places: Vec<(usize, usize)>,
+}
+
+impl Args {
+    /// No arguments yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a four-byte number.
+    #[must_use]
+    pub fn u32(self, value: u32) -> Self {
+        self.bytes(&value.to_ne_bytes(), align_of::<u32>())
+    }
+
+    /// Adds an eight-byte number, or an address.
+    #[must_use]
+    pub fn u64(self, value: u64) -> Self {
+        self.bytes(&value.to_ne_bytes(), align_of::<u64>())
+    }
+
+    /// Adds a structure by its bytes; `align` is its alignment, a power of two.
+    #[must_use]
+    pub fn bytes(mut self, value: &[u8], align: usize) -> Self {
+        let start = self.bytes.len().next_multiple_of(align.max(1));
+        self.bytes.resize(start, 0);
+        self.bytes.extend_from_slice(value);
+        self.places.push((start, value.len()));
+        self
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The bytes of one argument.
+    #[must_use]
+    pub fn read(&self, index: usize) -> Option<&[u8]> {
+        let &(start, len) = self.places.get(index)?;
+        self.bytes.get(start..start + len)
+    }
+
+    /// One argument as a four-byte number, if it is that long.
+    #[must_use]
+    pub fn read_u32(&self, index: usize) -> Option<u32> {
+        Some(u32::from_ne_bytes(self.read(index)?.try_into().ok()?))
+    }
+
+    /// One argument as an eight-byte number, if it is that long.
+    #[must_use]
+    pub fn read_u64(&self, index: usize) -> Option<u64> {
+        Some(u64::from_ne_bytes(self.read(index)?.try_into().ok()?))
+    }
+}
+
+/// Kernels loaded on a device.
+#[derive(Debug, Clone)]
+#[doc(alias = "CUmodule")]
+pub struct Module {
+    core: Arc<ModuleCore>,
+}
+
+#[derive(Debug)]
+struct ModuleCore {
+    owned: Owned,
+    device: Device,
+    raw: RawModule,
+}
+
+impl Module {
+    /// Loads kernels. Load them when a device is opened: some drivers wait here for kernels that run.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] with the driver's words.
+    ///
+    /// # Safety
+    /// The image's functions are what their launchers take them for.
+    pub unsafe fn load(device: &Device, image: &KernelImage) -> Result<Self> {
+        let attempt = || Attempt::LoadModule { device: device.label() };
+        let backend = device.backend();
+        backend.check_fork(attempt)?;
+        // SAFETY: the device exists, this is no forked child, and the caller answers for the image.
+        let raw = unsafe { backend.queue().load_module(device.id(), image) }
+            .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
+        let owned = Owned::new(backend, Teardown::UnloadModule(raw));
+        Ok(Self { core: Arc::new(ModuleCore { owned, device: device.clone(), raw }) })
+    }
+
+    /// One of its kernels.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchFunction`]; [`Error::Failed`].
+    pub fn function(&self, name: &'static str) -> Result<Function> {
+        let attempt = || Attempt::Launch { name };
+        let backend = self.backend();
+        backend.check_fork(attempt)?;
+        // SAFETY: the module is live because `self` holds it.
+        let raw = unsafe { backend.queue().function(self.core.raw, name) }
+            .map_err(|cause| backend.refused(self.core.device.id(), attempt(), cause))?;
+        match raw {
+            Some(raw) => Ok(Function { module: self.clone(), name, raw }),
+            None => Err(Error::NoSuchFunction { name: name.to_owned(), backend: backend.kind() }),
+        }
+    }
+
+    fn backend(&self) -> &Backend {
+        self.core.owned.backend()
+    }
+}
+
+/// One kernel of a module, which it keeps loaded.
+#[derive(Debug, Clone)]
+#[doc(alias = "CUfunction")]
+pub struct Function {
+    module: Module,
+    name: &'static str,
+    raw: RawFunction,
+}
+
+impl Function {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The device it runs on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.module.core.device
+    }
+
+    /// How many blocks of `threads` threads run at once on one multiprocessor: blocks that wait for each other must
+    /// all be among them.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    pub fn occupancy(&self, threads: u32, shared_len: u32) -> Result<u32> {
+        let attempt = || Attempt::Launch { name: self.name };
+        let backend = self.module.backend();
+        backend.check_fork(attempt)?;
+        // SAFETY: the function is live because its module is held.
+        unsafe { backend.queue().occupancy(self.raw, threads, shared_len) }
+            .map_err(|cause| backend.refused(self.device().id(), attempt(), cause))
+    }
+
+    pub(super) fn raw(&self) -> RawFunction {
+        self.raw
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_aligned_as_their_types_are() {
+        let args = Args::new().u32(1).u64(2).bytes(&[3; 5], 1).bytes(&[4; 16], 16);
+        assert_eq!(args.places, [(0, 4), (8, 8), (16, 5), (32, 16)]);
+        assert_eq!(args.count(), 4);
+        assert_eq!(args.read(2), Some(&[3; 5][..]));
+        assert_eq!(args.read(4), None);
+        assert_eq!((args.read_u32(0), args.read_u64(1), args.read_u64(2)), (Some(1), Some(2), None));
+    }
+}

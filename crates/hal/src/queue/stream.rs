@@ -1,0 +1,396 @@
+//! A queue of work on a device, done in order.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wholemem_os::{Deadline, SharedSlice};
+
+use super::event::EventCore;
+use super::flight::{Drain, Flight, Operand};
+use super::{Args, Event, Function, Graph, LaunchShape};
+use crate::memory::Addressable;
+use crate::raw::{Address, RawQueue, RawStream};
+use crate::retire::{Owned, Teardown};
+use crate::{Attempt, Cause, Device, Error, PinnedBuffer, Result, Rights, Span};
+
+/// How much a copy between a device and plain memory takes in one step.
+const STAGE_LEN: usize = 4 << 20;
+
+/// A queue of work on a device. What is enqueued runs in order; what it uses stays until it has run.
+///
+/// On the host backend work has run when the call returns. Do not rely on it: the same program on a GPU, or under
+/// the test kit's deferred backend, runs it later. [`Stream::synchronize`] and [`Event`] are how to know.
+///
+/// Clones are the same stream.
+///
+/// ```
+/// use wholemem_hal::{Backend, HostConfig, Rights};
+///
+/// let device = Backend::host(HostConfig::default())?.device(0)?;
+/// let map = device.allocate(1 << 20)?.map(Rights::ReadWrite)?;
+/// let stream = device.stream()?;
+///
+/// stream.write(&map.span(0, 5)?, b"hello")?;
+/// stream.copy(&map.span(100, 5)?, &map.span(0, 5)?)?;
+/// let mut seen = [0; 5];
+/// stream.read(&map.span(100, 5)?, &mut seen)?;
+/// assert_eq!(&seen, b"hello");
+/// # Ok::<(), wholemem_hal::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[doc(alias = "CUstream")]
+pub struct Stream {
+    core: Arc<StreamCore>,
+}
+
+#[derive(Debug)]
+struct StreamCore {
+    device: Device,
+    raw: RawStream,
+    state: Mutex<State>,
+    /// `None` once it is being dropped.
+    owned: Option<Owned>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    flight: Flight,
+    /// The operands of a capture, while there is one.
+    capture: Option<Vec<Operand>>,
+}
+
+impl StreamCore {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Panics under this lock can only come from a host kernel, which has run or has not; the lists are whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for StreamCore {
+    fn drop(&mut self) {
+        let Some(owned) = self.owned.take() else { return };
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let flight = std::mem::take(&mut state.flight);
+        let drain = Drain { device: self.device.clone(), raw: self.raw, flight, _owned: owned };
+        self.device.backend().drain(drain);
+    }
+}
+
+impl Stream {
+    /// Creates a stream.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    pub fn create(device: &Device) -> Result<Self> {
+        let attempt = || Attempt::CreateStream { device: device.label() };
+        let backend = device.backend();
+        backend.check_fork(attempt)?;
+        // SAFETY: the device exists, and this is no forked child.
+        let raw = unsafe { backend.queue().create_stream(device.id()) }
+            .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
+        let owned = Owned::new(backend, Teardown::DestroyStream(raw));
+        let (device, state) = (device.clone(), Mutex::default());
+        Ok(Self { core: Arc::new(StreamCore { device, raw, state, owned: Some(owned) }) })
+    }
+
+    /// The device it works on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.core.device
+    }
+
+    /// Copies `from` to `to`, which must be as long and not overlap it.
+    ///
+    /// # Errors
+    /// [`Error::LengthsDiffer`], [`Error::ZeroLength`], [`Error::Overlap`], [`Error::Denied`], [`Error::WrongBackend`];
+    /// [`Error::Failed`].
+    #[doc(alias = "cuMemcpyAsync")]
+    pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
+        let attempt = || Attempt::Copy { len: from.len() };
+        if to.len() != from.len() {
+            return Err(Error::LengthsDiffer { from: from.len(), to: to.len() });
+        }
+        if from.is_empty() {
+            return Err(Error::ZeroLength { attempt: attempt() });
+        }
+        to.check(self.device(), Rights::ReadWrite, attempt)?;
+        from.check(self.device(), Rights::Read, attempt)?;
+        if to.overlaps(from) {
+            return Err(Error::Overlap { attempt: attempt() });
+        }
+        self.enqueue(attempt(), [hold(to), hold(from)], |queue, stream| {
+            // SAFETY: both ranges were checked above, and are held until the copy has run.
+            unsafe { queue.copy(stream, to.at(), from.at(), from.len()) }
+        })
+    }
+
+    /// Sets every byte of `to`.
+    ///
+    /// # Errors
+    /// [`Error::ZeroLength`], [`Error::Denied`], [`Error::WrongBackend`]; [`Error::Failed`].
+    #[doc(alias = "cuMemsetD8Async")]
+    pub fn fill(&self, to: &Span, value: u8) -> Result<()> {
+        let attempt = || Attempt::Fill { len: to.len() };
+        if to.is_empty() {
+            return Err(Error::ZeroLength { attempt: attempt() });
+        }
+        to.check(self.device(), Rights::ReadWrite, attempt)?;
+        self.enqueue(attempt(), [hold(to)], |queue, stream| {
+            // SAFETY: the range was checked above, and is held until the fill has run.
+            unsafe { queue.fill(stream, to.at(), value, to.len()) }
+        })
+    }
+
+    /// Runs a kernel. `operands` are the memory it touches, beyond what the caller keeps alive otherwise.
+    ///
+    /// # Errors
+    /// [`Error::WrongBackend`]; [`Error::Failed`].
+    ///
+    /// # Safety
+    /// The arguments are what the kernel takes. What it touches is accessible to the device, and is in `operands` or
+    /// outlives the work. It keeps to the rights that were granted.
+    #[doc(alias = "cuLaunchKernel")]
+    pub unsafe fn launch(
+        &self,
+        function: &Function,
+        shape: &LaunchShape,
+        args: &Args,
+        operands: &[Span],
+    ) -> Result<()> {
+        let attempt = || Attempt::Launch { name: function.name() };
+        let strangers = operands.iter().any(|span| span.memory().backend() != self.device().backend());
+        if function.device().backend() != self.device().backend() || strangers {
+            return Err(Error::WrongBackend { attempt: attempt() });
+        }
+        let kernel = Arc::new(function.clone()) as Operand;
+        let held = operands.iter().map(hold).chain([kernel]);
+        self.enqueue(attempt(), held, |queue, stream| {
+            // SAFETY: the function is held until the work has run; the caller answers for arguments and memory.
+            unsafe { queue.launch(stream, function.raw(), shape, args) }
+        })
+    }
+
+    /// Marks the end of what is enqueued now.
+    ///
+    /// # Errors
+    /// [`Error::WrongBackend`], [`Error::Capturing`]; [`Error::Failed`].
+    #[doc(alias = "cuEventRecord")]
+    pub fn record(&self, event: &Event) -> Result<()> {
+        let operand = self.event_operand(event, Attempt::Record)?;
+        self.run_now(Attempt::Record, [operand], |queue, stream| {
+            // SAFETY: the event is live, and held until the mark is reached.
+            unsafe { queue.record(event.raw(), stream) }
+        })
+    }
+
+    /// Makes what is enqueued from here on wait for the event's latest record.
+    ///
+    /// # Errors
+    /// [`Error::WrongBackend`], [`Error::Capturing`]; [`Error::Failed`].
+    #[doc(alias = "cuStreamWaitEvent")]
+    pub fn await_event(&self, event: &Event) -> Result<()> {
+        let operand = self.event_operand(event, Attempt::AwaitEvent)?;
+        self.run_now(Attempt::AwaitEvent, [operand], |queue, stream| {
+            // SAFETY: the event is live, and held until the wait is over.
+            unsafe { queue.await_event(stream, event.raw()) }
+        })
+    }
+
+    fn event_operand(&self, event: &Event, attempt: Attempt) -> Result<Operand> {
+        if event.backend() != self.device().backend() {
+            return Err(Error::WrongBackend { attempt });
+        }
+        Ok(Arc::<EventCore>::clone(event.core()))
+    }
+
+    /// Waits until all that is enqueued has run, and lets go of what it used.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], [`Error::Capturing`]; [`Error::Failed`] when the work failed.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn synchronize(&self, deadline: Deadline) -> Result<()> {
+        let attempt = Attempt::Synchronize;
+        let backend = self.device().backend();
+        backend.check_fork(|| Attempt::Synchronize)?;
+        let mut state = self.core.state();
+        if state.capture.is_some() {
+            return Err(Error::Capturing { attempt });
+        }
+        // SAFETY: the stream is live because `self` holds it.
+        match unsafe { backend.queue().wait_stream(self.core.raw, deadline) } {
+            Ok(true) => {
+                state.flight.clear();
+                Ok(())
+            }
+            Ok(false) => Err(Error::TimedOut { attempt }),
+            Err(cause) => Err(backend.refused(self.device().id(), attempt, cause)),
+        }
+    }
+
+    /// Copies `source` in, and waits until it is there.
+    ///
+    /// # Errors
+    /// As [`Stream::copy`] and [`Stream::synchronize`].
+    pub fn write(&self, to: &Span, source: &[u8]) -> Result<()> {
+        let attempt = || Attempt::Copy { len: source.len() };
+        if to.len() != source.len() {
+            return Err(Error::LengthsDiffer { from: source.len(), to: to.len() });
+        }
+        to.check(self.device(), Rights::ReadWrite, attempt)?;
+        if self.device().backend().queue().runs_inline() {
+            let from = Address::of_host(source.as_ptr());
+            return self.run_now(attempt(), [], |queue, stream| {
+                // SAFETY: `to` was checked above; `source` is borrowed until the copy, which runs inline, is over.
+                unsafe { queue.copy(stream, to.at(), from, to.len()) }
+            });
+        }
+        self.staged(attempt, to.len(), |stage, bytes, offset, len| {
+            bytes.write_at(0, &source[offset..offset + len]).map_err(|cause| self.stage_error(len, cause))?;
+            self.copy(&to.part(offset, len)?, &stage.part(0, len)?)?;
+            self.synchronize(Deadline::NEVER)
+        })
+    }
+
+    /// Copies out into `target`, and waits until it is there.
+    ///
+    /// # Errors
+    /// As [`Stream::copy`] and [`Stream::synchronize`].
+    pub fn read(&self, from: &Span, target: &mut [u8]) -> Result<()> {
+        let attempt = || Attempt::Copy { len: from.len() };
+        if target.len() != from.len() {
+            return Err(Error::LengthsDiffer { from: from.len(), to: target.len() });
+        }
+        from.check(self.device(), Rights::Read, attempt)?;
+        if self.device().backend().queue().runs_inline() {
+            let to = Address::of_host(target.as_mut_ptr());
+            return self.run_now(attempt(), [], |queue, stream| {
+                // SAFETY: `from` was checked above; `target` is borrowed until the copy, which runs inline, is over.
+                unsafe { queue.copy(stream, to, from.at(), from.len()) }
+            });
+        }
+        self.staged(attempt, from.len(), |stage, bytes, offset, len| {
+            self.copy(&stage.part(0, len)?, &from.part(offset, len)?)?;
+            self.synchronize(Deadline::NEVER)?;
+            bytes.read_at(0, &mut target[offset..offset + len]).map_err(|cause| self.stage_error(len, cause))
+        })
+    }
+
+    /// Walks over `len` bytes in steps that fit a pinned buffer. The buffer is an operand like any other, so even if
+    /// waiting fails, a late copy meets memory that is still there.
+    fn staged(
+        &self,
+        attempt: impl Fn() -> Attempt,
+        len: usize,
+        mut step: impl FnMut(&Span, &SharedSlice<'_>, usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        self.refuse_capture(attempt)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let stage = PinnedBuffer::create(self.device(), len.min(STAGE_LEN))?;
+        let bytes = stage.bytes()?;
+        let all = stage.all();
+        (0..len)
+            .step_by(STAGE_LEN)
+            .try_for_each(|offset| step(&all, &bytes, offset, STAGE_LEN.min(len - offset)))
+    }
+
+    fn stage_error(&self, len: usize, cause: wholemem_os::Error) -> Error {
+        self.device().backend().refused(self.device().id(), Attempt::Copy { len }, cause.into())
+    }
+
+    /// Records what `work` enqueues on this stream, instead of running it.
+    ///
+    /// While it runs, other threads must leave the stream alone: what they enqueue is recorded too.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`] inside another capture; the error of `work`; [`Error::Failed`].
+    #[doc(alias = "cuStreamBeginCapture")]
+    pub fn capture(&self, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
+        let backend = self.device().backend();
+        let refused = |cause| backend.refused(self.device().id(), Attempt::Capture, cause);
+        backend.check_fork(|| Attempt::Capture)?;
+        {
+            let mut state = self.core.state();
+            if state.capture.is_some() {
+                return Err(Error::Capturing { attempt: Attempt::Capture });
+            }
+            // SAFETY: the stream is live, and is not being captured.
+            unsafe { backend.queue().begin_capture(self.core.raw) }.map_err(refused)?;
+            state.capture = Some(Vec::new());
+        }
+        // Ended also if `work` panics, or the stream would record for ever.
+        let capture = EndCapture { stream: self };
+        let result = work(self);
+        let graph = capture.end().map_err(refused);
+        result.and(graph)
+    }
+
+    /// Enqueues work, or records it during a capture.
+    fn enqueue(
+        &self,
+        attempt: Attempt,
+        operands: impl IntoIterator<Item = Operand>,
+        work: impl FnOnce(&dyn RawQueue, RawStream) -> Result<(), Cause>,
+    ) -> Result<()> {
+        let device = self.device();
+        device.backend().check_fork(|| attempt.clone())?;
+        let queue = device.backend().queue();
+        let mut state = self.core.state();
+        work(queue, self.core.raw).map_err(|cause| device.backend().refused(device.id(), attempt, cause))?;
+        match &mut state.capture {
+            Some(captured) => captured.extend(operands),
+            None if queue.runs_inline() => {}
+            None => state.flight.hold(device, self.core.raw, operands),
+        }
+        Ok(())
+    }
+
+    /// Enqueues work that cannot be recorded.
+    pub(super) fn run_now(
+        &self,
+        attempt: Attempt,
+        operands: impl IntoIterator<Item = Operand>,
+        work: impl FnOnce(&dyn RawQueue, RawStream) -> Result<(), Cause>,
+    ) -> Result<()> {
+        self.refuse_capture(|| attempt.clone())?;
+        self.enqueue(attempt, operands, work)
+    }
+
+    fn refuse_capture(&self, attempt: impl FnOnce() -> Attempt) -> Result<()> {
+        match self.core.state().capture {
+            Some(_) => Err(Error::Capturing { attempt: attempt() }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Ends a capture, with an answer or without.
+struct EndCapture<'a> {
+    stream: &'a Stream,
+}
+
+impl EndCapture<'_> {
+    fn end(self) -> Result<Graph, Cause> {
+        let stream = self.stream;
+        std::mem::forget(self);
+        Self::finish(stream)
+    }
+
+    fn finish(stream: &Stream) -> Result<Graph, Cause> {
+        let operands = stream.core.state().capture.take().unwrap_or_default();
+        // SAFETY: the stream is live and being captured: this value was made when the capture began, and ends it once.
+        let raw = unsafe { stream.device().backend().queue().end_capture(stream.core.raw) }?;
+        Ok(Graph::own(stream.device(), raw, operands))
+    }
+}
+
+impl Drop for EndCapture<'_> {
+    fn drop(&mut self) {
+        // The panic that brought us here is the news; the graph, if there is one, goes with it.
+        let _ = Self::finish(self.stream);
+    }
+}
+
+fn hold(span: &Span) -> Operand {
+    Arc::<dyn Addressable>::clone(span.memory())
+}

@@ -1,0 +1,320 @@
+//! The verbs of memory: create, reserve, map, grant, export and import, unmap, release.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use crate::{
+    AllocationSpec, BackendKind, Capability, Cause, DeviceId, DeviceInfo, Grant, Granularity, HandleKind,
+    Rights, ShareHandle,
+};
+
+/// An address as the devices of a backend see it. On the host it is a pointer's number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(pub u64);
+
+impl Address {
+    /// The address of host memory, through which it can be reached again.
+    #[must_use]
+    pub fn of_host<T>(at: *const T) -> Self {
+        Self(at.expose_provenance() as u64)
+    }
+
+    /// The processor's pointer for it, where the processor's addresses are meant; `None` for null.
+    #[must_use]
+    pub fn to_host(self) -> Option<NonNull<u8>> {
+        let number = usize::try_from(self.0).ok()?;
+        NonNull::new(std::ptr::with_exposed_provenance_mut(number))
+    }
+
+    /// The address `offset` bytes further on.
+    #[must_use]
+    pub fn after(self, offset: usize) -> Self {
+        Self(self.0 + offset as u64)
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// Physical memory, by the backend's own number for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RawAllocation(pub u64);
+
+/// Memory that came through a handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Imported {
+    /// The memory.
+    pub raw: RawAllocation,
+    /// The most that may be done with it through this handle.
+    pub rights: Rights,
+}
+
+/// What a backend says of an allocation it is shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[doc(alias = "cuMemGetAllocationPropertiesFromHandle")]
+pub struct Properties {
+    /// Its length, where the backend can tell.
+    pub len: Option<usize>,
+    /// The device it lives on, where the backend can tell.
+    pub device: Option<DeviceId>,
+    /// The handles it can be exported as.
+    pub handles: Vec<HandleKind>,
+}
+
+/// The verbs of memory. See the [module](super) for the contract behind every `# Safety`.
+///
+/// # Safety
+/// Implementations must do what each verb says, since safe code above relies on it: a successful `map` makes the
+/// range valid memory until `unmap`, `import` never yields memory that can shrink, `host_pointer` is true.
+pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
+    /// Which backend this is.
+    fn kind(&self) -> BackendKind;
+
+    /// Its devices; device `n` has the number `n`.
+    fn devices(&self) -> &[DeviceInfo];
+
+    /// The granules of memory made to `spec`, whose length is not looked at.
+    ///
+    /// # Errors
+    /// What the driver said.
+    #[doc(alias = "cuMemGetAllocationGranularity")]
+    fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, Cause>;
+
+    /// Creates physical memory.
+    ///
+    /// # Errors
+    /// What the driver said.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemCreate")]
+    unsafe fn create(&self, spec: &AllocationSpec) -> Result<RawAllocation, Cause>;
+
+    /// Gives up this process's hold of physical memory.
+    ///
+    /// # Errors
+    /// What the driver said; the hold remains then.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemRelease")]
+    unsafe fn release(&self, allocation: RawAllocation) -> Result<(), Cause>;
+
+    /// Reserves addresses: at a multiple of `align`, or of what the backend needs where that is `None`; at `wanted`
+    /// exactly, where it is given.
+    ///
+    /// # Errors
+    /// What the driver said.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemAddressReserve")]
+    unsafe fn reserve(
+        &self,
+        len: usize,
+        align: Option<usize>,
+        wanted: Option<Address>,
+    ) -> Result<Address, Cause>;
+
+    /// Gives back reserved addresses, in which nothing is mapped.
+    ///
+    /// # Errors
+    /// What the driver said; the addresses remain reserved then.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemAddressFree")]
+    unsafe fn free(&self, at: Address, len: usize) -> Result<(), Cause>;
+
+    /// Maps a whole allocation, accessible to nobody yet.
+    ///
+    /// # Errors
+    /// What the driver said; nothing is mapped then.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemMap")]
+    unsafe fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> Result<(), Cause>;
+
+    /// Sets who may do what with a mapped range.
+    ///
+    /// # Errors
+    /// What the driver said; rights are as before then.
+    ///
+    /// # Safety
+    /// The module's contract; no right that somebody uses goes.
+    #[doc(alias = "cuMemSetAccess")]
+    unsafe fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> Result<(), Cause>;
+
+    /// Unmaps what was mapped there, leaving the addresses reserved.
+    ///
+    /// # Errors
+    /// What the driver said; it remains mapped then.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemUnmap")]
+    unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), Cause>;
+
+    /// Makes a handle for another process.
+    ///
+    /// # Errors
+    /// What the driver said; [`Cause::Unsupported`] for a kind or a right it has not.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemExportToShareableHandle")]
+    unsafe fn export(
+        &self,
+        allocation: RawAllocation,
+        kind: HandleKind,
+        rights: Rights,
+    ) -> Result<ShareHandle, Cause>;
+
+    /// Takes memory over from a handle, which is used up.
+    ///
+    /// # Errors
+    /// What is wrong with the handle, or what the driver said.
+    ///
+    /// # Safety
+    /// The module's contract, but for the handle: it may be anything.
+    #[doc(alias = "cuMemImportFromShareableHandle")]
+    unsafe fn import(&self, device: DeviceId, handle: ShareHandle, len: usize) -> Result<Imported, Cause>;
+
+    /// The allocation mapped at an address, held once more.
+    ///
+    /// # Errors
+    /// [`Cause::Unsupported`] where the backend keeps no such record.
+    ///
+    /// # Safety
+    /// The module's contract, but for the address: it may be anything.
+    #[doc(alias = "cuMemRetainAllocationHandle")]
+    unsafe fn retain(&self, _at: Address) -> Result<RawAllocation, Cause> {
+        let reason = "this backend cannot find the allocation behind an address";
+        Err(Cause::Unsupported { capability: Capability::Retain, reason })
+    }
+
+    /// The bounds of the memory around an address.
+    ///
+    /// # Errors
+    /// [`Cause::Unsupported`] where the backend keeps no such record.
+    ///
+    /// # Safety
+    /// The module's contract, but for the address: it may be anything.
+    #[doc(alias = "cuMemGetAddressRange")]
+    unsafe fn address_range(&self, _at: Address) -> Result<(Address, usize), Cause> {
+        let reason = "this backend cannot find the bounds of memory it did not make";
+        Err(Cause::Unsupported { capability: Capability::Retain, reason })
+    }
+
+    /// What the backend knows of an allocation.
+    ///
+    /// # Errors
+    /// What the driver said.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemGetAllocationPropertiesFromHandle")]
+    unsafe fn properties(&self, allocation: RawAllocation) -> Result<Properties, Cause>;
+
+    /// A dma-buf for a mapped range, for network cards.
+    ///
+    /// # Errors
+    /// What the driver said; [`Cause::Unsupported`] where there is no such thing.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemGetHandleForAddressRange")]
+    unsafe fn dma_buf(&self, _at: Address, _len: usize) -> Result<OwnedFd, Cause> {
+        let reason = "this backend's memory has no dma-buf; network cards register its pages directly";
+        Err(Cause::Unsupported { capability: Capability::DmaBuf, reason })
+    }
+
+    /// Enters all pages of a mapped range at once. Nothing to do where memory needs no page faults.
+    ///
+    /// # Errors
+    /// What the driver said.
+    ///
+    /// # Safety
+    /// The module's contract.
+    unsafe fn populate(&self, _at: Address, _len: usize, _rights: Rights) -> Result<(), Cause> {
+        Ok(())
+    }
+
+    /// Creates host memory that devices copy from and to at full speed.
+    ///
+    /// # Errors
+    /// What the driver said.
+    ///
+    /// # Safety
+    /// The module's contract; the length need not be whole granules.
+    #[doc(alias = "cuMemHostAlloc")]
+    unsafe fn pin(&self, device: DeviceId, len: usize) -> Result<Address, Cause>;
+
+    /// Gives it back.
+    ///
+    /// # Errors
+    /// What the driver said; it remains then.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemFreeHost")]
+    unsafe fn unpin(&self, at: Address, len: usize) -> Result<(), Cause>;
+
+    /// Makes memory that the processor has mapped already reachable for devices, and says where they see it.
+    ///
+    /// # Errors
+    /// What the driver said.
+    ///
+    /// # Safety
+    /// The module's contract; the range stays mapped with these rights until it is unregistered.
+    #[doc(alias = "cuMemHostRegister")]
+    unsafe fn register(&self, at: NonNull<u8>, _len: usize, _rights: Rights) -> Result<Address, Cause> {
+        Ok(Address::of_host(at.as_ptr()))
+    }
+
+    /// Ends that.
+    ///
+    /// # Errors
+    /// What the driver said; the memory remains registered then.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemHostUnregister")]
+    unsafe fn unregister(&self, _at: NonNull<u8>, _len: usize) -> Result<(), Cause> {
+        Ok(())
+    }
+
+    /// Maps memory that a driver shares mapped rather than as an allocation, and says where.
+    ///
+    /// # Errors
+    /// What the driver said; [`Cause::Unsupported`] where there is no such thing.
+    ///
+    /// # Safety
+    /// The module's contract, but for the handle: it may be anything.
+    #[doc(alias = "cuIpcOpenMemHandle")]
+    unsafe fn open_mapped(&self, _device: DeviceId, _handle: &ShareHandle) -> Result<Address, Cause> {
+        let reason = "this backend shares allocations, not maps";
+        Err(Cause::Unsupported { capability: Capability::CudaIpc, reason })
+    }
+
+    /// Ends that.
+    ///
+    /// # Errors
+    /// What the driver said; it remains mapped then.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuIpcCloseMemHandle")]
+    unsafe fn close_mapped(&self, _at: Address) -> Result<(), Cause> {
+        let reason = "this backend shares allocations, not maps";
+        Err(Cause::Unsupported { capability: Capability::CudaIpc, reason })
+    }
+
+    /// The processor's pointer for an address, where the processor can reach it.
+    fn host_pointer(&self, at: Address) -> Option<NonNull<u8>>;
+}

@@ -1,0 +1,118 @@
+//! Giving back, now or later: nothing is ever unmapped under running work, and nothing refused is forgotten.
+//!
+//! Dropping a handle runs its [`Teardown`]. If the driver refuses, or a dropped stream still has work to do, it becomes
+//! [`Retired`] and is tried again with the next drop, or by [`Backend::collect`]. Each teardown holds what must outlive
+//! it, so the order is right even when the first try was not the last. What never becomes possible, because a driver
+//! is beyond repair, stays retired: leaked, and counted.
+
+use std::sync::Arc;
+
+use crate::memory::{AllocationCore, ReservationCore};
+use crate::queue::Drain;
+use crate::raw::{Address, RawAllocation, RawEvent, RawGraph, RawModule, RawStream};
+use crate::{Backend, Cause};
+
+/// Something that is given back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    backend: Backend,
+    /// `None` once it was given back with an answer.
+    teardown: Option<Teardown>,
+}
+
+impl Owned {
+    pub(crate) fn new(backend: &Backend, teardown: Teardown) -> Self {
+        Self { backend: backend.clone(), teardown: Some(teardown) }
+    }
+
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    /// Gives it back now, and says what came of it. Refused, it is tried again later all the same.
+    pub(crate) fn give_back(mut self) -> Result<(), Cause> {
+        self.teardown.take().map_or(Ok(()), |teardown| self.backend.give_back(teardown))
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if let Some(teardown) = self.teardown.take() {
+            // A refusal was logged and is tried again; there is nobody here to tell.
+            let _ = self.backend.give_back(teardown);
+        }
+    }
+}
+
+/// One call that gives something back.
+#[derive(Debug)]
+pub(crate) enum Teardown {
+    Release(RawAllocation),
+    Free { at: Address, len: usize },
+    Unmap { at: Address, len: usize, _place: Place },
+    Unpin { at: Address, len: usize },
+    DestroyStream(RawStream),
+    DestroyEvent(RawEvent),
+    DestroyGraph(RawGraph),
+    UnloadModule(RawModule),
+}
+
+/// A taken place in a reservation, with the memory mapped there: both stay until the place is empty again.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) reservation: Arc<ReservationCore>,
+    pub(crate) offset: usize,
+    pub(crate) _allocation: Arc<AllocationCore>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.reservation.vacate(self.offset);
+    }
+}
+
+impl Teardown {
+    pub(crate) fn run(&self, backend: &Backend) -> Result<(), Cause> {
+        let (memory, queue) = (backend.memory(), backend.queue());
+        // SAFETY: (all arms) the handle is live and used by nobody: it was its owner's, the owner is gone, and a
+        // teardown that succeeded is dropped, so it runs successfully once. The process is not a forked child:
+        // `give_back` and `collect` checked.
+        match *self {
+            // SAFETY: as above.
+            Self::Release(allocation) => unsafe { memory.release(allocation) },
+            // SAFETY: as above; maps hold their reservation, so none is left in it.
+            Self::Free { at, len } => unsafe { memory.free(at, len) },
+            // SAFETY: as above; streams hold the maps they use until the work is done.
+            Self::Unmap { at, len, .. } => unsafe { memory.unmap(at, len) },
+            // SAFETY: as above; streams hold what they use until the work is done.
+            Self::Unpin { at, len } => unsafe { memory.unpin(at, len) },
+            // SAFETY: as above.
+            Self::DestroyStream(stream) => unsafe { queue.destroy_stream(stream) },
+            // SAFETY: as above.
+            Self::DestroyEvent(event) => unsafe { queue.destroy_event(event) },
+            // SAFETY: as above; a launched graph is held by its stream until it is done.
+            Self::DestroyGraph(graph) => unsafe { queue.destroy_graph(graph) },
+            // SAFETY: as above; a launched function is held by its stream until it is done.
+            Self::UnloadModule(module) => unsafe { queue.unload_module(module) },
+        }
+    }
+}
+
+/// Something that could not be given back when its owner went.
+#[derive(Debug)]
+pub(crate) enum Retired {
+    /// The driver said no.
+    Refused(Teardown),
+    /// Its work may still be running, or cannot be known to be over.
+    Draining(Drain),
+}
+
+impl Retired {
+    /// Tries again; `Some` is what has to wait longer.
+    pub(crate) fn retry(self, backend: &Backend) -> Option<Self> {
+        match self {
+            Self::Refused(teardown) => teardown.run(backend).err().map(|_| Self::Refused(teardown)),
+            Self::Draining(mut drain) => (!drain.is_over()).then_some(Self::Draining(drain)),
+        }
+    }
+}

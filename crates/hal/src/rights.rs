@@ -1,0 +1,91 @@
+//! Who may do what with mapped memory.
+
+use std::fmt;
+
+use crate::DeviceId;
+
+/// What a device may do with memory. Ordered: each right includes those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[doc(alias = "CUmemAccess_flags")]
+pub enum Rights {
+    /// Nothing.
+    None,
+    /// Load.
+    Read,
+    /// Load and store.
+    ReadWrite,
+}
+
+impl fmt::Display for Rights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "no access",
+            Self::Read => "reading",
+            Self::ReadWrite => "reading and writing",
+        })
+    }
+}
+
+/// A right given to one device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "CUmemAccessDesc")]
+pub struct Grant {
+    /// Who gets it.
+    pub device: DeviceId,
+    /// What it may do.
+    pub rights: Rights,
+}
+
+/// The rights of each device to one map: they only grow while it lives, so that a view handed out stays true.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RightsTable(Vec<Grant>);
+
+impl RightsTable {
+    pub(crate) fn of(&self, device: DeviceId) -> Rights {
+        self.0.iter().find(|grant| grant.device == device).map_or(Rights::None, |grant| grant.rights)
+    }
+
+    /// The most that any device may do.
+    pub(crate) fn highest(&self) -> Rights {
+        self.0.iter().map(|grant| grant.rights).max().unwrap_or(Rights::None)
+    }
+
+    /// This table with `grants` added. A device keeps the higher of two rights.
+    pub(crate) fn with(&self, grants: &[Grant]) -> Self {
+        let mut table = self.clone();
+        for grant in grants {
+            match table.0.iter_mut().find(|held| held.device == grant.device) {
+                Some(held) => held.rights = held.rights.max(grant.rights),
+                None => table.0.push(*grant),
+            }
+        }
+        table
+    }
+
+    pub(crate) fn grants(&self) -> &[Grant] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_grow_and_never_shrink() {
+        let [zero, one] = [DeviceId(0), DeviceId(1)];
+        let table = RightsTable::default().with(&[
+            Grant { device: zero, rights: Rights::ReadWrite },
+            Grant { device: one, rights: Rights::Read },
+        ]);
+        let table = table.with(&[
+            Grant { device: zero, rights: Rights::Read },
+            Grant { device: one, rights: Rights::ReadWrite },
+        ]);
+        assert_eq!(table.of(zero), Rights::ReadWrite);
+        assert_eq!(table.of(one), Rights::ReadWrite);
+        assert_eq!(table.of(DeviceId(2)), Rights::None);
+        assert_eq!(table.highest(), Rights::ReadWrite);
+        assert_eq!(RightsTable::default().highest(), Rights::None);
+    }
+}
