@@ -1,1 +1,58 @@
-//! The safe interface over devices.
+//! What wholemem's tests are made of: conformance suites, backends that misbehave on purpose, and ranks as processes.
+//!
+//! | room | what it holds |
+//! |---|---|
+//! | [`conformance`] | one suite for all backends: what each must do, and what each must refuse |
+//! | [`fault`] | any backend, with its nth call failing |
+//! | [`deferred`] | host streams that run their work late, and in an order nobody should rely on |
+//! | [`sweep`] | a path walked again and again, failing at each of its calls in turn |
+//! | [`ranks`] | a test that runs as several processes, under a watchdog, leaving nothing behind |
+//! | [`forked`] | a test that goes on in a forked child |
+//! | [`census`] | what this process holds of the kernel: file descriptors and maps |
+//!
+//! Nothing here sleeps to get an order, and nothing asserts an upper time.
+
+use std::hash::{BuildHasher, Hasher};
+
+pub mod census;
+pub mod conformance;
+pub mod deferred;
+pub mod fault;
+pub mod forked;
+pub mod ranks;
+pub mod sweep;
+
+pub use census::Census;
+pub use deferred::Deferred;
+pub use fault::Fault;
+pub use forked::in_forked_child;
+pub use ranks::{Rank, Ranks};
+
+/// Whether the whole sweeps are asked for, instead of samples.
+#[must_use]
+pub fn exhaustive() -> bool {
+    std::env::var_os("WHOLEMEM_EXHAUSTIVE").is_some_and(|value| value != "0")
+}
+
+/// A seed for this run, printed so that a failure can be repeated with `WHOLEMEM_SEED`.
+///
+/// # Panics
+/// When `WHOLEMEM_SEED` is set and is no number.
+#[must_use]
+pub fn seed() -> u64 {
+    let fresh = || std::hash::RandomState::new().build_hasher().finish();
+    let given = std::env::var("WHOLEMEM_SEED").ok();
+    let seed = given.map_or_else(fresh, |text| text.parse().expect("`WHOLEMEM_SEED` is a number"));
+    report(&format!("seed {seed} (repeat with WHOLEMEM_SEED={seed})"));
+    seed
+}
+
+/// Says that a test did not run here, and why.
+pub fn skipped(reason: &str) {
+    report(&format!("SKIPPED: {reason}"));
+}
+
+#[expect(clippy::print_stderr, reason = "what a test has to say belongs on its standard error")]
+fn report(text: &str) {
+    eprintln!("{text}");
+}

@@ -1,0 +1,18 @@
+//! The conformance suite, for the host as it is, as many devices with large granules, with late streams, and under the
+//! fault backend while it lets everything pass.
+
+use wholemem_hal::host::{HostMemory, HostQueue};
+use wholemem_hal::{Backend, Granule, HostConfig};
+use wholemem_testkit::{Deferred, Fault, conformance, seed};
+
+fn gpu_like() -> HostConfig {
+    HostConfig::virtual_devices(4).granule(Granule::new(2 << 20).expect("a power of two"))
+}
+
+conformance!(host, || Backend::host(HostConfig::default()).unwrap());
+conformance!(host_with_four_devices, || Backend::host(gpu_like()).unwrap());
+conformance!(deferred, || Deferred::backend(HostConfig::virtual_devices(2), seed()).unwrap());
+conformance!(fault, || {
+    let memory = HostMemory::open(HostConfig::virtual_devices(2)).unwrap();
+    Fault::over(memory, HostQueue::inline()).unwrap().0
+});

@@ -1,0 +1,213 @@
+//! Handles that are not what they claim, and handles inherited through `fork`: refused exactly, changing nothing.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use wholemem_hal::{
+    Allocation, AllocationSpec, Attempt, Backend, Cause, Device, Error, Event, EventHandle, EventKind, Grant,
+    HandleKind, HostConfig, Mapping, PinnedBuffer, Reservation, Rights, ShareHandle,
+};
+use wholemem_os::{Deadline, FileKind};
+use wholemem_testkit::{Census, Ranks, in_forked_child, test_name};
+
+const LEN: usize = 128 << 10;
+
+fn device() -> Device {
+    Backend::host(HostConfig::default()).unwrap().device(0).unwrap()
+}
+
+/// A memory file as a stranger might send it.
+fn foreign(len: usize, seals: SealFlags) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("foreign", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, len as u64).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+#[test]
+fn an_import_refuses_what_is_not_sealed_memory_of_that_length() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let device = device();
+        let seals = SealFlags::SHRINK | SealFlags::GROW;
+        let pipe = || rustix::pipe::pipe().unwrap().0;
+        let cases: [(&str, OwnedFd, wholemem_os::Error); 6] = [
+            ("a pipe", pipe(), wholemem_os::Error::NotAMemfd { found: FileKind::Pipe }),
+            (
+                "a device",
+                std::fs::File::open("/dev/null").unwrap().into(),
+                wholemem_os::Error::NotAMemfd { found: FileKind::Device },
+            ),
+            (
+                "unsealed memory",
+                foreign(LEN, SealFlags::empty()),
+                wholemem_os::Error::Unsealed { missing: "F_SEAL_SHRINK and F_SEAL_GROW" },
+            ),
+            (
+                "memory that can still grow",
+                foreign(LEN, SealFlags::SHRINK),
+                wholemem_os::Error::Unsealed { missing: "F_SEAL_GROW" },
+            ),
+            (
+                "memory that is too short",
+                foreign(LEN / 2, seals),
+                wholemem_os::Error::WrongLength { expected: LEN, actual: LEN / 2 },
+            ),
+            (
+                "memory that is too long",
+                foreign(2 * LEN, seals),
+                wholemem_os::Error::WrongLength { expected: LEN, actual: 2 * LEN },
+            ),
+        ];
+        let given = cases.len();
+        let before = Census::take();
+        for (what, fd, cause) in cases {
+            let attempt = Attempt::Import { len: LEN, device: device.label() };
+            let refused = Error::Failed { attempt, cause: Cause::Os(cause) };
+            assert_eq!(Allocation::import(&device, fd.into(), LEN).unwrap_err(), refused, "{what}");
+        }
+        let after = Census::take();
+        assert_eq!(before.fds.len() - given, after.fds.len(), "each handle was used up");
+        assert_eq!(before.maps, after.maps);
+        // And what passes the checks is taken, whoever made it.
+        Allocation::import(&device, foreign(LEN, seals).into(), LEN).unwrap();
+    });
+}
+
+#[test]
+fn an_import_refuses_handles_of_other_machinery() {
+    let device = device();
+    for handle in [ShareHandle::Fabric([1; 64]), ShareHandle::CudaIpc { token: [2; 64], offset: 0 }] {
+        let capability = match handle.kind() {
+            HandleKind::Fabric => wholemem_hal::Capability::Fabric,
+            _ => wholemem_hal::Capability::CudaIpc,
+        };
+        let reason = "host memory travels as a file descriptor";
+        let refused = Error::Unsupported { capability, device: device.label(), reason };
+        assert_eq!(Allocation::import(&device, handle, LEN).unwrap_err(), refused);
+    }
+}
+
+#[test]
+fn more_memory_than_there_is_is_refused_before_anything_is_filled() {
+    let device = device();
+    let len = 1 << 50;
+    let refused = device.allocate(len).unwrap_err();
+    let Error::Failed { attempt, cause: Cause::OutOfMemory { available } } = &refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(*attempt, Attempt::Create { len, device: device.label() });
+    assert!(*available > 0 && *available < len);
+}
+
+#[test]
+fn refused_calls_change_nothing() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let device = device();
+        let step = device.granularity().unwrap().minimum.len();
+        let reservation = Reservation::create(device.backend(), 2 * step).unwrap();
+        let memory = device.allocate(step).unwrap();
+        let rights = [Grant { device: device.id(), rights: Rights::ReadWrite }];
+        let map = Mapping::create(&reservation, 0, &memory, &rights).unwrap();
+        map.bytes().unwrap().fill(9).unwrap();
+        let before = Census::take();
+
+        device.allocate(0).unwrap_err();
+        device.allocate(step + 1).unwrap_err();
+        Reservation::create(device.backend(), 1).unwrap_err();
+        Reservation::create_at(device.backend(), step, reservation.address()).unwrap_err();
+        Mapping::create(&reservation, 1, &memory, &rights).unwrap_err();
+        Mapping::create(&reservation, 2 * step, &memory, &rights).unwrap_err();
+        Mapping::create(&reservation, 0, &memory, &rights).unwrap_err();
+        let missing = [Grant { device: 77.into(), rights: Rights::Read }];
+        Mapping::create(&reservation, step, &memory, &missing).unwrap_err();
+        let fabric = AllocationSpec { handle: HandleKind::Fabric, ..AllocationSpec::new(&device, step) };
+        Allocation::create(device.backend(), &fabric).unwrap_err();
+        let far = AllocationSpec { node: Some(1000), ..AllocationSpec::new(&device, step) };
+        Allocation::create(device.backend(), &far).unwrap_err();
+
+        Census::take().assert_same_as(&before, "after refused calls");
+        let mut seen = vec![0; step];
+        map.bytes().unwrap().read_at(0, &mut seen).unwrap();
+        assert!(seen.iter().all(|&byte| byte == 9));
+        Mapping::create(&reservation, step, &memory, &rights).unwrap();
+    });
+}
+
+#[test]
+fn a_forked_child_can_neither_use_nor_harm_what_it_inherited() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let device = device();
+        let memory = device.allocate(LEN).unwrap();
+        let map = memory.map(Rights::ReadWrite).unwrap();
+        let (stream, event) = (device.stream().unwrap(), Event::create(&device, EventKind::Shared).unwrap());
+        let reservation = Reservation::create(device.backend(), LEN).unwrap();
+        let pinned = PinnedBuffer::create(&device, 100).unwrap();
+        let graph = stream.capture(|stream| stream.fill(&map.all(), 1)).unwrap();
+        map.bytes().unwrap().fill(5).unwrap();
+        let before = Census::take();
+
+        let (inherited_memory, inherited_map) = (memory.clone(), map.clone());
+        in_forked_child(|| {
+            let forked = |attempt| Error::Forked { attempt };
+            let label = device.label();
+            let create = Attempt::Create { len: LEN, device: label };
+            assert_eq!(device.allocate(LEN).unwrap_err(), forked(create));
+            let reserve = Attempt::Reserve { len: LEN };
+            assert_eq!(Reservation::create(device.backend(), LEN).unwrap_err(), forked(reserve));
+            let place = Attempt::Map { len: LEN, offset: 0 };
+            assert_eq!(Mapping::create(&reservation, 0, &memory, &[]).unwrap_err(), forked(place));
+            let (kind, rights) = (HandleKind::Fd, Rights::Read);
+            assert_eq!(memory.export(kind, rights).unwrap_err(), forked(Attempt::Export { kind, rights }));
+            let import = Attempt::Import { len: LEN, device: label };
+            let handle = foreign(LEN, SealFlags::SHRINK | SealFlags::GROW).into();
+            assert_eq!(Allocation::import(&device, handle, LEN).unwrap_err(), forked(import));
+            assert_eq!(memory.properties().unwrap_err(), forked(Attempt::Inspect));
+            assert_eq!(map.bytes().unwrap_err(), forked(Attempt::Access { len: LEN }));
+            assert_eq!(map.populate().unwrap_err(), forked(Attempt::Populate { len: LEN }));
+            let grant = [Grant { device: device.id(), rights }];
+            assert_eq!(
+                map.grant(&grant).unwrap_err(),
+                forked(Attempt::Grant { device: device.id(), rights })
+            );
+            assert_eq!(stream.fill(&map.all(), 2).unwrap_err(), forked(Attempt::Fill { len: LEN }));
+            assert_eq!(stream.synchronize(Deadline::NOW).unwrap_err(), forked(Attempt::Synchronize));
+            assert_eq!(stream.record(&event).unwrap_err(), forked(Attempt::Record));
+            assert_eq!(stream.capture(|_| Ok(())).unwrap_err(), forked(Attempt::Capture));
+            assert_eq!(graph.launch(&stream).unwrap_err(), forked(Attempt::LaunchGraph));
+            assert_eq!(event.wait(Deadline::NOW).unwrap_err(), forked(Attempt::AwaitEvent));
+            assert_eq!(event.export().unwrap_err(), forked(Attempt::ShareEvent));
+            assert_eq!(pinned.bytes().unwrap_err(), forked(Attempt::Access { len: 100 }));
+            assert_eq!(device.stream().unwrap_err(), forked(Attempt::CreateStream { device: label }));
+            assert_eq!(PinnedBuffer::create(&device, 1).unwrap_err(), forked(Attempt::Pin { len: 1 }));
+            assert_eq!(inherited_map.unmap().unwrap_err(), forked(Attempt::Unmap));
+            assert_eq!(inherited_memory.release().unwrap_err(), forked(Attempt::Release));
+
+            // Dropping everything gives nothing back: it is the parent's.
+            let inherited = Census::take();
+            drop((memory, map, stream, event, reservation, pinned, graph));
+            Census::take().assert_same_as(&inherited, "after the child dropped what it inherited");
+
+            // A backend of its own works.
+            let own = self::device().allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+            own.bytes().unwrap().fill(1).unwrap();
+        });
+        // The closure took the parent's handles into the child; in the parent they were dropped with it.
+        let after = Census::take();
+        assert!(after.fds.len() < before.fds.len(), "{after:?}");
+    });
+}
+
+#[test]
+fn a_garbage_event_handle_is_refused() {
+    let device = device();
+    let pipe = rustix::pipe::pipe().unwrap().0;
+    let attempt = Attempt::ImportEvent { device: device.label() };
+    let cause = Cause::Os(wholemem_os::Error::NotAMemfd { found: FileKind::Pipe });
+    assert_eq!(Event::import(&device, EventHandle::Fd(pipe)).unwrap_err(), Error::Failed { attempt, cause });
+    let refused = Event::import(&device, EventHandle::CudaIpc([0; 64])).unwrap_err();
+    let reason = "host events travel as file descriptors";
+    let capability = wholemem_hal::Capability::SharedEvent;
+    assert_eq!(refused, Error::Unsupported { capability, device: device.label(), reason });
+}

@@ -1,0 +1,225 @@
+//! Memory between processes: handed over, kept alive, protected, and given back.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use wholemem_hal::{
+    Allocation, Backend, Device, Event, EventHandle, EventKind, HandleKind, HostConfig, Rights, ShareHandle,
+};
+use wholemem_os::{Deadline, vm};
+use wholemem_testkit::{Census, Ranks, exhaustive, skipped, test_name};
+
+const LEN: usize = 256 << 10;
+
+fn device() -> Device {
+    Backend::host(HostConfig::default()).unwrap().device(0).unwrap()
+}
+
+fn export(memory: &Allocation, rights: Rights) -> OwnedFd {
+    memory.export(HandleKind::Fd, rights).unwrap().into_fd().unwrap()
+}
+
+fn import(device: &Device, mut fds: Vec<OwnedFd>) -> Allocation {
+    Allocation::import(device, ShareHandle::from(fds.remove(0)), LEN).unwrap()
+}
+
+#[test]
+fn what_one_process_writes_another_reads() {
+    Ranks::of(2).run(test_name!(), |rank| {
+        let device = device();
+        if rank.id() == 0 {
+            let memory = device.allocate(LEN).unwrap();
+            let map = memory.map(Rights::ReadWrite).unwrap();
+            rank.send(1, b"memory", &[export(&memory, Rights::ReadWrite).as_fd()]);
+            map.bytes().unwrap().write_at(LEN - 5, b"hello").unwrap();
+            rank.barrier();
+            rank.barrier();
+            let mut answer = [0; 5];
+            map.bytes().unwrap().read_at(0, &mut answer).unwrap();
+            assert_eq!(&answer, b"world");
+        } else {
+            let map = import(&device, rank.recv(0).1).map(Rights::ReadWrite).unwrap();
+            rank.barrier();
+            let mut seen = [0; 5];
+            map.bytes().unwrap().read_at(LEN - 5, &mut seen).unwrap();
+            assert_eq!(&seen, b"hello");
+            map.bytes().unwrap().write_at(0, b"world").unwrap();
+            rank.barrier();
+        }
+    });
+}
+
+#[test]
+fn memory_outlives_the_process_that_made_it() {
+    Ranks::of(3).killed(0).run(test_name!(), |rank| {
+        let device = device();
+        match rank.id() {
+            0 => {
+                let memory = device.allocate(LEN).unwrap();
+                memory.map(Rights::ReadWrite).unwrap().bytes().unwrap().fill(0xA5).unwrap();
+                rank.send(1, b"memory", &[export(&memory, Rights::ReadWrite).as_fd()]);
+                rank.wait_to_be_killed();
+            }
+            1 => {
+                // Held, not mapped: the descriptor alone keeps it.
+                let (_, fds) = rank.recv(0);
+                rank.kill(0);
+                rank.send(2, b"memory", &[fds[0].as_fd()]);
+                drop(fds);
+                assert_eq!(rank.recv(2).0, b"seen");
+            }
+            _ => {
+                let map = import(&device, rank.recv(1).1).map(Rights::Read).unwrap();
+                let mut seen = vec![0; LEN];
+                map.bytes().unwrap().read_at(0, &mut seen).unwrap();
+                assert!(seen.iter().all(|&byte| byte == 0xA5));
+                rank.send(1, b"seen", &[]);
+            }
+        }
+    });
+}
+
+#[test]
+fn ten_thousand_shares_leave_descriptors_and_maps_flat() {
+    let rounds = if exhaustive() { 100_000 } else { 10_000 };
+    Ranks::of(2).run(test_name!(), |rank| {
+        let device = device();
+        let mut before = None;
+        for round in 0..rounds {
+            if rank.id() == 0 {
+                let memory = device.allocate(LEN).unwrap();
+                let map = memory.map(Rights::ReadWrite).unwrap();
+                rank.send(1, b"memory", &[export(&memory, Rights::ReadWrite).as_fd()]);
+                map.bytes().unwrap().write_at(0, b"x").unwrap();
+                assert_eq!(rank.recv(1).0, b"done");
+            } else {
+                let map = import(&device, rank.recv(0).1).map(Rights::ReadWrite).unwrap();
+                map.bytes().unwrap().write_at(LEN - 1, b"x").unwrap();
+                drop(map);
+                rank.send(0, b"done", &[]);
+            }
+            // After one round everything that stays for good is there.
+            if round == 0 {
+                before = Some(Census::take());
+            }
+        }
+        Census::take().assert_same_as(&before.unwrap(), "after all rounds");
+    });
+}
+
+#[test]
+fn an_event_of_one_process_is_waited_for_in_another() {
+    Ranks::of(2).run(test_name!(), |rank| {
+        let device = device();
+        let stream = device.stream().unwrap();
+        if rank.id() == 0 {
+            let memory = device.allocate(LEN).unwrap();
+            let map = memory.map(Rights::ReadWrite).unwrap();
+            let event = Event::create(&device, EventKind::Shared).unwrap();
+            let EventHandle::Fd(handle) = event.export().unwrap() else { panic!("a descriptor") };
+            stream.fill(&map.all(), 7).unwrap();
+            stream.record(&event).unwrap();
+            rank.send(1, b"both", &[export(&memory, Rights::Read).as_fd(), handle.as_fd()]);
+            assert_eq!(rank.recv(1).0, b"seen");
+        } else {
+            let (_, mut fds) = rank.recv(0);
+            let event = Event::import(&device, EventHandle::Fd(fds.pop().unwrap())).unwrap();
+            let map = import(&device, fds).map(Rights::Read).unwrap();
+            stream.await_event(&event).unwrap();
+            let mut seen = vec![0; LEN];
+            stream.read(&map.all(), &mut seen).unwrap();
+            assert!(seen.iter().all(|&byte| byte == 7));
+            rank.send(0, b"seen", &[]);
+        }
+    });
+}
+
+/// The user that owns nothing.
+const NOBODY: u32 = 65_534;
+
+#[test]
+fn another_user_with_a_read_only_descriptor_can_change_nothing() {
+    if !Ranks::can_change_user() {
+        return skipped("only root can start a process as another user");
+    }
+    Ranks::of(2).as_user(1, NOBODY).run(test_name!(), |rank| {
+        let device = device();
+        if rank.id() == 0 {
+            let memory = device.allocate(LEN).unwrap();
+            let map = memory.map(Rights::ReadWrite).unwrap();
+            map.bytes().unwrap().fill(0x11).unwrap();
+            // The control: the same attacks succeed on a memory file made without our rules, so they are real ones.
+            let plain = rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&plain, LEN as u64).unwrap();
+            let plain = wholemem_os::memfd::read_only_fd(plain.as_fd()).unwrap();
+            rank.send(1, b"both", &[export(&memory, Rights::Read).as_fd(), plain.as_fd()]);
+            assert_eq!(rank.recv(1).0, b"done");
+            let mut seen = vec![0; LEN];
+            map.bytes().unwrap().read_at(0, &mut seen).unwrap();
+            assert!(seen.iter().all(|&byte| byte == 0x11), "not a byte changed");
+            let mode = rustix::fs::fstat(export(&memory, Rights::Read)).unwrap().st_mode;
+            assert_eq!(mode & 0o777, 0o600);
+        } else {
+            assert_eq!(rustix::process::geteuid().as_raw(), NOBODY);
+            let (_, fds) = rank.recv(0);
+            let (ours, plain) = (&fds[0], &fds[1]);
+            assert_eq!(reopen_for_writing(plain).map(drop), Ok(()), "the control can be reopened");
+            attack(ours);
+            rank.send(0, b"done", &[]);
+        }
+    });
+}
+
+fn reopen_for_writing(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    rustix::fs::open(path, rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
+}
+
+fn attack(fd: &OwnedFd) {
+    use rustix::fs::{FallocateFlags, Mode, fallocate, fchmod, ftruncate};
+    assert_eq!(reopen_for_writing(fd).map(drop), Err(Errno::ACCESS), "reopening for writing");
+    assert_eq!(fchmod(fd, Mode::from_raw_mode(0o777)), Err(Errno::PERM), "fchmod");
+    assert_eq!(rustix::io::pwrite(fd, b"x", 0), Err(Errno::BADF), "pwrite");
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    assert_eq!(fallocate(fd, punch, 0, 4096), Err(Errno::BADF), "punching a hole");
+    assert_eq!(ftruncate(fd, 0), Err(Errno::INVAL), "ftruncate");
+
+    let device = device();
+    let memory =
+        Allocation::import(&device, wholemem_os::memfd::share_fd(fd.as_fd()).unwrap().into(), LEN).unwrap();
+    assert_eq!(memory.rights(), Rights::Read);
+    let map = memory.map(Rights::Read).unwrap();
+    let bytes = map.bytes().unwrap();
+    assert_eq!(bytes.write_at(0, b"x"), Err(wholemem_os::Error::ReadOnly));
+    // SAFETY: the map is ours; if this succeeded, the test would have failed anyway.
+    let widened = unsafe { vm::protect(bytes.as_ptr(), LEN, vm::Protection::ReadWrite) };
+    assert_eq!(widened, Err(wholemem_os::Error::Call { call: "mprotect", errno: Errno::ACCESS }));
+    // SAFETY: the kernel checks the page's rights itself.
+    assert!(!unsafe { vm::try_store(bytes.as_ptr()) }, "a store into the map");
+    // SAFETY: without a fixed address nothing is replaced; a failure maps nothing.
+    let again = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            LEN,
+            rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+            rustix::mm::MapFlags::SHARED,
+            fd,
+            0,
+        )
+    };
+    assert_eq!(again.map(drop), Err(Errno::ACCESS), "a writable map");
+}
+
+#[test]
+fn waiting_for_an_event_that_is_never_reached_ends_at_the_deadline() {
+    let device = device();
+    let never = wholemem_hal::host::HostEvent::shared().unwrap();
+    never.ask(never.next_ticket());
+    let event = Event::import(&device, EventHandle::Fd(never.export().unwrap().unwrap())).unwrap();
+    let attempt = wholemem_hal::Attempt::AwaitEvent;
+    assert_eq!(event.wait(Deadline::NOW), Err(wholemem_hal::Error::TimedOut { attempt }));
+    assert_eq!(event.is_done(), Ok(false));
+}

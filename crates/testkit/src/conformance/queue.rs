@@ -1,0 +1,228 @@
+//! What streams, events, graphs and kernels must do on every backend.
+
+use wholemem_hal::{
+    Args, Attempt, Backend, Error, Event, EventKind, KernelImage, LaunchShape, Mapping, Module, PinnedBuffer,
+    Rights,
+};
+use wholemem_os::Deadline;
+
+use super::{first, granule, mapped, pattern, second, seen, stream};
+
+pub fn work_of_one_stream_runs_in_order(backend: &Backend) {
+    let device = first(backend);
+    let map = mapped(&device, 1);
+    let span = |offset: usize| map.span(offset, 64).unwrap();
+    let stream = stream(&device);
+    stream.fill(&span(0), 1).unwrap();
+    stream.copy(&span(64), &span(0)).unwrap();
+    stream.fill(&span(0), 2).unwrap();
+    stream.copy(&span(128), &span(0)).unwrap();
+    stream.fill(&span(0), 3).unwrap();
+    stream.synchronize(Deadline::NEVER).unwrap();
+    for (offset, value) in [(0, 3), (64, 1), (128, 2)] {
+        assert_eq!(seen(&device, &span(offset)), [value; 64]);
+    }
+}
+
+pub fn an_event_orders_two_streams(backend: &Backend) {
+    let device = first(backend);
+    let map = mapped(&device, 1);
+    let span = |offset: usize| map.span(offset, 64).unwrap();
+    for value in 1..40 {
+        let (writer, reader) = (stream(&device), stream(&device));
+        let event = Event::create(&device, EventKind::Order).unwrap();
+        writer.fill(&span(0), value).unwrap();
+        writer.record(&event).unwrap();
+        reader.await_event(&event).unwrap();
+        reader.copy(&span(64), &span(0)).unwrap();
+        // A later record does not prolong the wait that was asked for already.
+        writer.record(&event).unwrap();
+        reader.synchronize(Deadline::NEVER).unwrap();
+        assert_eq!(seen(&device, &span(64)), [value; 64]);
+        event.wait(Deadline::NEVER).unwrap();
+        assert_eq!(event.is_done(), Ok(true));
+    }
+}
+
+pub fn dropped_memory_stays_until_its_work_is_done(backend: &Backend) {
+    let (device, other) = (first(backend), second(backend));
+    let target = mapped(&device, 1);
+    let stream = stream(&device);
+    for value in 1..100 {
+        let source = device.allocate(granule(&device)).unwrap().map(Rights::ReadWrite).unwrap();
+        let event = Event::create(&other, EventKind::Order).unwrap();
+        stream.fill(&source.all(), value).unwrap();
+        stream.record(&event).unwrap();
+        stream.copy(&target.all(), &source.all()).unwrap();
+        drop((source, event));
+    }
+    stream.synchronize(Deadline::NEVER).unwrap();
+    assert!(seen(&device, &target.all()).iter().all(|&byte| byte == 99));
+}
+
+pub fn a_dropped_stream_still_does_its_work(backend: &Backend) {
+    let device = first(backend);
+    let target = mapped(&device, 1);
+    let late = stream(&device);
+    let source = mapped(&device, 1);
+    late.fill(&source.all(), 9).unwrap();
+    late.copy(&target.all(), &source.all()).unwrap();
+    drop((late, source));
+    // Each look may let one piece of the work run; none of them waits for it.
+    let looks = (0..1000).find(|_| backend.collect() == 0);
+    assert!(looks.is_some(), "the stream is gone in the end");
+    assert!(seen(&device, &target.all()).iter().all(|&byte| byte == 9));
+}
+
+pub fn a_graph_repeats_its_work(backend: &Backend) {
+    let device = first(backend);
+    let map = mapped(&device, 1);
+    let span = |offset: usize| map.span(offset, 64).unwrap();
+    let stream = stream(&device);
+    stream.write(&span(0), &[0; 64]).unwrap();
+    let kept = mapped(&device, 1);
+    let source = kept.span(0, 64).unwrap();
+    stream.write(&source, &[5; 64]).unwrap();
+    let graph = stream.capture(|stream| stream.copy(&span(0), &source)).unwrap();
+    assert_eq!(seen(&device, &span(0)), [0; 64], "capturing runs nothing");
+    // The graph alone keeps what it reads.
+    drop((source, kept));
+    for _ in 0..3 {
+        stream.write(&span(0), &[0; 64]).unwrap();
+        graph.launch(&stream).unwrap();
+        stream.synchronize(Deadline::NEVER).unwrap();
+        assert_eq!(seen(&device, &span(0)), [5; 64]);
+    }
+    stream.write(&span(0), &[0; 64]).unwrap();
+    graph.launch(&stream).unwrap();
+    drop(graph);
+    stream.synchronize(Deadline::NEVER).unwrap();
+    assert_eq!(seen(&device, &span(0)), [5; 64], "a launched graph lives until it has run");
+}
+
+pub fn a_failed_capture_leaves_the_stream_usable(backend: &Backend) {
+    let device = first(backend);
+    let map = mapped(&device, 1);
+    let span = map.span(0, 8).unwrap();
+    let stream = stream(&device);
+    let failure = Error::OutOfRange { offset: 1, len: 2, size: 3 };
+    let captured = stream.capture(|stream| {
+        stream.fill(&span, 1)?;
+        Err(failure.clone())
+    });
+    assert_eq!(captured.map(drop), Err(failure));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        stream.capture(|_| std::panic::panic_any("as asked")).map(drop)
+    }));
+    assert!(panicked.is_err());
+    stream.write(&span, &[2; 8]).unwrap();
+    assert_eq!(seen(&device, &span), [2; 8]);
+}
+
+pub fn long_reads_and_writes_arrive_whole(backend: &Backend) {
+    let device = first(backend);
+    // Longer than any staging buffer, and no multiple of anything.
+    let len: usize = (9 << 20) + 12_345;
+    let step = granule(&device);
+    let map = mapped(&device, (len + 77).div_ceil(step));
+    let span = map.span(77, len).unwrap();
+    let written = pattern(6, len);
+    stream(&device).write(&span, &written).unwrap();
+    assert!(seen(&device, &span) == written);
+    assert_eq!(seen(&device, &map.span(0, 77).unwrap()), [0; 77]);
+}
+
+/// Fills bytes with their index plus a number: `(address, len, number)`.
+const ADD_INDEX: KernelImage = KernelImage { ptx: None, host: &[("add_index", add_index)] };
+
+unsafe fn add_index(shape: &LaunchShape, args: &Args) {
+    let (Some(at), Some(len), Some(add)) = (args.read_u64(0), args.read_u32(1), args.read_u32(2)) else {
+        panic!("the kernel takes an address, a length and a number: {args:?}");
+    };
+    assert_eq!(shape, &LaunchShape::line(1, 32));
+    let at = wholemem_hal::raw::Address(at).to_host().expect("not null");
+    // SAFETY: the launcher passed a mapped, writable range of this length.
+    let bytes = unsafe { wholemem_os::SharedSlice::new(at, len as usize, true) };
+    let values: Vec<u8> = (0..len).map(|index| (index + add).to_le_bytes()[0]).collect();
+    bytes.write_at(0, &values).expect("in range");
+}
+
+pub fn a_kernel_gets_its_arguments(backend: &Backend) {
+    let device = first(backend);
+    // SAFETY: the one function of the image is launched below with what it takes.
+    let module = unsafe { Module::load(&device, &ADD_INDEX) }.unwrap();
+    let missing = module.function("no_such_thing").map(drop);
+    let name = "no_such_thing".to_owned();
+    assert_eq!(missing, Err(Error::NoSuchFunction { name, backend: backend.kind() }));
+    let function = module.function("add_index").unwrap();
+    drop(module);
+    assert!(function.occupancy(32, 0).unwrap() >= 1);
+
+    let map = mapped(&device, 1);
+    let span = map.span(16, 100).unwrap();
+    let args = Args::new().u64(span.address()).u32(100).u32(7);
+    let stream = stream(&device);
+    // SAFETY: the arguments are an address, a length and a number, and the span is held.
+    unsafe { stream.launch(&function, &LaunchShape::line(1, 32), &args, std::slice::from_ref(&span)) }
+        .unwrap();
+    drop(function);
+    stream.synchronize(Deadline::NEVER).unwrap();
+    assert!(seen(&device, &span).into_iter().eq(7..107));
+}
+
+pub fn timed_events_tell_the_time_between_them(backend: &Backend) {
+    let device = first(backend);
+    let map = mapped(&device, 16);
+    let [start, end] = [(); 2].map(|()| Event::create(&device, EventKind::Timed).unwrap());
+    let stream = stream(&device);
+    stream.record(&start).unwrap();
+    for value in 0..10 {
+        stream.fill(&map.all(), value).unwrap();
+    }
+    stream.record(&end).unwrap();
+    stream.synchronize(Deadline::NEVER).unwrap();
+    assert!(!start.elapsed(&end).unwrap().is_zero());
+    let order = Event::create(&device, EventKind::Order).unwrap();
+    let refused = start.elapsed(&order).unwrap_err();
+    assert!(matches!(refused, Error::Unsupported { .. }), "{refused:?}");
+}
+
+pub fn a_shared_event_is_seen_through_its_handle(backend: &Backend) {
+    let device = first(backend);
+    let map = mapped(&device, 1);
+    let event = Event::create(&device, EventKind::Shared).unwrap();
+    let there = Event::import(&device, event.export().unwrap()).unwrap();
+    let (writer, reader) = (stream(&device), stream(&device));
+    writer.fill(&map.span(0, 8).unwrap(), 4).unwrap();
+    writer.record(&event).unwrap();
+    reader.await_event(&there).unwrap();
+    reader.copy(&map.span(8, 8).unwrap(), &map.span(0, 8).unwrap()).unwrap();
+    there.wait(Deadline::NEVER).unwrap();
+    reader.synchronize(Deadline::NEVER).unwrap();
+    assert_eq!(seen(&device, &map.span(8, 8).unwrap()), [4; 8]);
+
+    let private = Event::create(&device, EventKind::Order).unwrap();
+    let refused = private.export().unwrap_err();
+    assert!(matches!(refused, Error::Unsupported { .. }), "{refused:?}");
+}
+
+pub fn pinned_memory_is_copied_from_and_to(backend: &Backend) {
+    let device = first(backend);
+    let map: Mapping = mapped(&device, 1);
+    let [out, back] = [(); 2].map(|()| PinnedBuffer::create(&device, 1000).unwrap());
+    let sent = pattern(7, 1000);
+    out.bytes().unwrap().write_at(0, &sent).unwrap();
+    let stream = stream(&device);
+    stream.copy(&map.span(0, 1000).unwrap(), &out.all()).unwrap();
+    stream.copy(&back.all(), &map.span(0, 1000).unwrap()).unwrap();
+    drop(out);
+    stream.synchronize(Deadline::NEVER).unwrap();
+    let mut received = vec![0; 1000];
+    back.bytes().unwrap().read_at(0, &mut received).unwrap();
+    assert_eq!(received, sent);
+    let refused = stream.synchronize(Deadline::NOW);
+    assert!(
+        matches!(refused, Ok(()) | Err(Error::TimedOut { attempt: Attempt::Synchronize })),
+        "{refused:?}"
+    );
+}

@@ -1,0 +1,184 @@
+//! Any backend, with its nth raw call failing: nothing may leak, and the error must be exactly that failure.
+
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use wholemem_hal::raw::{
+    Address, EventHandle, EventKind, Imported, Properties, RawAllocation, RawEvent, RawFunction, RawGraph,
+    RawMemory, RawModule, RawQueue, RawStream,
+};
+use wholemem_hal::{
+    AllocationSpec, Args, Backend, BackendKind, Cause, DeviceId, DeviceInfo, Grant, Granularity, HandleKind,
+    KernelImage, LaunchShape, Result, Rights, ShareHandle,
+};
+use wholemem_os::{Deadline, Errno, Error};
+
+/// What an injected failure answers. No code treats it specially, so it has to come through as it is.
+pub const INJECTED: Errno = Errno::NFILE;
+
+/// The plan of which call is to fail, shared with the backend it is for.
+#[derive(Debug, Clone, Default)]
+pub struct Fault {
+    plan: Arc<Mutex<Plan>>,
+}
+
+#[derive(Debug, Default)]
+struct Plan {
+    calls_left: u64,
+    fired: Option<&'static str>,
+}
+
+impl Fault {
+    /// A backend over these raw parts whose calls this plan can fail.
+    ///
+    /// # Errors
+    /// As [`Backend::from_raw`].
+    pub fn over(memory: impl RawMemory + 'static, queue: impl RawQueue + 'static) -> Result<(Backend, Self)> {
+        let fault = Self::default();
+        let memory = FaultMemory { inner: memory, fault: fault.clone() };
+        let queue = FaultQueue { inner: queue, fault: fault.clone() };
+        Ok((Backend::from_raw(Arc::new(memory), Arc::new(queue))?, fault))
+    }
+
+    /// Makes the `nth` call from now on (counted from 1) fail, once; zero ends the plan.
+    pub fn arm(&self, nth: u64) {
+        *self.plan() = Plan { calls_left: nth, fired: None };
+    }
+
+    /// The verb that was made to fail.
+    #[must_use]
+    pub fn fired(&self) -> Option<&'static str> {
+        self.plan().fired
+    }
+
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pass(&self, verb: &'static str) -> Result<(), Cause> {
+        let mut plan = self.plan();
+        match plan.calls_left {
+            0 => Ok(()),
+            1 => {
+                *plan = Plan { calls_left: 0, fired: Some(verb) };
+                Err(Cause::Os(Error::Call { call: verb, errno: INJECTED }))
+            }
+            more => {
+                plan.calls_left = more - 1;
+                Ok(())
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct FaultMemory<M> {
+    inner: M,
+    fault: Fault,
+}
+
+#[derive(Debug)]
+struct FaultQueue<Q> {
+    inner: Q,
+    fault: Fault,
+}
+
+/// Methods that fail by plan, or do what the backend beneath does.
+macro_rules! forward {
+    ($(fn $verb:ident(&self $(, $arg:ident: $type:ty)*) -> $answer:ty;)*) => {$(
+        unsafe fn $verb(&self $(, $arg: $type)*) -> Result<$answer, Cause> {
+            self.fault.pass(stringify!($verb))?;
+            // SAFETY: passed on from the caller.
+            unsafe { self.inner.$verb($($arg),*) }
+        }
+    )*};
+}
+
+// SAFETY: what is not refused is done by a backend that keeps the contract; a refused call changes nothing.
+unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
+    fn kind(&self) -> BackendKind {
+        self.inner.kind()
+    }
+
+    fn devices(&self) -> &[DeviceInfo] {
+        self.inner.devices()
+    }
+
+    fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, Cause> {
+        self.fault.pass("granularity")?;
+        self.inner.granularity(spec)
+    }
+
+    forward! {
+        fn create(&self, spec: &AllocationSpec) -> RawAllocation;
+        fn release(&self, allocation: RawAllocation) -> ();
+        fn reserve(&self, len: usize, align: Option<usize>, wanted: Option<Address>) -> Address;
+        fn free(&self, at: Address, len: usize) -> ();
+        fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> ();
+        fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> ();
+        fn unmap(&self, at: Address, len: usize) -> ();
+        fn export(&self, allocation: RawAllocation, kind: HandleKind, rights: Rights) -> ShareHandle;
+        fn import(&self, device: DeviceId, handle: ShareHandle, len: usize) -> Imported;
+        fn retain(&self, at: Address) -> RawAllocation;
+        fn address_range(&self, at: Address) -> (Address, usize);
+        fn properties(&self, allocation: RawAllocation) -> Properties;
+        fn dma_buf(&self, at: Address, len: usize) -> OwnedFd;
+        fn populate(&self, at: Address, len: usize, rights: Rights) -> ();
+        fn pin(&self, device: DeviceId, len: usize) -> Address;
+        fn unpin(&self, at: Address, len: usize) -> ();
+        fn register(&self, at: NonNull<u8>, len: usize, rights: Rights) -> Address;
+        fn unregister(&self, at: NonNull<u8>, len: usize) -> ();
+        fn open_mapped(&self, device: DeviceId, handle: &ShareHandle) -> Address;
+        fn close_mapped(&self, at: Address) -> ();
+    }
+
+    fn host_pointer(&self, at: Address) -> Option<NonNull<u8>> {
+        self.inner.host_pointer(at)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<Q: RawQueue> RawQueue for FaultQueue<Q> {
+    fn runs_inline(&self) -> bool {
+        self.inner.runs_inline()
+    }
+
+    forward! {
+        fn create_stream(&self, device: DeviceId) -> RawStream;
+        fn destroy_stream(&self, stream: RawStream) -> ();
+        fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> bool;
+        fn create_event(&self, device: DeviceId, kind: EventKind) -> RawEvent;
+        fn destroy_event(&self, event: RawEvent) -> ();
+        fn record(&self, event: RawEvent, stream: RawStream) -> ();
+        fn await_event(&self, stream: RawStream, event: RawEvent) -> ();
+        fn is_done(&self, event: RawEvent) -> bool;
+        fn wait_event(&self, event: RawEvent, deadline: Deadline) -> bool;
+        fn elapsed(&self, start: RawEvent, end: RawEvent) -> Duration;
+        fn export_event(&self, event: RawEvent) -> EventHandle;
+        fn import_event(&self, device: DeviceId, handle: EventHandle) -> RawEvent;
+        fn copy(&self, stream: RawStream, to: Address, from: Address, len: usize) -> ();
+        fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> ();
+        fn begin_capture(&self, stream: RawStream) -> ();
+        fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> ();
+        fn destroy_graph(&self, graph: RawGraph) -> ();
+        fn load_module(&self, device: DeviceId, image: &KernelImage) -> RawModule;
+        fn unload_module(&self, module: RawModule) -> ();
+        fn function(&self, module: RawModule, name: &str) -> Option<RawFunction>;
+        fn occupancy(&self, function: RawFunction, block: u32, shared_len: u32) -> u32;
+        fn launch(&self, stream: RawStream, function: RawFunction, shape: &LaunchShape, args: &Args) -> ();
+    }
+
+    unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, Cause> {
+        // A capture ends whatever the answer, so this one is done first and undone.
+        // SAFETY: passed on from the caller.
+        let graph = unsafe { self.inner.end_capture(stream) }?;
+        if let Err(cause) = self.fault.pass("end_capture") {
+            // SAFETY: the graph was made in the line above and nobody has seen it.
+            unsafe { self.inner.destroy_graph(graph) }?;
+            return Err(cause);
+        }
+        Ok(graph)
+    }
+}

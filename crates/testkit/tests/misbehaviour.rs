@@ -1,0 +1,89 @@
+//! The backends that misbehave on purpose do, and what watches over leaks sees them.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use wholemem_hal::host::{HostMemory, HostQueue};
+use wholemem_hal::{Backend, Event, EventKind, HostConfig, Result, Rights};
+use wholemem_os::Deadline;
+use wholemem_testkit::{Census, Deferred, Fault, Ranks, sweep, test_name};
+
+#[test]
+fn work_on_a_late_stream_is_not_done_until_somebody_waits() {
+    let device = Deferred::backend(HostConfig::default(), 1).unwrap().device(0).unwrap();
+    let map = device.allocate(64 << 10).unwrap().map(Rights::ReadWrite).unwrap();
+    let now = || {
+        let mut seen = [0];
+        map.bytes().unwrap().read_at(0, &mut seen).unwrap();
+        seen[0]
+    };
+    let stream = device.stream().unwrap();
+    stream.fill(&map.all(), 7).unwrap();
+    assert_eq!(now(), 0, "a reader that does not wait sees the old bytes");
+    stream.synchronize(Deadline::NEVER).unwrap();
+    assert_eq!(now(), 7);
+}
+
+/// Copies what another stream writes, with or without the event that orders the two.
+fn copied(seed: u64, ordered: bool) -> u8 {
+    let device = Deferred::backend(HostConfig::default(), seed).unwrap().device(0).unwrap();
+    let map = device.allocate(64 << 10).unwrap().map(Rights::ReadWrite).unwrap();
+    let (from, to) = (map.span(0, 1).unwrap(), map.span(1, 1).unwrap());
+    let (writer, copier) = (device.stream().unwrap(), device.stream().unwrap());
+    let event = Event::create(&device, EventKind::Order).unwrap();
+    writer.fill(&from, 7).unwrap();
+    writer.record(&event).unwrap();
+    if ordered {
+        copier.await_event(&event).unwrap();
+    }
+    copier.copy(&to, &from).unwrap();
+    copier.synchronize(Deadline::NEVER).unwrap();
+    let mut seen = [0];
+    copier.read(&to, &mut seen).unwrap();
+    seen[0]
+}
+
+#[test]
+fn a_missing_wait_between_two_late_streams_is_found() {
+    assert!((0..64).all(|seed| copied(seed, true) == 7), "with the wait, every order gives the right bytes");
+    assert!((0..64).any(|seed| copied(seed, false) == 0), "without it, some order does not");
+}
+
+fn leaky(backend: &Backend) -> Result<()> {
+    let device = backend.device(0)?;
+    std::mem::forget(device.allocate(64 << 10)?);
+    device.allocate(64 << 10)?;
+    Ok(())
+}
+
+#[test]
+fn a_path_that_leaks_is_found_by_a_sweep() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let memory = HostMemory::open(HostConfig::default()).unwrap();
+        let (backend, fault) = Fault::over(memory, HostQueue::inline()).unwrap();
+        let sweep = || sweep::raw_calls(&backend, &fault, true, leaky);
+        let panic = catch_unwind(AssertUnwindSafe(sweep)).expect_err("the leak is found");
+        let words = panic.downcast_ref::<String>().expect("it is found with words");
+        assert!(words.contains("came") && words.contains("memfd:wholemem"), "{words}");
+    });
+}
+
+#[test]
+fn a_census_sees_descriptors_and_maps_that_come_and_go() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let before = Census::take();
+        let map = device.allocate(64 << 10).unwrap().map(Rights::Read).unwrap();
+        let during = Census::take();
+        assert_eq!(during.fds.len(), before.fds.len() + 1);
+        assert!(
+            during
+                .maps
+                .keys()
+                .any(|(rights, backing, _)| rights == "r--s" && backing.contains("memfd:wholemem"))
+        );
+        drop(map);
+        Census::take().assert_same_as(&before, "after all was dropped");
+    });
+}
