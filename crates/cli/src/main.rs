@@ -1,5 +1,50 @@
-//! The program `wholemem`.
+//! The program `wholemem`: what this machine can do, a tour that checks itself, and benchmarks against the machine's
+//! own limits.
+//!
+//! | room | what it holds |
+//! |---|---|
+//! | [`cli`] | the command line: words, defaults, help |
+//! | [`doctor`] | what this machine can do, each thing tried |
+//! | [`demo`] | a tour in steps, each checked |
+//! | [`mod@bench`] | times, beside those of the raw calls |
+//! | [`peer`], [`link`] | this program started again as a second process, and the messages between the two |
+//! | [`backend`], [`memory`], [`size`] | what the commands share: opening a backend, room in memory, byte counts |
+//! | [`terminal`], [`table`], [`progress`], [`failure`] | what people see: data on stdout, the rest on stderr |
+//!
+//! What it keeps true: data goes to stdout and nothing else does; `--json` prints one object in one line; a check that
+//! fails is a failing exit code; a second process never outlives the first, however that ends.
 
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod backend;
+mod bench;
+mod cli;
+mod demo;
+mod doctor;
+mod failure;
+mod link;
+mod memory;
+mod peer;
+mod progress;
+mod size;
+mod table;
+mod terminal;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Peer(args) => peer::serve(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure::report(&error),
+    }
+}

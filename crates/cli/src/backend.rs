@@ -1,0 +1,79 @@
+//! Opening the backend that was asked for, and saying which one that is.
+
+use anyhow::Result;
+use wholemem_hal::{Backend, BackendKind, Error};
+
+use crate::cli::BackendChoice;
+
+/// A backend, and why it is this one.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) backend: Backend,
+    /// Why no GPU is used, where one was looked for.
+    pub(crate) no_gpu: Option<String>,
+}
+
+impl Opened {
+    /// `the host backend (no GPU: ...)`
+    pub(crate) fn describe(&self) -> String {
+        let kind = self.backend.kind();
+        match &self.no_gpu {
+            Some(reason) => format!("the {kind} backend (no GPU: {reason})"),
+            None => format!("the {kind} backend"),
+        }
+    }
+}
+
+pub(crate) fn open(choice: BackendChoice) -> Result<Opened> {
+    let (kind, no_gpu) = match choice {
+        BackendChoice::Host => (BackendKind::Host, None),
+        BackendChoice::Cuda => (BackendKind::Cuda, None),
+        BackendChoice::Auto => match Backend::open(BackendKind::Cuda) {
+            Ok(backend) => return Ok(Opened { backend, no_gpu: None }),
+            Err(error) => (BackendKind::Host, Some(reason(&error))),
+        },
+    };
+    Ok(Opened { backend: Backend::open(kind)?, no_gpu })
+}
+
+/// The words for another process, so that it opens the same.
+pub(crate) fn choice_of(kind: BackendKind) -> BackendChoice {
+    match kind {
+        BackendKind::Cuda => BackendChoice::Cuda,
+        _ => BackendChoice::Host,
+    }
+}
+
+/// Why something is not there, without repeating what it is: for places that have just named it.
+pub(crate) fn reason(error: &Error) -> String {
+    match error {
+        Error::Unavailable { reason, .. } => reason.clone(),
+        Error::Unsupported { reason, .. } => (*reason).to_owned(),
+        error => format!("{:#}", anyhow::Error::new(error.clone())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::HostConfig;
+
+    use super::*;
+
+    #[test]
+    fn the_host_is_described_with_the_reason_for_it() {
+        let backend = Backend::host(HostConfig::default()).unwrap();
+        let asked = Opened { backend: backend.clone(), no_gpu: None };
+        assert_eq!(asked.describe(), "the host backend");
+        let fallen_back = Opened { backend, no_gpu: Some("no driver".to_owned()) };
+        assert_eq!(fallen_back.describe(), "the host backend (no GPU: no driver)");
+    }
+
+    #[test]
+    fn a_reason_does_not_repeat_what_it_is_about() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let refused = device.prove(wholemem_hal::Capability::Fabric).outcome.unwrap_err();
+        assert_eq!(reason(&refused), "host memory travels as a file descriptor");
+        let zero = device.allocate(0).unwrap_err();
+        assert_eq!(reason(&zero), "cannot create 0 B on host:0: the length is zero");
+    }
+}

@@ -1,0 +1,130 @@
+//! `wholemem bench alloc`: memory created and mapped.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use wholemem_hal::limits::host as limits;
+use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights};
+
+use super::sample::Side;
+use super::{Contest, Timed};
+
+/// Creates memory and maps it.
+#[derive(Debug)]
+pub(super) struct Alloc {
+    device: Device,
+    /// Written and read back; another each time.
+    stamp: u64,
+}
+
+impl Alloc {
+    pub(super) fn new(device: Device) -> Self {
+        Self { device, stamp: 0 }
+    }
+
+    fn ours(&mut self, len: usize) -> Result<Timed> {
+        let start = Instant::now();
+        let memory = self.device.allocate(len)?;
+        let map = memory.map(Rights::ReadWrite)?;
+        let took = start.elapsed();
+        Ok(Timed { took, flaw: self.flaw(&memory, &map)? })
+    }
+
+    fn raw(&mut self, len: usize) -> Result<Timed> {
+        let start = Instant::now();
+        let (_file, map) = limits::create_and_map(len)?;
+        let took = start.elapsed();
+        self.stamp += 1;
+        let [first, last, ..] = self.stamp.to_le_bytes();
+        map.set_ends([first, last]);
+        let seen = map.ends();
+        let flaw = (seen != [first, last]).then(|| format!("raw memory holds {seen:?} after a write"));
+        Ok(Timed { took, flaw })
+    }
+
+    /// Writes through the map, and reads through another map of the memory as another process would have it.
+    fn flaw(&mut self, memory: &Allocation, map: &Mapping) -> Result<Option<String>> {
+        let handle = memory.export(HandleKind::Fd, Rights::Read)?;
+        let received = Allocation::import(&self.device, handle, memory.len())?;
+        let other = received.map(Rights::Read)?;
+        let (to, from) = (map.bytes()?, other.bytes()?);
+        let last = memory.len() - size_of::<u64>();
+        for offset in [0, last / 2, last] {
+            self.stamp += 1;
+            let written = self.stamp.to_le_bytes();
+            let mut seen = [0; size_of::<u64>()];
+            from.read_at(offset, &mut seen)?;
+            if seen != [0; size_of::<u64>()] {
+                return Ok(Some(format!("fresh memory holds {seen:02x?} at offset {offset}")));
+            }
+            to.write_at(offset, &written)?;
+            from.read_at(offset, &mut seen)?;
+            if seen != written {
+                let text =
+                    format!("{seen:02x?} was read at offset {offset}, where {written:02x?} was written");
+                return Ok(Some(text));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Contest for Alloc {
+    const NAME: &'static str = "alloc";
+    const TITLE: &'static str = "creating memory and mapping it";
+    const RANKS: usize = 1;
+
+    fn pinned(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn once(&mut self, side: Side, len: usize) -> Result<Timed> {
+        match side {
+            Side::Ours => self.ours(len),
+            Side::Raw => self.raw(len),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Backend, HostConfig};
+
+    use super::*;
+
+    const LEN: usize = 64 << 10;
+
+    fn contest() -> Alloc {
+        Alloc::new(Backend::host(HostConfig::default()).unwrap().device(0).unwrap())
+    }
+
+    #[test]
+    fn both_sides_make_memory_that_holds_what_is_written() {
+        let mut contest = contest();
+        for side in [Side::Ours, Side::Raw] {
+            assert_eq!(contest.once(side, LEN).unwrap().flaw, None);
+        }
+    }
+
+    #[test]
+    fn memory_that_is_not_what_was_mapped_is_found_out() {
+        let mut contest = contest();
+        let memory = contest.device.allocate(LEN).unwrap();
+        let other = contest.device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+        let flaw = contest.flaw(&memory, &other).unwrap().unwrap();
+        assert!(flaw.starts_with("[00, 00, 00, 00, 00, 00, 00, 00] was read at offset 0"), "{flaw}");
+    }
+
+    #[test]
+    fn memory_that_is_not_fresh_is_found_out() {
+        let mut contest = contest();
+        let memory = contest.device.allocate(LEN).unwrap();
+        let map = memory.map(Rights::ReadWrite).unwrap();
+        map.bytes().unwrap().write_at(LEN - 1, &[9]).unwrap();
+        let flaw = contest.flaw(&memory, &map).unwrap().unwrap();
+        assert_eq!(
+            flaw,
+            format!("fresh memory holds [00, 00, 00, 00, 00, 00, 00, 09] at offset {}", LEN - 8)
+        );
+    }
+}

@@ -1,0 +1,253 @@
+//! `wholemem bench`: times, beside those of the same system calls made raw in the same run.
+//!
+//! A [`Contest`] does one thing on two sides: through this library, and by the calls of `wholemem_hal::limits` in the
+//! same order. The two take turns, first the one and then the other in front, so that whatever else the machine does
+//! meets both alike; each time everything is fresh, and what is timed is checked outside of the time.
+
+mod alloc;
+mod report;
+mod sample;
+mod share;
+mod sizes;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use wholemem_hal::{BackendKind, Device};
+
+use self::report::{Case, Report};
+use self::sample::{Comparison, Side};
+use self::sizes::Plan;
+use crate::cli::{BenchArgs, BenchCommand, SweepArgs};
+use crate::progress::Progress;
+use crate::size::Rough;
+use crate::terminal::Colour;
+use crate::{backend, memory, terminal};
+
+pub(crate) use self::share::receiver;
+
+/// How long a size is measured, unless a number of rounds is asked for.
+const CASE_TIME: Duration = Duration::from_secs(4);
+
+/// How long sizes are measured in all, unless a size is asked for.
+const SWEEP_TIME: Duration = Duration::from_secs(60);
+
+const LEAST_ROUNDS: u32 = 7;
+const MOST_ROUNDS: u32 = 400;
+
+/// What comes before the measured rounds: so many rounds or so much time, whichever is less.
+const WARM_UP: (u32, Duration) = (20, Duration::from_millis(50));
+
+/// Something that this library and the raw calls both do.
+trait Contest {
+    /// Its name on the command line.
+    const NAME: &'static str;
+    /// What is timed, for people.
+    const TITLE: &'static str;
+    /// How many processes take part.
+    const RANKS: usize;
+
+    /// How the processes are tied to processors, where it matters.
+    fn pinned(&self) -> Option<&'static str>;
+
+    /// Does it once with fresh memory of `len` bytes, and checks the outcome.
+    fn once(&mut self, side: Side, len: usize) -> Result<Timed>;
+}
+
+/// One timed attempt.
+#[derive(Debug)]
+struct Timed {
+    took: Duration,
+    /// What was wrong with the outcome.
+    flaw: Option<String>,
+}
+
+pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    match &args.what {
+        BenchCommand::Alloc(args) => sweep(args, |device| Ok(alloc::Alloc::new(device))),
+        BenchCommand::Share(args) => sweep(args, share::Share::start),
+    }
+}
+
+fn sweep<C: Contest>(args: &SweepArgs, start: impl FnOnce(Device) -> Result<C>) -> Result<()> {
+    let opened = backend::open(args.backend)?;
+    let kind = opened.backend.kind();
+    if kind != BackendKind::Host {
+        bail!("the raw calls of {kind} are not known, so that there is nothing to measure against");
+    }
+    let device = opened.backend.device(0)?;
+    let plan = Plan::new(&device, args)?;
+    let mut report = Report::new::<C>(&device);
+    let mut contest = start(device)?;
+    measure_all(&mut contest, &plan, &mut report)?;
+
+    if args.json {
+        terminal::print_json(&report)?;
+    } else {
+        terminal::print(&report.render(C::TITLE, Colour::of_stdout()))?;
+    }
+    report.verdict()
+}
+
+fn measure_all(contest: &mut impl Contest, plan: &Plan, report: &mut Report) -> Result<()> {
+    let start = Instant::now();
+    // What a round of the size before took.
+    let mut before: Option<(usize, Duration)> = None;
+    for &len in &plan.sizes {
+        if let (Some((shorter, round)), true) = (before, plan.within_time) {
+            let rounds = f64::from(plan.rounds.unwrap_or(LEAST_ROUNDS)) + 1.0;
+            let expected = round.as_secs_f64() * rounds * (len as f64 / shorter as f64);
+            if start.elapsed().as_secs_f64() + expected > SWEEP_TIME.as_secs_f64() {
+                let size = Rough(len);
+                report.stop(&format!("{size}: it would take about {expected:.0} s; ask with `--max-size`"));
+                return Ok(());
+            }
+        }
+        match measure(contest, len, plan.rounds) {
+            Ok((case, round)) => {
+                let is_flawed = case.flaw.is_some();
+                report.push(case);
+                before = Some((len, round));
+                if is_flawed {
+                    return Ok(());
+                }
+            }
+            // What was measured before it ran out is worth having.
+            Err(error) if memory::is_shortage(&error) && !report.cases.is_empty() => {
+                report.stop(&format!("{}: {error:#}", Rough(len)));
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Measures one size; says also how long a round takes in all.
+fn measure(contest: &mut impl Contest, len: usize, rounds: Option<u32>) -> Result<(Case, Duration)> {
+    let label = Rough(len).to_string();
+    let mut once = |side| {
+        // Raw calls do not look before they fill.
+        memory::ensure_room(len)?;
+        contest.once(side, len)
+    };
+    let (most, enough) = WARM_UP;
+    let start = Instant::now();
+    let mut warm = Comparison::default();
+    while warm.rounds() < most && (warm.rounds() == 0 || start.elapsed() < enough) {
+        warm.round(&mut once)?;
+    }
+    let round = start.elapsed() / warm.rounds();
+
+    let rounds = rounds.unwrap_or_else(|| rounds_within(CASE_TIME, round));
+    let progress = Progress::of_rounds(&label, rounds as usize);
+    let mut comparison = Comparison::default();
+    while comparison.rounds() < rounds && comparison.flaw().is_none() {
+        comparison.round(&mut once)?;
+        progress.advance(1);
+    }
+    let flaw = warm.flaw().or_else(|| comparison.flaw()).map(ToOwned::to_owned);
+    Ok((Case::new(len, contest.pinned(), &comparison, flaw), round))
+}
+
+fn rounds_within(time: Duration, round: Duration) -> u32 {
+    let fitting = time.as_nanos() / round.as_nanos().max(1);
+    u32::try_from(fitting).unwrap_or(u32::MAX).clamp(LEAST_ROUNDS, MOST_ROUNDS)
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Attempt, Backend, Cause, Error, HostConfig};
+
+    use super::*;
+
+    /// Takes no time at all, and fails from a size on.
+    struct Pretend {
+        full_from: usize,
+        flawed_from: usize,
+        round: Duration,
+    }
+
+    impl Contest for Pretend {
+        const NAME: &'static str = "pretend";
+        const TITLE: &'static str = "nothing";
+        const RANKS: usize = 1;
+
+        fn pinned(&self) -> Option<&'static str> {
+            None
+        }
+
+        fn once(&mut self, _side: Side, len: usize) -> Result<Timed> {
+            if len >= self.full_from {
+                let cause = Cause::OutOfMemory { available: 7 };
+                return Err(Error::Failed { attempt: Attempt::Reserve { len }, cause }.into());
+            }
+            let flaw = (len >= self.flawed_from).then(|| "wrong".to_owned());
+            Ok(Timed { took: self.round, flaw })
+        }
+    }
+
+    const NEVER: usize = usize::MAX;
+
+    fn measured(full_from: usize, flawed_from: usize) -> Result<Report> {
+        measured_over(vec![1 << 16, 1 << 18, 1 << 20], full_from, flawed_from)
+    }
+
+    fn measured_over(sizes: Vec<usize>, full_from: usize, flawed_from: usize) -> Result<Report> {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let plan = Plan { sizes, rounds: Some(3), within_time: true };
+        let mut report = Report::new::<Pretend>(&device);
+        let mut contest = Pretend { full_from, flawed_from, round: Duration::from_micros(5) };
+        measure_all(&mut contest, &plan, &mut report).map(|()| report)
+    }
+
+    fn sizes(report: &Report) -> Vec<usize> {
+        report.cases.iter().map(|case| case.bytes).collect()
+    }
+
+    #[test]
+    fn every_size_is_measured_as_often_as_asked() {
+        let report = measured(NEVER, NEVER).unwrap();
+        assert_eq!(sizes(&report), [1 << 16, 1 << 18, 1 << 20]);
+        assert!(report.cases.iter().all(|case| case.rounds == 3 && case.flaw.is_none()));
+        report.verdict().unwrap();
+    }
+
+    #[test]
+    fn memory_that_runs_out_ends_the_sweep_with_what_there_is() {
+        let report = measured(1 << 20, NEVER).unwrap();
+        assert_eq!(sizes(&report), [1 << 16, 1 << 18]);
+        let reason = "1 MiB: cannot reserve 1 MiB of addresses: only 7 B of memory are available";
+        assert_eq!(report.stopped.as_deref(), Some(reason));
+        report.verdict().unwrap();
+    }
+
+    #[test]
+    fn a_size_that_would_take_too_long_is_left_out() {
+        let report = measured_over(vec![1 << 16, 1 << 60], NEVER, NEVER).unwrap();
+        assert_eq!(sizes(&report), [1 << 16]);
+        let reason = report.stopped.as_deref().unwrap();
+        assert!(reason.starts_with("1048576 TiB: it would take about "), "{reason}");
+    }
+
+    #[test]
+    fn memory_that_is_not_enough_for_anything_is_an_error() {
+        assert!(memory::is_shortage(&measured(0, NEVER).unwrap_err()));
+    }
+
+    #[test]
+    fn a_wrong_outcome_ends_the_sweep_and_fails_it() {
+        let report = measured(NEVER, 1 << 18).unwrap();
+        assert_eq!(sizes(&report), [1 << 16, 1 << 18]);
+        assert_eq!(report.verdict().unwrap_err().to_string(), "256 KiB: wrong");
+    }
+
+    #[test]
+    fn rounds_fit_the_time_but_are_never_too_few_or_too_many() {
+        let within = |micros| rounds_within(Duration::from_secs(2), Duration::from_micros(micros));
+        assert_eq!(within(0), MOST_ROUNDS);
+        assert_eq!(within(50), MOST_ROUNDS);
+        assert_eq!(within(20_000), 100);
+        assert_eq!(within(10_000_000), LEAST_ROUNDS);
+    }
+}

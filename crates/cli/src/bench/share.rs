@@ -1,0 +1,280 @@
+//! `wholemem bench share`: memory created here and passed to a waiting process, which maps it and reads its ends.
+//!
+//! ```text
+//!   this process                                 receiver
+//!            prepare  -------------------------> waits for memory
+//!   start    create, export, send  --- fd ----->  receive, import, map, read first and last byte   end
+//!            write other bytes there
+//!            look  ----------------------------> reads them again through its map, lets go
+//!            compare, let go
+//! ```
+//!
+//! Both processes run on one core. Across cores most of the time would be the second core's waking up, on both sides
+//! of the comparison, and different each time.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use wholemem_hal::limits::host::{self as limits, RawMap};
+use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights};
+use wholemem_os::Deadline;
+
+use super::sample::Side;
+use super::{Contest, Timed};
+use crate::cli::PeerRole;
+use crate::link::{self, Link};
+use crate::peer::Peer;
+use crate::terminal;
+
+/// What the receiver is asked to do.
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    /// Wait for memory, and receive it this way.
+    Receive(Side),
+    /// Read the first and the last byte again, and let go of the memory.
+    Look,
+}
+
+/// What the receiver says.
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Waiting,
+    /// When it had read the ends, by the clock that all processes share, and what they were.
+    Read {
+        nanos: u64,
+        ends: [u8; 2],
+    },
+    Seen {
+        ends: [u8; 2],
+    },
+}
+
+/// How long an answer may be.
+const ANSWER_ROOM: usize = 4096;
+
+/// Passes memory to another process.
+#[derive(Debug)]
+pub(super) struct Share {
+    device: Device,
+    peer: Peer,
+    pinned: Option<&'static str>,
+    /// What to write at the ends; others each time.
+    marks: u8,
+}
+
+impl Share {
+    pub(super) fn start(device: Device) -> Result<Self> {
+        // The receiver inherits it.
+        let pinned = match pin_to_one_core() {
+            Ok(()) => Some("one core"),
+            Err(error) => {
+                terminal::note(&format!("the processes run on any core: {error:#}"));
+                None
+            }
+        };
+        let peer = Peer::start(PeerRole::Receiver, device.backend().kind())?;
+        Ok(Self { device, peer, pinned, marks: 0 })
+    }
+}
+
+fn pin_to_one_core() -> Result<()> {
+    let mut one = CpuSet::new();
+    one.set(sched_getcpu());
+    sched_setaffinity(None, &one).context("cannot choose a core")
+}
+
+/// The moment, by the clock that all processes share.
+fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::try_from(now).unwrap_or_default()
+}
+
+impl Contest for Share {
+    const NAME: &'static str = "share";
+    const TITLE: &'static str =
+        "creating memory and passing it to a waiting process, which maps it and reads its ends";
+    const RANKS: usize = 2;
+
+    fn pinned(&self) -> Option<&'static str> {
+        self.pinned
+    }
+
+    fn once(&mut self, side: Side, len: usize) -> Result<Timed> {
+        self.marks = self.marks.wrapping_add(1);
+        let marks = [self.marks, !self.marks];
+        let device = &self.device;
+        self.peer.with(|link| {
+            link.say(&Request::Receive(side))?;
+            let Answer::Waiting = link.hear()? else { return out_of_turn() };
+            // Lets the receiver get to where it waits.
+            std::thread::yield_now();
+            match side {
+                Side::Ours => ours(link, device, len, marks),
+                Side::Raw => raw(link, len, marks),
+            }
+        })
+    }
+}
+
+fn ours(link: &Link, device: &Device, len: usize, marks: [u8; 2]) -> Result<Timed> {
+    let mut answer = [0; ANSWER_ROOM];
+    let start = now();
+    let memory = device.allocate(len)?;
+    let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
+    let handle = handle.into_fd().context("the memory does not travel as a file descriptor")?;
+    link.socket().send(&len.to_le_bytes(), &[handle.as_fd()], Deadline::NEVER)?;
+    let answer_len = link.socket().recv(&mut answer, Deadline::NEVER)?;
+    let read = link::decode(&answer[..answer_len])?;
+
+    let map = memory.map(Rights::ReadWrite)?;
+    let bytes = map.bytes()?;
+    bytes.write_at(0, &marks[..1])?;
+    bytes.write_at(len - 1, &marks[1..])?;
+    judge(link, start, &read, marks)
+}
+
+fn raw(link: &Link, len: usize, marks: [u8; 2]) -> Result<Timed> {
+    let mut answer = [0; ANSWER_ROOM];
+    let start = now();
+    let file = limits::create(len)?;
+    let handle = limits::export(file.as_fd())?;
+    limits::send(link.as_fd(), &len.to_le_bytes(), handle.as_fd())?;
+    let (answer_len, _) = limits::recv(link.as_fd(), &mut answer)?;
+    let read = link::decode(&answer[..answer_len])?;
+
+    RawMap::create(file.as_fd(), len)?.set_ends(marks);
+    judge(link, start, &read, marks)
+}
+
+/// Asks the receiver what it sees now that marks were written.
+fn judge(link: &Link, start: Duration, read: &Answer, marks: [u8; 2]) -> Result<Timed> {
+    let &Answer::Read { nanos, ends } = read else { return out_of_turn() };
+    link.say(&Request::Look)?;
+    let Answer::Seen { ends: seen } = link.hear()? else { return out_of_turn() };
+    let flaw = if ends != [0, 0] {
+        Some(format!("the receiver found {ends:?} at the ends of fresh memory"))
+    } else if seen != marks {
+        Some(format!("the receiver saw {seen:?} at the ends, where {marks:?} was written"))
+    } else {
+        None
+    };
+    let end = Duration::from_nanos(nanos);
+    let took = end.checked_sub(start).context("the receiver was done before it was begun")?;
+    Ok(Timed { took, flaw })
+}
+
+fn out_of_turn<T>() -> Result<T> {
+    anyhow::bail!("the other process spoke out of turn")
+}
+
+/// Plays the second process.
+pub(crate) fn receiver(link: &Link, device: &Device) -> Result<()> {
+    loop {
+        let Request::Receive(side) = link.hear()? else { return out_of_turn() };
+        link.say(&Answer::Waiting)?;
+        match side {
+            Side::Ours => receive_ours(link, device)?,
+            Side::Raw => receive_raw(link)?,
+        }
+    }
+}
+
+fn receive_ours(link: &Link, device: &Device) -> Result<()> {
+    let mut bytes = [0; size_of::<usize>()];
+    let (_, mut files) = link.socket().recv_with_fds(&mut bytes, 1, Deadline::NEVER)?;
+    let file = files.pop().context("no file descriptor came")?;
+    let memory = Allocation::import(device, file.into(), usize::from_le_bytes(bytes))?;
+    let map = memory.map(Rights::ReadWrite)?;
+    let ends = ends_of(&map)?;
+    report(link, now(), ends)?;
+
+    let Request::Look = link.hear()? else { return out_of_turn() };
+    let ends = ends_of(&map)?;
+    drop((map, memory));
+    link.say(&Answer::Seen { ends })
+}
+
+fn ends_of(map: &Mapping) -> Result<[u8; 2]> {
+    let (bytes, mut ends) = (map.bytes()?, [0; 2]);
+    let [first, last] = &mut ends;
+    bytes.read_at(0, std::slice::from_mut(first))?;
+    bytes.read_at(map.len() - 1, std::slice::from_mut(last))?;
+    Ok(ends)
+}
+
+fn receive_raw(link: &Link) -> Result<()> {
+    let mut bytes = [0; size_of::<usize>()];
+    let (_, file) = limits::recv(link.as_fd(), &mut bytes)?;
+    let file = file.context("no file descriptor came")?;
+    limits::inspect(file.as_fd())?;
+    let map = RawMap::create(file.as_fd(), usize::from_le_bytes(bytes))?;
+    let ends = map.ends();
+    report(link, now(), ends)?;
+
+    let Request::Look = link.hear()? else { return out_of_turn() };
+    let ends = map.ends();
+    drop((map, file));
+    link.say(&Answer::Seen { ends })
+}
+
+fn report(link: &Link, end: Duration, ends: [u8; 2]) -> Result<()> {
+    let nanos = u64::try_from(end.as_nanos()).unwrap_or(u64::MAX);
+    ensure!(nanos < u64::MAX, "the clock cannot be told in nanoseconds");
+    link.say(&Answer::Read { nanos, ends })
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Backend, HostConfig};
+
+    use super::*;
+
+    const LEN: usize = 64 << 10;
+
+    fn device() -> Device {
+        Backend::host(HostConfig::default()).unwrap().device(0).unwrap()
+    }
+
+    #[test]
+    fn both_sides_pass_memory_that_shows_what_is_written_later() {
+        let (device, (here, there)) = (device(), Link::pair().unwrap());
+        std::thread::scope(|scope| {
+            let receiver = scope.spawn(|| receiver(&there, &device));
+            for side in [Side::Ours, Side::Raw] {
+                here.say(&Request::Receive(side)).unwrap();
+                let Answer::Waiting = here.hear().unwrap() else { panic!("out of turn") };
+                let timed = match side {
+                    Side::Ours => ours(&here, &device, LEN, [3, 4]),
+                    Side::Raw => raw(&here, LEN, [5, 6]),
+                };
+                assert_eq!(timed.unwrap().flaw, None, "{side:?}");
+            }
+            here.say(&Request::Look).unwrap();
+            assert!(receiver.join().unwrap().is_err(), "there was nothing to look at");
+        });
+    }
+
+    /// What is made of a receiver's words.
+    fn judged(ends: [u8; 2], seen: [u8; 2]) -> Result<Timed> {
+        let (here, there) = Link::pair()?;
+        there.say(&Answer::Seen { ends: seen })?;
+        judge(&here, Duration::from_nanos(100), &Answer::Read { nanos: 350, ends }, [3, 4])
+    }
+
+    #[test]
+    fn the_time_is_from_the_start_here_to_the_end_there() {
+        let timed = judged([0, 0], [3, 4]).unwrap();
+        assert_eq!((timed.took, timed.flaw), (Duration::from_nanos(250), None));
+    }
+
+    #[test]
+    fn a_receiver_that_sees_other_bytes_is_found_out() {
+        let flaw = |ends, seen| judged(ends, seen).unwrap().flaw.unwrap();
+        assert_eq!(flaw([0, 9], [3, 4]), "the receiver found [0, 9] at the ends of fresh memory");
+        assert_eq!(flaw([0, 0], [3, 0]), "the receiver saw [3, 0] at the ends, where [3, 4] was written");
+    }
+}

@@ -1,0 +1,129 @@
+//! The command line: its words, its defaults and its help. Nothing here does anything.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::size::ByteCount;
+
+/// One memory over many GPUs, processes and nodes.
+#[derive(Debug, Parser)]
+#[command(name = "wholemem", version, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Say what this machine can do, each thing tried, with the reason where not
+    Doctor(DoctorArgs),
+    /// Take a tour that checks its own results
+    ///
+    /// A second process creates memory, fills it and passes it on as a file descriptor. This one maps it, checks every
+    /// byte, kills the other, and checks every byte again.
+    Demo(DemoArgs),
+    /// Measure, beside the same system calls made raw
+    Bench(BenchArgs),
+    /// Play the second process; started by the other commands only
+    #[command(hide = true)]
+    Peer(PeerArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Which machinery moves the bytes
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    pub(crate) backend: BackendChoice,
+    /// How much memory to share, such as `64KiB` or `1.5GiB`
+    #[arg(long, default_value = "256MiB")]
+    pub(crate) size: ByteCount,
+    /// The seed of the bytes, to repeat a run [default: a random one, which is printed]
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) what: BenchCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Creating memory and mapping it
+    Alloc(SweepArgs),
+    /// Creating memory and passing it to a waiting process, which maps it and reads its first and last byte
+    Share(SweepArgs),
+}
+
+/// A measurement over many sizes of memory.
+#[derive(Debug, Args)]
+pub(crate) struct SweepArgs {
+    /// Which machinery moves the bytes
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    pub(crate) backend: BackendChoice,
+    /// Exactly these sizes, such as `64KiB,1MiB` [default: from one granule up to --max-size, by factors of four]
+    #[arg(long, value_delimiter = ',', conflicts_with = "max_size")]
+    pub(crate) sizes: Vec<ByteCount>,
+    /// The largest size [default: a third of the memory that is free, or what can be measured within a minute]
+    #[arg(long)]
+    pub(crate) max_size: Option<ByteCount>,
+    /// How often to measure each size [default: what four seconds allow, between 7 and 400]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: Option<u32>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PeerArgs {
+    /// What to do
+    #[arg(value_enum)]
+    pub(crate) role: PeerRole,
+    /// The process that started this one
+    #[arg(long)]
+    pub(crate) parent: u32,
+    /// Which machinery moves the bytes
+    #[arg(long, value_enum)]
+    pub(crate) backend: BackendChoice,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PeerRole {
+    /// Creates the memory of the tour
+    Creator,
+    /// Receives what `bench share` creates
+    Receiver,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendChoice {
+    /// CUDA where it works, otherwise the host
+    Auto,
+    /// Linux shared memory
+    Host,
+    /// GPU memory
+    Cuda,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_makes_sense() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,134 @@
+//! Bytes that depend on a seed and on where they are, so that a byte that is lost, moved or old is seen.
+
+use anyhow::{Result, bail};
+use wholemem_hal::{Mapping, Stream};
+
+use crate::progress::Progress;
+
+const WORD: usize = size_of::<u64>();
+
+/// How much is made and compared at once: small enough for the cache.
+const STEP: usize = 256 << 10;
+
+/// The bytes of a seed. Each word is a hash of the seed and its index, so that any part can be made without the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pattern {
+    seed: u64,
+}
+
+impl Pattern {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { seed }
+    }
+
+    pub(super) fn seed(self) -> u64 {
+        self.seed
+    }
+
+    /// Makes the bytes from `offset`, which is a multiple of a word's length.
+    fn make(self, offset: usize, target: &mut [u8]) {
+        debug_assert!(offset.is_multiple_of(WORD));
+        let mut words = (offset as u64 / WORD as u64..).map(|index| self.word(index).to_le_bytes());
+        let (whole, rest) = target.as_chunks_mut::<WORD>();
+        // An endless iterator last, so that it gives nothing away when the other ends.
+        for (bytes, word) in whole.iter_mut().zip(&mut words) {
+            *bytes = word;
+        }
+        for (byte, value) in rest.iter_mut().zip(words.flatten()) {
+            *byte = value;
+        }
+    }
+
+    /// The finalizer of SplitMix64, which changes every bit with every bit.
+    fn word(self, index: u64) -> u64 {
+        let mixed = self.seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Writes the bytes over all of a map.
+    pub(super) fn write(self, stream: &Stream, map: &Mapping) -> Result<()> {
+        let mut bytes = vec![0; STEP];
+        for offset in (0..map.len()).step_by(STEP) {
+            let bytes = &mut bytes[..STEP.min(map.len() - offset)];
+            self.make(offset, bytes);
+            stream.write(&map.span(offset, bytes.len())?, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Compares every byte of a map with what it should be.
+    ///
+    /// # Errors
+    /// The first byte that is not.
+    pub(super) fn check(self, stream: &Stream, map: &Mapping, label: &str) -> Result<()> {
+        let progress = Progress::of_bytes(label, map.len());
+        let (mut seen, mut expected) = (vec![0; STEP], vec![0; STEP]);
+        for offset in (0..map.len()).step_by(STEP) {
+            let len = STEP.min(map.len() - offset);
+            let (seen, expected) = (&mut seen[..len], &mut expected[..len]);
+            stream.read(&map.span(offset, len)?, seen)?;
+            self.make(offset, expected);
+            if seen != expected {
+                let wrong = seen.iter().zip(&*expected).position(|(seen, expected)| seen != expected);
+                let at = wrong.unwrap_or_default();
+                let (seen, expected, seed) = (seen[at], expected[at], self.seed);
+                bail!(
+                    "the byte at offset {} is {seen:#04x} and should be {expected:#04x} (seed {seed})",
+                    offset + at
+                );
+            }
+            progress.advance(len);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Backend, HostConfig, Rights};
+
+    use super::*;
+
+    #[test]
+    fn any_part_is_the_same_as_that_part_of_the_whole() {
+        let pattern = Pattern::new(42);
+        let mut whole = vec![0; 1000];
+        pattern.make(0, &mut whole);
+        for (offset, len) in [(0, 8), (8, 1), (16, 13), (992, 8), (504, 496)] {
+            let mut part = vec![0; len];
+            pattern.make(offset, &mut part);
+            assert_eq!(part, &whole[offset..offset + len]);
+        }
+    }
+
+    #[test]
+    fn the_first_words_are_those_of_splitmix64() {
+        let words = [0, 1, 2].map(|index| Pattern::new(1_234_567).word(index));
+        assert_eq!(words, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+    }
+
+    #[test]
+    fn one_wrong_byte_anywhere_is_found_and_named() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let stream = device.stream().unwrap();
+        let map = device.allocate(STEP + (64 << 10)).unwrap().map(Rights::ReadWrite).unwrap();
+        let pattern = Pattern::new(7);
+        pattern.write(&stream, &map).unwrap();
+        pattern.check(&stream, &map, "test").unwrap();
+
+        for offset in [0, 4095, STEP - 1, STEP, map.len() - 1] {
+            let mut byte = [0];
+            stream.read(&map.span(offset, 1).unwrap(), &mut byte).unwrap();
+            stream.write(&map.span(offset, 1).unwrap(), &[!byte[0]]).unwrap();
+            let error = pattern.check(&stream, &map, "test").unwrap_err();
+            let (seen, expected) = (!byte[0], byte[0]);
+            let text =
+                format!("the byte at offset {offset} is {seen:#04x} and should be {expected:#04x} (seed 7)");
+            assert_eq!(error.to_string(), text);
+            stream.write(&map.span(offset, 1).unwrap(), &byte).unwrap();
+        }
+        assert!(Pattern::new(8).check(&stream, &map, "test").is_err());
+    }
+}

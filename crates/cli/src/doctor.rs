@@ -1,0 +1,221 @@
+//! `wholemem doctor`: what this machine can do, each thing tried, with the reason where not.
+
+use std::fmt::Write;
+
+use anyhow::{Result, ensure};
+use serde::Serialize;
+use wholemem_hal::{Backend, BackendKind, Capability, Device};
+use wholemem_os::probe;
+
+use crate::backend;
+use crate::cli::DoctorArgs;
+use crate::size::Rough;
+use crate::table::{Align, Table};
+use crate::terminal::{self, Colour, Tone};
+
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    backends: Vec<BackendReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct BackendReport {
+    name: String,
+    available: bool,
+    reason: Option<String>,
+    devices: Vec<DeviceReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct DeviceReport {
+    id: u32,
+    name: String,
+    memory_bytes: usize,
+    capabilities: Vec<CapabilityReport>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct CapabilityReport {
+    name: &'static str,
+    ok: bool,
+    reason: Option<String>,
+}
+
+pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
+    let report = examine();
+    if args.json {
+        terminal::print_json(&report)?;
+    } else {
+        terminal::print(&render(&report, Colour::of_stdout()))?;
+    }
+    ensure!(report.host_works(), "the host backend does not work here, so nothing will");
+    Ok(())
+}
+
+fn examine() -> Report {
+    let backends = BackendKind::ALL.map(|kind| match Backend::open(kind) {
+        Ok(backend) => BackendReport {
+            name: kind.to_string(),
+            available: true,
+            reason: None,
+            devices: devices_of(&backend),
+        },
+        Err(error) => BackendReport {
+            name: kind.to_string(),
+            available: false,
+            reason: Some(backend::reason(&error)),
+            devices: Vec::new(),
+        },
+    });
+    Report { version: env!("CARGO_PKG_VERSION"), backends: backends.into() }
+}
+
+fn devices_of(backend: &Backend) -> Vec<DeviceReport> {
+    // What holds for the kernel holds for every device whose memory is the kernel's.
+    let facts = if backend.kind() == BackendKind::Host { facts() } else { Vec::new() };
+    let devices = backend.devices().iter().filter_map(|info| backend.device(info.id).ok());
+    devices
+        .map(|device| {
+            let info = device.info();
+            let capabilities = capabilities_of(&device).chain(facts.iter().cloned()).collect();
+            DeviceReport {
+                id: info.id.0,
+                name: info.name.clone(),
+                memory_bytes: info.memory_len,
+                capabilities,
+            }
+        })
+        .collect()
+}
+
+fn capabilities_of(device: &Device) -> impl Iterator<Item = CapabilityReport> {
+    Capability::ALL.into_iter().map(|capability| {
+        let outcome = device.prove(capability).outcome;
+        let reason = outcome.err().map(|error| backend::reason(&error));
+        CapabilityReport { name: capability.name(), ok: reason.is_none(), reason }
+    })
+}
+
+fn facts() -> Vec<CapabilityReport> {
+    let facts = probe::all().into_iter().map(|probe| {
+        let reason = probe.outcome.err().map(|error| error.to_string());
+        CapabilityReport { name: probe.name, ok: reason.is_none(), reason }
+    });
+    facts.collect()
+}
+
+impl Report {
+    /// Whether memory can be had from every device of the host.
+    fn host_works(&self) -> bool {
+        let host = BackendKind::Host.to_string();
+        let creates = |device: &DeviceReport| {
+            device.capabilities.iter().any(|tried| tried.name == Capability::Create.name() && tried.ok)
+        };
+        self.backends
+            .iter()
+            .any(|backend| backend.name == host && backend.available && backend.devices.iter().all(creates))
+    }
+}
+
+fn render(report: &Report, colour: Colour) -> String {
+    let mut text = format!("wholemem {}\n", report.version);
+    for backend in &report.backends {
+        let available = if backend.available { "available" } else { "not available" };
+        let tone = if backend.available { Tone::Good } else { Tone::Bad };
+        let title = colour.paint(Tone::Strong, &format!("{}:", backend.name));
+        let reason = backend.reason.as_ref().map(|reason| format!(": {reason}"));
+        let available = colour.paint(tone, available);
+        let _ = write!(text, "\n{title} {available}{}\n", reason.unwrap_or_default());
+        // Machines have many devices of one kind: those that can do the same share a table.
+        let groups = backend.devices.chunk_by(|a, b| a.capabilities == b.capabilities);
+        for (index, alike) in groups.enumerate() {
+            if index > 0 {
+                text.push('\n');
+            }
+            for device in alike {
+                let (memory, name) = (Rough(device.memory_bytes), &device.name);
+                let _ = writeln!(text, "  {}:{}  {name}, {memory}", backend.name, device.id);
+            }
+            if let Some(device) = alike.first() {
+                let _ = write!(text, "\n{}", capability_table(device).render(colour));
+            }
+        }
+    }
+    text
+}
+
+fn capability_table(device: &DeviceReport) -> Table {
+    let mut table =
+        Table::new([("capability", Align::Left), ("works", Align::Left), ("reason", Align::Left)]);
+    for tried in &device.capabilities {
+        let (works, tone) = if tried.ok { ("yes", Tone::Plain) } else { ("no", Tone::Faint) };
+        let reason = tried.reason.clone().unwrap_or_default();
+        table.row(tone, [tried.name.to_owned(), works.to_owned(), reason]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tried(name: &'static str, reason: Option<&str>) -> CapabilityReport {
+        CapabilityReport { name, ok: reason.is_none(), reason: reason.map(str::to_owned) }
+    }
+
+    fn example(creates: Option<&str>) -> Report {
+        let device = |id, reason| DeviceReport {
+            id,
+            name: format!("NUMA node {id}"),
+            memory_bytes: 1 << 30,
+            capabilities: vec![tried("create", reason), tried("fabric", Some("not here"))],
+        };
+        let cuda = BackendReport {
+            name: "cuda".to_owned(),
+            available: false,
+            reason: Some("no driver".to_owned()),
+            devices: Vec::new(),
+        };
+        let host = BackendReport {
+            name: "host".to_owned(),
+            available: true,
+            reason: None,
+            devices: vec![device(0, None), device(1, None), device(2, creates)],
+        };
+        Report { version: "1.2.3", backends: vec![cuda, host] }
+    }
+
+    #[test]
+    fn devices_that_can_do_the_same_share_a_table() {
+        let expected = "\
+wholemem 1.2.3
+
+cuda: not available: no driver
+
+host: available
+  host:0  NUMA node 0, 1 GiB
+  host:1  NUMA node 1, 1 GiB
+
+  capability  works  reason
+  create      yes
+  fabric      no     not here
+
+  host:2  NUMA node 2, 1 GiB
+
+  capability  works  reason
+  create      no     full
+  fabric      no     not here
+";
+        assert_eq!(render(&example(Some("full")), Colour::Off), expected);
+    }
+
+    #[test]
+    fn the_host_works_when_all_its_devices_have_memory() {
+        assert!(example(None).host_works());
+        assert!(!example(Some("full")).host_works());
+        let mut absent = example(None);
+        absent.backends[1].available = false;
+        assert!(!absent.host_works());
+    }
+}

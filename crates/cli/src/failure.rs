@@ -1,0 +1,83 @@
+//! How a failure is told: what went wrong, down to its cause, and what to do about it.
+
+use std::process::ExitCode;
+
+use wholemem_hal::{BackendKind, Error};
+
+use crate::link::PeerFailed;
+use crate::memory;
+use crate::terminal::{self, Colour, StdoutClosed, Tone};
+
+/// Tells a person of the failure, and gives the exit code for it.
+pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
+    if error.is::<StdoutClosed>() {
+        return ExitCode::SUCCESS;
+    }
+    terminal::say(&render(error, Colour::of_stderr()));
+    ExitCode::FAILURE
+}
+
+fn render(error: &anyhow::Error, colour: Colour) -> String {
+    let title = colour.paint(Tone::Bad, "error:");
+    let hint = hint(error).map(|hint| format!("\n{} {hint}\n", colour.paint(Tone::Good, "hint:")));
+    format!("{title} {error:#}\n{}", hint.unwrap_or_default())
+}
+
+/// What a person could do about it.
+pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
+    let cause = error.chain().find_map(|cause| cause.downcast_ref::<Error>());
+    if let Some(Error::Unavailable { backend: BackendKind::Cuda, .. }) = cause {
+        let hint = "`wholemem doctor` says what was tried; `--backend host` needs no GPU";
+        return Some(hint.to_owned());
+    }
+    if memory::is_shortage(error) {
+        let hint = "ask for less, with a smaller `--size`, `--sizes` or `--max-size`, or free some memory";
+        return Some(hint.to_owned());
+    }
+    error.chain().find_map(|cause| cause.downcast_ref::<PeerFailed>()?.hint.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+    use wholemem_hal::Backend;
+    use wholemem_hal::{Attempt, Cause};
+
+    use super::*;
+
+    #[test]
+    fn a_failure_is_told_down_to_its_cause_with_a_hint_where_there_is_one() {
+        let cause = Cause::OutOfMemory { available: 1 << 20 };
+        let failed = Error::Failed { attempt: Attempt::Reserve { len: 4096 }, cause };
+        let error = Err::<(), _>(failed).context("step 1").unwrap_err();
+        let expected = "error: step 1: cannot reserve 4 KiB of addresses: only 1 MiB of memory are available\n\
+            \nhint: ask for less, with a smaller `--size`, `--sizes` or `--max-size`, or free some memory\n";
+        assert_eq!(render(&error, Colour::Off), expected);
+    }
+
+    #[test]
+    fn an_absent_backend_comes_with_a_way_out() {
+        let reason = "none".to_owned();
+        let error = Error::Unavailable { backend: BackendKind::Cuda, reason };
+        let expected = "error: the cuda backend is not available: none\n\
+            \nhint: `wholemem doctor` says what was tried; `--backend host` needs no GPU\n";
+        assert_eq!(render(&error.into(), Colour::Off), expected);
+    }
+
+    #[test]
+    fn a_failure_of_the_other_process_keeps_its_hint() {
+        let failed = PeerFailed { what: "no room".to_owned(), hint: Some("go".to_owned()) };
+        let expected = "error: the other process failed: no room\n\nhint: go\n";
+        assert_eq!(render(&failed.into(), Colour::Off), expected);
+    }
+
+    #[test]
+    fn other_failures_have_no_hint() {
+        let device = Backend::host(wholemem_hal::HostConfig::default()).unwrap().device(0).unwrap();
+        let error = device.allocate(0).unwrap_err();
+        assert_eq!(
+            render(&error.into(), Colour::Off),
+            "error: cannot create 0 B on host:0: the length is zero\n"
+        );
+    }
+}

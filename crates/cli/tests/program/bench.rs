@@ -1,0 +1,98 @@
+//! `wholemem bench`.
+
+use serde_json::Value;
+
+use crate::json::{assert_keys, list, object};
+use crate::run::run;
+
+fn bench(what: &str, args: &[&str]) -> Value {
+    let args = [&["bench", what, "--backend", "host", "--json"], args].concat();
+    object(&run(&args))
+}
+
+const REPORT: [&str; 6] = ["bench", "backend", "device", "ranks", "verified", "cases"];
+const CASE: [&str; 10] =
+    ["bytes", "value", "unit", "limit", "of_limit", "median", "limit_median", "best", "limit_best", "rounds"];
+
+fn assert_times(case: &Value) {
+    let number = |key: &str| case[key].as_f64().unwrap();
+    assert_eq!(case["unit"], "us");
+    for [typical, median, best] in [["value", "median", "best"], ["limit", "limit_median", "limit_best"]] {
+        assert!(number(best) > 0.0 && number(best) <= number(typical), "{case}");
+        assert!(number(best) <= number(median), "{case}");
+    }
+    // All three are rounded to a thousandth.
+    let ratio = number("limit") / number("value");
+    assert!((number("of_limit") - ratio).abs() < 0.002, "{case}");
+}
+
+#[test]
+fn alloc_is_measured_beside_the_raw_calls_and_checked() {
+    let report = bench("alloc", &["--sizes", "64KiB,1MiB", "--rounds", "5"]);
+    assert_keys(&report, &REPORT);
+    assert_eq!(report["bench"], "alloc");
+    assert_eq!(report["backend"], "host");
+    assert!(report["device"].is_string());
+    assert_eq!(report["ranks"], 1);
+    assert_eq!(report["verified"], true);
+    let sizes: Vec<_> = list(&report["cases"]).iter().map(|case| &case["bytes"]).collect();
+    assert_eq!(sizes, [64 << 10, 1 << 20]);
+    for case in list(&report["cases"]) {
+        assert_keys(case, &CASE);
+        assert_eq!(case["rounds"], 5);
+        assert_times(case);
+    }
+}
+
+#[test]
+fn share_is_measured_between_two_processes_and_checked() {
+    let report = bench("share", &["--sizes", "64KiB", "--rounds", "5"]);
+    assert_keys(&report, &REPORT);
+    assert_eq!(report["bench"], "share");
+    assert_eq!(report["ranks"], 2);
+    assert_eq!(report["verified"], true);
+    let [case] = list(&report["cases"]) else { panic!("{report}") };
+    assert_keys(case, &[&CASE[..], &["pinned"]].concat());
+    assert_eq!(case["bytes"], 64 << 10);
+    assert_eq!(case["pinned"], "one core");
+    assert_times(case);
+}
+
+#[test]
+fn without_sizes_a_sweep_goes_from_a_granule_to_the_largest() {
+    let report = bench("alloc", &["--max-size", "600KiB", "--rounds", "2"]);
+    let sizes: Vec<_> = list(&report["cases"]).iter().map(|case| &case["bytes"]).collect();
+    assert_eq!(sizes, [64 << 10, 256 << 10, 640 << 10]);
+}
+
+#[test]
+fn sizes_are_whole_granules_in_order_and_once_each() {
+    let report = bench("alloc", &["--sizes", "128KiB,1,64KiB", "--rounds", "1"]);
+    let sizes: Vec<_> = list(&report["cases"]).iter().map(|case| &case["bytes"]).collect();
+    assert_eq!(sizes, [64 << 10, 128 << 10]);
+}
+
+#[test]
+fn people_get_a_table_with_ratios() {
+    let run = run(&["bench", "share", "--backend", "host", "--sizes", "64KiB", "--rounds", "5"]);
+    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
+    let lines: Vec<_> = run.stdout.lines().collect();
+    assert!(lines[0].ends_with("2 processes, pinned to one core"), "{}", run.stdout);
+    assert_eq!(lines[1], "microseconds; every round was checked");
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let columns = ["size", "wholemem", "raw", "calls", "ratio", "best", "raw", "best", "rounds"];
+    assert_eq!(words(lines[3]), columns);
+    assert_eq!(words(lines[4])[..2], ["64", "KiB"]);
+    assert_eq!(words(lines[4]).last().unwrap(), "5");
+}
+
+#[test]
+fn memory_that_runs_out_ends_a_sweep_with_what_was_measured() {
+    let run =
+        run(&["bench", "alloc", "--backend", "host", "--sizes", "64KiB,4096TiB", "--rounds", "1", "--json"]);
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert!(run.stderr.starts_with("note: stopped before 4096 TiB: cannot fill 4096 TiB"), "{}", run.stderr);
+    let report: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(list(&report["cases"]).len(), 1);
+    assert!(report["stopped"].as_str().unwrap().starts_with("4096 TiB: cannot fill 4096 TiB"));
+}

@@ -1,0 +1,80 @@
+//! What the program says of itself.
+
+use crate::run::run;
+
+#[test]
+fn help_names_every_command_but_the_hidden_one() {
+    let run = run(&["--help"]);
+    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
+    insta::assert_snapshot!(run.stdout, @r"
+    One memory over many GPUs, processes and nodes
+
+    Usage: wholemem <COMMAND>
+
+    Commands:
+      doctor  Say what this machine can do, each thing tried, with the reason where not
+      demo    Take a tour that checks its own results
+      bench   Measure, beside the same system calls made raw
+
+    Options:
+      -h, --help     Print help
+      -V, --version  Print version
+    ");
+}
+
+#[test]
+fn a_benchmark_explains_what_it_measures() {
+    let run = run(&["bench", "share", "-h"]);
+    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
+    insta::assert_snapshot!(run.stdout, @r"
+    Creating memory and passing it to a waiting process, which maps it and reads its first and last byte
+
+    Usage: wholemem bench share [OPTIONS]
+
+    Options:
+          --backend <BACKEND>    Which machinery moves the bytes [default: auto] [possible values: auto,
+                                 host, cuda]
+          --sizes <SIZES>        Exactly these sizes, such as `64KiB,1MiB` [default: from one granule up
+                                 to --max-size, by factors of four]
+          --max-size <MAX_SIZE>  The largest size [default: a third of the memory that is free, or what
+                                 can be measured within a minute]
+          --rounds <ROUNDS>      How often to measure each size [default: what four seconds allow,
+                                 between 7 and 400]
+          --json                 Print one JSON object instead of a table
+      -h, --help                 Print help (see more with '--help')
+    ");
+}
+
+#[test]
+fn the_demo_tells_beforehand_what_it_will_do() {
+    let run = run(&["demo", "-h"]);
+    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
+    insta::assert_snapshot!(run.stdout, @r"
+    Take a tour that checks its own results
+
+    Usage: wholemem demo [OPTIONS]
+
+    Options:
+          --backend <BACKEND>  Which machinery moves the bytes [default: auto] [possible values: auto,
+                               host, cuda]
+          --size <SIZE>        How much memory to share, such as `64KiB` or `1.5GiB` [default: 256MiB]
+          --seed <SEED>        The seed of the bytes, to repeat a run [default: a random one, which is
+                               printed]
+          --json               Print one JSON object instead of a table
+      -h, --help               Print help (see more with '--help')
+    ");
+}
+
+#[test]
+fn the_version_is_that_of_the_package() {
+    let run = run(&["--version"]);
+    assert_eq!(run.code, Some(0));
+    assert_eq!(run.stdout, concat!("wholemem ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn no_command_is_a_mistake_that_shows_the_help() {
+    let alone = run(&[]);
+    assert_eq!((alone.code, alone.stdout.as_str()), (Some(2), ""));
+    assert_eq!(alone.stderr, run(&["--help"]).stdout);
+}

@@ -1,0 +1,25 @@
+//! Looking into the JSON that the program prints.
+
+use serde_json::Value;
+
+use crate::run::Run;
+
+/// The one object in the one line of a run that went well.
+pub(crate) fn object(run: &Run) -> Value {
+    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{run:?}");
+    assert_eq!(run.stdout.matches('\n').count(), 1, "{run:?}");
+    serde_json::from_str(&run.stdout).unwrap()
+}
+
+/// Looks that an object has exactly these keys.
+pub(crate) fn assert_keys(value: &Value, expected: &[&str]) {
+    let mut keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
+    let mut expected = expected.to_vec();
+    keys.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(keys, expected, "{value}");
+}
+
+pub(crate) fn list(value: &Value) -> &[Value] {
+    value.as_array().unwrap()
+}

@@ -1,0 +1,88 @@
+//! Whatever ends the program, its second process ends too.
+
+use std::fs;
+use std::io::Read;
+use std::process::Child;
+
+use wholemem_os::PidFd;
+use wholemem_os::pidfd::Signal;
+
+use crate::run::{patience, program};
+
+/// The child of a process, once it has one. Ends without one only if the process does.
+fn wait_for_child(parent: &PidFd, pid: u32) -> Option<u32> {
+    while !parent.has_exited().unwrap() {
+        if let Some(child) = child_of(pid) {
+            return Some(child);
+        }
+        std::thread::yield_now();
+    }
+    None
+}
+
+fn child_of(parent: u32) -> Option<u32> {
+    let processes =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    processes.filter_map(|name| name.parse().ok()).find(|&pid: &u32| {
+        // `pid (name) state parent ...`, where the name may hold anything.
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent_of = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
+        parent_of == Some(parent.to_string().as_str())
+    })
+}
+
+struct Reaped(Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts the program, and takes hold of it and of its second process.
+fn start(args: &[&str]) -> (Reaped, PidFd, PidFd) {
+    let first = Reaped(program(args).spawn().unwrap());
+    let pid = first.0.id();
+    let watch = PidFd::open(pid).unwrap();
+    let child = wait_for_child(&watch, pid).expect("a second process");
+    let child = PidFd::open(child).unwrap();
+    assert!(!child.has_exited().unwrap(), "the second process is gone before anything was done to it");
+    (first, watch, child)
+}
+
+fn assert_nothing_survives(args: &[&str], signal: Signal) {
+    let (_first, watch, child) = start(args);
+    watch.signal(signal).unwrap();
+    assert!(watch.wait_exit(patience()).unwrap(), "{args:?} outlives {signal:?}");
+    assert!(child.wait_exit(patience()).unwrap(), "the second process of {args:?} outlives it");
+}
+
+/// So many rounds that nothing but a signal ends it.
+const ENDLESS: [&str; 8] =
+    ["bench", "share", "--backend", "host", "--sizes", "64KiB", "--rounds", "4000000000"];
+
+#[test]
+fn a_benchmark_that_is_stopped_leaves_no_process() {
+    for signal in [Signal::KILL, Signal::INT, Signal::TERM] {
+        assert_nothing_survives(&ENDLESS, signal);
+    }
+}
+
+#[test]
+fn a_demo_that_is_killed_midway_leaves_no_process() {
+    // Long enough that the second process, which is looked for at once, is still at work.
+    assert_nothing_survives(&["demo", "--backend", "host", "--size", "256MiB"], Signal::KILL);
+}
+
+#[test]
+fn a_second_process_that_dies_is_told_with_how_it_did() {
+    let (mut first, watch, child) = start(&ENDLESS);
+    child.kill().unwrap();
+    assert!(watch.wait_exit(patience()).unwrap(), "the first process waits for the dead");
+    assert_eq!(first.0.wait().unwrap().code(), Some(1));
+    let mut text = String::new();
+    first.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("error: the other process ("), "{text}");
+    assert!(text.ends_with(") ended before its work did: signal: 9 (SIGKILL)\n"), "{text}");
+}

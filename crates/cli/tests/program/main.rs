@@ -1,0 +1,12 @@
+//! The real program, run as people and scripts run it: what it prints, how it ends, and what it leaves behind.
+
+#![expect(clippy::unwrap_used, reason = "all of this is tests")]
+
+mod bench;
+mod demo;
+mod doctor;
+mod errors;
+mod help;
+mod json;
+mod leftovers;
+mod run;

@@ -1,0 +1,44 @@
+//! Running the program under a watchdog.
+
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use wholemem_os::{Deadline, PidFd};
+
+/// Long enough that only a hang reaches it.
+pub(crate) fn patience() -> Deadline {
+    Deadline::after(Duration::from_secs(120))
+}
+
+/// The program, with nothing of the caller's terminal or taste.
+pub(crate) fn program(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wholemem"));
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env_remove("NO_COLOR").env_remove("COLUMNS").env_remove("CLICOLOR_FORCE");
+    command
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs it to its end. What it prints fits a pipe.
+pub(crate) fn run(args: &[&str]) -> Run {
+    finish(program(args))
+}
+
+pub(crate) fn finish(mut command: Command) -> Run {
+    let mut child = command.spawn().unwrap();
+    let watch = PidFd::open(child.id()).unwrap();
+    if !watch.wait_exit(patience()).unwrap() {
+        child.kill().unwrap();
+        panic!("{command:?} hangs: {:?}", child.wait_with_output());
+    }
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Run { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+}
