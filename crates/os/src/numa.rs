@@ -43,7 +43,17 @@ pub struct Node {
 
 /// The nodes of this machine that are online, by number.
 pub fn nodes() -> Result<Vec<Node>> {
-    nodes_in(Path::new(FOLDER))
+    let mut nodes = nodes_in(Path::new(FOLDER))?;
+    if let [only] = &mut nodes[..] {
+        // Where memory comes and goes with a virtual machine, the node's own count lags behind.
+        only.memory_bytes = only.memory_bytes.max(total_memory());
+    }
+    Ok(nodes)
+}
+
+fn total_memory() -> usize {
+    let info = rustix::system::sysinfo();
+    usize::try_from(u64::from(info.mem_unit).saturating_mul(info.totalram)).unwrap_or(usize::MAX)
 }
 
 fn nodes_in(folder: &Path) -> Result<Vec<Node>> {
@@ -68,12 +78,10 @@ fn nodes_in(folder: &Path) -> Result<Vec<Node>> {
 }
 
 fn only_node() -> Result<Node> {
-    let info = rustix::system::sysinfo();
-    let total = u64::from(info.mem_unit).saturating_mul(info.totalram);
     let usable = call("sched_getaffinity", || rustix::thread::sched_getaffinity(None))?;
     Ok(Node {
         id: 0,
-        memory_bytes: usize::try_from(total).unwrap_or(usize::MAX),
+        memory_bytes: total_memory(),
         cpus: (0..).take(CpuSet::MAX_CPU).filter(|cpu| usable.is_set(*cpu as usize)).collect(),
     })
 }
