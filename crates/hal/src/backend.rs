@@ -62,7 +62,7 @@ impl Backend {
     pub fn open(kind: BackendKind) -> Result<Self> {
         match kind {
             BackendKind::Host => Self::host(HostConfig::default()),
-            BackendKind::Cuda => Err(Error::Unavailable { backend: kind, reason: cuda::absence() }),
+            BackendKind::Cuda => cuda::open(),
         }
     }
 

@@ -8,8 +8,8 @@ use std::fmt;
 use wholemem_os::{Deadline, vm};
 
 use crate::{
-    Allocation, AllocationSpec, Attempt, Device, Error, Event, EventKind, HandleKind, Mapping, Reservation,
-    Result, Rights,
+    Allocation, AllocationSpec, Args, Attempt, Device, Error, Event, EventHandle, EventKind, Grant,
+    HandleKind, KernelImage, LaunchShape, Mapping, Module, PlainBuffer, Reservation, Result, Rights,
 };
 
 /// Something that not every device can do.
@@ -38,6 +38,10 @@ pub enum Capability {
     Timing,
     /// Work can be captured once and launched many times.
     Graph,
+    /// Kernels can be loaded and launched.
+    Kernels,
+    /// Several devices can be written through one address.
+    Multicast,
     /// The allocation behind a foreign address can be found.
     Retain,
     /// Memory goes between machines of one NVLink fabric.
@@ -52,7 +56,7 @@ pub enum Capability {
 
 impl Capability {
     /// Every capability there is, the plainest first.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::Create,
         Self::ShareFd,
         Self::ShareReadOnly,
@@ -64,6 +68,8 @@ impl Capability {
         Self::SharedEvent,
         Self::Timing,
         Self::Graph,
+        Self::Kernels,
+        Self::Multicast,
         Self::Retain,
         Self::Fabric,
         Self::CudaIpc,
@@ -86,6 +92,8 @@ impl Capability {
             Self::SharedEvent => "shared-event",
             Self::Timing => "timing",
             Self::Graph => "graph",
+            Self::Kernels => "kernels",
+            Self::Multicast => "multicast",
             Self::Retain => "retain",
             Self::Fabric => "fabric",
             Self::CudaIpc => "cuda-ipc",
@@ -122,8 +130,12 @@ impl Capability {
             }
             Self::ReadOnlyMap => {
                 let map = device.allocate(granule)?.map(Rights::Read)?;
-                // SAFETY: the memory was made for this, and holds nothing.
-                let stored = unsafe { vm::try_store(map.bytes()?.as_ptr()) };
+                let stored = match map.bytes() {
+                    // SAFETY: the memory was made for this, and holds nothing.
+                    Ok(bytes) => unsafe { vm::try_store(bytes.as_ptr()) },
+                    // SAFETY: as above; the driver refuses it, or does it.
+                    Err(_) => unsafe { device.stream()?.fill_unchecked(&map.all(), 1) }.is_ok(),
+                };
                 expect(!stored, "a store into a read-only map went through")
             }
             Self::ZeroedMemory => {
@@ -152,9 +164,12 @@ impl Capability {
             }
             Self::SharedEvent => {
                 let event = Event::create(device, EventKind::Shared)?;
-                let there = Event::import(device, event.export()?)?;
                 device.stream()?.record(&event)?;
-                there.wait(Deadline::NEVER)
+                match event.export()? {
+                    handle @ EventHandle::Fd(_) => Event::import(device, handle)?.wait(Deadline::NEVER),
+                    // As with CUDA IPC handles: only another process can open it.
+                    EventHandle::CudaIpc(_) => event.wait(Deadline::NEVER),
+                }
             }
             Self::Timing => {
                 let (start, end) =
@@ -175,6 +190,8 @@ impl Capability {
                 stream.read(&map.span(granule - 1, 1)?, &mut seen)?;
                 expect(seen == [0x5A], "a launched graph did not do its work")
             }
+            Self::Kernels => kernels(device, granule),
+            Self::Multicast => multicast(device, granule),
             Self::Retain => retain(device, granule),
             Self::Fabric => {
                 let fabric =
@@ -182,9 +199,8 @@ impl Capability {
                 let made = Allocation::create(device.backend(), &fabric)?;
                 import(device, &made, HandleKind::Fabric, Rights::ReadWrite).map(drop)
             }
-            Self::CudaIpc => {
-                device.allocate(granule)?.export(HandleKind::CudaIpc, Rights::ReadWrite).map(drop)
-            }
+            // A process cannot open its own; that the other side can is for tests with two.
+            Self::CudaIpc => PlainBuffer::create(device, granule)?.export().map(drop),
             Self::DmaBuf => dma_buf(device, granule),
             Self::Rdma => {
                 let spec = AllocationSpec { rdma: true, ..AllocationSpec::new(device, granule) };
@@ -197,6 +213,19 @@ impl Capability {
 impl fmt::Display for Capability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// Finds out whether work of `device` reaches memory of `peer`, by doing it.
+pub(crate) fn prove_peer(device: &Device, peer: &Device) -> Result<()> {
+    let granule = peer.granularity()?.minimum.len();
+    let map = peer.allocate(granule)?.map(Rights::ReadWrite)?;
+    map.grant(&[Grant { device: device.id(), rights: Rights::ReadWrite }])?;
+    match echoes(device, &map, &map)? {
+        true => Ok(()),
+        false => {
+            Err(device.unsupported(Capability::Create, "what was written to the peer was not what was read"))
+        }
     }
 }
 
@@ -223,6 +252,35 @@ fn echoes(device: &Device, to: &Mapping, from: &Mapping) -> Result<bool> {
         stream.read(&from.span(offset, sent.len())?, seen)?;
     }
     Ok(seen == [sent; 2])
+}
+
+unsafe fn nothing(_: &LaunchShape, _: &Args) {}
+
+/// A kernel that does nothing, in the version of PTX that all our kernels are written in.
+const PROBE: KernelImage = KernelImage {
+    ptx: Some(".version 8.4\n.target sm_70\n.address_size 64\n.visible .entry probe()\n{\n ret;\n}\n"),
+    host: &[("probe", nothing)],
+};
+
+fn kernels(device: &Device, _granule: usize) -> Result<()> {
+    // SAFETY: the one function takes nothing and does nothing.
+    let function = unsafe { Module::load(device, &PROBE) }?.function("probe")?;
+    let stream = device.stream()?;
+    // SAFETY: as above.
+    unsafe { stream.launch(&function, &LaunchShape::line(1, 1), &Args::new(), &[]) }?;
+    stream.synchronize(Deadline::NEVER)
+}
+
+fn multicast(device: &Device, granule: usize) -> Result<()> {
+    let backend = device.backend();
+    let devices: Vec<_> = backend.devices().iter().map(|info| info.id).collect();
+    let attempt = || Attempt::Create { len: granule, device: device.label() };
+    // SAFETY: the devices exist, the length is one granule, and what is made is given back.
+    let made = unsafe { backend.memory().create_multicast(&devices, granule) }
+        .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
+    // SAFETY: made in the line above, and mapped nowhere.
+    unsafe { backend.memory().release(made) }
+        .map_err(|cause| backend.refused(device.id(), Attempt::Release, cause))
 }
 
 fn retain(device: &Device, granule: usize) -> Result<()> {

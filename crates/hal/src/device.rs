@@ -4,7 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::backend::Backend;
-use crate::{Allocation, AllocationSpec, Capability, Error, Granularity, Proof, Result, Stream};
+use crate::capability::prove_peer;
+use crate::{
+    Allocation, AllocationSpec, Attempt, Capability, Error, Granularity, Proof, Result, Rights, Stream,
+};
 
 /// Which machinery moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -135,6 +138,17 @@ impl Device {
         self.backend.granularity(&AllocationSpec::new(self, 1))
     }
 
+    /// How much of its memory nobody has taken. It changes with every other user of the device.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when the backend cannot tell.
+    pub fn available(&self) -> Result<usize> {
+        self.backend.check_fork(|| Attempt::Inspect)?;
+        // SAFETY: the device exists, and this is no forked child.
+        unsafe { self.backend.memory().available(self.id) }
+            .map_err(|cause| self.backend.refused(self.id, Attempt::Inspect, cause))
+    }
+
     /// Creates `len` bytes of memory here, to be shared as a file descriptor.
     ///
     /// # Errors
@@ -165,6 +179,19 @@ impl Device {
     #[must_use]
     pub fn prove(&self, capability: Capability) -> Proof {
         self.backend.proof(self, capability)
+    }
+
+    /// Finds out whether work of this device reaches memory of `peer`, by doing it.
+    ///
+    /// # Errors
+    /// [`Error::WrongBackend`]; why it does not.
+    pub fn reaches(&self, peer: &Device) -> Result<()> {
+        if self.backend != peer.backend {
+            return Err(Error::WrongBackend {
+                attempt: Attempt::Grant { device: self.id, rights: Rights::ReadWrite },
+            });
+        }
+        prove_peer(self, peer)
     }
 
     pub(crate) fn unsupported(&self, capability: Capability, reason: &'static str) -> Error {

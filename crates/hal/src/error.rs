@@ -5,7 +5,7 @@ use std::fmt;
 use wholemem_os as os;
 use wholemem_os::Size;
 
-use crate::{BackendKind, Capability, DeviceId, DeviceLabel, HandleKind, Rights};
+use crate::{BackendKind, Capability, DeviceId, DeviceLabel, DriverCode, HandleKind, Rights};
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -262,6 +262,40 @@ impl Error {
     }
 }
 
+impl Error {
+    /// What a person can do about it, where something can be done.
+    ///
+    /// ```
+    /// use wholemem_hal::{Backend, HostConfig};
+    ///
+    /// let device = Backend::host(HostConfig::default())?.device(0)?;
+    /// let error = device.allocate(1000).unwrap_err();
+    /// assert_eq!(error.hint(), Some("`Granule::round_up` makes a length fit"));
+    /// # Ok::<(), wholemem_hal::Error>(())
+    /// ```
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::UnalignedLength { .. } => Some("`Granule::round_up` makes a length fit"),
+            Self::Unavailable { backend: BackendKind::Cuda, .. } => {
+                Some("`wholemem doctor` says what was tried; the host backend works without a GPU")
+            }
+            Self::Forked { .. } => {
+                Some("open a backend in the child itself, or start a new program instead of forking")
+            }
+            Self::Failed { cause: Cause::Driver { code, .. }, .. } => code.hint(),
+            Self::Failed { cause: Cause::Os(os::Error::Call { errno, .. }), .. } => match *errno {
+                os::Errno::MFILE => Some("this process may open no more files; raise `ulimit -n`"),
+                os::Errno::NOMEM | os::Errno::NOSPC => {
+                    Some("the machine, or this process's control group, is out of memory")
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
 /// What a backend answered when it said no.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -269,6 +303,15 @@ pub enum Cause {
     /// The operating system said no.
     #[error(transparent)]
     Os(#[from] os::Error),
+
+    /// The driver of the devices said no.
+    #[error("`{call}` answered {code}")]
+    Driver {
+        /// The call, by its C name.
+        call: &'static str,
+        /// What it answered.
+        code: DriverCode,
+    },
 
     /// There is not that much memory to be had.
     #[error("only {} of memory are available", Size(*available))]
@@ -296,6 +339,7 @@ impl Cause {
             Self::Os(os::Error::WrongLength { .. }) => 103,
             Self::Os(_) => 104,
             Self::OutOfMemory { .. } => 105,
+            Self::Driver { .. } => 106,
             // Above the raw traits this becomes `Error::Unsupported`.
             Self::Unsupported { .. } => 20,
         }
@@ -324,6 +368,11 @@ pub enum Attempt {
     Inspect,
     Access { len: usize },
     Pin { len: usize },
+    Register { len: usize },
+    CreatePlain { len: usize, device: DeviceLabel },
+    ExportPlain,
+    ImportPlain { len: usize, device: DeviceLabel },
+    Adopt { len: usize, device: DeviceLabel },
     CreateStream { device: DeviceLabel },
     CreateEvent { device: DeviceLabel },
     ShareEvent,
@@ -357,6 +406,11 @@ impl fmt::Display for Attempt {
             Self::Inspect => f.write_str("inspect the memory"),
             Self::Access { len } => write!(f, "access {}", Size(*len)),
             Self::Pin { len } => write!(f, "pin {} of host memory", Size(*len)),
+            Self::Register { len } => write!(f, "register {} of host memory", Size(*len)),
+            Self::CreatePlain { len, device } => write!(f, "create a buffer of {} on {device}", Size(*len)),
+            Self::ExportPlain => f.write_str("export the buffer"),
+            Self::ImportPlain { len, device } => write!(f, "import a buffer of {} on {device}", Size(*len)),
+            Self::Adopt { len, device } => write!(f, "adopt {} on {device}", Size(*len)),
             Self::CreateStream { device } => write!(f, "create a stream on {device}"),
             Self::CreateEvent { device } => write!(f, "create an event on {device}"),
             Self::ShareEvent => f.write_str("share the event"),

@@ -135,6 +135,8 @@ pub mod host;
 #[doc(hidden)]
 pub mod limits;
 mod memory;
+#[doc(hidden)]
+pub mod pattern;
 mod queue;
 #[doc(hidden)]
 pub mod raw;
@@ -144,12 +146,14 @@ mod suballocator;
 
 pub use backend::Backend;
 pub use capability::{Capability, Proof};
+pub use cuda::DriverCode;
 pub use device::{BackendKind, Device, DeviceId, DeviceInfo, DeviceLabel};
 pub use error::{Attempt, Cause, Error, Result};
 pub use granule::{Granularity, Granule};
 pub use host::HostConfig;
 pub use memory::{
-    Allocation, AllocationSpec, HandleKind, Mapping, PinnedBuffer, Reservation, ShareHandle, Span,
+    Allocation, AllocationSpec, HandleKind, Mapping, PinnedBuffer, PlainBuffer, Registration, Reservation,
+    Segment, ShareHandle, Span,
 };
 pub use queue::{Args, Event, Function, Graph, HostFunction, KernelImage, LaunchShape, Module, Stream};
 pub use raw::{EventHandle, EventKind, Properties};

@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
-use crate::memory::{AllocationCore, ReservationCore};
+use crate::memory::{AllocationCore, HostAddress, ReservationCore};
 use crate::queue::Drain;
 use crate::raw::{Address, RawAllocation, RawEvent, RawGraph, RawModule, RawStream};
-use crate::{Backend, Cause};
+use crate::{Backend, Cause, DeviceId, Mapping};
 
 /// Something that is given back when this is dropped.
 #[derive(Debug)]
@@ -51,6 +51,9 @@ pub(crate) enum Teardown {
     Free { at: Address, len: usize },
     Unmap { at: Address, len: usize, _place: Place },
     Unpin { at: Address, len: usize },
+    FreePlain { device: DeviceId, at: Address },
+    ClosePlain { device: DeviceId, at: Address },
+    Unregister { at: HostAddress, len: usize, _map: Mapping },
     DestroyStream(RawStream),
     DestroyEvent(RawEvent),
     DestroyGraph(RawGraph),
@@ -86,6 +89,12 @@ impl Teardown {
             Self::Unmap { at, len, .. } => unsafe { memory.unmap(at, len) },
             // SAFETY: as above; streams hold what they use until the work is done.
             Self::Unpin { at, len } => unsafe { memory.unpin(at, len) },
+            // SAFETY: as above; streams hold what they use until the work is done.
+            Self::FreePlain { device, at } => unsafe { memory.free_plain(device, at) },
+            // SAFETY: as above; streams hold what they use until the work is done.
+            Self::ClosePlain { device, at } => unsafe { memory.close_plain(device, at) },
+            // SAFETY: as above; the map is held until this has succeeded.
+            Self::Unregister { at, len, .. } => unsafe { memory.unregister(at.0, len) },
             // SAFETY: as above.
             Self::DestroyStream(stream) => unsafe { queue.destroy_stream(stream) },
             // SAFETY: as above.

@@ -112,6 +112,7 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
     }
 
     forward! {
+        fn available(&self, device: DeviceId) -> usize;
         fn create(&self, spec: &AllocationSpec) -> RawAllocation;
         fn release(&self, allocation: RawAllocation) -> ();
         fn reserve(&self, len: usize, align: Option<usize>, wanted: Option<Address>) -> Address;
@@ -130,8 +131,13 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         fn unpin(&self, at: Address, len: usize) -> ();
         fn register(&self, at: NonNull<u8>, len: usize, rights: Rights) -> Address;
         fn unregister(&self, at: NonNull<u8>, len: usize) -> ();
-        fn open_mapped(&self, device: DeviceId, handle: &ShareHandle) -> Address;
-        fn close_mapped(&self, at: Address) -> ();
+        fn create_plain(&self, device: DeviceId, len: usize) -> Address;
+        fn free_plain(&self, device: DeviceId, at: Address) -> ();
+        fn export_plain(&self, device: DeviceId, at: Address) -> ShareHandle;
+        fn open_plain(&self, device: DeviceId, handle: &ShareHandle) -> Address;
+        fn close_plain(&self, device: DeviceId, at: Address) -> ();
+        fn create_multicast(&self, devices: &[DeviceId], len: usize) -> RawAllocation;
+        fn bind_multicast(&self, multicast: RawAllocation, allocation: RawAllocation, len: usize) -> ();
     }
 
     fn host_pointer(&self, at: Address) -> Option<NonNull<u8>> {

@@ -2,9 +2,10 @@
 //!
 //! | room | what it holds |
 //! |---|---|
-//! | [`conformance`] | one suite for all backends: what each must do, and what each must refuse |
+//! | [`mod@conformance`] | one suite for all backends: what each must do, and what each must refuse |
 //! | [`fault`] | any backend, with its nth call failing |
 //! | [`deferred`] | host streams that run their work late, and in an order nobody should rely on |
+//! | [`cuda`] | the real GPU, or a visible skip; the fake driver; kernels for tests |
 //! | [`sweep`] | a path walked again and again, failing at each of its calls in turn |
 //! | [`ranks`] | a test that runs as several processes, under a watchdog, leaving nothing behind |
 //! | [`forked`] | a test that goes on in a forked child |
@@ -16,6 +17,7 @@ use std::hash::{BuildHasher, Hasher};
 
 pub mod census;
 pub mod conformance;
+pub mod cuda;
 pub mod deferred;
 pub mod fault;
 pub mod forked;

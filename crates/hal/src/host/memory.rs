@@ -98,6 +98,10 @@ unsafe impl RawMemory for HostMemory {
         Ok(Granularity { minimum: self.granule, recommended: self.granule })
     }
 
+    unsafe fn available(&self, _device: DeviceId) -> Result<usize, Cause> {
+        Ok(meminfo::available()?)
+    }
+
     unsafe fn create(&self, spec: &AllocationSpec) -> Result<RawAllocation, Cause> {
         if spec.len >= LOOK_FIRST_LEN {
             let available = meminfo::available()?;

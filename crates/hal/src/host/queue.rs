@@ -58,11 +58,11 @@ impl HostQueue {
     /// # Safety
     /// As [`Schedule::submit`]; what is recorded stays accessible as long as its graph is launched.
     unsafe fn submit(&self, stream: RawStream, work: Work) {
-        let captured = self.streams.get(stream.0);
+        let captured = self.streams.get(stream.handle);
         match &mut *lock(&captured) {
             Some(recorded) => recorded.push(work),
             // SAFETY: passed on from the caller.
-            None => unsafe { self.schedule.submit(stream.0, work) },
+            None => unsafe { self.schedule.submit(stream.handle, work) },
         }
     }
 
@@ -90,34 +90,34 @@ unsafe impl RawQueue for HostQueue {
         self.schedule.runs_inline()
     }
 
-    unsafe fn create_stream(&self, _device: DeviceId) -> Result<RawStream, Cause> {
-        Ok(RawStream(self.streams.insert(Mutex::new(None))))
+    unsafe fn create_stream(&self, device: DeviceId) -> Result<RawStream, Cause> {
+        Ok(RawStream { device, handle: self.streams.insert(Mutex::new(None)) })
     }
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), Cause> {
-        self.streams.remove(stream.0);
+        self.streams.remove(stream.handle);
         Ok(())
     }
 
     unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, Cause> {
-        Ok(self.drive(deadline, || self.schedule.is_idle(stream.0)))
+        Ok(self.drive(deadline, || self.schedule.is_idle(stream.handle)))
     }
 
-    unsafe fn create_event(&self, _device: DeviceId, kind: EventKind) -> Result<RawEvent, Cause> {
+    unsafe fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent, Cause> {
         let event = match kind {
             EventKind::Order | EventKind::Timed => HostEvent::private(),
             EventKind::Shared => HostEvent::shared()?,
         };
-        Ok(RawEvent(self.events.insert(EventEntry { event: Arc::new(event), kind })))
+        Ok(RawEvent { device, handle: self.events.insert(EventEntry { event: Arc::new(event), kind }) })
     }
 
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), Cause> {
-        self.events.remove(event.0);
+        self.events.remove(event.handle);
         Ok(())
     }
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), Cause> {
-        let event = Arc::clone(&self.events.get(event.0).event);
+        let event = Arc::clone(&self.events.get(event.handle).event);
         let ticket = event.next_ticket();
         // SAFETY: a record touches no memory but the event, which it holds.
         unsafe { self.submit(stream, Work::Record { event: Arc::clone(&event), ticket }) };
@@ -126,7 +126,7 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn await_event(&self, stream: RawStream, event: RawEvent) -> Result<(), Cause> {
-        let event = Arc::clone(&self.events.get(event.0).event);
+        let event = Arc::clone(&self.events.get(event.handle).event);
         let ticket = event.asked();
         // SAFETY: a wait touches no memory but the event, which it holds.
         unsafe { self.submit(stream, Work::Wait { event, ticket }) };
@@ -134,7 +134,7 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn is_done(&self, event: RawEvent) -> Result<bool, Cause> {
-        let entry = self.events.get(event.0);
+        let entry = self.events.get(event.handle);
         let done = entry.event.has_reached(entry.event.asked());
         if !done {
             // Asking again and again has to end some time, also where nobody waits.
@@ -144,7 +144,7 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn wait_event(&self, event: RawEvent, deadline: Deadline) -> Result<bool, Cause> {
-        let event = Arc::clone(&self.events.get(event.0).event);
+        let event = Arc::clone(&self.events.get(event.handle).event);
         let ticket = event.asked();
         if self.schedule.runs_inline() {
             // Only another process can be what is waited for.
@@ -154,7 +154,7 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<Duration, Cause> {
-        let (start, end) = (self.events.get(start.0), self.events.get(end.0));
+        let (start, end) = (self.events.get(start.handle), self.events.get(end.handle));
         if [&start, &end].iter().any(|entry| entry.kind != EventKind::Timed) {
             let reason = "only timed events keep their time";
             return Err(Cause::Unsupported { capability: Capability::Timing, reason });
@@ -164,17 +164,17 @@ unsafe impl RawQueue for HostQueue {
 
     unsafe fn export_event(&self, event: RawEvent) -> Result<EventHandle, Cause> {
         let reason = "only shared events can go to another process";
-        let handle = self.events.get(event.0).event.export()?;
+        let handle = self.events.get(event.handle).event.export()?;
         handle.map(EventHandle::Fd).ok_or(Cause::Unsupported { capability: Capability::SharedEvent, reason })
     }
 
-    unsafe fn import_event(&self, _device: DeviceId, handle: EventHandle) -> Result<RawEvent, Cause> {
+    unsafe fn import_event(&self, device: DeviceId, handle: EventHandle) -> Result<RawEvent, Cause> {
         let EventHandle::Fd(fd) = handle else {
             let reason = "host events travel as file descriptors";
             return Err(Cause::Unsupported { capability: Capability::SharedEvent, reason });
         };
         let event = Arc::new(HostEvent::import(fd)?);
-        Ok(RawEvent(self.events.insert(EventEntry { event, kind: EventKind::Shared })))
+        Ok(RawEvent { device, handle: self.events.insert(EventEntry { event, kind: EventKind::Shared }) })
     }
 
     unsafe fn copy(&self, stream: RawStream, to: Address, from: Address, len: usize) -> Result<(), Cause> {
@@ -190,39 +190,40 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), Cause> {
-        *lock(&self.streams.get(stream.0)) = Some(Vec::new());
+        *lock(&self.streams.get(stream.handle)) = Some(Vec::new());
         Ok(())
     }
 
     unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, Cause> {
-        let recorded = lock(&self.streams.get(stream.0)).take().unwrap_or_default();
-        Ok(RawGraph(self.graphs.insert(recorded)))
+        let recorded = lock(&self.streams.get(stream.handle)).take().unwrap_or_default();
+        Ok(RawGraph { device: stream.device, handle: self.graphs.insert(recorded) })
     }
 
     unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), Cause> {
-        let works = self.graphs.get(graph.0);
+        let works = self.graphs.get(graph.handle);
         // SAFETY: the module's contract: what the graph touches is accessible, and kept until it has run.
         unsafe { self.submit(stream, Work::Graph(works)) };
         Ok(())
     }
 
     unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<(), Cause> {
-        self.graphs.remove(graph.0);
+        self.graphs.remove(graph.handle);
         Ok(())
     }
 
-    unsafe fn load_module(&self, _device: DeviceId, image: &KernelImage) -> Result<RawModule, Cause> {
-        Ok(RawModule(self.modules.insert(*image)))
+    unsafe fn load_module(&self, device: DeviceId, image: &KernelImage) -> Result<RawModule, Cause> {
+        Ok(RawModule { device, handle: self.modules.insert(*image) })
     }
 
     unsafe fn unload_module(&self, module: RawModule) -> Result<(), Cause> {
-        self.modules.remove(module.0);
+        self.modules.remove(module.handle);
         Ok(())
     }
 
     unsafe fn function(&self, module: RawModule, name: &str) -> Result<Option<RawFunction>, Cause> {
-        let place = self.modules.get(module.0).host.iter().position(|(known, _)| *known == name);
-        Ok(place.map(|place| RawFunction(module.0 << FUNCTION_BITS | place as u64)))
+        let place = self.modules.get(module.handle).host.iter().position(|(known, _)| *known == name);
+        let number = |place: usize| module.handle << FUNCTION_BITS | place as u64;
+        Ok(place.map(|place| RawFunction { device: module.device, handle: number(place) }))
     }
 
     unsafe fn occupancy(&self, _function: RawFunction, _block: u32, _shared_len: u32) -> Result<u32, Cause> {
@@ -237,8 +238,8 @@ unsafe impl RawQueue for HostQueue {
         shape: &LaunchShape,
         args: &Args,
     ) -> Result<(), Cause> {
-        let place = usize::try_from(function.0 & ((1 << FUNCTION_BITS) - 1)).expect("sixteen bits");
-        let (_, function) = self.modules.get(function.0 >> FUNCTION_BITS).host[place];
+        let place = usize::try_from(function.handle & ((1 << FUNCTION_BITS) - 1)).expect("sixteen bits");
+        let (_, function) = self.modules.get(function.handle >> FUNCTION_BITS).host[place];
         // SAFETY: the module's contract: the arguments fit, and what they name is kept until it has run.
         unsafe { self.submit(stream, Work::Call { function, shape: *shape, args: args.clone() }) };
         Ok(())

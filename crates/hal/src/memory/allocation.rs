@@ -5,7 +5,10 @@ use std::sync::Arc;
 use super::{HandleKind, Mapping, Reservation, ShareHandle};
 use crate::raw::{Address, Properties, RawAllocation};
 use crate::retire::{Owned, Teardown};
-use crate::{Attempt, Backend, Device, DeviceId, Error, Grant, Granularity, Result, Rights};
+use crate::{Attempt, Backend, Capability, Device, DeviceId, Error, Grant, Granularity, Result, Rights};
+
+const NOT_SHAREABLE: &str = "the memory was made without a shareable handle; \
+                             in PyTorch set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`";
 
 /// What memory to create.
 ///
@@ -65,6 +68,15 @@ impl AllocationSpec {
 #[derive(Debug, Clone)]
 pub struct Allocation {
     core: Arc<AllocationCore>,
+}
+
+/// A piece of memory that something else mapped, adopted.
+#[derive(Debug, Clone)]
+pub struct Segment {
+    /// Where it is mapped in this process.
+    pub address: u64,
+    /// The memory there.
+    pub allocation: Allocation,
 }
 
 #[derive(Debug)]
@@ -146,6 +158,36 @@ impl Allocation {
         let raw = unsafe { backend.memory().retain(Address(address)) }
             .map_err(|cause| backend.refused(device.id(), Attempt::Inspect, cause))?;
         Ok(Self::own(device, raw, len, Rights::ReadWrite, granularity))
+    }
+
+    /// The memory that something else in this process mapped at `address`, `len` bytes of it, piece by piece: a framework's
+    /// segments become allocations that can be shared.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the backend keeps no record of addresses, or for memory that was not made to be
+    /// shared; [`Error::Failed`] for an address that is no such memory.
+    pub fn adopt(device: &Device, address: u64, len: usize) -> Result<Vec<Segment>> {
+        let attempt = || Attempt::Adopt { len, device: device.label() };
+        let backend = device.backend();
+        backend.check_fork(attempt)?;
+        if len == 0 {
+            return Err(Error::ZeroLength { attempt: attempt() });
+        }
+        let refused = |cause| backend.refused(device.id(), attempt(), cause);
+        let (mut segments, mut at) = (Vec::new(), address);
+        let end = address.saturating_add(len as u64);
+        while at < end {
+            // SAFETY: this is no forked child; the address may be anything.
+            let (base, segment_len) =
+                unsafe { backend.memory().address_range(Address(at)) }.map_err(refused)?;
+            let allocation = Self::retain(device, base.0, segment_len)?;
+            if !allocation.properties()?.handles.contains(&HandleKind::Fd) {
+                return Err(device.unsupported(Capability::ShareFd, NOT_SHAREABLE));
+            }
+            segments.push(Segment { address: base.0, allocation });
+            at = base.after(segment_len).0;
+        }
+        Ok(segments)
     }
 
     fn own(

@@ -14,14 +14,19 @@
 mod allocation;
 mod mapping;
 mod pinned;
+mod plain;
+mod registration;
 mod reservation;
 mod share;
 mod span;
 
 pub(crate) use allocation::AllocationCore;
-pub use allocation::{Allocation, AllocationSpec};
+pub use allocation::{Allocation, AllocationSpec, Segment};
 pub use mapping::Mapping;
 pub use pinned::PinnedBuffer;
+pub use plain::PlainBuffer;
+pub(crate) use registration::HostAddress;
+pub use registration::Registration;
 pub use reservation::Reservation;
 pub(crate) use reservation::ReservationCore;
 pub use share::{HandleKind, ShareHandle};

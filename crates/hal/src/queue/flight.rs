@@ -109,7 +109,7 @@ pub(crate) struct Drain {
     pub(super) device: Device,
     pub(super) raw: RawStream,
     pub(super) flight: Flight,
-    pub(super) _owned: Owned,
+    pub(super) _owned: Option<Owned>,
 }
 
 impl Drain {

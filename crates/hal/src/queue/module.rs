@@ -116,6 +116,11 @@ impl Args {
         self.bytes.get(start..start + len)
     }
 
+    /// Where the bytes of each argument begin.
+    pub(crate) fn pointers(&self) -> impl Iterator<Item = *const u8> {
+        self.places.iter().map(|&(start, _)| self.bytes[start..].as_ptr())
+    }
+
     /// One argument as a four-byte number, if it is that long.
     #[must_use]
     pub fn read_u32(&self, index: usize) -> Option<u32> {

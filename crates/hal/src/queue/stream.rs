@@ -47,7 +47,7 @@ struct StreamCore {
     device: Device,
     raw: RawStream,
     state: Mutex<State>,
-    /// `None` once it is being dropped.
+    /// `None` for a stream that is not ours to destroy.
     owned: Option<Owned>,
 }
 
@@ -56,6 +56,8 @@ struct State {
     flight: Flight,
     /// The operands of a capture, while there is one.
     capture: Option<Vec<Operand>>,
+    /// The buffer of the last copy between a device and plain memory, for the next.
+    stage: Option<PinnedBuffer>,
 }
 
 impl StreamCore {
@@ -67,10 +69,9 @@ impl StreamCore {
 
 impl Drop for StreamCore {
     fn drop(&mut self) {
-        let Some(owned) = self.owned.take() else { return };
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let flight = std::mem::take(&mut state.flight);
-        let drain = Drain { device: self.device.clone(), raw: self.raw, flight, _owned: owned };
+        let drain = Drain { device: self.device.clone(), raw: self.raw, flight, _owned: self.owned.take() };
         self.device.backend().drain(drain);
     }
 }
@@ -90,6 +91,18 @@ impl Stream {
         let owned = Owned::new(backend, Teardown::DestroyStream(raw));
         let (device, state) = (device.clone(), Mutex::default());
         Ok(Self { core: Arc::new(StreamCore { device, raw, state, owned: Some(owned) }) })
+    }
+
+    /// A stream that something else in this process made, by the driver's own number for it; zero is the device's
+    /// default stream. Dropping it lets go of what its work used, and leaves the stream to its maker.
+    ///
+    /// # Safety
+    /// The number is that of a stream of this device, which stays until this and the work enqueued through it are gone.
+    #[must_use]
+    #[doc(alias = "cudaStream_t")]
+    pub unsafe fn from_foreign(device: &Device, handle: u64) -> Self {
+        let (raw, device) = (RawStream { device: device.id(), handle }, device.clone());
+        Self { core: Arc::new(StreamCore { device, raw, state: Mutex::default(), owned: None }) }
     }
 
     /// The device it works on.
@@ -136,6 +149,17 @@ impl Stream {
         to.check(self.device(), Rights::ReadWrite, attempt)?;
         self.enqueue(attempt(), [hold(to)], |queue, stream| {
             // SAFETY: the range was checked above, and is held until the fill has run.
+            unsafe { queue.fill(stream, to.at(), value, to.len()) }
+        })
+    }
+
+    /// Sets every byte of `to`, whatever rights were granted.
+    ///
+    /// # Safety
+    /// Work that the device may not do is refused by the driver, or is what is wanted.
+    pub(crate) unsafe fn fill_unchecked(&self, to: &Span, value: u8) -> Result<()> {
+        self.enqueue(Attempt::Fill { len: to.len() }, [hold(to)], |queue, stream| {
+            // SAFETY: the range is mapped and held; the caller answers for the rights.
             unsafe { queue.fill(stream, to.at(), value, to.len()) }
         })
     }
@@ -286,12 +310,15 @@ impl Stream {
         if len == 0 {
             return Ok(());
         }
-        let stage = PinnedBuffer::create(self.device(), len.min(STAGE_LEN))?;
+        // Taken while it is used, so that two threads never share it.
+        let kept = self.core.state().stage.take().filter(|stage| stage.len() >= len.min(STAGE_LEN));
+        let stage = kept.map_or_else(|| PinnedBuffer::create(self.device(), len.min(STAGE_LEN)), Ok)?;
         let bytes = stage.bytes()?;
         let all = stage.all();
-        (0..len)
-            .step_by(STAGE_LEN)
-            .try_for_each(|offset| step(&all, &bytes, offset, STAGE_LEN.min(len - offset)))
+        let mut offsets = (0..len).step_by(STAGE_LEN);
+        offsets.try_for_each(|offset| step(&all, &bytes, offset, STAGE_LEN.min(len - offset)))?;
+        self.core.state().stage = Some(stage);
+        Ok(())
     }
 
     fn stage_error(&self, len: usize, cause: wholemem_os::Error) -> Error {

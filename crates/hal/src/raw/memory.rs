@@ -9,6 +9,11 @@ use crate::{
     Rights, ShareHandle,
 };
 
+const NO_PLAIN: Cause = Cause::Unsupported {
+    capability: Capability::CudaIpc,
+    reason: "this backend has one kind of memory, and shares it as allocations",
+};
+
 /// An address as the devices of a backend see it. On the host it is a pointer's number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
@@ -83,6 +88,16 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// What the driver said.
     #[doc(alias = "cuMemGetAllocationGranularity")]
     fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, Cause>;
+
+    /// How much of a device's memory nobody has taken.
+    ///
+    /// # Errors
+    /// What the driver said.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemGetInfo")]
+    unsafe fn available(&self, device: DeviceId) -> Result<usize, Cause>;
 
     /// Creates physical memory.
     ///
@@ -289,7 +304,43 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Maps memory that a driver shares mapped rather than as an allocation, and says where.
+    /// Creates memory of the driver's older kind: addressed at once, and shared mapped rather than as an allocation.
+    ///
+    /// # Errors
+    /// What the driver said; [`Cause::Unsupported`] where there is no such thing.
+    ///
+    /// # Safety
+    /// The module's contract; the length need not be whole granules.
+    #[doc(alias = "cuMemAlloc")]
+    unsafe fn create_plain(&self, _device: DeviceId, _len: usize) -> Result<Address, Cause> {
+        Err(NO_PLAIN)
+    }
+
+    /// Gives it back. Some drivers wait here for kernels that run.
+    ///
+    /// # Errors
+    /// What the driver said; it remains then.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMemFree")]
+    unsafe fn free_plain(&self, _device: DeviceId, _at: Address) -> Result<(), Cause> {
+        Err(NO_PLAIN)
+    }
+
+    /// A handle of such memory for another process, from any address in it.
+    ///
+    /// # Errors
+    /// What the driver said; [`Cause::Unsupported`] where there is no such thing.
+    ///
+    /// # Safety
+    /// The module's contract, but for the address: it may be anything.
+    #[doc(alias = "cuIpcGetMemHandle")]
+    unsafe fn export_plain(&self, _device: DeviceId, _at: Address) -> Result<ShareHandle, Cause> {
+        Err(NO_PLAIN)
+    }
+
+    /// Maps another process's memory of that kind, whole, and says where.
     ///
     /// # Errors
     /// What the driver said; [`Cause::Unsupported`] where there is no such thing.
@@ -297,9 +348,8 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// # Safety
     /// The module's contract, but for the handle: it may be anything.
     #[doc(alias = "cuIpcOpenMemHandle")]
-    unsafe fn open_mapped(&self, _device: DeviceId, _handle: &ShareHandle) -> Result<Address, Cause> {
-        let reason = "this backend shares allocations, not maps";
-        Err(Cause::Unsupported { capability: Capability::CudaIpc, reason })
+    unsafe fn open_plain(&self, _device: DeviceId, _handle: &ShareHandle) -> Result<Address, Cause> {
+        Err(NO_PLAIN)
     }
 
     /// Ends that.
@@ -310,9 +360,41 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// # Safety
     /// The module's contract.
     #[doc(alias = "cuIpcCloseMemHandle")]
-    unsafe fn close_mapped(&self, _at: Address) -> Result<(), Cause> {
-        let reason = "this backend shares allocations, not maps";
-        Err(Cause::Unsupported { capability: Capability::CudaIpc, reason })
+    unsafe fn close_plain(&self, _device: DeviceId, _at: Address) -> Result<(), Cause> {
+        Err(NO_PLAIN)
+    }
+
+    /// Creates what is mapped like an allocation and stands for one on each of several devices: a store into it is a
+    /// store into all of them.
+    ///
+    /// # Errors
+    /// What the driver said; [`Cause::Unsupported`] where there is no such thing.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuMulticastCreate")]
+    #[doc(alias = "cuMulticastAddDevice")]
+    unsafe fn create_multicast(&self, _devices: &[DeviceId], _len: usize) -> Result<RawAllocation, Cause> {
+        let reason = "only GPUs joined by a switch have memory that all of them are written through";
+        Err(Cause::Unsupported { capability: Capability::Multicast, reason })
+    }
+
+    /// Makes an allocation of one of its devices part of it.
+    ///
+    /// # Errors
+    /// What the driver said.
+    ///
+    /// # Safety
+    /// The module's contract; both are as long as `len`.
+    #[doc(alias = "cuMulticastBindMem")]
+    unsafe fn bind_multicast(
+        &self,
+        _multicast: RawAllocation,
+        _allocation: RawAllocation,
+        _len: usize,
+    ) -> Result<(), Cause> {
+        let reason = "only GPUs joined by a switch have memory that all of them are written through";
+        Err(Cause::Unsupported { capability: Capability::Multicast, reason })
     }
 
     /// The processor's pointer for an address, where the processor can reach it.

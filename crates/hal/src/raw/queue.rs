@@ -13,7 +13,12 @@ macro_rules! raw_handles {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub struct $name(pub u64);
+        pub struct $name {
+            /// The device it belongs to.
+            pub device: DeviceId,
+            /// The backend's own number for it.
+            pub handle: u64,
+        }
     )*};
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A case takes an open backend and uses the safe types as a user would, reaching bytes through streams, so that it
 //! holds for memory the processor cannot see too. [`conformance!`](crate::conformance!) makes a test of each case for
-//! one backend.
+//! one backend, or for none where there is none: opening it says so.
 
 #[expect(
     missing_docs,
@@ -80,7 +80,10 @@ macro_rules! conformance {
         #[test]
         fn $case() {
             let open = $open;
-            $crate::conformance::$room::$case(&open());
+            let backend: Option<::wholemem_hal::Backend> = open().into();
+            if let Some(backend) = backend {
+                $crate::conformance::$room::$case(&backend);
+            }
         }
     )*};
 }

@@ -1,0 +1,144 @@
+//! The GPUs that this process may see, and their contexts.
+//!
+//! There is one table for the life of the process. A GPU's primary context, which it shares with every other user of
+//! CUDA in the process, is retained when the first call needs it, and never released: nothing is gained by giving it up
+//! before the process ends, and a release could take running work with it.
+
+use std::ffi::{c_char, c_int};
+use std::marker::PhantomData;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use super::bindings::*;
+use super::driver::Driver;
+use crate::{Cause, DeviceId, DeviceInfo};
+
+/// All GPUs of this process.
+#[derive(Debug)]
+pub(crate) struct Gpus {
+    driver: &'static Driver,
+    ordinals: Vec<CUdevice>,
+    infos: Vec<DeviceInfo>,
+    /// Retained primary contexts, by device.
+    contexts: Vec<Mutex<Option<Context>>>,
+}
+
+/// A retained primary context.
+#[derive(Debug, Clone, Copy)]
+struct Context(CUcontext);
+
+// SAFETY: a context may be made current on any thread, and on several at once.
+unsafe impl Send for Context {}
+
+/// A context that is current on this thread until this is dropped; then the one before it is.
+#[derive(Debug)]
+pub(super) struct Current {
+    driver: &'static Driver,
+    // Popped where it was pushed.
+    _this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: `popped` is writable, and our context is on top: every push is undone in its own scope.
+        if let Err(cause) = unsafe { (self.driver.cuCtxPopCurrent)(&raw mut popped) }.ok("cuCtxPopCurrent") {
+            tracing::warn!(%cause, "the caller's context could not be made current again");
+        }
+    }
+}
+
+impl Gpus {
+    /// The GPUs of this process, found at the first call; or why there are none.
+    pub(crate) fn of_process() -> Result<&'static Self, &'static String> {
+        static GPUS: OnceLock<Result<Gpus, String>> = OnceLock::new();
+        GPUS.get_or_init(Self::find).as_ref()
+    }
+
+    fn find() -> Result<Self, String> {
+        let driver = Driver::of_process().map_err(Clone::clone)?;
+        let failed = |cause: Cause| cause.to_string();
+        let mut count = 0;
+        // SAFETY: `count` is writable.
+        unsafe { (driver.cuDeviceGetCount)(&raw mut count) }.ok("cuDeviceGetCount").map_err(failed)?;
+        if count == 0 {
+            return Err("the driver shows this process no GPU".to_owned());
+        }
+        let ordinals = (0..count).map(|index| ordinal(driver, index)).collect::<Result<Vec<_>, _>>();
+        let ordinals = ordinals.map_err(failed)?;
+        let infos = (0..).zip(&ordinals).map(|(id, &device)| info(driver, id, device));
+        let infos = infos.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let contexts = ordinals.iter().map(|_| Mutex::default()).collect();
+        Ok(Self { driver, ordinals, infos, contexts })
+    }
+
+    pub(super) fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    pub(super) fn infos(&self) -> &[DeviceInfo] {
+        &self.infos
+    }
+
+    /// The driver's number for a device.
+    pub(super) fn ordinal(&self, device: DeviceId) -> CUdevice {
+        self.ordinals[device.0 as usize]
+    }
+
+    /// The device with a number of the driver's.
+    pub(super) fn device_of(&self, ordinal: CUdevice) -> Option<DeviceId> {
+        let index = self.ordinals.iter().position(|&known| known == ordinal)?;
+        u32::try_from(index).ok().map(DeviceId)
+    }
+
+    /// Makes the primary context of a device current.
+    pub(super) fn enter(&self, device: DeviceId) -> Result<Current, Cause> {
+        let Context(context) = self.context(device)?;
+        // SAFETY: the context is retained for the life of the process.
+        unsafe { (self.driver.cuCtxPushCurrent)(context) }.ok("cuCtxPushCurrent")?;
+        Ok(Current { driver: self.driver, _this_thread: PhantomData })
+    }
+
+    fn context(&self, device: DeviceId) -> Result<Context, Cause> {
+        let mut slot = self.contexts[device.0 as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = *slot {
+            return Ok(context);
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: `context` is writable, and the device is one of the driver's.
+        unsafe { (self.driver.cuDevicePrimaryCtxRetain)(&raw mut context, self.ordinal(device)) }
+            .ok("cuDevicePrimaryCtxRetain")?;
+        Ok(*slot.insert(Context(context)))
+    }
+
+    /// A property of a device, as the driver states it.
+    pub(super) fn attribute(&self, device: DeviceId, which: CUdevice_attribute) -> Result<c_int, Cause> {
+        let mut value = 0;
+        // SAFETY: `value` is writable; an attribute that the driver does not know is an error.
+        unsafe { (self.driver.cuDeviceGetAttribute)(&raw mut value, which, self.ordinal(device)) }
+            .ok("cuDeviceGetAttribute")?;
+        Ok(value)
+    }
+}
+
+fn ordinal(driver: &Driver, index: c_int) -> Result<CUdevice, Cause> {
+    let mut device = 0;
+    // SAFETY: `device` is writable.
+    unsafe { (driver.cuDeviceGet)(&raw mut device, index) }.ok("cuDeviceGet")?;
+    Ok(device)
+}
+
+fn info(driver: &Driver, id: u32, device: CUdevice) -> Result<DeviceInfo, Cause> {
+    let mut name = [0_u8; 256];
+    // SAFETY: the buffer is writable for as many bytes as is said.
+    unsafe { (driver.cuDeviceGetName)(name.as_mut_ptr().cast::<c_char>(), 255, device) }
+        .ok("cuDeviceGetName")?;
+    let name = name.split(|&byte| byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
+    let mut memory_len = 0;
+    // SAFETY: `memory_len` is writable.
+    unsafe { (driver.cuDeviceTotalMem)(&raw mut memory_len, device) }.ok("cuDeviceTotalMem")?;
+    let mut uuid = CUuuid_st { bytes: [0; 16] };
+    // SAFETY: `uuid` is writable.
+    unsafe { (driver.cuDeviceGetUuid)(&raw mut uuid, device) }.ok("cuDeviceGetUuid")?;
+    let uuid = uuid.bytes.map(|byte| byte.to_ne_bytes()[0]);
+    Ok(DeviceInfo { id: DeviceId(id), name: name.into_owned(), memory_len, uuid })
+}

@@ -1,0 +1,433 @@
+//! The verbs of memory on a GPU: the driver's virtual memory management.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+
+use super::bindings::*;
+use super::driver::Driver;
+use super::{DriverCode, Gpus};
+use crate::raw::{Address, Imported, Properties, RawAllocation, RawMemory};
+use crate::{
+    AllocationSpec, BackendKind, Capability, Cause, DeviceId, DeviceInfo, Grant, Granularity, Granule,
+    HandleKind, Rights, ShareHandle,
+};
+
+/// The device whose context serves calls that need some context, no matter which.
+const ANY: DeviceId = DeviceId(0);
+
+/// GPU memory under the raw trait.
+#[derive(Debug)]
+pub(super) struct CudaMemory {
+    gpus: &'static Gpus,
+}
+
+impl CudaMemory {
+    pub(super) fn new(gpus: &'static Gpus) -> Self {
+        Self { gpus }
+    }
+
+    fn driver(&self) -> &'static Driver {
+        self.gpus.driver()
+    }
+
+    /// What the driver is told about memory to create.
+    fn prop(&self, spec: &AllocationSpec) -> CUmemAllocationProp_v1 {
+        let (type_, id) = match spec.node {
+            None => (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, self.gpus.ordinal(spec.device)),
+            Some(node) => {
+                let node = c_int::try_from(node).unwrap_or(c_int::MAX);
+                (CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node)
+            }
+        };
+        CUmemAllocationProp_v1 {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: handle_type(spec.handle),
+            location: CUmemLocation { type_, id },
+            win32HandleMetaData: std::ptr::null_mut(),
+            allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: u8::from(spec.rdma),
+                usage: 0,
+                reserved: [0; 4],
+            },
+        }
+    }
+
+    fn granule(
+        &self,
+        prop: &CUmemAllocationProp_v1,
+        which: CUmemAllocationGranularity_flags,
+    ) -> Result<Granule, Cause> {
+        let mut len = 0;
+        // SAFETY: `len` is writable and `prop` is a description.
+        unsafe { (self.driver().cuMemGetAllocationGranularity)(&raw mut len, prop, which) }
+            .ok("cuMemGetAllocationGranularity")?;
+        Granule::new(len).map_err(|_| {
+            let reason = "the driver's granule is no power of two";
+            Cause::Unsupported { capability: Capability::Create, reason }
+        })
+    }
+}
+
+/// The driver's kind for a handle; none for handles that are not of allocations.
+fn handle_type(kind: HandleKind) -> CUmemAllocationHandleType {
+    match kind {
+        HandleKind::Fd => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        HandleKind::Fabric => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC,
+        HandleKind::CudaIpc => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+    }
+}
+
+fn refuse_ipc() -> Cause {
+    let reason = "CUDA IPC handles are for buffers of the driver's older allocator, not for allocations";
+    Cause::Unsupported { capability: Capability::CudaIpc, reason }
+}
+
+// SAFETY: each verb is the driver's own, which maps whole allocations at reserved addresses and refuses handles that are
+// not memory; memory of the driver never shrinks; a host pointer is what the driver says it is.
+unsafe impl RawMemory for CudaMemory {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Cuda
+    }
+
+    fn devices(&self) -> &[DeviceInfo] {
+        self.gpus.infos()
+    }
+
+    fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, Cause> {
+        if spec.handle == HandleKind::CudaIpc {
+            return Err(refuse_ipc());
+        }
+        if spec.rdma {
+            let which = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+            if self.gpus.attribute(spec.device, which)? == 0 {
+                let reason = "the driver says that network cards cannot reach such memory";
+                return Err(Cause::Unsupported { capability: Capability::Rdma, reason });
+            }
+        }
+        let prop = self.prop(spec);
+        Ok(Granularity {
+            minimum: self
+                .granule(&prop, CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM)?,
+            recommended: self
+                .granule(&prop, CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)?,
+        })
+    }
+
+    unsafe fn available(&self, device: DeviceId) -> Result<usize, Cause> {
+        let _current = self.gpus.enter(device)?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are writable.
+        unsafe { (self.driver().cuMemGetInfo)(&raw mut free, &raw mut total) }.ok("cuMemGetInfo")?;
+        Ok(free)
+    }
+
+    unsafe fn create(&self, spec: &AllocationSpec) -> Result<RawAllocation, Cause> {
+        let (prop, mut handle) = (self.prop(spec), 0);
+        // SAFETY: `handle` is writable and `prop` is a description.
+        unsafe { (self.driver().cuMemCreate)(&raw mut handle, spec.len, &raw const prop, 0) }
+            .ok("cuMemCreate")?;
+        Ok(RawAllocation(handle))
+    }
+
+    unsafe fn release(&self, allocation: RawAllocation) -> Result<(), Cause> {
+        // SAFETY: the handle is live, and is given up once.
+        unsafe { (self.driver().cuMemRelease)(allocation.0) }.ok("cuMemRelease")
+    }
+
+    unsafe fn reserve(
+        &self,
+        len: usize,
+        align: Option<usize>,
+        wanted: Option<Address>,
+    ) -> Result<Address, Cause> {
+        let (mut at, hint) = (0, wanted.map_or(0, |wanted| wanted.0));
+        // SAFETY: `at` is writable; addresses that cannot be had are an error, or others are given.
+        unsafe { (self.driver().cuMemAddressReserve)(&raw mut at, len, align.unwrap_or(0), hint, 0) }
+            .ok("cuMemAddressReserve")?;
+        if hint != 0 && at != hint {
+            // The driver takes the address as a wish.
+            // SAFETY: reserved in the lines above, and seen by nobody.
+            unsafe { (self.driver().cuMemAddressFree)(at, len) }.ok("cuMemAddressFree")?;
+            let code = DriverCode(CUresult::CUDA_ERROR_INVALID_VALUE.0);
+            return Err(Cause::Driver { call: "cuMemAddressReserve", code });
+        }
+        Ok(Address(at))
+    }
+
+    unsafe fn free(&self, at: Address, len: usize) -> Result<(), Cause> {
+        // SAFETY: the range is one reservation, given up once, with nothing mapped in it.
+        unsafe { (self.driver().cuMemAddressFree)(at.0, len) }.ok("cuMemAddressFree")
+    }
+
+    unsafe fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> Result<(), Cause> {
+        // SAFETY: the range is an empty place of one reservation, and the allocation is live.
+        unsafe { (self.driver().cuMemMap)(at.0, len, 0, allocation.0, 0) }.ok("cuMemMap")
+    }
+
+    unsafe fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> Result<(), Cause> {
+        let flags = |rights| match rights {
+            Rights::None => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
+            Rights::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
+            Rights::ReadWrite => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let describe = |grant: &Grant| CUmemAccessDesc_v1 {
+            location: CUmemLocation {
+                type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                id: self.gpus.ordinal(grant.device),
+            },
+            flags: flags(grant.rights),
+        };
+        let descriptions: Vec<_> = grants.iter().map(describe).collect();
+        // SAFETY: the range is mapped, and the descriptions are as many as is said.
+        unsafe { (self.driver().cuMemSetAccess)(at.0, len, descriptions.as_ptr(), descriptions.len()) }
+            .ok("cuMemSetAccess")
+    }
+
+    unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), Cause> {
+        // SAFETY: the range was mapped in one piece, and nobody uses it any more.
+        unsafe { (self.driver().cuMemUnmap)(at.0, len) }.ok("cuMemUnmap")
+    }
+
+    unsafe fn export(
+        &self,
+        allocation: RawAllocation,
+        kind: HandleKind,
+        rights: Rights,
+    ) -> Result<ShareHandle, Cause> {
+        if rights != Rights::ReadWrite {
+            let reason =
+                "the driver's handles carry no rights; it is the receiver's map that can be read-only";
+            return Err(Cause::Unsupported { capability: Capability::ShareReadOnly, reason });
+        }
+        let export = |target: *mut c_void| {
+            // SAFETY: the allocation is live, and the target is as large as this kind of handle.
+            unsafe {
+                (self.driver().cuMemExportToShareableHandle)(target, allocation.0, handle_type(kind), 0)
+            }
+            .ok("cuMemExportToShareableHandle")
+        };
+        match kind {
+            HandleKind::Fd => {
+                let mut fd: RawFd = -1;
+                export((&raw mut fd).cast())?;
+                // SAFETY: the driver made this descriptor for us, and nobody else knows it.
+                Ok(ShareHandle::Fd(unsafe { OwnedFd::from_raw_fd(fd) }))
+            }
+            HandleKind::Fabric => {
+                let mut token = [0_u8; 64];
+                export(token.as_mut_ptr().cast())?;
+                Ok(ShareHandle::Fabric(token))
+            }
+            HandleKind::CudaIpc => Err(refuse_ipc()),
+        }
+    }
+
+    unsafe fn import(&self, _device: DeviceId, handle: ShareHandle, _len: usize) -> Result<Imported, Cause> {
+        let kind = handle_type(handle.kind());
+        let import = |source: *mut c_void| {
+            let mut raw = 0;
+            // SAFETY: `raw` is writable; the driver looks at what the source is, and refuses what is not its own.
+            unsafe { (self.driver().cuMemImportFromShareableHandle)(&raw mut raw, source, kind) }
+                .ok("cuMemImportFromShareableHandle")?;
+            Ok(Imported { raw: RawAllocation(raw), rights: Rights::ReadWrite })
+        };
+        match handle {
+            // The descriptor itself is passed in the pointer's place.
+            ShareHandle::Fd(fd) => {
+                import(std::ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize))
+            }
+            ShareHandle::Fabric(mut token) => import(token.as_mut_ptr().cast()),
+            ShareHandle::CudaIpc { .. } => Err(refuse_ipc()),
+        }
+    }
+
+    unsafe fn retain(&self, at: Address) -> Result<RawAllocation, Cause> {
+        let (mut handle, at) = (0, at.to_host().map_or(std::ptr::null_mut(), NonNull::as_ptr));
+        // SAFETY: `handle` is writable; an address that is no such memory is an error.
+        unsafe { (self.driver().cuMemRetainAllocationHandle)(&raw mut handle, at.cast()) }
+            .ok("cuMemRetainAllocationHandle")?;
+        Ok(RawAllocation(handle))
+    }
+
+    unsafe fn address_range(&self, at: Address) -> Result<(Address, usize), Cause> {
+        let _current = self.gpus.enter(ANY)?;
+        let (mut base, mut len) = (0, 0);
+        // SAFETY: both are writable; an address that is no memory is an error.
+        unsafe { (self.driver().cuMemGetAddressRange)(&raw mut base, &raw mut len, at.0) }
+            .ok("cuMemGetAddressRange")?;
+        Ok((Address(base), len))
+    }
+
+    unsafe fn properties(&self, allocation: RawAllocation) -> Result<Properties, Cause> {
+        let mut prop = MaybeUninit::<CUmemAllocationProp_v1>::zeroed();
+        // SAFETY: `prop` is writable, and the allocation is live.
+        unsafe { (self.driver().cuMemGetAllocationPropertiesFromHandle)(prop.as_mut_ptr(), allocation.0) }
+            .ok("cuMemGetAllocationPropertiesFromHandle")?;
+        // SAFETY: it was zeroed, which is a value of every field, and then filled in.
+        let prop = unsafe { prop.assume_init() };
+        let is_device = prop.location.type_ == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        let device = is_device.then(|| self.gpus.device_of(prop.location.id)).flatten();
+        let has = |kind: &HandleKind| prop.requestedHandleTypes.0 & handle_type(*kind).0 != 0;
+        let handles = [HandleKind::Fd, HandleKind::Fabric].into_iter().filter(has).collect();
+        Ok(Properties { len: None, device, handles })
+    }
+
+    unsafe fn dma_buf(&self, at: Address, len: usize) -> Result<OwnedFd, Cause> {
+        let Some(get) = self.driver().cuMemGetHandleForAddressRange else {
+            let reason = "the driver has no `cuMemGetHandleForAddressRange`";
+            return Err(Cause::Unsupported { capability: Capability::DmaBuf, reason });
+        };
+        let _current = self.gpus.enter(ANY)?;
+        let mut fd: RawFd = -1;
+        let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+        // SAFETY: `fd` is writable, and the range is mapped.
+        unsafe { get((&raw mut fd).cast(), at.0, len, kind, 0) }.ok("cuMemGetHandleForAddressRange")?;
+        // SAFETY: the driver made this descriptor for us, and nobody else knows it.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    unsafe fn pin(&self, device: DeviceId, len: usize) -> Result<Address, Cause> {
+        let _current = self.gpus.enter(device)?;
+        let mut at = std::ptr::null_mut();
+        let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: `at` is writable.
+        unsafe { (self.driver().cuMemHostAlloc)(&raw mut at, len, flags) }.ok("cuMemHostAlloc")?;
+        // SAFETY: the driver made the buffer with this length, and nobody else knows it.
+        unsafe { at.cast::<u8>().write_bytes(0, len) };
+        Ok(Address::of_host(at))
+    }
+
+    unsafe fn unpin(&self, at: Address, _len: usize) -> Result<(), Cause> {
+        let _current = self.gpus.enter(ANY)?;
+        let at = at.to_host().map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        // SAFETY: the buffer was made by `pin`, and is given up once.
+        unsafe { (self.driver().cuMemFreeHost)(at.cast()) }.ok("cuMemFreeHost")
+    }
+
+    unsafe fn register(&self, at: NonNull<u8>, len: usize, rights: Rights) -> Result<Address, Cause> {
+        let _current = self.gpus.enter(ANY)?;
+        let read_only = if rights == Rights::ReadWrite { 0 } else { CU_MEMHOSTREGISTER_READ_ONLY };
+        let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | read_only;
+        // SAFETY: the range stays mapped with these rights until it is unregistered.
+        unsafe { (self.driver().cuMemHostRegister)(at.as_ptr().cast(), len, flags) }
+            .ok("cuMemHostRegister")?;
+        let mut seen = 0;
+        // SAFETY: `seen` is writable, and the range was registered in the line above.
+        let answer =
+            unsafe { (self.driver().cuMemHostGetDevicePointer)(&raw mut seen, at.as_ptr().cast(), 0) };
+        if let Err(cause) = answer.ok("cuMemHostGetDevicePointer") {
+            // SAFETY: registered above, and used by nobody yet.
+            unsafe { (self.driver().cuMemHostUnregister)(at.as_ptr().cast()) }.ok("cuMemHostUnregister")?;
+            return Err(cause);
+        }
+        Ok(Address(seen))
+    }
+
+    unsafe fn unregister(&self, at: NonNull<u8>, _len: usize) -> Result<(), Cause> {
+        let _current = self.gpus.enter(ANY)?;
+        // SAFETY: the range was registered, and nobody uses it through devices any more.
+        unsafe { (self.driver().cuMemHostUnregister)(at.as_ptr().cast()) }.ok("cuMemHostUnregister")
+    }
+
+    unsafe fn create_plain(&self, device: DeviceId, len: usize) -> Result<Address, Cause> {
+        let _current = self.gpus.enter(device)?;
+        let mut at = 0;
+        // SAFETY: `at` is writable.
+        unsafe { (self.driver().cuMemAlloc)(&raw mut at, len) }.ok("cuMemAlloc")?;
+        Ok(Address(at))
+    }
+
+    unsafe fn free_plain(&self, device: DeviceId, at: Address) -> Result<(), Cause> {
+        let _current = self.gpus.enter(device)?;
+        // SAFETY: the buffer was made by `create_plain`, and is given up once.
+        unsafe { (self.driver().cuMemFree)(at.0) }.ok("cuMemFree")
+    }
+
+    unsafe fn export_plain(&self, device: DeviceId, at: Address) -> Result<ShareHandle, Cause> {
+        // SAFETY: the address may be anything: what is not memory is refused.
+        let (base, _) = unsafe { self.address_range(at) }?;
+        let _current = self.gpus.enter(device)?;
+        let mut token = MaybeUninit::<CUipcMemHandle_v1>::zeroed();
+        // SAFETY: `token` is writable; memory that has no such handle is an error.
+        unsafe { (self.driver().cuIpcGetMemHandle)(token.as_mut_ptr(), base.0) }.ok("cuIpcGetMemHandle")?;
+        // SAFETY: it was zeroed, which is a value, and then filled in.
+        let token = unsafe { token.assume_init() }.reserved.map(|byte| byte.to_ne_bytes()[0]);
+        let offset = usize::try_from(at.0 - base.0).unwrap_or(usize::MAX);
+        Ok(ShareHandle::CudaIpc { token, offset })
+    }
+
+    unsafe fn open_plain(&self, device: DeviceId, handle: &ShareHandle) -> Result<Address, Cause> {
+        let ShareHandle::CudaIpc { token, .. } = handle else { return Err(refuse_ipc()) };
+        let _current = self.gpus.enter(device)?;
+        let token = CUipcMemHandle_v1 { reserved: token.map(|byte| c_char::from_ne_bytes([byte])) };
+        let (mut at, flags) = (0, CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.0);
+        // SAFETY: `at` is writable; a token that is none is an error.
+        unsafe { (self.driver().cuIpcOpenMemHandle)(&raw mut at, token, flags) }.ok("cuIpcOpenMemHandle")?;
+        Ok(Address(at))
+    }
+
+    unsafe fn close_plain(&self, device: DeviceId, at: Address) -> Result<(), Cause> {
+        let _current = self.gpus.enter(device)?;
+        // SAFETY: it was opened here, and nobody uses it any more.
+        unsafe { (self.driver().cuIpcCloseMemHandle)(at.0) }.ok("cuIpcCloseMemHandle")
+    }
+
+    unsafe fn create_multicast(&self, devices: &[DeviceId], len: usize) -> Result<RawAllocation, Cause> {
+        let unsupported = |reason| Cause::Unsupported { capability: Capability::Multicast, reason };
+        let driver = self.driver();
+        let (Some(create), Some(add)) = (driver.cuMulticastCreate, driver.cuMulticastAddDevice) else {
+            return Err(unsupported("the driver has no `cuMulticastCreate`"));
+        };
+        for &device in devices {
+            let which = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED;
+            if self.gpus.attribute(device, which)? == 0 {
+                return Err(unsupported("the driver says that this GPU is on no switch"));
+            }
+        }
+        let prop = CUmulticastObjectProp_v1 {
+            numDevices: u32::try_from(devices.len()).unwrap_or(u32::MAX),
+            size: len,
+            handleTypes: u64::from(handle_type(HandleKind::Fd).0),
+            flags: 0,
+        };
+        let mut handle = 0;
+        // SAFETY: `handle` is writable and `prop` is a description.
+        unsafe { create(&raw mut handle, &raw const prop) }.ok("cuMulticastCreate")?;
+        for &device in devices {
+            // SAFETY: the object was made above for as many devices, and this is one of them.
+            if let Err(cause) = unsafe { add(handle, self.gpus.ordinal(device)) }.ok("cuMulticastAddDevice") {
+                // SAFETY: made above, and seen by nobody.
+                unsafe { (driver.cuMemRelease)(handle) }.ok("cuMemRelease")?;
+                return Err(cause);
+            }
+        }
+        Ok(RawAllocation(handle))
+    }
+
+    unsafe fn bind_multicast(
+        &self,
+        multicast: RawAllocation,
+        allocation: RawAllocation,
+        len: usize,
+    ) -> Result<(), Cause> {
+        let Some(bind) = self.driver().cuMulticastBindMem else {
+            let reason = "the driver has no `cuMulticastBindMem`";
+            return Err(Cause::Unsupported { capability: Capability::Multicast, reason });
+        };
+        // SAFETY: both are live and as long as `len`.
+        unsafe { bind(multicast.0, 0, allocation.0, 0, len, 0) }.ok("cuMulticastBindMem")
+    }
+
+    fn host_pointer(&self, at: Address) -> Option<NonNull<u8>> {
+        let _current = self.gpus.enter(ANY).ok()?;
+        let mut pointer: *mut u8 = std::ptr::null_mut();
+        let which = CUpointer_attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER;
+        // SAFETY: `pointer` is writable and as large as this attribute; memory without one is an error.
+        let answer = unsafe { (self.driver().cuPointerGetAttribute)((&raw mut pointer).cast(), which, at.0) };
+        answer.ok("cuPointerGetAttribute").ok()?;
+        NonNull::new(pointer)
+    }
+}

@@ -1,0 +1,355 @@
+//! The verbs of work on a GPU: streams, events, copies, graphs and kernels of the driver.
+
+use std::ffi::{CString, c_char, c_void};
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use wholemem_os::Deadline;
+
+use super::Gpus;
+use super::bindings::*;
+use super::driver::Driver;
+use super::gpus::Current;
+use crate::raw::{
+    Address, EventHandle, EventKind, RawEvent, RawFunction, RawGraph, RawModule, RawQueue, RawStream,
+};
+use crate::{Args, Capability, Cause, DeviceId, KernelImage, LaunchShape};
+
+/// How long a wait with a deadline keeps asking before it rests in between.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// How long it rests between two questions: the driver has no wait that ends at a moment.
+const REST: Duration = Duration::from_micros(50);
+
+/// How much of the compiler's complaint about a kernel is kept.
+const LOG_LEN: usize = 8192;
+
+/// GPU streams under the raw trait.
+#[derive(Debug)]
+pub(super) struct CudaQueue {
+    gpus: &'static Gpus,
+}
+
+impl CudaQueue {
+    pub(super) fn new(gpus: &'static Gpus) -> Self {
+        Self { gpus }
+    }
+
+    fn driver(&self) -> &'static Driver {
+        self.gpus.driver()
+    }
+
+    fn enter(&self, device: DeviceId) -> Result<Current, Cause> {
+        self.gpus.enter(device)
+    }
+
+    /// Asks until the answer is yes, or until the deadline.
+    fn poll(deadline: Deadline, mut is_over: impl FnMut() -> Result<bool, Cause>) -> Result<bool, Cause> {
+        let spin = Deadline::after(SPIN);
+        loop {
+            if is_over()? {
+                return Ok(true);
+            }
+            if deadline.has_passed() {
+                return Ok(false);
+            }
+            if spin.has_passed() {
+                std::thread::sleep(deadline.remaining().map_or(REST, |left| left.min(REST)));
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+}
+
+/// The driver's handles are pointers of its own, which we keep as numbers.
+fn number<T>(pointer: *mut T) -> u64 {
+    pointer.expose_provenance() as u64
+}
+
+fn pointer<T>(handle: u64) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(handle).unwrap_or(0))
+}
+
+// SAFETY: order, events and completion are the driver's, whose streams keep exactly these promises.
+unsafe impl RawQueue for CudaQueue {
+    unsafe fn create_stream(&self, device: DeviceId) -> Result<RawStream, Cause> {
+        let _current = self.enter(device)?;
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: `stream` is writable.
+        unsafe { (self.driver().cuStreamCreate)(&raw mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING.0) }
+            .ok("cuStreamCreate")?;
+        Ok(RawStream { device, handle: number(stream) })
+    }
+
+    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), Cause> {
+        let _current = self.enter(stream.device)?;
+        // SAFETY: the stream is live, and is given up once.
+        unsafe { (self.driver().cuStreamDestroy)(pointer(stream.handle)) }.ok("cuStreamDestroy")
+    }
+
+    unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, Cause> {
+        let _current = self.enter(stream.device)?;
+        if deadline == Deadline::NEVER {
+            // SAFETY: the stream is live.
+            unsafe { (self.driver().cuStreamSynchronize)(pointer(stream.handle)) }
+                .ok("cuStreamSynchronize")?;
+            return Ok(true);
+        }
+        Self::poll(deadline, || {
+            // SAFETY: the stream is live.
+            unsafe { (self.driver().cuStreamQuery)(pointer(stream.handle)) }.is_over("cuStreamQuery")
+        })
+    }
+
+    unsafe fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent, Cause> {
+        let _current = self.enter(device)?;
+        let untimed = CUevent_flags::CU_EVENT_DISABLE_TIMING.0;
+        let flags = match kind {
+            EventKind::Order => untimed,
+            EventKind::Timed => CUevent_flags::CU_EVENT_DEFAULT.0,
+            EventKind::Shared => untimed | CUevent_flags::CU_EVENT_INTERPROCESS.0,
+        };
+        let mut event = std::ptr::null_mut();
+        // SAFETY: `event` is writable.
+        unsafe { (self.driver().cuEventCreate)(&raw mut event, flags) }.ok("cuEventCreate")?;
+        Ok(RawEvent { device, handle: number(event) })
+    }
+
+    unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), Cause> {
+        let _current = self.enter(event.device)?;
+        // SAFETY: the event is live, and is given up once.
+        unsafe { (self.driver().cuEventDestroy)(pointer(event.handle)) }.ok("cuEventDestroy")
+    }
+
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), Cause> {
+        let _current = self.enter(stream.device)?;
+        // SAFETY: both are live.
+        unsafe { (self.driver().cuEventRecord)(pointer(event.handle), pointer(stream.handle)) }
+            .ok("cuEventRecord")
+    }
+
+    unsafe fn await_event(&self, stream: RawStream, event: RawEvent) -> Result<(), Cause> {
+        let _current = self.enter(stream.device)?;
+        // SAFETY: both are live.
+        unsafe { (self.driver().cuStreamWaitEvent)(pointer(stream.handle), pointer(event.handle), 0) }
+            .ok("cuStreamWaitEvent")
+    }
+
+    unsafe fn is_done(&self, event: RawEvent) -> Result<bool, Cause> {
+        let _current = self.enter(event.device)?;
+        // SAFETY: the event is live.
+        unsafe { (self.driver().cuEventQuery)(pointer(event.handle)) }.is_over("cuEventQuery")
+    }
+
+    unsafe fn wait_event(&self, event: RawEvent, deadline: Deadline) -> Result<bool, Cause> {
+        let _current = self.enter(event.device)?;
+        if deadline == Deadline::NEVER {
+            // SAFETY: the event is live.
+            unsafe { (self.driver().cuEventSynchronize)(pointer(event.handle)) }.ok("cuEventSynchronize")?;
+            return Ok(true);
+        }
+        Self::poll(deadline, || {
+            // SAFETY: the event is live.
+            unsafe { (self.driver().cuEventQuery)(pointer(event.handle)) }.is_over("cuEventQuery")
+        })
+    }
+
+    unsafe fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<Duration, Cause> {
+        let _current = self.enter(end.device)?;
+        let mut milliseconds = 0.0;
+        // SAFETY: `milliseconds` is writable, and both events are live.
+        let answer = unsafe {
+            (self.driver().cuEventElapsedTime)(
+                &raw mut milliseconds,
+                pointer(start.handle),
+                pointer(end.handle),
+            )
+        };
+        if answer == CUresult::CUDA_ERROR_INVALID_HANDLE {
+            let reason = "only timed events keep their time";
+            return Err(Cause::Unsupported { capability: Capability::Timing, reason });
+        }
+        answer.ok("cuEventElapsedTime")?;
+        Ok(Duration::try_from_secs_f32(milliseconds / 1e3).unwrap_or_default())
+    }
+
+    unsafe fn export_event(&self, event: RawEvent) -> Result<EventHandle, Cause> {
+        let _current = self.enter(event.device)?;
+        let mut token = MaybeUninit::<CUipcEventHandle_v1>::zeroed();
+        // SAFETY: `token` is writable, and the event is live.
+        let answer =
+            unsafe { (self.driver().cuIpcGetEventHandle)(token.as_mut_ptr(), pointer(event.handle)) };
+        if matches!(answer, CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_INVALID_HANDLE) {
+            let reason = "only shared events can go to another process";
+            return Err(Cause::Unsupported { capability: Capability::SharedEvent, reason });
+        }
+        answer.ok("cuIpcGetEventHandle")?;
+        // SAFETY: it was zeroed, which is a value, and then filled in.
+        let token = unsafe { token.assume_init() };
+        Ok(EventHandle::CudaIpc(token.reserved.map(|byte| byte.to_ne_bytes()[0])))
+    }
+
+    unsafe fn import_event(&self, device: DeviceId, handle: EventHandle) -> Result<RawEvent, Cause> {
+        let EventHandle::CudaIpc(token) = handle else {
+            let reason = "events of a GPU travel as tokens of the driver";
+            return Err(Cause::Unsupported { capability: Capability::SharedEvent, reason });
+        };
+        let _current = self.enter(device)?;
+        let token = CUipcEventHandle_v1 { reserved: token.map(|byte| c_char::from_ne_bytes([byte])) };
+        let mut event = std::ptr::null_mut();
+        // SAFETY: `event` is writable; a token that is none is an error.
+        unsafe { (self.driver().cuIpcOpenEventHandle)(&raw mut event, token) }.ok("cuIpcOpenEventHandle")?;
+        Ok(RawEvent { device, handle: number(event) })
+    }
+
+    unsafe fn copy(&self, stream: RawStream, to: Address, from: Address, len: usize) -> Result<(), Cause> {
+        let _current = self.enter(stream.device)?;
+        // SAFETY: the module's contract: accessible, and kept until it has run.
+        unsafe { (self.driver().cuMemcpyAsync)(to.0, from.0, len, pointer(stream.handle)) }
+            .ok("cuMemcpyAsync")
+    }
+
+    unsafe fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> Result<(), Cause> {
+        let _current = self.enter(stream.device)?;
+        // SAFETY: the module's contract: writable, and kept until it has run.
+        unsafe { (self.driver().cuMemsetD8Async)(to.0, value, len, pointer(stream.handle)) }
+            .ok("cuMemsetD8Async")
+    }
+
+    unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), Cause> {
+        let _current = self.enter(stream.device)?;
+        // Relaxed: other threads go on using the driver meanwhile.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream is live, and is not being captured.
+        unsafe { (self.driver().cuStreamBeginCapture)(pointer(stream.handle), mode) }
+            .ok("cuStreamBeginCapture")
+    }
+
+    unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, Cause> {
+        let _current = self.enter(stream.device)?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: `graph` is writable, and the stream is being captured.
+        unsafe { (self.driver().cuStreamEndCapture)(pointer(stream.handle), &raw mut graph) }
+            .ok("cuStreamEndCapture")?;
+        let mut ready = std::ptr::null_mut();
+        // SAFETY: `ready` is writable, and the graph was made in the lines above.
+        let made = unsafe { (self.driver().cuGraphInstantiateWithFlags)(&raw mut ready, graph, 0) };
+        // SAFETY: what was instantiated does not need it any more.
+        let destroyed = unsafe { (self.driver().cuGraphDestroy)(graph) };
+        made.ok("cuGraphInstantiateWithFlags")?;
+        if let Err(cause) = destroyed.ok("cuGraphDestroy") {
+            tracing::warn!(%cause, "leaking the recording behind a graph");
+        }
+        Ok(RawGraph { device: stream.device, handle: number(ready) })
+    }
+
+    unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), Cause> {
+        let _current = self.enter(stream.device)?;
+        // SAFETY: both are live, and what the graph touches is kept until it has run.
+        unsafe { (self.driver().cuGraphLaunch)(pointer(graph.handle), pointer(stream.handle)) }
+            .ok("cuGraphLaunch")
+    }
+
+    unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<(), Cause> {
+        let _current = self.enter(graph.device)?;
+        // SAFETY: the graph is live, and is given up once.
+        unsafe { (self.driver().cuGraphExecDestroy)(pointer(graph.handle)) }.ok("cuGraphExecDestroy")
+    }
+
+    unsafe fn load_module(&self, device: DeviceId, image: &KernelImage) -> Result<RawModule, Cause> {
+        let reason = "the image has no text for CUDA devices";
+        let missing = Cause::Unsupported { capability: Capability::Kernels, reason };
+        let text = image.ptx.and_then(|ptx| CString::new(ptx).ok()).ok_or(missing)?;
+        let _current = self.enter(device)?;
+        let mut log = vec![0_u8; LOG_LEN];
+        let mut options =
+            [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        let mut values: [*mut c_void; 2] =
+            [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(LOG_LEN)];
+        let mut module = std::ptr::null_mut();
+        // SAFETY: `module` is writable, the text ends with a zero, and the log is as long as is said.
+        let answer = unsafe {
+            (self.driver().cuModuleLoadDataEx)(
+                &raw mut module,
+                text.as_ptr().cast(),
+                2,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        answer.ok("cuModuleLoadDataEx").inspect_err(|cause| {
+            let log = log.split(|&byte| byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
+            tracing::error!(%cause, %log, "the driver could not load a kernel module");
+        })?;
+        Ok(RawModule { device, handle: number(module) })
+    }
+
+    unsafe fn unload_module(&self, module: RawModule) -> Result<(), Cause> {
+        let _current = self.enter(module.device)?;
+        // SAFETY: the module is live, and is given up once.
+        unsafe { (self.driver().cuModuleUnload)(pointer(module.handle)) }.ok("cuModuleUnload")
+    }
+
+    unsafe fn function(&self, module: RawModule, name: &str) -> Result<Option<RawFunction>, Cause> {
+        let _current = self.enter(module.device)?;
+        let Ok(name) = CString::new(name) else { return Ok(None) };
+        let mut function = std::ptr::null_mut();
+        // SAFETY: `function` is writable, the module is live, and the name is a string.
+        let answer = unsafe {
+            (self.driver().cuModuleGetFunction)(&raw mut function, pointer(module.handle), name.as_ptr())
+        };
+        if answer == CUresult::CUDA_ERROR_NOT_FOUND {
+            return Ok(None);
+        }
+        answer.ok("cuModuleGetFunction")?;
+        Ok(Some(RawFunction { device: module.device, handle: number(function) }))
+    }
+
+    unsafe fn occupancy(&self, function: RawFunction, block: u32, shared_len: u32) -> Result<u32, Cause> {
+        let _current = self.enter(function.device)?;
+        let threads = i32::try_from(block).unwrap_or(i32::MAX);
+        let mut blocks = 0;
+        // SAFETY: `blocks` is writable, and the function is live.
+        let answer = unsafe {
+            (self.driver().cuOccupancyMaxActiveBlocksPerMultiprocessor)(
+                &raw mut blocks,
+                pointer(function.handle),
+                threads,
+                shared_len as usize,
+            )
+        };
+        answer.ok("cuOccupancyMaxActiveBlocksPerMultiprocessor")?;
+        Ok(u32::try_from(blocks).unwrap_or(0))
+    }
+
+    unsafe fn launch(
+        &self,
+        stream: RawStream,
+        function: RawFunction,
+        shape: &LaunchShape,
+        args: &Args,
+    ) -> Result<(), Cause> {
+        let _current = self.enter(stream.device)?;
+        let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (shape.grid, shape.block);
+        let mut params: Vec<*mut c_void> = args.pointers().map(|at| at.cast_mut().cast()).collect();
+        // SAFETY: both are live; each parameter points at a value that the driver copies before it returns; the caller
+        // answers for their number and types.
+        let answer = unsafe {
+            (self.driver().cuLaunchKernel)(
+                pointer(function.handle),
+                grid_x,
+                grid_y,
+                grid_z,
+                block_x,
+                block_y,
+                block_z,
+                shape.shared_len,
+                pointer(stream.handle),
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        answer.ok("cuLaunchKernel")
+    }
+}

@@ -1,0 +1,96 @@
+//! Host memory that a device reaches too: one memory, one pointer each, no copy.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::{Addressable, Mapping, Span};
+use crate::raw::Address;
+use crate::retire::{Owned, Teardown};
+use crate::{Attempt, Backend, Device, DeviceId, Result, Rights};
+
+/// A [`Mapping`] of host memory, made reachable for the devices of another backend.
+///
+/// This is how host tables work on a GPU machine: sealed memory files, mapped once, and registered with the driver.
+///
+/// ```
+/// use wholemem_hal::{Backend, HostConfig, Registration, Rights};
+///
+/// let host = Backend::host(HostConfig::default())?.device(0)?;
+/// let map = host.allocate(1 << 20)?.map(Rights::ReadWrite)?;
+///
+/// let device = Backend::auto()?.device(0)?; // a GPU, where there is one
+/// let registered = Registration::create(&device, &map)?;
+/// device.stream()?.write(&registered.all().part(0, 5)?, b"hello")?;
+/// let mut seen = [0; 5];
+/// map.bytes()?.read_at(0, &mut seen)?;
+/// assert_eq!(&seen, b"hello");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+#[doc(alias = "cuMemHostRegister")]
+pub struct Registration {
+    core: Arc<RegistrationCore>,
+}
+
+#[derive(Debug)]
+struct RegistrationCore {
+    /// Its teardown holds the map: what is registered must still be mapped.
+    owned: Owned,
+    at: Address,
+    len: usize,
+    rights: Rights,
+}
+
+impl Addressable for RegistrationCore {
+    fn backend(&self) -> &Backend {
+        self.owned.backend()
+    }
+
+    fn rights_of(&self, _device: DeviceId) -> Rights {
+        self.rights
+    }
+}
+
+/// An address of this process, for the teardown.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostAddress(pub(crate) NonNull<u8>);
+
+// SAFETY: an address; nothing is reached through it but by the driver.
+unsafe impl Send for HostAddress {}
+// SAFETY: as above.
+unsafe impl Sync for HostAddress {}
+
+impl Registration {
+    /// Registers all of `map` with the backend of `device`, with the rights that the map has now.
+    ///
+    /// # Errors
+    /// [`Error::NotHostVisible`](crate::Error::NotHostVisible) for a map of device memory; [`Error::Denied`](crate::Error::Denied) for one without rights;
+    /// [`Error::Failed`](crate::Error::Failed).
+    pub fn create(device: &Device, map: &Mapping) -> Result<Self> {
+        let len = map.len();
+        let attempt = || Attempt::Register { len };
+        let backend = device.backend();
+        backend.check_fork(attempt)?;
+        let bytes = map.bytes()?;
+        let rights = if bytes.is_writable() { Rights::ReadWrite } else { Rights::Read };
+        let place = HostAddress(bytes.as_ptr());
+        // SAFETY: the map stays as long as the registration holds it, and rights only grow.
+        let at = unsafe { backend.memory().register(place.0, len, rights) }
+            .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
+        let owned = Owned::new(backend, Teardown::Unregister { at: place, len, _map: map.clone() });
+        Ok(Self { core: Arc::new(RegistrationCore { owned, at, len, rights }) })
+    }
+
+    /// Where it begins, as the devices see it.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.core.at.0
+    }
+
+    /// All of it, for a stream to work on.
+    #[must_use]
+    pub fn all(&self) -> Span {
+        let memory: Arc<dyn Addressable> = Arc::<RegistrationCore>::clone(&self.core);
+        Span::new(memory, self.core.at, self.core.len)
+    }
+}

@@ -1,0 +1,210 @@
+//! A pattern that differs at every place, and a sum that sees every bit of it, on any device.
+//!
+//! It is how tests, the demo and benches fill memory and check it without moving it: the checksum of a filled range is
+//! known without looking at the range. The kernels are `kernels/memory.cu`, and the host functions here do the same.
+
+use wholemem_os::{Deadline, SharedSlice};
+
+use crate::raw::Address;
+use crate::{
+    Args, Attempt, Device, Error, Function, KernelImage, LaunchShape, Module, PinnedBuffer, Result, Rights,
+    Span, Stream,
+};
+
+const IMAGE: KernelImage = KernelImage {
+    ptx: Some(include_str!("../../../kernels/ptx/memory.ptx")),
+    host: &[("fill_pattern", fill_on_host), ("checksum", sum_on_host)],
+};
+
+const WORD: usize = size_of::<u64>();
+
+/// Threads of a block, and the most blocks: enough to fill any GPU, whatever the length.
+const THREADS: u32 = 256;
+const MOST_BLOCKS: u32 = 4096;
+
+/// How many words a host function takes at a time.
+const CHUNK: usize = 4096;
+
+/// Word `index` of the pattern of `seed`.
+#[must_use]
+pub fn word(seed: u64, index: u64) -> u64 {
+    let mut x = seed.wrapping_add(index).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// What word `index` adds to the checksum.
+fn share(word: u64, index: u64) -> u64 {
+    word.wrapping_mul(index.wrapping_mul(2).wrapping_add(1))
+}
+
+/// The checksum of `len` bytes of the pattern of `seed`, without any memory.
+#[must_use]
+pub fn expected(seed: u64, len: usize) -> u64 {
+    (0..(len / WORD) as u64).fold(0, |sum, index| sum.wrapping_add(share(word(seed, index), index)))
+}
+
+/// The two kernels, loaded on a device.
+#[derive(Debug)]
+pub struct Pattern {
+    fill: Function,
+    sum: Function,
+    result: PinnedBuffer,
+}
+
+impl Pattern {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Module::load`].
+    pub fn load(device: &Device) -> Result<Self> {
+        // SAFETY: the functions of the image take an address, a count and a seed, or an address, a count and an address,
+        // and are launched with that below.
+        let module = unsafe { Module::load(device, &IMAGE) }?;
+        let result = PinnedBuffer::create(device, WORD)?;
+        Ok(Self { fill: module.function("fill_pattern")?, sum: module.function("checksum")?, result })
+    }
+
+    /// Enqueues filling a span, whose length and address are whole words.
+    ///
+    /// # Errors
+    /// [`Error::UnalignedLength`], [`Error::UnalignedOffset`], [`Error::Denied`]; [`Error::Failed`].
+    pub fn fill(&self, stream: &Stream, to: &Span, seed: u64) -> Result<()> {
+        let count = words(stream, to, Rights::ReadWrite)?;
+        let args = Args::new().u64(to.address()).u64(count).u64(seed);
+        // SAFETY: the arguments are what the kernel takes; the span is writable and held.
+        unsafe { stream.launch(&self.fill, &shape(count), &args, std::slice::from_ref(to)) }
+    }
+
+    /// The checksum of a span, whose length and address are whole words. Waits for it.
+    ///
+    /// # Errors
+    /// As [`Pattern::fill`], and as [`Stream::synchronize`].
+    pub fn checksum(&self, stream: &Stream, from: &Span) -> Result<u64> {
+        let count = words(stream, from, Rights::Read)?;
+        let result = self.result.all();
+        stream.write(&result, &[0; WORD])?;
+        let args = Args::new().u64(from.address()).u64(count).u64(result.address());
+        // SAFETY: the arguments are what the kernel takes; both spans are accessible and held.
+        unsafe { stream.launch(&self.sum, &shape(count), &args, &[from.clone(), result.clone()]) }?;
+        stream.synchronize(Deadline::NEVER)?;
+        let mut sum = [0; WORD];
+        stream.read(&result, &mut sum)?;
+        Ok(u64::from_ne_bytes(sum))
+    }
+}
+
+fn words(stream: &Stream, span: &Span, needed: Rights) -> Result<u64> {
+    let attempt = || Attempt::Fill { len: span.len() };
+    span.check(stream.device(), needed, attempt)?;
+    if !span.len().is_multiple_of(WORD) {
+        return Err(Error::UnalignedLength { attempt: attempt(), granule: WORD });
+    }
+    if !span.address().is_multiple_of(WORD as u64) {
+        return Err(Error::UnalignedOffset { attempt: attempt(), granule: WORD });
+    }
+    if span.is_empty() {
+        return Err(Error::ZeroLength { attempt: attempt() });
+    }
+    Ok((span.len() / WORD) as u64)
+}
+
+fn shape(count: u64) -> LaunchShape {
+    let blocks = count.div_ceil(u64::from(THREADS)).min(u64::from(MOST_BLOCKS));
+    LaunchShape::line(u32::try_from(blocks).unwrap_or(MOST_BLOCKS), THREADS)
+}
+
+/// The first two arguments of both kernels, as memory.
+///
+/// # Safety
+/// They are the address and the count of words of memory that is mapped, for as long as the view is used.
+unsafe fn memory<'a>(args: &Args, writable: bool) -> SharedSlice<'a> {
+    let (at, count) = (args.read_u64(0).expect("an address"), args.read_u64(1).expect("a count"));
+    let at = Address(at).to_host().expect("mapped memory is not at null");
+    let len = usize::try_from(count).expect("a count of mapped words") * WORD;
+    // SAFETY: passed on from the caller.
+    unsafe { SharedSlice::new(at, len, writable) }
+}
+
+unsafe fn fill_on_host(_: &LaunchShape, args: &Args) {
+    // SAFETY: `Pattern::fill` launches this with a writable span of that many words.
+    let memory = unsafe { memory(args, true) };
+    let seed = args.read_u64(2).expect("a seed");
+    let mut bytes = Vec::with_capacity(CHUNK * WORD);
+    for start in (0..memory.len() / WORD).step_by(CHUNK) {
+        let end = (start + CHUNK).min(memory.len() / WORD);
+        bytes.clear();
+        (start..end).for_each(|index| bytes.extend_from_slice(&word(seed, index as u64).to_ne_bytes()));
+        memory.write_at(start * WORD, &bytes).expect("within the span");
+    }
+}
+
+unsafe fn sum_on_host(_: &LaunchShape, args: &Args) {
+    // SAFETY: `Pattern::checksum` launches this with a readable span of that many words.
+    let memory = unsafe { memory(args, false) };
+    let mut bytes = vec![0; CHUNK * WORD];
+    let mut sum = 0_u64;
+    for start in (0..memory.len() / WORD).step_by(CHUNK) {
+        let count = CHUNK.min(memory.len() / WORD - start);
+        memory.read_at(start * WORD, &mut bytes[..count * WORD]).expect("within the span");
+        for (index, word) in (start as u64..).zip(bytes[..count * WORD].chunks_exact(WORD)) {
+            sum = sum.wrapping_add(share(u64::from_ne_bytes(word.try_into().expect("eight bytes")), index));
+        }
+    }
+    let at = Address(args.read_u64(2).expect("an address")).to_host().expect("not null");
+    // SAFETY: `Pattern::checksum` passes the address of its own word.
+    let result = unsafe { SharedSlice::new(at, WORD, true) };
+    result.write_at(0, &sum.to_ne_bytes()).expect("one word");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Backend, HostConfig};
+
+    #[test]
+    fn the_checksum_of_filled_memory_is_known_beforehand() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let map = device.allocate(128 << 10).unwrap().map(Rights::ReadWrite).unwrap();
+        let (stream, pattern) = (device.stream().unwrap(), Pattern::load(&device).unwrap());
+        for len in [8, 4096, 100_000, 128 << 10] {
+            let span = map.span(0, len).unwrap();
+            pattern.fill(&stream, &span, 42).unwrap();
+            assert_eq!(pattern.checksum(&stream, &span).unwrap(), expected(42, len));
+            assert_ne!(expected(42, len), expected(43, len));
+        }
+    }
+
+    #[test]
+    fn a_changed_bit_and_two_words_that_change_places_are_seen() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let map = device.allocate(64 << 10).unwrap().map(Rights::ReadWrite).unwrap();
+        let (stream, pattern) = (device.stream().unwrap(), Pattern::load(&device).unwrap());
+        pattern.fill(&stream, &map.all(), 7).unwrap();
+        let mut words = [0; 16];
+        stream.read(&map.span(800, 16).unwrap(), &mut words).unwrap();
+        let mut swapped = words;
+        swapped.rotate_left(8);
+        let mut flipped = words;
+        flipped[15] ^= 0x80;
+        for changed in [swapped, flipped] {
+            stream.write(&map.span(800, 16).unwrap(), &changed).unwrap();
+            assert_ne!(pattern.checksum(&stream, &map.all()).unwrap(), expected(7, map.len()));
+        }
+        stream.write(&map.span(800, 16).unwrap(), &words).unwrap();
+        assert_eq!(pattern.checksum(&stream, &map.all()).unwrap(), expected(7, map.len()));
+    }
+
+    #[test]
+    fn what_is_no_whole_words_is_refused() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let map = device.allocate(64 << 10).unwrap().map(Rights::ReadWrite).unwrap();
+        let (stream, pattern) = (device.stream().unwrap(), Pattern::load(&device).unwrap());
+        let refused = |offset, len| pattern.fill(&stream, &map.span(offset, len).unwrap(), 1).unwrap_err();
+        let attempt = |len| Attempt::Fill { len };
+        assert_eq!(refused(0, 12), Error::UnalignedLength { attempt: attempt(12), granule: 8 });
+        assert_eq!(refused(4, 8), Error::UnalignedOffset { attempt: attempt(8), granule: 8 });
+        assert_eq!(refused(0, 0), Error::ZeroLength { attempt: attempt(0) });
+    }
+}

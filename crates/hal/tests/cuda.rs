@@ -1,0 +1,343 @@
+//! The conformance suite on a real GPU, and what only a GPU can show.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use wholemem_hal::pattern::{self, Pattern};
+use wholemem_hal::{
+    Allocation, Args, Attempt, Backend, Capability, Cause, Device, Error, Event, EventHandle, EventKind,
+    Grant, HandleKind, HostConfig, KernelImage, LaunchShape, Mapping, Module, PinnedBuffer, PlainBuffer,
+    Registration, Reservation, Rights, ShareHandle, Stream,
+};
+use wholemem_os::Deadline;
+use wholemem_testkit::{Census, Ranks, conformance, cuda, test_name};
+
+conformance!(suite, cuda::backend);
+
+/// The first GPU, or a visible skip.
+fn gpu() -> Option<Device> {
+    cuda::backend().map(|backend| backend.device(0).unwrap())
+}
+
+fn granule(device: &Device) -> usize {
+    device.granularity().unwrap().minimum.len()
+}
+
+const TESTING: KernelImage = KernelImage { ptx: Some(cuda::TESTING_PTX), host: &[] };
+
+#[test]
+fn memory_of_a_gpu_is_not_the_processors_to_see() {
+    let Some(device) = gpu() else { return };
+    let map = device.allocate(granule(&device)).unwrap().map(Rights::ReadWrite).unwrap();
+    assert_eq!(map.bytes().unwrap_err(), Error::NotHostVisible { device: device.label() });
+}
+
+#[test]
+fn a_pattern_filled_on_the_gpu_is_the_hosts_pattern() {
+    let Some(device) = gpu() else { return };
+    let map = device.allocate(3 * granule(&device)).unwrap().map(Rights::ReadWrite).unwrap();
+    let (stream, kernels) = (device.stream().unwrap(), Pattern::load(&device).unwrap());
+    stream.fill(&map.all(), 0xEE).unwrap();
+    for len in [8, 4096, 1_000_000, 3 * granule(&device)] {
+        let span = map.span(0, len).unwrap();
+        kernels.fill(&stream, &span, 0xFEED).unwrap();
+        assert_eq!(kernels.checksum(&stream, &span).unwrap(), pattern::expected(0xFEED, len));
+        let mut words = vec![0; len];
+        stream.read(&span, &mut words).unwrap();
+        let expected = (0..).map(|index| pattern::word(0xFEED, index).to_ne_bytes());
+        assert!(words.chunks_exact(8).zip(expected).all(|(word, expected)| word == expected));
+    }
+}
+
+#[test]
+fn memory_dropped_while_a_kernel_uses_it_stays_until_the_kernel_ends() {
+    let Some(device) = gpu() else { return };
+    let step = granule(&device);
+    // Everything that may wait for running kernels is made before there is one.
+    // SAFETY: the function is launched with what it takes.
+    let wait = unsafe { Module::load(&device, &TESTING) }.unwrap().function("wait_then_set").unwrap();
+    let flag = PinnedBuffer::create(&device, 4).unwrap();
+    let (slow, other) = (device.stream().unwrap(), device.stream().unwrap());
+    let witness = device.allocate(step).unwrap();
+    let handle = witness.export(HandleKind::Fd, Rights::ReadWrite).unwrap();
+    let before = device.available().unwrap();
+
+    let map = witness.map(Rights::ReadWrite).unwrap();
+    let minute = 60_000_000_000;
+    let args = Args::new().u64(flag.all().address()).u64(minute).u64(map.address()).bytes(&[77], 1);
+    // SAFETY: a flag, a time, a byte and a value; the map is an operand, and the flag outlives the work.
+    unsafe { slow.launch(&wait, &LaunchShape::line(1, 1), &args, &[map.all()]) }.unwrap();
+    drop((map, witness));
+    // The kernel spins, and what it will write to is still mapped: nothing here waits for it.
+    assert_eq!(slow.synchronize(Deadline::NOW), Err(Error::TimedOut { attempt: Attempt::Synchronize }));
+    for _ in 0..8 {
+        let more = device.allocate(step).unwrap().map(Rights::ReadWrite).unwrap();
+        other.fill(&more.all(), 1).unwrap();
+    }
+    other.synchronize(Deadline::NEVER).unwrap();
+    drop(slow);
+    assert_eq!(device.backend().collect(), 1, "the dropped stream waits for its kernel");
+
+    flag.bytes().unwrap().write_at(0, &1_u32.to_ne_bytes()).unwrap();
+    while device.backend().collect() > 0 {
+        std::thread::yield_now();
+    }
+    let map = Allocation::import(&device, handle, step).unwrap().map(Rights::Read).unwrap();
+    let mut seen = [0];
+    other.read(&map.span(0, 1).unwrap(), &mut seen).unwrap();
+    assert_eq!(seen, [77], "the kernel wrote to its memory after it was dropped");
+    drop(map);
+    assert!(device.available().unwrap() >= before, "and then it went");
+}
+
+#[test]
+fn memory_for_several_devices_is_granted_to_each() {
+    let Some(backend) = cuda::backend() else { return };
+    for device in (0..).map_while(|id| backend.device(id).ok()) {
+        for peer in (0..).map_while(|id| backend.device(id).ok()) {
+            if device.id() == peer.id() {
+                device.reaches(&peer).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_read_only_map_refuses_the_drivers_own_writes() {
+    let Some(device) = gpu() else { return };
+    assert_eq!(device.prove(Capability::ReadOnlyMap).outcome, Ok(()));
+    // And the context is still usable.
+    assert_eq!(device.prove(Capability::Create).outcome, Ok(()));
+}
+
+#[test]
+fn foreign_memory_is_adopted_segment_by_segment() {
+    let Some(device) = gpu() else { return };
+    let step = granule(&device);
+    // As a framework does it: one reservation, segments mapped side by side.
+    let whole = Reservation::create(device.backend(), 4 * step).unwrap();
+    let rights = [Grant { device: device.id(), rights: Rights::ReadWrite }];
+    let maps = [(0, 1), (1, 2)].map(|(offset, granules)| {
+        let memory = device.allocate(granules * step).unwrap();
+        Mapping::create(&whole, offset * step, &memory, &rights).unwrap()
+    });
+    let stream = device.stream().unwrap();
+    stream.fill(&maps[0].all(), 1).unwrap();
+    stream.fill(&maps[1].all(), 2).unwrap();
+    stream.synchronize(Deadline::NEVER).unwrap();
+
+    let segments = Allocation::adopt(&device, whole.address() + 8, 3 * step - 8).unwrap();
+    let shape: Vec<_> = segments.iter().map(|segment| (segment.address, segment.allocation.len())).collect();
+    assert_eq!(shape, [(maps[0].address(), step), (maps[1].address(), 2 * step)]);
+    for (segment, value) in segments.iter().zip([1, 2]) {
+        let handle = segment.allocation.export(HandleKind::Fd, Rights::ReadWrite).unwrap();
+        let again = Allocation::import(&device, handle, segment.allocation.len()).unwrap();
+        let mut seen = vec![0; again.len()];
+        stream.read(&again.map(Rights::Read).unwrap().all(), &mut seen).unwrap();
+        assert!(seen.iter().all(|&byte| byte == value));
+    }
+
+    let plain = PlainBuffer::create(&device, step).unwrap();
+    let refused = Allocation::adopt(&device, plain.address(), step).unwrap_err();
+    let attempt = Attempt::Inspect;
+    assert!(
+        matches!(&refused, Error::Failed { attempt: found, cause: Cause::Driver { .. } } if *found == attempt),
+        "memory of the older allocator has no allocation: {refused:?}"
+    );
+    let nowhere = Allocation::adopt(&device, 0x1000, step).unwrap_err();
+    assert!(matches!(nowhere, Error::Failed { cause: Cause::Driver { .. }, .. }), "{nowhere:?}");
+}
+
+#[test]
+fn garbage_handles_are_refused() {
+    let Some(device) = gpu() else { return };
+    let step = granule(&device);
+    let refused = |handle| Allocation::import(&device, handle, step).unwrap_err();
+    let pipe = rustix::pipe::pipe().unwrap().0;
+    for handle in [ShareHandle::Fd(pipe), ShareHandle::Fabric([0xA5; 64])] {
+        let kind = handle.kind();
+        let error = refused(handle);
+        let call = "cuMemImportFromShareableHandle";
+        assert!(
+            matches!(&error, Error::Failed { cause: Cause::Driver { call: found, .. }, .. } if *found == call),
+            "{kind}: {error:?}"
+        );
+    }
+    let ipc = ShareHandle::CudaIpc { token: [1; 64], offset: 0 };
+    assert!(PlainBuffer::import(&device, &ipc, 8).is_err());
+    assert_eq!(device.prove(Capability::Create).outcome, Ok(()), "and the context is still usable");
+}
+
+#[test]
+fn a_kernel_newer_than_the_driver_is_refused() {
+    let Some(device) = gpu() else { return };
+    let image = KernelImage {
+        ptx: Some(".version 99.9\n.target sm_70\n.address_size 64\n.visible .entry late()\n{\n ret;\n}\n"),
+        host: &[],
+    };
+    // SAFETY: nothing is launched from it.
+    let error = unsafe { Module::load(&device, &image) }.unwrap_err();
+    let Error::Failed { attempt, cause: Cause::Driver { call, .. } } = &error else { panic!("{error:?}") };
+    assert_eq!((attempt, *call), (&Attempt::LoadModule { device: device.label() }, "cuModuleLoadDataEx"));
+}
+
+#[test]
+fn a_stream_of_somebody_else_is_used_and_left_alone() {
+    let Some(device) = gpu() else { return };
+    let map = device.allocate(granule(&device)).unwrap().map(Rights::ReadWrite).unwrap();
+    for _ in 0..2 {
+        // SAFETY: zero is the default stream of every device.
+        let foreign = unsafe { Stream::from_foreign(&device, 0) };
+        foreign.fill(&map.all(), 9).unwrap();
+        foreign.synchronize(Deadline::after(Duration::from_secs(60))).unwrap();
+    }
+    let mut seen = [0];
+    device.stream().unwrap().read(&map.span(0, 1).unwrap(), &mut seen).unwrap();
+    assert_eq!(seen, [9]);
+}
+
+#[test]
+fn host_memory_is_registered_and_shared_with_the_gpu() {
+    let Some(device) = gpu() else { return };
+    let host = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+    let map = host.allocate(1 << 20).unwrap().map(Rights::ReadWrite).unwrap();
+    let registered = Registration::create(&device, &map).unwrap();
+    let (stream, kernels) = (device.stream().unwrap(), Pattern::load(&device).unwrap());
+    kernels.fill(&stream, &registered.all(), 5).unwrap();
+    assert_eq!(kernels.checksum(&stream, &registered.all()).unwrap(), pattern::expected(5, 1 << 20));
+    let mut word = [0; 8];
+    map.bytes().unwrap().read_at(8 * 1000, &mut word).unwrap();
+    assert_eq!(u64::from_ne_bytes(word), pattern::word(5, 1000));
+    // The map is held by the registration, and goes after it.
+    drop(map);
+    assert_eq!(kernels.checksum(&stream, &registered.all()).unwrap(), pattern::expected(5, 1 << 20));
+
+    let received = Allocation::import(
+        &host,
+        host.allocate(1 << 20).unwrap().export(HandleKind::Fd, Rights::Read).unwrap(),
+        1 << 20,
+    );
+    let read_only = Registration::create(&device, &received.unwrap().map(Rights::Read).unwrap()).unwrap();
+    assert_ne!(kernels.checksum(&stream, &read_only.all()).unwrap(), pattern::expected(5, 1 << 20));
+    let refused = kernels.fill(&stream, &read_only.all(), 1).unwrap_err();
+    assert!(matches!(refused, Error::Denied { granted: Rights::Read, .. }), "{refused:?}");
+}
+
+#[test]
+fn two_processes_share_gpu_memory_events_and_older_buffers() {
+    if gpu().is_none() && std::env::var_os("WHOLEMEM_TEST").is_none() {
+        return;
+    }
+    Ranks::of(2).run(test_name!(), |rank| {
+        let device = gpu().unwrap();
+        let step = granule(&device);
+        let (stream, kernels) = (device.stream().unwrap(), Pattern::load(&device).unwrap());
+        if rank.id() == 0 {
+            let memory = device.allocate(2 * step).unwrap();
+            let map = memory.map(Rights::ReadWrite).unwrap();
+            let older = PlainBuffer::create(&device, 4096).unwrap();
+            let event = Event::create(&device, EventKind::Shared).unwrap();
+            kernels.fill(&stream, &map.all(), 11).unwrap();
+            kernels.fill(&stream, &older.all(), 12).unwrap();
+            stream.record(&event).unwrap();
+            // From the middle of the buffer: the handle knows where in its allocation that is.
+            // SAFETY: the buffer lives until the other rank is done.
+            let older_handle =
+                unsafe { PlainBuffer::export_foreign(&device, older.address() + 1024) }.unwrap();
+            let ShareHandle::CudaIpc { token, offset } = older_handle else { panic!("an IPC handle") };
+            assert_eq!(offset % 4096, 1024);
+            let EventHandle::CudaIpc(event_token) = event.export().unwrap() else { panic!("a token") };
+            let fd = memory.export(HandleKind::Fd, Rights::ReadWrite).unwrap().into_fd().unwrap();
+            let mut message = token.to_vec();
+            message.extend_from_slice(&event_token);
+            message.extend_from_slice(&(offset as u64).to_le_bytes());
+            rank.send(1, &message, &[fd.as_fd()]);
+            assert_eq!(rank.recv(1).0, b"seen");
+            assert_eq!(kernels.checksum(&stream, &map.all()).unwrap(), pattern::expected(13, 2 * step));
+        } else {
+            let (message, mut fds) = rank.recv(0);
+            let token = message[..64].try_into().unwrap();
+            let event = EventHandle::CudaIpc(message[64..128].try_into().unwrap());
+            let offset = usize::try_from(u64::from_le_bytes(message[128..136].try_into().unwrap())).unwrap();
+            let event = Event::import(&device, event).unwrap();
+            let memory = Allocation::import(&device, ShareHandle::from(fds.remove(0)), 2 * step).unwrap();
+            let map = memory.map(Rights::ReadWrite).unwrap();
+            let handle = ShareHandle::CudaIpc { token, offset };
+            let older = PlainBuffer::import(&device, &handle, 1024).unwrap();
+            stream.await_event(&event).unwrap();
+            assert_eq!(kernels.checksum(&stream, &map.all()).unwrap(), pattern::expected(11, 2 * step));
+            let mut word = [0; 8];
+            stream.read(&older.all().part(0, 8).unwrap(), &mut word).unwrap();
+            assert_eq!(u64::from_ne_bytes(word), pattern::word(12, 1024 / 8));
+            kernels.fill(&stream, &map.all(), 13).unwrap();
+            stream.synchronize(Deadline::NEVER).unwrap();
+            drop(older);
+            rank.send(0, b"seen", &[]);
+        }
+    });
+}
+
+#[test]
+fn gpu_memory_outlives_its_maker_in_a_process_without_cuda() {
+    if gpu().is_none() && std::env::var_os("WHOLEMEM_TEST").is_none() {
+        return;
+    }
+    Ranks::of(3).killed(0).run(test_name!(), |rank| match rank.id() {
+        0 => {
+            let device = gpu().unwrap();
+            let memory = device.allocate(16 * granule(&device)).unwrap();
+            let map = memory.map(Rights::ReadWrite).unwrap();
+            let (stream, kernels) = (device.stream().unwrap(), Pattern::load(&device).unwrap());
+            kernels.fill(&stream, &map.all(), 21).unwrap();
+            stream.synchronize(Deadline::NEVER).unwrap();
+            let fd = memory.export(HandleKind::Fd, Rights::ReadWrite).unwrap().into_fd().unwrap();
+            rank.send(1, b"memory", &[fd.as_fd()]);
+            rank.wait_to_be_killed();
+        }
+        1 => {
+            // This rank never opens CUDA.
+            let (_, fds) = rank.recv(0);
+            rank.kill(0);
+            rank.send(2, b"memory", &[fds[0].as_fd()]);
+            drop(fds);
+        }
+        _ => {
+            let (_, mut fds) = rank.recv(1);
+            let device = gpu().unwrap();
+            let len = 16 * granule(&device);
+            let map =
+                Allocation::import(&device, fds.remove(0).into(), len).unwrap().map(Rights::Read).unwrap();
+            let (stream, kernels) = (device.stream().unwrap(), Pattern::load(&device).unwrap());
+            assert_eq!(kernels.checksum(&stream, &map.all()).unwrap(), pattern::expected(21, len));
+        }
+    });
+}
+
+#[test]
+fn ten_thousand_cycles_leave_gpu_memory_descriptors_and_maps_flat() {
+    if gpu().is_none() && std::env::var_os("WHOLEMEM_TEST").is_none() {
+        return;
+    }
+    Ranks::of(1).run(test_name!(), |_| {
+        let device = gpu().unwrap();
+        let step = granule(&device);
+        let stream = device.stream().unwrap();
+        let cycle = || {
+            let made = device.allocate(step).unwrap();
+            let here = made.map(Rights::ReadWrite).unwrap();
+            let handle = made.export(HandleKind::Fd, Rights::ReadWrite).unwrap();
+            let there = Allocation::import(&device, handle, step).unwrap().map(Rights::ReadWrite).unwrap();
+            stream.copy(&there.span(0, 64).unwrap(), &here.span(64, 64).unwrap()).unwrap();
+            stream.synchronize(Deadline::NEVER).unwrap();
+        };
+        (0..100).for_each(|_| cycle());
+        let (available, before) = (device.available().unwrap(), Census::take());
+        (0..10_000).for_each(|_| cycle());
+        assert_eq!(device.available().unwrap(), available);
+        let after = Census::take();
+        assert_eq!(after.fds.len(), before.fds.len(), "{:?}", after.fds);
+        assert_eq!(after.maps.values().sum::<usize>(), before.maps.values().sum::<usize>());
+    });
+}
