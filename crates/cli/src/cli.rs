@@ -63,6 +63,25 @@ pub(crate) enum BenchCommand {
     Alloc(SweepArgs),
     /// Creating memory and passing it to a waiting process, which maps it and reads its first and last byte
     Share(SweepArgs),
+    /// Copying within a device, between devices, and between a device and the host
+    Copy(CopyArgs),
+}
+
+/// A measurement of copies.
+#[derive(Debug, Args)]
+pub(crate) struct CopyArgs {
+    /// Which machinery moves the bytes
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    pub(crate) backend: BackendChoice,
+    /// Exactly these sizes, such as `4MiB,1GiB` [default: 4MiB,64MiB,512MiB]
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) sizes: Vec<ByteCount>,
+    /// How often to measure each [default: 15]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: Option<u32>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// A measurement over many sizes of memory.

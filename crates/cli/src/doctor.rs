@@ -37,7 +37,7 @@ struct DeviceReport {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct CapabilityReport {
-    name: &'static str,
+    name: String,
     ok: bool,
     reason: Option<String>,
 }
@@ -73,12 +73,18 @@ fn examine() -> Report {
 
 fn devices_of(backend: &Backend) -> Vec<DeviceReport> {
     // What holds for the kernel holds for every device whose memory is the kernel's.
-    let facts = if backend.kind() == BackendKind::Host { facts() } else { Vec::new() };
+    let mut facts = if backend.kind() == BackendKind::Host { facts() } else { Vec::new() };
+    facts.extend(backend.facts().into_iter().map(|fact| CapabilityReport {
+        name: fact.name.to_owned(),
+        ok: fact.holds,
+        reason: Some(fact.detail),
+    }));
     let devices = backend.devices().iter().filter_map(|info| backend.device(info.id).ok());
     devices
         .map(|device| {
             let info = device.info();
-            let capabilities = capabilities_of(&device).chain(facts.iter().cloned()).collect();
+            let tried = capabilities_of(&device).chain(peers_of(&device));
+            let capabilities = tried.chain(facts.iter().cloned()).collect();
             DeviceReport {
                 id: info.id.0,
                 name: info.name.clone(),
@@ -93,14 +99,24 @@ fn capabilities_of(device: &Device) -> impl Iterator<Item = CapabilityReport> {
     Capability::ALL.into_iter().map(|capability| {
         let outcome = device.prove(capability).outcome;
         let reason = outcome.err().map(|error| backend::reason(&error));
-        CapabilityReport { name: capability.name(), ok: reason.is_none(), reason }
+        CapabilityReport { name: capability.name().to_owned(), ok: reason.is_none(), reason }
+    })
+}
+
+/// Whether work of a device reaches the memory of each other one.
+fn peers_of(device: &Device) -> impl Iterator<Item = CapabilityReport> {
+    let backend = device.backend();
+    let peers = backend.devices().iter().filter(|info| info.id != device.id());
+    peers.filter_map(|info| backend.device(info.id).ok()).map(|peer| {
+        let reason = device.reaches(&peer).err().map(|error| backend::reason(&error));
+        CapabilityReport { name: format!("reaches-{}", peer.label()), ok: reason.is_none(), reason }
     })
 }
 
 fn facts() -> Vec<CapabilityReport> {
     let facts = probe::all().into_iter().map(|probe| {
         let reason = probe.outcome.err().map(|error| error.to_string());
-        CapabilityReport { name: probe.name, ok: reason.is_none(), reason }
+        CapabilityReport { name: probe.name.to_owned(), ok: reason.is_none(), reason }
     });
     facts.collect()
 }
@@ -151,7 +167,7 @@ fn capability_table(device: &DeviceReport) -> Table {
     for tried in &device.capabilities {
         let (works, tone) = if tried.ok { ("yes", Tone::Plain) } else { ("no", Tone::Faint) };
         let reason = tried.reason.clone().unwrap_or_default();
-        table.row(tone, [tried.name.to_owned(), works.to_owned(), reason]);
+        table.row(tone, [tried.name.clone(), works.to_owned(), reason]);
     }
     table
 }
@@ -160,8 +176,8 @@ fn capability_table(device: &DeviceReport) -> Table {
 mod tests {
     use super::*;
 
-    fn tried(name: &'static str, reason: Option<&str>) -> CapabilityReport {
-        CapabilityReport { name, ok: reason.is_none(), reason: reason.map(str::to_owned) }
+    fn tried(name: &str, reason: Option<&str>) -> CapabilityReport {
+        CapabilityReport { name: name.to_owned(), ok: reason.is_none(), reason: reason.map(str::to_owned) }
     }
 
     fn example(creates: Option<&str>) -> Report {

@@ -34,7 +34,8 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
         let hint = "ask for less, with a smaller `--size`, `--sizes` or `--max-size`, or free some memory";
         return Some(hint.to_owned());
     }
-    error.chain().find_map(|cause| cause.downcast_ref::<PeerFailed>()?.hint.clone())
+    let peers = error.chain().find_map(|cause| cause.downcast_ref::<PeerFailed>()?.hint.clone());
+    peers.or_else(|| cause.and_then(Error::hint).map(str::to_owned))
 }
 
 #[cfg(test)]

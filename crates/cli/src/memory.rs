@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::{Context, Result};
 use wholemem_hal::{Cause, Device};
-use wholemem_os::{Errno, meminfo};
+use wholemem_os::Errno;
 
 use crate::size::Rough;
 
@@ -27,15 +27,15 @@ impl fmt::Display for Shortage {
 /// Below this, a look would cost more than the memory, and disturb what is measured.
 const WORTH_A_LOOK: usize = 64 << 20;
 
-/// Looks that `len` bytes can be filled now.
+/// Looks that `len` bytes of a device can be filled now.
 ///
 /// # Errors
 /// [`Shortage`], or why that cannot be known.
-pub(crate) fn ensure_room(len: usize) -> Result<()> {
+pub(crate) fn ensure_room(device: &Device, len: usize) -> Result<()> {
     if len < WORTH_A_LOOK {
         return Ok(());
     }
-    let available = meminfo::available()?;
+    let available = device.available()?;
     if len > available { Err(Shortage { wanted: len, available }.into()) } else { Ok(()) }
 }
 
@@ -46,6 +46,7 @@ pub(crate) fn is_shortage(error: &anyhow::Error) -> bool {
         if let Some(cause) = error.downcast_ref::<Cause>() {
             return match cause {
                 Cause::OutOfMemory { .. } => true,
+                Cause::Driver { code, .. } => code.name() == Some("CUDA_ERROR_OUT_OF_MEMORY"),
                 Cause::Os(wholemem_os::Error::Call { call: "fallocate", errno }) => said(*errno),
                 _ => false,
             };
@@ -66,14 +67,15 @@ pub(crate) fn whole_granules(device: &Device, len: usize) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use wholemem_hal::{Attempt, Error};
+    use wholemem_hal::{Attempt, Backend, Error, HostConfig};
 
     use super::*;
 
     #[test]
     fn more_than_there_is_is_refused_and_known_as_a_shortage() {
-        ensure_room(1).unwrap();
-        let error = ensure_room(usize::MAX).unwrap_err();
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        ensure_room(&device, 1).unwrap();
+        let error = ensure_room(&device, usize::MAX).unwrap_err();
         assert_eq!(error.downcast_ref::<Shortage>().unwrap().wanted, usize::MAX);
         assert!(is_shortage(&error));
         let shortage = Shortage { wanted: 3 << 30, available: 1 << 20 };

@@ -10,7 +10,7 @@ use crate::raw::{RawMemory, RawQueue};
 use crate::retire::{Retired, Teardown};
 use crate::{
     AllocationSpec, Attempt, BackendKind, Capability, Cause, Device, DeviceId, DeviceInfo, DeviceLabel,
-    Error, Granularity, HostConfig, Proof, Result, cuda, host,
+    Error, Fact, Granularity, HostConfig, Proof, Result, cuda, host,
 };
 
 /// An open backend. Clones are the same backend; memory of one opening cannot be mixed with memory of another.
@@ -99,6 +99,12 @@ impl Backend {
     #[must_use]
     pub fn devices(&self) -> &[DeviceInfo] {
         self.core.memory.devices()
+    }
+
+    /// What else is worth knowing of it: versions, mostly.
+    #[must_use]
+    pub fn facts(&self) -> Vec<Fact> {
+        self.core.memory.facts()
     }
 
     /// One of its devices.

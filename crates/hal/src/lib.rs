@@ -156,7 +156,7 @@ pub use memory::{
     Segment, ShareHandle, Span,
 };
 pub use queue::{Args, Event, Function, Graph, HostFunction, KernelImage, LaunchShape, Module, Stream};
-pub use raw::{EventHandle, EventKind, Properties};
+pub use raw::{EventHandle, EventKind, Fact, Properties};
 pub use rights::{Grant, Rights};
 pub use suballocator::{Suballocator, SuballocatorError};
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wholemem_hal::raw::{
-    Address, EventHandle, EventKind, Imported, Properties, RawAllocation, RawEvent, RawFunction, RawGraph,
-    RawMemory, RawModule, RawQueue, RawStream,
+    Address, EventHandle, EventKind, Fact, Imported, Properties, RawAllocation, RawEvent, RawFunction,
+    RawGraph, RawMemory, RawModule, RawQueue, RawStream,
 };
 use wholemem_hal::{
     AllocationSpec, Args, Backend, BackendKind, Cause, DeviceId, DeviceInfo, Grant, Granularity, HandleKind,
@@ -104,6 +104,10 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
 
     fn devices(&self) -> &[DeviceInfo] {
         self.inner.devices()
+    }
+
+    fn facts(&self) -> Vec<Fact> {
+        self.inner.facts()
     }
 
     fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, Cause> {

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use anyhow::Result;
-use wholemem_hal::limits::host as limits;
-use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights};
+use anyhow::{Result, anyhow};
+use wholemem_hal::limits::{Failure, Raw};
+use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights, Stream};
 
 use super::sample::Side;
 use super::{Contest, Timed};
@@ -13,13 +13,16 @@ use super::{Contest, Timed};
 #[derive(Debug)]
 pub(super) struct Alloc {
     device: Device,
+    stream: Stream,
+    raw: Raw,
     /// Written and read back; another each time.
     stamp: u64,
 }
 
 impl Alloc {
-    pub(super) fn new(device: Device) -> Self {
-        Self { device, stamp: 0 }
+    pub(super) fn new(device: Device) -> Result<Self> {
+        let (stream, raw) = (device.stream()?, Raw::of(&device).map_err(raw_failed)?);
+        Ok(Self { device, stream, raw, stamp: 0 })
     }
 
     fn ours(&mut self, len: usize) -> Result<Timed> {
@@ -32,33 +35,34 @@ impl Alloc {
 
     fn raw(&mut self, len: usize) -> Result<Timed> {
         let start = Instant::now();
-        let (_file, map) = limits::create_and_map(len)?;
+        let made = self.raw.create(len).map_err(raw_failed)?;
+        let map = self.raw.map(&made, len).map_err(raw_failed)?;
         let took = start.elapsed();
         self.stamp += 1;
         let [first, last, ..] = self.stamp.to_le_bytes();
-        map.set_ends([first, last]);
-        let seen = map.ends();
+        self.raw.set_ends(&map, [first, last]).map_err(raw_failed)?;
+        let seen = self.raw.ends(&map).map_err(raw_failed)?;
         let flaw = (seen != [first, last]).then(|| format!("raw memory holds {seen:?} after a write"));
         Ok(Timed { took, flaw })
     }
 
     /// Writes through the map, and reads through another map of the memory as another process would have it.
     fn flaw(&mut self, memory: &Allocation, map: &Mapping) -> Result<Option<String>> {
-        let handle = memory.export(HandleKind::Fd, Rights::Read)?;
+        let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
         let received = Allocation::import(&self.device, handle, memory.len())?;
         let other = received.map(Rights::Read)?;
-        let (to, from) = (map.bytes()?, other.bytes()?);
-        let last = memory.len() - size_of::<u64>();
+        const WORD: usize = size_of::<u64>();
+        let last = memory.len() - WORD;
         for offset in [0, last / 2, last] {
             self.stamp += 1;
             let written = self.stamp.to_le_bytes();
-            let mut seen = [0; size_of::<u64>()];
-            from.read_at(offset, &mut seen)?;
-            if seen != [0; size_of::<u64>()] {
+            let mut seen = [0; WORD];
+            self.stream.read(&other.span(offset, WORD)?, &mut seen)?;
+            if seen != [0; WORD] {
                 return Ok(Some(format!("fresh memory holds {seen:02x?} at offset {offset}")));
             }
-            to.write_at(offset, &written)?;
-            from.read_at(offset, &mut seen)?;
+            self.stream.write(&map.span(offset, WORD)?, &written)?;
+            self.stream.read(&other.span(offset, WORD)?, &mut seen)?;
             if seen != written {
                 let text =
                     format!("{seen:02x?} was read at offset {offset}, where {written:02x?} was written");
@@ -69,10 +73,19 @@ impl Alloc {
     }
 }
 
+/// What the raw calls said, with its cause kept.
+pub(super) fn raw_failed(failure: Failure) -> anyhow::Error {
+    anyhow!(failure)
+}
+
 impl Contest for Alloc {
     const NAME: &'static str = "alloc";
     const TITLE: &'static str = "creating memory and mapping it";
     const RANKS: usize = 1;
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
 
     fn pinned(&self) -> Option<&'static str> {
         None
@@ -95,7 +108,7 @@ mod tests {
     const LEN: usize = 64 << 10;
 
     fn contest() -> Alloc {
-        Alloc::new(Backend::host(HostConfig::default()).unwrap().device(0).unwrap())
+        Alloc::new(Backend::host(HostConfig::default()).unwrap().device(0).unwrap()).unwrap()
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! meets both alike; each time everything is fresh, and what is timed is checked outside of the time.
 
 mod alloc;
+mod copy;
 mod report;
 mod sample;
 mod share;
@@ -12,8 +13,8 @@ mod sizes;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
-use wholemem_hal::{BackendKind, Device};
+use anyhow::Result;
+use wholemem_hal::Device;
 
 use self::report::{Case, Report};
 use self::sample::{Comparison, Side};
@@ -47,6 +48,9 @@ trait Contest {
     /// How many processes take part.
     const RANKS: usize;
 
+    /// The device whose memory is used.
+    fn device(&self) -> &Device;
+
     /// How the processes are tied to processors, where it matters.
     fn pinned(&self) -> Option<&'static str>;
 
@@ -64,17 +68,14 @@ struct Timed {
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     match &args.what {
-        BenchCommand::Alloc(args) => sweep(args, |device| Ok(alloc::Alloc::new(device))),
+        BenchCommand::Alloc(args) => sweep(args, alloc::Alloc::new),
         BenchCommand::Share(args) => sweep(args, share::Share::start),
+        BenchCommand::Copy(args) => copy::run(args),
     }
 }
 
 fn sweep<C: Contest>(args: &SweepArgs, start: impl FnOnce(Device) -> Result<C>) -> Result<()> {
     let opened = backend::open(args.backend)?;
-    let kind = opened.backend.kind();
-    if kind != BackendKind::Host {
-        bail!("the raw calls of {kind} are not known, so that there is nothing to measure against");
-    }
     let device = opened.backend.device(0)?;
     let plan = Plan::new(&device, args)?;
     let mut report = Report::new::<C>(&device);
@@ -128,7 +129,7 @@ fn measure(contest: &mut impl Contest, len: usize, rounds: Option<u32>) -> Resul
     let label = Rough(len).to_string();
     let mut once = |side| {
         // Raw calls do not look before they fill.
-        memory::ensure_room(len)?;
+        memory::ensure_room(contest.device(), len)?;
         contest.once(side, len)
     };
     let (most, enough) = WARM_UP;
@@ -163,6 +164,7 @@ mod tests {
 
     /// Takes no time at all, and fails from a size on.
     struct Pretend {
+        device: Device,
         full_from: usize,
         flawed_from: usize,
         round: Duration,
@@ -172,6 +174,10 @@ mod tests {
         const NAME: &'static str = "pretend";
         const TITLE: &'static str = "nothing";
         const RANKS: usize = 1;
+
+        fn device(&self) -> &Device {
+            &self.device
+        }
 
         fn pinned(&self) -> Option<&'static str> {
             None
@@ -197,7 +203,7 @@ mod tests {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let plan = Plan { sizes, rounds: Some(3), within_time: true };
         let mut report = Report::new::<Pretend>(&device);
-        let mut contest = Pretend { full_from, flawed_from, round: Duration::from_micros(5) };
+        let mut contest = Pretend { device, full_from, flawed_from, round: Duration::from_micros(5) };
         measure_all(&mut contest, &plan, &mut report).map(|()| report)
     }
 

@@ -19,10 +19,11 @@ use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use wholemem_hal::limits::host::{self as limits, RawMap};
-use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights};
+use wholemem_hal::limits::{Raw, host as limits};
+use wholemem_hal::{Allocation, Device, HandleKind, Mapping, PinnedBuffer, Rights, Stream};
 use wholemem_os::Deadline;
 
+use super::alloc::raw_failed;
 use super::sample::Side;
 use super::{Contest, Timed};
 use crate::cli::PeerRole;
@@ -56,10 +57,54 @@ enum Answer {
 /// How long an answer may be.
 const ANSWER_ROOM: usize = 4096;
 
+/// What it takes to touch memory of a device on both sides, made before anything is timed.
+#[derive(Debug)]
+struct Hands {
+    device: Device,
+    stream: Stream,
+    /// The first byte and the last, on their way.
+    stage: PinnedBuffer,
+    raw: Raw,
+}
+
+impl Hands {
+    fn of(device: &Device) -> Result<Self> {
+        Ok(Self {
+            device: device.clone(),
+            stream: device.stream()?,
+            stage: PinnedBuffer::create(device, 2)?,
+            raw: Raw::of(device).map_err(raw_failed)?,
+        })
+    }
+
+    /// The first byte and the last: looked at where the processor can, copied where it cannot.
+    fn ends(&self, map: &Mapping) -> Result<[u8; 2]> {
+        let (mut ends, last) = ([0; 2], map.len() - 1);
+        if let Ok(bytes) = map.bytes() {
+            let [first_seen, last_seen] = &mut ends;
+            bytes.read_at(0, std::slice::from_mut(first_seen))?;
+            bytes.read_at(last, std::slice::from_mut(last_seen))?;
+            return Ok(ends);
+        }
+        let stage = self.stage.all();
+        self.stream.copy(&stage.part(0, 1)?, &map.span(0, 1)?)?;
+        self.stream.copy(&stage.part(1, 1)?, &map.span(last, 1)?)?;
+        self.stream.synchronize(Deadline::NEVER)?;
+        self.stage.bytes()?.read_at(0, &mut ends)?;
+        Ok(ends)
+    }
+
+    fn set_ends(&self, map: &Mapping, ends: [u8; 2]) -> Result<()> {
+        self.stream.write(&map.span(0, 1)?, &ends[..1])?;
+        self.stream.write(&map.span(map.len() - 1, 1)?, &ends[1..])?;
+        Ok(())
+    }
+}
+
 /// Passes memory to another process.
 #[derive(Debug)]
 pub(super) struct Share {
-    device: Device,
+    hands: Hands,
     peer: Peer,
     pinned: Option<&'static str>,
     /// What to write at the ends; others each time.
@@ -77,7 +122,7 @@ impl Share {
             }
         };
         let peer = Peer::start(PeerRole::Receiver, device.backend().kind())?;
-        Ok(Self { device, peer, pinned, marks: 0 })
+        Ok(Self { hands: Hands::of(&device)?, peer, pinned, marks: 0 })
     }
 }
 
@@ -99,6 +144,10 @@ impl Contest for Share {
         "creating memory and passing it to a waiting process, which maps it and reads its ends";
     const RANKS: usize = 2;
 
+    fn device(&self) -> &Device {
+        &self.hands.device
+    }
+
     fn pinned(&self) -> Option<&'static str> {
         self.pinned
     }
@@ -106,47 +155,45 @@ impl Contest for Share {
     fn once(&mut self, side: Side, len: usize) -> Result<Timed> {
         self.marks = self.marks.wrapping_add(1);
         let marks = [self.marks, !self.marks];
-        let device = &self.device;
+        let hands = &self.hands;
         self.peer.with(|link| {
             link.say(&Request::Receive(side))?;
             let Answer::Waiting = link.hear()? else { return out_of_turn() };
             // Lets the receiver get to where it waits.
             std::thread::yield_now();
             match side {
-                Side::Ours => ours(link, device, len, marks),
-                Side::Raw => raw(link, len, marks),
+                Side::Ours => ours(link, hands, len, marks),
+                Side::Raw => raw(link, hands, len, marks),
             }
         })
     }
 }
 
-fn ours(link: &Link, device: &Device, len: usize, marks: [u8; 2]) -> Result<Timed> {
+fn ours(link: &Link, hands: &Hands, len: usize, marks: [u8; 2]) -> Result<Timed> {
     let mut answer = [0; ANSWER_ROOM];
     let start = now();
-    let memory = device.allocate(len)?;
+    let memory = hands.device.allocate(len)?;
     let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
     let handle = handle.into_fd().context("the memory does not travel as a file descriptor")?;
     link.socket().send(&len.to_le_bytes(), &[handle.as_fd()], Deadline::NEVER)?;
     let answer_len = link.socket().recv(&mut answer, Deadline::NEVER)?;
     let read = link::decode(&answer[..answer_len])?;
 
-    let map = memory.map(Rights::ReadWrite)?;
-    let bytes = map.bytes()?;
-    bytes.write_at(0, &marks[..1])?;
-    bytes.write_at(len - 1, &marks[1..])?;
+    hands.set_ends(&memory.map(Rights::ReadWrite)?, marks)?;
     judge(link, start, &read, marks)
 }
 
-fn raw(link: &Link, len: usize, marks: [u8; 2]) -> Result<Timed> {
-    let mut answer = [0; ANSWER_ROOM];
+fn raw(link: &Link, hands: &Hands, len: usize, marks: [u8; 2]) -> Result<Timed> {
+    let (raw, mut answer) = (&hands.raw, [0; ANSWER_ROOM]);
     let start = now();
-    let file = limits::create(len)?;
-    let handle = limits::export(file.as_fd())?;
+    let made = raw.create(len).map_err(raw_failed)?;
+    let handle = raw.export(&made).map_err(raw_failed)?;
     limits::send(link.as_fd(), &len.to_le_bytes(), handle.as_fd())?;
     let (answer_len, _) = limits::recv(link.as_fd(), &mut answer)?;
     let read = link::decode(&answer[..answer_len])?;
 
-    RawMap::create(file.as_fd(), len)?.set_ends(marks);
+    let map = raw.map(&made, len).map_err(raw_failed)?;
+    raw.set_ends(&map, marks).map_err(raw_failed)?;
     judge(link, start, &read, marks)
 }
 
@@ -173,51 +220,43 @@ fn out_of_turn<T>() -> Result<T> {
 
 /// Plays the second process.
 pub(crate) fn receiver(link: &Link, device: &Device) -> Result<()> {
+    let hands = Hands::of(device)?;
     loop {
         let Request::Receive(side) = link.hear()? else { return out_of_turn() };
         link.say(&Answer::Waiting)?;
         match side {
-            Side::Ours => receive_ours(link, device)?,
-            Side::Raw => receive_raw(link)?,
+            Side::Ours => receive_ours(link, &hands)?,
+            Side::Raw => receive_raw(link, &hands)?,
         }
     }
 }
 
-fn receive_ours(link: &Link, device: &Device) -> Result<()> {
+fn receive_ours(link: &Link, hands: &Hands) -> Result<()> {
     let mut bytes = [0; size_of::<usize>()];
     let (_, mut files) = link.socket().recv_with_fds(&mut bytes, 1, Deadline::NEVER)?;
     let file = files.pop().context("no file descriptor came")?;
-    let memory = Allocation::import(device, file.into(), usize::from_le_bytes(bytes))?;
+    let memory = Allocation::import(&hands.device, file.into(), usize::from_le_bytes(bytes))?;
     let map = memory.map(Rights::ReadWrite)?;
-    let ends = ends_of(&map)?;
+    let ends = hands.ends(&map)?;
     report(link, now(), ends)?;
 
     let Request::Look = link.hear()? else { return out_of_turn() };
-    let ends = ends_of(&map)?;
+    let ends = hands.ends(&map)?;
     drop((map, memory));
     link.say(&Answer::Seen { ends })
 }
 
-fn ends_of(map: &Mapping) -> Result<[u8; 2]> {
-    let (bytes, mut ends) = (map.bytes()?, [0; 2]);
-    let [first, last] = &mut ends;
-    bytes.read_at(0, std::slice::from_mut(first))?;
-    bytes.read_at(map.len() - 1, std::slice::from_mut(last))?;
-    Ok(ends)
-}
-
-fn receive_raw(link: &Link) -> Result<()> {
-    let mut bytes = [0; size_of::<usize>()];
+fn receive_raw(link: &Link, hands: &Hands) -> Result<()> {
+    let (raw, mut bytes) = (&hands.raw, [0; size_of::<usize>()]);
     let (_, file) = limits::recv(link.as_fd(), &mut bytes)?;
-    let file = file.context("no file descriptor came")?;
-    limits::inspect(file.as_fd())?;
-    let map = RawMap::create(file.as_fd(), usize::from_le_bytes(bytes))?;
-    let ends = map.ends();
+    let made = raw.import(file.context("no file descriptor came")?).map_err(raw_failed)?;
+    let map = raw.map(&made, usize::from_le_bytes(bytes)).map_err(raw_failed)?;
+    let ends = raw.ends(&map).map_err(raw_failed)?;
     report(link, now(), ends)?;
 
     let Request::Look = link.hear()? else { return out_of_turn() };
-    let ends = map.ends();
-    drop((map, file));
+    let ends = raw.ends(&map).map_err(raw_failed)?;
+    drop((map, made));
     link.say(&Answer::Seen { ends })
 }
 
@@ -242,14 +281,15 @@ mod tests {
     #[test]
     fn both_sides_pass_memory_that_shows_what_is_written_later() {
         let (device, (here, there)) = (device(), Link::pair().unwrap());
+        let hands = Hands::of(&device).unwrap();
         std::thread::scope(|scope| {
             let receiver = scope.spawn(|| receiver(&there, &device));
             for side in [Side::Ours, Side::Raw] {
                 here.say(&Request::Receive(side)).unwrap();
                 let Answer::Waiting = here.hear().unwrap() else { panic!("out of turn") };
                 let timed = match side {
-                    Side::Ours => ours(&here, &device, LEN, [3, 4]),
-                    Side::Raw => raw(&here, LEN, [5, 6]),
+                    Side::Ours => ours(&here, &hands, LEN, [3, 4]),
+                    Side::Raw => raw(&here, &hands, LEN, [5, 6]),
                 };
                 assert_eq!(timed.unwrap().flaw, None, "{side:?}");
             }

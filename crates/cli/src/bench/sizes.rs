@@ -2,11 +2,13 @@
 
 use anyhow::Result;
 use wholemem_hal::Device;
-use wholemem_os::meminfo;
 
 use crate::cli::SweepArgs;
 use crate::memory;
 use crate::size::ByteCount;
+
+/// The part of what is free that a sweep goes up to.
+const SHARE: usize = 3;
 
 /// A sweep over sizes.
 #[derive(Debug)]
@@ -32,7 +34,7 @@ impl Plan {
         let granule = device.granularity()?.minimum.len();
         let most = match args.max_size {
             Some(ByteCount(len)) => memory::whole_granules(device, len)?,
-            None => four_bits(meminfo::available()? / 3),
+            None => four_bits(device.available()? / SHARE),
         };
         Ok(Self { sizes: ladder(granule, most), rounds, within_time: args.max_size.is_none() })
     }

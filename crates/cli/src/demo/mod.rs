@@ -80,7 +80,7 @@ fn render(stage: &Stage, setting: &Setting, ok: bool, colour: Colour) -> String 
 /// As much of the asked size as leaves half of the memory free, in whole granules.
 fn fitting(device: &Device, asked: usize) -> Result<usize> {
     let len = memory::whole_granules(device, asked)?;
-    match memory::ensure_room(len.saturating_mul(2)) {
+    match memory::ensure_room(device, len.saturating_mul(2)) {
         Ok(()) => Ok(len),
         Err(error) => {
             let Some(&Shortage { available, .. }) = error.downcast_ref() else { return Err(error) };

@@ -1,7 +1,8 @@
 //! Bytes that depend on a seed and on where they are, so that a byte that is lost, moved or old is seen.
 
 use anyhow::{Result, bail};
-use wholemem_hal::{Mapping, Stream};
+use wholemem_hal::{Mapping, Stream, pattern};
+use wholemem_os::Deadline;
 
 use crate::progress::Progress;
 
@@ -28,7 +29,7 @@ impl Pattern {
     /// Makes the bytes from `offset`, which is a multiple of a word's length.
     fn make(self, offset: usize, target: &mut [u8]) {
         debug_assert!(offset.is_multiple_of(WORD));
-        let mut words = (offset as u64 / WORD as u64..).map(|index| self.word(index).to_le_bytes());
+        let mut words = (offset as u64 / WORD as u64..).map(|index| self.word(index).to_ne_bytes());
         let (whole, rest) = target.as_chunks_mut::<WORD>();
         // An endless iterator last, so that it gives nothing away when the other ends.
         for (bytes, word) in whole.iter_mut().zip(&mut words) {
@@ -39,23 +40,14 @@ impl Pattern {
         }
     }
 
-    /// The finalizer of SplitMix64, which changes every bit with every bit.
     fn word(self, index: u64) -> u64 {
-        let mixed = self.seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
+        pattern::word(self.seed, index)
     }
 
-    /// Writes the bytes over all of a map.
+    /// Has the device fill all of a map with the bytes.
     pub(super) fn write(self, stream: &Stream, map: &Mapping) -> Result<()> {
-        let mut bytes = vec![0; STEP];
-        for offset in (0..map.len()).step_by(STEP) {
-            let bytes = &mut bytes[..STEP.min(map.len() - offset)];
-            self.make(offset, bytes);
-            stream.write(&map.span(offset, bytes.len())?, bytes)?;
-        }
-        Ok(())
+        pattern::Pattern::load(stream.device())?.fill(stream, &map.all(), self.seed)?;
+        Ok(stream.synchronize(Deadline::NEVER)?)
     }
 
     /// Compares every byte of a map with what it should be.
@@ -101,12 +93,6 @@ mod tests {
             pattern.make(offset, &mut part);
             assert_eq!(part, &whole[offset..offset + len]);
         }
-    }
-
-    #[test]
-    fn the_first_words_are_those_of_splitmix64() {
-        let words = [0, 1, 2].map(|index| Pattern::new(1_234_567).word(index));
-        assert_eq!(words, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
     }
 
     #[test]

@@ -30,7 +30,8 @@ fn json_has_the_promised_shape() {
             assert!(device["memory_bytes"].as_u64().unwrap() > 0);
             for tried in list(&device["capabilities"]) {
                 assert_keys(tried, &["name", "ok", "reason"]);
-                assert_eq!(tried["ok"].as_bool().unwrap(), tried["reason"].is_null(), "{tried}");
+                // What works needs no reason, but may have a version to tell.
+                assert!(tried["ok"].as_bool().unwrap() || tried["reason"].is_string(), "{tried}");
             }
         }
     }

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use libloading::Library;
 
 use super::bindings::{self, *};
+use crate::Cause;
 
 /// The library of the driver, as the dynamic loader knows it.
 const LIBRARY: &str = "libcuda.so.1";
@@ -119,19 +120,32 @@ impl Driver {
     }
 
     fn start(&self) -> Result<(), String> {
-        let failed = |cause: crate::Cause| cause.to_string();
+        let failed = |cause: Cause| cause.to_string();
         // SAFETY: the one flag there is, is zero.
         unsafe { (self.cuInit)(0) }.ok("cuInit").map_err(failed)?;
-        let mut version = 0;
-        // SAFETY: `version` is writable.
-        unsafe { (self.cuDriverGetVersion)(&raw mut version) }.ok("cuDriverGetVersion").map_err(failed)?;
+        let version = self.version().map_err(failed)?;
         if version < OLDEST {
-            let name = |version| format!("{}.{}", version / 1000, version % 1000 / 10);
-            let (found, needed) = (name(version), name(OLDEST));
+            let (found, needed) = (name_of(version), name_of(OLDEST));
             return Err(format!(
                 "the driver is for CUDA {found}, and {needed} is needed: driver 550 or newer"
             ));
         }
         Ok(())
     }
+
+    fn version(&self) -> Result<c_int, Cause> {
+        let mut version = 0;
+        // SAFETY: `version` is writable.
+        unsafe { (self.cuDriverGetVersion)(&raw mut version) }.ok("cuDriverGetVersion")?;
+        Ok(version)
+    }
+
+    /// The version of CUDA that the driver is for.
+    pub(super) fn version_name(&self) -> String {
+        self.version().map_or_else(|cause| cause.to_string(), name_of)
+    }
+}
+
+fn name_of(version: c_int) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
 }

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use super::bindings::*;
 use super::driver::Driver;
 use super::{DriverCode, Gpus};
-use crate::raw::{Address, Imported, Properties, RawAllocation, RawMemory};
+use crate::raw::{Address, Fact, Imported, Properties, RawAllocation, RawMemory};
 use crate::{
     AllocationSpec, BackendKind, Capability, Cause, DeviceId, DeviceInfo, Grant, Granularity, Granule,
     HandleKind, Rights, ShareHandle,
@@ -16,6 +16,9 @@ use crate::{
 
 /// The device whose context serves calls that need some context, no matter which.
 const ANY: DeviceId = DeviceId(0);
+
+/// The version of PTX that our kernels are written in.
+const PTX: &str = "8.4";
 
 /// GPU memory under the raw trait.
 #[derive(Debug)]
@@ -94,6 +97,24 @@ unsafe impl RawMemory for CudaMemory {
 
     fn devices(&self) -> &[DeviceInfo] {
         self.gpus.infos()
+    }
+
+    fn facts(&self) -> Vec<Fact> {
+        let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED;
+        let (mps, detail) = match self.gpus.attribute(ANY, shared) {
+            Ok(0) => (false, "processes take turns on the GPU: no MPS server runs".to_owned()),
+            Ok(_) => (true, "processes share the GPU".to_owned()),
+            Err(cause) => (false, cause.to_string()),
+        };
+        vec![
+            Fact {
+                name: "driver",
+                holds: true,
+                detail: format!("for CUDA {}", self.driver().version_name()),
+            },
+            Fact { name: "ptx", holds: true, detail: PTX.to_owned() },
+            Fact { name: "mps", holds: mps, detail },
+        ]
     }
 
     fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, Cause> {

@@ -6,6 +6,7 @@
 //! | [`code`] | what the driver answers, as an open set |
 //! | [`gpus`] | the GPUs of this process, and their contexts |
 //! | [`memory`], [`queue`] | the two raw traits |
+//! | [`limits`] | the same calls without anything around them, for benchmarks |
 //!
 //! What it keeps true: nothing calls the driver before a backend is opened; a missing library, a missing function or an
 //! unknown answer is an error with a reason, never a panic; the caller's current context is what it was when a call
@@ -15,6 +16,7 @@
 mod code;
 mod driver;
 mod gpus;
+pub(crate) mod limits;
 mod memory;
 mod queue;
 

@@ -70,6 +70,17 @@ pub struct Properties {
     pub handles: Vec<HandleKind>,
 }
 
+/// Something about a backend that is so or not, with what there is to say of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fact {
+    /// What it is about.
+    pub name: &'static str,
+    /// Whether it is so.
+    pub holds: bool,
+    /// A version, or the like.
+    pub detail: String,
+}
+
 /// The verbs of memory. See the [module](super) for the contract behind every `# Safety`.
 ///
 /// # Safety
@@ -81,6 +92,11 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
 
     /// Its devices; device `n` has the number `n`.
     fn devices(&self) -> &[DeviceInfo];
+
+    /// What else is worth knowing of it.
+    fn facts(&self) -> Vec<Fact> {
+        Vec::new()
+    }
 
     /// The granules of memory made to `spec`, whose length is not looked at.
     ///

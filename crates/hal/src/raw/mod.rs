@@ -18,5 +18,5 @@
 mod memory;
 mod queue;
 
-pub use memory::{Address, Imported, Properties, RawAllocation, RawMemory};
+pub use memory::{Address, Fact, Imported, Properties, RawAllocation, RawMemory};
 pub use queue::{EventHandle, EventKind, RawEvent, RawFunction, RawGraph, RawModule, RawQueue, RawStream};
