@@ -9,6 +9,7 @@
 //! | [`rooms`], [`source`] | the rules for source files, and the reading of Rust they need |
 //! | [`arrows`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies |
 //! | [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
+//! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
 //! | [`tree`], [`leftovers`] | that a run leaves nothing behind: files, shared memory, processes |
 //!
 //! What it keeps true: it depends on no crate of the workspace, so it runs while they do not compile. Rules are
@@ -22,6 +23,7 @@
 
 mod arrows;
 mod bindings;
+mod bundle;
 mod cargo;
 mod command;
 mod generated;
@@ -64,6 +66,8 @@ enum Task {
     Bindings(GenerateArguments),
     /// Compile the kernels to PTX with NVIDIA's compiler, which is fetched.
     Kernels(GenerateArguments),
+    /// Gather what a machine with a GPU needs to run the suite and the benches.
+    GpuBundle,
 }
 
 #[derive(Args, Debug)]
@@ -92,6 +96,7 @@ fn main() -> Result<ExitCode> {
     env::set_current_dir(root).with_context(|| format!("cannot enter {}", root.display()))?;
     match task {
         Task::Test(arguments) => Ok(test(&arguments)),
+        Task::GpuBundle => bundle::pack().map(|()| ExitCode::SUCCESS),
         Task::Kernels(arguments) => kernels::generate(arguments.check, true).map(|()| ExitCode::SUCCESS),
         Task::Bindings(arguments) => bindings::generate(arguments.check).map(|()| ExitCode::SUCCESS),
     }

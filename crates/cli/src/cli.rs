@@ -63,6 +63,8 @@ pub(crate) enum BenchCommand {
     Alloc(SweepArgs),
     /// Creating memory and passing it to a waiting process, which maps it and reads its first and last byte
     Share(SweepArgs),
+    /// Passing memory that is there already to a waiting process, which maps it and reads its first and last byte
+    Hand(SweepArgs),
     /// Copying within a device, between devices, and between a device and the host
     Copy(CopyArgs),
 }

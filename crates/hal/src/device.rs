@@ -6,7 +6,8 @@ use std::str::FromStr;
 use crate::backend::Backend;
 use crate::capability::prove_peer;
 use crate::{
-    Allocation, AllocationSpec, Attempt, Capability, Error, Granularity, Proof, Result, Rights, Stream,
+    Allocation, AllocationSpec, Attempt, Capability, Error, Granularity, HandleKind, Proof, Result, Rights,
+    Stream,
 };
 
 /// Which machinery moves the bytes.
@@ -147,6 +148,33 @@ impl Device {
         // SAFETY: the device exists, and this is no forked child.
         unsafe { self.backend.memory().available(self.id) }
             .map_err(|cause| self.backend.refused(self.id, Attempt::Inspect, cause))
+    }
+
+    /// The handle that reaches farthest of those that work here, each tried, and what came of trying the farther ones.
+    ///
+    /// ```
+    /// use wholemem_hal::{AllocationSpec, Allocation, Backend, HandleKind, HostConfig};
+    ///
+    /// let device = Backend::host(HostConfig::default())?.device(0)?;
+    /// let (handle, refused) = device.farthest_handle();
+    /// assert_eq!((handle, refused.len()), (HandleKind::Fd, 1)); // no fabric here, and the reason is kept
+    /// let spec = AllocationSpec { handle, ..AllocationSpec::new(&device, 1 << 20) };
+    /// let memory = Allocation::create(device.backend(), &spec)?;
+    /// # Ok::<(), wholemem_hal::Error>(())
+    /// ```
+    #[must_use]
+    pub fn farthest_handle(&self) -> (HandleKind, Vec<Proof>) {
+        let kinds = [(HandleKind::Fabric, Capability::Fabric), (HandleKind::Fd, Capability::ShareFd)];
+        let mut refused = Vec::new();
+        for (kind, capability) in kinds {
+            let proof = self.prove(capability);
+            if proof.outcome.is_ok() {
+                return (kind, refused);
+            }
+            refused.push(proof);
+        }
+        // What is left where allocations cannot be shared at all: buffers of the older kind.
+        (HandleKind::CudaIpc, refused)
     }
 
     /// Creates `len` bytes of memory here, to be shared as a file descriptor.

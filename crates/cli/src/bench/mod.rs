@@ -14,7 +14,7 @@ mod sizes;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use wholemem_hal::Device;
+use wholemem_hal::{BackendKind, Device};
 
 use self::report::{Case, Report};
 use self::sample::{Comparison, Side};
@@ -69,7 +69,8 @@ struct Timed {
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     match &args.what {
         BenchCommand::Alloc(args) => sweep(args, alloc::Alloc::new),
-        BenchCommand::Share(args) => sweep(args, share::Share::start),
+        BenchCommand::Share(args) => sweep(args, share::Share::<false>::start),
+        BenchCommand::Hand(args) => sweep(args, share::Share::<true>::start),
         BenchCommand::Copy(args) => copy::run(args),
     }
 }
@@ -130,6 +131,7 @@ fn measure(contest: &mut impl Contest, len: usize, rounds: Option<u32>) -> Resul
     let mut once = |side| {
         // Raw calls do not look before they fill.
         memory::ensure_room(contest.device(), len)?;
+        settle(contest.device(), len);
         contest.once(side, len)
     };
     let (most, enough) = WARM_UP;
@@ -149,6 +151,19 @@ fn measure(contest: &mut impl Contest, len: usize, rounds: Option<u32>) -> Resul
     }
     let flaw = warm.flaw().or_else(|| comparison.flaw()).map(ToOwned::to_owned);
     Ok((Case::new(len, contest.pinned(), &comparison, flaw), round))
+}
+
+/// The pace at which an idle GPU surely clears memory that was given back.
+const CLEARING: f64 = 200e9;
+
+/// Waits until a GPU has cleared what the round before gave back.
+///
+/// The driver clears memory behind one's back, and creating more meanwhile waits for that: the same creation then takes
+/// a millisecond or a hundred, whichever side is on. There is nothing to ask when it is done.
+fn settle(device: &Device, len: usize) {
+    if device.backend().kind() == BackendKind::Cuda {
+        std::thread::sleep(Duration::from_secs_f64(len as f64 / CLEARING));
+    }
 }
 
 fn rounds_within(time: Duration, round: Duration) -> u32 {

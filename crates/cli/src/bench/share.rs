@@ -1,9 +1,10 @@
-//! `wholemem bench share`: memory created here and passed to a waiting process, which maps it and reads its ends.
+//! `wholemem bench share` and `hand`: memory passed to a waiting process, which maps it and reads its ends.
 //!
 //! ```text
 //!   this process                                 receiver
 //!            prepare  -------------------------> waits for memory
 //!   start    create, export, send  --- fd ----->  receive, import, map, read first and last byte   end
+//!            (`hand` starts after the creation)
 //!            write other bytes there
 //!            look  ----------------------------> reads them again through its map, lets go
 //!            compare, let go
@@ -101,9 +102,9 @@ impl Hands {
     }
 }
 
-/// Passes memory to another process.
+/// Passes memory to another process: memory that is created for it, or, `HANDED` on, memory that is there already.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct Share<const HANDED: bool> {
     hands: Hands,
     peer: Peer,
     pinned: Option<&'static str>,
@@ -111,7 +112,7 @@ pub(super) struct Share {
     marks: u8,
 }
 
-impl Share {
+impl<const HANDED: bool> Share<HANDED> {
     pub(super) fn start(device: Device) -> Result<Self> {
         // The receiver inherits it.
         let pinned = match pin_to_one_core() {
@@ -138,10 +139,13 @@ fn now() -> Duration {
     Duration::try_from(now).unwrap_or_default()
 }
 
-impl Contest for Share {
-    const NAME: &'static str = "share";
-    const TITLE: &'static str =
-        "creating memory and passing it to a waiting process, which maps it and reads its ends";
+impl<const HANDED: bool> Contest for Share<HANDED> {
+    const NAME: &'static str = if HANDED { "hand" } else { "share" };
+    const TITLE: &'static str = if HANDED {
+        "passing memory that is there to a waiting process, which maps it and reads its ends"
+    } else {
+        "creating memory and passing it to a waiting process, which maps it and reads its ends"
+    };
     const RANKS: usize = 2;
 
     fn device(&self) -> &Device {
@@ -162,17 +166,18 @@ impl Contest for Share {
             // Lets the receiver get to where it waits.
             std::thread::yield_now();
             match side {
-                Side::Ours => ours(link, hands, len, marks),
-                Side::Raw => raw(link, hands, len, marks),
+                Side::Ours => ours(link, hands, len, marks, HANDED),
+                Side::Raw => raw(link, hands, len, marks, HANDED),
             }
         })
     }
 }
 
-fn ours(link: &Link, hands: &Hands, len: usize, marks: [u8; 2]) -> Result<Timed> {
+fn ours(link: &Link, hands: &Hands, len: usize, marks: [u8; 2], handed: bool) -> Result<Timed> {
     let mut answer = [0; ANSWER_ROOM];
     let start = now();
     let memory = hands.device.allocate(len)?;
+    let start = if handed { now() } else { start };
     let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
     let handle = handle.into_fd().context("the memory does not travel as a file descriptor")?;
     link.socket().send(&len.to_le_bytes(), &[handle.as_fd()], Deadline::NEVER)?;
@@ -183,10 +188,11 @@ fn ours(link: &Link, hands: &Hands, len: usize, marks: [u8; 2]) -> Result<Timed>
     judge(link, start, &read, marks)
 }
 
-fn raw(link: &Link, hands: &Hands, len: usize, marks: [u8; 2]) -> Result<Timed> {
+fn raw(link: &Link, hands: &Hands, len: usize, marks: [u8; 2], handed: bool) -> Result<Timed> {
     let (raw, mut answer) = (&hands.raw, [0; ANSWER_ROOM]);
     let start = now();
     let made = raw.create(len).map_err(raw_failed)?;
+    let start = if handed { now() } else { start };
     let handle = raw.export(&made).map_err(raw_failed)?;
     limits::send(link.as_fd(), &len.to_le_bytes(), handle.as_fd())?;
     let (answer_len, _) = limits::recv(link.as_fd(), &mut answer)?;
@@ -288,8 +294,8 @@ mod tests {
                 here.say(&Request::Receive(side)).unwrap();
                 let Answer::Waiting = here.hear().unwrap() else { panic!("out of turn") };
                 let timed = match side {
-                    Side::Ours => ours(&here, &hands, LEN, [3, 4]),
-                    Side::Raw => raw(&here, &hands, LEN, [5, 6]),
+                    Side::Ours => ours(&here, &hands, LEN, [3, 4], false),
+                    Side::Raw => raw(&here, &hands, LEN, [5, 6], true),
                 };
                 assert_eq!(timed.unwrap().flaw, None, "{side:?}");
             }

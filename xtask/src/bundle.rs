@@ -1,0 +1,121 @@
+//! `cargo xtask gpu-bundle`: what a machine with a GPU needs to run the suite and the benches, in one folder.
+//!
+//! The folder holds stripped test binaries, the program and a script, `run`. Built here, it runs on any machine with a
+//! driver and a C library no older than this one's; nothing has to be installed there.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::command;
+
+const FOLDER: &str = "target/gpu-bundle";
+
+/// The largest bundle that is still easily carried about.
+const MOST_BYTES: u64 = 20 << 20;
+
+/// The test targets that have something to say about a GPU: package, target, and what it is called in the bundle.
+const TESTS: &[(&str, &str)] = &[("wholemem-hal", "cuda")];
+
+const SCRIPT: &str = include_str!("bundle-run.sh");
+
+pub(crate) fn pack() -> Result<()> {
+    let folder = Path::new(FOLDER);
+    if folder.is_dir() {
+        fs::remove_dir_all(folder)?;
+    }
+    fs::create_dir_all(folder)?;
+    for (package, target) in TESTS {
+        let binary = test_binary(package, target)?;
+        strip(&binary, &folder.join(format!("test-{target}")))?;
+    }
+    let mut build = command::cargo();
+    build.args(["build", "--release", "--locked", "--package", "wholemem-cli"]);
+    command::run(&mut build)?;
+    strip(Path::new("target/release/wholemem"), &folder.join("wholemem"))?;
+    let script = folder.join("run");
+    fs::write(&script, SCRIPT)?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    fs::write(folder.join("commit"), commit()?)?;
+
+    let mut total = 0;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let len = entry.metadata()?.len();
+        println!("{:>8} KiB  {}", len / 1024, entry.path().display());
+        total += len;
+    }
+    if total > MOST_BYTES {
+        bail!("the bundle is {total} bytes long, more than {MOST_BYTES}");
+    }
+    println!("on a machine with a GPU: {FOLDER}/run REPORT-FOLDER");
+    Ok(())
+}
+
+/// What the report says it was made from: the commit, and whether more than that was in the tree.
+fn commit() -> Result<String> {
+    let hash = command::capture(Command::new("git").args(["rev-parse", "--short=12", "HEAD"]))?;
+    let changed =
+        command::capture(Command::new("git").args(["status", "--porcelain", "--untracked-files=no"]))?;
+    Ok(format!("{}{}\n", hash.trim(), if changed.is_empty() { "" } else { " with changes" }))
+}
+
+/// Builds a test target, optimized as users run it, and finds its binary.
+fn test_binary(package: &str, target: &str) -> Result<PathBuf> {
+    let mut build = command::cargo();
+    build.args(["test", "--release", "--locked", "--no-run", "--message-format=json"]);
+    build.args(["--package", package, "--test", target]);
+    let messages = command::capture(&mut build)?;
+    binary_in(&messages, target).with_context(|| format!("cargo built no test `{target}` of {package}"))
+}
+
+/// The executable that cargo's messages name for a target.
+fn binary_in(messages: &str, target: &str) -> Option<PathBuf> {
+    messages.lines().find_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let is_it = message["target"]["name"] == target && message["target"]["kind"][0] == "test";
+        message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
+    })
+}
+
+fn strip(from: &Path, to: &Path) -> Result<()> {
+    let mut strip = Command::new("strip");
+    strip.arg("-o").arg(to).arg(from);
+    if command::succeeds(&mut strip) {
+        return Ok(());
+    }
+    // Larger, but as good.
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_binary_of_a_test_is_told_from_others() {
+        let messages = concat!(
+            r#"{"target":{"name":"cuda","kind":["lib"]},"executable":null}"#,
+            "\nnot json\n",
+            r#"{"target":{"name":"other","kind":["test"]},"executable":"/x/other"}"#,
+            "\n",
+            r#"{"target":{"name":"cuda","kind":["test"]},"executable":"/x/cuda"}"#,
+        );
+        assert_eq!(binary_in(messages, "cuda"), Some(PathBuf::from("/x/cuda")));
+        assert_eq!(binary_in(messages, "none"), None);
+    }
+
+    #[test]
+    fn every_step_of_the_script_has_a_time_limit() {
+        let steps = SCRIPT.lines().map(str::trim).filter_map(|line| line.strip_prefix("step \""));
+        let limits = steps.map(|step| {
+            let limit = step.split_once("\" ").and_then(|(_, rest)| rest.split(' ').next());
+            limit.is_some_and(|limit| limit.parse::<u32>().is_ok() || limit == "\"$limit\"")
+        });
+        assert!(limits.clone().count() >= 5 && limits.into_iter().all(|limited| limited), "{SCRIPT}");
+    }
+}
