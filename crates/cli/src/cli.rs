@@ -63,7 +63,7 @@ pub(crate) enum BenchCommand {
     Alloc(SweepArgs),
     /// Creating memory and passing it to a waiting process, which maps it and reads its first and last byte
     Share(SweepArgs),
-    /// Passing memory that is there already to a waiting process, which maps it and reads its first and last byte
+    /// Passing memory that was exported before to a waiting process, which maps it and reads its first and last byte
     Hand(SweepArgs),
     /// Copying within a device, between devices, and between a device and the host
     Copy(CopyArgs),
@@ -98,6 +98,9 @@ pub(crate) struct SweepArgs {
     /// The largest size [default: a third of the memory that is free, or what can be measured within a minute]
     #[arg(long)]
     pub(crate) max_size: Option<ByteCount>,
+    /// Let the processes run on any core, instead of both on one: for machines with cores to spare
+    #[arg(long)]
+    pub(crate) any_core: bool,
     /// How often to measure each size [default: what four seconds allow, between 7 and 400]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: Option<u32>,

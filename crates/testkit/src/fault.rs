@@ -144,6 +144,10 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         fn bind_multicast(&self, multicast: RawAllocation, allocation: RawAllocation, len: usize) -> ();
     }
 
+    fn keeps_exports(&self) -> bool {
+        self.inner.keeps_exports()
+    }
+
     fn host_pointer(&self, at: Address) -> Option<NonNull<u8>> {
         self.inner.host_pointer(at)
     }

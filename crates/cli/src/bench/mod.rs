@@ -68,19 +68,19 @@ struct Timed {
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     match &args.what {
-        BenchCommand::Alloc(args) => sweep(args, alloc::Alloc::new),
+        BenchCommand::Alloc(args) => sweep(args, |device, _| alloc::Alloc::new(device)),
         BenchCommand::Share(args) => sweep(args, share::Share::<false>::start),
         BenchCommand::Hand(args) => sweep(args, share::Share::<true>::start),
         BenchCommand::Copy(args) => copy::run(args),
     }
 }
 
-fn sweep<C: Contest>(args: &SweepArgs, start: impl FnOnce(Device) -> Result<C>) -> Result<()> {
+fn sweep<C: Contest>(args: &SweepArgs, start: impl FnOnce(Device, &SweepArgs) -> Result<C>) -> Result<()> {
     let opened = backend::open(args.backend)?;
     let device = opened.backend.device(0)?;
     let plan = Plan::new(&device, args)?;
     let mut report = Report::new::<C>(&device);
-    let mut contest = start(device)?;
+    let mut contest = start(device, args)?;
     measure_all(&mut contest, &plan, &mut report)?;
 
     if args.json {

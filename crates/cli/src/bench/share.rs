@@ -4,14 +4,14 @@
 //!   this process                                 receiver
 //!            prepare  -------------------------> waits for memory
 //!   start    create, export, send  --- fd ----->  receive, import, map, read first and last byte   end
-//!            (`hand` starts after the creation)
+//!            (`hand` starts when it is created and was exported once)
 //!            write other bytes there
 //!            look  ----------------------------> reads them again through its map, lets go
 //!            compare, let go
 //! ```
 //!
-//! Both processes run on one core. Across cores most of the time would be the second core's waking up, on both sides
-//! of the comparison, and different each time.
+//! Both processes run on one core, unless told otherwise. Across cores most of the time of a small share would be the
+//! second core's waking up, on both sides of the comparison, and different each time.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use wholemem_os::Deadline;
 use super::alloc::raw_failed;
 use super::sample::Side;
 use super::{Contest, Timed};
-use crate::cli::PeerRole;
+use crate::cli::{PeerRole, SweepArgs};
 use crate::link::{self, Link};
 use crate::peer::Peer;
 use crate::terminal;
@@ -102,7 +102,7 @@ impl Hands {
     }
 }
 
-/// Passes memory to another process: memory that is created for it, or, `HANDED` on, memory that is there already.
+/// Passes memory to another process: memory that is created for it, or, `HANDED` on, memory that is there already and was exported once.
 #[derive(Debug)]
 pub(super) struct Share<const HANDED: bool> {
     hands: Hands,
@@ -113,10 +113,11 @@ pub(super) struct Share<const HANDED: bool> {
 }
 
 impl<const HANDED: bool> Share<HANDED> {
-    pub(super) fn start(device: Device) -> Result<Self> {
+    pub(super) fn start(device: Device, args: &SweepArgs) -> Result<Self> {
         // The receiver inherits it.
-        let pinned = match pin_to_one_core() {
-            Ok(()) => Some("one core"),
+        let pinned = match (!args.any_core).then(pin_to_one_core).transpose() {
+            Ok(None) => None,
+            Ok(Some(())) => Some("one core"),
             Err(error) => {
                 terminal::note(&format!("the processes run on any core: {error:#}"));
                 None
@@ -142,7 +143,7 @@ fn now() -> Duration {
 impl<const HANDED: bool> Contest for Share<HANDED> {
     const NAME: &'static str = if HANDED { "hand" } else { "share" };
     const TITLE: &'static str = if HANDED {
-        "passing memory that is there to a waiting process, which maps it and reads its ends"
+        "passing memory that was exported before to a waiting process, which maps it and reads its ends"
     } else {
         "creating memory and passing it to a waiting process, which maps it and reads its ends"
     };
@@ -177,7 +178,12 @@ fn ours(link: &Link, hands: &Hands, len: usize, marks: [u8; 2], handed: bool) ->
     let mut answer = [0; ANSWER_ROOM];
     let start = now();
     let memory = hands.device.allocate(len)?;
-    let start = if handed { now() } else { start };
+    let start = if handed {
+        drop(memory.export(HandleKind::Fd, Rights::ReadWrite)?);
+        now()
+    } else {
+        start
+    };
     let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
     let handle = handle.into_fd().context("the memory does not travel as a file descriptor")?;
     link.socket().send(&len.to_le_bytes(), &[handle.as_fd()], Deadline::NEVER)?;
@@ -192,8 +198,13 @@ fn raw(link: &Link, hands: &Hands, len: usize, marks: [u8; 2], handed: bool) -> 
     let (raw, mut answer) = (&hands.raw, [0; ANSWER_ROOM]);
     let start = now();
     let made = raw.create(len).map_err(raw_failed)?;
-    let start = if handed { now() } else { start };
-    let handle = raw.export(&made).map_err(raw_failed)?;
+    let (start, handle) = if handed {
+        let ahead = raw.export(&made).map_err(raw_failed)?;
+        let start = now();
+        (start, limits::export(ahead.as_fd())?)
+    } else {
+        (start, raw.export(&made).map_err(raw_failed)?)
+    };
     limits::send(link.as_fd(), &len.to_le_bytes(), handle.as_fd())?;
     let (answer_len, _) = limits::recv(link.as_fd(), &mut answer)?;
     let read = link::decode(&answer[..answer_len])?;

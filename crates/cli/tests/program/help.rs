@@ -38,6 +38,8 @@ fn a_benchmark_explains_what_it_measures() {
                                  to --max-size, by factors of four]
           --max-size <MAX_SIZE>  The largest size [default: a third of the memory that is free, or what
                                  can be measured within a minute]
+          --any-core             Let the processes run on any core, instead of both on one: for machines
+                                 with cores to spare
           --rounds <ROUNDS>      How often to measure each size [default: what four seconds allow,
                                  between 7 and 400]
           --json                 Print one JSON object instead of a table

@@ -1,6 +1,9 @@
 //! Physical memory on a device.
 
-use std::sync::Arc;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use wholemem_os::memfd;
 
 use super::{HandleKind, Mapping, Reservation, ShareHandle};
 use crate::raw::{Address, Properties, RawAllocation};
@@ -88,6 +91,8 @@ pub(crate) struct AllocationCore {
     /// The most that may be granted to it.
     rights: Rights,
     granularity: Granularity,
+    /// The descriptor made by the first export, where making one takes long.
+    exported: Mutex<Option<OwnedFd>>,
 }
 
 impl AllocationCore {
@@ -198,7 +203,8 @@ impl Allocation {
         granularity: Granularity,
     ) -> Self {
         let owned = Owned::new(device.backend(), Teardown::Release(raw));
-        Self { core: Arc::new(AllocationCore { owned, device: device.id(), raw, len, rights, granularity }) }
+        let (device, exported) = (device.id(), Mutex::default());
+        Self { core: Arc::new(AllocationCore { owned, device, raw, len, rights, granularity, exported }) }
     }
 
     /// Its length in bytes.
@@ -228,6 +234,9 @@ impl Allocation {
 
     /// Makes a handle for another process, with which it can do at most `rights`.
     ///
+    /// Where a driver takes long to make the first file descriptor, it is kept, and later ones are copies of it: export
+    /// memory once ahead of time if the moment of handing it over counts.
+    ///
     /// # Errors
     /// [`Error::ReadOnlyHandle`] for more rights than this process has; [`Error::Unsupported`] for a kind or a
     /// restriction the device does not know; [`Error::Failed`] when, for instance, no file descriptor is left.
@@ -238,9 +247,22 @@ impl Allocation {
         if rights > self.core.rights {
             return Err(Error::ReadOnlyHandle { attempt: attempt() });
         }
+        let refused = |cause| backend.refused(self.core.device, attempt(), cause);
         // SAFETY: the allocation is live because `self` holds it.
-        unsafe { backend.memory().export(self.core.raw, kind, rights) }
-            .map_err(|cause| backend.refused(self.core.device, attempt(), cause))
+        let export = || unsafe { backend.memory().export(self.core.raw, kind, rights) }.map_err(refused);
+        if kind != HandleKind::Fd || !backend.memory().keeps_exports() {
+            return export();
+        }
+        let mut kept = self.core.exported.lock().unwrap_or_else(PoisonError::into_inner);
+        let fd = match kept.take() {
+            Some(fd) => fd,
+            None => match export()? {
+                ShareHandle::Fd(fd) => fd,
+                other => return Ok(other),
+            },
+        };
+        let fd: &OwnedFd = kept.insert(fd);
+        memfd::share_fd(fd.as_fd()).map(ShareHandle::Fd).map_err(|error| refused(error.into()))
     }
 
     /// Maps all of it at an address of its own, with `rights` for its own device.

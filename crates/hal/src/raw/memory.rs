@@ -206,6 +206,11 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         rights: Rights,
     ) -> Result<ShareHandle, Cause>;
 
+    /// Whether the first file descriptor of an allocation takes so long to make that it is worth keeping for the next.
+    fn keeps_exports(&self) -> bool {
+        false
+    }
+
     /// Takes memory over from a handle, which is used up.
     ///
     /// # Errors
