@@ -118,6 +118,10 @@ impl Stream {
     /// [`Error::Failed`].
     #[doc(alias = "cuMemcpyAsync")]
     pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
+        self.transfer(to, from, Recording::Allowed)
+    }
+
+    fn transfer(&self, to: &Span, from: &Span, recording: Recording) -> Result<()> {
         let attempt = || Attempt::Copy { len: from.len() };
         if to.len() != from.len() {
             return Err(Error::LengthsDiffer { from: from.len(), to: to.len() });
@@ -130,7 +134,7 @@ impl Stream {
         if to.overlaps(from) {
             return Err(Error::Overlap { attempt: attempt() });
         }
-        self.enqueue(attempt(), [hold(to), hold(from)], |queue, stream| {
+        self.enqueue(attempt(), recording, [hold(to), hold(from)], |queue, stream| {
             // SAFETY: both ranges were checked above, and are held until the copy has run.
             unsafe { queue.copy(stream, to.at(), from.at(), from.len()) }
         })
@@ -147,7 +151,7 @@ impl Stream {
             return Err(Error::ZeroLength { attempt: attempt() });
         }
         to.check(self.device(), Rights::ReadWrite, attempt)?;
-        self.enqueue(attempt(), [hold(to)], |queue, stream| {
+        self.enqueue(attempt(), Recording::Allowed, [hold(to)], |queue, stream| {
             // SAFETY: the range was checked above, and is held until the fill has run.
             unsafe { queue.fill(stream, to.at(), value, to.len()) }
         })
@@ -187,7 +191,7 @@ impl Stream {
         }
         let kernel = Arc::new(function.clone()) as Operand;
         let held = operands.iter().map(hold).chain([kernel]);
-        self.enqueue(attempt(), held, |queue, stream| {
+        self.enqueue(attempt(), Recording::Allowed, held, |queue, stream| {
             // SAFETY: the function is held until the work has run; the caller answers for arguments and memory.
             unsafe { queue.launch(stream, function.raw(), shape, args) }
         })
@@ -269,7 +273,7 @@ impl Stream {
         }
         self.staged(attempt, to.len(), |stage, bytes, offset, len| {
             bytes.write_at(0, &source[offset..offset + len]).map_err(|cause| self.stage_error(len, cause))?;
-            self.copy(&to.part(offset, len)?, &stage.part(0, len)?)?;
+            self.transfer(&to.part(offset, len)?, &stage.part(0, len)?, Recording::Refused)?;
             self.synchronize(Deadline::NEVER)
         })
     }
@@ -292,7 +296,7 @@ impl Stream {
             });
         }
         self.staged(attempt, from.len(), |stage, bytes, offset, len| {
-            self.copy(&stage.part(0, len)?, &from.part(offset, len)?)?;
+            self.transfer(&stage.part(0, len)?, &from.part(offset, len)?, Recording::Refused)?;
             self.synchronize(Deadline::NEVER)?;
             bytes.read_at(0, &mut target[offset..offset + len]).map_err(|cause| self.stage_error(len, cause))
         })
@@ -306,7 +310,10 @@ impl Stream {
         len: usize,
         mut step: impl FnMut(&Span, &SharedSlice<'_>, usize, usize) -> Result<()>,
     ) -> Result<()> {
-        self.refuse_capture(attempt)?;
+        self.device().backend().check_fork(&attempt)?;
+        if self.core.state().capture.is_some() {
+            return Err(Error::Capturing { attempt: attempt() });
+        }
         if len == 0 {
             return Ok(());
         }
@@ -327,14 +334,13 @@ impl Stream {
 
     /// Records what `work` enqueues on this stream, instead of running it.
     ///
-    /// While it runs, other threads must leave the stream alone: what they enqueue is recorded too.
+    /// While it runs, what other threads enqueue on the stream is recorded too, or refused.
     ///
     /// # Errors
     /// [`Error::Capturing`] inside another capture; the error of `work`; [`Error::Failed`].
     #[doc(alias = "cuStreamBeginCapture")]
     pub fn capture(&self, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
         let backend = self.device().backend();
-        let refused = |cause| backend.refused(self.device().id(), Attempt::Capture, cause);
         backend.check_fork(|| Attempt::Capture)?;
         {
             let mut state = self.core.state();
@@ -342,27 +348,34 @@ impl Stream {
                 return Err(Error::Capturing { attempt: Attempt::Capture });
             }
             // SAFETY: the stream is live, and is not being captured.
-            unsafe { backend.queue().begin_capture(self.core.raw) }.map_err(refused)?;
+            unsafe { backend.queue().begin_capture(self.core.raw) }
+                .map_err(|cause| backend.refused(self.device().id(), Attempt::Capture, cause))?;
             state.capture = Some(Vec::new());
         }
         // Ended also if `work` panics, or the stream would record for ever.
         let capture = EndCapture { stream: self };
         let result = work(self);
-        let graph = capture.end().map_err(refused);
+        let graph = capture.end();
         result.and(graph)
     }
 
-    /// Enqueues work, or records it during a capture.
+    /// Enqueues work; during a capture, records or refuses it.
     fn enqueue(
         &self,
         attempt: Attempt,
+        recording: Recording,
         operands: impl IntoIterator<Item = Operand>,
         work: impl FnOnce(&dyn RawQueue, RawStream) -> Result<(), Cause>,
     ) -> Result<()> {
         let device = self.device();
         device.backend().check_fork(|| attempt.clone())?;
         let queue = device.backend().queue();
+        // One lock from the look at the capture to the hold of the operands: another thread may begin or end a capture
+        // at any moment, and work must not be recorded without what it uses.
         let mut state = self.core.state();
+        if state.capture.is_some() && recording == Recording::Refused {
+            return Err(Error::Capturing { attempt });
+        }
         work(queue, self.core.raw).map_err(|cause| device.backend().refused(device.id(), attempt, cause))?;
         match &mut state.capture {
             Some(captured) => captured.extend(operands),
@@ -379,16 +392,15 @@ impl Stream {
         operands: impl IntoIterator<Item = Operand>,
         work: impl FnOnce(&dyn RawQueue, RawStream) -> Result<(), Cause>,
     ) -> Result<()> {
-        self.refuse_capture(|| attempt.clone())?;
-        self.enqueue(attempt, operands, work)
+        self.enqueue(attempt, Recording::Refused, operands, work)
     }
+}
 
-    fn refuse_capture(&self, attempt: impl FnOnce() -> Attempt) -> Result<()> {
-        match self.core.state().capture {
-            Some(_) => Err(Error::Capturing { attempt: attempt() }),
-            None => Ok(()),
-        }
-    }
+/// What becomes of work during a capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Recording {
+    Allowed,
+    Refused,
 }
 
 /// Ends a capture, with an answer or without.
@@ -397,17 +409,26 @@ struct EndCapture<'a> {
 }
 
 impl EndCapture<'_> {
-    fn end(self) -> Result<Graph, Cause> {
+    fn end(self) -> Result<Graph> {
         let stream = self.stream;
         std::mem::forget(self);
         Self::finish(stream)
     }
 
-    fn finish(stream: &Stream) -> Result<Graph, Cause> {
-        let operands = stream.core.state().capture.take().unwrap_or_default();
-        // SAFETY: the stream is live and being captured: this value was made when the capture began, and ends it once.
-        let raw = unsafe { stream.device().backend().queue().end_capture(stream.core.raw) }?;
-        Ok(Graph::own(stream.device(), raw, operands))
+    fn finish(stream: &Stream) -> Result<Graph> {
+        let (backend, device) = (stream.device().backend(), stream.device());
+        // What was captured may have forked: the recording is the parent's.
+        backend.check_fork(|| Attempt::Capture)?;
+        let (operands, raw) = {
+            // Under the lock, so that nothing is recorded once the operands have been taken.
+            let mut state = stream.core.state();
+            let operands = state.capture.take().unwrap_or_default();
+            // SAFETY: the stream is live and being captured: this value was made when the capture began, and ends it
+            // once.
+            (operands, unsafe { backend.queue().end_capture(stream.core.raw) })
+        };
+        let raw = raw.map_err(|cause| backend.refused(device.id(), Attempt::Capture, cause))?;
+        Ok(Graph::own(device, raw, operands))
     }
 }
 
