@@ -126,6 +126,7 @@ impl Backend {
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Failed`].
     pub fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity> {
+        self.check_fork(|| Attempt::Inspect)?;
         let granularity = self.core.memory.granularity(spec);
         granularity.map_err(|cause| self.refused(spec.device, Attempt::Inspect, cause))
     }
@@ -134,13 +135,16 @@ impl Backend {
     /// memory that work uses, and whatever the driver refused to take. Returns how much is left.
     ///
     /// Dropping anything does this too, so it is needed only where nothing else happens any more.
+    /// A forked child has nothing to give back.
     pub fn collect(&self) -> usize {
-        if self.core.epoch.is_current() {
-            // Taken out first: giving one thing back may retire another.
-            let retired = std::mem::take(&mut *self.retired());
-            let left: Vec<_> = retired.into_iter().filter_map(|item| item.retry(self)).collect();
-            self.retired().extend(left);
+        // Before the lock, which in a forked child may be held by a thread that is not there.
+        if !self.core.epoch.is_current() {
+            return 0;
         }
+        // Taken out first: giving one thing back may retire another.
+        let retired = std::mem::take(&mut *self.retired());
+        let left: Vec<_> = retired.into_iter().filter_map(|item| item.retry(self)).collect();
+        self.retired().extend(left);
         self.retired().len()
     }
 
@@ -161,6 +165,10 @@ impl Backend {
     pub(crate) fn proof(&self, device: &Device, capability: Capability) -> Proof {
         let proofs = || self.core.proofs.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (device.id(), capability);
+        // What the parent found out is not this process's, and its lock may be held.
+        if let Err(forked) = self.check_fork(|| Attempt::Inspect) {
+            return Proof { capability, outcome: Err(forked) };
+        }
         if let Some(proof) = proofs().get(&key) {
             return proof.clone();
         }

@@ -6,10 +6,11 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use wholemem_hal::{
-    Allocation, AllocationSpec, Attempt, Backend, Cause, Device, Error, Event, EventHandle, EventKind, Grant,
-    HandleKind, HostConfig, Mapping, PinnedBuffer, Reservation, Rights, ShareHandle,
+    Allocation, AllocationSpec, Args, Attempt, Backend, Capability, Cause, Device, Error, Event, EventHandle,
+    EventKind, Grant, HandleKind, HostConfig, KernelImage, LaunchShape, Mapping, Module, PinnedBuffer,
+    Reservation, Rights, ShareHandle,
 };
-use wholemem_os::{Deadline, FileKind};
+use wholemem_os::{Deadline, FileKind, vm};
 use wholemem_testkit::{Census, Ranks, in_forked_child, test_name};
 
 const LEN: usize = 128 << 10;
@@ -80,8 +81,8 @@ fn an_import_refuses_handles_of_other_machinery() {
     let device = device();
     for handle in [ShareHandle::Fabric([1; 64]), ShareHandle::CudaIpc { token: [2; 64], offset: 0 }] {
         let capability = match handle.kind() {
-            HandleKind::Fabric => wholemem_hal::Capability::Fabric,
-            _ => wholemem_hal::Capability::CudaIpc,
+            HandleKind::Fabric => Capability::Fabric,
+            _ => Capability::CudaIpc,
         };
         let reason = "host memory travels as a file descriptor";
         let refused = Error::Unsupported { capability, device: device.label(), reason };
@@ -135,6 +136,10 @@ fn refused_calls_change_nothing() {
     });
 }
 
+unsafe fn nothing(_: &LaunchShape, _: &Args) {}
+
+const NOTHING: KernelImage = KernelImage { ptx: None, host: &[("nothing", nothing)] };
+
 #[test]
 fn a_forked_child_can_neither_use_nor_harm_what_it_inherited() {
     Ranks::of(1).run(test_name!(), |_| {
@@ -146,9 +151,14 @@ fn a_forked_child_can_neither_use_nor_harm_what_it_inherited() {
         let pinned = PinnedBuffer::create(&device, 100).unwrap();
         let graph = stream.capture(|stream| stream.fill(&map.all(), 1)).unwrap();
         map.bytes().unwrap().fill(5).unwrap();
+        // SAFETY: the kernel takes nothing and does nothing.
+        let module = unsafe { Module::load(&device, &NOTHING) }.unwrap();
+        let function = module.function("nothing").unwrap();
+        assert_eq!(device.prove(Capability::Create).outcome, Ok(()));
         let before = Census::take();
 
         let (inherited_memory, inherited_map) = (memory.clone(), map.clone());
+        let inherited_reservation = reservation.clone();
         in_forked_child(|| {
             let forked = |attempt| Error::Forked { attempt };
             let label = device.label();
@@ -181,12 +191,38 @@ fn a_forked_child_can_neither_use_nor_harm_what_it_inherited() {
             assert_eq!(pinned.bytes().unwrap_err(), forked(Attempt::Access { len: 100 }));
             assert_eq!(device.stream().unwrap_err(), forked(Attempt::CreateStream { device: label }));
             assert_eq!(PinnedBuffer::create(&device, 1).unwrap_err(), forked(Attempt::Pin { len: 1 }));
+            assert_eq!(device.granularity().unwrap_err(), forked(Attempt::Inspect));
+            let proof = device.prove(Capability::Create);
+            assert_eq!(proof.outcome.unwrap_err(), forked(Attempt::Inspect), "although the parent proved it");
+            assert_eq!(device.backend().collect(), 0);
+            let address = map.address();
+            assert_eq!(Allocation::retain(&device, address, LEN).unwrap_err(), forked(Attempt::Inspect));
+            assert_eq!(map.dma_buf().unwrap_err(), forked(Attempt::Access { len: LEN }));
+            assert_eq!(stream.await_event(&event).unwrap_err(), forked(Attempt::AwaitEvent));
+            assert_eq!(event.is_done().unwrap_err(), forked(Attempt::AwaitEvent));
+            assert_eq!(event.elapsed(&event).unwrap_err(), forked(Attempt::Measure));
+            let create = Attempt::CreateEvent { device: label };
+            assert_eq!(Event::create(&device, EventKind::Order).unwrap_err(), forked(create));
+            let import = Attempt::ImportEvent { device: label };
+            let handle = foreign(vm::page_size(), SealFlags::SHRINK | SealFlags::GROW);
+            assert_eq!(Event::import(&device, EventHandle::Fd(handle)).unwrap_err(), forked(import));
+            let launch = || Attempt::Launch { name: "nothing" };
+            assert_eq!(module.function("nothing").unwrap_err(), forked(launch()));
+            assert_eq!(function.occupancy(1, 0).unwrap_err(), forked(launch()));
+            let (shape, none) = (LaunchShape::line(1, 1), Args::new());
+            // SAFETY: the kernel takes nothing and does nothing.
+            let launched = unsafe { stream.launch(&function, &shape, &none, &[]) };
+            assert_eq!(launched.unwrap_err(), forked(launch()));
+            // SAFETY: as above.
+            let loaded = unsafe { Module::load(&device, &NOTHING) };
+            assert_eq!(loaded.unwrap_err(), forked(Attempt::LoadModule { device: label }));
+            assert_eq!(inherited_reservation.free().unwrap_err(), forked(Attempt::Free));
             assert_eq!(inherited_map.unmap().unwrap_err(), forked(Attempt::Unmap));
             assert_eq!(inherited_memory.release().unwrap_err(), forked(Attempt::Release));
 
             // Dropping everything gives nothing back: it is the parent's.
             let inherited = Census::take();
-            drop((memory, map, stream, event, reservation, pinned, graph));
+            drop((memory, map, stream, event, reservation, pinned, graph, module, function));
             Census::take().assert_same_as(&inherited, "after the child dropped what it inherited");
 
             // A backend of its own works.
@@ -208,6 +244,6 @@ fn a_garbage_event_handle_is_refused() {
     assert_eq!(Event::import(&device, EventHandle::Fd(pipe)).unwrap_err(), Error::Failed { attempt, cause });
     let refused = Event::import(&device, EventHandle::CudaIpc([0; 64])).unwrap_err();
     let reason = "host events travel as file descriptors";
-    let capability = wholemem_hal::Capability::SharedEvent;
+    let capability = Capability::SharedEvent;
     assert_eq!(refused, Error::Unsupported { capability, device: device.label(), reason });
 }

@@ -1,12 +1,16 @@
-//! One stream in the hands of several threads.
+//! One stream in the hands of several threads, and of a child forked while one of them is inside it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use wholemem_hal::{Attempt, Backend, Device, Error, HostConfig, Rights, Stream};
-use wholemem_os::Deadline;
-use wholemem_testkit::{Deferred, Ranks, seed, test_name};
+use wholemem_hal::host::HostEvent;
+use wholemem_hal::{
+    Attempt, Backend, Device, Error, Event, EventHandle, EventKind, HostConfig, Rights, Stream,
+};
+use wholemem_os::{Deadline, Memfd, SharedMap, vm};
+use wholemem_testkit::{Deferred, Ranks, in_forked_child, seed, test_name};
 
 const LEN: usize = 64 << 10;
 /// So many that two steps of a thread which another comes between are met.
@@ -67,5 +71,47 @@ fn whatever_is_recorded_keeps_what_it_uses() {
                 stream.fill(&map.all(), 9).unwrap();
             });
         }
+    });
+}
+
+/// Where a shared event counts those who wait for it.
+const WAITERS_OFFSET: usize = 36;
+
+#[test]
+fn a_child_forked_while_a_thread_is_inside_a_stream_is_refused_and_does_not_hang() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let map = device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+        let (span, stream) = (map.span(0, 8).unwrap(), device.stream().unwrap());
+        let (empty, order) =
+            (stream.capture(|_| Ok(())).unwrap(), Event::create(&device, EventKind::Order).unwrap());
+        // An event that is reached when this test says so.
+        let reached = HostEvent::shared().unwrap();
+        let ticket = reached.next_ticket();
+        reached.ask(ticket);
+        let [here, there] = [(); 2].map(|()| reached.export().unwrap().unwrap());
+        let event = Event::import(&device, EventHandle::Fd(there)).unwrap();
+        let words = Memfd::import(here, vm::page_size()).unwrap();
+        let words = SharedMap::create(&words, vm::Protection::Read).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| stream.await_event(&event).unwrap());
+            // The stream's lock is held from here on.
+            while words.bytes().read_u32(WAITERS_OFFSET).unwrap().load_acquire() == 0 {
+                std::thread::yield_now();
+            }
+            in_forked_child(|| {
+                let forked = |attempt| Err::<(), _>(Error::Forked { attempt });
+                let copy = || Attempt::Copy { len: 8 };
+                assert_eq!(stream.read(&span, &mut [0; 8]), forked(copy()));
+                assert_eq!(stream.write(&span, &[0; 8]), forked(copy()));
+                assert_eq!(stream.copy(&span, &map.span(8, 8).unwrap()), forked(copy()));
+                assert_eq!(stream.fill(&span, 1), forked(Attempt::Fill { len: 8 }));
+                assert_eq!(stream.record(&order), forked(Attempt::Record));
+                assert_eq!(stream.await_event(&order), forked(Attempt::AwaitEvent));
+                assert_eq!(empty.launch(&stream), forked(Attempt::LaunchGraph));
+                assert_eq!(stream.synchronize(Deadline::NEVER), forked(Attempt::Synchronize));
+            });
+            reached.reach(ticket, Duration::ZERO);
+        });
     });
 }

@@ -81,6 +81,8 @@ impl Span {
 
     /// Checks that work of `device` may use it so.
     pub(crate) fn check(&self, device: &Device, needed: Rights, attempt: impl Fn() -> Attempt) -> Result<()> {
+        // First: in a forked child the lock of the rights may be held by a thread that is not there.
+        device.backend().check_fork(&attempt)?;
         if self.memory.backend() != device.backend() {
             return Err(Error::WrongBackend { attempt: attempt() });
         }
