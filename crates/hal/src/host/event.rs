@@ -1,7 +1,9 @@
 //! Events of the host backend: counters that streams raise and anybody may wait for, also in another process.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wholemem_os::vm::{Protection, SharedMap, page_size};
@@ -9,8 +11,11 @@ use wholemem_os::{Deadline, Error, Memfd, Result, futex, memfd};
 
 /// A count of records asked for, and a count of records reached.
 ///
-/// A record takes the next ticket; when the stream gets there, `reached` rises to that ticket. Waiting means waiting
-/// for the ticket that was the latest when the wait was asked for, so a record made later does not prolong it.
+/// A record takes the next ticket; when the stream gets there, the ticket is reached. Waiting means waiting for the
+/// ticket that was the latest when the wait was asked for, so a record made later neither prolongs nor ends it.
+///
+/// Streams that run late may reach the records of one event in another order than they were made, so that a private
+/// event knows each ticket that is not reached. A shared one has a word for the highest: its records run at once.
 #[derive(Debug)]
 pub struct HostEvent {
     storage: Storage,
@@ -27,6 +32,15 @@ struct Counters {
     words: [AtomicU64; WORDS],
     bell: AtomicU32,
     waiters: AtomicU32,
+    /// The tickets that were taken and are not reached.
+    late: Mutex<BTreeSet<u64>>,
+}
+
+impl Counters {
+    fn late(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        // Each change is one insert or one remove, so a panic elsewhere does not spoil it.
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The places of the words; in shared storage eight bytes each, the two small ones behind them.
@@ -88,7 +102,12 @@ impl HostEvent {
     /// Takes the ticket of a new record.
     #[must_use]
     pub fn next_ticket(&self) -> u64 {
-        self.word(TICKETS).fetch_add(1, Ordering::Relaxed) + 1
+        // Wraps rather than panics: another process may have put anything there.
+        let ticket = self.word(TICKETS).fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        if let Storage::Private(counters) = &self.storage {
+            counters.late().insert(ticket);
+        }
+        ticket
     }
 
     /// Makes waits from here on wait for `ticket`. Comes after the record was submitted: if it runs inline, no
@@ -106,13 +125,19 @@ impl HostEvent {
     /// Whether the record with this ticket was reached.
     #[must_use]
     pub fn has_reached(&self, ticket: u64) -> bool {
-        self.word(REACHED).load(Ordering::Acquire) >= ticket
+        match &self.storage {
+            Storage::Private(counters) => !counters.late().contains(&ticket),
+            Storage::Shared { .. } => self.word(REACHED).load(Ordering::Acquire) >= ticket,
+        }
     }
 
     /// Says that the stream got to the record with this ticket.
     pub fn reach(&self, ticket: u64, moment: Duration) {
         self.word(MOMENT).store(u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        self.word(REACHED).fetch_max(ticket, Ordering::Release);
+        match &self.storage {
+            Storage::Private(counters) => drop(counters.late().remove(&ticket)),
+            Storage::Shared { .. } => drop(self.word(REACHED).fetch_max(ticket, Ordering::Release)),
+        }
         self.bell().fetch_add(1, Ordering::SeqCst);
         // A waiter counts itself before it looks at the bell: either it is counted here, or it sees the new bell.
         if self.waiters().load(Ordering::SeqCst) > 0
@@ -201,12 +226,37 @@ mod tests {
     }
 
     #[test]
-    fn a_record_reached_late_does_not_take_back_a_later_one() {
+    fn records_reached_in_another_order_than_they_were_made_are_told_apart() {
         let event = HostEvent::private();
+        let (first, second) = (event.next_ticket(), event.next_ticket());
+        event.reach(second, Duration::ZERO);
+        assert!(event.has_reached(second) && !event.has_reached(first));
+        event.reach(first, Duration::ZERO);
+        assert!(event.has_reached(first) && event.has_reached(second));
+    }
+
+    #[test]
+    fn a_shared_record_reached_late_does_not_take_back_a_later_one() {
+        let event = HostEvent::shared().unwrap();
         let (first, second) = (event.next_ticket(), event.next_ticket());
         event.reach(second, Duration::ZERO);
         event.reach(first, Duration::ZERO);
         assert!(event.has_reached(second));
+        event.ask(second);
+        event.ask(first);
+        assert_eq!(event.asked(), second);
+    }
+
+    #[test]
+    fn whatever_a_peer_puts_into_the_words_nothing_panics() {
+        let event = HostEvent::shared().unwrap();
+        let Storage::Shared { map, .. } = &event.storage else { unreachable!("just made shared") };
+        map.bytes().fill(0xFF).unwrap();
+        let ticket = event.next_ticket();
+        event.ask(ticket);
+        event.reach(ticket, Duration::MAX);
+        assert_eq!(event.wait(event.asked(), Deadline::NOW), Ok(true));
+        let _ = event.moment();
     }
 
     #[test]

@@ -64,6 +64,7 @@ macro_rules! conformance {
             $crate::conformance!(@cases queue, $open,
                 work_of_one_stream_runs_in_order,
                 an_event_orders_two_streams,
+                a_wait_is_for_the_record_it_was_made_for,
                 dropped_memory_stays_until_its_work_is_done,
                 a_dropped_stream_still_does_its_work,
                 a_graph_repeats_its_work,

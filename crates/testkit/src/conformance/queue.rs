@@ -44,6 +44,24 @@ pub fn an_event_orders_two_streams(backend: &Backend) {
     }
 }
 
+pub fn a_wait_is_for_the_record_it_was_made_for(backend: &Backend) {
+    let device = first(backend);
+    let map = mapped(&device, 1);
+    let span = |offset: usize| map.span(offset, 64).unwrap();
+    for value in 1..40 {
+        let [writer, reader, third] = [(); 3].map(|()| stream(&device));
+        let event = Event::create(&device, EventKind::Order).unwrap();
+        writer.fill(&span(0), value).unwrap();
+        writer.record(&event).unwrap();
+        reader.await_event(&event).unwrap();
+        reader.copy(&span(64), &span(0)).unwrap();
+        // A record made later, on a stream with nothing to do before it, does not end the wait.
+        third.record(&event).unwrap();
+        reader.synchronize(Deadline::NEVER).unwrap();
+        assert_eq!(seen(&device, &span(64)), [value; 64]);
+    }
+}
+
 pub fn dropped_memory_stays_until_its_work_is_done(backend: &Backend) {
     let (device, other) = (first(backend), second(backend));
     let target = mapped(&device, 1);
