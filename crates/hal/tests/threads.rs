@@ -74,6 +74,37 @@ fn whatever_is_recorded_keeps_what_it_uses() {
     });
 }
 
+#[test]
+fn a_thread_that_waits_for_ever_keeps_no_other_from_its_deadline_or_from_enqueuing() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let device = Deferred::backend(HostConfig::default(), seed()).unwrap().device(0).unwrap();
+        let map = device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+        let (reached, ticket, event) = reached_when_told(&device);
+        let stream = device.stream().unwrap();
+        stream.await_event(&event).unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| stream.synchronize(Deadline::NEVER));
+            for _ in 0..1000 {
+                let timed_out = Error::TimedOut { attempt: Attempt::Synchronize };
+                assert_eq!(stream.synchronize(Deadline::NOW), Err(timed_out));
+                stream.fill(&map.all(), 1).unwrap();
+                std::thread::yield_now();
+            }
+            reached.reach(ticket, Duration::ZERO);
+            assert_eq!(waiter.join().unwrap(), Ok(()));
+        });
+    });
+}
+
+/// An event that is reached when the test says so, and its ticket.
+fn reached_when_told(device: &Device) -> (HostEvent, u64, Event) {
+    let reached = HostEvent::shared().unwrap();
+    let ticket = reached.next_ticket();
+    reached.ask(ticket);
+    let handle = reached.export().unwrap().unwrap();
+    (reached, ticket, Event::import(device, EventHandle::Fd(handle)).unwrap())
+}
+
 /// Where a shared event counts those who wait for it.
 const WAITERS_OFFSET: usize = 36;
 
@@ -85,13 +116,8 @@ fn a_child_forked_while_a_thread_is_inside_a_stream_is_refused_and_does_not_hang
         let (span, stream) = (map.span(0, 8).unwrap(), device.stream().unwrap());
         let (empty, order) =
             (stream.capture(|_| Ok(())).unwrap(), Event::create(&device, EventKind::Order).unwrap());
-        // An event that is reached when this test says so.
-        let reached = HostEvent::shared().unwrap();
-        let ticket = reached.next_ticket();
-        reached.ask(ticket);
-        let [here, there] = [(); 2].map(|()| reached.export().unwrap().unwrap());
-        let event = Event::import(&device, EventHandle::Fd(there)).unwrap();
-        let words = Memfd::import(here, vm::page_size()).unwrap();
+        let (reached, ticket, event) = reached_when_told(&device);
+        let words = Memfd::import(reached.export().unwrap().unwrap(), vm::page_size()).unwrap();
         let words = SharedMap::create(&words, vm::Protection::Read).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| stream.await_event(&event).unwrap());

@@ -101,6 +101,15 @@ impl Flight {
         self.open.clear();
         self.spare.extend(self.batches.drain(..).map(|batch| batch.fence));
     }
+
+    /// Takes in what was enqueued before.
+    pub(super) fn prepend(&mut self, mut earlier: Self) {
+        std::mem::swap(&mut self.batches, &mut earlier.batches);
+        self.batches.append(&mut earlier.batches);
+        // Behind the next event instead of an earlier one: held longer, never shorter.
+        self.open.append(&mut earlier.open);
+        self.spare.append(&mut earlier.spare);
+    }
 }
 
 /// A stream whose owner has gone, and what its work may still be using. Both go when the work is over.

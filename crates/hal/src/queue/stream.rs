@@ -239,14 +239,18 @@ impl Stream {
         let attempt = Attempt::Synchronize;
         let backend = self.device().backend();
         backend.check_fork(|| Attempt::Synchronize)?;
-        let mut state = self.core.state();
-        if state.capture.is_some() {
-            return Err(Error::Capturing { attempt });
-        }
+        // Not under the lock: other threads may enqueue meanwhile, or wait with a deadline of their own.
+        let mut waiting = {
+            let mut state = self.core.state();
+            if state.capture.is_some() {
+                return Err(Error::Capturing { attempt });
+            }
+            Waiting { core: &self.core, flight: std::mem::take(&mut state.flight) }
+        };
         // SAFETY: the stream is live because `self` holds it.
         match unsafe { backend.queue().wait_stream(self.core.raw, deadline) } {
             Ok(true) => {
-                state.flight.clear();
+                waiting.flight.clear();
                 Ok(())
             }
             Ok(false) => Err(Error::TimedOut { attempt }),
@@ -393,6 +397,19 @@ impl Stream {
         work: impl FnOnce(&dyn RawQueue, RawStream) -> Result<(), Cause>,
     ) -> Result<()> {
         self.enqueue(attempt, Recording::Refused, operands, work)
+    }
+}
+
+/// What was enqueued before a wait, while the wait lasts. What is left of it then goes back.
+struct Waiting<'a> {
+    core: &'a StreamCore,
+    flight: Flight,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let flight = std::mem::take(&mut self.flight);
+        self.core.state().flight.prepend(flight);
     }
 }
 
