@@ -142,9 +142,12 @@ impl Backend {
             return 0;
         }
         // Taken out first: giving one thing back may retire another.
-        let retired = std::mem::take(&mut *self.retired());
-        let left: Vec<_> = retired.into_iter().filter_map(|item| item.retry(self)).collect();
-        self.retired().extend(left);
+        let mut round =
+            Round { backend: self, untried: std::mem::take(&mut *self.retired()), left: Vec::new() };
+        while let Some(item) = round.untried.pop() {
+            round.left.extend(item.retry(self));
+        }
+        drop(round);
         self.retired().len()
     }
 
@@ -229,5 +232,20 @@ impl Backend {
     fn retired(&self) -> MutexGuard<'_, Vec<Retired>> {
         // The list is never left half-changed, so a panic elsewhere does not spoil it.
         self.core.retired.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One round of giving back. What is left goes back to be tried again, also when a host kernel panics in between.
+struct Round<'a> {
+    backend: &'a Backend,
+    untried: Vec<Retired>,
+    left: Vec<Retired>,
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        let mut retired = self.backend.retired();
+        retired.append(&mut self.left);
+        retired.append(&mut self.untried);
     }
 }

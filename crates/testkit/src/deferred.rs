@@ -50,12 +50,13 @@ impl State {
             return false;
         }
         let Some(work) = queue.pop_front() else { return false };
-        // SAFETY: whoever submitted it keeps what it touches until it has run, and it runs here, once, in order: the
-        // lock is held.
-        unsafe { work.run() };
+        // Before it runs: a kernel may panic, and has run then.
         if queue.is_empty() {
             self.streams.remove(&stream);
         }
+        // SAFETY: whoever submitted it keeps what it touches until it has run, and it runs here, once, in order: the
+        // lock is held.
+        unsafe { work.run() };
         true
     }
 }

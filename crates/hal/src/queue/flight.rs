@@ -112,6 +112,17 @@ impl Flight {
     }
 }
 
+impl Drop for Flight {
+    /// What is still in here may still be in use: only a panic, in a host kernel, leads here before the work is over.
+    fn drop(&mut self) {
+        let (batches, open) = (std::mem::take(&mut self.batches), std::mem::take(&mut self.open));
+        if !batches.is_empty() || !open.is_empty() {
+            tracing::warn!("leaking what unfinished work of a stream uses");
+            std::mem::forget((batches, open));
+        }
+    }
+}
+
 /// A stream whose owner has gone, and what its work may still be using. Both go when the work is over.
 #[derive(Debug)]
 pub(crate) struct Drain {
