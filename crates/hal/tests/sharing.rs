@@ -2,8 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use wholemem_hal::{
     Allocation, Backend, Device, Event, EventHandle, EventKind, HandleKind, HostConfig, Rights, ShareHandle,
@@ -153,8 +154,16 @@ fn another_user_with_a_read_only_descriptor_can_change_nothing() {
             // The control: the same attacks succeed on a memory file made without our rules, so they are real ones.
             let plain = rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             rustix::fs::ftruncate(&plain, LEN as u64).unwrap();
-            let plain = wholemem_os::memfd::read_only_fd(plain.as_fd()).unwrap();
-            rank.send(1, b"both", &[export(&memory, Rights::Read).as_fd(), plain.as_fd()]);
+            let plain = reopen(&plain, OFlags::RDONLY).unwrap();
+            // Memory that came from elsewhere, with the kernel's mode, and is handed on.
+            let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+            let foreign = rustix::fs::memfd_create("foreign", flags).unwrap();
+            rustix::fs::ftruncate(&foreign, LEN as u64).unwrap();
+            let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
+            rustix::fs::fcntl_add_seals(&foreign, seals).unwrap();
+            let foreign = import(&device, vec![foreign]);
+            let [ours, handed_on] = [&memory, &foreign].map(|memory| export(memory, Rights::Read));
+            rank.send(1, b"all", &[ours.as_fd(), handed_on.as_fd(), plain.as_fd()]);
             assert_eq!(rank.recv(1).0, b"done");
             let mut seen = vec![0; LEN];
             map.bytes().unwrap().read_at(0, &mut seen).unwrap();
@@ -164,23 +173,23 @@ fn another_user_with_a_read_only_descriptor_can_change_nothing() {
         } else {
             assert_eq!(rustix::process::geteuid().as_raw(), NOBODY);
             let (_, fds) = rank.recv(0);
-            let (ours, plain) = (&fds[0], &fds[1]);
-            assert_eq!(reopen_for_writing(plain).map(drop), Ok(()), "the control can be reopened");
+            let [ours, handed_on, plain] = &fds[..] else { panic!("three descriptors") };
+            assert_eq!(reopen(plain, OFlags::RDWR).map(drop), Ok(()), "the control can be reopened");
             attack(ours);
+            attack(handed_on);
             rank.send(0, b"done", &[]);
         }
     });
 }
 
-fn reopen_for_writing(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
-    use std::os::fd::AsRawFd;
+fn reopen(fd: &OwnedFd, flags: OFlags) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    rustix::fs::open(path, rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
+    rustix::fs::open(path, flags, rustix::fs::Mode::empty())
 }
 
 fn attack(fd: &OwnedFd) {
     use rustix::fs::{FallocateFlags, Mode, fallocate, fchmod, ftruncate};
-    assert_eq!(reopen_for_writing(fd).map(drop), Err(Errno::ACCESS), "reopening for writing");
+    assert_eq!(reopen(fd, OFlags::RDWR).map(drop), Err(Errno::ACCESS), "reopening for writing");
     assert_eq!(fchmod(fd, Mode::from_raw_mode(0o777)), Err(Errno::PERM), "fchmod");
     assert_eq!(rustix::io::pwrite(fd, b"x", 0), Err(Errno::BADF), "pwrite");
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

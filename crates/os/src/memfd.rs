@@ -1,17 +1,20 @@
 //! Physical memory behind a file descriptor: created resident, private to its owner, and sealed against resizing.
 //!
-//! A [`Memfd`] is the only way memory enters wholemem on the host, made here or received from a peer, so what it
-//! keeps true holds for all of it:
+//! A [`Memfd`] is the only way memory enters wholemem on the host. What it keeps true of all of it, made here or
+//! received from a peer:
 //!
 //! - its length never changes: it carries `F_SEAL_SHRINK` and `F_SEAL_GROW`, so no holder's `ftruncate` can become
 //!   our `SIGBUS`;
-//! - its pages exist: they are allocated at creation, where a shortage is an error and not a later kill;
-//! - its mode is 0600: another user who holds it read-only cannot reopen it for writing through `/proc/self/fd`
-//!   (the kernel's default, 0777, lets them);
-//! - it closes on exec, and cannot be made executable where the kernel knows how to seal that.
+//! - what it hands out for reading stays so: its mode is 0600 by then, so that another user cannot reopen it for
+//!   writing through `/proc/self/fd` (the kernel's default, 0777, lets them);
+//! - its descriptors close on exec.
+//!
+//! And of memory made here: its pages exist, since they are allocated at creation, and it cannot be made executable
+//! where the kernel knows how to seal that.
 //!
 //! It will not protect memory from processes of the same user: they may undo the mode. Nor does it hide the bytes
-//! from anybody who was given the descriptor.
+//! from anybody who was given the descriptor. And it will not look whether there is enough memory: where there is
+//! not, the kernel may kill rather than refuse, so that whoever creates much asks [`meminfo`](crate::meminfo) first.
 //!
 //! ```
 //! use wholemem_os::{Error, Memfd};
@@ -38,6 +41,9 @@ use crate::{Errno, Error, FileKind, Result, numa};
 
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
+/// With either of these no writable map can be made, whatever the descriptor was opened for.
+const WRITE_SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
+
 /// An interrupted `fallocate` undoes what it did, so after an interruption it goes on in steps of this length.
 const STEP_AFTER_INTERRUPT: usize = 16 << 20;
 
@@ -51,11 +57,11 @@ pub struct Memfd {
 }
 
 impl Memfd {
-    /// Creates `len` bytes of zeroed, resident memory. `name` shows up in `/proc/<pid>/maps` and nowhere else.
+    /// Creates `len` bytes of zeroed, resident memory. `name` shows up in `/proc/<pid>/maps` and `/proc/<pid>/fd`.
     ///
     /// # Errors
-    /// [`Error::ZeroLength`], or the call that failed: `fallocate` with `ENOSPC` or `ENOMEM` when there is not
-    /// enough memory.
+    /// [`Error::ZeroLength`], or the call that failed: `memfd_create` with `EINVAL` for a name that is longer than 249
+    /// bytes or has a zero in it, `fallocate` with `ENOSPC` or `ENOMEM` where the kernel refuses the memory.
     pub fn create(name: &str, len: usize) -> Result<Self> {
         Self::create_near(name, len, None)
     }
@@ -103,7 +109,8 @@ impl Memfd {
             return Err(Error::WrongLength { expected: len, actual });
         }
         let flags = call("fcntl", || rustix::fs::fcntl_getfl(&fd))?;
-        Ok(Self { fd, len, writable: flags.contains(OFlags::RDWR) })
+        let writable = flags.contains(OFlags::RDWR) && !seals.intersects(WRITE_SEALS);
+        Ok(Self { fd, len, writable })
     }
 
     /// The length in bytes: never zero, and never another.
@@ -130,7 +137,8 @@ impl Memfd {
     /// A descriptor through which nobody of another user can write, now or later.
     ///
     /// # Errors
-    /// `open` with `EMFILE` when this process has no descriptor left, or `ENOENT` where `/proc` is not mounted.
+    /// `open` with `EMFILE` when this process has no descriptor left, or `ENOENT` where `/proc` is not mounted;
+    /// `fchmod` with `EPERM` for another user's memory that he left open to others.
     pub fn read_only_fd(&self) -> Result<OwnedFd> {
         read_only_fd(self.fd.as_fd())
     }
@@ -159,8 +167,13 @@ pub fn share_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
 /// Opens a memory file again, for reading alone. See [`Memfd::read_only_fd`].
 ///
 /// # Errors
-/// `open` with `EMFILE` when this process has no descriptor left, or `ENOENT` where `/proc` is not mounted.
+/// As [`Memfd::read_only_fd`].
 pub fn read_only_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    // Memory made elsewhere may still have the kernel's mode.
+    let mode = Mode::from_raw_mode(call("fstat", || rustix::fs::fstat(fd))?.st_mode);
+    if mode.intersects(Mode::RWXG | Mode::RWXO) {
+        call("fchmod", || rustix::fs::fchmod(fd, Mode::RUSR | Mode::WUSR))?;
+    }
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     call("open", || rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
 }
@@ -261,8 +274,69 @@ mod tests {
         assert_eq!(stat.st_mode & 0o777, 0o600);
         assert_eq!(rustix::fs::ftruncate(&memory, 0), Err(Errno::PERM));
         assert_eq!(rustix::fs::ftruncate(&memory, 2 * LEN as u64), Err(Errno::PERM));
-        let flags = rustix::io::fcntl_getfd(&memory).unwrap();
-        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    }
+
+    #[test]
+    fn every_descriptor_closes_on_exec() {
+        let memory = Memfd::create("test", LEN).unwrap();
+        let others = [memory.share_fd().unwrap(), memory.read_only_fd().unwrap()];
+        for fd in others.iter().map(AsFd::as_fd).chain([memory.as_fd()]) {
+            assert_eq!(rustix::io::fcntl_getfd(fd), Ok(rustix::io::FdFlags::CLOEXEC));
+        }
+    }
+
+    #[test]
+    fn a_fresh_file_cannot_be_made_executable_where_the_kernel_can_seal_that() {
+        let sealed = rustix::fs::memfd_create("test", MemfdFlags::NOEXEC_SEAL).is_ok();
+        let memory = Memfd::create("test", LEN).unwrap();
+        let executable = rustix::fs::fchmod(&memory, Mode::RWXU);
+        assert_eq!(executable, if sealed { Err(Errno::PERM) } else { Ok(()) });
+    }
+
+    #[cfg(feature = "fault")]
+    #[test]
+    fn a_kernel_that_does_not_know_the_seal_against_execution_is_asked_without_it() {
+        // In a child, since the answer is remembered.
+        let child = crate::fork::child::fork(|| {
+            let armed = crate::fault::arm(1, Errno::INVAL);
+            let made = Memfd::create("test", LEN);
+            let (refused, first) = (made.is_err(), armed.fired());
+            drop(armed);
+            u8::from(refused || first != Some("memfd_create") || Memfd::create("test", LEN).is_err())
+        });
+        assert_eq!(child.wait(), crate::fork::child::Status::Exited(0));
+    }
+
+    #[cfg(feature = "fault")]
+    #[test]
+    fn memory_whose_filling_is_interrupted_is_filled_in_steps_all_the_same() {
+        for len in [LEN, STEP_AFTER_INTERRUPT, STEP_AFTER_INTERRUPT + LEN] {
+            let armed = crate::fault::arm(2, Errno::INTR);
+            let memory = Memfd::create("test", len).unwrap();
+            assert_eq!(armed.fired(), Some("fallocate"));
+            drop(armed);
+            let stat = rustix::fs::fstat(&memory).unwrap();
+            assert_eq!(usize::try_from(stat.st_size), Ok(len));
+            assert!(usize::try_from(stat.st_blocks).unwrap() * 512 >= len, "{} blocks", stat.st_blocks);
+        }
+    }
+
+    #[test]
+    fn memory_sealed_against_writing_is_received_read_only() {
+        for seal in [SealFlags::WRITE, SealFlags::FUTURE_WRITE] {
+            let fd = unsealed(LEN as u64);
+            rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS | seal).unwrap();
+            assert!(!Memfd::import(fd, LEN).unwrap().is_writable(), "{seal:?}");
+        }
+    }
+
+    #[test]
+    fn memory_received_with_the_kernels_mode_is_handed_on_with_ours() {
+        let fd = unsealed(LEN as u64);
+        rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS).unwrap();
+        let memory = Memfd::import(fd, LEN).unwrap();
+        let sent = memory.read_only_fd().unwrap();
+        assert_eq!(rustix::fs::fstat(&sent).unwrap().st_mode & 0o777, 0o600);
     }
 
     #[test]

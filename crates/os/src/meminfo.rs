@@ -32,7 +32,7 @@ fn field(text: &str, name: &str) -> Option<usize> {
     kibibytes.checked_mul(1024)
 }
 
-/// What the innermost limit of this process's control group leaves, if any group on the way up has one.
+/// What the tightest limit leaves, of this process's control group and of those above it.
 fn group_room() -> Option<usize> {
     let own = read("/proc/self/cgroup").ok()?;
     let path = group_path(&own)?;
