@@ -1,0 +1,136 @@
+//! What unfinished work uses stays, whatever goes wrong while one looks whether it is over.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use wholemem_hal::host::{HostEvent, HostMemory, HostQueue};
+use wholemem_hal::{Attempt, Device, Error, Event, EventHandle, HostConfig, Rights, Stream};
+use wholemem_os::{Deadline, vm};
+use wholemem_testkit::{Deferred, Fault, Ranks, seed, test_name};
+
+const LEN: usize = 64 << 10;
+
+/// A stream that stands still until it is told to go on, with a fill behind that whose memory nobody else holds.
+struct Work {
+    device: Device,
+    fault: Fault,
+    stream: Stream,
+    go: HostEvent,
+    ticket: u64,
+    at: NonNull<u8>,
+}
+
+impl Work {
+    fn new() -> Self {
+        let queue = HostQueue::new(Box::new(Deferred::new(seed())));
+        let memory = HostMemory::open(HostConfig::default()).unwrap();
+        let (backend, fault) = Fault::over(memory, queue).unwrap();
+        let device = backend.device(0).unwrap();
+        let go = HostEvent::shared().unwrap();
+        let ticket = go.next_ticket();
+        go.ask(ticket);
+        let event = Event::import(&device, EventHandle::Fd(go.export().unwrap().unwrap())).unwrap();
+        let stream = device.stream().unwrap();
+        stream.await_event(&event).unwrap();
+        let map = device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+        stream.fill(&map.all(), 1).unwrap();
+        let at = map.bytes().unwrap().as_ptr();
+        Self { device, fault, stream, go, ticket, at }
+    }
+
+    /// Whether the memory of the fill is still mapped.
+    fn is_kept(&self) -> bool {
+        // SAFETY: the memory is this test's, or nothing is mapped there: the process does nothing else.
+        unsafe { vm::try_store(self.at) }
+    }
+
+    fn go(&self) {
+        self.go.reach(self.ticket, Duration::ZERO);
+    }
+
+    /// Makes the next raw call of this name fail, whatever else is called before.
+    fn fail_next(&self, verb: &str, mut run: impl FnMut()) {
+        for nth in 1..100 {
+            self.fault.arm(nth);
+            run();
+            let fired = self.fault.fired();
+            self.fault.arm(0);
+            assert!(self.is_kept(), "after call {nth}, {fired:?}, failed");
+            if fired == Some(verb) {
+                return;
+            }
+        }
+        panic!("`{verb}` is not called");
+    }
+}
+
+/// In a process of its own, so that nobody else maps anything where the memory was.
+fn alone(test: &str, body: impl FnOnce()) {
+    Ranks::of(1).run(test, |_| body());
+}
+
+#[test]
+fn a_wait_that_times_out_or_fails_lets_go_of_nothing() {
+    alone(test_name!(), || {
+        let work = Work::new();
+        let timed_out = Error::TimedOut { attempt: Attempt::Synchronize };
+        assert_eq!(work.stream.synchronize(Deadline::NOW), Err(timed_out));
+        assert!(work.is_kept());
+        work.fail_next("wait_stream", || assert!(work.stream.synchronize(Deadline::NOW).is_err()));
+        work.go();
+        work.stream.synchronize(Deadline::NEVER).unwrap();
+        assert!(!work.is_kept(), "what the work used goes with it");
+    });
+}
+
+#[test]
+fn a_batch_whose_end_cannot_be_told_is_kept() {
+    alone(test_name!(), || {
+        let work = Work::new();
+        let other = work.device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+        // More than one batch, each with its event, and looks at the oldest.
+        work.fail_next("is_done", || (0..100).for_each(|_| drop(work.stream.fill(&other.all(), 2))));
+        work.go();
+        work.stream.synchronize(Deadline::NEVER).unwrap();
+        assert!(!work.is_kept());
+    });
+}
+
+#[test]
+fn batches_are_let_go_of_while_the_stream_goes_on() {
+    alone(test_name!(), || {
+        let work = Work::new();
+        let other = work.device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+        work.go();
+        // Nobody waits: enqueuing more is enough, since each look lets a late stream do a piece of its work.
+        let rounds = (0..100_000).find(|_| {
+            work.stream.fill(&other.all(), 2).unwrap();
+            !work.is_kept()
+        });
+        assert!(rounds.is_some(), "memory is held for as long as the stream lives");
+    });
+}
+
+#[test]
+fn a_dropped_stream_whose_end_cannot_be_told_is_kept() {
+    alone(test_name!(), || {
+        // What is called to find out whether a dropped stream is done, each failing in turn.
+        for (nth, verb) in [(1, "create_event"), (2, "record"), (3, "is_done")] {
+            let mut work = Work::new();
+            let backend = work.device.backend().clone();
+            let stream = std::mem::replace(&mut work.stream, work.device.stream().unwrap());
+            work.fault.arm(nth);
+            drop(stream);
+            assert_eq!(work.fault.fired(), Some(verb));
+            work.fault.arm(0);
+            assert!(work.is_kept(), "after `{verb}` failed");
+            assert_eq!(backend.collect(), 1);
+            assert!(work.is_kept(), "the work is not done");
+            work.go();
+            assert!((0..1000).any(|_| backend.collect() == 0));
+            assert!(!work.is_kept(), "what the work used goes with it");
+        }
+    });
+}
