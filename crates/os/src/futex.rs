@@ -93,6 +93,35 @@ mod tests {
         assert!(soon.has_passed());
     }
 
+    #[cfg(feature = "fault")]
+    #[test]
+    fn an_interrupted_wait_ends_for_no_reason() {
+        let armed = crate::fault::arm(1, Errno::INTR);
+        assert_eq!(wait(&AtomicU32::new(0), 0, Deadline::NEVER), Ok(()));
+        assert_eq!(armed.fired(), Some("futex"));
+    }
+
+    #[test]
+    fn all_waiters_are_woken_at_once() {
+        let word = AtomicU32::new(0);
+        let patience = Deadline::after(Duration::from_secs(60));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while word.load(Ordering::Acquire) == 0 && !patience.has_passed() {
+                        let _ = wait(&word, 0, patience);
+                    }
+                });
+            }
+            // Those who were asleep are counted, and go to sleep again.
+            let all = std::iter::repeat_with(|| wake_all(&word))
+                .find(|woken| *woken == Ok(3) || patience.has_passed());
+            word.store(1, Ordering::Release);
+            wake_all(&word).unwrap();
+            assert_eq!(all, Some(Ok(3)));
+        });
+    }
+
     #[test]
     fn a_waiter_is_woken_through_another_map_of_the_same_memory() {
         let memory = Memfd::create("test", page_size()).unwrap();

@@ -346,6 +346,19 @@ mod tests {
         assert!(again.is_writable());
     }
 
+    #[cfg(feature = "fault")]
+    #[test]
+    fn memory_is_placed_before_it_is_filled_and_made_private_before_anybody_sees_it() {
+        let calls = (1..).map_while(|nth| {
+            let armed = crate::fault::arm(nth, Errno::NFILE);
+            let _ = Memfd::create_near("test", LEN, Some(0));
+            armed.fired()
+        });
+        let expected =
+            ["memfd_create", "ftruncate", "mmap", "mbind", "munmap", "fallocate", "fchmod", "fcntl"];
+        assert_eq!(calls.collect::<Vec<_>>(), expected);
+    }
+
     #[test]
     fn a_node_that_does_not_exist_is_refused() {
         let error = Memfd::create_near("test", LEN, Some(1000)).unwrap_err();

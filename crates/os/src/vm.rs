@@ -88,7 +88,12 @@ pub fn reserve(len: usize, align: usize, wanted: Option<NonNull<u8>>) -> Result<
 
 /// Reserves more than asked and gives back both ends, so that what is left begins at a multiple of `align`.
 fn reserve_aligned(len: usize, align: usize) -> Result<NonNull<u8>> {
-    let padded = len.checked_add(align).ok_or(Error::Call { call: "mmap", errno: Errno::NOMEM })?;
+    // The kernel rounds lengths up, but not the address where an end is given back.
+    let len = len.checked_next_multiple_of(page_size());
+    let padded = len.and_then(|len| len.checked_add(align));
+    let (Some(len), Some(padded)) = (len, padded) else {
+        return Err(Error::Call { call: "mmap", errno: Errno::NOMEM });
+    };
     // SAFETY: without a fixed address the kernel picks a free range.
     let start = unsafe { map_nothing(ptr::null_mut(), padded, MapFlags::empty()) }?;
     let head = start.addr().get().next_multiple_of(align) - start.addr().get();
@@ -317,6 +322,15 @@ mod tests {
     }
 
     #[test]
+    fn a_length_that_is_no_whole_page_is_rounded_up_however_it_is_aligned() {
+        for align in [page_size(), 2 << 20] {
+            let at = reserve(100, align, None).unwrap();
+            // SAFETY: reserved above, used by nobody.
+            unsafe { release(at, 100) }.unwrap();
+        }
+    }
+
+    #[test]
     fn two_maps_of_one_file_show_the_same_bytes() {
         let memory = Memfd::create("test", 2 * page_size()).unwrap();
         let writer = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
@@ -341,6 +355,12 @@ mod tests {
     }
 
     #[test]
+    fn a_map_without_access_has_no_bytes() {
+        let memory = Memfd::create("test", page_size()).unwrap();
+        assert!(SharedMap::create(&memory, Protection::None).unwrap().bytes().is_empty());
+    }
+
+    #[test]
     fn a_mapped_place_can_be_emptied_and_mapped_again() {
         let page = page_size();
         let memory = Memfd::create("test", page).unwrap();
@@ -352,8 +372,10 @@ mod tests {
             unsafe { map_at(place, page, memory.as_fd(), Protection::None) }.unwrap();
             // SAFETY: as above.
             unsafe { protect(place, page, Protection::ReadWrite) }.unwrap();
+            assert_eq!(crate::numa::node_of_page(place), Ok(None), "no page is entered yet");
             // SAFETY: as above; the map has both rights.
             unsafe { populate(place, page, Protection::ReadWrite) }.unwrap();
+            assert!(crate::numa::node_of_page(place).unwrap().is_some(), "the page is entered, untouched");
             // SAFETY: mapped with both rights until `unmap_at` below.
             let bytes = unsafe { SharedSlice::new(place, page, true) };
             let mut seen = [0];
@@ -362,6 +384,9 @@ mod tests {
             bytes.write_at(0, &[round + 1]).unwrap();
             // SAFETY: nothing uses the place any more.
             unsafe { unmap_at(place, page) }.unwrap();
+            let taken = reserve(page, page, Some(place));
+            let exists = Err(Error::Call { call: "mmap", errno: Errno::EXIST });
+            assert_eq!(taken, exists, "an emptied place is never free for others");
         }
         // SAFETY: nothing uses the reservation any more.
         unsafe { release(at, 2 * page) }.unwrap();

@@ -233,6 +233,7 @@ mod tests {
             assert_eq!(bytes.copy_from(0, &bytes), Err(Error::ReadOnly));
             assert_eq!(bytes.atomic_u32(0).unwrap_err(), Error::ReadOnly);
             assert_eq!(bytes.atomic_u64(0).unwrap_err(), Error::ReadOnly);
+            assert_eq!(bytes.part(8, 8).unwrap().write_at(0, &[1]), Err(Error::ReadOnly));
             assert_eq!(bytes.read_u64(0).unwrap().load_acquire(), 0);
         });
         with_bytes(true, |bytes| assert_eq!(bytes.read_only().write_at(0, &[1]), Err(Error::ReadOnly)));
