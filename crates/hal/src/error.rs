@@ -12,8 +12,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What can go wrong with devices, memory and streams.
 ///
-/// Every variant but [`Error::Failed`] was found before any call to a backend: nothing has changed. A `Failed`
-/// carries the backend's own words as its source, and what had been acquired on the way was given back.
+/// Most variants are bad input, found before anything was touched: nothing has changed. [`Error::Unsupported`] and
+/// [`Error::Failed`] are the backend's answer; a `Failed` carries its own words as its source. What had been acquired
+/// on the way was given back. After [`Error::TimedOut`] the work goes on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -211,6 +212,20 @@ pub enum Error {
         rule: &'static str,
     },
 
+    /// A handle that would allow nothing.
+    #[error("cannot {attempt}: a handle allows reading at least")]
+    NoRights {
+        /// What was tried.
+        attempt: Attempt,
+    },
+
+    /// A time between events of which one was never recorded, or not reached yet.
+    #[error("cannot {attempt}: one of them was not recorded, or is not reached yet")]
+    NotReached {
+        /// What was tried.
+        attempt: Attempt,
+    },
+
     /// The backend was asked and said no.
     #[error("cannot {attempt}")]
     Failed {
@@ -257,6 +272,8 @@ impl Error {
             Self::Unsupported { .. } => 20,
             Self::Unavailable { .. } => 21,
             Self::BadConfig { .. } => 22,
+            Self::NoRights { .. } => 23,
+            Self::NotReached { .. } => 24,
             Self::Failed { cause, .. } => cause.code(),
         }
     }

@@ -100,6 +100,12 @@ fn more_memory_than_there_is_is_refused_before_anything_is_filled() {
     };
     assert_eq!(*attempt, Attempt::Create { len, device: device.label() });
     assert!(*available > 0 && *available < len);
+    let refused = PinnedBuffer::create(&device, len).unwrap_err();
+    let (attempt, oom) = (Attempt::Pin { len }, |cause: &Cause| matches!(cause, Cause::OutOfMemory { .. }));
+    assert!(
+        matches!(&refused, Error::Failed { attempt: a, cause } if *a == attempt && oom(cause)),
+        "{refused:?}"
+    );
 }
 
 #[test]

@@ -134,3 +134,20 @@ fn a_dropped_stream_whose_end_cannot_be_told_is_kept() {
         }
     });
 }
+
+#[test]
+fn work_that_a_driver_refuses_keeps_its_memory_until_the_stream_is_idle() {
+    alone(test_name!(), || {
+        let mut work = Work::new();
+        let map = work.device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+        work.at = map.bytes().unwrap().as_ptr();
+        work.fault.arm(1);
+        work.stream.fill(&map.all(), 1).unwrap_err();
+        assert_eq!(work.fault.fired(), Some("fill"));
+        drop(map);
+        assert!(work.is_kept());
+        work.go();
+        work.stream.synchronize(Deadline::NEVER).unwrap();
+        assert!(!work.is_kept());
+    });
+}

@@ -39,6 +39,17 @@ impl HostMemory {
     }
 }
 
+/// Refuses what is not there to be filled.
+fn look_first(len: usize) -> Result<(), Cause> {
+    if len >= LOOK_FIRST_LEN {
+        let available = meminfo::available()?;
+        if len > available {
+            return Err(Cause::OutOfMemory { available });
+        }
+    }
+    Ok(())
+}
+
 fn protection(rights: Rights) -> Protection {
     match rights {
         Rights::None => Protection::None,
@@ -103,12 +114,7 @@ unsafe impl RawMemory for HostMemory {
     }
 
     unsafe fn create(&self, spec: &AllocationSpec) -> Result<RawAllocation, Cause> {
-        if spec.len >= LOOK_FIRST_LEN {
-            let available = meminfo::available()?;
-            if spec.len > available {
-                return Err(Cause::OutOfMemory { available });
-            }
-        }
+        look_first(spec.len)?;
         let node = spec.node.or(self.nodes[spec.device.0 as usize]);
         Ok(own(Memfd::create_near("wholemem", spec.len, node)?))
     }
@@ -192,6 +198,7 @@ unsafe impl RawMemory for HostMemory {
     }
 
     unsafe fn pin(&self, _device: DeviceId, len: usize) -> Result<Address, Cause> {
+        look_first(len)?;
         let at = vm::reserve(len, vm::page_size(), None)?;
         // SAFETY: the range was made in the line above.
         if let Err(error) = unsafe { vm::protect(at, len, Protection::ReadWrite) } {

@@ -238,12 +238,15 @@ impl Allocation {
     /// memory once ahead of time if the moment of handing it over counts.
     ///
     /// # Errors
-    /// [`Error::ReadOnlyHandle`] for more rights than this process has; [`Error::Unsupported`] for a kind or a
+    /// [`Error::NoRights`] for [`Rights::None`]; [`Error::ReadOnlyHandle`] for more rights than this process has; [`Error::Unsupported`] for a kind or a
     /// restriction the device does not know; [`Error::Failed`] when, for instance, no file descriptor is left.
     pub fn export(&self, kind: HandleKind, rights: Rights) -> Result<ShareHandle> {
         let attempt = || Attempt::Export { kind, rights };
         let backend = self.backend();
         backend.check_fork(attempt)?;
+        if rights == Rights::None {
+            return Err(Error::NoRights { attempt: attempt() });
+        }
         if rights > self.core.rights {
             return Err(Error::ReadOnlyHandle { attempt: attempt() });
         }

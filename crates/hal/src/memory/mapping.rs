@@ -157,12 +157,17 @@ impl Mapping {
     /// Enters all of it into the processor's page table at once, instead of a page with each first touch.
     ///
     /// # Errors
-    /// [`Error::Failed`] where the kernel cannot; it is a matter of speed alone.
+    /// [`Error::Denied`] when no right was granted; [`Error::Failed`] where the kernel cannot: it is a matter of speed
+    /// alone.
     pub fn populate(&self) -> Result<()> {
         let attempt = || Attempt::Populate { len: self.core.len };
         let backend = self.backend();
         backend.check_fork(attempt)?;
         let rights = self.core.rights().highest();
+        if rights == Rights::None {
+            let who = backend.label(self.core.allocation.device());
+            return Err(Error::Denied { attempt: attempt(), who, granted: rights, needed: Rights::Read });
+        }
         // SAFETY: the range is mapped with these rights as long as `self` lives.
         unsafe { backend.memory().populate(self.core.at, self.core.len, rights) }
             .map_err(|cause| backend.refused(self.core.allocation.device(), attempt(), cause))

@@ -1,6 +1,7 @@
 //! Points in a stream that other streams, the processor and other processes can wait for.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use wholemem_os::Deadline;
@@ -34,6 +35,7 @@ pub(crate) struct EventCore {
     owned: Owned,
     device: DeviceId,
     raw: RawEvent,
+    is_recorded: AtomicBool,
 }
 
 impl Event {
@@ -67,7 +69,14 @@ impl Event {
 
     fn own(device: &Device, raw: RawEvent) -> Self {
         let owned = Owned::new(device.backend(), Teardown::DestroyEvent(raw));
-        Self { core: Arc::new(EventCore { owned, device: device.id(), raw }) }
+        Self {
+            core: Arc::new(EventCore {
+                owned,
+                device: device.id(),
+                raw,
+                is_recorded: AtomicBool::new(false),
+            }),
+        }
     }
 
     /// A handle of a [shared](EventKind::Shared) event for another process.
@@ -110,12 +119,18 @@ impl Event {
     /// The time from `self` to `end`, both [timed](EventKind::Timed) and reached.
     ///
     /// # Errors
-    /// [`Error::WrongBackend`]; [`Error::Unsupported`] for events of another kind; [`Error::Failed`].
+    /// [`Error::WrongBackend`]; [`Error::NotReached`]; [`Error::Unsupported`] for events of another kind;
+    /// [`Error::Failed`].
     pub fn elapsed(&self, end: &Event) -> Result<Duration> {
         let backend = self.backend();
         backend.check_fork(|| Attempt::Measure)?;
         if end.backend() != backend {
             return Err(Error::WrongBackend { attempt: Attempt::Measure });
+        }
+        for event in [self, end] {
+            if !event.core.is_recorded.load(Ordering::Acquire) || !event.is_done()? {
+                return Err(Error::NotReached { attempt: Attempt::Measure });
+            }
         }
         // SAFETY: both events are live because they are borrowed.
         unsafe { backend.queue().elapsed(self.core.raw, end.core.raw) }
@@ -124,6 +139,11 @@ impl Event {
 
     pub(crate) fn backend(&self) -> &Backend {
         self.core.owned.backend()
+    }
+
+    /// Remembers that it was recorded.
+    pub(super) fn set_recorded(&self) {
+        self.core.is_recorded.store(true, Ordering::Release);
     }
 
     pub(crate) fn raw(&self) -> RawEvent {

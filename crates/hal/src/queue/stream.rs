@@ -207,7 +207,9 @@ impl Stream {
         self.run_now(Attempt::Record, [operand], |queue, stream| {
             // SAFETY: the event is live, and held until the mark is reached.
             unsafe { queue.record(event.raw(), stream) }
-        })
+        })?;
+        event.set_recorded();
+        Ok(())
     }
 
     /// Makes what is enqueued from here on wait for the event's latest record.
@@ -380,13 +382,14 @@ impl Stream {
         if state.capture.is_some() && recording == Recording::Refused {
             return Err(Error::Capturing { attempt });
         }
-        work(queue, self.core.raw).map_err(|cause| device.backend().refused(device.id(), attempt, cause))?;
+        let answer = work(queue, self.core.raw);
+        // Held also when it was refused: a driver may answer with the failure of earlier work, and enqueue all the same.
         match &mut state.capture {
             Some(captured) => captured.extend(operands),
             None if queue.runs_inline() => {}
             None => state.flight.hold(device, self.core.raw, operands),
         }
-        Ok(())
+        answer.map_err(|cause| device.backend().refused(device.id(), attempt, cause))
     }
 
     /// Enqueues work that cannot be recorded.

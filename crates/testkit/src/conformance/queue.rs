@@ -201,7 +201,13 @@ pub fn timed_events_tell_the_time_between_them(backend: &Backend) {
     stream.record(&end).unwrap();
     stream.synchronize(Deadline::NEVER).unwrap();
     assert!(!start.elapsed(&end).unwrap().is_zero());
+    let never = Event::create(&device, EventKind::Timed).unwrap();
+    for (start, end) in [(&start, &never), (&never, &end)] {
+        assert_eq!(start.elapsed(end), Err(Error::NotReached { attempt: Attempt::Measure }));
+    }
     let order = Event::create(&device, EventKind::Order).unwrap();
+    stream.record(&order).unwrap();
+    stream.synchronize(Deadline::NEVER).unwrap();
     let refused = start.elapsed(&order).unwrap_err();
     assert!(matches!(refused, Error::Unsupported { .. }), "{refused:?}");
 }

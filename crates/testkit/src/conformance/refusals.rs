@@ -170,7 +170,13 @@ pub fn devices_without_rights(backend: &Backend) {
     let fill = Attempt::Fill { len: 8 };
     assert_eq!(stream.fill(&read_only, 1), Err(denied(fill, Rights::Read, Rights::ReadWrite)));
 
-    let hidden = device.allocate(granule(&device)).unwrap().map(Rights::None).unwrap();
+    let memory = device.allocate(granule(&device)).unwrap();
+    let (kind, rights) = (HandleKind::Fd, Rights::None);
+    let attempt = Attempt::Export { kind, rights };
+    assert_eq!(memory.export(kind, rights).unwrap_err(), Error::NoRights { attempt });
+    let hidden = memory.map(Rights::None).unwrap();
+    let populate = Attempt::Populate { len: hidden.len() };
+    assert_eq!(hidden.populate().unwrap_err(), denied(populate, Rights::None, Rights::Read));
     let refused = denied(copy, Rights::None, Rights::Read);
     assert_eq!(stream.copy(&writable, &hidden.span(0, 8).unwrap()), Err(refused));
     assert_eq!(
