@@ -82,6 +82,13 @@ mod tests {
             Grant { device: zero, rights: Rights::Read },
             Grant { device: one, rights: Rights::ReadWrite },
         ]);
+        assert_eq!(
+            RightsTable::default().with(&[Grant { device: one, rights: Rights::Read }]).highest(),
+            Rights::Read
+        );
+        let uneven = [(zero, Rights::Read), (one, Rights::ReadWrite), (DeviceId(2), Rights::None)];
+        let uneven = RightsTable::default().with(&uneven.map(|(device, rights)| Grant { device, rights }));
+        assert_eq!(uneven.highest(), Rights::ReadWrite);
         assert_eq!(table.of(zero), Rights::ReadWrite);
         assert_eq!(table.of(one), Rights::ReadWrite);
         assert_eq!(table.of(DeviceId(2)), Rights::None);

@@ -5,13 +5,14 @@
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use wholemem_hal::host::{HostMemory, HostQueue};
 use wholemem_hal::{
     Allocation, AllocationSpec, Args, Attempt, Backend, Capability, Cause, Device, Error, Event, EventHandle,
     EventKind, Grant, HandleKind, HostConfig, KernelImage, LaunchShape, Mapping, Module, PinnedBuffer,
     Reservation, Rights, ShareHandle,
 };
 use wholemem_os::{Deadline, FileKind, vm};
-use wholemem_testkit::{Census, Ranks, in_forked_child, test_name};
+use wholemem_testkit::{Census, Fault, Ranks, in_forked_child, test_name};
 
 const LEN: usize = 128 << 10;
 
@@ -139,6 +140,42 @@ fn refused_calls_change_nothing() {
         map.bytes().unwrap().read_at(0, &mut seen).unwrap();
         assert!(seen.iter().all(|&byte| byte == 9));
         Mapping::create(&reservation, step, &memory, &rights).unwrap();
+    });
+}
+
+#[test]
+fn the_processor_gets_no_more_than_was_granted_whatever_was_asked_for() {
+    let memory = HostMemory::open(HostConfig::virtual_devices(2)).unwrap();
+    let (backend, fault) = Fault::over(memory, HostQueue::inline()).unwrap();
+    let (device, other) = (backend.device(0).unwrap(), backend.device(1).unwrap());
+    let map = device.allocate(LEN).unwrap().map(Rights::None).unwrap();
+    let attempt = Attempt::Access { len: LEN };
+    let (who, granted, needed) = (device.label(), Rights::None, Rights::Read);
+    assert_eq!(map.bytes().unwrap_err(), Error::Denied { attempt, who, granted, needed });
+
+    let grant = |rights| [Grant { device: other.id(), rights }];
+    map.grant(&grant(Rights::Read)).unwrap();
+    assert!(!map.bytes().unwrap().is_writable(), "what any device may do, the processor may");
+    fault.arm(1);
+    map.grant(&grant(Rights::ReadWrite)).unwrap_err();
+    assert_eq!(fault.fired(), Some("set_access"));
+    assert_eq!(map.rights_of(other.id()), Rights::Read, "a refused grant grants nothing");
+    assert!(!map.bytes().unwrap().is_writable());
+    map.grant(&grant(Rights::ReadWrite)).unwrap();
+    map.bytes().unwrap().fill(1).unwrap();
+}
+
+#[test]
+fn pinned_memory_is_gone_when_its_last_holder_is() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let device = device();
+        let buffer = PinnedBuffer::create(&device, LEN).unwrap();
+        let span = buffer.all();
+        drop(buffer);
+        let address = span.address();
+        Reservation::create_at(device.backend(), LEN, address).unwrap_err();
+        drop(span);
+        Reservation::create_at(device.backend(), LEN, address).unwrap();
     });
 }
 
