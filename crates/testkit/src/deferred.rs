@@ -59,6 +59,17 @@ impl State {
         unsafe { work.run() };
         true
     }
+
+    /// Runs the first work of a stream that the seed chooses, or of the next one that is ready.
+    fn advance(&mut self) -> bool {
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let mut streams: Vec<_> = self.streams.keys().copied().collect();
+        if !streams.is_empty() {
+            let first = usize::try_from(self.seed >> 33).expect("31 bits") % streams.len();
+            streams.rotate_left(first);
+        }
+        streams.into_iter().any(|stream| self.run_first(stream))
+    }
 }
 
 // SAFETY: each stream is a queue whose first work is taken under a lock and only when it is ready; an idle stream has
@@ -73,7 +84,11 @@ unsafe impl Schedule for Deferred {
         let others_wait = matches!(&work, Work::Record { event, .. } if event.is_shared());
         let mut state = self.state();
         state.streams.entry(stream).or_default().push_back(work);
-        while others_wait && state.run_first(stream) {}
+        // So is what that record waits for, on other streams.
+        while others_wait
+            && state.streams.contains_key(&stream)
+            && (state.run_first(stream) || state.advance())
+        {}
     }
 
     fn is_idle(&self, stream: StreamId) -> bool {
@@ -81,14 +96,6 @@ unsafe impl Schedule for Deferred {
     }
 
     fn advance(&self) -> bool {
-        let mut state = self.state();
-        state.seed =
-            state.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let mut streams: Vec<_> = state.streams.keys().copied().collect();
-        if !streams.is_empty() {
-            let first = usize::try_from(state.seed >> 33).expect("31 bits") % streams.len();
-            streams.rotate_left(first);
-        }
-        streams.into_iter().any(|stream| state.run_first(stream))
+        self.state().advance()
     }
 }

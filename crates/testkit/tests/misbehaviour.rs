@@ -4,8 +4,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use wholemem_hal::host::{HostMemory, HostQueue};
-use wholemem_hal::{Backend, Event, EventKind, HostConfig, Result, Rights};
+use wholemem_hal::host::{HostEvent, HostMemory, HostQueue};
+use wholemem_hal::{Backend, Event, EventHandle, EventKind, HostConfig, Result, Rights};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Deferred, Fault, Ranks, sweep, test_name};
 
@@ -48,6 +48,28 @@ fn copied(seed: u64, ordered: bool) -> u8 {
 fn a_missing_wait_between_two_late_streams_is_found() {
     assert!((0..64).all(|seed| copied(seed, true) == 7), "with the wait, every order gives the right bytes");
     assert!((0..64).any(|seed| copied(seed, false) == 0), "without it, some order does not");
+}
+
+#[test]
+fn a_record_that_another_process_may_wait_for_is_reached_with_all_that_comes_before_it() {
+    for seed in 0..16 {
+        let device = Deferred::backend(HostConfig::default(), seed).unwrap().device(0).unwrap();
+        let map = device.allocate(64 << 10).unwrap().map(Rights::ReadWrite).unwrap();
+        let (first, second) = (device.stream().unwrap(), device.stream().unwrap());
+        let (order, shared) =
+            [EventKind::Order, EventKind::Shared].map(|kind| Event::create(&device, kind).unwrap()).into();
+        first.fill(&map.all(), 7).unwrap();
+        first.record(&order).unwrap();
+        second.await_event(&order).unwrap();
+        second.record(&shared).unwrap();
+        // As the other process sees it: nothing it does makes this one run anything.
+        let EventHandle::Fd(handle) = shared.export().unwrap() else { panic!("a descriptor") };
+        let there = HostEvent::import(handle).unwrap();
+        assert_eq!(there.wait(there.asked(), Deadline::NOW), Ok(true), "seed {seed}");
+        let mut seen = [0];
+        map.bytes().unwrap().read_at(0, &mut seen).unwrap();
+        assert_eq!(seen, [7]);
+    }
 }
 
 fn leaky(backend: &Backend) -> Result<()> {
