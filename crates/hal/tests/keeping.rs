@@ -1,4 +1,4 @@
-//! What unfinished work uses stays, whatever goes wrong while one looks whether it is over.
+//! What unfinished work uses stays, whatever goes wrong while one looks whether it is over; what is refused comes later.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use wholemem_hal::host::{HostEvent, HostMemory, HostQueue};
 use wholemem_hal::{Attempt, Device, Error, Event, EventHandle, HostConfig, Rights, Stream};
 use wholemem_os::{Deadline, vm};
-use wholemem_testkit::{Deferred, Fault, Ranks, seed, test_name};
+use wholemem_testkit::{Census, Deferred, Fault, Ranks, in_forked_child, seed, test_name};
 
 const LEN: usize = 64 << 10;
 
@@ -28,10 +28,7 @@ impl Work {
         let memory = HostMemory::open(HostConfig::default()).unwrap();
         let (backend, fault) = Fault::over(memory, queue).unwrap();
         let device = backend.device(0).unwrap();
-        let go = HostEvent::shared().unwrap();
-        let ticket = go.next_ticket();
-        go.ask(ticket);
-        let event = Event::import(&device, EventHandle::Fd(go.export().unwrap().unwrap())).unwrap();
+        let (go, ticket, event) = reached_when_told(&device);
         let stream = device.stream().unwrap();
         stream.await_event(&event).unwrap();
         let map = device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
@@ -64,6 +61,15 @@ impl Work {
         }
         panic!("`{verb}` is not called");
     }
+}
+
+/// An event that is reached when the test says so, and its ticket.
+fn reached_when_told(device: &Device) -> (HostEvent, u64, Event) {
+    let reached = HostEvent::shared().unwrap();
+    let ticket = reached.next_ticket();
+    reached.ask(ticket);
+    let handle = reached.export().unwrap().unwrap();
+    (reached, ticket, Event::import(device, EventHandle::Fd(handle)).unwrap())
 }
 
 /// In a process of its own, so that nobody else maps anything where the memory was.
@@ -149,5 +155,58 @@ fn work_that_a_driver_refuses_keeps_its_memory_until_the_stream_is_idle() {
         work.go();
         work.stream.synchronize(Deadline::NEVER).unwrap();
         assert!(!work.is_kept());
+    });
+}
+
+#[test]
+fn a_forked_child_runs_none_of_its_parents_late_work() {
+    alone(test_name!(), || {
+        let backend = Deferred::backend(HostConfig::default(), seed()).unwrap();
+        let device = backend.device(0).unwrap();
+        let map = device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+        let seen = || {
+            let mut seen = [0];
+            map.bytes().unwrap().read_at(0, &mut seen).unwrap();
+            seen[0]
+        };
+        // One stream is dropped in the parent with its work still to do, the others in the child.
+        let (go, ticket, event) = reached_when_told(&device);
+        let retired = device.stream().unwrap();
+        retired.await_event(&event).unwrap();
+        retired.fill(&map.all(), 1).unwrap();
+        drop(retired);
+        let mut dropped = [(); 8].map(|()| Some(device.stream().unwrap()));
+        dropped.iter().flatten().for_each(|stream| stream.fill(&map.all(), 1).unwrap());
+        go.reach(ticket, Duration::ZERO);
+        in_forked_child(|| {
+            dropped.iter_mut().for_each(|stream| drop(stream.take()));
+            assert!((0..100).all(|_| backend.collect() == 0), "nothing is the child's to give back");
+        });
+        assert_eq!(seen(), 0, "the child shares the memory, and left it alone");
+        dropped.into_iter().flatten().for_each(|stream| stream.synchronize(Deadline::NEVER).unwrap());
+        assert_eq!(seen(), 1);
+    });
+}
+
+#[test]
+fn what_is_refused_again_and_again_is_given_back_in_the_end() {
+    alone(test_name!(), || {
+        let memory = HostMemory::open(HostConfig::default()).unwrap();
+        let (backend, fault) = Fault::over(memory, HostQueue::inline()).unwrap();
+        let device = backend.device(0).unwrap();
+        let before = Census::take();
+        let refused = device.allocate(LEN).unwrap();
+        fault.arm(1);
+        drop(refused);
+        for _ in 0..3 {
+            assert_eq!(fault.fired(), Some("release"));
+            fault.arm(1);
+            assert_eq!(backend.collect(), 1);
+        }
+        fault.arm(0);
+        // Dropping something else is enough.
+        drop(device.allocate(LEN).unwrap());
+        Census::take().assert_same_as(&before, "after the next drop");
+        assert_eq!(backend.collect(), 0);
     });
 }
