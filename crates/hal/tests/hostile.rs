@@ -166,6 +166,34 @@ fn the_processor_gets_no_more_than_was_granted_whatever_was_asked_for() {
 }
 
 #[test]
+fn an_emptied_place_is_out_of_reach_and_still_reserved() {
+    let device = device();
+    let reservation = Reservation::create(device.backend(), LEN).unwrap();
+    let rights = [Grant { device: device.id(), rights: Rights::ReadWrite }];
+    let map = Mapping::create(&reservation, 0, &device.allocate(LEN).unwrap(), &rights).unwrap();
+    let at = map.bytes().unwrap().as_ptr();
+    // SAFETY: the memory was made for this, and holds nothing.
+    assert!(unsafe { vm::try_store(at) });
+    drop(map);
+    // SAFETY: nothing is mapped there: the place is our reservation's.
+    assert!(!unsafe { vm::try_store(at) });
+    let cause = Cause::Os(wholemem_os::Error::Call { call: "mmap", errno: rustix::io::Errno::EXIST });
+    let refused = Error::Failed { attempt: Attempt::Reserve { len: LEN }, cause };
+    let taken = Reservation::create_at(device.backend(), LEN, reservation.address());
+    assert_eq!(taken.unwrap_err(), refused);
+}
+
+#[test]
+fn proofs_are_made_once() {
+    let memory = HostMemory::open(HostConfig::default()).unwrap();
+    let (backend, fault) = Fault::over(memory, HostQueue::inline()).unwrap();
+    let device = backend.device(0).unwrap();
+    let proof = device.prove(Capability::Create);
+    fault.arm(1);
+    assert_eq!((device.prove(Capability::Create), fault.fired()), (proof, None));
+}
+
+#[test]
 fn pinned_memory_is_gone_when_its_last_holder_is() {
     Ranks::of(1).run(test_name!(), |_| {
         let device = device();
