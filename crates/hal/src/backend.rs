@@ -164,7 +164,7 @@ impl Backend {
         if self.core.epoch.is_current() { Ok(()) } else { Err(Error::Forked { attempt: attempt() }) }
     }
 
-    /// What came of trying a capability, tried at the first asking only.
+    /// What came of trying a capability, remembered once it worked or was found not to be there.
     pub(crate) fn proof(&self, device: &Device, capability: Capability) -> Proof {
         let proofs = || self.core.proofs.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (device.id(), capability);
@@ -177,7 +177,10 @@ impl Backend {
         }
         // Not under the lock: an experiment may take its time.
         let proof = capability.prove(device);
-        proofs().insert(key, proof.clone());
+        // A failure may be of the moment: no descriptor left, no memory. It is tried again.
+        if !matches!(proof.outcome, Err(Error::Failed { .. })) {
+            proofs().insert(key, proof.clone());
+        }
         proof
     }
 

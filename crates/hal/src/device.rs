@@ -193,7 +193,7 @@ impl Device {
         Stream::create(self)
     }
 
-    /// Finds out whether a capability works here, by doing it; asked again, remembers.
+    /// Finds out whether a capability works here, by doing it; asked again, remembers. What failed is tried again.
     ///
     /// ```
     /// use wholemem_hal::{Backend, Capability, HostConfig};

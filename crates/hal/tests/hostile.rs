@@ -184,11 +184,15 @@ fn an_emptied_place_is_out_of_reach_and_still_reserved() {
 }
 
 #[test]
-fn proofs_are_made_once() {
+fn proofs_are_made_once_unless_they_failed() {
     let memory = HostMemory::open(HostConfig::default()).unwrap();
     let (backend, fault) = Fault::over(memory, HostQueue::inline()).unwrap();
     let device = backend.device(0).unwrap();
+    fault.arm(3);
+    let failed = device.prove(Capability::Create).outcome;
+    assert!(matches!(failed, Err(Error::Failed { .. })), "{failed:?}");
     let proof = device.prove(Capability::Create);
+    assert_eq!(proof.outcome, Ok(()), "a failure of the moment is not held against the device");
     fault.arm(1);
     assert_eq!((device.prove(Capability::Create), fault.fired()), (proof, None));
 }
