@@ -2,7 +2,8 @@
 
 use crate::{Error, Result};
 
-/// The unit of memory on a device: every allocation is a multiple of it, and every map begins at one.
+/// The unit of memory on a device: every allocation is a multiple of it, and every map lies at a multiple of
+/// it from the beginning of its reservation.
 ///
 /// It is a power of two. GPUs use 2 MiB; the host backend uses what its [configuration](crate::HostConfig) says, so
 /// that mistakes about large granules show on machines without a GPU.

@@ -1,4 +1,4 @@
-//! The moment a wait gives up: every wait in wholemem takes one.
+//! The moment a wait gives up: every wait of this crate takes one.
 
 use std::time::Duration;
 

@@ -5,7 +5,8 @@
 //! them back.
 //!
 //! What it keeps true: the epoch of a child, of its children, and so on, differs from all that came before it in
-//! its line. What it will not do: see children that are made without the C library's `fork`, by a bare `clone`.
+//! its line. What it will not do: see children that are made without the C library's `fork`: by a bare `clone`, or
+//! by `_Fork`.
 //!
 //! ```
 //! use wholemem_os::ForkEpoch;

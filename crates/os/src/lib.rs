@@ -13,8 +13,8 @@
 //! | [`numa`], [`meminfo`] | which memory is near which processor, and how much is left |
 //! | [`probe`] | which of all this the kernel really does, each thing tried |
 //!
-//! What it keeps true: every system call goes through one function, which names the call in the error and lets
-//! a test make the nth one fail ([`fault`]); every wait has a [`Deadline`]; every file descriptor is an
+//! What it keeps true: every system call whose failure is an error goes through one function, which names it there
+//! and lets a test make the nth one fail ([`fault`]); every wait has a [`Deadline`]; every file descriptor is an
 //! `OwnedFd` and closes on exec. What it will not do: know about devices, ranks or objects. Those live above.
 //!
 //! ```

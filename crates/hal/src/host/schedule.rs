@@ -92,14 +92,14 @@ impl Work {
         match self {
             Self::Copy { to, from, len } => {
                 // SAFETY: the caller answers for the range.
-                let to = unsafe { bytes(*to, *len) };
+                let to = unsafe { bytes(*to, *len, true) };
                 // SAFETY: the caller answers for the range.
-                let from = unsafe { bytes(*from, *len) };
+                let from = unsafe { bytes(*from, *len, false) };
                 to.copy_from(0, &from).expect("both ranges have the same length");
             }
             Self::Fill { to, value, len } => {
                 // SAFETY: the caller answers for the range.
-                let to = unsafe { bytes(*to, *len) };
+                let to = unsafe { bytes(*to, *len, true) };
                 to.fill(*value).expect("the view is writable");
             }
             Self::Record { event, ticket } => event.reach(*ticket, monotonic()),
@@ -121,11 +121,11 @@ impl Work {
 }
 
 /// # Safety
-/// The range is mapped, writable if it will be written, for as long as the view is used.
-unsafe fn bytes<'a>(at: Address, len: usize) -> SharedSlice<'a> {
+/// The range is mapped, writable if `writable`, for as long as the view is used.
+unsafe fn bytes<'a>(at: Address, len: usize, writable: bool) -> SharedSlice<'a> {
     let pointer = at.to_host().expect("mapped memory is not at null");
     // SAFETY: passed on from the caller.
-    unsafe { SharedSlice::new(pointer, len, true) }
+    unsafe { SharedSlice::new(pointer, len, writable) }
 }
 
 fn monotonic() -> Duration {

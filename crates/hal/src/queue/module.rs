@@ -9,7 +9,8 @@ use crate::{Attempt, Backend, Device, Error, Result};
 
 /// A kernel as the host backend runs it: the whole grid in one call.
 ///
-/// It is `unsafe` for the reason that a launch is: what it touches is known to its caller alone.
+/// It is `unsafe` for the reason that a launch is: what it touches is known to its caller alone. Like a function that a
+/// driver calls back, it must not use this crate: the stream it runs on is locked, and it would wait for itself.
 pub type HostFunction = unsafe fn(&LaunchShape, &Args);
 
 /// The same kernels for each backend.

@@ -214,6 +214,9 @@ impl Stream {
 
     /// Makes what is enqueued from here on wait for the event's latest record.
     ///
+    /// Where work runs inline, on the host backend, this call itself waits, and for as long as it takes: an event of
+    /// another process that may die is better waited for by [`Event::wait`] first, with a deadline.
+    ///
     /// # Errors
     /// [`Error::WrongBackend`], [`Error::Capturing`]; [`Error::Failed`].
     #[doc(alias = "cuStreamWaitEvent")]

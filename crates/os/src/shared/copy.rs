@@ -9,7 +9,7 @@
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes by this process, as raw memory: other threads and processes
-/// may write either meanwhile. If the two overlap, `to` lies below `from`.
+/// may write either meanwhile. Where the two overlap and `to` lies above `from`, bytes are repeated.
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: the ranges are accessible by the caller's word; the direction flag is clear by the ABI.
