@@ -291,6 +291,7 @@ mod tests {
                     Step::Free(_) | Step::FreeWrong(_) => {}
                 }
                 prop_assert_eq!(fast.by_len.iter().copied().collect::<Vec<_>>(), naive.runs());
+                prop_assert_eq!(fast.largest_free(), naive.runs().last().map_or(0, |&(len, _)| len));
                 prop_assert_eq!(fast.used_len(), naive.marks.iter().filter(|&&mark| mark).count());
 
                 // What is in use says everything: rebuilding from it gives the same allocator.

@@ -11,7 +11,7 @@ use wholemem_hal::{
     EventKind, Grant, HandleKind, HostConfig, KernelImage, LaunchShape, Mapping, Module, PinnedBuffer,
     Reservation, Rights, ShareHandle,
 };
-use wholemem_os::{Deadline, FileKind, vm};
+use wholemem_os::{Deadline, FileKind, numa, vm};
 use wholemem_testkit::{Census, Fault, Ranks, in_forked_child, test_name};
 
 const LEN: usize = 128 << 10;
@@ -195,6 +195,15 @@ fn proofs_are_made_once_unless_they_failed() {
     assert_eq!(proof.outcome, Ok(()), "a failure of the moment is not held against the device");
     fault.arm(1);
     assert_eq!((device.prove(Capability::Create), fault.fired()), (proof, None));
+}
+
+#[test]
+fn populating_enters_pages_that_nobody_has_touched() {
+    let map = device().allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+    let at = map.bytes().unwrap().as_ptr();
+    assert_eq!(numa::node_of_page(at), Ok(None));
+    map.populate().unwrap();
+    assert!(matches!(numa::node_of_page(at), Ok(Some(_))));
 }
 
 #[test]

@@ -21,6 +21,8 @@ fn failing_raw_calls_leave_nothing_behind() {
         for (name, path) in paths::ALL {
             let calls = sweep::raw_calls(&backend, &fault, true, path);
             assert!(calls > 10, "the path `{name}` makes {calls} calls");
+            // Streams, events, graphs and modules hold nothing of the kernel that a census would see.
+            assert_eq!(format!("{backend:?}").matches("Table(0 live)").count(), 4, "{backend:?}");
         }
     });
 }

@@ -260,6 +260,30 @@ mod tests {
     }
 
     #[test]
+    fn a_ticket_that_was_only_taken_is_not_waited_for() {
+        for event in [HostEvent::private(), HostEvent::shared().unwrap()] {
+            let _taken = event.next_ticket();
+            assert_eq!(event.asked(), 0);
+            assert_eq!(event.wait(event.asked(), Deadline::NOW), Ok(true));
+        }
+    }
+
+    #[test]
+    fn the_words_of_a_shared_event_lie_where_other_processes_look() {
+        let event = HostEvent::shared().unwrap();
+        let tickets = [(); 4].map(|()| event.next_ticket());
+        assert_eq!(tickets, [1, 2, 3, 4]);
+        event.ask(3);
+        event.reach(2, Duration::from_nanos(77));
+        assert_eq!(event.wait(3, Deadline::NOW), Ok(false));
+        let Storage::Shared { map, .. } = &event.storage else { unreachable!("just made shared") };
+        let word = |index: usize| map.bytes().read_u64(8 * index).unwrap().load_acquire();
+        assert_eq!([0, 1, 2, 3].map(word), [4, 3, 2, 77]);
+        let small = |offset| map.bytes().read_u32(offset).unwrap().load_acquire();
+        assert_eq!((small(32), small(36)), (1, 0), "the bell was rung once, and nobody waits any more");
+    }
+
+    #[test]
     fn a_waiter_of_an_imported_event_is_woken() {
         let here = HostEvent::shared().unwrap();
         let there = HostEvent::import(here.export().unwrap().unwrap()).unwrap();

@@ -284,3 +284,50 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing panics while one of these is held but a host kernel, under a capture list that is whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::StreamId;
+    use super::*;
+
+    /// Looks at records when they are submitted, and runs them.
+    #[derive(Debug)]
+    struct Watch;
+
+    // SAFETY: work runs where it is submitted, and nothing but records is.
+    unsafe impl Schedule for Watch {
+        fn runs_inline(&self) -> bool {
+            true
+        }
+
+        unsafe fn submit(&self, _stream: StreamId, work: Work) {
+            let Work::Record { event, ticket } = &work else { panic!("a record: {work:?}") };
+            assert!(event.asked() < *ticket, "a process that dies here leaves nobody waiting");
+            // SAFETY: a record touches no memory but the event.
+            unsafe { work.run() };
+            assert!(event.has_reached(*ticket));
+        }
+
+        fn is_idle(&self, _stream: StreamId) -> bool {
+            true
+        }
+
+        fn advance(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn a_record_is_asked_for_when_it_was_submitted_and_not_before() {
+        let queue = HostQueue::new(Box::new(Watch));
+        // SAFETY: (all) handles are live, and there is no fork.
+        let stream = unsafe { queue.create_stream(DeviceId(0)) }.unwrap();
+        // SAFETY: as above.
+        let event = unsafe { queue.create_event(DeviceId(0), EventKind::Shared) }.unwrap();
+        for ticket in 1..4 {
+            // SAFETY: as above.
+            unsafe { queue.record(event, stream) }.unwrap();
+            assert_eq!(queue.events.get(event.0).event.asked(), ticket);
+        }
+    }
+}
