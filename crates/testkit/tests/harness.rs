@@ -46,6 +46,9 @@ fn a_rank_that_fails_fails_the_test_and_ends_the_others() {
     });
     assert!(words.starts_with("rank 1 failed: exit status: 101"), "{words}");
     assert!(words.contains("as asked"), "the rank's own words are shown: {words}");
+    // Of this thread alone: other tests have ranks of their own.
+    let left = fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+    assert_eq!(left, "", "nobody is left running, or dead and not waited for");
 }
 
 #[test]

@@ -5,7 +5,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use wholemem_hal::host::{HostEvent, HostMemory, HostQueue};
-use wholemem_hal::{Backend, Event, EventHandle, EventKind, HostConfig, Result, Rights};
+use wholemem_hal::{
+    Attempt, Backend, Cause, Error, Event, EventHandle, EventKind, HostConfig, Result, Rights,
+};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Deferred, Fault, Ranks, sweep, test_name};
 
@@ -88,6 +90,57 @@ fn a_path_that_leaks_is_found_by_a_sweep() {
         let panic = catch_unwind(AssertUnwindSafe(sweep)).expect_err("the leak is found");
         let words = panic.downcast_ref::<String>().expect("it is found with words");
         assert!(words.contains("came") && words.contains("memfd:wholemem"), "{words}");
+    });
+}
+
+/// What a sweep of the path says when it fails.
+fn complaint(path: impl Fn(&Backend) -> Result<()>) -> String {
+    let queue = HostQueue::new(Box::new(Deferred::new(1)));
+    let (backend, fault) = Fault::over(HostMemory::open(HostConfig::default()).unwrap(), queue).unwrap();
+    let sweep = || sweep::raw_calls(&backend, &fault, false, &path);
+    *catch_unwind(AssertUnwindSafe(sweep)).expect_err("the sweep fails").downcast().expect("with words")
+}
+
+#[test]
+fn a_sweep_fails_every_call_of_a_path_once() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let memory = HostMemory::open(HostConfig::default()).unwrap();
+        let (backend, fault) = Fault::over(memory, HostQueue::inline()).unwrap();
+        let path = |backend: &Backend| backend.device(0)?.allocate(64 << 10)?.map(Rights::Read).map(drop);
+        // Granule, create; granule, reserve; map, set access; unmap, free, release.
+        assert_eq!(sweep::raw_calls(&backend, &fault, true, path), 9);
+    });
+}
+
+#[test]
+fn a_path_that_hides_or_changes_its_error_is_found_by_a_sweep() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let hides = complaint(|backend| {
+            let _hidden = backend.device(0)?.allocate(64 << 10);
+            Ok(())
+        });
+        assert!(hides.contains("call 1 (`granularity`) failed, and the path ended in Ok(())"), "{hides}");
+
+        let refused = |cause| Error::Failed { attempt: Attempt::Inspect, cause };
+        let changes = complaint(|backend| {
+            let made = backend.device(0)?.allocate(64 << 10).map(drop);
+            made.map_err(|_| refused(Cause::OutOfMemory { available: 0 }))
+        });
+        assert!(changes.contains("call 1") && changes.contains("OutOfMemory"), "{changes}");
+    });
+}
+
+#[test]
+fn a_path_that_leaves_unfinished_work_is_found_by_a_sweep() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let never = HostEvent::shared().unwrap();
+        never.ask(never.next_ticket());
+        let words = complaint(|backend| {
+            let device = backend.device(0)?;
+            let handle = never.export().unwrap().unwrap();
+            device.stream()?.await_event(&Event::import(&device, EventHandle::Fd(handle))?)
+        });
+        assert!(words.contains("left something to give back"), "{words}");
     });
 }
 
