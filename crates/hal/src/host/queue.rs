@@ -327,7 +327,7 @@ mod tests {
         for ticket in 1..4 {
             // SAFETY: as above.
             unsafe { queue.record(event, stream) }.unwrap();
-            assert_eq!(queue.events.get(event.0).event.asked(), ticket);
+            assert_eq!(queue.events.get(event.handle).event.asked(), ticket);
         }
     }
 }

@@ -162,7 +162,7 @@ impl Stream {
     /// # Safety
     /// Work that the device may not do is refused by the driver, or is what is wanted.
     pub(crate) unsafe fn fill_unchecked(&self, to: &Span, value: u8) -> Result<()> {
-        self.enqueue(Attempt::Fill { len: to.len() }, [hold(to)], |queue, stream| {
+        self.enqueue(Attempt::Fill { len: to.len() }, Recording::Allowed, [hold(to)], |queue, stream| {
             // SAFETY: the range is mapped and held; the caller answers for the rights.
             unsafe { queue.fill(stream, to.at(), value, to.len()) }
         })
