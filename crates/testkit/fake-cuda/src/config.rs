@@ -1,0 +1,46 @@
+//! How the fake driver is told to misbehave: environment variables, read once, when the first function is looked up.
+//!
+//! | variable | what it does |
+//! |---|---|
+//! | `WHOLEMEM_FAKE_CUDA_DEVICES=n` | how many GPUs there are, two unless told; with none, `cuInit` answers `NO_DEVICE` |
+//! | `WHOLEMEM_FAKE_CUDA_VERSION=12020` | the driver's version, 13.0 unless told; younger functions and PTX are not known |
+//! | `WHOLEMEM_FAKE_CUDA_MISSING=a,b` | functions that the driver has not |
+//! | `WHOLEMEM_FAKE_CUDA_NO_LOADER=1` | every function is missing |
+//! | `WHOLEMEM_FAKE_CUDA_FAIL_CALL=n` | the nth call, counted from 1, fails, once |
+//! | `WHOLEMEM_FAKE_CUDA_FAIL_CODE=987` | with this code; 987 unless told |
+//!
+//! A running process arms the failing call again and again through [`crate::control`].
+
+use std::env;
+use std::sync::LazyLock;
+
+/// What the environment asks for.
+#[derive(Debug)]
+pub(crate) struct Config {
+    pub(crate) devices: usize,
+    pub(crate) version: i32,
+    pub(crate) missing: Vec<String>,
+    pub(crate) no_loader: bool,
+    pub(crate) fail_call: u64,
+    pub(crate) fail_code: u32,
+}
+
+pub(crate) fn get() -> &'static Config {
+    static CONFIG: LazyLock<Config> = LazyLock::new(|| Config {
+        devices: number("DEVICES", 2),
+        version: number("VERSION", 13_000),
+        missing: text("MISSING").split(',').map(str::to_owned).collect(),
+        no_loader: number("NO_LOADER", 0) != 0,
+        fail_call: number("FAIL_CALL", 0),
+        fail_code: number("FAIL_CODE", 987),
+    });
+    &CONFIG
+}
+
+fn text(name: &str) -> String {
+    env::var(format!("WHOLEMEM_FAKE_CUDA_{name}")).unwrap_or_default()
+}
+
+fn number<T: std::str::FromStr>(name: &str, otherwise: T) -> T {
+    text(name).parse().unwrap_or(otherwise)
+}

@@ -1,0 +1,246 @@
+//! Modules and kernels: PTX is looked at for its version and its names, and the kernels of `kernels/` are done by hand.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::bindings::*;
+use crate::calls::{self, api, ensure, get, put};
+use crate::gpu::{self, Op};
+use crate::{config, streams};
+
+/// The most threads in a block, and on one multiprocessor.
+const MOST_THREADS: c_uint = 1024;
+const MOST_RESIDENT: c_int = 2048;
+
+/// A kernel with its arguments.
+#[derive(Debug, Clone)]
+pub(crate) enum Kernel {
+    Nothing,
+    FillPattern { words: u64, count: u64, seed: u64 },
+    Checksum { words: u64, count: u64, sum: u64 },
+    AddIndex { bytes: u64, len: u32, add: u32 },
+    WaitThenSet { flag: u64, limit: Duration, byte: u64, value: u8, since: Option<Instant> },
+}
+
+impl Kernel {
+    /// The kernel of this name, if it is one that can be done here.
+    fn take(name: &str, params: *mut *mut c_void) -> Result<Self, CUresult> {
+        fn argument<T: Copy>(params: *mut *mut c_void, index: usize) -> Result<T, CUresult> {
+            get(get(params.wrapping_add(index))?.cast::<T>())
+        }
+        let u64_at = |index| argument::<u64>(params, index);
+        Ok(match name {
+            "nothing" | "probe" => Self::Nothing,
+            "fill_pattern" => Self::FillPattern { words: u64_at(0)?, count: u64_at(1)?, seed: u64_at(2)? },
+            "checksum" => Self::Checksum { words: u64_at(0)?, count: u64_at(1)?, sum: u64_at(2)? },
+            "add_index" => {
+                Self::AddIndex { bytes: u64_at(0)?, len: argument(params, 1)?, add: argument(params, 2)? }
+            }
+            "wait_then_set" => Self::WaitThenSet {
+                flag: u64_at(0)?,
+                limit: Duration::from_nanos(u64_at(1)?),
+                byte: u64_at(2)?,
+                value: argument(params, 3)?,
+                since: None,
+            },
+            _ => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        })
+    }
+
+    /// Whether it can run to its end now: one that spins does not hold up other streams.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        match self {
+            Self::WaitThenSet { flag, limit, since, .. } => {
+                let start = *since.get_or_insert_with(Instant::now);
+                load::<u32>(*flag) != 0 || start.elapsed() >= *limit
+            }
+            _ => true,
+        }
+    }
+
+    pub(crate) fn run(self) {
+        match self {
+            Self::Nothing => {}
+            Self::FillPattern { words, count, seed } => {
+                (0..count).for_each(|index| store(words + 8 * index, mix(seed.wrapping_add(index))));
+            }
+            Self::Checksum { words, count, sum } => {
+                let share = |index: u64| load::<u64>(words + 8 * index).wrapping_mul(2 * index + 1);
+                let own = (0..count).map(share).fold(0, u64::wrapping_add);
+                store(sum, load::<u64>(sum).wrapping_add(own));
+            }
+            Self::AddIndex { bytes, len, add } => {
+                (0..len).for_each(|index| store(bytes + u64::from(index), index.wrapping_add(add) as u8));
+            }
+            Self::WaitThenSet { byte, value, .. } => store(byte, value),
+        }
+    }
+}
+
+fn mix(seed: u64) -> u64 {
+    let mut x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn load<T: Copy>(at: u64) -> T {
+    // SAFETY: whoever launched the kernel keeps its memory until it has run; volatile, because others write it too.
+    unsafe { ptr::with_exposed_provenance::<T>(at as usize).read_volatile() }
+}
+
+fn store<T: Copy>(at: u64, value: T) {
+    // SAFETY: as above.
+    unsafe { ptr::with_exposed_provenance_mut::<T>(at as usize).write_volatile(value) };
+}
+
+/// A loaded module: its device, and its kernels with the handles they were given.
+#[derive(Debug)]
+struct Module {
+    device: CUdevice,
+    entries: Vec<String>,
+}
+
+#[derive(Debug, Default)]
+struct Modules {
+    last: usize,
+    modules: BTreeMap<usize, Module>,
+}
+
+/// How far apart the handles of modules are: a function's handle is its module's and its place therein.
+const STEP: usize = 0x1000;
+
+fn modules() -> MutexGuard<'static, Modules> {
+    static MODULES: Mutex<Modules> = Mutex::new(Modules { last: 0, modules: BTreeMap::new() });
+    MODULES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) fn count() -> u64 {
+    modules().modules.len() as u64
+}
+
+/// The device and the name of a function.
+fn function(handle: CUfunction) -> Result<(CUdevice, String), CUresult> {
+    let (module, place) = (handle.addr() / STEP * STEP, handle.addr() % STEP);
+    let modules = modules();
+    let module = modules.modules.get(&module);
+    let found =
+        module.and_then(|module| Some((module.device, module.entries.get(place.checked_sub(1)?)?.clone())));
+    found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+}
+
+/// The newest PTX that a driver of some version knows.
+fn newest_ptx(version: c_int) -> (u32, u32) {
+    match (version / 1000, version % 1000 / 10) {
+        (..=11, _) => (7, 8),
+        (12, minor @ ..=5) => (8, minor.unsigned_abs()),
+        (12, 6) => (8, 5),
+        (12, _) => (8, 7),
+        (13.., minor) => (9, minor.unsigned_abs()),
+    }
+}
+
+/// The kernels of a text, or why it cannot be loaded.
+fn entries(text: &str) -> Result<Vec<String>, (CUresult, String)> {
+    let version = text.lines().find_map(|line| line.trim().strip_prefix(".version")).map(str::trim);
+    let parsed = version.and_then(|version| version.split_once('.'));
+    let parsed = parsed.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    let Some(version) = parsed else {
+        return Err((CUresult::CUDA_ERROR_INVALID_PTX, "no `.version` was found".to_owned()));
+    };
+    if version > newest_ptx(config::get().version) {
+        let words = format!("PTX {}.{} is newer than this driver", version.0, version.1);
+        return Err((CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION, words));
+    }
+    let names = text.lines().filter_map(|line| line.split_once(".entry ")).map(|(_, rest)| {
+        rest.trim()
+            .split(|letter: char| letter != '_' && !letter.is_alphanumeric())
+            .next()
+            .unwrap_or_default()
+    });
+    Ok(names.map(str::to_owned).collect())
+}
+
+/// Writes into the log for errors, if the caller gave one.
+fn log(words: &str, count: c_uint, options: *mut CUjit_option, values: *mut *mut c_void) -> calls::Answer {
+    let (mut buffer, mut room) = (ptr::null_mut(), 0);
+    for index in 0..count as usize {
+        let value = get(values.wrapping_add(index))?;
+        match get(options.wrapping_add(index))? {
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER => buffer = value.cast::<u8>(),
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES => room = value.addr(),
+            _ => {}
+        }
+    }
+    if !buffer.is_null() && room > words.len() {
+        // SAFETY: the caller's buffer is as long as it says.
+        unsafe { ptr::copy_nonoverlapping(words.as_ptr(), buffer, words.len()) };
+    }
+    Ok(())
+}
+
+api! {
+    // A real driver waits here for all running work, and so do we.
+    Context fn cuModuleLoadDataEx(
+        module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option,
+        values: *mut *mut c_void,
+    ) {
+        gpu::wait_for_all();
+        ensure(!image.is_null(), CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        // SAFETY: text that ends with a zero, as the caller promises.
+        let text = unsafe { CStr::from_ptr(image.cast()) }.to_str();
+        let text = text.map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?;
+        let entries = match entries(text) {
+            Ok(entries) => entries,
+            Err((code, words)) => {
+                log(&words, count, options, values)?;
+                return Err(code);
+            }
+        };
+        let device = calls::current()?;
+        let mut modules = modules();
+        modules.last += STEP;
+        let number = modules.last;
+        modules.modules.insert(number, Module { device, entries });
+        put(module, ptr::without_provenance_mut(number))
+    }
+
+    Context fn cuModuleUnload(module: CUmodule) {
+        modules().modules.remove(&module.addr()).map(drop).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    Context fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) {
+        // SAFETY: a string, as the caller promises.
+        let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default();
+        let modules = modules();
+        let found = modules.modules.get(&module.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        let place = found.entries.iter().position(|entry| entry == name);
+        let place = place.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        put(function, ptr::without_provenance_mut(module.addr() + place + 1))
+    }
+
+    Context fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: *mut c_int, function: CUfunction, threads: c_int, _shared: usize,
+    ) {
+        self::function(function)?;
+        let possible = (1..=MOST_THREADS as c_int).contains(&threads);
+        ensure(possible, CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        put(blocks, (MOST_RESIDENT / threads).min(32))
+    }
+
+    Context fn cuLaunchKernel(
+        function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
+        block_z: c_uint, _shared: c_uint, stream: CUstream, params: *mut *mut c_void, _extra: *mut *mut c_void,
+    ) {
+        let (device, name) = self::function(function)?;
+        ensure(device == streams::device_of(stream)?, CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        let threads = u64::from(block_x) * u64::from(block_y) * u64::from(block_z);
+        let blocks = u64::from(grid_x) * u64::from(grid_y) * u64::from(grid_z);
+        let possible = (1..=u64::from(MOST_THREADS)).contains(&threads) && blocks > 0;
+        ensure(possible, CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        streams::enqueue(stream, Op::Run(Kernel::take(&name, params)?))
+    }
+}
