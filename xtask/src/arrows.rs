@@ -29,7 +29,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("wholemem-cli", LIBRARIES),
     ("wholemem-capi", LIBRARIES),
     ("wholemem-python", LIBRARIES),
-    (TESTKIT, LIBRARIES),
+    (TESTKIT, &["wholemem", "wholemem-store", "wholemem-hal", "wholemem-comm", "wholemem-os", FAKE_CUDA]),
+    (FAKE_CUDA, &[]),
     ("xtask", &[]),
 ];
 
@@ -37,6 +38,9 @@ const LIBRARIES: &[&str] = &["wholemem", "wholemem-store", "wholemem-hal", "whol
 
 /// The crate that tests may use, wherever they are.
 const TESTKIT: &str = "wholemem-testkit";
+
+/// The driver without a GPU, which only the testkit names.
+const FAKE_CUDA: &str = "wholemem-fake-cuda";
 
 pub(crate) fn check() -> Result<()> {
     let members = metadata::members()?;

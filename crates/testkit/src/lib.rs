@@ -5,7 +5,8 @@
 //! | [`mod@conformance`] | one suite for all backends: what each must do, and what each must refuse |
 //! | [`fault`] | any backend, with its nth call failing |
 //! | [`deferred`] | host streams that run their work late, and in an order nobody should rely on |
-//! | [`cuda`] | the real GPU, or a visible skip; the fake driver; kernels for tests |
+//! | [`cuda`] | the real GPU, or a visible skip; the fake driver in its place; kernels for tests |
+//! | [`driver`] | the fake driver of this process: failing a call of it, and asking what it holds |
 //! | [`sweep`] | a path walked again and again, failing at each of its calls in turn |
 //! | [`ranks`] | a test that runs as several processes, under a watchdog, leaving nothing behind |
 //! | [`forked`] | a test that goes on in a forked child |
@@ -20,13 +21,16 @@ pub mod census;
 pub mod conformance;
 pub mod cuda;
 pub mod deferred;
+pub mod driver;
 pub mod fault;
 pub mod forked;
 pub mod ranks;
 pub mod sweep;
 
 pub use census::Census;
+pub use cuda::FakeCuda;
 pub use deferred::Deferred;
+pub use driver::FakeDriver;
 pub use fault::Fault;
 pub use forked::in_forked_child;
 pub use ranks::{Rank, Ranks};

@@ -12,6 +12,7 @@
 //! shown. Ranks have as standard input the socket through which they get the sockets to their peers.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::fd::{AsFd, OwnedFd};
@@ -52,6 +53,7 @@ pub struct Ranks {
     count: usize,
     killed: Vec<usize>,
     users: BTreeMap<usize, u32>,
+    variables: BTreeMap<OsString, OsString>,
     patience: Deadline,
 }
 
@@ -59,7 +61,8 @@ impl Ranks {
     /// A test of `count` ranks.
     #[must_use]
     pub fn of(count: usize) -> Self {
-        Self { count, killed: Vec::new(), users: BTreeMap::new(), patience: patience() }
+        let (killed, users, variables) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        Self { count, killed, users, variables, patience: patience() }
     }
 
     /// A rank that is to be killed in the course of the test. It is a failure if it is not.
@@ -76,6 +79,19 @@ impl Ranks {
         self
     }
 
+    /// An environment variable of every rank.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.variables.insert(name.into(), value.into());
+        self
+    }
+
+    /// Whether this process is a rank already.
+    #[must_use]
+    pub fn is_rank() -> bool {
+        std::env::var_os(TEST).is_some()
+    }
+
     /// Ends the test after this long, instead of minutes: to test the watchdog itself.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
@@ -86,7 +102,7 @@ impl Ranks {
     /// Whether ranks can run as another user here. In a rank they already do.
     #[must_use]
     pub fn can_change_user() -> bool {
-        std::env::var_os(TEST).is_some() || rustix::process::geteuid().is_root()
+        Self::is_rank() || rustix::process::geteuid().is_root()
     }
 
     /// Runs `body` in every rank. `test` is [`test_name!`] of the test function, which does nothing else.
@@ -244,6 +260,7 @@ impl Member {
             .env(PARENT, std::process::id().to_string())
             // One heap, so that a census is not told of others coming and going.
             .env("MALLOC_ARENA_MAX", "1")
+            .envs(&ranks.variables)
             .stdin(OwnedFd::from(there))
             .stdout(copy())
             .stderr(copy());
@@ -256,7 +273,7 @@ impl Member {
     }
 }
 
-fn patience() -> Deadline {
+pub(crate) fn patience() -> Deadline {
     let seconds = std::env::var(PATIENCE).ok().and_then(|text| text.parse().ok());
     Deadline::after(Duration::from_secs(seconds.unwrap_or(DEFAULT_PATIENCE)))
 }

@@ -3,10 +3,11 @@
 //! After each walk the error must be exactly the injected one, the backend must have nothing left to give back, and
 //! the process must hold what it held before. Run it in a process of its own ([`crate::ranks`]).
 
-use wholemem_hal::{Backend, Cause, Error, Result};
+use wholemem_hal::{Backend, Cause, DriverCode, Error, Result};
 use wholemem_os as os;
 
 use crate::census::Census;
+use crate::driver::{self, FakeDriver};
 use crate::fault::{Fault, INJECTED};
 
 /// Raw calls whose failure nobody is told of: those that give back, and those by which a stream learns that work is
@@ -29,6 +30,77 @@ const SILENT_FENCES: [&str; 2] = ["create_event", "record"];
 
 /// System calls that give back. `mmap` is among them because that is how a place is emptied.
 const SILENT_CALLS: [&str; 2] = ["munmap", "mmap"];
+
+/// Functions of the driver whose failure nobody is told of: those that give back, those by which a stream learns that
+/// work is over, and those that make a context current for one of these.
+const SILENT_FUNCTIONS: [&str; 17] = [
+    "cuMemRelease",
+    "cuMemAddressFree",
+    "cuMemUnmap",
+    "cuMemFreeHost",
+    "cuMemHostUnregister",
+    "cuMemFree",
+    "cuIpcCloseMemHandle",
+    "cuStreamDestroy",
+    "cuEventDestroy",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuModuleUnload",
+    "cuEventQuery",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuCtxPushCurrent",
+    "cuCtxPopCurrent",
+];
+
+/// How many walks in a row make no nth call before a path is taken to have no more. Streams run late, so that the number
+/// of calls differs a little from walk to walk.
+const SHORT_WALKS: u64 = 8;
+
+/// Fails each call that `path` makes to the fake driver of this process, and returns how many there are.
+///
+/// # Panics
+/// When a walk ends in anything but the injected error, or leaves something behind.
+pub fn driver_calls(backend: &Backend, driver: &FakeDriver, path: impl Fn(&Backend) -> Result<()>) -> u64 {
+    // Walked twice before counting: the first walk sets up what stays for the life of the process.
+    for _ in 0..2 {
+        assert_eq!(path(backend), Ok(()), "the path works when nothing fails");
+        wait_until_drained(backend);
+    }
+    let (before, held) = (Census::take(), driver.holdings());
+    let (mut longest, mut nth) = (0, 0);
+    while nth < longest + SHORT_WALKS {
+        nth += 1;
+        driver.arm(nth);
+        let result = path(backend);
+        let fired = driver.fired();
+        driver.arm(0);
+        wait_until_drained(backend);
+        let when = format!("after call {nth} ({fired:?}) failed");
+        assert_eq!(driver.holdings(), held, "{when}, ending in {result:?}");
+        Census::take().assert_same_as(&before, &when);
+        let Some(call) = fired else {
+            assert_eq!(result, Ok(()), "no call failed, but the path did");
+            continue;
+        };
+        longest = nth;
+        match &result {
+            Ok(()) => assert!(SILENT_FUNCTIONS.contains(&call), "{when}, and nobody was told"),
+            Err(Error::Failed { cause, .. }) => {
+                assert_eq!(cause, &Cause::Driver { call, code: DriverCode(driver::INJECTED) }, "{when}");
+            }
+            Err(other) => panic!("{when}, and the path ended in {other:?}"),
+        }
+    }
+    longest
+}
+
+/// Waits for late work. What is never given back is for the watchdog to find.
+fn wait_until_drained(backend: &Backend) {
+    while backend.collect() > 0 {
+        std::thread::yield_now();
+    }
+}
 
 /// Fails each raw call that `path` makes, and returns how many there are.
 ///

@@ -1,0 +1,11 @@
+//! The CUDA backend: on the real GPU where there is one, and over a driver without one everywhere.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+mod failing;
+mod fake;
+mod gpu;
+
+use wholemem_testkit::{conformance, cuda};
+
+conformance!(suite, cuda::backend);
