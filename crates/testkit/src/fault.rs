@@ -148,7 +148,8 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         self.inner.keeps_exports()
     }
 
-    fn host_pointer(&self, at: Address) -> Option<NonNull<u8>> {
+    fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, Cause> {
+        self.fault.pass("host_pointer")?;
         self.inner.host_pointer(at)
     }
 }

@@ -447,13 +447,16 @@ unsafe impl RawMemory for CudaMemory {
         unsafe { bind(multicast.0, 0, allocation.0, 0, len, 0) }.ok("cuMulticastBindMem")
     }
 
-    fn host_pointer(&self, at: Address) -> Option<NonNull<u8>> {
-        let _current = self.gpus.enter(ANY).ok()?;
+    fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, Cause> {
+        let _current = self.gpus.enter(ANY)?;
         let mut pointer: *mut u8 = std::ptr::null_mut();
         let which = CUpointer_attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER;
         // SAFETY: `pointer` is writable and as large as this attribute; memory without one is an error.
         let answer = unsafe { (self.driver().cuPointerGetAttribute)((&raw mut pointer).cast(), which, at.0) };
-        answer.ok("cuPointerGetAttribute").ok()?;
-        NonNull::new(pointer)
+        if answer == CUresult::CUDA_ERROR_INVALID_VALUE {
+            return Ok(None);
+        }
+        answer.ok("cuPointerGetAttribute")?;
+        Ok(NonNull::new(pointer))
     }
 }

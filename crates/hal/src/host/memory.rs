@@ -214,7 +214,7 @@ unsafe impl RawMemory for HostMemory {
         Ok(unsafe { vm::release(pointer(at)?, len) }?)
     }
 
-    fn host_pointer(&self, at: Address) -> Option<NonNull<u8>> {
-        at.to_host()
+    fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, Cause> {
+        Ok(at.to_host())
     }
 }

@@ -137,12 +137,15 @@ impl Mapping {
     /// The bytes, for the processor, as shared bytes are to be reached. They are writable if any device may write.
     ///
     /// # Errors
-    /// [`Error::NotHostVisible`] for memory of a GPU; [`Error::Denied`] when no right was granted.
+    /// [`Error::NotHostVisible`] for memory of a GPU; [`Error::Denied`] when no right was granted; [`Error::Failed`].
     pub fn bytes(&self) -> Result<SharedSlice<'_>> {
         let attempt = || Attempt::Access { len: self.core.len };
         self.backend().check_fork(attempt)?;
         let who = self.backend().label(self.core.allocation.device());
-        let Some(at) = self.backend().memory().host_pointer(self.core.at) else {
+        let at = self.backend().memory().host_pointer(self.core.at);
+        let device = self.core.allocation.device();
+        let at = at.map_err(|cause| self.backend().refused(device, attempt(), cause))?;
+        let Some(at) = at else {
             return Err(Error::NotHostVisible { device: who });
         };
         let granted = self.core.rights().highest();

@@ -68,11 +68,11 @@ impl PinnedBuffer {
         if len == 0 {
             return Err(Error::ZeroLength { attempt: attempt() });
         }
+        let refused = |cause| backend.refused(device.id(), attempt(), cause);
         // SAFETY: the length is not zero, and this is no forked child.
-        let at = unsafe { backend.memory().pin(device.id(), len) }
-            .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
+        let at = unsafe { backend.memory().pin(device.id(), len) }.map_err(refused)?;
         let owned = Owned::new(backend, Teardown::Unpin { at, len });
-        let Some(pointer) = backend.memory().host_pointer(at) else {
+        let Some(pointer) = backend.memory().host_pointer(at).map_err(refused)? else {
             return Err(Error::NotHostVisible { device: device.label() });
         };
         Ok(Self { core: Arc::new(PinnedCore { owned, device: device.id(), at, pointer, len }) })

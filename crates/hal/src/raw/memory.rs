@@ -418,6 +418,9 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Err(Cause::Unsupported { capability: Capability::Multicast, reason })
     }
 
-    /// The processor's pointer for an address, where the processor can reach it.
-    fn host_pointer(&self, at: Address) -> Option<NonNull<u8>>;
+    /// The processor's pointer for an address; `None` where the processor cannot reach it.
+    ///
+    /// # Errors
+    /// What the driver said, when it could not tell.
+    fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, Cause>;
 }
