@@ -77,6 +77,16 @@ impl CUresult {
     }
 }
 
+/// Gives something back in the middle of a call, where nobody is left who could try again later: asks twice, and then
+/// leaks it.
+pub(super) fn give_back(call: &'static str, give: impl Fn() -> CUresult) {
+    if give() != CUresult::CUDA_SUCCESS
+        && let Err(cause) = give().ok(call)
+    {
+        tracing::warn!(%cause, "leaking what the driver refused twice to take back");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 
 use super::bindings::*;
+use super::code::give_back;
 use super::driver::Driver;
 use super::{DriverCode, Gpus};
 use crate::raw::{Address, Fact, Imported, Properties, RawAllocation, RawMemory};
@@ -171,7 +172,7 @@ unsafe impl RawMemory for CudaMemory {
         if hint != 0 && at != hint {
             // The driver takes the address as a wish.
             // SAFETY: reserved in the lines above, and seen by nobody.
-            unsafe { (self.driver().cuMemAddressFree)(at, len) }.ok("cuMemAddressFree")?;
+            give_back("cuMemAddressFree", || unsafe { (self.driver().cuMemAddressFree)(at, len) });
             let code = DriverCode(CUresult::CUDA_ERROR_INVALID_VALUE.0);
             return Err(Cause::Driver { call: "cuMemAddressReserve", code });
         }
@@ -346,7 +347,8 @@ unsafe impl RawMemory for CudaMemory {
             unsafe { (self.driver().cuMemHostGetDevicePointer)(&raw mut seen, at.as_ptr().cast(), 0) };
         if let Err(cause) = answer.ok("cuMemHostGetDevicePointer") {
             // SAFETY: registered above, and used by nobody yet.
-            unsafe { (self.driver().cuMemHostUnregister)(at.as_ptr().cast()) }.ok("cuMemHostUnregister")?;
+            let unregister = || unsafe { (self.driver().cuMemHostUnregister)(at.as_ptr().cast()) };
+            give_back("cuMemHostUnregister", unregister);
             return Err(cause);
         }
         Ok(Address(seen))
@@ -426,7 +428,7 @@ unsafe impl RawMemory for CudaMemory {
             // SAFETY: the object was made above for as many devices, and this is one of them.
             if let Err(cause) = unsafe { add(handle, self.gpus.ordinal(device)) }.ok("cuMulticastAddDevice") {
                 // SAFETY: made above, and seen by nobody.
-                unsafe { (driver.cuMemRelease)(handle) }.ok("cuMemRelease")?;
+                give_back("cuMemRelease", || unsafe { (driver.cuMemRelease)(handle) });
                 return Err(cause);
             }
         }

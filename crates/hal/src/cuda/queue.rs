@@ -8,6 +8,7 @@ use wholemem_os::Deadline;
 
 use super::Gpus;
 use super::bindings::*;
+use super::code::give_back;
 use super::driver::Driver;
 use super::gpus::Current;
 use crate::raw::{
@@ -227,20 +228,21 @@ unsafe impl RawQueue for CudaQueue {
     }
 
     unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, Cause> {
-        let _current = self.enter(stream.device)?;
+        // The capture has to end also where no context can be made current; the stream knows its own.
+        let current = self.enter(stream.device);
         let mut graph = std::ptr::null_mut();
         // SAFETY: `graph` is writable, and the stream is being captured.
         unsafe { (self.driver().cuStreamEndCapture)(pointer(stream.handle), &raw mut graph) }
             .ok("cuStreamEndCapture")?;
         let mut ready = std::ptr::null_mut();
-        // SAFETY: `ready` is writable, and the graph was made in the lines above.
-        let made = unsafe { (self.driver().cuGraphInstantiateWithFlags)(&raw mut ready, graph, 0) };
+        let made = current.as_ref().map_err(Clone::clone).and_then(|_| {
+            // SAFETY: `ready` is writable, and the graph was made in the lines above.
+            unsafe { (self.driver().cuGraphInstantiateWithFlags)(&raw mut ready, graph, 0) }
+                .ok("cuGraphInstantiateWithFlags")
+        });
         // SAFETY: what was instantiated does not need it any more.
-        let destroyed = unsafe { (self.driver().cuGraphDestroy)(graph) };
-        made.ok("cuGraphInstantiateWithFlags")?;
-        if let Err(cause) = destroyed.ok("cuGraphDestroy") {
-            tracing::warn!(%cause, "leaking the recording behind a graph");
-        }
+        give_back("cuGraphDestroy", || unsafe { (self.driver().cuGraphDestroy)(graph) });
+        made?;
         Ok(RawGraph { device: stream.device, handle: number(ready) })
     }
 
