@@ -297,6 +297,9 @@ impl Error {
             Self::Unavailable { backend: BackendKind::Cuda, .. } => {
                 Some("`wholemem doctor` says what was tried; the host backend works without a GPU")
             }
+            Self::NoSuchDevice { backend: BackendKind::Cuda, .. } => {
+                Some("`CUDA_VISIBLE_DEVICES` may hide GPUs from this process")
+            }
             Self::Forked { .. } => {
                 Some("open a backend in the child itself, or start a new program instead of forking")
             }

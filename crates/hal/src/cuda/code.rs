@@ -31,7 +31,9 @@ impl DriverCode {
             CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE => {
                 "`CUDA_VISIBLE_DEVICES` may hide the GPU from this process"
             }
-            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => "the driver is older than 550; update it",
+            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+                "the kernel is newer than the driver; driver 550 or newer loads ours"
+            }
             CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU => "the GPU is older than compute capability 7.0",
             CUresult::CUDA_ERROR_NOT_PERMITTED => {
                 "fabric handles need the IMEX service and its channel in `/dev/nvidia-caps-imex-channels`"
@@ -55,6 +57,18 @@ impl fmt::Display for DriverCode {
         match self.name() {
             Some(name) => write!(f, "{name} ({})", self.0),
             None => write!(f, "a code of its own, {}", self.0),
+        }
+    }
+}
+
+impl Cause {
+    /// The cause in one line with what to do about it, for where there is no error to ask for its hint.
+    pub(super) fn explained(&self) -> String {
+        match self {
+            Self::Driver { code, .. } if code.hint().is_some() => {
+                format!("{self}: {}", code.hint().unwrap_or_default())
+            }
+            cause => cause.to_string(),
         }
     }
 }

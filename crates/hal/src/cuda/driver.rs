@@ -120,7 +120,7 @@ impl Driver {
     }
 
     fn start(&self) -> Result<(), String> {
-        let failed = |cause: Cause| cause.to_string();
+        let failed = |cause: Cause| cause.explained();
         // SAFETY: the one flag there is, is zero.
         unsafe { (self.cuInit)(0) }.ok("cuInit").map_err(failed)?;
         let version = self.version().map_err(failed)?;

@@ -56,7 +56,7 @@ impl Gpus {
 
     fn find() -> Result<Self, String> {
         let driver = Driver::of_process().map_err(Clone::clone)?;
-        let failed = |cause: Cause| cause.to_string();
+        let failed = |cause: Cause| cause.explained();
         let mut count = 0;
         // SAFETY: `count` is writable.
         unsafe { (driver.cuDeviceGetCount)(&raw mut count) }.ok("cuDeviceGetCount").map_err(failed)?;
