@@ -88,18 +88,19 @@ impl FakeCuda {
         Ranks::of(count).env(SEARCH, self.search_path()).env("WHOLEMEM_REQUIRE_CUDA", "1")
     }
 
-    /// Runs the tests of this binary whose names hold one of `filters` again, over this driver, and returns how many
-    /// passed.
+    /// Runs the tests of this binary whose names hold one of `filters` again, over this driver with these settings, and
+    /// returns how many passed.
     ///
     /// # Panics
     /// When one fails, or they do not end.
-    pub fn rerun(&self, filters: &[&str]) -> usize {
+    pub fn rerun(&self, filters: &[&str], settings: &[(&str, &str)]) -> usize {
         let mut output = tempfile::tempfile().expect("a file for the output");
         let copy = |output: &File| Stdio::from(output.try_clone().expect("a descriptor can be had"));
         let mut child = Command::new("/proc/self/exe")
             .args(filters)
             .env(SEARCH, self.search_path())
             .env("WHOLEMEM_REQUIRE_CUDA", "1")
+            .envs(settings.iter().copied())
             .stdin(Stdio::null())
             .stdout(copy(&output))
             .stderr(copy(&output))

@@ -3,6 +3,8 @@
 //! After each walk the error must be exactly the injected one, the backend must have nothing left to give back, and
 //! the process must hold what it held before. Run it in a process of its own ([`crate::ranks`]).
 
+use std::time::Duration;
+
 use wholemem_hal::{Backend, Cause, DriverCode, Error, Result};
 use wholemem_os as os;
 
@@ -65,7 +67,7 @@ pub fn driver_calls(backend: &Backend, driver: &FakeDriver, path: impl Fn(&Backe
     // Walked twice before counting: the first walk sets up what stays for the life of the process.
     for _ in 0..2 {
         assert_eq!(path(backend), Ok(()), "the path works when nothing fails");
-        wait_until_drained(backend);
+        wait_until_drained(backend, "after no call failed");
     }
     let (before, held) = (Census::take(), driver.holdings());
     let (mut longest, mut nth) = (0, 0);
@@ -75,8 +77,8 @@ pub fn driver_calls(backend: &Backend, driver: &FakeDriver, path: impl Fn(&Backe
         let result = path(backend);
         let fired = driver.fired();
         driver.arm(0);
-        wait_until_drained(backend);
         let when = format!("after call {nth} ({fired:?}) failed");
+        wait_until_drained(backend, &when);
         assert_eq!(driver.holdings(), held, "{when}, ending in {result:?}");
         Census::take().assert_same_as(&before, &when);
         let Some(call) = fired else {
@@ -95,9 +97,14 @@ pub fn driver_calls(backend: &Backend, driver: &FakeDriver, path: impl Fn(&Backe
     longest
 }
 
-/// Waits for late work. What is never given back is for the watchdog to find.
-fn wait_until_drained(backend: &Backend) {
+/// How long late work may take. Far above what any takes: what is not given back by then never is.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits for late work, and for what it still uses to be given back.
+fn wait_until_drained(backend: &Backend, when: &str) {
+    let deadline = os::Deadline::after(PATIENCE);
     while backend.collect() > 0 {
+        assert!(!deadline.has_passed(), "{when}, and something was never given back");
         std::thread::yield_now();
     }
 }

@@ -5,6 +5,7 @@
 mod failing;
 mod fake;
 mod gpu;
+mod strange;
 
 use wholemem_testkit::{conformance, cuda};
 

@@ -23,18 +23,18 @@ pub(crate) const MEMORY: [u8; 8] = *b"fake-mem";
 pub(crate) fn token(magic: [u8; 8], fd: RawFd, len: usize) -> [c_char; 64] {
     let mut bytes = [0; 64];
     bytes[..8].copy_from_slice(&magic);
-    bytes[8..12].copy_from_slice(&std::process::id().to_ne_bytes());
-    bytes[12..16].copy_from_slice(&fd.to_ne_bytes());
-    bytes[16..24].copy_from_slice(&len.to_ne_bytes());
+    for (at, number) in [(8, u64::from(std::process::id())), (16, fd as u64), (24, len as u64)] {
+        bytes[at..at + 8].copy_from_slice(&number.to_ne_bytes());
+    }
     bytes.map(|byte| c_char::from_ne_bytes([byte]))
 }
 
 /// The descriptor that such bytes name, opened here, and its length. A process cannot open what it made itself.
 pub(crate) fn open(magic: [u8; 8], token: [c_char; 64]) -> Result<(std::os::fd::OwnedFd, usize), CUresult> {
     let bytes = token.map(|byte| byte.to_ne_bytes()[0]);
-    let number = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let number = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
     ensure(bytes[..8] == magic, CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let (process, fd, len) = (number(8), number(12) as RawFd, number(16) as usize);
+    let (process, fd, len) = (number(8) as u32, number(16) as RawFd, number(24) as usize);
     ensure(process != std::process::id(), CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
     Ok((vmm::descriptor_of(process, fd)?, len))
 }
