@@ -51,7 +51,7 @@ bench() {
 : >"$report/log.txt"
 
 step "doctor" 120 sh -c '"$0" doctor --json >"$1"' "$here/wholemem" "$report/doctor.json"
-step "suite" 300 "$here/test-cuda" --test-threads=1
+step "suite" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
 step "demo" 120 "$here/wholemem" demo --backend cuda --size 1GiB
 OUTPUT="$report/alloc.json" bench alloc 180 alloc --sizes 2MiB,8MiB,32MiB,128MiB,512MiB,2GiB,8GiB,16GiB,64GiB
 OUTPUT="$report/share.json" bench share 180 share --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
@@ -60,7 +60,7 @@ OUTPUT="$report/copy.json" bench copy 120 copy
 
 if command -v nvidia-cuda-mps-control >/dev/null && timeout 30 nvidia-cuda-mps-control -d >>"$report/log.txt" 2>&1; then
     mps_runs=1
-    step "suite under MPS" 300 "$here/test-cuda" --test-threads=1
+    step "suite under MPS" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
     end_mps
 else
     echo "suite under MPS              skipped: no MPS server could be started" | tee -a "$report/summary.txt"
@@ -69,7 +69,7 @@ fi
 if command -v compute-sanitizer >/dev/null; then
     # One process at a time, and without the ten thousand cycles, which the sanitizer would make an hour of.
     step "suite under memcheck" 400 compute-sanitizer --tool memcheck --error-exitcode 9 --report-api-errors no \
-        "$here/test-cuda" --test-threads=1 --skip ten_thousand --skip two_processes --skip outlives
+        "$here/test-cuda" --test-threads=1 suite:: gpu:: --skip ten_thousand --skip two_processes --skip outlives
 else
     echo "suite under memcheck         skipped: no compute-sanitizer" | tee -a "$report/summary.txt"
 fi
