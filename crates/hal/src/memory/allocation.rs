@@ -253,7 +253,9 @@ impl Allocation {
         let refused = |cause| backend.refused(self.core.device, attempt(), cause);
         // SAFETY: the allocation is live because `self` holds it.
         let export = || unsafe { backend.memory().export(self.core.raw, kind, rights) }.map_err(refused);
-        if kind != HandleKind::Fd || !backend.memory().keeps_exports() {
+        // What is kept allows everything: a narrower one is the backend's to make, or to refuse.
+        let widest = kind == HandleKind::Fd && rights == Rights::ReadWrite;
+        if !widest || !backend.memory().keeps_exports() {
             return export();
         }
         let mut kept = self.core.exported.lock().unwrap_or_else(PoisonError::into_inner);
