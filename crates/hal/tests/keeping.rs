@@ -6,8 +6,12 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use wholemem_hal::host::{HostEvent, HostMemory, HostQueue};
-use wholemem_hal::{Attempt, Device, Error, Event, EventHandle, HostConfig, Rights, Stream};
-use wholemem_os::{Deadline, vm};
+use wholemem_hal::raw::Address;
+use wholemem_hal::{
+    Args, Attempt, Backend, Device, Error, Event, EventHandle, HostConfig, KernelImage, LaunchShape, Module,
+    Rights, Stream,
+};
+use wholemem_os::{Deadline, SharedSlice, vm};
 use wholemem_testkit::{Census, Deferred, Fault, Ranks, in_forked_child, seed, test_name};
 
 const LEN: usize = 64 << 10;
@@ -209,4 +213,56 @@ fn what_is_refused_again_and_again_is_given_back_in_the_end() {
         Census::take().assert_same_as(&before, "after the next drop");
         assert_eq!(backend.collect(), 0);
     });
+}
+
+/// Stores a number at an address: `(address, number)`.
+unsafe fn store(_: &LaunchShape, args: &Args) {
+    let at = Address(args.read_u64(0).expect("an address")).to_host().expect("not null");
+    let value = args.read_u32(1).expect("a number").to_le_bytes()[0];
+    // SAFETY: the launcher passed a mapped, writable byte.
+    let byte = unsafe { SharedSlice::new(at, 1, true) };
+    byte.write_at(0, &[value]).expect("one byte");
+}
+
+const STORE: KernelImage = KernelImage { ptx: None, host: &[("store", store)] };
+
+#[test]
+fn a_launched_kernel_keeps_its_module_and_its_operands() {
+    alone(test_name!(), || {
+        let mut work = Work::new();
+        let map = work.device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+        work.at = map.bytes().unwrap().as_ptr();
+        // SAFETY: the one function is launched below with what it takes.
+        let store = unsafe { Module::load(&work.device, &STORE) }.unwrap().function("store").unwrap();
+        let args = Args::new().u64(map.address()).u32(7);
+        // SAFETY: the arguments are an address and a number, and the memory is an operand.
+        unsafe { work.stream.launch(&store, &LaunchShape::line(1, 1), &args, &[map.all()]) }.unwrap();
+        let live = |what: &str| format!("{:?}", work.device.backend()).contains(what);
+        drop((map, store));
+        assert!(work.is_kept());
+        assert!(live("modules: Table(1 live)"), "the kernel has not run");
+        work.go();
+        work.stream.synchronize(Deadline::NEVER).unwrap();
+        assert!(!work.is_kept());
+        assert!(live("modules: Table(0 live)"), "it has");
+    });
+}
+
+#[test]
+fn a_kernel_or_an_operand_of_another_backend_is_refused() {
+    let [ours, theirs] = [(); 2].map(|()| {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let map = device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+        // SAFETY: the one function is not launched.
+        let store = unsafe { Module::load(&device, &STORE) }.unwrap().function("store").unwrap();
+        (device, store, map.all())
+    });
+    let (stream, shape) = (ours.0.stream().unwrap(), LaunchShape::line(1, 1));
+    let wrong = || Err(Error::WrongBackend { attempt: Attempt::Launch { name: "store" } });
+    for (function, operand) in [(&theirs.1, &ours.2), (&ours.1, &theirs.2)] {
+        // SAFETY: it is refused, and would do nothing without its arguments but panic.
+        let launched =
+            unsafe { stream.launch(function, &shape, &Args::new(), std::slice::from_ref(operand)) };
+        assert_eq!(launched, wrong());
+    }
 }
