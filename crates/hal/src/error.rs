@@ -90,6 +90,17 @@ pub enum Error {
         attempt: Attempt,
     },
 
+    /// Something of one device used on a stream of another.
+    #[error("cannot {attempt}: it belongs to {found}, and the stream to {expected}")]
+    WrongDevice {
+        /// What was tried.
+        attempt: Attempt,
+        /// The stream's device.
+        expected: DeviceLabel,
+        /// The other's.
+        found: DeviceLabel,
+    },
+
     /// A device, or the processor, that lacks a right to the memory.
     #[error("cannot {attempt}: {who} was granted {granted}, and needs {needed}")]
     Denied {
@@ -274,6 +285,7 @@ impl Error {
             Self::BadConfig { .. } => 22,
             Self::NoRights { .. } => 23,
             Self::NotReached { .. } => 24,
+            Self::WrongDevice { .. } => 25,
             Self::Failed { cause, .. } => cause.code(),
         }
     }

@@ -168,6 +168,8 @@ pub enum FileKind {
     Directory,
     /// A device node.
     Device,
+    /// A memory file of huge pages, whose holes cannot always be filled again.
+    HugePages,
     /// An anonymous kernel object (eventfd, epoll, a driver's handle) or anything newer than this library.
     Other,
 }
@@ -180,6 +182,7 @@ impl fmt::Display for FileKind {
             Self::File => "a file",
             Self::Directory => "a directory",
             Self::Device => "a device",
+            Self::HugePages => "a file of huge pages",
             Self::Other => "another kernel object",
         })
     }

@@ -44,6 +44,9 @@ const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// With either of these no writable map can be made, whatever the descriptor was opened for.
 const WRITE_SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
 
+/// The kernel's number for the file system of huge pages.
+const HUGE_PAGES: rustix::fs::FsWord = libc::HUGETLBFS_MAGIC as rustix::fs::FsWord;
+
 /// An interrupted `fallocate` undoes what it did, so after an interruption it goes on in steps of this length.
 const STEP_AFTER_INTERRUPT: usize = 16 << 20;
 
@@ -107,6 +110,10 @@ impl Memfd {
         let actual = len_of(fd.as_fd())?;
         if actual != len {
             return Err(Error::WrongLength { expected: len, actual });
+        }
+        // Others may punch holes into pages that cannot be had again: with huge pages that is a `SIGBUS`, not a wait.
+        if call("fstatfs", || rustix::fs::fstatfs(&fd))?.f_type == HUGE_PAGES {
+            return Err(Error::NotAMemfd { found: FileKind::HugePages });
         }
         let flags = call("fcntl", || rustix::fs::fcntl_getfl(&fd))?;
         let writable = flags.contains(OFlags::RDWR) && !seals.intersects(WRITE_SEALS);
@@ -385,6 +392,17 @@ mod tests {
             Memfd::import(folder.into(), LEN).unwrap_err(),
             Error::NotAMemfd { found: FileKind::Directory }
         );
+    }
+
+    #[test]
+    fn import_refuses_huge_pages() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        let fd = rustix::fs::memfd_create("huge", flags).unwrap();
+        let len = 2 << 20;
+        // The pages themselves need not be had for the file to have a length.
+        rustix::fs::ftruncate(&fd, len as u64).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS).unwrap();
+        assert_eq!(Memfd::import(fd, len).unwrap_err(), Error::NotAMemfd { found: FileKind::HugePages });
     }
 
     #[test]

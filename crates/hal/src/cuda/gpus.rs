@@ -8,6 +8,8 @@ use std::ffi::{c_char, c_int};
 use std::marker::PhantomData;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use wholemem_os::ForkEpoch;
+
 use super::bindings::*;
 use super::driver::Driver;
 use crate::{Cause, DeviceId, DeviceInfo};
@@ -18,9 +20,13 @@ pub(crate) struct Gpus {
     driver: &'static Driver,
     ordinals: Vec<CUdevice>,
     infos: Vec<DeviceInfo>,
+    /// The process that the driver was started in: it does not work in a forked child of it.
+    epoch: ForkEpoch,
     /// Retained primary contexts, by device.
     contexts: Vec<Mutex<Option<Context>>>,
 }
+
+const FORKED: &str = "the process was forked after CUDA was started in it; start a new program instead";
 
 /// A retained primary context.
 #[derive(Debug, Clone, Copy)]
@@ -49,9 +55,10 @@ impl Drop for Current {
 
 impl Gpus {
     /// The GPUs of this process, found at the first call; or why there are none.
-    pub(crate) fn of_process() -> Result<&'static Self, &'static String> {
+    pub(crate) fn of_process() -> Result<&'static Self, String> {
         static GPUS: OnceLock<Result<Gpus, String>> = OnceLock::new();
-        GPUS.get_or_init(Self::find).as_ref()
+        let gpus = GPUS.get_or_init(Self::find).as_ref().map_err(Clone::clone)?;
+        if gpus.epoch.is_current() { Ok(gpus) } else { Err(FORKED.to_owned()) }
     }
 
     fn find() -> Result<Self, String> {
@@ -68,7 +75,8 @@ impl Gpus {
         let infos = (0..).zip(&ordinals).map(|(id, &device)| info(driver, id, device));
         let infos = infos.collect::<Result<Vec<_>, _>>().map_err(failed)?;
         let contexts = ordinals.iter().map(|_| Mutex::default()).collect();
-        Ok(Self { driver, ordinals, infos, contexts })
+        let epoch = ForkEpoch::current().map_err(|error| error.to_string())?;
+        Ok(Self { driver, ordinals, infos, epoch, contexts })
     }
 
     pub(super) fn driver(&self) -> &'static Driver {

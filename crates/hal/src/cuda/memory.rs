@@ -84,6 +84,13 @@ fn handle_type(kind: HandleKind) -> CUmemAllocationHandleType {
     }
 }
 
+/// A descriptor of the driver's would stay open in every program that this process starts.
+fn close_on_exec(fd: OwnedFd) -> Result<OwnedFd, Cause> {
+    let failed = |errno| Cause::Os(wholemem_os::Error::Call { call: "fcntl", errno });
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).map_err(failed)?;
+    Ok(fd)
+}
+
 fn refuse_ipc() -> Cause {
     let reason = "CUDA IPC handles are for buffers of the driver's older allocator, not for allocations";
     Cause::Unsupported { capability: Capability::CudaIpc, reason }
@@ -236,7 +243,7 @@ unsafe impl RawMemory for CudaMemory {
                 let mut fd: RawFd = -1;
                 export((&raw mut fd).cast())?;
                 // SAFETY: the driver made this descriptor for us, and nobody else knows it.
-                Ok(ShareHandle::Fd(unsafe { OwnedFd::from_raw_fd(fd) }))
+                Ok(ShareHandle::Fd(close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) })?))
             }
             HandleKind::Fabric => {
                 let mut token = [0_u8; 64];
@@ -313,7 +320,7 @@ unsafe impl RawMemory for CudaMemory {
         // SAFETY: `fd` is writable, and the range is mapped.
         unsafe { get((&raw mut fd).cast(), at.0, len, kind, 0) }.ok("cuMemGetHandleForAddressRange")?;
         // SAFETY: the driver made this descriptor for us, and nobody else knows it.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     unsafe fn pin(&self, device: DeviceId, len: usize) -> Result<Address, Cause> {

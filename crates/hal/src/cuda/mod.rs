@@ -40,8 +40,7 @@ use crate::{Backend, BackendKind, Error, Result};
 
 /// Opens the backend over all GPUs that this process may see.
 pub(crate) fn open() -> Result<Backend> {
-    let unavailable =
-        |reason: &String| Error::Unavailable { backend: BackendKind::Cuda, reason: reason.clone() };
+    let unavailable = |reason| Error::Unavailable { backend: BackendKind::Cuda, reason };
     let gpus = Gpus::of_process().map_err(unavailable)?;
     Backend::from_raw(Arc::new(memory::CudaMemory::new(gpus)), Arc::new(queue::CudaQueue::new(gpus)))
 }

@@ -49,6 +49,7 @@ pub fn export(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 pub fn inspect(file: BorrowedFd<'_>) -> io::Result<()> {
     rustix::fs::fcntl_get_seals(file)?;
     rustix::fs::fstat(file)?;
+    rustix::fs::fstatfs(file)?;
     rustix::fs::fcntl_getfl(file)?;
     Ok(())
 }

@@ -134,7 +134,7 @@ impl Allocation {
     /// answer.
     ///
     /// The sender is not trusted: what arrives must be memory of this kind, exactly `len` bytes of it, and nobody may
-    /// be able to take them away again.
+    /// be able to take them away again. A driver that does not tell the length refuses a longer map instead.
     ///
     /// # Errors
     /// [`Error::ZeroLength`], [`Error::UnalignedLength`], [`Error::Unsupported`] for a handle this backend does not

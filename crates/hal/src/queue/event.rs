@@ -137,6 +137,12 @@ impl Event {
             .map_err(|cause| backend.refused(self.core.device, Attempt::Measure, cause))
     }
 
+    /// The device it belongs to: only streams of that device record it.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        Device::new(self.backend().clone(), self.core.device)
+    }
+
     pub(crate) fn backend(&self) -> &Backend {
         self.core.owned.backend()
     }

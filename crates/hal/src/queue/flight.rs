@@ -54,9 +54,11 @@ impl Flight {
         device: &Device,
         stream: RawStream,
         operands: impl IntoIterator<Item = Operand>,
+        foreign: bool,
     ) {
         self.open.extend(operands);
-        if self.open.len() >= BATCH {
+        // A stream that is not ours may be gone when the next event is due.
+        if foreign || self.open.len() >= BATCH {
             self.reap(device.backend());
             if let Err(cause) = self.close(device, stream) {
                 tracing::debug!(%cause, "no event behind a batch of work; keeping its operands longer");

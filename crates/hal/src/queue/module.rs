@@ -97,7 +97,9 @@ impl Args {
     /// Adds a structure by its bytes; `align` is its alignment, a power of two.
     #[must_use]
     pub fn bytes(mut self, value: &[u8], align: usize) -> Self {
-        let start = self.bytes.len().next_multiple_of(align.max(1));
+        // No argument needs more than a page's alignment; what is no power of two means the next one.
+        let align = align.clamp(1, 4096).next_power_of_two();
+        let start = self.bytes.len().next_multiple_of(align);
         self.bytes.resize(start, 0);
         self.bytes.extend_from_slice(value);
         self.places.push((start, value.len()));
@@ -240,6 +242,7 @@ mod tests {
         let args = Args::new().u32(1).u64(2).bytes(&[3; 5], 1).bytes(&[4; 16], 16);
         assert_eq!(args.places, [(0, 4), (8, 8), (16, 5), (32, 16)]);
         assert_eq!(args.count(), 4);
+        assert_eq!(Args::new().u32(1).bytes(&[2], usize::MAX).places, [(0, 4), (4096, 1)]);
         assert_eq!(args.read(2), Some(&[3; 5][..]));
         assert_eq!(args.read(4), None);
         assert_eq!((args.read_u32(0), args.read_u64(1), args.read_u64(2)), (Some(1), Some(2), None));

@@ -10,7 +10,7 @@ use super::{Args, Event, Function, Graph, LaunchShape};
 use crate::memory::Addressable;
 use crate::raw::{Address, RawQueue, RawStream};
 use crate::retire::{Owned, Teardown};
-use crate::{Attempt, Cause, Device, Error, PinnedBuffer, Result, Rights, Span};
+use crate::{Attempt, Cause, Device, DeviceLabel, Error, PinnedBuffer, Result, Rights, Span};
 
 /// How much a copy between a device and plain memory takes in one step.
 const STAGE_LEN: usize = 4 << 20;
@@ -97,7 +97,8 @@ impl Stream {
     /// default stream. Dropping it lets go of what its work used, and leaves the stream to its maker.
     ///
     /// # Safety
-    /// The number is that of a stream of this device, which stays until this and the work enqueued through it are gone.
+    /// The number is that of a stream of this device, which stays at least as long as work is enqueued through this, and
+    /// is not being captured by others.
     #[must_use]
     #[doc(alias = "cudaStream_t")]
     pub unsafe fn from_foreign(device: &Device, handle: u64) -> Self {
@@ -189,6 +190,7 @@ impl Stream {
         if function.device().backend() != self.device().backend() || strangers {
             return Err(Error::WrongBackend { attempt: attempt() });
         }
+        self.check_device(function.device().label(), attempt)?;
         let kernel = Arc::new(function.clone()) as Operand;
         let held = operands.iter().map(hold).chain([kernel]);
         self.enqueue(attempt(), Recording::Allowed, held, |queue, stream| {
@@ -204,6 +206,7 @@ impl Stream {
     #[doc(alias = "cuEventRecord")]
     pub fn record(&self, event: &Event) -> Result<()> {
         let operand = self.event_operand(event, Attempt::Record)?;
+        self.check_device(event.device().label(), || Attempt::Record)?;
         self.run_now(Attempt::Record, [operand], |queue, stream| {
             // SAFETY: the event is live, and held until the mark is reached.
             unsafe { queue.record(event.raw(), stream) }
@@ -226,6 +229,15 @@ impl Stream {
             // SAFETY: the event is live, and held until the wait is over.
             unsafe { queue.await_event(stream, event.raw()) }
         })
+    }
+
+    fn check_device(&self, found: DeviceLabel, attempt: impl FnOnce() -> Attempt) -> Result<()> {
+        let expected = self.device().label();
+        if found == expected {
+            Ok(())
+        } else {
+            Err(Error::WrongDevice { attempt: attempt(), expected, found })
+        }
     }
 
     fn event_operand(&self, event: &Event, attempt: Attempt) -> Result<Operand> {
@@ -390,7 +402,7 @@ impl Stream {
         match &mut state.capture {
             Some(captured) => captured.extend(operands),
             None if queue.runs_inline() => {}
-            None => state.flight.hold(device, self.core.raw, operands),
+            None => state.flight.hold(device, self.core.raw, operands, self.core.owned.is_none()),
         }
         answer.map_err(|cause| device.backend().refused(device.id(), attempt, cause))
     }

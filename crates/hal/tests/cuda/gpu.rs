@@ -154,6 +154,32 @@ fn foreign_memory_is_adopted_segment_by_segment() {
 }
 
 #[test]
+fn more_than_was_imported_cannot_be_mapped() {
+    let Some(device) = gpu() else { return };
+    let step = granule(&device);
+    let handle = device.allocate(step).unwrap().export(HandleKind::Fd, Rights::ReadWrite).unwrap();
+    let promised = Allocation::import(&device, handle, 2 * step).unwrap();
+    let refused = promised.map(Rights::ReadWrite).unwrap_err();
+    let attempt = Attempt::Map { len: 2 * step, offset: 0 };
+    let call = "cuMemMap";
+    assert!(
+        matches!(&refused, Error::Failed { attempt: tried, cause: Cause::Driver { call: found, .. } }
+            if *tried == attempt && *found == call),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn descriptors_of_gpu_memory_close_on_exec() {
+    let Some(device) = gpu() else { return };
+    let memory = device.allocate(granule(&device)).unwrap();
+    for _ in 0..2 {
+        let fd = memory.export(HandleKind::Fd, Rights::ReadWrite).unwrap().into_fd().unwrap();
+        assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+    }
+}
+
+#[test]
 fn garbage_handles_are_refused() {
     let Some(device) = gpu() else { return };
     let step = granule(&device);

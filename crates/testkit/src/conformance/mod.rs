@@ -55,6 +55,7 @@ macro_rules! conformance {
                 places_that_are_taken,
                 devices_that_do_not_exist,
                 memory_of_another_backend,
+                things_of_another_device,
                 copies_that_make_no_sense,
                 devices_without_rights,
                 work_that_cannot_be_captured,

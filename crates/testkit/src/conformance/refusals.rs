@@ -140,6 +140,20 @@ pub fn memory_of_another_backend(backend: &Backend) {
     assert_eq!(graph.launch(&stream(&device)), Err(wrong));
 }
 
+pub fn things_of_another_device(backend: &Backend) {
+    let (device, other) = (first(backend), second(backend));
+    if device.id() == other.id() {
+        return crate::skipped("this backend has one device");
+    }
+    let event = Event::create(&other, EventKind::Order).unwrap();
+    let (expected, found) = (device.label(), other.label());
+    let refused = Error::WrongDevice { attempt: Attempt::Record, expected, found };
+    assert_eq!(stream(&device).record(&event), Err(refused));
+    // Waiting for another device's event is what they are for.
+    stream(&other).record(&event).unwrap();
+    stream(&device).await_event(&event).unwrap();
+}
+
 pub fn copies_that_make_no_sense(backend: &Backend) {
     let device = first(backend);
     let map = mapped(&device, 1);
