@@ -34,8 +34,10 @@
 //! # Ok::<(), wholemem_os::Error>(())
 //! ```
 
+mod listen;
 mod socket;
 mod tagged;
 mod wire;
 
+pub use listen::{Address, PacketListener};
 pub use socket::{MAX_FDS, MAX_PACKET, PacketSocket};

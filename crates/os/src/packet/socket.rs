@@ -82,6 +82,11 @@ impl PacketSocket {
         Ok(Self(fd))
     }
 
+    /// Takes a socket that this module has just made.
+    pub(super) fn trust(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
     /// Sends one packet of 1 to [`MAX_PACKET`] bytes with at most [`MAX_FDS`] file descriptors, which stay open
     /// here too.
     ///
@@ -150,6 +155,14 @@ impl PacketSocket {
             Err(Error::Call { errno: Errno::NOPROTOOPT, .. }) => self.peer_pidfd_by_number(),
             Err(error) => Err(error),
         }
+    }
+
+    /// The user at the other end, as it was when the connection was made; the kernel's overflow number when it is
+    /// one that our user namespace does not know.
+    #[doc(alias = "SO_PEERCRED")]
+    pub fn peer_uid(&self) -> Result<u32> {
+        let [_pid, uid, _gid] = self.option::<3>(libc::SO_PEERCRED)?;
+        Ok(uid.cast_unsigned())
     }
 
     fn peer_pidfd_by_number(&self) -> Result<PidFd> {

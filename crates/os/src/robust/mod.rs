@@ -49,6 +49,7 @@
 //! # Ok::<(), wholemem_os::Error>(())
 //! ```
 
+mod heart;
 mod pthread;
 
 use std::any::Any;
@@ -63,6 +64,8 @@ use libc::pthread_mutex_t;
 
 use self::pthread::{Attributes, forget_wait, on_the_wall, pthread};
 use crate::{Deadline, Errno, Error, Result};
+
+pub use self::heart::{Heart, Pulse};
 
 /// How long to wait before looking again whether the owner died: when the lock is closed, glibc wakes two of those
 /// who wait, and forgets the others.
