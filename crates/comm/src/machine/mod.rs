@@ -1,0 +1,79 @@
+//! What ranks decide, as machines of `step(now, input) -> outputs`: no I/O inside, and time is an argument.
+//!
+//! | machine | what it decides |
+//! |---|---|
+//! | [`bootstrap`] | when the group is complete, or why it never will be |
+//! | [`converge`] | every collective: votes go up the tree, the decision comes down |
+//! | [`standing`] | whether the group still stands, and who is to be told when it falls |
+//!
+//! They keep no rank waiting beyond its timeout, whatever the others do. `now` counts from the call they serve. The
+//! seeded simulator in `simulator` delays, stops and kills ranks, and prints the seed of a run that fails.
+
+pub(crate) mod bootstrap;
+pub(crate) mod converge;
+#[cfg(test)]
+mod simulator;
+pub(crate) mod standing;
+
+use std::time::Duration;
+
+use crate::rank::Tree;
+use crate::{Error, Rank};
+
+/// Why a group has fallen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Lost(Rank),
+    Aborted(Rank),
+    Missing(Vec<Rank>),
+    /// A rank that did not keep to the protocol, or is at another operation, as one of the others saw it.
+    Broke(Rank),
+}
+
+impl Fault {
+    /// What a later operation answers.
+    pub(crate) fn error(&self) -> Error {
+        match self {
+            Self::Lost(rank) => Error::PeerLost { rank: *rank },
+            Self::Aborted(by) => Error::Aborted { by: *by },
+            Self::Missing(missing) => Error::Poisoned { missing: missing.clone() },
+            Self::Broke(rank) => {
+                Error::Protocol { rank: *rank, what: "another rank did not understand what it sent" }
+            }
+        }
+    }
+
+    /// What the operation answers during which it happened.
+    pub(crate) fn error_within(&self, timeout: Duration, joining: bool) -> Error {
+        match self {
+            Self::Missing(missing) => Error::Timeout { missing: missing.clone(), timeout, joining },
+            other => other.error(),
+        }
+    }
+}
+
+/// When a rank gives up on the others: rank 0 first, and the deeper the later, so that those below hear from above
+/// who is missing before their own time is over.
+pub(crate) fn give_up_at(tree: Tree, timeout: Duration) -> Duration {
+    const LONGEST: Duration = Duration::from_secs(1);
+    let margin = (timeout / 4).min(LONGEST);
+    let levels = tree.height() + 1;
+    timeout - margin * (levels - tree.depth()) / levels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_above_give_up_first_and_all_before_their_time_is_over() {
+        let timeout = Duration::from_secs(2);
+        let mut before = Duration::ZERO;
+        for rank in [0, 1, 5, 21, 85] {
+            let at = give_up_at(Tree::new(Rank(rank), 100), timeout);
+            assert!(before < at && at < timeout, "{rank}: {at:?}");
+            before = at;
+        }
+        assert_eq!(give_up_at(Tree::new(Rank(0), 1), Duration::ZERO), Duration::ZERO);
+    }
+}

@@ -1,0 +1,167 @@
+//! Ranks, and the tree they are joined by.
+//!
+//! ```text
+//!                    0
+//!        +-------+---+---+-------+
+//!        1       2       3       4          four children each: a rank has at most five links,
+//!     +-++-+  +-++-+  +-++-+  +-++-+        and ten thousand ranks are seven hops deep
+//!     5 6 7 8 9 ...
+//! ```
+
+use std::fmt;
+
+/// How many children a rank has.
+const ARITY: u32 = 4;
+
+/// The place of a member in its group: `0..size`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rank(pub u32);
+
+impl Rank {
+    /// The rank as an index into what is kept one per rank.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One rank's place in the tree of its group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tree {
+    pub(crate) rank: Rank,
+    pub(crate) size: u32,
+}
+
+impl Tree {
+    pub(crate) fn new(rank: Rank, size: u32) -> Self {
+        debug_assert!(rank.0 < size);
+        Self { rank, size }
+    }
+
+    pub(crate) fn is_root(self) -> bool {
+        self.rank.0 == 0
+    }
+
+    pub(crate) fn parent(self) -> Option<Rank> {
+        self.rank.0.checked_sub(1).map(|above| Rank(above / ARITY))
+    }
+
+    pub(crate) fn children(self) -> impl Iterator<Item = Rank> {
+        let first = u64::from(self.rank.0) * u64::from(ARITY) + 1;
+        (first..first + u64::from(ARITY))
+            .filter_map(|child| u32::try_from(child).ok())
+            .filter(move |child| *child < self.size)
+            .map(Rank)
+    }
+
+    /// Those with whom this rank has a link from the start.
+    pub(crate) fn neighbours(self) -> impl Iterator<Item = Rank> {
+        self.parent().into_iter().chain(self.children())
+    }
+
+    /// How many hops it is to rank 0.
+    pub(crate) fn depth(self) -> u32 {
+        std::iter::successors(Some(self), |at| at.parent().map(|rank| Self { rank, ..*at }))
+            .skip(1)
+            .fold(0, |depth, _| depth + 1)
+    }
+
+    /// How many hops the farthest rank is away from rank 0.
+    pub(crate) fn height(self) -> u32 {
+        Self { rank: Rank(self.size - 1), ..self }.depth()
+    }
+
+    /// How many ranks there are from here downwards, this one included.
+    pub(crate) fn count_below(self) -> usize {
+        let (mut first, mut last) = (u64::from(self.rank.0), u64::from(self.rank.0));
+        let (mut count, size) = (0, u64::from(self.size));
+        while first < size {
+            count += last.min(size - 1) - first + 1;
+            (first, last) = (first * u64::from(ARITY) + 1, last * u64::from(ARITY) + u64::from(ARITY));
+        }
+        usize::try_from(count).unwrap_or(usize::MAX)
+    }
+
+    /// The child under which `rank` is found; `None` where it is elsewhere, or is this rank.
+    pub(crate) fn child_towards(self, rank: Rank) -> Option<Rank> {
+        let mut at = Self { rank, ..self };
+        while let Some(parent) = at.parent() {
+            if parent == self.rank {
+                return Some(at.rank);
+            }
+            at.rank = parent;
+        }
+        None
+    }
+
+    /// The neighbour through which `rank`, another one, is reached.
+    pub(crate) fn hop_towards(self, rank: Rank) -> Option<Rank> {
+        self.child_towards(rank).or_else(|| self.parent())
+    }
+
+    /// Whether `rank` is this rank or below it.
+    pub(crate) fn is_below(self, rank: Rank) -> bool {
+        rank == self.rank || self.child_towards(rank).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parents_and_children_agree() {
+        for size in [1, 2, 3, 5, 6, 21, 22, 100, 1000] {
+            for rank in (0..size).map(Rank) {
+                let tree = Tree::new(rank, size);
+                for child in tree.children() {
+                    assert_eq!(Tree::new(child, size).parent(), Some(rank));
+                    assert_eq!(Tree::new(child, size).depth(), tree.depth() + 1);
+                }
+                assert!(tree.neighbours().count() <= 5);
+                assert!(tree.depth() <= tree.height());
+            }
+        }
+    }
+
+    #[test]
+    fn every_rank_is_reached_by_hops_along_the_tree() {
+        let size = 100;
+        for from in (0..size).map(Rank) {
+            for to in (0..size).map(Rank).filter(|to| *to != from) {
+                let mut at = from;
+                let mut hops = 0;
+                while at != to {
+                    at = Tree::new(at, size).hop_towards(to).expect("another rank");
+                    hops += 1;
+                }
+                assert!(hops <= 2 * Tree::new(from, size).height());
+            }
+        }
+    }
+
+    #[test]
+    fn the_tree_is_as_deep_as_the_logarithm() {
+        assert_eq!(Tree::new(Rank(0), 1).height(), 0);
+        assert_eq!(Tree::new(Rank(0), 5).height(), 1);
+        assert_eq!(Tree::new(Rank(0), 1024).height(), 5);
+        assert_eq!(Tree::new(Rank(0), 10_000).height(), 7);
+    }
+
+    #[test]
+    fn below_is_the_rank_itself_and_its_subtree() {
+        let tree = Tree::new(Rank(1), 30);
+        assert_eq!(tree.count_below(), 14);
+        assert_eq!(Tree::new(Rank(0), 30).count_below(), 30);
+        let below: Vec<_> = (0..30).filter(|rank| tree.is_below(Rank(*rank))).collect();
+        assert_eq!(below, [1, 5, 6, 7, 8, 21, 22, 23, 24, 25, 26, 27, 28, 29]);
+        assert_eq!(tree.child_towards(Rank(26)), Some(Rank(6)));
+        assert_eq!(tree.child_towards(Rank(2)), None);
+    }
+}
