@@ -23,6 +23,15 @@ pub enum Address {
 }
 
 impl Address {
+    /// Removes the file of a listener that was killed. One that lives keeps it, and an abstract name has none.
+    pub fn clear_away(&self) {
+        if let Self::Path(path) = self
+            && is_dead(self)
+        {
+            let _ = rustix::fs::unlink(path);
+        }
+    }
+
     fn encode(&self) -> Result<SocketAddrUnix> {
         call("bind", || match self {
             Self::Path(path) => SocketAddrUnix::new(path.as_path()),
@@ -199,7 +208,10 @@ mod tests {
         drop(killed);
         assert!(folder.join("name").exists());
         assert_eq!(errno(PacketSocket::connect(&address)), Errno::CONNREFUSED);
-        drop(PacketListener::bind(&address).unwrap());
+        let taken_over = PacketListener::bind(&address).unwrap();
+        address.clear_away();
+        assert!(PacketSocket::connect(&address).is_ok(), "who lives keeps its file");
+        drop(taken_over);
         assert_eq!(errno(PacketSocket::connect(&address)), Errno::NOENT);
         std::fs::remove_dir(&folder).unwrap();
     }
