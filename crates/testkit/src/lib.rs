@@ -10,6 +10,7 @@
 //! | [`sweep`] | a path walked again and again, failing at each of its calls in turn |
 //! | [`ranks`] | a test that runs as several processes, under a watchdog, leaving nothing behind |
 //! | [`forked`] | a test that goes on in a forked child |
+//! | [`stepper`] | a process walked from system call to system call, and killed at the nth |
 //! | [`census`] | what this process holds of the kernel: file descriptors and maps |
 //!
 //! Nothing here sleeps to get an order, and nothing asserts an upper time.
@@ -25,6 +26,7 @@ pub mod driver;
 pub mod fault;
 pub mod forked;
 pub mod ranks;
+pub mod stepper;
 pub mod sweep;
 
 pub use census::Census;
@@ -34,6 +36,7 @@ pub use driver::FakeDriver;
 pub use fault::Fault;
 pub use forked::in_forked_child;
 pub use ranks::{Rank, Ranks};
+pub use stepper::Stepper;
 
 /// Whether the whole sweeps are asked for, instead of samples.
 #[must_use]

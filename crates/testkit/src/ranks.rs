@@ -28,6 +28,7 @@ use wholemem_os::{Deadline, PacketSocket, PidFd};
 const TEST: &str = "WHOLEMEM_TEST";
 const RANK: &str = "WHOLEMEM_TEST_RANK";
 const PARENT: &str = "WHOLEMEM_TEST_PARENT";
+const PARAMETER: &str = "WHOLEMEM_TEST_PARAMETER";
 const PATIENCE: &str = "WHOLEMEM_TEST_SECONDS";
 
 /// A rank's last word.
@@ -54,6 +55,7 @@ pub struct Ranks {
     killed: Vec<usize>,
     users: BTreeMap<usize, u32>,
     variables: BTreeMap<OsString, OsString>,
+    parameter: String,
     patience: Deadline,
 }
 
@@ -62,7 +64,7 @@ impl Ranks {
     #[must_use]
     pub fn of(count: usize) -> Self {
         let (killed, users, variables) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        Self { count, killed, users, variables, patience: patience() }
+        Self { count, killed, users, variables, parameter: String::new(), patience: patience() }
     }
 
     /// A rank that is to be killed in the course of the test. It is a failure if it is not.
@@ -90,6 +92,13 @@ impl Ranks {
     #[must_use]
     pub fn is_rank() -> bool {
         std::env::var_os(TEST).is_some()
+    }
+
+    /// A text that every rank is given, so that one test can run several times, each time as another case.
+    #[must_use]
+    pub fn parameter(mut self, parameter: impl Into<String>) -> Self {
+        self.parameter = parameter.into();
+        self
     }
 
     /// Ends the test after this long, instead of minutes: to test the watchdog itself.
@@ -258,6 +267,7 @@ impl Member {
             .env(TEST, test)
             .env(RANK, rank.to_string())
             .env(PARENT, std::process::id().to_string())
+            .env(PARAMETER, &ranks.parameter)
             // One heap, so that a census is not told of others coming and going.
             .env("MALLOC_ARENA_MAX", "1")
             .envs(&ranks.variables)
@@ -312,6 +322,18 @@ impl Rank {
     #[must_use]
     pub fn id(&self) -> usize {
         self.rank
+    }
+
+    /// The text that [`Ranks::parameter`] gave.
+    #[must_use]
+    pub fn parameter(&self) -> String {
+        std::env::var(PARAMETER).unwrap_or_default()
+    }
+
+    /// The process id of a rank.
+    #[must_use]
+    pub fn pid(&self, rank: usize) -> u32 {
+        self.pids[rank]
     }
 
     /// How many there are.
