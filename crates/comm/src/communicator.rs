@@ -1,0 +1,270 @@
+//! The communicator itself: how a rank gets one, and what becomes of it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use wholemem_os::packet::PacketListener;
+use wholemem_os::{Deadline, Errno, Error as OsError};
+
+use crate::core::{Core, Phase};
+use crate::door::Door;
+use crate::knock::Knock;
+use crate::machine::Fault;
+use crate::progress::Progress;
+use crate::rank::Tree;
+use crate::{Error, Rank, Result, UniqueId};
+
+/// How long an operation waits for the other ranks unless [`Communicator::set_timeout`] says otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a deadline that never comes is taken for.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// How much longer than its own thread a caller waits: it is there so that not even our own mistakes make it hang.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// One rank's membership in a group.
+///
+/// Operations are collective: all ranks call the same ones in the same order. Each returns within the timeout, with
+/// the result or with the error that names the rank at fault; an error that [poisons](Error::poisons) ends the group.
+/// Dropping it leaves the group; the others may finish what this rank has finished, and nothing after that.
+#[derive(Debug)]
+pub struct Communicator {
+    pub(crate) core: Arc<Core>,
+    pub(crate) timeout: Duration,
+    /// Whether an operation is under way.
+    busy: AtomicBool,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Communicator {
+    /// Joins the group of `id` as `rank` of `size`, and returns when all ranks have.
+    ///
+    /// Raises this process's limit on open files to its hard limit.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] naming the ranks that have not proved themselves; [`Error::PeerLost`] naming one that did and
+    /// died since; [`Error::RankTaken`], [`Error::SizeDiffers`], [`Error::OtherNamespace`], [`Error::NoSuchRank`].
+    pub fn create(id: &UniqueId, rank: Rank, size: u32, deadline: Deadline) -> Result<Self> {
+        Self::create_part(id, rank, size, deadline.remaining().unwrap_or(LONGEST), None)
+    }
+
+    /// Joins a group whose members, if it is a part of another, are all known to be members of that.
+    pub(crate) fn create_part(
+        id: &UniqueId,
+        rank: Rank,
+        size: u32,
+        timeout: Duration,
+        whole: Option<Arc<Core>>,
+    ) -> Result<Self> {
+        if rank.0 >= size {
+            return Err(Error::NoSuchRank { rank, size });
+        }
+        id.check_home(rank)?;
+        raise_limit();
+        let tree = Tree::new(rank, size);
+        let core = Arc::new(Core::create(id.clone(), tree)?);
+        let door = match tree.children().next() {
+            Some(_) => Some(Door::new(listen(id, rank)?, tree, id.key(), id.has_secret())),
+            None => None,
+        };
+        let knock =
+            tree.parent().map(|above| Knock::new(id.address(above), above, tree, id.key(), id.has_secret()));
+        let progress = Progress::new(Arc::clone(&core), timeout, door, knock, whole);
+        let thread = std::thread::Builder::new()
+            .name(format!("wholemem-rank-{rank}"))
+            .spawn(move || progress.run())
+            .map_err(|error| OsError::Call {
+                call: "clone",
+                errno: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
+            })?;
+        let communicator =
+            Self { core, timeout: DEFAULT_TIMEOUT, busy: AtomicBool::new(false), thread: Some(thread) };
+        communicator.wait_until_up(timeout)?;
+        Ok(communicator)
+    }
+
+    fn wait_until_up(&self, timeout: Duration) -> Result<()> {
+        let began = Instant::now();
+        let mut state = self.core.state();
+        loop {
+            match &state.phase {
+                Phase::Up => return Ok(()),
+                Phase::Failed(error) => return Err(error.clone()),
+                Phase::Joining => {}
+            }
+            let left = timeout.saturating_add(GRACE).saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Err(Error::Timeout { missing: vec![self.core.tree.rank], timeout, joining: true });
+            }
+            let wait = self.core.changed.wait_timeout(state, left);
+            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Makes a group of `count` ranks in this process, for ranks that are threads or devices.
+    ///
+    /// ```
+    /// use wholemem_comm::Communicator;
+    ///
+    /// let ranks = Communicator::local(4)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &ranks {
+    ///         scope.spawn(|| {
+    ///             let names = comm.all_gather(format!("rank {}", comm.rank()).as_bytes())?;
+    ///             assert_eq!(names[3], b"rank 3");
+    ///             comm.barrier()
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), wholemem_comm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn local(count: u32) -> Result<Vec<Self>> {
+        let id = UniqueId::create_private()?;
+        let ranks = std::thread::scope(|scope| {
+            let create = |rank| {
+                let id = &id;
+                scope.spawn(move || Self::create_part(id, Rank(rank), count, DEFAULT_TIMEOUT, None))
+            };
+            let threads: Vec<_> = (0..count).map(create).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Self>>| {
+                thread.join().unwrap_or(Err(Error::Busy))
+            };
+            threads.into_iter().map(join).collect::<Vec<_>>()
+        });
+        ranks.into_iter().collect()
+    }
+
+    /// This process's rank.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.core.tree.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.core.tree.size
+    }
+
+    /// How long each operation waits for the other ranks.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Sets how long each operation waits for the other ranks. It should be the same on all of them.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// How many connections to other ranks there are.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.core.links().len()
+    }
+
+    /// Says whether the group still stands, without waiting.
+    ///
+    /// # Errors
+    /// What the next operation would answer: [`Error::PeerLost`], [`Error::Aborted`], [`Error::Poisoned`],
+    /// [`Error::PeerLeft`].
+    pub fn check(&self) -> Result<()> {
+        self.check_epoch()?;
+        let state = self.core.state();
+        state.standing.check(state.begun + 1)
+    }
+
+    /// Ends the group for all ranks: what they are at, and whatever they call later, is [`Error::Aborted`].
+    ///
+    /// Works from any thread, while another is in an operation.
+    pub fn abort(&self) {
+        if self.core.epoch.is_current() {
+            self.core.fall(Fault::Aborted(self.rank()), None);
+        }
+    }
+
+    /// Leaves the group, and says whether it still stood. Dropping it does the same without the word.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check); that others have left before is none.
+    pub fn close(self) -> Result<()> {
+        match self.check() {
+            Err(Error::PeerLeft { .. }) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    pub(crate) fn check_epoch(&self) -> Result<()> {
+        if self.core.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    /// Begins an operation: gives it its number, if no other is under way and the group stands.
+    pub(crate) fn begin(&self) -> Result<Turn<'_>> {
+        self.check_epoch()?;
+        if self.busy.swap(true, Ordering::Acquire) {
+            return Err(Error::Busy);
+        }
+        let turn = Turn { communicator: self, began: Instant::now() };
+        let mut state = self.core.state();
+        state.standing.check(state.begun + 1)?;
+        state.begun += 1;
+        drop(state);
+        Ok(turn)
+    }
+}
+
+/// The time in which one operation has the communicator for itself.
+#[derive(Debug)]
+pub(crate) struct Turn<'a> {
+    pub(crate) communicator: &'a Communicator,
+    pub(crate) began: Instant,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.communicator.busy.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let thread = self.thread.take();
+        if !self.core.epoch.is_current() {
+            // The thread is the parent's, and so is the group.
+            std::mem::forget(thread);
+            return;
+        }
+        self.core.state().stop = true;
+        self.core.wake();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!(rank = %self.rank(), "the progress thread has panicked");
+        }
+    }
+}
+
+fn listen(id: &UniqueId, rank: Rank) -> Result<PacketListener> {
+    match PacketListener::bind(&id.address(rank)) {
+        Err(OsError::Call { errno: Errno::ADDRINUSE, .. }) => Err(Error::RankTaken { rank }),
+        outcome => Ok(outcome?),
+    }
+}
+
+/// A rank may receive a descriptor from every other one, and the usual limit is 1,024.
+fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, ..limit };
+        if let Err(error) = setrlimit(Resource::Nofile, raised) {
+            tracing::debug!(%error, "cannot raise the limit on open files");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What the callers and the progress thread of one communicator share.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::EventfdFlags;
+use wholemem_os::robust::Heart;
+use wholemem_os::{Error as OsError, ForkEpoch};
+
+use crate::link::{Left, Link, Packet};
+use crate::machine::Fault;
+use crate::machine::standing::Standing;
+use crate::rank::Tree;
+use crate::wire::frame::{Header, Kind, What, encode_fault};
+use crate::{Error, Rank, Result, UniqueId};
+
+/// A message as it was sent, put together from its frames.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) what: What,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// A descriptor on its way to all ranks: whose it is, which of that rank's it is, and itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Tagged {
+    pub(crate) src: Rank,
+    pub(crate) index: u32,
+    pub(crate) fd: Arc<OwnedFd>,
+}
+
+/// How far a group has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Joining,
+    Up,
+    Failed(Error),
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) phase: Phase,
+    pub(crate) standing: Standing,
+    pub(crate) inbox: HashMap<(u64, Kind, Rank), Message>,
+    /// Descriptors that have come, by operation and by the neighbour they came from.
+    pub(crate) fds: HashMap<(u64, Rank), Vec<Tagged>>,
+    /// Whether descriptors were lost here since the last operation that passes them began.
+    pub(crate) fds_lost: bool,
+    /// The number of the last operation that was begun here.
+    pub(crate) begun: u64,
+    /// The number of the last operation that was finished here.
+    pub(crate) finished: u64,
+    /// The communicator is being dropped.
+    pub(crate) stop: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) tree: Tree,
+    pub(crate) id: UniqueId,
+    pub(crate) heart: Heart,
+    pub(crate) epoch: ForkEpoch,
+    /// Wakes the progress thread.
+    pub(crate) wake: OwnedFd,
+    pub(crate) links: Mutex<BTreeMap<Rank, Arc<Link>>>,
+    pub(crate) state: Mutex<State>,
+    pub(crate) changed: Condvar,
+    /// Whether the parent's thread has stood still for some time.
+    pub(crate) parent_stands: AtomicBool,
+}
+
+impl Core {
+    pub(crate) fn create(id: UniqueId, tree: Tree) -> Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake =
+            rustix::event::eventfd(0, flags).map_err(|errno| OsError::Call { call: "eventfd2", errno })?;
+        Ok(Self {
+            tree,
+            id,
+            heart: Heart::create()?,
+            epoch: ForkEpoch::current()?,
+            wake,
+            links: Mutex::default(),
+            state: Mutex::new(State {
+                phase: Phase::Joining,
+                standing: Standing::new(tree),
+                inbox: HashMap::new(),
+                fds: HashMap::new(),
+                fds_lost: false,
+                begun: 0,
+                finished: 0,
+                stop: false,
+            }),
+            changed: Condvar::new(),
+            parent_stands: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn links(&self) -> MutexGuard<'_, BTreeMap<Rank, Arc<Link>>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn link(&self, peer: Rank) -> Option<Arc<Link>> {
+        self.links().get(&peer).cloned()
+    }
+
+    /// Makes the progress thread look at everything.
+    pub(crate) fn wake(&self) {
+        // Full means that it is awake already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Sends a message to a neighbour, now or later.
+    pub(crate) fn post(&self, to: Rank, header: Header, payload: &[u8]) {
+        self.post_packets(to, header.frames(payload).into_iter().map(Packet::from));
+    }
+
+    pub(crate) fn post_packets(&self, to: Rank, packets: impl IntoIterator<Item = Packet>) {
+        // No link: the peer has died or left, and the standing says so.
+        if let Some(link) = self.link(to)
+            && link.post(packets) != Left::Nothing
+        {
+            self.wake();
+        }
+    }
+
+    /// Sends a message to any rank, along the tree.
+    pub(crate) fn post_far(&self, header: Header, payload: &[u8]) {
+        if let Some(hop) = self.tree.hop_towards(header.dst) {
+            self.post(hop, header, payload);
+        }
+    }
+
+    /// Takes in that the group has fallen, and tells the others.
+    pub(crate) fn fall(&self, fault: Fault, from: Option<Rank>) {
+        let told = {
+            let mut state = self.state();
+            let told = state.standing.fall(fault.clone(), from);
+            self.changed.notify_all();
+            told
+        };
+        for neighbour in told {
+            let header = Header::new(Kind::Fall, What::Nothing, self.tree.rank, neighbour, 0);
+            self.post(neighbour, header, &encode_fault(Some(&fault)));
+        }
+    }
+
+    /// Takes in that a rank has left after operation `after`, and tells the others.
+    pub(crate) fn leave(&self, rank: Rank, after: u64, from: Option<Rank>) {
+        let told = {
+            let mut state = self.state();
+            let told = state.standing.leave(rank, after, from);
+            self.changed.notify_all();
+            told
+        };
+        for neighbour in told {
+            self.post(neighbour, Header::new(Kind::Left, What::Nothing, rank, neighbour, after), &[]);
+        }
+    }
+}

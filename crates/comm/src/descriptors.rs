@@ -1,0 +1,180 @@
+//! Passing file descriptors: every rank gets those of every rank.
+//!
+//! ```text
+//!   1. how many each rank has: an all_gather
+//!   2. up the tree, each rank those of all below it, in batches that are answered one by one
+//!   3. down the tree, to each child those that it has not sent up itself
+//!   4. whether all have got all: agree
+//! ```
+//!
+//! A rank that cannot take a descriptor, because its table is full, says so to its neighbours, who then wait for no
+//! more; in step 4 all ranks learn which rank it was. Whatever came is closed, and the group still stands.
+
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, PoisonError};
+
+use wholemem_os::packet::MAX_FDS;
+
+use crate::collective::Verdict;
+use crate::communicator::Turn;
+use crate::core::Tagged;
+use crate::link::Packet;
+use crate::machine::Fault;
+use crate::wire::frame::{Header, Kind, What};
+use crate::{Communicator, Error, Rank, Result};
+
+impl Communicator {
+    /// Gives all ranks the descriptors of all ranks, in the order of their ranks. They may be of different numbers, or
+    /// none. Those given stay open here, and come back as duplicates.
+    ///
+    /// # Errors
+    /// [`Error::Descriptors`] when a rank could not take them all: then nobody gets any, and the group still stands.
+    /// Those of a group that has fallen.
+    pub fn all_gather_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>> {
+        let passed = self.begin()?.pass_fds(fds)?;
+        let vote = match &passed {
+            Ok(_) => Ok(()),
+            Err(why) => Err(*why),
+        };
+        match (self.agree(vote)?, passed) {
+            (Verdict::Refused { rank, why }, _) => Err(Error::Descriptors { rank, why }),
+            (Verdict::Agreed, Ok(passed)) => self.own(passed),
+            (Verdict::Agreed, Err(why)) => Err(Error::Descriptors { rank: self.rank(), why: why.to_owned() }),
+        }
+    }
+
+    /// Makes the descriptors the caller's: those still queued for a neighbour are duplicated.
+    fn own(&self, passed: Vec<Vec<Arc<OwnedFd>>>) -> Result<Vec<Vec<OwnedFd>>> {
+        let own = |fd: Arc<OwnedFd>| {
+            Arc::try_unwrap(fd).or_else(|fd| {
+                let copy = wholemem_os::memfd::share_fd(std::os::fd::AsFd::as_fd(&*fd));
+                copy.map_err(Error::from)
+            })
+        };
+        passed.into_iter().map(|fds| fds.into_iter().map(own).collect()).collect()
+    }
+}
+
+/// Why this rank has not got them all.
+type Lost = &'static str;
+
+const TABLE_FULL: Lost = "not all descriptors could be received: the limit on open files is too low";
+const NEIGHBOUR: Lost = "another rank could not receive all descriptors";
+
+impl Turn<'_> {
+    fn pass_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Result<Vec<Vec<Arc<OwnedFd>>>, Lost>> {
+        let core = &self.communicator.core;
+        let tree = core.tree;
+        let mut kept = Vec::new();
+        let mut lost = None;
+        for (index, fd) in (0..).zip(fds) {
+            match wholemem_os::memfd::share_fd(*fd) {
+                Ok(fd) => kept.push(Tagged { src: tree.rank, index, fd: Arc::new(fd) }),
+                Err(_) => {
+                    lost = Some("not all descriptors could be duplicated: the limit on open files is too low")
+                }
+            }
+        }
+        if lost.is_some() {
+            kept.clear();
+        }
+        let count = u32::try_from(kept.len()).unwrap_or(u32::MAX);
+        let counts = self.all_gather(What::AllGatherFds, &count.to_le_bytes())?;
+        let counts: Vec<usize> = counts
+            .iter()
+            .map(|count| count.first_chunk().map_or(0, |count| u32::from_le_bytes(*count) as usize))
+            .collect();
+        self.next();
+        let op = core.state().begun;
+        let below = |child: Rank| -> usize {
+            let child = crate::rank::Tree { rank: child, ..tree };
+            (0..tree.size)
+                .map(Rank)
+                .filter(|rank| child.is_below(*rank))
+                .map(|rank| counts[rank.index()])
+                .sum()
+        };
+        // Upwards.
+        for child in tree.children() {
+            match self.receive(op, child, below(child))? {
+                Ok(fds) => kept.extend(fds),
+                Err(why) => lost = lost.or(Some(why)),
+            }
+        }
+        if let Some(parent) = tree.parent() {
+            self.send(op, parent, lost, kept.iter());
+            let rest = counts.iter().sum::<usize>() - below(tree.rank);
+            match self.receive(op, parent, rest)? {
+                Ok(fds) => kept.extend(fds),
+                Err(why) => lost = lost.or(Some(why)),
+            }
+        }
+        // Downwards.
+        for child in tree.children() {
+            let under = crate::rank::Tree { rank: child, ..tree };
+            self.send(op, child, lost, kept.iter().filter(|tagged| !under.is_below(tagged.src)));
+        }
+        self.finish(op);
+        if let Some(why) = lost {
+            return Ok(Err(why));
+        }
+        let mut ranks: Vec<BTreeMap<u32, Arc<OwnedFd>>> = counts.iter().map(|_| BTreeMap::new()).collect();
+        for Tagged { src, index, fd } in kept {
+            if let Some(rank) = ranks.get_mut(src.index()) {
+                rank.insert(index, fd);
+            }
+        }
+        if ranks.iter().zip(&counts).any(|(fds, count)| fds.len() != *count) {
+            return Ok(Err("descriptors came that are not those announced"));
+        }
+        Ok(Ok(ranks.into_iter().map(|fds| fds.into_values().collect()).collect()))
+    }
+
+    /// Sends descriptors to a neighbour, or that some were lost.
+    fn send<'t>(&self, op: u64, to: Rank, lost: Option<Lost>, fds: impl Iterator<Item = &'t Tagged>) {
+        let core = &self.communicator.core;
+        let header = Header::new(Kind::Fds, What::AllGatherFds, core.tree.rank, to, op);
+        if lost.is_some() {
+            return core.post(to, Header { kind: Kind::FdsLost, ..header }, &[]);
+        }
+        let fds: Vec<_> = fds.collect();
+        let packets = fds.chunks(MAX_FDS).flat_map(|batch| {
+            let tags =
+                batch.iter().flat_map(|tagged| [tagged.src.0, tagged.index]).flat_map(u32::to_le_bytes);
+            let header = Header { fds: u16::try_from(batch.len()).unwrap_or(u16::MAX), ..header };
+            let fds: Vec<_> = batch.iter().map(|tagged| Arc::clone(&tagged.fd)).collect();
+            let frames = header.frames(&tags.collect::<Vec<_>>());
+            frames.into_iter().map(move |bytes| Packet { bytes, fds: fds.clone() })
+        });
+        core.post_packets(to, packets.collect::<Vec<_>>());
+    }
+
+    /// Waits for `count` descriptors of a neighbour, or for the word that some were lost.
+    fn receive(&self, op: u64, from: Rank, count: usize) -> Result<Result<Vec<Tagged>, Lost>> {
+        let core = &self.communicator.core;
+        let mut state = core.state();
+        loop {
+            if state.inbox.remove(&(op, Kind::FdsLost, from)).is_some() {
+                return Ok(Err(NEIGHBOUR));
+            }
+            if std::mem::take(&mut state.fds_lost) {
+                return Ok(Err(TABLE_FULL));
+            }
+            if count == 0 || state.fds.get(&(op, from)).is_some_and(|fds| fds.len() >= count) {
+                return Ok(Ok(state.fds.remove(&(op, from)).unwrap_or_default()));
+            }
+            if state.standing.check(op).is_err() {
+                return Err(self.fallen(&state, op));
+            }
+            let left = self.communicator.timeout.saturating_sub(self.began.elapsed());
+            if left.is_zero() {
+                drop(state);
+                core.fall(Fault::Missing(vec![from]), None);
+                return Err(self.fallen(&core.state(), op));
+            }
+            let waited = core.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Joining by what a launcher has left in the environment: `wholemem launch`, torchrun, Slurm or Open MPI.
+//!
+//! | variable | what it says |
+//! |---|---|
+//! | `WHOLEMEM_ID` | the unique id itself; with it, the next four are not looked at |
+//! | `WHOLEMEM_RENDEZVOUS` | any text that all ranks of this run have in common and no other run has; else `MASTER_ADDR` and `MASTER_PORT`, Slurm's job and step, or Open MPI's job |
+//! | `WHOLEMEM_SECRET`, `WHOLEMEM_SECRET_FILE` | a secret, or the file it is in; without one, ranks believe their own user, on this machine only |
+//! | `WHOLEMEM_SOCKET_DIR` | the folder of the sockets |
+//! | `RANK`, `WORLD_SIZE` | as torchrun sets them; else `SLURM_PROCID` and `SLURM_NTASKS`, or `OMPI_COMM_WORLD_RANK` and `_SIZE` |
+//! | `WHOLEMEM_TIMEOUT` | seconds to wait for all ranks, and in each operation; 60 unless it is set |
+//!
+//! torchrun's variables hold no secret, and its agent keeps `MASTER_PORT` for itself: here it is only a name.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::communicator::DEFAULT_TIMEOUT;
+use crate::id::{Home, SOCKET_DIR};
+use crate::{Communicator, Error, Rank, Result, UniqueId};
+
+const ID: &str = "WHOLEMEM_ID";
+const RENDEZVOUS: &str = "WHOLEMEM_RENDEZVOUS";
+const SECRET: &str = "WHOLEMEM_SECRET";
+const SECRET_FILE: &str = "WHOLEMEM_SECRET_FILE";
+const TIMEOUT: &str = "WHOLEMEM_TIMEOUT";
+
+/// Where a launcher puts the rank, and where the number of ranks.
+const PLACES: [(&str, &str); 3] = [
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+];
+
+/// Variables that together name a run, in the order they are looked for; those after the first of each may be missing.
+const RUNS: [&[&str]; 3] = [
+    &["MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
+    &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+    &["OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"],
+];
+
+/// What the environment says about this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    id: Source,
+    rank: Rank,
+    size: u32,
+    timeout: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Source {
+    Id(UniqueId),
+    Agreed { run: String, secret: Option<String> },
+}
+
+impl Communicator {
+    /// Joins the group that a launcher has started this process for.
+    ///
+    /// ```no_run
+    /// use wholemem_comm::Communicator;
+    ///
+    /// // wholemem launch -n 4 -- ./my_program
+    /// let comm = Communicator::from_env()?;
+    /// println!("rank {} of {}", comm.rank(), comm.size());
+    /// comm.barrier()?;
+    /// # Ok::<(), wholemem_comm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Environment`] naming the variable that is missing or wrong, and those of [`create`](Self::create).
+    pub fn from_env() -> Result<Self> {
+        let place = read(|name| std::env::var(name).ok())?;
+        let id = match place.id {
+            Source::Id(id) => id,
+            Source::Agreed { run, secret } => {
+                let home = match std::env::var_os(SOCKET_DIR) {
+                    Some(folder) => Home::in_folder(Path::new(&folder))?,
+                    None => Home::here()?,
+                };
+                UniqueId::agreed(home, &run, secret.as_deref())
+            }
+        };
+        let mut communicator = Self::create_part(&id, place.rank, place.size, place.timeout, None)?;
+        communicator.timeout = place.timeout;
+        Ok(communicator)
+    }
+}
+
+fn read(get: impl Fn(&str) -> Option<String>) -> Result<Place> {
+    let set = |name: &str| get(name).filter(|text| !text.is_empty());
+    let number = |name: &'static str| match set(name) {
+        None => Err(Error::Environment { name, problem: "is not set, though its companion is" }),
+        Some(text) => text.parse::<u32>().map_err(|_| Error::Environment { name, problem: "is no number" }),
+    };
+    let place = PLACES.iter().find(|(rank, size)| set(rank).is_some() || set(size).is_some());
+    let Some((rank, size)) = place else {
+        let problem = "is not set, nor are the variables of Slurm or Open MPI: start the ranks with \
+                       `wholemem launch`, torchrun, srun or mpirun";
+        return Err(Error::Environment { name: "RANK", problem });
+    };
+    let (rank, size) = (number(rank)?, number(size)?);
+    let timeout = match set(TIMEOUT).map(|text| text.parse::<f64>()) {
+        None => DEFAULT_TIMEOUT,
+        Some(Ok(seconds)) if seconds > 0.0 && seconds < 1e9 => Duration::from_secs_f64(seconds),
+        Some(_) => return Err(Error::Environment { name: TIMEOUT, problem: "is no number of seconds" }),
+    };
+    let id = match set(ID) {
+        Some(text) => Source::Id(text.parse()?),
+        None => Source::Agreed { run: run(&set)?, secret: secret(&set)? },
+    };
+    Ok(Place { id, rank: Rank(rank), size, timeout })
+}
+
+fn run(set: &impl Fn(&str) -> Option<String>) -> Result<String> {
+    if let Some(text) = set(RENDEZVOUS) {
+        return Ok(text);
+    }
+    let Some(names) = RUNS.iter().find(|names| set(names[0]).is_some()) else {
+        let problem = "is not set, and nothing else names this run";
+        return Err(Error::Environment { name: RENDEZVOUS, problem });
+    };
+    Ok(names.iter().map(|name| format!("{name}={}\n", set(name).unwrap_or_default())).collect())
+}
+
+fn secret(set: &impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
+    if let Some(secret) = set(SECRET) {
+        return Ok(Some(secret));
+    }
+    let Some(path) = set(SECRET_FILE) else { return Ok(None) };
+    let problem = |problem| Error::Environment { name: SECRET_FILE, problem };
+    let text = std::fs::read_to_string(path).map_err(|_| problem("names a file that cannot be read"))?;
+    match text.trim() {
+        "" => Err(problem("names a file that is empty")),
+        secret => Ok(Some(secret.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_from(variables: &[(&str, &str)]) -> Result<Place> {
+        read(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    fn problem(variables: &[(&str, &str)]) -> &'static str {
+        match read_from(variables) {
+            Err(Error::Environment { name, .. }) => name,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_launcher_is_understood() {
+        for (variables, rank, size) in [
+            (&[("RANK", "1"), ("WORLD_SIZE", "4"), ("MASTER_PORT", "29500")][..], 1, 4),
+            (&[("SLURM_PROCID", "2"), ("SLURM_NTASKS", "8"), ("SLURM_JOB_ID", "77")], 2, 8),
+            (
+                &[
+                    ("OMPI_COMM_WORLD_RANK", "0"),
+                    ("OMPI_COMM_WORLD_SIZE", "2"),
+                    ("OMPI_MCA_ess_base_jobid", "5"),
+                ],
+                0,
+                2,
+            ),
+        ] {
+            let place = read_from(variables).unwrap();
+            assert_eq!((place.rank, place.size, place.timeout), (Rank(rank), size, DEFAULT_TIMEOUT));
+            assert!(matches!(place.id, Source::Agreed { secret: None, .. }));
+        }
+    }
+
+    #[test]
+    fn an_id_goes_before_everything_else() {
+        let id = UniqueId::create_private().unwrap();
+        let text = id.to_string();
+        let place = read_from(&[
+            ("WHOLEMEM_ID", &text),
+            ("RANK", "0"),
+            ("WORLD_SIZE", "1"),
+            ("WHOLEMEM_TIMEOUT", "1.5"),
+        ]);
+        let expected =
+            Place { id: Source::Id(id), rank: Rank(0), size: 1, timeout: Duration::from_millis(1500) };
+        assert_eq!(place, Ok(expected));
+    }
+
+    #[test]
+    fn a_run_is_told_from_the_one_before_it() {
+        let of = |count| {
+            let variables = [
+                ("RANK", "0"),
+                ("WORLD_SIZE", "1"),
+                ("MASTER_PORT", "29500"),
+                ("TORCHELASTIC_RESTART_COUNT", count),
+            ];
+            read_from(&variables).unwrap().id
+        };
+        assert_ne!(of("0"), of("1"));
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named() {
+        assert_eq!(problem(&[]), "RANK");
+        assert_eq!(problem(&[("RANK", "0")]), "WORLD_SIZE");
+        assert_eq!(problem(&[("RANK", "x"), ("WORLD_SIZE", "1")]), "RANK");
+        assert_eq!(problem(&[("RANK", "0"), ("WORLD_SIZE", "1")]), "WHOLEMEM_RENDEZVOUS");
+        let run = [("RANK", "0"), ("WORLD_SIZE", "1"), ("WHOLEMEM_RENDEZVOUS", "x")];
+        assert_eq!(problem(&[&run[..], &[("WHOLEMEM_TIMEOUT", "-1")]].concat()), "WHOLEMEM_TIMEOUT");
+        assert_eq!(
+            problem(&[&run[..], &[("WHOLEMEM_SECRET_FILE", "/nowhere")]].concat()),
+            "WHOLEMEM_SECRET_FILE"
+        );
+    }
+}

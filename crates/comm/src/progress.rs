@@ -1,0 +1,468 @@
+//! The progress thread: the one thread of a communicator that reads, passes on, and watches.
+//!
+//! It holds the lock of the rank's [`Heart`](wholemem_os::robust::Heart) for as long as it lives, so that others see
+//! its death before the kernel has closed anything of the process, and whoever else keeps its sockets open. It sleeps
+//! in one `poll` over all links, and wakes every 10 ms to look at the pulses of its neighbours (every 40 ms in large
+//! groups, where many share the processors).
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use wholemem_os::packet::{MAX_FDS, MAX_PACKET};
+use wholemem_os::robust::{Owner, Pulse};
+use wholemem_os::{Deadline, Error as OsError, PidFd};
+
+use crate::core::{Core, Message, Phase, Tagged};
+use crate::door::{Door, Joined};
+use crate::knock::Knock;
+use crate::link::{Left, Link, Packet};
+use crate::machine::Fault;
+use crate::machine::bootstrap::{Bootstrap, Input, Output};
+use crate::wire::Malformed;
+use crate::wire::frame::{
+    self, Header, Kind, What, decode_fault, decode_news, decode_ranks, encode_fault, encode_news,
+};
+use crate::{Error, Rank, Result};
+
+/// How often to look at the pulses of the neighbours.
+const LOOK: Duration = Duration::from_millis(10);
+const LOOK_IN_LARGE_GROUPS: Duration = Duration::from_millis(40);
+const LARGE: u32 = 64;
+
+/// A parent whose beats stand still for this long does not run.
+const STILL: Duration = Duration::from_millis(300);
+
+/// How long the last words of a rank may take to be taken by its neighbours.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// How many frames of one link are read before the others have their turn.
+const TURN: usize = 64;
+
+/// A neighbour, as the thread watches it.
+#[derive(Debug)]
+struct Peer {
+    link: Arc<Link>,
+    pulse: Pulse,
+    process: PidFd,
+    /// Its connection has ended. That says nothing by itself.
+    ended: bool,
+    beats: u64,
+    beaten: Instant,
+    partial: HashMap<(Kind, u64, Rank), Vec<u8>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Progress {
+    core: Arc<Core>,
+    began: Instant,
+    timeout: Duration,
+    boot: Option<Bootstrap>,
+    door: Option<Door>,
+    knock: Option<Knock>,
+    peers: BTreeMap<Rank, Peer>,
+    /// The group that this one is a part of, while this one comes together.
+    whole: Option<Arc<Core>>,
+    buffer: Vec<u8>,
+    looked: Instant,
+}
+
+impl Progress {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        timeout: Duration,
+        door: Option<Door>,
+        knock: Option<Knock>,
+        whole: Option<Arc<Core>>,
+    ) -> Self {
+        let now = Instant::now();
+        let boot = Some(Bootstrap::new(core.tree, timeout));
+        Self {
+            core,
+            began: now,
+            timeout,
+            boot,
+            door,
+            knock,
+            peers: BTreeMap::new(),
+            whole,
+            buffer: vec![0; MAX_PACKET],
+            looked: now,
+        }
+    }
+
+    /// Runs until the communicator is dropped.
+    pub(crate) fn run(mut self) {
+        let core = Arc::clone(&self.core);
+        let hold = match core.heart.hold() {
+            Ok(hold) => hold,
+            Err(error) => return self.fail(error.into()),
+        };
+        self.boot(Input::Tick);
+        loop {
+            core.heart.beat();
+            self.sleep();
+            if core.state().stop {
+                break;
+            }
+            self.join();
+            self.read();
+            for peer in self.peers.values() {
+                peer.link.flush();
+            }
+            self.look();
+            self.boot(Input::Tick);
+        }
+        self.say_goodbye();
+        drop(hold);
+    }
+
+    fn look_every(&self) -> Duration {
+        if self.core.tree.size > LARGE { LOOK_IN_LARGE_GROUPS } else { LOOK }
+    }
+
+    /// Waits until something can be read or sent, or it is time to look.
+    fn sleep(&mut self) {
+        let mut wait = self.look_every().saturating_sub(self.looked.elapsed());
+        if let Some(again) = self.knock.as_ref().and_then(Knock::again) {
+            wait = wait.min(again);
+        }
+        if let Some(boot) = &self.boot {
+            wait = wait.min(boot.next_tick().saturating_sub(self.began.elapsed()));
+        }
+        let mut polls = vec![PollFd::new(&self.core.wake, PollFlags::IN)];
+        polls.extend(
+            self.door.iter().flat_map(Door::fds).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+        );
+        polls.extend(
+            self.knock.iter().filter_map(Knock::fd).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+        );
+        for peer in self.peers.values().filter(|peer| !peer.ended) {
+            let full = peer.link.flush() == Left::Full;
+            let flags = if full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            polls.push(PollFd::from_borrowed_fd(peer.link.socket.as_fd(), flags));
+            polls.push(PollFd::from_borrowed_fd(peer.process.as_fd(), PollFlags::IN));
+        }
+        let wait = Timespec::try_from(wait).ok();
+        // An interruption, or too many descriptors: the next round looks at everything anyway.
+        let _ = poll(&mut polls, wait.as_ref());
+        let mut woken = [0; 8];
+        let _ = rustix::io::read(&self.core.wake, &mut woken);
+    }
+
+    /// Goes on with the joining, on both sides.
+    fn join(&mut self) {
+        if let Some(knock) = &mut self.knock {
+            match knock.step(&self.core.heart) {
+                Ok(None) => {}
+                Ok(Some(joined)) => {
+                    self.knock = None;
+                    if self.meet(joined) {
+                        self.boot(Input::ParentProved);
+                    }
+                }
+                Err(error) => self.fail(error),
+            }
+        }
+        if let Some(door) = &mut self.door {
+            let peers = &self.peers;
+            let joined = door.serve(&self.core.heart, |rank| peers.contains_key(&rank));
+            for joined in joined {
+                let rank = joined.rank;
+                if self.meet(joined) {
+                    self.boot(Input::ChildProved(rank));
+                }
+            }
+        }
+    }
+
+    /// Takes a rank that has proved itself among the neighbours.
+    fn meet(&mut self, joined: Joined) -> bool {
+        let Joined { rank, socket, fds } = joined;
+        let mut fds = fds.into_iter();
+        let (Some(pulse), Some(process)) = (fds.next(), fds.next()) else { return false };
+        let (Ok(pulse), Ok(process)) = (Pulse::import(pulse), PidFd::adopt(process)) else {
+            tracing::warn!(%rank, "a rank proved itself, but what it sent of itself cannot be used");
+            return false;
+        };
+        let link = Arc::new(Link::new(rank, socket));
+        self.core.links().insert(rank, Arc::clone(&link));
+        let (beats, beaten) = (pulse.beats(), Instant::now());
+        let partial = HashMap::new();
+        self.peers.insert(rank, Peer { link, pulse, process, ended: false, beats, beaten, partial });
+        true
+    }
+
+    fn boot(&mut self, input: Input) {
+        let Some(boot) = &mut self.boot else { return };
+        let rank = self.core.tree.rank;
+        for output in boot.step(self.began.elapsed(), input) {
+            match output {
+                Output::Up(news) => {
+                    if let Some(parent) = self.core.tree.parent() {
+                        let header = Header::new(Kind::News, What::Nothing, rank, parent, 0);
+                        self.core.post(parent, header, &encode_news(&news));
+                    }
+                }
+                Output::Down(child, decision) => {
+                    let header = Header::new(Kind::Decision, What::Nothing, rank, child, 0);
+                    self.core.post(child, header, &encode_fault(decision.err().as_ref()));
+                }
+                Output::End(Ok(())) => {
+                    (self.boot, self.door, self.knock, self.whole) = (None, None, None, None);
+                    self.enter(Phase::Up);
+                    return;
+                }
+                Output::End(Err(fault)) => {
+                    if let Fault::Missing(missing) = &fault {
+                        missing.iter().for_each(|rank| self.core.id.address(*rank).clear_away());
+                    }
+                    self.fail(fault.error_within(self.timeout, true));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, error: Error) {
+        (self.boot, self.door, self.knock, self.whole) = (None, None, None, None);
+        self.enter(Phase::Failed(error));
+    }
+
+    fn enter(&self, phase: Phase) {
+        let mut state = self.core.state();
+        if state.phase == Phase::Joining {
+            state.phase = phase;
+            self.core.changed.notify_all();
+        }
+    }
+
+    fn read(&mut self) {
+        for rank in self.peers.keys().copied().collect::<Vec<_>>() {
+            self.read_from(rank, TURN);
+        }
+    }
+
+    /// Reads at most `most` frames of one neighbour.
+    fn read_from(&mut self, rank: Rank, most: usize) {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        for _ in 0..most {
+            let Some(peer) = self.peers.get_mut(&rank).filter(|peer| !peer.ended) else { break };
+            match peer.link.socket.recv_with_fds(&mut buffer, MAX_FDS, Deadline::NOW) {
+                Ok((len, fds)) => {
+                    if let Err(Malformed(what)) = self.take(rank, &buffer[..len], fds) {
+                        tracing::warn!(%rank, what, "a rank broke the protocol");
+                        self.core.fall(Fault::Broke(rank), None);
+                    }
+                }
+                Err(OsError::TimedOut) => break,
+                Err(OsError::FdsTruncated { .. }) => {
+                    // Only batches carry descriptors, so it was one; its sender waits for the word that it was taken.
+                    let link = Arc::clone(&peer.link);
+                    self.acknowledge(&link);
+                    self.core.state().fds_lost = true;
+                    self.core.changed.notify_all();
+                }
+                Err(_) => peer.ended = true,
+            }
+        }
+        self.buffer = buffer;
+    }
+
+    fn acknowledge(&self, link: &Link) {
+        let header = Header::new(Kind::FdsTaken, What::Nothing, self.core.tree.rank, link.peer, 0);
+        for frame in header.frames(&[]) {
+            link.post_urgent(Packet::from(frame));
+        }
+    }
+
+    /// Takes one frame of a neighbour: passes it on, or puts it with the rest of its message.
+    fn take(&mut self, from: Rank, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Malformed> {
+        let (header, payload) = frame::decode(bytes)?;
+        if usize::from(header.fds) != fds.len() {
+            return Err(Malformed("a frame has another number of descriptors than it says"));
+        }
+        if header.dst != self.core.tree.rank {
+            return self.pass_on(from, header, bytes);
+        }
+        if header.kind != Kind::Direct && header.kind != Kind::Left && header.src != from {
+            return Err(Malformed("a frame was passed on that is for neighbours only"));
+        }
+        if header.total == payload.len() as u64 {
+            return self.deliver(from, header, payload.to_vec(), fds);
+        }
+        let Some(peer) = self.peers.get_mut(&from) else { return Ok(()) };
+        let key = (header.kind, header.op, header.src);
+        let partial = peer.partial.entry(key).or_default();
+        if partial.len() as u64 != header.offset {
+            return Err(Malformed("a frame does not follow the one before it"));
+        }
+        partial.extend_from_slice(payload);
+        if (partial.len() as u64) < header.total {
+            return Ok(());
+        }
+        let whole = peer.partial.remove(&key).unwrap_or_default();
+        self.deliver(from, header, whole, fds)
+    }
+
+    fn pass_on(&self, from: Rank, header: Header, bytes: &[u8]) -> Result<(), Malformed> {
+        if header.kind != Kind::Direct || header.dst.0 >= self.core.tree.size {
+            return Err(Malformed("a frame is for somebody else"));
+        }
+        match self.core.tree.hop_towards(header.dst) {
+            Some(hop) if hop != from => {
+                self.core.post_packets(hop, [Packet::from(bytes.to_vec())]);
+                Ok(())
+            }
+            _ => Err(Malformed("a frame came the wrong way")),
+        }
+    }
+
+    fn deliver(
+        &mut self,
+        from: Rank,
+        header: Header,
+        bytes: Vec<u8>,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Malformed> {
+        let Header { kind, what, src, op, .. } = header;
+        match kind {
+            Kind::News => self.boot(Input::News(decode_news(&bytes)?)),
+            Kind::Decision => self.boot(Input::Decision(decode_fault(&bytes)?.map_or(Ok(()), Err))),
+            Kind::Fall => match decode_fault(&bytes)? {
+                Some(fault) => self.core.fall(fault, Some(from)),
+                None => return Err(Malformed("a fall has no fault")),
+            },
+            Kind::Left => self.core.leave(src, op, Some(from)),
+            Kind::FdsTaken => {
+                if let Some(link) = self.core.link(from) {
+                    link.taken();
+                }
+            }
+            Kind::Fds => {
+                let tags = decode_tags(&bytes, fds)?;
+                if let Some(link) = self.core.link(from) {
+                    self.acknowledge(&link);
+                }
+                let mut state = self.core.state();
+                // Late ones of an operation that failed are closed here.
+                if op > state.finished {
+                    state.fds.entry((op, from)).or_default().extend(tags);
+                }
+                self.core.changed.notify_all();
+            }
+            Kind::Report => {
+                decode_ranks(&bytes)?;
+                self.put(op, kind, src, Message { what, bytes });
+            }
+            Kind::Up | Kind::Down | Kind::Direct | Kind::FdsLost => {
+                self.put(op, kind, src, Message { what, bytes });
+            }
+            Kind::Greeting => return Err(Malformed("a rank greeted twice")),
+        }
+        Ok(())
+    }
+
+    fn put(&self, op: u64, kind: Kind, src: Rank, message: Message) {
+        let mut state = self.core.state();
+        if op > state.finished {
+            state.inbox.insert((op, kind, src), message);
+        }
+        self.core.changed.notify_all();
+    }
+
+    /// Looks who of the neighbours still lives.
+    fn look(&mut self) {
+        let mut dead = Vec::new();
+        for (rank, peer) in &mut self.peers {
+            match peer.pulse.owner() {
+                Owner::Alive if peer.process.has_exited() != Ok(true) => {}
+                _ => dead.push(*rank),
+            }
+            let beats = peer.pulse.beats();
+            if beats != peer.beats {
+                (peer.beats, peer.beaten) = (beats, Instant::now());
+            }
+        }
+        for rank in dead {
+            self.bury(rank);
+        }
+        let parent = self.core.tree.parent().and_then(|parent| self.peers.get(&parent));
+        let stands = parent.is_none_or(|parent| parent.beaten.elapsed() > STILL);
+        self.core.parent_stands.store(stands && !self.core.tree.is_root(), Ordering::Relaxed);
+        self.looked = Instant::now();
+        self.look_at_the_whole();
+    }
+
+    /// A neighbour's thread is no more: it has left, or died. What it had sent before counts.
+    fn bury(&mut self, rank: Rank) {
+        self.read_from(rank, usize::MAX);
+        let Some(peer) = self.peers.remove(&rank) else { return };
+        self.core.links().remove(&rank);
+        if self.boot.is_some() {
+            self.core.id.address(rank).clear_away();
+            return self.boot(Input::Died(rank));
+        }
+        let has_left = self.core.state().standing.has_left(rank);
+        // Free without a word is a rank whose group had fallen already, or whose joining failed.
+        if !has_left && (peer.pulse.owner() == Owner::Died || peer.process.has_exited() == Ok(true)) {
+            self.core.fall(Fault::Lost(rank), None);
+        } else if !has_left {
+            let after = self.core.state().begun;
+            self.core.leave(rank, after, None);
+        }
+    }
+
+    /// A part of a group cannot come together when the whole has fallen.
+    fn look_at_the_whole(&mut self) {
+        let fallen = self.whole.as_ref().and_then(|whole| whole.state().standing.fault().cloned());
+        if let (Some(fault), Some(_)) = (fallen, &self.boot) {
+            self.fail(fault.error());
+        }
+    }
+
+    /// Tells the neighbours that this rank leaves, and waits a little until they have taken it.
+    fn say_goodbye(&mut self) {
+        let (is_up, has_fallen, finished) = {
+            let state = self.core.state();
+            (state.phase == Phase::Up, state.standing.fault().is_some(), state.finished)
+        };
+        let rank = self.core.tree.rank;
+        if is_up && !has_fallen {
+            for peer in self.peers.keys() {
+                self.core.post(*peer, Header::new(Kind::Left, What::Nothing, rank, *peer, finished), &[]);
+            }
+        }
+        let deadline = Deadline::after(LAST_WORDS);
+        loop {
+            self.peers.retain(|_, peer| !peer.ended && peer.link.flush() == Left::Full);
+            if self.peers.is_empty() || deadline.has_passed() {
+                break;
+            }
+            let fds = self.peers.values().map(|peer| peer.link.socket.as_fd());
+            let mut polls: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)).collect();
+            let left = deadline.remaining().and_then(|left| Timespec::try_from(left).ok());
+            let _ = poll(&mut polls, left.as_ref());
+        }
+    }
+}
+
+/// Who each descriptor of a batch is from: a rank and an index, eight bytes each.
+fn decode_tags(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<Tagged>, Malformed> {
+    let (tags, []) = bytes.as_chunks::<8>() else {
+        return Err(Malformed("a batch of descriptors does not end with a tag"));
+    };
+    if tags.len() != fds.len() {
+        return Err(Malformed("a batch has another number of tags than of descriptors"));
+    }
+    let number = |tag: &[u8; 8], at| u32::from_le_bytes(std::array::from_fn(|n| tag[at + n]));
+    let tagged = tags.iter().zip(fds).map(|(tag, fd)| Tagged {
+        src: Rank(number(tag, 0)),
+        index: number(tag, 4),
+        fd: Arc::new(fd),
+    });
+    Ok(tagged.collect())
+}

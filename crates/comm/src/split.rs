@@ -1,0 +1,102 @@
+//! Parts of a group: ranks of one colour, or of one node, as a group of their own.
+//!
+//! A part has an id of its own, which follows from the whole's by a hash that only members can compute, so that nothing
+//! secret is sent to make one. While it comes together the members also watch the whole: a member that dies then is
+//! told by its rank in the whole, and the whole has fallen.
+
+use std::sync::Arc;
+
+use crate::wire::Reader;
+use crate::wire::frame::What;
+use crate::{Communicator, Error, Rank, Result};
+
+/// Names the node this process is on, where that is not the machine: for tests of several nodes on one machine.
+pub(crate) const NODE_ID: &str = "WHOLEMEM_NODE_ID";
+
+impl Communicator {
+    /// Divides the group: ranks that give the same color become one, ordered by their keys, and by rank where keys are
+    /// equal. A rank that gives none gets none, but takes part.
+    ///
+    /// ```
+    /// use wholemem_comm::Communicator;
+    ///
+    /// let ranks = Communicator::local(3)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &ranks {
+    ///         scope.spawn(|| {
+    ///             // The even ranks, in reverse order.
+    ///             let rank = comm.rank().0;
+    ///             let part = comm.split(rank.is_multiple_of(2).then_some(0), 10 - rank).unwrap();
+    ///             let place = part.map(|part| (part.rank().0, part.size()));
+    ///             assert_eq!(place, [Some((1, 2)), None, Some((0, 2))][comm.rank().index()]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), wholemem_comm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of a group that has fallen, with the ranks of the whole; [`Error::Timeout`] of the part, with ranks of the
+    /// part, when one of its members does not come.
+    pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
+        let mut vote = vec![u8::from(color.is_some())];
+        vote.extend(color.unwrap_or(0).to_le_bytes());
+        vote.extend(key.to_le_bytes());
+        let turn = self.begin()?;
+        let number = self.core.state().begun;
+        let votes = turn.all_gather(What::Split, &vote)?;
+        let mut members = Vec::new();
+        for (rank, vote) in (0..self.size()).map(Rank).zip(&votes) {
+            let malformed = |_| Error::Protocol { rank, what: "its color and key are malformed" };
+            let mut reader = Reader(vote);
+            let colored = reader.u8().map_err(malformed)?;
+            let (its_color, its_key) = (reader.u32().map_err(malformed)?, reader.u32().map_err(malformed)?);
+            if colored != 0 && Some(its_color) == color {
+                members.push((its_key, rank));
+            }
+        }
+        let Some(color) = color else { return Ok(None) };
+        members.sort_unstable();
+        let place = members.iter().position(|(_, rank)| *rank == self.rank());
+        let place = place.and_then(|place| u32::try_from(place).ok()).map(Rank);
+        let size = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        let Some(place) = place else {
+            return Err(Error::Protocol { rank: self.rank(), what: "its vote has not come back to it" });
+        };
+        let id = self.core.id.part(number, color);
+        let timeout = self.timeout.saturating_sub(turn.began.elapsed());
+        match Self::create_part(&id, place, size, timeout, Some(Arc::clone(&self.core))) {
+            Ok(mut part) => {
+                part.timeout = self.timeout;
+                Ok(Some(part))
+            }
+            // Whatever the part saw of it, a member that died is known by its rank in the whole.
+            Err(error) => Err(self.check().err().filter(Error::poisons).unwrap_or(error)),
+        }
+    }
+
+    /// The ranks of this node as a group. A node is a machine, or where `WHOLEMEM_NODE_ID` is set, all ranks that have
+    /// the same text there.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split).
+    pub fn split_by_node(&self) -> Result<Self> {
+        let name = std::env::var(NODE_ID).unwrap_or_default();
+        self.split_by_node_named(&name)
+    }
+
+    /// The ranks that call this with the same name, as a group: for ranks that are threads of one process.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split).
+    pub fn split_by_node_named(&self, name: &str) -> Result<Self> {
+        let names = self.all_gather(name.as_bytes())?;
+        // All ranks of a group have passed each other descriptors, so they are on one machine.
+        let color = names.iter().position(|other| other == name.as_bytes());
+        let color = color.and_then(|color| u32::try_from(color).ok());
+        match self.split(color, self.rank().0)? {
+            Some(part) => Ok(part),
+            None => Err(Error::Protocol { rank: self.rank(), what: "its node has not come back to it" }),
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! A rank killed at any system call of an operation: nobody hangs, every survivor names it, nothing is left behind.
+//!
+//! Each case is a group of three processes and a fourth that walks one of them through the operation, and kills it at
+//! the nth call. A seeded sample of cases runs always, all of them with `WHOLEMEM_EXHAUSTIVE=1`.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use wholemem_comm::{Communicator, Error, Rank, UniqueId};
+use wholemem_os::{Deadline, Memfd};
+use wholemem_testkit::{Census, Ranks, Stepper, stepper, test_name};
+
+const SIZE: u32 = 3;
+const STEPPER: usize = 3;
+
+/// How long ranks wait for one that was killed before it proved itself.
+const TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// How many calls of each operation and victim are tried in an ordinary run.
+const SAMPLE: usize = 4;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Create,
+    Split,
+    AllGather,
+    AllGatherFds,
+}
+
+const OPERATIONS: [Operation; 4] =
+    [Operation::Create, Operation::Split, Operation::AllGather, Operation::AllGatherFds];
+
+/// One walk: what is walked, who is killed, at which call, and where its outcome goes.
+#[derive(Debug)]
+struct Case {
+    operation: Operation,
+    victim: u32,
+    nth: Option<u64>,
+    id: String,
+    outcome: String,
+}
+
+impl Case {
+    fn encode(&self) -> String {
+        let nth = self.nth.map_or_else(|| "count".to_owned(), |nth| nth.to_string());
+        let operation = OPERATIONS.iter().position(|operation| *operation == self.operation).unwrap();
+        format!("{operation} {} {nth} {} {}", self.victim, self.id, self.outcome)
+    }
+
+    fn decode(text: &str) -> Self {
+        let mut fields = text.split(' ');
+        let mut next = || fields.next().expect("five fields").to_owned();
+        Self {
+            operation: OPERATIONS[next().parse::<usize>().unwrap()],
+            victim: next().parse().unwrap(),
+            nth: next().parse().ok(),
+            id: next(),
+            outcome: next(),
+        }
+    }
+}
+
+fn create(case: &Case, rank: u32) -> Result<Communicator, Error> {
+    let id: UniqueId = case.id.parse()?;
+    let mut comm = Communicator::create(&id, Rank(rank), SIZE, Deadline::after(TIMEOUT))?;
+    comm.set_timeout(Duration::from_secs(60));
+    Ok(comm)
+}
+
+/// What is walked. The communicator is given back so that it lives until the second mark.
+fn operate(operation: Operation, comm: &Communicator) -> Result<(), Error> {
+    match operation {
+        Operation::Create => Ok(()),
+        Operation::Split => comm.split(Some(0), comm.rank().0).map(drop),
+        Operation::AllGather => comm.all_gather(&[7; 100_000]).map(drop),
+        Operation::AllGatherFds => {
+            let own = [Memfd::create("test", 4096)?, Memfd::create("test", 4096)?];
+            let fds: Vec<_> = own.iter().map(AsFd::as_fd).collect();
+            comm.all_gather_fds(&fds).map(drop)
+        }
+    }
+}
+
+fn victim(rank: &wholemem_testkit::Rank, case: &Case) {
+    stepper::allow();
+    let early = (case.operation != Operation::Create).then(|| create(case, case.victim).expect("a group"));
+    rank.send(STEPPER, b"ready", &[]);
+    assert_eq!(rank.recv(STEPPER).0, b"go");
+    stepper::mark();
+    let late = early.is_none().then(|| create(case, case.victim));
+    if let Some(comm) = &early {
+        let _ = operate(case.operation, comm);
+    }
+    stepper::mark();
+    if case.nth.is_some() {
+        rank.wait_to_be_killed();
+    }
+    if let Some(comm) = early.or_else(|| late.and_then(Result::ok)) {
+        let _ = comm.barrier();
+    }
+}
+
+fn survivor(case: &Case, rank: u32) {
+    // Threads, and what the first group of a process makes once and for all.
+    drop(Communicator::local(2).expect("a group"));
+    let before = Census::take();
+    let lost = Error::PeerLost { rank: Rank(case.victim) };
+    let outcome = create(case, rank).and_then(|comm| {
+        let first = operate(case.operation, &comm);
+        if case.nth.is_none() {
+            return first.and_then(|()| comm.barrier());
+        }
+        if let Err(error) = first {
+            assert_eq!(error, lost, "the operation itself");
+        }
+        assert_eq!(comm.barrier().as_ref(), Err(&lost), "the next operation");
+        assert_eq!(comm.check().as_ref(), Err(&lost), "for ever");
+        Err(lost.clone())
+    });
+    match (case.nth, outcome) {
+        (None, outcome) => assert_eq!(outcome, Ok(())),
+        (Some(_), Err(Error::Timeout { missing, .. })) if case.operation == Operation::Create => {
+            assert!(missing.contains(&Rank(case.victim)), "{missing:?} does not name {}", case.victim);
+        }
+        (Some(_), outcome) => assert_eq!(outcome, Err(lost)),
+    }
+    Census::take().assert_same_as(&before, "after the group");
+}
+
+fn body(rank: &wholemem_testkit::Rank) {
+    let case = Case::decode(&rank.parameter());
+    let me = u32::try_from(rank.id()).expect("small");
+    if rank.id() == STEPPER {
+        let victim = usize::try_from(case.victim).expect("small");
+        assert_eq!(rank.recv(victim).0, b"ready");
+        let walker = Stepper::attach(rank.pid(victim));
+        rank.send(victim, b"go", &[]);
+        let walk = walker.walk(case.nth);
+        std::fs::write(&case.outcome, walk.calls.to_string()).expect("the outcome can be told");
+    } else if me == case.victim {
+        victim(rank, &case);
+    } else {
+        survivor(&case, me);
+    }
+}
+
+/// Runs one case, and says how many calls the operation had.
+fn run(test: &str, folder: &std::path::Path, operation: Operation, victim: u32, nth: Option<u64>) -> u64 {
+    let id = UniqueId::create_in(&folder.join("s")).expect("an id").to_string();
+    let outcome = folder.join("outcome").to_str().expect("text").to_owned();
+    let case = Case { operation, victim, nth, id, outcome };
+    let mut ranks = Ranks::of(4).parameter(case.encode());
+    if nth.is_some() {
+        ranks = ranks.killed(usize::try_from(victim).expect("small"));
+    }
+    let failure = std::panic::catch_unwind(|| ranks.run(test, body));
+    if let Err(panic) = failure {
+        eprintln!("case: {operation:?}, rank {victim} killed at call {nth:?}");
+        std::panic::resume_unwind(panic);
+    }
+    let left: Vec<_> = std::fs::read_dir(folder.join("s")).expect("the folder").collect();
+    assert!(left.is_empty(), "{operation:?} {victim} {nth:?} left {left:?}");
+    std::fs::read_to_string(&case.outcome).expect("the outcome").parse().expect("a number")
+}
+
+fn sweep(test: &str, operation: Operation) {
+    if std::env::var_os("WHOLEMEM_TEST").is_some() {
+        // A rank of a case: everything but the case is the harness's.
+        return Ranks::of(4).run(test, body);
+    }
+    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let mut dice = wholemem_testkit::seed();
+    for victim in 0..SIZE {
+        let calls = run(test, folder.path(), operation, victim, None);
+        assert!(calls > 10, "an operation of {calls} calls");
+        let all: Vec<u64> = if wholemem_testkit::exhaustive() {
+            (1..=calls + 2).collect()
+        } else {
+            let roll = |_| {
+                dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                1 + (dice >> 33) % calls
+            };
+            (0..SAMPLE).map(roll).collect()
+        };
+        eprintln!("{operation:?}, rank {victim}: {calls} calls, killed at {} of them", all.len());
+        for nth in all {
+            run(test, folder.path(), operation, victim, Some(nth));
+        }
+    }
+}
+
+#[test]
+fn a_rank_killed_while_a_group_comes_together_is_named() {
+    sweep(test_name!(), Operation::Create);
+}
+
+#[test]
+fn a_rank_killed_in_split_is_lost_to_all() {
+    sweep(test_name!(), Operation::Split);
+}
+
+#[test]
+fn a_rank_killed_in_all_gather_is_lost_to_all() {
+    sweep(test_name!(), Operation::AllGather);
+}
+
+#[test]
+fn a_rank_killed_in_all_gather_fds_is_lost_to_all() {
+    sweep(test_name!(), Operation::AllGatherFds);
+}

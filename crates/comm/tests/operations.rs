@@ -1,0 +1,271 @@
+//! Every operation, among ranks that are threads of this process.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use wholemem_comm::{Communicator, Error, Rank, Verdict};
+use wholemem_os::Memfd;
+
+const SIZES: [u32; 6] = [1, 2, 3, 5, 7, 22];
+
+/// Runs `body` as every rank of a new group.
+fn each(size: u32, body: impl Fn(&Communicator) + Sync) {
+    let ranks = Communicator::local(size).expect("a group");
+    std::thread::scope(|scope| {
+        for comm in &ranks {
+            scope.spawn(|| body(comm));
+        }
+    });
+}
+
+fn bytes(from: Rank, to: u32, len: usize) -> Vec<u8> {
+    (0..len).map(|n| (from.0 as usize * 31 + to as usize * 7 + n).to_le_bytes()[0]).collect()
+}
+
+#[test]
+fn a_barrier_lets_nobody_go_before_all_are_there() {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    for size in SIZES {
+        let here = AtomicU32::new(0);
+        each(size, |comm| {
+            for round in 1..=20 {
+                here.fetch_add(1, Ordering::SeqCst);
+                comm.barrier().expect("a barrier");
+                assert!(here.load(Ordering::SeqCst) >= round * size);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_broadcast_gives_all_the_bytes_of_its_root() {
+    for size in SIZES {
+        each(size, |comm| {
+            for root in (0..comm.size()).map(Rank) {
+                let got = comm.broadcast(root, &bytes(comm.rank(), 0, 1000)).expect("a broadcast");
+                assert_eq!(got, bytes(root, 0, 1000));
+            }
+            assert_eq!(comm.broadcast(Rank(0), &[]).expect("a broadcast"), [0; 0]);
+        });
+    }
+}
+
+#[test]
+fn all_gather_gives_all_the_bytes_of_all_also_long_and_empty_ones() {
+    for size in SIZES {
+        each(size, |comm| {
+            for len in [0, 1, 4096, 300_000] {
+                // Every rank has another length.
+                let len_of = |rank: Rank| len + rank.index() % 3 * usize::from(len > 0);
+                let got = comm.all_gather(&bytes(comm.rank(), 0, len_of(comm.rank()))).expect("all_gather");
+                let expected: Vec<_> =
+                    (0..comm.size()).map(|rank| bytes(Rank(rank), 0, len_of(Rank(rank)))).collect();
+                assert_eq!(got, expected);
+            }
+        });
+    }
+}
+
+#[test]
+fn all_to_all_transposes() {
+    for size in SIZES {
+        each(size, |comm| {
+            let me = comm.rank();
+            for len in [0, 3, 100_000] {
+                let parts: Vec<_> = (0..comm.size()).map(|to| bytes(me, to, len + to as usize % 2)).collect();
+                let parts: Vec<_> = parts.iter().map(Vec::as_slice).collect();
+                let got = comm.all_to_allv(&parts).expect("all_to_allv");
+                let expected: Vec<_> =
+                    (0..comm.size()).map(|from| bytes(Rank(from), me.0, len + me.index() % 2)).collect();
+                assert_eq!(got, expected);
+            }
+            let sent: Vec<_> = (0..comm.size()).flat_map(|to| bytes(me, to, 8)).collect();
+            let expected: Vec<_> = (0..comm.size()).flat_map(|from| bytes(Rank(from), me.0, 8)).collect();
+            assert_eq!(comm.all_to_all(&sent), Ok(expected));
+        });
+    }
+}
+
+#[test]
+fn all_gather_fds_gives_all_the_memory_of_all() {
+    for size in [1, 2, 3, 7] {
+        each(size, |comm| {
+            // Rank n brings n descriptors, and rank 1 more than one batch of them.
+            let count = |rank: u32| if rank == 1 { 150 } else { rank as usize };
+            let own: Vec<_> = (0..count(comm.rank().0))
+                .map(|n| Memfd::create("test", 4096 * (n + 1)).expect("memory"))
+                .collect();
+            let fds: Vec<_> = own.iter().map(AsFd::as_fd).collect();
+            for _ in 0..2 {
+                let got = comm.all_gather_fds(&fds).expect("all_gather_fds");
+                assert_eq!(got.len(), size as usize);
+                for (rank, fds) in (0..size).zip(got) {
+                    assert_eq!(fds.len(), count(rank));
+                    for (n, fd) in fds.into_iter().enumerate() {
+                        Memfd::import(fd, 4096 * (n + 1)).expect("the nth memory of that rank");
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn the_lowest_rank_that_is_against_it_is_named_to_all() {
+    each(7, |comm| {
+        assert_eq!(comm.agree(Ok(())), Ok(Verdict::Agreed));
+        let vote = if comm.rank().0 >= 3 { Err("no memory left") } else { Ok(()) };
+        let why = "no memory left".to_owned();
+        assert_eq!(comm.agree(vote), Ok(Verdict::Refused { rank: Rank(3), why }));
+        assert_eq!(comm.barrier(), Ok(()), "the group still stands");
+    });
+}
+
+#[test]
+fn split_orders_by_key_and_leaves_out_who_has_no_color() {
+    each(9, |comm| {
+        let rank = comm.rank().0;
+        let color = (rank != 4).then_some(rank % 2);
+        let part = comm.split(color, 100 - rank).expect("split");
+        let Some(part) = part else { return assert_eq!(rank, 4) };
+        let members: Vec<u32> = (0..9).rev().filter(|other| *other != 4 && other % 2 == rank % 2).collect();
+        assert_eq!(part.size() as usize, members.len());
+        assert_eq!(members[part.rank().index()], rank);
+        let names = part.all_gather(&rank.to_le_bytes()).expect("all_gather");
+        let expected: Vec<_> = members.iter().map(|member| member.to_le_bytes().to_vec()).collect();
+        assert_eq!(names, expected);
+        // A part of the part, and the whole all the while.
+        let alone = part.split(Some(part.rank().0), 0).expect("split").expect("a part");
+        assert_eq!((alone.rank(), alone.size()), (Rank(0), 1));
+        part.barrier().expect("the part stands");
+    });
+}
+
+#[test]
+fn two_nodes_of_two_ranks_are_told_apart() {
+    each(4, |comm| {
+        let name = ["a", "b", "a", "b"][comm.rank().index()];
+        let node = comm.split_by_node_named(name).expect("a node");
+        assert_eq!((node.rank().0, node.size()), (comm.rank().0 / 2, 2));
+    });
+}
+
+#[test]
+fn abort_ends_what_the_others_are_at() {
+    let ranks = Communicator::local(3).expect("a group");
+    let aborted = Err(Error::Aborted { by: Rank(2) });
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = ranks[..2].iter().map(|comm| scope.spawn(|| comm.barrier())).collect();
+        ranks[2].abort();
+        for waiting in waiting {
+            assert_eq!(waiting.join().expect("it ran"), aborted);
+        }
+    });
+    for comm in &ranks {
+        assert_eq!((comm.check(), comm.barrier()), (aborted.clone(), aborted.clone()));
+    }
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named_and_the_group_is_of_no_more_use() {
+    let mut ranks = Communicator::local(3).expect("a group");
+    let timeout = Duration::from_millis(400);
+    ranks.iter_mut().for_each(|comm| comm.set_timeout(timeout));
+    std::thread::scope(|scope| {
+        for comm in [&ranks[0], &ranks[2]] {
+            scope.spawn(|| {
+                let missing = vec![Rank(1)];
+                assert_eq!(
+                    comm.barrier(),
+                    Err(Error::Timeout { missing: missing.clone(), timeout, joining: false })
+                );
+                assert_eq!(comm.barrier(), Err(Error::Poisoned { missing }));
+            });
+        }
+    });
+    assert_eq!(ranks[1].barrier(), Err(Error::Poisoned { missing: vec![Rank(1)] }));
+}
+
+#[test]
+fn a_rank_that_has_left_fails_what_comes_after_and_nothing_before() {
+    let mut ranks = Communicator::local(3).expect("a group");
+    let last = ranks.pop().expect("rank 2");
+    std::thread::scope(|scope| {
+        for comm in &ranks {
+            scope.spawn(|| {
+                assert_eq!(comm.barrier(), Ok(()));
+                assert_eq!(comm.barrier(), Err(Error::PeerLeft { rank: Rank(2) }));
+            });
+        }
+        scope.spawn(move || {
+            assert_eq!(last.barrier(), Ok(()));
+            assert_eq!(last.close(), Ok(()));
+        });
+    });
+    assert_eq!(ranks.pop().expect("rank 1").close(), Ok(()));
+}
+
+#[test]
+fn ranks_at_different_operations_find_out() {
+    let ranks = Communicator::local(2).expect("a group");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let here = ranks[0].barrier();
+            assert_eq!(here, Err(Error::Mismatch { rank: Rank(1), here: "barrier", there: "all_gather" }));
+        });
+        scope.spawn(|| {
+            let there = ranks[1].all_gather(b"x").expect_err("the other is at a barrier");
+            assert_eq!(there.code(), "protocol");
+        });
+    });
+}
+
+#[test]
+fn what_a_caller_gets_wrong_is_refused_and_harms_nobody() {
+    each(2, |comm| {
+        let size = 2;
+        assert_eq!(comm.broadcast(Rank(2), b""), Err(Error::NoSuchRank { rank: Rank(2), size }));
+        assert_eq!(comm.all_to_all(&[0; 3]), Err(Error::WrongCount { count: 3, size }));
+        assert_eq!(comm.all_to_allv(&[]), Err(Error::WrongCount { count: 0, size }));
+        assert_eq!(comm.barrier(), Ok(()));
+    });
+}
+
+#[test]
+fn a_rank_has_few_connections_until_more_are_asked_for() {
+    each(100, |comm| assert!(comm.connections() <= 5, "{}", comm.connections()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// Any sequence of operations with any payloads, against what they would give if ranks were array elements.
+    #[test]
+    fn any_sequence_of_operations_is_what_it_would_be_without_ranks(
+        size in 1u32..9,
+        operations in prop::collection::vec((0u8..4, 0usize..5000), 1..12),
+    ) {
+        each(size, |comm| {
+            let me = comm.rank();
+            for (operation, len) in &operations {
+                match operation {
+                    0 => comm.barrier().expect("barrier"),
+                    1 => {
+                        let root = Rank(u32::try_from(*len).expect("small") % size);
+                        assert_eq!(comm.broadcast(root, &bytes(me, 1, *len)).expect("broadcast"), bytes(root, 1, *len));
+                    }
+                    2 => {
+                        let expected: Vec<_> = (0..size).map(|rank| bytes(Rank(rank), 2, *len)).collect();
+                        assert_eq!(comm.all_gather(&bytes(me, 2, *len)).expect("all_gather"), expected);
+                    }
+                    _ => {
+                        let sent: Vec<_> = (0..size).flat_map(|to| bytes(me, to, *len)).collect();
+                        let expected: Vec<_> = (0..size).flat_map(|from| bytes(Rank(from), me.0, *len)).collect();
+                        assert_eq!(comm.all_to_all(&sent).expect("all_to_all"), expected);
+                    }
+                }
+            }
+        });
+    }
+}
