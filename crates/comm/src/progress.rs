@@ -199,7 +199,12 @@ impl Progress {
     fn boot(&mut self, input: Input) {
         let Some(boot) = &mut self.boot else { return };
         let rank = self.core.tree.rank;
-        for output in boot.step(self.began.elapsed(), input) {
+        let outputs = boot.step(self.began.elapsed(), input);
+        if outputs.iter().any(|output| matches!(output, Output::End(_))) {
+            // Before anybody is told: who dies in the telling leaves no file.
+            (self.door, self.knock) = (None, None);
+        }
+        for output in outputs {
             match output {
                 Output::Up(news) => {
                     if let Some(parent) = self.core.tree.parent() {
@@ -402,8 +407,10 @@ impl Progress {
         self.read_from(rank, usize::MAX);
         let Some(peer) = self.peers.remove(&rank) else { return };
         self.core.links().remove(&rank);
+        if peer.pulse.owner() == Owner::Died {
+            self.core.id.address(rank).remove();
+        }
         if self.boot.is_some() {
-            self.core.id.address(rank).clear_away();
             return self.boot(Input::Died(rank));
         }
         let has_left = self.core.state().standing.has_left(rank);
@@ -420,6 +427,10 @@ impl Progress {
     fn look_at_the_whole(&mut self) {
         let fallen = self.whole.as_ref().and_then(|whole| whole.state().standing.fault().cloned());
         if let (Some(fault), Some(_)) = (fallen, &self.boot) {
+            // Nobody will join this part any more, and one of its members can no longer clear up behind itself.
+            for rank in self.core.tree.neighbours() {
+                self.core.id.address(rank).remove();
+            }
             self.fail(fault.error());
         }
     }

@@ -34,6 +34,23 @@ pub fn in_forked_child(body: impl FnOnce()) {
     }
 }
 
+/// Forks a child that runs `body`, ends, and is waited for by nobody here.
+///
+/// # Panics
+/// When the process cannot fork.
+pub fn leave_forked_child(body: impl FnOnce()) {
+    // SAFETY: as in `in_forked_child`.
+    match unsafe { libc::fork() } {
+        -1 => panic!("cannot fork: {}", std::io::Error::last_os_error()),
+        0 => {
+            let _ = catch_unwind(AssertUnwindSafe(body));
+            // SAFETY: as in `in_forked_child`.
+            unsafe { libc::_exit(0) }
+        }
+        _ => {}
+    }
+}
+
 fn panic_words(panic: &(dyn std::any::Any + Send)) -> String {
     let words = panic.downcast_ref::<String>().map(String::as_str);
     words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_owned()

@@ -29,6 +29,7 @@ const TEST: &str = "WHOLEMEM_TEST";
 const RANK: &str = "WHOLEMEM_TEST_RANK";
 const PARENT: &str = "WHOLEMEM_TEST_PARENT";
 const PARAMETER: &str = "WHOLEMEM_TEST_PARAMETER";
+const APART: &str = "WHOLEMEM_TEST_APART";
 const PATIENCE: &str = "WHOLEMEM_TEST_SECONDS";
 
 /// A rank's last word.
@@ -56,6 +57,7 @@ pub struct Ranks {
     users: BTreeMap<usize, u32>,
     variables: BTreeMap<OsString, OsString>,
     parameter: String,
+    apart: Vec<usize>,
     patience: Deadline,
 }
 
@@ -64,7 +66,8 @@ impl Ranks {
     #[must_use]
     pub fn of(count: usize) -> Self {
         let (killed, users, variables) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        Self { count, killed, users, variables, parameter: String::new(), patience: patience() }
+        let (parameter, apart) = (String::new(), Vec::new());
+        Self { count, killed, users, variables, parameter, apart, patience: patience() }
     }
 
     /// A rank that is to be killed in the course of the test. It is a failure if it is not.
@@ -99,6 +102,20 @@ impl Ranks {
     pub fn parameter(mut self, parameter: impl Into<String>) -> Self {
         self.parameter = parameter.into();
         self
+    }
+
+    /// A rank that runs in PID and network namespaces of its own.
+    #[must_use]
+    pub fn apart(mut self, rank: usize) -> Self {
+        self.apart.push(rank);
+        self
+    }
+
+    /// Whether ranks can run in namespaces of their own here. In a rank they already do.
+    #[must_use]
+    pub fn can_be_apart() -> bool {
+        let tried = || unshare("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+        std::env::var_os(TEST).is_some() || tried()
     }
 
     /// Ends the test after this long, instead of minutes: to test the watchdog itself.
@@ -261,7 +278,14 @@ impl Member {
         let output = File::from(output);
         let copy = || Stdio::from(output.try_clone().expect("a descriptor can be had"));
         // Through /proc, so that a user who may not read the build folder can run it too.
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = if ranks.apart.contains(&rank) {
+            let program = std::env::current_exe().expect("this program has a name");
+            let mut command = unshare(program);
+            command.env(APART, "1");
+            command
+        } else {
+            Command::new("/proc/self/exe")
+        };
         command
             .args([test, "--exact", "--nocapture", "--test-threads=1"])
             .env(TEST, test)
@@ -283,6 +307,16 @@ impl Member {
     }
 }
 
+/// A command that runs `program` in PID and network namespaces of its own.
+fn unshare(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("unshare");
+    if !rustix::process::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.args(["--net", "--pid", "--fork", "--kill-child", "--"]).arg(program);
+    command
+}
+
 pub(crate) fn patience() -> Deadline {
     let seconds = std::env::var(PATIENCE).ok().and_then(|text| text.parse().ok());
     Deadline::after(Duration::from_secs(seconds.unwrap_or(DEFAULT_PATIENCE)))
@@ -302,7 +336,10 @@ impl Rank {
         let number = |name: &str| {
             std::env::var(name).ok().and_then(|text| text.parse().ok()).expect("set by the harness")
         };
-        die_with_parent(number(PARENT)).expect("the harness lives");
+        // In a PID namespace of its own a rank cannot see its parent; `unshare` ends it with itself.
+        if std::env::var_os(APART).is_none() {
+            die_with_parent(number(PARENT)).expect("the harness lives");
+        }
         let rank = usize::try_from(number(RANK)).expect("a small number");
         let stdin = std::io::stdin().as_fd().try_clone_to_owned().expect("a descriptor can be had");
         let harness = PacketSocket::adopt(stdin).expect("the harness's socket");
@@ -378,10 +415,18 @@ impl Rank {
     /// # Panics
     /// When one does not come.
     pub fn barrier(&self) {
-        for peer in self.peers.keys() {
+        self.barrier_with(&self.peers.keys().copied().collect::<Vec<_>>());
+    }
+
+    /// Waits until these other ranks are here, and they for this one.
+    ///
+    /// # Panics
+    /// When one does not come.
+    pub fn barrier_with(&self, others: &[usize]) {
+        for peer in others {
             self.send(*peer, b"here", &[]);
         }
-        for peer in self.peers.keys() {
+        for peer in others {
             assert_eq!(self.recv(*peer).0, b"here", "rank {peer} is at the barrier");
         }
     }

@@ -25,9 +25,14 @@ pub enum Address {
 impl Address {
     /// Removes the file of a listener that was killed. One that lives keeps it, and an abstract name has none.
     pub fn clear_away(&self) {
-        if let Self::Path(path) = self
-            && is_dead(self)
-        {
+        if matches!(self, Self::Path(_)) && is_dead(self) {
+            self.remove();
+        }
+    }
+
+    /// Removes the file of a listener that is known to be dead, though the kernel may not have closed it yet.
+    pub fn remove(&self) {
+        if let Self::Path(path) = self {
             let _ = rustix::fs::unlink(path);
         }
     }

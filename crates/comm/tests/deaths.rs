@@ -1,0 +1,251 @@
+//! Ranks that die, stop, fork and come back, as processes.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use wholemem_comm::{Communicator, Error, Rank, UniqueId};
+use wholemem_os::{Deadline, PacketSocket, PidFd};
+use wholemem_testkit::forked::leave_forked_child;
+use wholemem_testkit::{Census, Ranks, in_forked_child, test_name};
+
+fn join(id: &str, rank: usize, size: u32, timeout: Duration) -> Result<Communicator, Error> {
+    let rank = Rank(u32::try_from(rank).expect("small"));
+    let mut comm = Communicator::create(&id.parse()?, rank, size, Deadline::after(timeout))?;
+    comm.set_timeout(timeout);
+    Ok(comm)
+}
+
+fn id() -> String {
+    UniqueId::create().expect("an id").to_string()
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn available_gib() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").expect("/proc is mounted");
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:")).expect("a line");
+    line.split_ascii_whitespace().nth(1).expect("a number").parse::<u64>().expect("a number") >> 20
+}
+
+/// Memory that is there, and takes its time to go.
+fn resident(gib: usize) -> Vec<u8> {
+    let mut memory = vec![0u8; gib << 30];
+    memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+    memory
+}
+
+#[test]
+fn a_rank_killed_with_much_memory_and_a_child_that_holds_its_sockets_is_lost_to_all() {
+    let gib = if wholemem_testkit::exhaustive() { 4 } else { 1 };
+    if available_gib() < gib + 2 {
+        return wholemem_testkit::skipped("there is not enough memory");
+    }
+    Ranks::of(4).killed(2).parameter(id()).run(test_name!(), |rank| {
+        let comm = join(&rank.parameter(), rank.id(), 4, PATIENCE).expect("a group");
+        if rank.id() == 2 {
+            let memory = resident(usize::try_from(gib).expect("small"));
+            leave_a_child(rank);
+            rank.send(0, b"ready", &[]);
+            assert_eq!(memory[4096], 1);
+            rank.wait_to_be_killed();
+        }
+        if rank.id() == 3 {
+            // Keeps the child of the dead rank, and with it copies of its sockets, alive until all have seen the death.
+            let (_, kept) = rank.recv(2);
+            assert_eq!(comm.barrier(), Err(Error::PeerLost { rank: Rank(2) }));
+            rank.barrier_with(&[0, 1]);
+            drop(kept);
+            return;
+        }
+        if rank.id() == 0 {
+            assert_eq!(rank.recv(2).0, b"ready");
+            let process = PidFd::open(rank.pid(2)).expect("rank 2 lives");
+            let killed = Instant::now();
+            process.kill().expect("it can be killed");
+            assert_eq!(comm.barrier(), Err(Error::PeerLost { rank: Rank(2) }));
+            eprintln!("{gib} GiB resident: known after {:?}", killed.elapsed());
+        } else {
+            assert_eq!(comm.barrier(), Err(Error::PeerLost { rank: Rank(2) }));
+        }
+        let others: Vec<_> = [0, 1, 3].into_iter().filter(|other| *other != rank.id()).collect();
+        rank.barrier_with(&others);
+    });
+}
+
+/// Forks a child that holds everything this process has, its sockets too, until rank 3 lets it go.
+fn leave_a_child(rank: &wholemem_testkit::Rank) {
+    let (here, there) = PacketSocket::pair().expect("a socket pair");
+    rank.send(3, b"kept", &[there.as_fd()]);
+    drop(there);
+    leave_forked_child(move || {
+        let _ = here.recv(&mut [0; 8], Deadline::after(PATIENCE));
+    });
+}
+
+#[test]
+fn a_stopped_rank_is_named_and_the_others_go_on_in_a_new_group() {
+    let ids = format!("{} {}", id(), id());
+    Ranks::of(3).parameter(ids).run(test_name!(), |rank| {
+        let parameter = rank.parameter();
+        let (first, second) = parameter.split_once(' ').expect("two ids");
+        let before = (rank.id() != 1).then(|| {
+            drop(Communicator::local(2).expect("a group"));
+            Census::take()
+        });
+        let timeout = Duration::from_millis(1500);
+        let comm = join(first, rank.id(), 3, timeout).expect("a group");
+        comm.barrier().expect("all are there");
+        if rank.id() == 1 {
+            rank.send(0, b"stop me", &[]);
+            assert_eq!(rank.recv(0).0, b"go on");
+            let error = comm.barrier().expect_err("the others have given up");
+            assert!(error.poisons(), "{error}");
+            return;
+        }
+        let process = PidFd::open(rank.pid(1)).expect("rank 1 lives");
+        if rank.id() == 0 {
+            assert_eq!(rank.recv(1).0, b"stop me");
+            process.signal(Signal::STOP).expect("it can be stopped");
+            rank.send(2, b"stopped", &[]);
+        } else {
+            assert_eq!(rank.recv(0).0, b"stopped");
+        }
+        let missing = vec![Rank(1)];
+        let stopped = Error::Timeout { missing: missing.clone(), timeout, joining: false };
+        assert_eq!(comm.barrier(), Err(stopped));
+        assert_eq!(comm.all_gather(b"x"), Err(Error::Poisoned { missing }));
+        drop(comm);
+        let again = join(second, rank.id() / 2, 2, PATIENCE).expect("a group of the others");
+        assert_eq!(again.all_gather(&[9]).expect("it works"), [[9], [9]]);
+        drop(again);
+        drop(process);
+        Census::take().assert_same_as(&before.expect("taken"), "after both groups");
+        rank.barrier_with(&[2 - rank.id()]);
+        if rank.id() == 0 {
+            let process = PidFd::open(rank.pid(1)).expect("rank 1 lives");
+            process.signal(Signal::CONT).expect("it can be continued");
+            rank.send(1, b"go on", &[]);
+        }
+    });
+}
+
+#[test]
+fn a_rank_stopped_before_it_joins_is_named_to_all_at_the_deadline() {
+    Ranks::of(3).killed(2).parameter(id()).run(test_name!(), |rank| {
+        if rank.id() == 2 {
+            rank.wait_to_be_killed();
+        }
+        let timeout = Duration::from_millis(600);
+        let error = join(&rank.parameter(), rank.id(), 3, timeout).expect_err("rank 2 does not come");
+        assert!(
+            matches!(&error, Error::Timeout { missing, joining: true, .. } if *missing == [Rank(2)]),
+            "{error}"
+        );
+        rank.barrier_with(&[1 - rank.id()]);
+        if rank.id() == 0 {
+            rank.kill(2);
+        }
+    });
+}
+
+#[test]
+fn the_survivors_of_a_death_go_on_in_a_new_group() {
+    let ids = format!("{} {}", id(), id());
+    Ranks::of(6).killed(1).parameter(ids).run(test_name!(), |rank| {
+        let parameter = rank.parameter();
+        let (first, second) = parameter.split_once(' ').expect("two ids");
+        let comm = join(first, rank.id(), 6, PATIENCE).expect("a group");
+        comm.barrier().expect("all are there");
+        // By the harness, and twice: who has passed the second knows that everybody has left the first. A rank that
+        // is killed may have left a barrier whose word it has yet to pass on.
+        rank.barrier();
+        rank.barrier();
+        // Rank 5 is below rank 1, and hears of it from nobody but itself.
+        match rank.id() {
+            1 => {
+                rank.send(0, b"ready", &[]);
+                rank.wait_to_be_killed()
+            }
+            0 => {
+                assert_eq!(rank.recv(1).0, b"ready");
+                rank.kill(1);
+            }
+            _ => {}
+        }
+        assert_eq!(comm.barrier(), Err(Error::PeerLost { rank: Rank(1) }));
+        assert_eq!(comm.check(), Err(Error::PeerLost { rank: Rank(1) }));
+        let mine = if rank.id() == 0 { 0 } else { rank.id() - 1 };
+        let again = join(second, mine, 5, PATIENCE).expect("a group of the survivors");
+        assert_eq!(again.all_gather(&[1]).expect("it works").concat(), [1; 5]);
+    });
+}
+
+#[test]
+fn a_forked_child_cannot_use_the_group_and_does_it_no_harm() {
+    Ranks::of(2).parameter(id()).run(test_name!(), |rank| {
+        let comm = join(&rank.parameter(), rank.id(), 2, PATIENCE).expect("a group");
+        in_forked_child(|| {
+            assert_eq!(comm.barrier(), Err(Error::Forked));
+            assert_eq!(comm.check(), Err(Error::Forked));
+            comm.abort();
+        });
+        comm.barrier().expect("the group stands");
+        let comm = std::cell::RefCell::new(Some(comm));
+        in_forked_child(|| drop(comm.take()));
+        comm.take()
+            .expect("still here")
+            .barrier()
+            .expect("the group stands, though the child dropped its copy");
+    });
+}
+
+#[test]
+fn sixteen_ranks_that_wait_burn_next_to_nothing() {
+    Ranks::of(16).parameter(id()).run(test_name!(), |rank| {
+        let comm = join(&rank.parameter(), rank.id(), 16, PATIENCE).expect("a group");
+        comm.barrier().expect("all are there");
+        let cpu = || {
+            let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+            Duration::try_from(time).expect("a duration")
+        };
+        let before = cpu();
+        if rank.id() == 15 {
+            // The others are to wait: this orders nothing.
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        comm.barrier().expect("all are there");
+        let burnt = cpu() - before;
+        eprintln!("rank {}: {burnt:?} of processor time in a second of waiting", rank.id());
+        assert!(burnt < Duration::from_millis(50), "rank {} burnt {burnt:?}", rank.id());
+    });
+}
+
+#[test]
+fn a_second_claimant_of_a_rank_fails_alone_and_another_size_is_told() {
+    Ranks::of(4).parameter(id()).run(test_name!(), |rank| {
+        match rank.id() {
+            0..=2 => {
+                if rank.id() == 2 {
+                    // The others wait for it meanwhile: the claimants come while the group is open.
+                    assert_eq!(rank.recv(3).0, b"done");
+                }
+                let comm = join(&rank.parameter(), rank.id(), 3, PATIENCE).expect("a group");
+                comm.barrier().expect("all are there");
+            }
+            _ => {
+                let claim =
+                    |rank: usize, size| join(&rank_parameter(), rank, size, PATIENCE).expect_err("refused");
+                let sizes = Error::SizeDiffers { rank: Rank(2), parent: Rank(0), here: 4, there: 3 };
+                assert_eq!(claim(2, 4), sizes);
+                assert_eq!(claim(1, 3), Error::RankTaken { rank: Rank(1) });
+                assert_eq!(claim(0, 3), Error::RankTaken { rank: Rank(0) });
+                rank.send(2, b"done", &[]);
+            }
+        }
+    });
+}
+
+fn rank_parameter() -> String {
+    std::env::var("WHOLEMEM_TEST_PARAMETER").expect("set by the harness")
+}

@@ -1,0 +1,67 @@
+//! Ranks in namespaces of their own, with a folder that both see and without.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use wholemem_comm::{Communicator, Error, Rank, UniqueId};
+use wholemem_os::vm::Protection;
+use wholemem_os::{Deadline, Memfd, SharedMap};
+use wholemem_testkit::{Ranks, test_name};
+
+fn join(id: &str, rank: usize, timeout: Duration) -> Result<Communicator, Error> {
+    let rank = Rank(u32::try_from(rank).expect("small"));
+    Communicator::create(&id.parse()?, rank, 2, Deadline::after(timeout))
+}
+
+#[test]
+fn ranks_in_other_namespaces_share_memory_through_a_folder_that_both_see() {
+    if !Ranks::can_be_apart() {
+        return wholemem_testkit::skipped("namespaces are not permitted here");
+    }
+    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let id = UniqueId::create_in(&folder.path().join("s")).expect("an id");
+    Ranks::of(2).apart(1).parameter(id.to_string()).run(test_name!(), |rank| {
+        let comm = join(&rank.parameter(), rank.id(), Duration::from_secs(60)).expect("a group");
+        let memory = Memfd::create("test", 4096).expect("memory");
+        let here = SharedMap::create(&memory, Protection::ReadWrite).expect("a map");
+        let fds = comm.all_gather_fds(&[memory.as_fd()]).expect("descriptors");
+        let there = fds.into_iter().nth(1 - rank.id()).expect("two ranks").remove(0);
+        let there = Memfd::import(there, 4096).expect("the other's memory");
+        let there = SharedMap::create(&there, Protection::ReadWrite).expect("a map");
+        there.bytes().write_at(0, &[u8::try_from(rank.id()).expect("small") + 1]).expect("a byte");
+        comm.barrier().expect("both have written");
+        let mut seen = [0];
+        here.bytes().read_at(0, &mut seen).expect("a byte");
+        assert_eq!(usize::from(seen[0]), 2 - rank.id(), "what the other wrote into our memory");
+        comm.barrier().expect("both have read");
+        // The death of a rank in another PID namespace is seen as any other.
+        if rank.id() == 1 {
+            std::mem::forget(comm);
+            return;
+        }
+        assert_eq!(comm.barrier(), Err(Error::PeerLost { rank: Rank(1) }));
+    });
+    assert_eq!(std::fs::read_dir(folder.path().join("s")).expect("the folder").count(), 0, "nothing is left");
+}
+
+#[test]
+fn without_a_folder_the_error_says_so() {
+    if !Ranks::can_be_apart() {
+        return wholemem_testkit::skipped("namespaces are not permitted here");
+    }
+    // Without the variable, whatever the environment of this run has.
+    let id = if std::env::var_os("WHOLEMEM_SOCKET_DIR").is_some() {
+        return wholemem_testkit::skipped("`WHOLEMEM_SOCKET_DIR` is set");
+    } else {
+        UniqueId::create().expect("an id")
+    };
+    Ranks::of(2).apart(1).parameter(id.to_string()).run(test_name!(), |rank| {
+        let error = join(&rank.parameter(), rank.id(), Duration::from_millis(800)).expect_err("no way");
+        if rank.id() == 1 {
+            assert_eq!(error, Error::OtherNamespace { rank: Rank(1) });
+        } else {
+            assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(1)]), "{error}");
+        }
+        assert!(error.to_string().contains("WHOLEMEM_SOCKET_DIR"), "{error}");
+    });
+}
