@@ -10,6 +10,7 @@
 //! | [`packet`] | datagrams between processes that keep their boundaries and carry file descriptors |
 //! | [`pidfd`], [`robust`] | knowing that another process has died, without trusting its sockets |
 //! | [`fork`] | noticing that this process is a forked child, where inherited handles must do nothing |
+//! | [`signal`] | signals as something to be read |
 //! | [`numa`], [`meminfo`] | which memory is near which processor, and how much is left |
 //! | [`probe`] | which of all this the kernel really does, each thing tried |
 //!
@@ -49,6 +50,7 @@ pub mod pidfd;
 pub mod probe;
 pub mod robust;
 pub mod shared;
+pub mod signal;
 pub mod size;
 pub mod vm;
 
