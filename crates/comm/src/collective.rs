@@ -365,5 +365,15 @@ fn all_entries(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     let votes = std::iter::once(&own).chain(children.values());
     let mut entries: Vec<_> = votes.filter_map(|vote| read_entries(vote)).flatten().collect();
     entries.sort_by_key(|(rank, _)| *rank);
-    entries.into_iter().flat_map(|(rank, bytes)| entry(rank, bytes)).collect()
+    let mut merged = Vec::with_capacity(votes_len(&own, children));
+    for (rank, bytes) in entries {
+        merged.extend_from_slice(&rank.0.to_le_bytes());
+        merged.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+        merged.extend_from_slice(bytes);
+    }
+    merged
+}
+
+fn votes_len(own: &[u8], children: &BTreeMap<Rank, Vec<u8>>) -> usize {
+    own.len() + children.values().map(Vec::len).sum::<usize>()
 }

@@ -57,6 +57,8 @@ mod descriptors;
 mod door;
 mod env;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod id;
 mod knock;
 mod link;

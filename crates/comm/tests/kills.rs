@@ -14,7 +14,7 @@ const SIZE: u32 = 3;
 const STEPPER: usize = 3;
 
 /// How long ranks wait for one that was killed before it proved itself.
-const TIMEOUT: Duration = Duration::from_millis(1500);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How many calls of each operation and victim are tried in an ordinary run.
 const SAMPLE: usize = 4;
@@ -43,7 +43,7 @@ struct Case {
 impl Case {
     fn encode(&self) -> String {
         let nth = self.nth.map_or_else(|| "count".to_owned(), |nth| nth.to_string());
-        let operation = OPERATIONS.iter().position(|operation| *operation == self.operation).unwrap();
+        let operation = OPERATIONS.iter().position(|operation| *operation == self.operation).expect("known");
         format!("{operation} {} {nth} {} {}", self.victim, self.id, self.outcome)
     }
 
@@ -51,8 +51,8 @@ impl Case {
         let mut fields = text.split(' ');
         let mut next = || fields.next().expect("five fields").to_owned();
         Self {
-            operation: OPERATIONS[next().parse::<usize>().unwrap()],
-            victim: next().parse().unwrap(),
+            operation: OPERATIONS[next().parse::<usize>().expect("a number")],
+            victim: next().parse().expect("a rank"),
             nth: next().parse().ok(),
             id: next(),
             outcome: next(),
@@ -100,10 +100,14 @@ fn victim(rank: &wholemem_testkit::Rank, case: &Case) {
     }
 }
 
-fn survivor(case: &Case, rank: u32) {
+fn survivor(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
     // Threads, and what the first group of a process makes once and for all.
     drop(Communicator::local(2).expect("a group"));
     let before = Census::take();
+    if case.operation == Operation::Create {
+        // Together with the victim: who begins much later finds that the others have given up.
+        assert_eq!(harness.recv(STEPPER).0, b"go");
+    }
     let lost = Error::PeerLost { rank: Rank(case.victim) };
     let outcome = create(case, rank).and_then(|comm| {
         let first = operate(case.operation, &comm);
@@ -134,13 +138,17 @@ fn body(rank: &wholemem_testkit::Rank) {
         let victim = usize::try_from(case.victim).expect("small");
         assert_eq!(rank.recv(victim).0, b"ready");
         let walker = Stepper::attach(rank.pid(victim));
-        rank.send(victim, b"go", &[]);
+        for member in 0..STEPPER {
+            if member == victim || case.operation == Operation::Create {
+                rank.send(member, b"go", &[]);
+            }
+        }
         let walk = walker.walk(case.nth);
         std::fs::write(&case.outcome, walk.calls.to_string()).expect("the outcome can be told");
     } else if me == case.victim {
         victim(rank, &case);
     } else {
-        survivor(&case, me);
+        survivor(rank, &case, me);
     }
 }
 
@@ -155,7 +163,7 @@ fn run(test: &str, folder: &std::path::Path, operation: Operation, victim: u32, 
     }
     let failure = std::panic::catch_unwind(|| ranks.run(test, body));
     if let Err(panic) = failure {
-        eprintln!("case: {operation:?}, rank {victim} killed at call {nth:?}");
+        wholemem_testkit::report(&format!("case: {operation:?}, rank {victim} killed at call {nth:?}"));
         std::panic::resume_unwind(panic);
     }
     let left: Vec<_> = std::fs::read_dir(folder.join("s")).expect("the folder").collect();
@@ -182,7 +190,10 @@ fn sweep(test: &str, operation: Operation) {
             };
             (0..SAMPLE).map(roll).collect()
         };
-        eprintln!("{operation:?}, rank {victim}: {calls} calls, killed at {} of them", all.len());
+        let tried = all.len();
+        wholemem_testkit::report(&format!(
+            "{operation:?}, rank {victim}: {calls} calls, killed at {tried} of them"
+        ));
         for nth in all {
             run(test, folder.path(), operation, victim, Some(nth));
         }

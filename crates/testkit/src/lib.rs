@@ -66,7 +66,8 @@ pub fn skipped(reason: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
+/// Says something that belongs to the outcome of a test.
 #[expect(clippy::print_stderr, reason = "what a test has to say belongs on its standard error")]
-fn report(text: &str) {
+pub fn report(text: &str) {
     eprintln!("{text}");
 }

@@ -64,7 +64,8 @@ impl Stepper {
         for task in tasks {
             let task = task.expect("a thread").file_name();
             let task: pid_t = task.to_str().and_then(|name| name.parse().ok()).expect("a number");
-            request(libc::PTRACE_SEIZE, task, options as usize).expect("the process can be walked");
+            request(libc::PTRACE_SEIZE, task, usize::try_from(options).expect("small"))
+                .expect("the process can be walked");
             request(libc::PTRACE_INTERRUPT, task, 0).expect("a thread can be interrupted");
             let (stopped, _) = wait(task);
             assert_eq!(stopped, Some(task), "a thread stops");
