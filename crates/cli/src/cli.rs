@@ -1,5 +1,7 @@
 //! The command line: its words, its defaults and its help. Nothing here does anything.
 
+use std::path::PathBuf;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::size::ByteCount;
@@ -19,13 +21,66 @@ pub(crate) enum Command {
     /// Take a tour that checks its own results
     ///
     /// A second process creates memory, fills it and passes it on as a file descriptor. This one maps it, checks every
-    /// byte, kills the other, and checks every byte again.
+    /// byte, kills the other, and checks every byte again. Then four processes join as ranks, and one of them is killed:
+    /// the others say which.
     Demo(DemoArgs),
+    /// Run a command as several ranks
+    ///
+    /// Every rank has torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...) and what
+    /// `Communicator::from_env()` needs to join the others. What ranks write comes out line by line behind their rank.
+    /// Signals go to all ranks. The first rank that fails ends the others, and its exit code is this program's.
+    Launch(LaunchArgs),
     /// Measure, beside the same system calls made raw
     Bench(BenchArgs),
     /// Play the second process; started by the other commands only
     #[command(hide = true)]
     Peer(PeerArgs),
+    /// Play one rank; started by the other commands only
+    #[command(hide = true)]
+    Rank(RankArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LaunchArgs {
+    /// How many ranks
+    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) ranks: u32,
+    /// Also write what each rank writes to files in this folder: `rank-N.out` and `rank-N.err`
+    #[arg(long, value_name = "DIR")]
+    pub(crate) log_dir: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RankArgs {
+    /// What to do
+    #[arg(value_enum)]
+    pub(crate) role: RankRole,
+    /// The process that started this one
+    #[arg(long)]
+    pub(crate) parent: u32,
+    /// How much memory to have when it dies
+    #[arg(long, default_value_t = 0)]
+    pub(crate) resident: usize,
+    /// The command to become
+    #[arg(last = true)]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RankRole {
+    /// Becomes the command
+    Run,
+    /// Is there, and nothing else
+    Idle,
+    /// Joins, and leaves
+    Join,
+    /// Joins, and waits for one of the others to be killed
+    Survive,
+    /// Joins, and waits to be killed
+    Doomed,
 }
 
 #[derive(Debug, Args)]
@@ -67,6 +122,57 @@ pub(crate) enum BenchCommand {
     Hand(SweepArgs),
     /// Copying within a device, between devices, and between a device and the host
     Copy(CopyArgs),
+    /// Ranks coming together, from the first thread or process started to the last rank that has joined
+    Bootstrap(BootstrapArgs),
+    /// Barrier and all_gather, beside a socket's round trip
+    Comm(CommArgs),
+    /// How soon every survivor knows that a rank was killed
+    Death(DeathArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BootstrapArgs {
+    /// How many ranks
+    #[arg(long, value_delimiter = ',', default_value = "16,64,256,1024")]
+    pub(crate) ranks: Vec<u32>,
+    /// How often to measure each
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CommArgs {
+    /// How many ranks, as threads of one process on one core
+    #[arg(long, value_delimiter = ',', default_value = "2,4,8,16")]
+    pub(crate) ranks: Vec<u32>,
+    /// How much each rank gives to all_gather
+    #[arg(long, value_delimiter = ',', default_value = "8B,4KiB,64KiB,1MiB")]
+    pub(crate) sizes: Vec<ByteCount>,
+    /// How often to measure each
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DeathArgs {
+    /// How many ranks, as processes
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
+    pub(crate) ranks: u32,
+    /// How many of them are killed, one after the other, each in a new group
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) kills: u32,
+    /// How much memory the killed rank has
+    #[arg(long)]
+    pub(crate) resident: Option<ByteCount>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// A measurement of copies.

@@ -7,6 +7,7 @@
 //! | [`doctor`] | what this machine can do, each thing tried |
 //! | [`demo`] | a tour in steps, each checked |
 //! | [`mod@bench`] | times, beside those of the raw calls |
+//! | [`launch`] | a command as several ranks, and what a rank does in benches and the tour |
 //! | [`peer`], [`link`] | this program started again as a second process, and the messages between the two |
 //! | [`backend`], [`memory`], [`size`] | what the commands share: opening a backend, room in memory, byte counts |
 //! | [`terminal`], [`table`], [`progress`], [`failure`] | what people see: data on stdout, the rest on stderr |
@@ -22,6 +23,7 @@ mod cli;
 mod demo;
 mod doctor;
 mod failure;
+mod launch;
 mod link;
 mod memory;
 mod peer;
@@ -42,6 +44,11 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Peer(args) => peer::serve(&args),
+        Command::Rank(args) => launch::serve(&args),
+        Command::Launch(args) => match launch::run(&args) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

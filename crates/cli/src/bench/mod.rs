@@ -5,7 +5,11 @@
 //! meets both alike; each time everything is fresh, and what is timed is checked outside of the time.
 
 mod alloc;
+mod bootstrap;
+mod comm;
 mod copy;
+mod death;
+mod group;
 mod report;
 mod sample;
 mod share;
@@ -25,6 +29,7 @@ use crate::size::Rough;
 use crate::terminal::Colour;
 use crate::{backend, memory, terminal};
 
+pub(crate) use self::death::Doomed;
 pub(crate) use self::share::receiver;
 
 /// How long a size is measured, unless a number of rounds is asked for.
@@ -72,6 +77,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Share(args) => sweep(args, share::Share::<false>::start),
         BenchCommand::Hand(args) => sweep(args, share::Share::<true>::start),
         BenchCommand::Copy(args) => copy::run(args),
+        BenchCommand::Bootstrap(args) => bootstrap::run(args),
+        BenchCommand::Comm(args) => comm::run(args),
+        BenchCommand::Death(args) => death::run(args),
     }
 }
 

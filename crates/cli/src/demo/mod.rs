@@ -4,6 +4,7 @@
 //! came of them; every step either checked what it claims or fails, and a failed step is a failing exit code.
 
 mod pattern;
+mod ranks;
 mod sharing;
 mod stage;
 
@@ -25,7 +26,7 @@ pub(crate) use self::sharing::creator;
 type Chapter = fn(&mut Stage, &Setting) -> Result<()>;
 
 /// The tour, in order.
-const CHAPTERS: &[Chapter] = &[sharing::play];
+const CHAPTERS: &[Chapter] = &[sharing::play, ranks::play];
 
 /// What all chapters have in common.
 #[derive(Debug)]

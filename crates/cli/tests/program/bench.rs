@@ -96,3 +96,41 @@ fn memory_that_runs_out_ends_a_sweep_with_what_was_measured() {
     assert_eq!(list(&report["cases"]).len(), 1);
     assert!(report["stopped"].as_str().unwrap().starts_with("4096 TiB: cannot fill 4096 TiB"));
 }
+
+/// What every case of ranks has.
+const RANKS_CASE: [&str; 9] = ["ranks", "what", "value", "unit", "limit", "of_limit", "p99", "max", "rounds"];
+
+#[test]
+fn bootstrap_is_measured_as_threads_and_as_processes() {
+    let report = object(&run(&["bench", "bootstrap", "--ranks", "1,6", "--rounds", "1", "--json"]));
+    assert_keys(&report, &REPORT);
+    assert_eq!(
+        (&report["bench"], &report["ranks"], &report["verified"]),
+        (&"bootstrap".into(), &6.into(), &true.into())
+    );
+    let cases = list(&report["cases"]);
+    let what: Vec<_> =
+        cases.iter().map(|case| (case["ranks"].as_u64().unwrap(), case["what"].as_str().unwrap())).collect();
+    assert_eq!(what, [(1, "threads"), (1, "processes"), (6, "threads"), (6, "processes")]);
+    cases.iter().for_each(|case| assert_keys(case, &RANKS_CASE));
+}
+
+#[test]
+fn operations_of_ranks_are_measured_beside_a_round_trip() {
+    let report =
+        object(&run(&["bench", "comm", "--ranks", "2", "--sizes", "8B,100KiB", "--rounds", "3", "--json"]));
+    assert_keys(&report, &REPORT);
+    let cases = list(&report["cases"]);
+    let what: Vec<_> = cases.iter().map(|case| case["what"].as_str().unwrap()).collect();
+    assert_eq!(what, ["barrier", "all_gather", "all_gather"]);
+    assert!(cases.iter().all(|case| case["limit"].as_f64().unwrap() > 0.0), "{report}");
+}
+
+#[test]
+fn deaths_are_timed_until_the_last_survivor_knows() {
+    let report =
+        object(&run(&["bench", "death", "--ranks", "3", "--kills", "3", "--resident", "1MiB", "--json"]));
+    assert_keys(&report, &REPORT);
+    let case = &list(&report["cases"])[0];
+    assert_eq!((&case["rounds"], &case["bytes"]), (&3.into(), &(1 << 20).into()));
+}

@@ -3,7 +3,8 @@
 use crate::json::{assert_keys, list, object};
 use crate::run::run;
 
-const STEPS: [&str; 8] = ["create", "send", "import", "fill", "verify", "kill", "verify-again", "give-back"];
+const STEPS: [&str; 10] =
+    ["create", "send", "import", "fill", "verify", "kill", "verify-again", "give-back", "join", "lose"];
 
 #[test]
 fn the_first_line_says_which_backend_it_is() {
@@ -13,7 +14,8 @@ fn the_first_line_says_which_backend_it_is() {
     let title = concat!("wholemem ", env!("CARGO_PKG_VERSION"), " on the host backend");
     assert_eq!(lines.next(), Some(title));
     assert_eq!(lines.next(), Some(""));
-    let named: Vec<_> = lines.by_ref().take(9).map(|line| line.split_whitespace().next().unwrap()).collect();
+    let named: Vec<_> =
+        lines.by_ref().take(1 + STEPS.len()).map(|line| line.split_whitespace().next().unwrap()).collect();
     assert_eq!(named[0], "step");
     assert_eq!(named[1..], STEPS);
     let verdict = "everything was checked; repeat it with `--size 64KiB --seed 7`";

@@ -3,7 +3,7 @@
 use crate::run::run;
 
 #[test]
-fn help_names_every_command_but_the_hidden_one() {
+fn help_names_every_command_but_the_hidden_ones() {
     let run = run(&["--help"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(run.stdout, @r"
@@ -14,6 +14,7 @@ fn help_names_every_command_but_the_hidden_one() {
     Commands:
       doctor  Say what this machine can do, each thing tried, with the reason where not
       demo    Take a tour that checks its own results
+      launch  Run a command as several ranks
       bench   Measure, beside the same system calls made raw
 
     Options:

@@ -8,5 +8,6 @@ mod doctor;
 mod errors;
 mod help;
 mod json;
+mod launch;
 mod leftovers;
 mod run;

@@ -1,0 +1,200 @@
+//! `wholemem launch`: a command as several ranks, watched to its end.
+//!
+//! ```text
+//!   wholemem launch -n 4 -- ./my_program
+//!     ├─ rank 0 ─┐  each in a process group of its own; what it writes comes out here,
+//!     ├─ rank 1  │  line by line, behind its rank
+//!     ├─ rank 2  │
+//!     └─ rank 3 ─┘  signals go to all; the first that fails ends the rest
+//! ```
+//!
+//! What it keeps true: when it ends, no rank and no process of a rank's group runs any more, and when it is killed,
+//! the ranks are killed with it. The id of the group, which holds its secret, is in the environment of the ranks and on
+//! no command line.
+
+mod output;
+mod rank;
+
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, kill_process_group};
+use wholemem_comm::UniqueId;
+use wholemem_os::PidFd;
+use wholemem_os::pidfd::Signal;
+use wholemem_os::signal::Signals;
+
+use self::output::Output;
+use crate::cli::LaunchArgs;
+use crate::terminal::{self, Colour, Tone};
+
+pub(crate) use self::rank::serve;
+
+/// What is passed on to the ranks.
+const PASSED_ON: [Signal; 6] =
+    [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
+
+/// How long ranks have to end after one has failed, before they are killed.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// The ranks of a run; all of them are dead when this is dropped.
+#[derive(Debug)]
+struct Crew(Vec<Member>);
+
+#[derive(Debug)]
+struct Member {
+    rank: u32,
+    child: Child,
+    watch: PidFd,
+    output: Output,
+    status: Option<ExitStatus>,
+}
+
+pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
+    // Before there is another thread, so that no signal passes us by.
+    let signals = Signals::take(&PASSED_ON)?;
+    let id = UniqueId::create()?;
+    if let Some(folder) = &args.log_dir {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let port = free_port();
+    let mut crew = Crew(Vec::new());
+    for rank in 0..args.ranks {
+        crew.0
+            .push(Member::start(rank, args, &id, port).with_context(|| format!("cannot start rank {rank}"))?);
+    }
+    let failure = crew.watch(&signals)?;
+    Ok(match failure {
+        None => ExitCode::SUCCESS,
+        Some((rank, status)) => {
+            let title = Colour::of_stderr().paint(Tone::Bad, "error:");
+            let others = if args.ranks > 1 { "; the others were ended" } else { "" };
+            terminal::say(&format!("{title} rank {rank} failed: {status}{others}\n"));
+            ExitCode::from(code(status))
+        }
+    })
+}
+
+/// The exit code of a rank, as a shell would tell it.
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    u8::try_from(code).unwrap_or(1)
+}
+
+/// A port that nobody listens at, for programs that need torchrun's `MASTER_PORT`.
+fn free_port() -> u16 {
+    let probe = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
+    probe.map_or(29500, |address| address.port())
+}
+
+impl Member {
+    fn start(rank: u32, args: &LaunchArgs, id: &UniqueId, port: u16) -> Result<Self> {
+        let (rank_text, size) = (rank.to_string(), args.ranks.to_string());
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .arg0("wholemem")
+            .args(["rank", "run", "--parent", &std::process::id().to_string(), "--"])
+            .args(&args.command)
+            .env("WHOLEMEM_ID", id.to_string())
+            .envs([("RANK", &rank_text), ("LOCAL_RANK", &rank_text), ("GROUP_RANK", &"0".to_owned())])
+            .envs([("WORLD_SIZE", &size), ("LOCAL_WORLD_SIZE", &size)])
+            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())])
+            .env("TORCHELASTIC_RUN_ID", format!("wholemem-{}", std::process::id()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        let mut child = command.spawn()?;
+        let output = Output::of(rank, args.ranks, &mut child, args.log_dir.as_deref())?;
+        let watch = PidFd::open(child.id())?;
+        Ok(Self { rank, child, watch, output, status: None })
+    }
+
+    /// Sends a signal to the rank and what it has started.
+    fn signal(&self, signal: Signal) {
+        // The group is ours as long as the rank has not been waited for.
+        if self.status.is_none()
+            && let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
+        {
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
+    /// Takes the end of the rank, and ends what it has started and left.
+    fn reap(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::KILL);
+        let status = self.child.wait()?;
+        self.status = Some(status);
+        Ok(status)
+    }
+}
+
+impl Crew {
+    /// Waits for all ranks, and says which one was the first to fail.
+    fn watch(&mut self, signals: &Signals) -> Result<Option<(u32, ExitStatus)>> {
+        let mut failure = None;
+        let mut kill_at: Option<Instant> = None;
+        while self.0.iter().any(|member| member.status.is_none()) {
+            self.sleep(signals, kill_at);
+            while let Some(signal) = signals.next()? {
+                self.0.iter().for_each(|member| member.signal(signal));
+            }
+            for member in &mut self.0 {
+                member.output.pass_on()?;
+                if member.status.is_none() && member.watch.has_exited()? {
+                    let status = member.reap()?;
+                    member.output.pass_on()?;
+                    if !status.success() && failure.is_none() {
+                        failure = Some((member.rank, status));
+                    }
+                }
+            }
+            if failure.is_some() && kill_at.is_none() {
+                self.0.iter().for_each(|member| member.signal(Signal::TERM));
+                kill_at = Some(Instant::now() + GRACE);
+            }
+            if kill_at.is_some_and(|at| at <= Instant::now()) {
+                self.0.iter().for_each(|member| member.signal(Signal::KILL));
+            }
+        }
+        for member in &mut self.0 {
+            member.output.finish()?;
+        }
+        Ok(failure)
+    }
+
+    /// Waits until something happens.
+    fn sleep(&self, signals: &Signals, kill_at: Option<Instant>) {
+        let living = self.0.iter().filter(|member| member.status.is_none());
+        let mut polls = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
+        polls.extend(living.map(|member| PollFd::from_borrowed_fd(member.watch.as_fd(), PollFlags::IN)));
+        let outputs = self.0.iter().flat_map(|member| member.output.fds());
+        polls.extend(outputs.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let left = kill_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
+        let _ = poll(&mut polls, left.as_ref());
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        for member in self.0.iter_mut().filter(|member| member.status.is_none()) {
+            let _ = member.reap();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_died_of_a_signal_is_told_as_a_shell_tells_it() {
+        assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
+        assert_eq!(code(ExitStatus::from_raw(9)), 137);
+    }
+}

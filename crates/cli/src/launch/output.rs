@@ -1,0 +1,134 @@
+//! What a rank writes: each line behind its rank, and all of it in a file where one is asked for.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::process::Child;
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// A line that has not ended by then is passed on in pieces.
+const LONGEST: usize = 64 << 10;
+
+/// The two streams of a rank.
+#[derive(Debug)]
+pub(super) struct Output {
+    prefix: String,
+    streams: Vec<Stream>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    from: OwnedFd,
+    is_error: bool,
+    log: Option<File>,
+    partial: Vec<u8>,
+    ended: bool,
+}
+
+impl Output {
+    pub(super) fn of(rank: u32, ranks: u32, child: &mut Child, folder: Option<&Path>) -> Result<Self> {
+        let width = (ranks - 1).to_string().len();
+        let log = |name: &str| {
+            let path = folder.map(|folder| folder.join(format!("rank-{rank:0width$}.{name}")));
+            path.map(|path| File::create(&path).with_context(|| format!("cannot write {}", path.display())))
+                .transpose()
+        };
+        let streams =
+            [(child.stdout.take().map(OwnedFd::from), false), (child.stderr.take().map(OwnedFd::from), true)];
+        let stream = |(from, is_error): (Option<OwnedFd>, bool)| {
+            let log = log(if is_error { "err" } else { "out" });
+            from.map(|from| Ok(Stream { from, is_error, log: log?, partial: Vec::new(), ended: false }))
+        };
+        let streams: Result<Vec<_>> = streams.into_iter().filter_map(stream).collect();
+        Ok(Self { prefix: format!("[{rank:width$}] "), streams: streams? })
+    }
+
+    pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.streams.iter().filter(|stream| !stream.ended).map(|stream| stream.from.as_fd())
+    }
+
+    /// Passes on what is there to be read.
+    pub(super) fn pass_on(&mut self) -> Result<()> {
+        for stream in &mut self.streams {
+            while !stream.ended && is_ready(stream.from.as_fd()) {
+                stream.read(&self.prefix)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes on the rest, and the line that was not ended.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        self.pass_on()?;
+        for stream in &mut self.streams {
+            if !stream.partial.is_empty() {
+                stream.partial.push(b'\n');
+                stream.write_lines(&self.prefix)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Stream {
+    fn read(&mut self, prefix: &str) -> Result<()> {
+        let mut buffer = [0; 16 << 10];
+        match rustix::io::read(&self.from, &mut buffer) {
+            Ok(0) => self.ended = true,
+            Ok(len) => {
+                if let Some(log) = &mut self.log {
+                    log.write_all(&buffer[..len]).context("cannot write the output of a rank")?;
+                }
+                self.partial.extend_from_slice(&buffer[..len]);
+                if self.partial.len() > LONGEST && !self.partial.contains(&b'\n') {
+                    self.partial.push(b'\n');
+                }
+                self.write_lines(prefix)?;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => self.ended = true,
+        }
+        Ok(())
+    }
+
+    fn write_lines(&mut self, prefix: &str) -> Result<()> {
+        let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else { return Ok(()) };
+        let rest = self.partial.split_off(end + 1);
+        let lines = std::mem::replace(&mut self.partial, rest);
+        let text = prefixed(&lines, prefix);
+        let written = if self.is_error {
+            io::stderr().lock().write_all(&text)
+        } else {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(&text).and_then(|()| stdout.flush())
+        };
+        // A reader who has seen enough does not end the ranks.
+        match written {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("cannot write"),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn prefixed(lines: &[u8], prefix: &str) -> Vec<u8> {
+    lines.split_inclusive(|byte| *byte == b'\n').flat_map(|line| [prefix.as_bytes(), line].concat()).collect()
+}
+
+fn is_ready(fd: BorrowedFd<'_>) -> bool {
+    let mut polls = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polls, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_gets_the_prefix() {
+        assert_eq!(prefixed(b"a\n\nb\n", "[1] "), b"[1] a\n[1] \n[1] b\n");
+    }
+}

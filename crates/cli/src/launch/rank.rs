@@ -1,0 +1,87 @@
+//! One rank: this program started again, to become the command of a rank, or to play one in a bench or the tour.
+//!
+//! It is here so that no rank outlives who started it: it first asks the kernel to be killed with it, which stays so
+//! when it becomes another program.
+
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use rustix::time::{ClockId, clock_gettime};
+use wholemem_comm::{Communicator, Error};
+use wholemem_os::{pidfd, signal};
+
+use crate::cli::{RankArgs, RankRole};
+
+/// Plays the rank.
+pub(crate) fn serve(args: &RankArgs) -> Result<()> {
+    pidfd::die_with_parent(args.parent).context("this command is for wholemem itself to start")?;
+    match args.role {
+        RankRole::Run => become_command(&args.command),
+        RankRole::Idle => say(&[0]).and_then(|()| wait()),
+        RankRole::Join => join(),
+        RankRole::Survive => survive(),
+        RankRole::Doomed => be_killed(args.resident),
+    }
+}
+
+fn become_command(command: &[String]) -> Result<()> {
+    let (program, rest) = command.split_first().context("no command was given")?;
+    // The launcher reads its signals, and what it holds back for that is inherited.
+    signal::let_all_through()?;
+    let error = Command::new(program).args(rest).exec();
+    Err(error).with_context(|| format!("cannot run `{program}`"))
+}
+
+/// Joins, says with how many connections, and leaves when it is told to.
+fn join() -> Result<()> {
+    let comm = Communicator::from_env()?;
+    say(&[u8::try_from(comm.connections()).unwrap_or(u8::MAX)])?;
+    wait()?;
+    comm.barrier()?;
+    Ok(())
+}
+
+/// Joins, and checks that the others are there.
+fn meet() -> Result<Communicator> {
+    let comm = Communicator::from_env()?;
+    let all = comm.all_gather(&comm.rank().0.to_le_bytes())?;
+    ensure!(all.iter().zip(0u32..).all(|(got, rank)| *got == rank.to_le_bytes()), "all_gather is wrong");
+    Ok(comm)
+}
+
+/// Waits in a barrier for one of the others to be killed. Says which it was, and when it knew.
+fn survive() -> Result<()> {
+    let comm = meet()?;
+    say(b"r")?;
+    let outcome = comm.barrier();
+    let now = clock_gettime(ClockId::Monotonic);
+    let Err(Error::PeerLost { rank }) = outcome else {
+        anyhow::bail!("a rank was to die, and the barrier answered {outcome:?}");
+    };
+    let nanos = now.tv_sec * 1_000_000_000 + now.tv_nsec;
+    say(format!("{rank} {nanos}\n").as_bytes())
+}
+
+/// Has so much memory, and waits to be killed.
+fn be_killed(resident: usize) -> Result<()> {
+    let _comm = meet()?;
+    let mut memory = vec![0u8; resident];
+    memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+    say(b"r")?;
+    wait()?;
+    anyhow::bail!("it was to be killed, with {} bytes of memory", memory.len())
+}
+
+fn say(bytes: &[u8]) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(bytes)?;
+    Ok(stdout.flush()?)
+}
+
+/// Until who started this lets go of our standard input.
+fn wait() -> Result<()> {
+    std::io::stdin().lock().read_to_end(&mut Vec::new())?;
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! `wholemem launch`.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+
+use wholemem_os::PidFd;
+use wholemem_os::pidfd::Signal;
+
+use crate::run::{patience, program, run};
+
+/// A shell's command as ranks.
+fn launch(ranks: &str, script: &str) -> crate::run::Run {
+    run(&["launch", "-n", ranks, "--", "sh", "-c", script])
+}
+
+fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn every_rank_has_torchruns_variables_and_its_lines_have_its_rank() {
+    let run = launch(
+        "3",
+        "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR; printf end; echo no >&2",
+    );
+    assert_eq!(run.code, Some(0), "{run:?}");
+    let expected: Vec<_> = (0..3)
+        .flat_map(|rank| [format!("[{rank}] {rank}/3 {rank}/3 127.0.0.1"), format!("[{rank}] end")])
+        .collect();
+    assert_eq!(sorted(&run.stdout), expected);
+    assert_eq!(sorted(&run.stderr), ["[0] no", "[1] no", "[2] no"]);
+}
+
+#[test]
+fn the_first_failure_ends_the_rest_and_its_code_is_returned() {
+    let run = launch("4", "if [ $RANK = 2 ]; then exit 7; fi; sleep 1000");
+    assert_eq!(run.code, Some(7));
+    assert_eq!(run.stderr, "error: rank 2 failed: exit status: 7; the others were ended\n");
+    let run = launch("1", "kill -9 $$");
+    assert_eq!(run.code, Some(137), "as a shell tells it");
+    let run = crate::run::run(&["launch", "-n", "1", "--", "/nowhere/at/all"]);
+    assert_eq!(run.code, Some(1));
+    assert!(run.stderr.contains("[0] error: cannot run `/nowhere/at/all`"), "{run:?}");
+}
+
+#[test]
+fn what_ranks_write_is_kept_in_files_where_asked() {
+    let folder = std::env::temp_dir().join(format!("wholemem-launch-{}", std::process::id()));
+    let args = [
+        "launch",
+        "-n",
+        "2",
+        "--log-dir",
+        folder.to_str().unwrap(),
+        "--",
+        "sh",
+        "-c",
+        "echo out $RANK; echo err >&2",
+    ];
+    assert_eq!(run(&args).code, Some(0));
+    assert_eq!(fs::read_to_string(folder.join("rank-1.out")).unwrap(), "out 1\n");
+    assert_eq!(fs::read_to_string(folder.join("rank-0.err")).unwrap(), "err\n");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn the_secret_is_on_no_command_line() {
+    // In the shell itself: a program that is given it to look for would have it on its command line.
+    let script = "all=$(cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ')\n\
+                  case \"$all\" in *wm1-*) echo told;; *) echo not told;; esac\n\
+                  case \"$WHOLEMEM_ID\" in wm1-*) echo known;; esac";
+    // A pattern that does not match itself: the script is on the command line of its shell.
+    let run = launch("2", &script.replace("wm1-", "[w]m1-"));
+    assert_eq!(sorted(&run.stdout), ["[0] known", "[0] not told", "[1] known", "[1] not told"], "{run:?}");
+}
+
+/// Starts ranks that say their process ids and wait, and takes hold of the launcher and of them.
+fn waiting(script: &str) -> (std::process::Child, BufReader<std::process::ChildStdout>, PidFd, Vec<PidFd>) {
+    let mut launcher = program(&["launch", "-n", "3", "--", "sh", "-c", script]).spawn().unwrap();
+    let mut output = BufReader::new(launcher.stdout.take().unwrap());
+    let mut ranks = Vec::new();
+    while ranks.len() < 3 {
+        let mut line = String::new();
+        assert_ne!(output.read_line(&mut line).unwrap(), 0, "the ranks ended");
+        ranks.push(PidFd::open(line.trim().rsplit(' ').next().unwrap().parse().unwrap()).unwrap());
+    }
+    let watch = PidFd::open(launcher.id()).unwrap();
+    (launcher, output, watch, ranks)
+}
+
+#[test]
+fn whatever_ends_the_launcher_ends_the_ranks() {
+    for signal in [Signal::KILL, Signal::TERM, Signal::INT] {
+        let (mut launcher, _output, watch, ranks) = waiting("echo $$; exec sleep 1000");
+        watch.signal(signal).unwrap();
+        assert!(watch.wait_exit(patience()).unwrap(), "the launcher outlives {signal:?}");
+        for rank in &ranks {
+            assert!(rank.wait_exit(patience()).unwrap(), "a rank outlives {signal:?}");
+        }
+        let code = launcher.wait().unwrap().code();
+        assert_eq!(code, (signal != Signal::KILL).then_some(128 + signal.as_raw()), "{signal:?}");
+    }
+}
+
+#[test]
+fn signals_are_passed_on() {
+    let script = "trap 'echo got it; exit 0' USR1; echo $$; while true; do sleep 0.05; done";
+    let (mut launcher, output, watch, _ranks) = waiting(script);
+    watch.signal(Signal::USR1).unwrap();
+    let lines: Vec<_> = output.lines().map(|line| line.unwrap()).collect();
+    assert!(launcher.wait().unwrap().success());
+    let mut lines: Vec<_> = lines.iter().map(String::as_str).collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[0] got it", "[1] got it", "[2] got it"]);
+}
+
+#[test]
+fn what_a_rank_leaves_running_is_ended_with_it() {
+    let run = launch("1", "sleep 1000 & echo $!");
+    assert_eq!(run.code, Some(0));
+    let left: u32 = run.stdout.trim().rsplit(' ').next().unwrap().parse().unwrap();
+    // It may take the kernel a moment, and its number may be nobody's already.
+    if let Ok(left) = PidFd::open(left) {
+        assert!(left.wait_exit(patience()).unwrap(), "it still runs");
+    }
+}
