@@ -34,13 +34,17 @@ impl Communicator {
     pub fn all_gather_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>> {
         let passed = self.begin()?.pass_fds(fds)?;
         let vote = match &passed {
-            Ok(_) => Ok(()),
-            Err(why) => Err(*why),
+            // Whoever it was says so itself.
+            Ok(_) | Err(Lost::Elsewhere) => Ok(()),
+            Err(Lost::Here(why)) => Err(*why),
         };
         match (self.agree(vote)?, passed) {
             (Verdict::Refused { rank, why }, _) => Err(Error::Descriptors { rank, why }),
             (Verdict::Agreed, Ok(passed)) => self.own(passed),
-            (Verdict::Agreed, Err(why)) => Err(Error::Descriptors { rank: self.rank(), why: why.to_owned() }),
+            (Verdict::Agreed, Err(_)) => {
+                let why = "descriptors were lost, and no rank says that it was there".to_owned();
+                Err(Error::Descriptors { rank: self.rank(), why })
+            }
         }
     }
 
@@ -57,10 +61,13 @@ impl Communicator {
 }
 
 /// Why this rank has not got them all.
-type Lost = &'static str;
+#[derive(Debug, Clone, Copy)]
+enum Lost {
+    Here(&'static str),
+    Elsewhere,
+}
 
-const TABLE_FULL: Lost = "not all descriptors could be received: the limit on open files is too low";
-const NEIGHBOUR: Lost = "another rank could not receive all descriptors";
+const TABLE_FULL: Lost = Lost::Here("the limit on open files is too low for all descriptors");
 
 impl Turn<'_> {
     fn pass_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Result<Vec<Vec<Arc<OwnedFd>>>, Lost>> {
@@ -68,12 +75,12 @@ impl Turn<'_> {
         let tree = core.tree;
         let mut kept = Vec::new();
         let mut lost = None;
+        // Of an operation that failed before this one: nobody sends of this one until all are in it.
+        core.state().fds_lost = false;
         for (index, fd) in (0..).zip(fds) {
             match wholemem_os::memfd::share_fd(*fd) {
                 Ok(fd) => kept.push(Tagged { src: tree.rank, index, fd: Arc::new(fd) }),
-                Err(_) => {
-                    lost = Some("not all descriptors could be duplicated: the limit on open files is too low")
-                }
+                Err(_) => lost = Some(TABLE_FULL),
             }
         }
         if lost.is_some() {
@@ -126,7 +133,7 @@ impl Turn<'_> {
             }
         }
         if ranks.iter().zip(&counts).any(|(fds, count)| fds.len() != *count) {
-            return Ok(Err("descriptors came that are not those announced"));
+            return Ok(Err(Lost::Here("descriptors came that are not those announced")));
         }
         Ok(Ok(ranks.into_iter().map(|fds| fds.into_values().collect()).collect()))
     }
@@ -156,7 +163,7 @@ impl Turn<'_> {
         let mut state = core.state();
         loop {
             if state.inbox.remove(&(op, Kind::FdsLost, from)).is_some() {
-                return Ok(Err(NEIGHBOUR));
+                return Ok(Err(Lost::Elsewhere));
             }
             if std::mem::take(&mut state.fds_lost) {
                 return Ok(Err(TABLE_FULL));
