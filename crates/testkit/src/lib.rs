@@ -10,7 +10,7 @@
 //! | [`sweep`] | a path walked again and again, failing at each of its calls in turn |
 //! | [`ranks`] | a test that runs as several processes, under a watchdog, leaving nothing behind |
 //! | [`forked`] | a test that goes on in a forked child |
-//! | [`stepper`] | a process walked from system call to system call, and killed at the nth |
+//! | [`stepper`] | a process walked from system call to system call, and killed or frozen at the nth |
 //! | [`census`] | what this process holds of the kernel: file descriptors and maps |
 //!
 //! Nothing here sleeps to get an order, and nothing asserts an upper time.

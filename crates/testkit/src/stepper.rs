@@ -1,4 +1,4 @@
-//! A process walked from system call to system call, and killed at the nth of a recorded operation.
+//! A process walked from system call to system call, and killed or frozen at the nth of a recorded operation.
 //!
 //! ```text
 //!   victim                                stepper, in another process
@@ -42,6 +42,15 @@ pub struct Stepper {
     pid: pid_t,
 }
 
+/// What is done to the process at the chosen call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It is killed.
+    Kill,
+    /// All its threads stand still until the stepper ends, when it is killed.
+    Freeze,
+}
+
 /// How a walk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Walk {
@@ -74,10 +83,10 @@ impl Stepper {
         Self { pid }
     }
 
-    /// Walks the process to its end, and kills it at the `nth` call (counted from 1) between its two marks, or at the
-    /// second mark. Without an `nth` it counts the calls and lets the process live.
+    /// Walks the process until it meets its fate: at the `nth` call (counted from 1) between its two marks, or at the
+    /// second mark. Without an `nth` it counts the calls and lets the process live to its end.
     #[must_use]
-    pub fn walk(self, nth: Option<u64>) -> Walk {
+    pub fn walk(&self, nth: Option<u64>, fate: Fate) -> Walk {
         let mut walk = Walk { calls: 0, killed_at: None };
         let mut marks = 0;
         loop {
@@ -101,6 +110,10 @@ impl Stepper {
                     let reached = nth.is_some_and(|nth| marks == 1 && walk.calls == nth);
                     if reached || nth.is_some() && marks == 2 {
                         walk.killed_at = reached.then_some(call);
+                        if fate == Fate::Freeze {
+                            self.freeze(task);
+                            return walk;
+                        }
                         // SAFETY: takes no pointer; the process is ours to kill, and cannot be another, as nobody has
                         // waited for it.
                         unsafe { libc::kill(self.pid, libc::SIGKILL) };
@@ -112,6 +125,28 @@ impl Stepper {
             }
             // A thread that was killed meanwhile is gone.
             let _ = request(libc::PTRACE_SYSCALL, task, usize::try_from(deliver).unwrap_or(0));
+        }
+    }
+}
+
+impl Stepper {
+    /// Kills the process, and waits until it is gone. A walked thread that died is there until its stepper has seen it.
+    pub fn end(self) {
+        // SAFETY: takes no pointer; the process is ours to kill, and cannot be another, as nobody has waited for it.
+        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+        while let (Some(task), status) = wait(-1) {
+            if task == self.pid && !libc::WIFSTOPPED(status) {
+                return;
+            }
+        }
+    }
+
+    /// Interrupts all threads but the one that is stopped already, and lets none go on.
+    fn freeze(&self, stopped: pid_t) {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten();
+        let tasks = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse::<pid_t>().ok());
+        for task in tasks.filter(|task| *task != stopped) {
+            let _ = request(libc::PTRACE_INTERRUPT, task, 0);
         }
     }
 }
