@@ -13,11 +13,14 @@ use crate::core::{Message, State};
 use crate::machine::Fault;
 use crate::machine::converge::{Converge, Input, Merge, Output};
 use crate::wire::Reader;
-use crate::wire::frame::{Header, Kind, MAX_MESSAGE, What, decode_ranks, encode_ranks};
+use crate::wire::frame::{Header, Kind, What, decode_ranks, encode_ranks};
 use crate::{Communicator, Error, Rank, Result};
 
 /// How often a waiting rank looks whether its parent still runs.
 const GLANCE: Duration = Duration::from_millis(100);
+
+/// The most that one rank gives to an operation, in bytes. More is for shared memory.
+const MAX_PER_RANK: usize = 1 << 30;
 
 /// What the ranks have agreed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -238,6 +241,9 @@ impl Turn<'_> {
             if received.iter().all(Option::is_some) {
                 drop(state);
                 self.finish(op);
+                // Others may still need us to pass their parts on: nobody goes before all have theirs.
+                self.next();
+                self.converge(What::AllToAll, Vec::new(), nothing)?;
                 return Ok(received.into_iter().flatten().collect());
             }
             if state.standing.check(op).is_err() {
@@ -320,8 +326,7 @@ fn matching(message: Message, what: What, rank: Rank) -> Result<Vec<u8>> {
 }
 
 fn check_len(len: usize) -> Result<()> {
-    // An entry has a head of its own, and all entries must fit one message.
-    let limit = MAX_MESSAGE / 2;
+    let limit = MAX_PER_RANK;
     if len > limit { Err(Error::TooLong { len, limit }) } else { Ok(()) }
 }
 

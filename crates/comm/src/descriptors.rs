@@ -20,7 +20,7 @@ use crate::collective::Verdict;
 use crate::communicator::Turn;
 use crate::core::Tagged;
 use crate::link::Packet;
-use crate::machine::Fault;
+use crate::machine::{Fault, give_up_on_child_at, give_up_on_parent_at};
 use crate::wire::frame::{Header, Kind, What};
 use crate::{Communicator, Error, Rank, Result};
 
@@ -160,6 +160,9 @@ impl Turn<'_> {
     /// Waits for `count` descriptors of a neighbour, or for the word that some were lost.
     fn receive(&self, op: u64, from: Rank, count: usize) -> Result<Result<Vec<Tagged>, Lost>> {
         let core = &self.communicator.core;
+        let give_up =
+            if core.tree.parent() == Some(from) { give_up_on_parent_at } else { give_up_on_child_at };
+        let give_up = give_up(core.tree, self.communicator.timeout);
         let mut state = core.state();
         loop {
             if state.inbox.remove(&(op, Kind::FdsLost, from)).is_some() {
@@ -174,7 +177,7 @@ impl Turn<'_> {
             if state.standing.check(op).is_err() {
                 return Err(self.fallen(&state, op));
             }
-            let left = self.communicator.timeout.saturating_sub(self.began.elapsed());
+            let left = give_up.saturating_sub(self.began.elapsed());
             if left.is_zero() {
                 drop(state);
                 core.fall(Fault::Missing(vec![from]), None);

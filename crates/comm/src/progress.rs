@@ -36,8 +36,10 @@ const LARGE: u32 = 64;
 /// A parent whose beats stand still for this long does not run.
 const STILL: Duration = Duration::from_millis(300);
 
-/// How long the last words of a rank may take to be taken by its neighbours.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// How long neighbours may take to read what this rank has still to send when it leaves: in a group that stands, the
+/// end of operations that are done here and not yet there; in one that has fallen, only the word of it.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+const LAST_WORDS_OF_THE_FALLEN: Duration = Duration::from_millis(200);
 
 /// How many frames of one link are read before the others have their turn.
 const TURN: usize = 64;
@@ -447,15 +449,18 @@ impl Progress {
                 self.core.post(*peer, Header::new(Kind::Left, What::Nothing, rank, *peer, finished), &[]);
             }
         }
-        let deadline = Deadline::after(LAST_WORDS);
+        let stands = is_up && !has_fallen;
+        let deadline = Deadline::after(if stands { LAST_WORDS } else { LAST_WORDS_OF_THE_FALLEN });
         loop {
+            self.peers.retain(|_, peer| peer.pulse.owner() == Owner::Alive);
             self.peers.retain(|_, peer| !peer.ended && peer.link.flush() == Left::Full);
             if self.peers.is_empty() || deadline.has_passed() {
                 break;
             }
             let fds = self.peers.values().map(|peer| peer.link.socket.as_fd());
             let mut polls: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)).collect();
-            let left = deadline.remaining().and_then(|left| Timespec::try_from(left).ok());
+            let left = deadline.remaining().map(|left| left.min(LOOK));
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
             let _ = poll(&mut polls, left.as_ref());
         }
     }

@@ -1,4 +1,4 @@
-//! A rank killed at any system call of an operation: nobody hangs, every survivor names it, nothing is left behind.
+//! A rank killed or stopped at any system call of an operation: nobody hangs, every survivor names it, nothing is left.
 //!
 //! Each case is a group of three processes and a fourth that walks one of them through the operation, and kills it at
 //! the nth call. A seeded sample of cases runs always, all of them with `WHOLEMEM_EXHAUSTIVE=1`.
@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use wholemem_comm::{Communicator, Error, Rank, UniqueId};
 use wholemem_os::{Deadline, Memfd};
+use wholemem_testkit::stepper::Fate;
 use wholemem_testkit::{Census, Ranks, Stepper, stepper, test_name};
 
 const SIZE: u32 = 3;
@@ -36,6 +37,7 @@ struct Case {
     operation: Operation,
     victim: u32,
     nth: Option<u64>,
+    fate: Fate,
     id: String,
     outcome: String,
 }
@@ -44,16 +46,17 @@ impl Case {
     fn encode(&self) -> String {
         let nth = self.nth.map_or_else(|| "count".to_owned(), |nth| nth.to_string());
         let operation = OPERATIONS.iter().position(|operation| *operation == self.operation).expect("known");
-        format!("{operation} {} {nth} {} {}", self.victim, self.id, self.outcome)
+        format!("{operation} {} {nth} {:?} {} {}", self.victim, self.fate, self.id, self.outcome)
     }
 
     fn decode(text: &str) -> Self {
         let mut fields = text.split(' ');
-        let mut next = || fields.next().expect("five fields").to_owned();
+        let mut next = || fields.next().expect("six fields").to_owned();
         Self {
             operation: OPERATIONS[next().parse::<usize>().expect("a number")],
             victim: next().parse().expect("a rank"),
             nth: next().parse().ok(),
+            fate: if next() == "Freeze" { Fate::Freeze } else { Fate::Kill },
             id: next(),
             outcome: next(),
         }
@@ -63,7 +66,8 @@ impl Case {
 fn create(case: &Case, rank: u32) -> Result<Communicator, Error> {
     let id: UniqueId = case.id.parse()?;
     let mut comm = Communicator::create(&id, Rank(rank), SIZE, Deadline::after(TIMEOUT))?;
-    comm.set_timeout(Duration::from_secs(60));
+    // Who waits for the dead is told at once; who waits for the stopped waits for as long as this.
+    comm.set_timeout(if case.fate == Fate::Freeze { TIMEOUT } else { Duration::from_secs(60) });
     Ok(comm)
 }
 
@@ -108,6 +112,10 @@ fn survivor(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
         // Together with the victim: who begins much later finds that the others have given up.
         assert_eq!(harness.recv(STEPPER).0, b"go");
     }
+    if case.fate == Fate::Freeze && case.nth.is_some() {
+        outlast(harness, case, rank);
+        return Census::take().assert_same_as(&before, "after both groups");
+    }
     let lost = Error::PeerLost { rank: Rank(case.victim) };
     let outcome = create(case, rank).and_then(|comm| {
         let first = operate(case.operation, &comm);
@@ -131,6 +139,35 @@ fn survivor(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
     Census::take().assert_same_as(&before, "after the group");
 }
 
+/// What a survivor sees of a rank that stands still, and that it goes on without it.
+fn outlast(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
+    let named = |error: &Error| match error {
+        Error::Timeout { missing, .. } | Error::Poisoned { missing } => missing.contains(&Rank(case.victim)),
+        _ => false,
+    };
+    let outcome = create(case, rank).and_then(|comm| {
+        // A part of the group has ranks of its own: who is missing there is told by those.
+        let first = operate(case.operation, &comm);
+        if let Err(error) = first
+            && case.operation != Operation::Split
+        {
+            assert!(named(&error), "{error} in the operation does not name {}", case.victim);
+        }
+        comm.barrier()
+    });
+    let error = outcome.expect_err("a rank stands still");
+    assert!(named(&error), "{error} does not name {}", case.victim);
+    let other = (0..SIZE).find(|other| *other != rank && *other != case.victim).expect("three ranks");
+    // The other survivor makes the same of what both know.
+    let digits: String = case.id[4..20].chars().rev().collect();
+    let id = format!("{}{digits}{}", &case.id[..4], &case.id[20..]).parse().expect("an id");
+    let deadline = Deadline::after(Duration::from_secs(60));
+    let again = Communicator::create(&id, Rank(u32::from(rank > other)), 2, deadline).expect("a new group");
+    assert_eq!(again.all_gather(b"on").expect("it works"), [b"on", b"on"]);
+    drop(again);
+    harness.send(STEPPER, b"done", &[]);
+}
+
 fn body(rank: &wholemem_testkit::Rank) {
     let case = Case::decode(&rank.parameter());
     let me = u32::try_from(rank.id()).expect("small");
@@ -143,7 +180,13 @@ fn body(rank: &wholemem_testkit::Rank) {
                 rank.send(member, b"go", &[]);
             }
         }
-        let walk = walker.walk(case.nth);
+        let walk = walker.walk(case.nth, case.fate);
+        if case.fate == Fate::Freeze && case.nth.is_some() {
+            for survivor in (0..STEPPER).filter(|member| *member != victim) {
+                assert_eq!(rank.recv(survivor).0, b"done");
+            }
+            walker.end();
+        }
         std::fs::write(&case.outcome, walk.calls.to_string()).expect("the outcome can be told");
     } else if me == case.victim {
         victim(rank, &case);
@@ -153,25 +196,37 @@ fn body(rank: &wholemem_testkit::Rank) {
 }
 
 /// Runs one case, and says how many calls the operation had.
-fn run(test: &str, folder: &std::path::Path, operation: Operation, victim: u32, nth: Option<u64>) -> u64 {
+fn run(
+    test: &str,
+    folder: &std::path::Path,
+    operation: Operation,
+    victim: u32,
+    nth: Option<u64>,
+    fate: Fate,
+) -> u64 {
     let id = UniqueId::create_in(&folder.join("s")).expect("an id").to_string();
     let outcome = folder.join("outcome").to_str().expect("text").to_owned();
-    let case = Case { operation, victim, nth, id, outcome };
+    let case = Case { operation, victim, nth, fate, id, outcome };
     let mut ranks = Ranks::of(4).parameter(case.encode());
     if nth.is_some() {
         ranks = ranks.killed(usize::try_from(victim).expect("small"));
     }
     let failure = std::panic::catch_unwind(|| ranks.run(test, body));
     if let Err(panic) = failure {
-        wholemem_testkit::report(&format!("case: {operation:?}, rank {victim} killed at call {nth:?}"));
+        wholemem_testkit::report(&format!("case: {operation:?}, rank {victim}, {fate:?} at call {nth:?}"));
         std::panic::resume_unwind(panic);
+    }
+    if fate == Fate::Freeze {
+        // The frozen rank is killed when all is over, and nobody is there any more to clear up behind it.
+        let _ = std::fs::remove_dir_all(folder.join("s"));
+        return 0;
     }
     let left: Vec<_> = std::fs::read_dir(folder.join("s")).expect("the folder").collect();
     assert!(left.is_empty(), "{operation:?} {victim} {nth:?} left {left:?}");
     std::fs::read_to_string(&case.outcome).expect("the outcome").parse().expect("a number")
 }
 
-fn sweep(test: &str, operation: Operation) {
+fn sweep(test: &str, operation: Operation, fate: Fate) {
     if std::env::var_os("WHOLEMEM_TEST").is_some() {
         // A rank of a case: everything but the case is the harness's.
         return Ranks::of(4).run(test, body);
@@ -179,7 +234,7 @@ fn sweep(test: &str, operation: Operation) {
     let folder = tempfile::tempdir_in("/tmp").expect("a folder");
     let mut dice = wholemem_testkit::seed();
     for victim in 0..SIZE {
-        let calls = run(test, folder.path(), operation, victim, None);
+        let calls = run(test, folder.path(), operation, victim, None, Fate::Kill);
         assert!(calls > 10, "an operation of {calls} calls");
         let all: Vec<u64> = if wholemem_testkit::exhaustive() {
             (1..=calls + 2).collect()
@@ -188,34 +243,54 @@ fn sweep(test: &str, operation: Operation) {
                 dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 1 + (dice >> 33) % calls
             };
-            (0..SAMPLE).map(roll).collect()
+            (0..if fate == Fate::Kill { SAMPLE } else { 1 }).map(roll).collect()
         };
         let tried = all.len();
         wholemem_testkit::report(&format!(
-            "{operation:?}, rank {victim}: {calls} calls, killed at {tried} of them"
+            "{operation:?}, rank {victim}: {calls} calls, {fate:?} at {tried} of them"
         ));
         for nth in all {
-            run(test, folder.path(), operation, victim, Some(nth));
+            run(test, folder.path(), operation, victim, Some(nth), fate);
         }
     }
 }
 
 #[test]
 fn a_rank_killed_while_a_group_comes_together_is_named() {
-    sweep(test_name!(), Operation::Create);
+    sweep(test_name!(), Operation::Create, Fate::Kill);
 }
 
 #[test]
 fn a_rank_killed_in_split_is_lost_to_all() {
-    sweep(test_name!(), Operation::Split);
+    sweep(test_name!(), Operation::Split, Fate::Kill);
 }
 
 #[test]
 fn a_rank_killed_in_all_gather_is_lost_to_all() {
-    sweep(test_name!(), Operation::AllGather);
+    sweep(test_name!(), Operation::AllGather, Fate::Kill);
 }
 
 #[test]
 fn a_rank_killed_in_all_gather_fds_is_lost_to_all() {
-    sweep(test_name!(), Operation::AllGatherFds);
+    sweep(test_name!(), Operation::AllGatherFds, Fate::Kill);
+}
+
+#[test]
+fn a_rank_stopped_while_a_group_comes_together_is_missed_by_all() {
+    sweep(test_name!(), Operation::Create, Fate::Freeze);
+}
+
+#[test]
+fn a_rank_stopped_in_split_is_missed_by_all() {
+    sweep(test_name!(), Operation::Split, Fate::Freeze);
+}
+
+#[test]
+fn a_rank_stopped_in_all_gather_is_missed_by_all() {
+    sweep(test_name!(), Operation::AllGather, Fate::Freeze);
+}
+
+#[test]
+fn a_rank_stopped_in_all_gather_fds_is_missed_by_all() {
+    sweep(test_name!(), Operation::AllGatherFds, Fate::Freeze);
 }

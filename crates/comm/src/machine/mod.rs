@@ -55,10 +55,27 @@ impl Fault {
 /// When a rank gives up on the others: rank 0 first, and the deeper the later, so that those below hear from above
 /// who is missing before their own time is over.
 pub(crate) fn give_up_at(tree: Tree, timeout: Duration) -> Duration {
-    const LONGEST: Duration = Duration::from_secs(1);
-    let margin = (timeout / 4).min(LONGEST);
     let levels = tree.height() + 1;
-    timeout - margin * (levels - tree.depth()) / levels
+    timeout - margin(timeout) * (levels - tree.depth()) / levels
+}
+
+/// The last part of a timeout, in which ranks give up one after the other.
+fn margin(timeout: Duration) -> Duration {
+    const LONGEST: Duration = Duration::from_secs(1);
+    (timeout / 4).min(LONGEST)
+}
+
+/// When a rank that waits for a child gives up on it, where nobody reports who is missing: the deepest first, and
+/// all of them before anybody gives up on a parent. So the first to give up is a neighbour of the one at fault.
+pub(crate) fn give_up_on_child_at(tree: Tree, timeout: Duration) -> Duration {
+    let (half, levels) = (margin(timeout) / 2, tree.height() + 1);
+    timeout - half - half * (tree.depth() + 1) / levels
+}
+
+/// When a rank that waits for its parent gives up on it: the highest first, for the same reason.
+pub(crate) fn give_up_on_parent_at(tree: Tree, timeout: Duration) -> Duration {
+    let (half, levels) = (margin(timeout) / 2, tree.height() + 1);
+    timeout - half * (levels - tree.depth()) / levels
 }
 
 #[cfg(test)]
@@ -75,5 +92,16 @@ mod tests {
             before = at;
         }
         assert_eq!(give_up_at(Tree::new(Rank(0), 1), Duration::ZERO), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_first_to_give_up_is_a_neighbour_of_the_one_at_fault() {
+        let timeout = Duration::from_secs(2);
+        let line = [0, 1, 5, 21, 85].map(|rank| Tree::new(Rank(rank), 100));
+        let on_child = line.map(|tree| give_up_on_child_at(tree, timeout));
+        let on_parent = line.map(|tree| give_up_on_parent_at(tree, timeout));
+        assert!(on_child.is_sorted_by(|above, below| above > below), "{on_child:?}");
+        assert!(on_parent.is_sorted_by(|above, below| above < below), "{on_parent:?}");
+        assert!(on_child[0] < on_parent[0] && on_parent[4] <= timeout);
     }
 }

@@ -22,8 +22,8 @@ pub(crate) const HEADER: usize = 40;
 /// The most payload one frame carries.
 pub(crate) const MAX_PAYLOAD: usize = MAX_PACKET - HEADER;
 
-/// The longest message. Ranks trust each other, but not each other's arithmetic.
-pub(crate) const MAX_MESSAGE: usize = 1 << 30;
+/// The longest message: what many ranks gather. Ranks trust each other, but not each other's arithmetic.
+pub(crate) const MAX_MESSAGE: usize = 1 << 40;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $code:literal,)*) => {
