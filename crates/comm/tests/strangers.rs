@@ -59,11 +59,11 @@ fn pester(address: &Address, dice: &mut u64, half_open: &mut Vec<PacketSocket>) 
         }
         // A claim with descriptors.
         1 => drop(socket.send(&claim(1, 3, 7), &fds, Deadline::NOW)),
-        // A claim, and a wrong proof, with descriptors.
+        // A claim, and a wrong proof, with a descriptor or without.
         2 => {
             let _ = socket.send(&claim(1, 3, 7), &[], Deadline::NOW);
             let answer = [&b"wmh1\x03"[..], &[0x55; 32]].concat();
-            let _ = socket.send(&answer, &fds[..1], Deadline::NOW);
+            let _ = socket.send(&answer, &fds[..usize::from(roll() % 2 == 1)], Deadline::NOW);
         }
         // The challenge sent back to its maker: a proof, but the parent's.
         3 => {
