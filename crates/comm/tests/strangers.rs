@@ -64,6 +64,8 @@ fn pester(address: &Address, dice: &mut u64, half_open: &mut Vec<PacketSocket>) 
             let _ = socket.send(&claim(1, 3, 7), &[], Deadline::NOW);
             let answer = [&b"wmh1\x03"[..], &[0x55; 32]].concat();
             let _ = socket.send(&answer, &fds[..usize::from(roll() % 2 == 1)], Deadline::NOW);
+            // Kept open: whoever were let in so would keep the real rank out.
+            half_open.push(socket);
         }
         // The challenge sent back to its maker: a proof, but the parent's.
         3 => {
@@ -129,9 +131,12 @@ fn a_thousand_half_open_connections_and_worse_keep_nobody_out() {
                         half_open.push(socket);
                     }
                 }
+                let mut dice = wholemem_testkit::seed();
+                for _ in 0..500 {
+                    pester(&address, &mut dice, &mut half_open);
+                }
                 rank.send(1, b"besieged", &[]);
                 rank.send(2, b"besieged", &[]);
-                let mut dice = wholemem_testkit::seed();
                 // Until the door is closed, which it is when the real ranks have joined.
                 while Path::new(folder).join(door_name(&address)).exists() {
                     pester(&address, &mut dice, &mut half_open);
