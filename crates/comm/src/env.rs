@@ -1,14 +1,5 @@
 //! Joining by what a launcher has left in the environment: `wholemem launch`, torchrun, Slurm or Open MPI.
 //!
-//! | variable | what it says |
-//! |---|---|
-//! | `WHOLEMEM_ID` | the unique id itself; with it, the next four are not looked at |
-//! | `WHOLEMEM_RENDEZVOUS` | any text that all ranks of this run have in common and no other run has; else `MASTER_ADDR` and `MASTER_PORT`, Slurm's job and step, or Open MPI's job |
-//! | `WHOLEMEM_SECRET`, `WHOLEMEM_SECRET_FILE` | a secret, or the file it is in; without one, ranks believe their own user, on this machine only |
-//! | `WHOLEMEM_SOCKET_DIR` | the folder of the sockets |
-//! | `RANK`, `WORLD_SIZE` | as torchrun sets them; else `SLURM_PROCID` and `SLURM_NTASKS`, or `OMPI_COMM_WORLD_RANK` and `_SIZE` |
-//! | `WHOLEMEM_TIMEOUT` | seconds to wait for all ranks, and in each operation; 60 unless it is set |
-//!
 //! torchrun's variables hold no secret, and its agent keeps `MASTER_PORT` for itself: here it is only a name.
 
 use std::path::Path;
@@ -55,6 +46,15 @@ enum Source {
 
 impl Communicator {
     /// Joins the group that a launcher has started this process for.
+    ///
+    /// | variable | what it says |
+    /// |---|---|
+    /// | `WHOLEMEM_ID` | the unique id itself; with it, the next four are not looked at |
+    /// | `WHOLEMEM_RENDEZVOUS` | any text that all ranks of this run have in common and no other run has; else `MASTER_ADDR` and `MASTER_PORT`, Slurm's job and step, or Open MPI's job |
+    /// | `WHOLEMEM_SECRET`, `WHOLEMEM_SECRET_FILE` | a secret, or the file it is in; without one, ranks believe their own user, on this machine only |
+    /// | `WHOLEMEM_SOCKET_DIR` | the folder of the sockets |
+    /// | `RANK`, `WORLD_SIZE` | as torchrun sets them; else `SLURM_PROCID` and `SLURM_NTASKS`, or `OMPI_COMM_WORLD_RANK` and `_SIZE` |
+    /// | `WHOLEMEM_TIMEOUT` | seconds to wait for all ranks, and in each operation; 60 unless it is set |
     ///
     /// ```no_run
     /// use wholemem_comm::Communicator;
