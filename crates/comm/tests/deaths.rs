@@ -226,28 +226,34 @@ fn sixteen_ranks_that_wait_burn_next_to_nothing() {
 #[test]
 fn a_second_claimant_of_a_rank_fails_alone_and_another_size_is_told() {
     Ranks::of(4).parameter(id()).run(test_name!(), |rank| {
+        let claim = |as_rank, size| join(&rank.parameter(), as_rank, size, PATIENCE);
+        let barrier = |comm: Communicator| comm.barrier().expect("all are there");
         match rank.id() {
-            0..=2 => {
-                if rank.id() == 2 {
-                    // The others wait for it meanwhile: the claimants come while the group is open.
-                    assert_eq!(rank.recv(3).0, b"done");
-                }
-                let comm = join(&rank.parameter(), rank.id(), 3, PATIENCE).expect("a group");
-                comm.barrier().expect("all are there");
+            0 => barrier(claim(0, 3).expect("a group")),
+            // The group is open until one of the two who want to be rank 1 has been told that it is taken.
+            2 => {
+                let told = |from| {
+                    let moment = Deadline::after(Duration::from_millis(5));
+                    rank.peer(from).recv(&mut [0; 8], moment).is_ok()
+                };
+                while !told(1) && !told(3) {}
+                barrier(claim(2, 3).expect("a group"));
             }
-            _ => {
-                let claim =
-                    |rank: usize, size| join(&rank_parameter(), rank, size, PATIENCE).expect_err("refused");
-                let sizes = Error::SizeDiffers { rank: Rank(2), parent: Rank(0), here: 4, there: 3 };
-                assert_eq!(claim(2, 4), sizes);
-                assert_eq!(claim(1, 3), Error::RankTaken { rank: Rank(1) });
-                assert_eq!(claim(0, 3), Error::RankTaken { rank: Rank(0) });
-                rank.send(2, b"done", &[]);
+            contender => {
+                if contender == 3 {
+                    let sizes = Error::SizeDiffers { rank: Rank(2), parent: Rank(0), here: 4, there: 3 };
+                    assert_eq!(claim(2, 4).expect_err("refused"), sizes);
+                    // Whoever has refused that listens, and so is rank 0.
+                    assert_eq!(claim(0, 3).expect_err("refused"), Error::RankTaken { rank: Rank(0) });
+                }
+                match claim(1, 3) {
+                    Ok(comm) => barrier(comm),
+                    Err(error) => {
+                        assert_eq!(error, Error::RankTaken { rank: Rank(1) });
+                        rank.send(2, b"taken", &[]);
+                    }
+                }
             }
         }
     });
-}
-
-fn rank_parameter() -> String {
-    std::env::var("WHOLEMEM_TEST_PARAMETER").expect("set by the harness")
 }
