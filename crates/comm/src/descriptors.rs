@@ -102,19 +102,23 @@ impl Turn<'_> {
                 .map(|rank| counts[rank.index()])
                 .sum()
         };
-        // Upwards.
+        // Upwards. Once some are lost there is nothing to wait for: what comes late is closed.
         for child in tree.children() {
-            match self.receive(op, child, below(child))? {
-                Ok(fds) => kept.extend(fds),
-                Err(why) => lost = lost.or(Some(why)),
+            if lost.is_none() {
+                match self.receive(op, child, below(child))? {
+                    Ok(fds) => kept.extend(fds),
+                    Err(why) => lost = Some(why),
+                }
             }
         }
         if let Some(parent) = tree.parent() {
             self.send(op, parent, lost, kept.iter());
             let rest = counts.iter().sum::<usize>() - below(tree.rank);
-            match self.receive(op, parent, rest)? {
-                Ok(fds) => kept.extend(fds),
-                Err(why) => lost = lost.or(Some(why)),
+            if lost.is_none() {
+                match self.receive(op, parent, rest)? {
+                    Ok(fds) => kept.extend(fds),
+                    Err(why) => lost = Some(why),
+                }
             }
         }
         // Downwards.
