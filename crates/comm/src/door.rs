@@ -119,7 +119,9 @@ impl Door {
     fn listen(&mut self, heart: &Heart, is_taken: &impl Fn(Rank) -> bool, joined: &mut Vec<Joined>) {
         let mut index = 0;
         while index < self.visitors.len() {
-            match self.hear(index, heart, is_taken) {
+            // Those who joined in this very round are taken too, though nobody else knows of them yet.
+            let taken = |rank| is_taken(rank) || joined.iter().any(|joined| joined.rank == rank);
+            match self.hear(index, heart, &taken) {
                 Next::Stays(stage) => {
                     self.visitors[index].stage = stage;
                     index += 1;
@@ -245,4 +247,35 @@ impl Visitor {
 /// What a rank shows of itself to those it trusts: its pulse, and its process.
 pub(crate) fn own_fds(heart: &Heart) -> Result<[OwnedFd; 2]> {
     Ok([heart.pulse_fd()?, PidFd::of_self()?.into()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::knock::Knock;
+    use crate::{Error, UniqueId};
+
+    #[test]
+    fn a_rank_that_joins_in_a_round_is_taken_in_that_round() {
+        let id = UniqueId::create().unwrap();
+        let heart = Heart::create().unwrap();
+        let listener = PacketListener::bind(&id.address(Rank(0))).unwrap();
+        let mut door = Door::new(listener, Tree::new(Rank(0), 3), id.key(), id.has_secret());
+        let knock =
+            || Knock::new(id.address(Rank(0)), Rank(0), Tree::new(Rank(1), 3), id.key(), id.has_secret());
+        let (mut first, mut second) = (knock(), knock());
+        let nobody = |_| false;
+
+        // Both claim and are challenged; the first answers and is welcomed.
+        assert!(first.step(&heart).unwrap().is_none() && second.step(&heart).unwrap().is_none());
+        assert!(door.serve(&heart, nobody).is_empty());
+        assert!(first.step(&heart).unwrap().is_none());
+        assert!(door.serve(&heart, nobody).is_empty());
+        // The first's greeting and the second's answer wait at the door together.
+        assert!(first.step(&heart).unwrap().is_some());
+        assert!(second.step(&heart).unwrap().is_none());
+        let joined = door.serve(&heart, nobody);
+        assert_eq!(joined.iter().map(|joined| joined.rank).collect::<Vec<_>>(), [Rank(1)]);
+        assert_eq!(second.step(&heart).map(drop), Err(Error::RankTaken { rank: Rank(1) }));
+    }
 }
