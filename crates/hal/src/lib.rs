@@ -159,8 +159,3 @@ pub use queue::{Args, Event, Function, Graph, HostFunction, KernelImage, LaunchS
 pub use raw::{EventHandle, EventKind, Fact, Properties};
 pub use rights::{Grant, Rights};
 pub use suballocator::{Suballocator, SuballocatorError};
-
-/// The example in the README, compiled and run with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;

@@ -71,3 +71,8 @@ pub fn skipped(reason: &str) {
 pub fn report(text: &str) {
     eprintln!("{text}");
 }
+
+/// The examples in the README, compiled and run with the others: here, where every library can be named.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
