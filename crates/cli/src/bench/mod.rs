@@ -161,16 +161,16 @@ fn measure(contest: &mut impl Contest, len: usize, rounds: Option<u32>) -> Resul
     Ok((Case::new(len, contest.pinned(), &comparison, flaw), round))
 }
 
-/// The pace at which an idle GPU surely clears memory that was given back.
-const CLEARING: f64 = 200e9;
+/// The pace of the pause before a round on a GPU.
+const PAUSE: f64 = 200e9;
 
-/// Waits until a GPU has cleared what the round before gave back.
+/// Lets a GPU rest before a round, the longer the more memory the round before gave back.
 ///
-/// The driver clears memory behind one's back, and creating more meanwhile waits for that: the same creation then takes
-/// a millisecond or a hundred, whichever side is on. There is nothing to ask when it is done.
+/// Without it, creating 8 GiB and more takes one of two times that differ tenfold, on either side, and a comparison
+/// says which side met which. With it, it takes the longer one. Why the driver does that is not known here.
 fn settle(device: &Device, len: usize) {
     if device.backend().kind() == BackendKind::Cuda {
-        std::thread::sleep(Duration::from_secs_f64(len as f64 / CLEARING));
+        std::thread::sleep(Duration::from_secs_f64(len as f64 / PAUSE));
     }
 }
 
