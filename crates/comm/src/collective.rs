@@ -1,11 +1,10 @@
 //! The collectives of bytes: barrier, broadcast, all_gather, all_to_all and agree.
 //!
 //! All but all_to_all are one pass of votes up the tree and of the decision down ([`converge`](crate::machine)); they
-//! differ in how votes are put together. all_to_all sends each part to its rank, along the tree.
+//! differ in how votes are put together. all_to_all sends each part to its rank.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::communicator::Turn;
@@ -182,8 +181,7 @@ impl Turn<'_> {
                 let wait = machine.next_tick(now).saturating_sub(now).min(GLANCE);
                 let waited = core.changed.wait_timeout(state, wait.max(Duration::from_micros(1)));
                 drop(waited.unwrap_or_else(PoisonError::into_inner).0);
-                let parent_runs = !core.parent_stands.load(Ordering::Relaxed);
-                inputs.push(Input::Tick { parent_runs });
+                inputs.push(Input::Tick { parent_runs: core.parent_runs() });
             } else {
                 drop(state);
             }

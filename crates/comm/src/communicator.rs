@@ -164,10 +164,11 @@ impl Communicator {
         self.timeout = timeout;
     }
 
-    /// How many connections to other ranks there are.
+    /// How many connections to other ranks there are: at most five from the start, and one more for each other rank that
+    /// long messages are exchanged with.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.core.links().len()
+        self.core.links().len() + self.core.paths().open()
     }
 
     /// Says whether the group still stands, without waiting.

@@ -1,19 +1,19 @@
 //! What the callers and the progress thread of one communicator share.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::EventfdFlags;
 use wholemem_os::robust::Heart;
-use wholemem_os::{Error as OsError, ForkEpoch};
+use wholemem_os::{Error as OsError, ForkEpoch, PacketSocket};
 
 use crate::link::{Left, Link, Packet};
 use crate::machine::Fault;
 use crate::machine::standing::Standing;
+use crate::paths::{Next, Paths};
 use crate::rank::Tree;
-use crate::wire::frame::{Header, Kind, What, encode_fault};
+use crate::wire::frame::{Header, Kind, MAX_PAYLOAD, What, encode_fault};
 use crate::{Error, Rank, Result, UniqueId};
 
 /// A message as it was sent, put together from its frames.
@@ -64,11 +64,14 @@ pub(crate) struct Core {
     pub(crate) epoch: ForkEpoch,
     /// Wakes the progress thread.
     pub(crate) wake: OwnedFd,
+    /// To the neighbours in the tree.
     pub(crate) links: Mutex<BTreeMap<Rank, Arc<Link>>>,
+    /// To the others.
+    paths: Mutex<Paths>,
     pub(crate) state: Mutex<State>,
     pub(crate) changed: Condvar,
-    /// Whether the parent's thread has stood still for some time.
-    pub(crate) parent_stands: AtomicBool,
+    /// The neighbours whose threads have stood still for some time.
+    still: Mutex<BTreeSet<Rank>>,
 }
 
 impl Core {
@@ -83,6 +86,7 @@ impl Core {
             epoch: ForkEpoch::current()?,
             wake,
             links: Mutex::default(),
+            paths: Mutex::new(Paths::new(tree.rank)),
             state: Mutex::new(State {
                 phase: Phase::Joining,
                 standing: Standing::new(tree),
@@ -94,7 +98,7 @@ impl Core {
                 stop: false,
             }),
             changed: Condvar::new(),
-            parent_stands: AtomicBool::new(false),
+            still: Mutex::default(),
         })
     }
 
@@ -104,6 +108,19 @@ impl Core {
 
     pub(crate) fn links(&self) -> MutexGuard<'_, BTreeMap<Rank, Arc<Link>>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn paths(&self) -> MutexGuard<'_, Paths> {
+        self.paths.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn still(&self) -> MutexGuard<'_, BTreeSet<Rank>> {
+        self.still.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the parent's thread runs; rank 0 has nobody above it who could stand still.
+    pub(crate) fn parent_runs(&self) -> bool {
+        self.tree.parent().is_none_or(|parent| !self.still().contains(&parent))
     }
 
     pub(crate) fn link(&self, peer: Rank) -> Option<Arc<Link>> {
@@ -130,11 +147,37 @@ impl Core {
         }
     }
 
-    /// Sends a message to any rank, along the tree.
+    /// Sends a message to any rank: a short one along the tree, a long one on a link of its own.
     pub(crate) fn post_far(&self, header: Header, payload: &[u8]) {
-        if let Some(hop) = self.tree.hop_towards(header.dst) {
-            self.post(hop, header, payload);
+        let to = header.dst;
+        let Some(hop) = self.tree.hop_towards(to) else { return };
+        if hop == to || payload.len() <= MAX_PAYLOAD {
+            return self.post(hop, header, payload);
         }
+        let packets = header.frames(payload).into_iter().map(Packet::from).collect();
+        let next = self.paths().send(to, packets, PacketSocket::pair);
+        self.follow(to, next);
+    }
+
+    /// Does what is next on the path to a rank, and says which link is to be read from now on, if one is.
+    pub(crate) fn follow(&self, to: Rank, next: Vec<Next>) -> Option<Arc<Link>> {
+        let hop = self.tree.hop_towards(to)?;
+        let say = |kind| self.post(hop, Header::new(kind, What::Nothing, self.tree.rank, to, 0), &[]);
+        let mut opened = None;
+        for next in next {
+            match next {
+                Next::Flush => self.wake(),
+                Next::AlongTree(packets) => self.post_packets(hop, packets),
+                Next::Offer(fd) => {
+                    let header = Header::new(Kind::Offer, What::Nothing, self.tree.rank, to, 0);
+                    self.post_packets(hop, [Packet::offer(header, Some(fd))]);
+                }
+                Next::Accept => say(Kind::Accepted),
+                Next::Decline => say(Kind::Declined),
+                Next::Read(link) => opened = Some(link),
+            }
+        }
+        opened
     }
 
     /// Takes in that the group has fallen, and tells the others.

@@ -1,5 +1,6 @@
 //! What can go wrong between ranks, with the ranks it went wrong with.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -179,6 +180,31 @@ pub enum Error {
 }
 
 impl Error {
+    /// The same error of a part of a group, with ranks of the whole: rank `n` of the part is `members[n]` there.
+    pub(crate) fn in_the_whole(self, members: &[Rank]) -> Self {
+        let named = |rank: Rank| members.get(rank.index()).copied().unwrap_or(rank);
+        match self {
+            Self::PeerLost { rank } => Self::PeerLost { rank: named(rank) },
+            Self::PeerLeft { rank } => Self::PeerLeft { rank: named(rank) },
+            Self::Aborted { by } => Self::Aborted { by: named(by) },
+            Self::Protocol { rank, what } => Self::Protocol { rank: named(rank), what },
+            Self::RankTaken { rank } => Self::RankTaken { rank: named(rank) },
+            Self::Timeout { missing, timeout, joining } => {
+                Self::Timeout { missing: missing.into_iter().map(named).collect(), timeout, joining }
+            }
+            other => other,
+        }
+    }
+
+    /// A timeout names these too; another error stays as it is.
+    pub(crate) fn and_missing(mut self, more: &BTreeSet<Rank>) -> Self {
+        if let Self::Timeout { missing, .. } = &mut self {
+            let all: BTreeSet<_> = missing.iter().chain(more).copied().collect();
+            *missing = all.into_iter().collect();
+        }
+        self
+    }
+
     /// A name for the kind of error that stays the same between versions, for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {

@@ -19,6 +19,7 @@
 //! | `wire` | what travels between ranks, as bytes |
 //! | `door`, `knock` | joining: the proof of the secret, and the limits of strangers |
 //! | `link`, `core`, `progress` | connections, what threads share, and the one thread that reads and watches |
+//! | `paths` | links between ranks that are no neighbours in the tree, made at first use |
 //!
 //! What it keeps true: no wait outlives its deadline. A rank that died is [`Error::PeerLost`] on every survivor, one that
 //! is stopped or never came is [`Error::Timeout`], both with its rank; after that every operation returns an error at
@@ -63,6 +64,7 @@ mod id;
 mod knock;
 mod link;
 mod machine;
+mod paths;
 mod progress;
 mod rank;
 mod split;

@@ -12,12 +12,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wholemem_os::{Deadline, Error as OsError, PacketSocket};
 
 use crate::Rank;
+use crate::wire::frame::Header;
 
 /// One frame, with the descriptors it carries.
 #[derive(Debug, Clone)]
 pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
     pub(crate) fds: Vec<Arc<OwnedFd>>,
+}
+
+impl Packet {
+    /// The offer of a link, with its end; or without it, where that was lost.
+    pub(crate) fn offer(header: Header, end: Option<OwnedFd>) -> Self {
+        let fds: Vec<_> = end.into_iter().map(Arc::new).collect();
+        let header = Header { fds: u16::try_from(fds.len()).unwrap_or(u16::MAX), ..header };
+        Self { bytes: header.encode(&[]), fds }
+    }
 }
 
 impl From<Vec<u8>> for Packet {

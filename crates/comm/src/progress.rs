@@ -8,13 +8,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wholemem_os::packet::{MAX_FDS, MAX_PACKET};
 use wholemem_os::robust::{Owner, Pulse};
-use wholemem_os::{Deadline, Error as OsError, PidFd};
+use wholemem_os::{Deadline, Error as OsError, PacketSocket, PidFd};
 
 use crate::core::{Core, Message, Phase, Tagged};
 use crate::door::{Door, Joined};
@@ -22,6 +21,7 @@ use crate::knock::Knock;
 use crate::link::{Left, Link, Packet};
 use crate::machine::Fault;
 use crate::machine::bootstrap::{Bootstrap, Input, Output};
+use crate::paths::Next;
 use crate::wire::Malformed;
 use crate::wire::frame::{
     self, Header, Kind, What, decode_fault, decode_news, decode_ranks, encode_fault, encode_news,
@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(10);
 const LOOK_IN_LARGE_GROUPS: Duration = Duration::from_millis(40);
 const LARGE: u32 = 64;
 
-/// A parent whose beats stand still for this long does not run.
+/// A rank whose beats stand still for this long does not run.
 const STILL: Duration = Duration::from_millis(300);
 
 /// How long neighbours may take to read what this rank has still to send when it leaves: in a group that stands, the
@@ -44,17 +44,36 @@ const LAST_WORDS_OF_THE_FALLEN: Duration = Duration::from_millis(200);
 /// How many frames of one link are read before the others have their turn.
 const TURN: usize = 64;
 
+/// A link as the thread reads it.
+#[derive(Debug)]
+struct Reading {
+    link: Arc<Link>,
+    /// The connection has ended. That says nothing by itself.
+    ended: bool,
+    /// Messages of which a part has come.
+    partial: HashMap<(Kind, u64, Rank), Vec<u8>>,
+}
+
+impl Reading {
+    fn new(link: Arc<Link>) -> Self {
+        Self { link, ended: false, partial: HashMap::new() }
+    }
+
+    /// What to wait for on this link.
+    fn poll(&self) -> Option<PollFd<'_>> {
+        let full = self.link.flush() == Left::Full;
+        let flags = if full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        (!self.ended).then(|| PollFd::from_borrowed_fd(self.link.socket.as_fd(), flags))
+    }
+}
+
 /// A neighbour, as the thread watches it.
 #[derive(Debug)]
 struct Peer {
-    link: Arc<Link>,
     pulse: Pulse,
     process: PidFd,
-    /// Its connection has ended. That says nothing by itself.
-    ended: bool,
     beats: u64,
     beaten: Instant,
-    partial: HashMap<(Kind, u64, Rank), Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -65,7 +84,10 @@ pub(crate) struct Progress {
     boot: Option<Bootstrap>,
     door: Option<Door>,
     knock: Option<Knock>,
+    /// The neighbours in the tree.
     peers: BTreeMap<Rank, Peer>,
+    /// The links to them, and to others that have one.
+    readings: BTreeMap<Rank, Reading>,
     /// The group that this one is a part of, while this one comes together.
     whole: Option<Arc<Core>>,
     buffer: Vec<u8>,
@@ -90,6 +112,7 @@ impl Progress {
             door,
             knock,
             peers: BTreeMap::new(),
+            readings: BTreeMap::new(),
             whole,
             buffer: vec![0; MAX_PACKET],
             looked: now,
@@ -112,8 +135,8 @@ impl Progress {
             }
             self.join();
             self.read();
-            for peer in self.peers.values() {
-                peer.link.flush();
+            for reading in self.readings.values() {
+                reading.link.flush();
             }
             self.look();
             self.boot(Input::Tick);
@@ -142,12 +165,10 @@ impl Progress {
         polls.extend(
             self.knock.iter().filter_map(Knock::fd).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
         );
-        for peer in self.peers.values().filter(|peer| !peer.ended) {
-            let full = peer.link.flush() == Left::Full;
-            let flags = if full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-            polls.push(PollFd::from_borrowed_fd(peer.link.socket.as_fd(), flags));
-            polls.push(PollFd::from_borrowed_fd(peer.process.as_fd(), PollFlags::IN));
-        }
+        polls.extend(self.readings.values().filter_map(Reading::poll));
+        polls.extend(
+            self.peers.values().map(|peer| PollFd::from_borrowed_fd(peer.process.as_fd(), PollFlags::IN)),
+        );
         let wait = Timespec::try_from(wait).ok();
         // An interruption, or too many descriptors: the next round looks at everything anyway.
         let _ = poll(&mut polls, wait.as_ref());
@@ -192,9 +213,9 @@ impl Progress {
         };
         let link = Arc::new(Link::new(rank, socket));
         self.core.links().insert(rank, Arc::clone(&link));
+        self.readings.insert(rank, Reading::new(link));
         let (beats, beaten) = (pulse.beats(), Instant::now());
-        let partial = HashMap::new();
-        self.peers.insert(rank, Peer { link, pulse, process, ended: false, beats, beaten, partial });
+        self.peers.insert(rank, Peer { pulse, process, beats, beaten });
         true
     }
 
@@ -248,17 +269,26 @@ impl Progress {
     }
 
     fn read(&mut self) {
-        for rank in self.peers.keys().copied().collect::<Vec<_>>() {
+        for rank in self.readings.keys().copied().collect::<Vec<_>>() {
             self.read_from(rank, TURN);
         }
+        // Of a neighbour, its pulse decides; of the others, the neighbours of theirs tell.
+        let (peers, core) = (&self.peers, &self.core);
+        self.readings.retain(|rank, reading| {
+            let stays = !reading.ended || peers.contains_key(rank);
+            if !stays {
+                core.paths().close(*rank);
+            }
+            stays
+        });
     }
 
-    /// Reads at most `most` frames of one neighbour.
+    /// Reads at most `most` frames of one rank.
     fn read_from(&mut self, rank: Rank, most: usize) {
         let mut buffer = std::mem::take(&mut self.buffer);
         for _ in 0..most {
-            let Some(peer) = self.peers.get_mut(&rank).filter(|peer| !peer.ended) else { break };
-            match peer.link.socket.recv_with_fds(&mut buffer, MAX_FDS, Deadline::NOW) {
+            let Some(reading) = self.readings.get_mut(&rank).filter(|reading| !reading.ended) else { break };
+            match reading.link.socket.recv_with_fds(&mut buffer, MAX_FDS, Deadline::NOW) {
                 Ok((len, fds)) => {
                     if let Err(Malformed(what)) = self.take(rank, &buffer[..len], fds) {
                         tracing::warn!(%rank, what, "a rank broke the protocol");
@@ -267,16 +297,32 @@ impl Progress {
                 }
                 Err(OsError::TimedOut) => break,
                 Err(OsError::FdsTruncated { .. }) => {
-                    // Only batches carry descriptors, so it was one; its sender waits for the word that it was taken.
-                    let link = Arc::clone(&peer.link);
+                    // Its sender waits for the word that it was taken.
+                    let link = Arc::clone(&reading.link);
                     self.acknowledge(&link);
-                    self.core.state().fds_lost = true;
-                    self.core.changed.notify_all();
+                    self.lose(rank, &buffer);
                 }
-                Err(_) => peer.ended = true,
+                Err(_) => reading.ended = true,
             }
         }
         self.buffer = buffer;
+    }
+
+    /// Descriptors of a frame are lost, its bytes are not: it was an offer, or else a batch.
+    fn lose(&mut self, from: Rank, buffer: &[u8]) {
+        match frame::decode(&buffer[..frame::HEADER]) {
+            Ok((header, [])) if header.kind == Kind::Offer => {
+                let without = Header { fds: 0, ..header }.encode(&[]);
+                if let Err(Malformed(what)) = self.take(from, &without, Vec::new()) {
+                    tracing::warn!(rank = %from, what, "a rank broke the protocol");
+                    self.core.fall(Fault::Broke(from), None);
+                }
+            }
+            _ => {
+                self.core.state().fds_lost = true;
+                self.core.changed.notify_all();
+            }
+        }
     }
 
     fn acknowledge(&self, link: &Link) {
@@ -292,18 +338,27 @@ impl Progress {
         if usize::from(header.fds) != fds.len() {
             return Err(Malformed("a frame has another number of descriptors than it says"));
         }
-        if header.dst != self.core.tree.rank {
-            return self.pass_on(from, header, bytes);
+        if header.kind == Kind::Offer
+            && !fds.is_empty()
+            && let Some(link) = self.core.link(from)
+        {
+            self.acknowledge(&link);
         }
-        if header.kind != Kind::Direct && header.kind != Kind::Left && header.src != from {
+        if header.dst != self.core.tree.rank {
+            return self.pass_on(from, header, bytes, fds);
+        }
+        if !header.kind.travels() && header.kind != Kind::Left && header.src != from {
             return Err(Malformed("a frame was passed on that is for neighbours only"));
+        }
+        if header.kind != Kind::Direct && !self.peers.contains_key(&from) {
+            return Err(Malformed("a frame came by a link that is for messages only"));
         }
         if header.total == payload.len() as u64 {
             return self.deliver(from, header, payload.to_vec(), fds);
         }
-        let Some(peer) = self.peers.get_mut(&from) else { return Ok(()) };
+        let Some(reading) = self.readings.get_mut(&from) else { return Ok(()) };
         let key = (header.kind, header.op, header.src);
-        let partial = peer.partial.entry(key).or_default();
+        let partial = reading.partial.entry(key).or_default();
         if partial.len() as u64 != header.offset {
             return Err(Malformed("a frame does not follow the one before it"));
         }
@@ -311,17 +366,18 @@ impl Progress {
         if (partial.len() as u64) < header.total {
             return Ok(());
         }
-        let whole = peer.partial.remove(&key).unwrap_or_default();
+        let whole = reading.partial.remove(&key).unwrap_or_default();
         self.deliver(from, header, whole, fds)
     }
 
-    fn pass_on(&self, from: Rank, header: Header, bytes: &[u8]) -> Result<(), Malformed> {
-        if header.kind != Kind::Direct || header.dst.0 >= self.core.tree.size {
+    fn pass_on(&self, from: Rank, header: Header, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Malformed> {
+        if !header.kind.travels() || header.dst.0 >= self.core.tree.size {
             return Err(Malformed("a frame is for somebody else"));
         }
+        let packet = Packet { bytes: bytes.to_vec(), fds: fds.into_iter().map(Arc::new).collect() };
         match self.core.tree.hop_towards(header.dst) {
             Some(hop) if hop != from => {
-                self.core.post_packets(hop, [Packet::from(bytes.to_vec())]);
+                self.core.post_packets(hop, [packet]);
                 Ok(())
             }
             _ => Err(Malformed("a frame came the wrong way")),
@@ -336,7 +392,13 @@ impl Progress {
         fds: Vec<OwnedFd>,
     ) -> Result<(), Malformed> {
         let Header { kind, what, src, op, .. } = header;
+        let is_far = src.0 < self.core.tree.size
+            && src != self.core.tree.rank
+            && self.core.tree.neighbours().all(|neighbour| neighbour != src);
         match kind {
+            Kind::Offer | Kind::Accepted | Kind::Declined if !is_far => {
+                return Err(Malformed("a link is offered or answered by a rank that needs none"));
+            }
             Kind::News => self.boot(Input::News(decode_news(&bytes)?)),
             Kind::Decision => self.boot(Input::Decision(decode_fault(&bytes)?.map_or(Ok(()), Err))),
             Kind::Fall => match decode_fault(&bytes)? {
@@ -361,6 +423,16 @@ impl Progress {
                 }
                 self.core.changed.notify_all();
             }
+            Kind::Offer => {
+                // What is no packet socket is as good as lost.
+                let socket = fds.into_iter().next().and_then(|fd| PacketSocket::adopt(fd).ok());
+                let next = self.core.paths().offered(src, socket);
+                self.follow(src, next);
+            }
+            Kind::Accepted | Kind::Declined => {
+                let next = self.core.paths().answered(src, kind == Kind::Accepted);
+                self.follow(src, next);
+            }
             Kind::Report => {
                 decode_ranks(&bytes)?;
                 self.put(op, kind, src, Message { what, bytes });
@@ -371,6 +443,12 @@ impl Progress {
             Kind::Greeting => return Err(Malformed("a rank greeted twice")),
         }
         Ok(())
+    }
+
+    fn follow(&mut self, peer: Rank, next: Vec<Next>) {
+        if let Some(link) = self.core.follow(peer, next) {
+            self.readings.insert(peer, Reading::new(link));
+        }
     }
 
     fn put(&self, op: u64, kind: Kind, src: Rank, message: Message) {
@@ -397,9 +475,8 @@ impl Progress {
         for rank in dead {
             self.bury(rank);
         }
-        let parent = self.core.tree.parent().and_then(|parent| self.peers.get(&parent));
-        let stands = parent.is_none_or(|parent| parent.beaten.elapsed() > STILL);
-        self.core.parent_stands.store(stands && !self.core.tree.is_root(), Ordering::Relaxed);
+        let runs = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| peer.beaten.elapsed() <= STILL);
+        *self.core.still() = self.core.tree.neighbours().filter(|rank| !runs(rank)).collect();
         self.looked = Instant::now();
         self.look_at_the_whole();
     }
@@ -408,6 +485,7 @@ impl Progress {
     fn bury(&mut self, rank: Rank) {
         self.read_from(rank, usize::MAX);
         let Some(peer) = self.peers.remove(&rank) else { return };
+        self.readings.remove(&rank);
         self.core.links().remove(&rank);
         if peer.pulse.owner() == Owner::Died {
             self.core.id.address(rank).remove();
@@ -453,11 +531,14 @@ impl Progress {
         let deadline = Deadline::after(if stands { LAST_WORDS } else { LAST_WORDS_OF_THE_FALLEN });
         loop {
             self.peers.retain(|_, peer| peer.pulse.owner() == Owner::Alive);
-            self.peers.retain(|_, peer| !peer.ended && peer.link.flush() == Left::Full);
-            if self.peers.is_empty() || deadline.has_passed() {
+            let peers = &self.peers;
+            self.readings.retain(|rank, reading| {
+                peers.contains_key(rank) && !reading.ended && reading.link.flush() == Left::Full
+            });
+            if self.readings.is_empty() || deadline.has_passed() {
                 break;
             }
-            let fds = self.peers.values().map(|peer| peer.link.socket.as_fd());
+            let fds = self.readings.values().map(|reading| reading.link.socket.as_fd());
             let mut polls: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)).collect();
             let left = deadline.remaining().map(|left| left.min(LOOK));
             let left = left.and_then(|left| Timespec::try_from(left).ok());

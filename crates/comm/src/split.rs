@@ -36,8 +36,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// Those of a group that has fallen, with the ranks of the whole; [`Error::Timeout`] of the part, with ranks of the
-    /// part, when one of its members does not come.
+    /// Those of a group that has fallen; [`Error::Timeout`] when a member of the part does not come. Ranks are those of
+    /// the whole.
     pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
         let mut vote = vec![u8::from(color.is_some())];
         vote.extend(color.unwrap_or(0).to_le_bytes());
@@ -70,8 +70,12 @@ impl Communicator {
                 part.timeout = self.timeout;
                 Ok(Some(part))
             }
-            // Whatever the part saw of it, a member that died is known by its rank in the whole.
-            Err(error) => Err(self.check().err().filter(Error::poisons).unwrap_or(error)),
+            // What the whole knows of it, all ranks know.
+            Err(error) => Err(self.check().err().filter(Error::poisons).unwrap_or_else(|| {
+                let members: Vec<_> = members.iter().map(|(_, rank)| *rank).collect();
+                // Who stands still may keep another from coming, and is then the one to name.
+                error.in_the_whole(&members).and_missing(&self.core.still())
+            })),
         }
     }
 

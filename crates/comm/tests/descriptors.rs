@@ -1,4 +1,5 @@
-//! Descriptors that a rank cannot take: nobody gets any, all learn whose table was full, and the group still stands.
+//! Descriptors that a rank cannot take: the operation that needs them says whose table was full, or does without them,
+//! and the group still stands.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -44,4 +45,50 @@ fn a_rank_whose_table_is_full_is_named_and_nothing_is_lost_but_the_operation() {
             rank.barrier();
         }
     });
+}
+
+/// What the bytes of a part are.
+fn part(from: u32, to: u32, round: u32) -> u8 {
+    u8::try_from(from * 16 + to + round).expect("small")
+}
+
+#[test]
+fn ranks_without_room_for_one_more_link_send_long_messages_along_the_tree() {
+    let id = UniqueId::create().expect("an id").to_string();
+    // Rank 1 is between 5 and the others; 0 is between all. Who is full is so as asker, as asked and as the one between.
+    for full in [0, 1, 5] {
+        let parameter = format!("{id} {full}");
+        Ranks::of(7).parameter(parameter).run(test_name!(), |rank| {
+            let parameter = rank.parameter();
+            let (id, full) = parameter.split_once(' ').expect("two words");
+            let me = Rank(u32::try_from(rank.id()).expect("small"));
+            let deadline = Deadline::after(Duration::from_secs(60));
+            let comm = Communicator::create(&id.parse().expect("an id"), me, 7, deadline).expect("a group");
+            let limit = getrlimit(Resource::Nofile);
+            let is_full = me.0.to_string() == full;
+            if is_full {
+                // The lowest free number is the limit: there is room for none.
+                let next = std::fs::File::open("/dev/null").expect("one is free");
+                let low = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&next)).expect("a number");
+                drop(next);
+                setrlimit(Resource::Nofile, Rlimit { current: Some(low), ..limit }).expect("a lower limit");
+            }
+            for round in 0..3 {
+                let parts: Vec<Vec<u8>> = (0..7).map(|to| vec![part(me.0, to, round); 200_000]).collect();
+                let parts: Vec<_> = parts.iter().map(Vec::as_slice).collect();
+                let got = comm.all_to_allv(&parts).expect("all to all");
+                for (from, got) in (0..7).zip(&got) {
+                    assert_eq!((got.len(), got[0]), (200_000, part(from, me.0, round)));
+                }
+            }
+            setrlimit(Resource::Nofile, limit).expect("the limit as it was");
+            let neighbours = [4, 3, 1, 1, 1, 1, 1][me.index()];
+            let more = comm.connections() - neighbours;
+            assert!(!is_full || more == 0, "{more} more links where there is no room");
+            // What passes rank 0 is lost there; rank 5 is between nobody, so that the others have theirs.
+            assert!(full != "5" || is_full || more > 0, "no links where there is room");
+            comm.barrier().expect("the group stands");
+            rank.barrier();
+        });
+    }
 }

@@ -4,6 +4,7 @@
 //! the nth call. A seeded sample of cases runs always, all of them with `WHOLEMEM_EXHAUSTIVE=1`.
 
 use std::os::fd::AsFd;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use wholemem_comm::{Communicator, Error, Rank, UniqueId};
@@ -17,6 +18,9 @@ const STEPPER: usize = 3;
 /// How long ranks wait for one that was killed before it proved itself.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How many cases of an operation run at a time.
+const SIDE_BY_SIDE: usize = 4;
+
 /// How many calls of each operation and victim are tried in an ordinary run.
 const SAMPLE: usize = 4;
 
@@ -26,10 +30,11 @@ enum Operation {
     Split,
     AllGather,
     AllGatherFds,
+    AllToAll,
 }
 
-const OPERATIONS: [Operation; 4] =
-    [Operation::Create, Operation::Split, Operation::AllGather, Operation::AllGatherFds];
+const OPERATIONS: [Operation; 5] =
+    [Operation::Create, Operation::Split, Operation::AllGather, Operation::AllGatherFds, Operation::AllToAll];
 
 /// One walk: what is walked, who is killed, at which call, and where its outcome goes.
 #[derive(Debug)]
@@ -75,8 +80,10 @@ fn create(case: &Case, rank: u32) -> Result<Communicator, Error> {
 fn operate(operation: Operation, comm: &Communicator) -> Result<(), Error> {
     match operation {
         Operation::Create => Ok(()),
-        Operation::Split => comm.split(Some(0), comm.rank().0).map(drop),
+        Operation::Split => comm.split(Some(0), SIZE - comm.rank().0).map(drop),
         Operation::AllGather => comm.all_gather(&[7; 100_000]).map(drop),
+        // Parts that are long enough for two children of rank 0 to make a link of their own.
+        Operation::AllToAll => comm.all_to_all(&[7; 300_000]).map(drop),
         Operation::AllGatherFds => {
             let own = [Memfd::create("test", 4096)?, Memfd::create("test", 4096)?];
             let fds: Vec<_> = own.iter().map(AsFd::as_fd).collect();
@@ -146,11 +153,7 @@ fn outlast(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
         _ => false,
     };
     let outcome = create(case, rank).and_then(|comm| {
-        // A part of the group has ranks of its own: who is missing there is told by those.
-        let first = operate(case.operation, &comm);
-        if let Err(error) = first
-            && case.operation != Operation::Split
-        {
+        if let Err(error) = operate(case.operation, &comm) {
             assert!(named(&error), "{error} in the operation does not name {}", case.victim);
         }
         comm.barrier()
@@ -196,14 +199,9 @@ fn body(rank: &wholemem_testkit::Rank) {
 }
 
 /// Runs one case, and says how many calls the operation had.
-fn run(
-    test: &str,
-    folder: &std::path::Path,
-    operation: Operation,
-    victim: u32,
-    nth: Option<u64>,
-    fate: Fate,
-) -> u64 {
+fn run(test: &str, operation: Operation, victim: u32, nth: Option<u64>, fate: Fate) -> u64 {
+    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let folder = folder.path();
     let id = UniqueId::create_in(&folder.join("s")).expect("an id").to_string();
     let outcome = folder.join("outcome").to_str().expect("text").to_owned();
     let case = Case { operation, victim, nth, fate, id, outcome };
@@ -218,7 +216,6 @@ fn run(
     }
     if fate == Fate::Freeze {
         // The frozen rank is killed when all is over, and nobody is there any more to clear up behind it.
-        let _ = std::fs::remove_dir_all(folder.join("s"));
         return 0;
     }
     let left: Vec<_> = std::fs::read_dir(folder.join("s")).expect("the folder").collect();
@@ -231,10 +228,9 @@ fn sweep(test: &str, operation: Operation, fate: Fate) {
         // A rank of a case: everything but the case is the harness's.
         return Ranks::of(4).run(test, body);
     }
-    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
     let mut dice = wholemem_testkit::seed();
     for victim in 0..SIZE {
-        let calls = run(test, folder.path(), operation, victim, None, Fate::Kill);
+        let calls = run(test, operation, victim, None, Fate::Kill);
         assert!(calls > 10, "an operation of {calls} calls");
         let all: Vec<u64> = if wholemem_testkit::exhaustive() {
             (1..=calls + 2).collect()
@@ -249,9 +245,18 @@ fn sweep(test: &str, operation: Operation, fate: Fate) {
         wholemem_testkit::report(&format!(
             "{operation:?}, rank {victim}: {calls} calls, {fate:?} at {tried} of them"
         ));
-        for nth in all {
-            run(test, folder.path(), operation, victim, Some(nth), fate);
-        }
+        // Most of a case is waiting for somebody who does not come, so several go side by side.
+        let cases = std::sync::Mutex::new(all.into_iter());
+        std::thread::scope(|scope| {
+            for _ in 0..SIDE_BY_SIDE {
+                scope.spawn(|| {
+                    let next = || cases.lock().unwrap_or_else(PoisonError::into_inner).next();
+                    while let Some(nth) = next() {
+                        run(test, operation, victim, Some(nth), fate);
+                    }
+                });
+            }
+        });
     }
 }
 
@@ -276,6 +281,11 @@ fn a_rank_killed_in_all_gather_fds_is_lost_to_all() {
 }
 
 #[test]
+fn a_rank_killed_in_all_to_all_is_lost_to_all() {
+    sweep(test_name!(), Operation::AllToAll, Fate::Kill);
+}
+
+#[test]
 fn a_rank_stopped_while_a_group_comes_together_is_missed_by_all() {
     sweep(test_name!(), Operation::Create, Fate::Freeze);
 }
@@ -283,6 +293,11 @@ fn a_rank_stopped_while_a_group_comes_together_is_missed_by_all() {
 #[test]
 fn a_rank_stopped_in_split_is_missed_by_all() {
     sweep(test_name!(), Operation::Split, Fate::Freeze);
+}
+
+#[test]
+fn a_rank_stopped_in_all_to_all_is_missed_by_all() {
+    sweep(test_name!(), Operation::AllToAll, Fate::Freeze);
 }
 
 #[test]

@@ -236,6 +236,21 @@ fn what_a_caller_gets_wrong_is_refused_and_harms_nobody() {
 #[test]
 fn a_rank_has_few_connections_until_more_are_asked_for() {
     each(100, |comm| assert!(comm.connections() <= 5, "{}", comm.connections()));
+    each(12, |comm| {
+        let first = comm.connections();
+        let exchange = |len: usize| {
+            let parts: Vec<_> = (0..12).map(|to| bytes(comm.rank(), to, len)).collect();
+            let parts: Vec<_> = parts.iter().map(Vec::as_slice).collect();
+            let expected: Vec<_> = (0..12).map(|from| bytes(Rank(from), comm.rank().0, len)).collect();
+            assert_eq!(comm.all_to_allv(&parts).expect("all_to_allv"), expected);
+        };
+        exchange(1000);
+        assert_eq!(comm.connections(), first, "short messages need none");
+        exchange(1 << 20);
+        assert_eq!(comm.connections(), 11, "one link to each of the others");
+        exchange(1 << 20);
+        assert_eq!(comm.connections(), 11, "and no more");
+    });
 }
 
 proptest! {

@@ -67,6 +67,19 @@ kinds! {
     Fall = 11,
     /// A rank has left.
     Left = 12,
+    /// One end of a link between two ranks that are no neighbours, as a descriptor. Without it: it was lost on the way.
+    Offer = 13,
+    /// The offer is taken.
+    Accepted = 14,
+    /// The offer is not taken.
+    Declined = 15,
+}
+
+impl Kind {
+    /// Whether it is passed on to a rank that is no neighbour of its sender.
+    pub(crate) fn travels(self) -> bool {
+        matches!(self, Self::Direct | Self::Offer | Self::Accepted | Self::Declined)
+    }
 }
 
 macro_rules! operations {
@@ -120,7 +133,7 @@ impl Header {
         Self { kind, what, fds: 0, src, dst, op, total: 0, offset: 0 }
     }
 
-    fn encode(&self, payload: &[u8]) -> Vec<u8> {
+    pub(crate) fn encode(&self, payload: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER + payload.len());
         bytes.extend(MAGIC);
         bytes.extend([self.kind as u8, self.what as u8]);
@@ -275,7 +288,7 @@ mod tests {
         #[test]
         fn whatever_is_decoded_keeps_within_its_bounds(
             bytes in prop::collection::vec(any::<u8>(), 0..100),
-            kind in 0u8..14,
+            kind in 0u8..17,
             what in 0u8..9,
         ) {
             for bytes in [bytes.clone(), [&MAGIC[..], &[kind, what], &bytes].concat()] {
