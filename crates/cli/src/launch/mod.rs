@@ -8,13 +8,16 @@
 //!     └─ rank 3 ─┘  signals go to all; the first that fails ends the rest
 //! ```
 //!
-//! What it keeps true: when it ends, no rank and no process of a rank's group runs any more, and when it is killed,
-//! the ranks are killed with it. The id of the group, which holds its secret, is in the environment of the ranks and on
+//! What it keeps true: when it ends, no rank and nothing that a rank has started runs any more, not even what has left
+//! its group or session; when it is killed, the ranks are killed with it. Rank 0 reads what is passed to it, unless that
+//! is a terminal, of which the ranks are not the foreground. The id of the group, which holds its secret, is in the environment of the ranks and on
 //! no command line.
 
+mod orphans;
 mod output;
 mod rank;
 
+use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -62,6 +65,7 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
     let port = free_port();
+    orphans::adopt();
     let mut crew = Crew(Vec::new());
     for rank in 0..args.ranks {
         crew.0
@@ -104,7 +108,11 @@ impl Member {
             .envs([("WORLD_SIZE", &size), ("LOCAL_WORLD_SIZE", &size)])
             .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())])
             .env("TORCHELASTIC_RUN_ID", format!("wholemem-{}", std::process::id()))
-            .stdin(Stdio::null())
+            .stdin(if rank == 0 && !std::io::stdin().is_terminal() {
+                Stdio::inherit()
+            } else {
+                Stdio::null()
+            })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
@@ -185,6 +193,7 @@ impl Drop for Crew {
         for member in self.0.iter_mut().filter(|member| member.status.is_none()) {
             let _ = member.reap();
         }
+        orphans::end();
     }
 }
 

@@ -1,7 +1,8 @@
 //! `wholemem launch`.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
 
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
@@ -118,11 +119,24 @@ fn signals_are_passed_on() {
 
 #[test]
 fn what_a_rank_leaves_running_is_ended_with_it() {
-    let run = launch("1", "sleep 1000 & echo $!");
-    assert_eq!(run.code, Some(0));
-    let left: u32 = run.stdout.trim().rsplit(' ').next().unwrap().parse().unwrap();
-    // It may take the kernel a moment, and its number may be nobody's already.
-    if let Ok(left) = PidFd::open(left) {
-        assert!(left.wait_exit(patience()).unwrap(), "it still runs");
+    // In its group, and in a session of its own whose first process has ended.
+    let daemon = "setsid sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!'";
+    for script in ["sleep 1000 & echo $!", daemon] {
+        let run = launch("1", script);
+        assert_eq!(run.code, Some(0));
+        let left: u32 = run.stdout.trim().rsplit(' ').next().unwrap().parse().unwrap();
+        // It may take the kernel a moment, and its number may be nobody's already.
+        if let Ok(left) = PidFd::open(left) {
+            assert!(left.wait_exit(patience()).unwrap(), "it still runs: {script}");
+        }
     }
+}
+
+#[test]
+fn rank_0_reads_what_the_launcher_is_given() {
+    let mut command = program(&["launch", "-n", "2", "--", "sh", "-c", "cat"]);
+    let mut launcher = command.stdin(Stdio::piped()).spawn().unwrap();
+    launcher.stdin.take().unwrap().write_all(b"a line\n").unwrap();
+    let output = launcher.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"[0] a line\n"[..]));
 }
