@@ -251,7 +251,7 @@ impl Turn<'_> {
             if left.is_zero() {
                 drop(state);
                 let missing = (0..tree.size).map(Rank).filter(|rank| received[rank.index()].is_none());
-                core.fall(Fault::Missing(missing.collect()), None);
+                core.fall(Fault::Missing(core.blamed(missing)), None);
                 return Err(self.fallen(&core.state(), op));
             }
             let waited = core.changed.wait_timeout(state, left);

@@ -180,6 +180,14 @@ impl Core {
         opened
     }
 
+    /// Who is to be named when these do not answer: a neighbour that stands still, instead of those behind it.
+    pub(crate) fn blamed(&self, missing: impl IntoIterator<Item = Rank>) -> Vec<Rank> {
+        let still = self.still();
+        let named = |rank| self.tree.hop_towards(rank).filter(|hop| still.contains(hop)).unwrap_or(rank);
+        let all: BTreeSet<_> = missing.into_iter().map(named).collect();
+        all.into_iter().collect()
+    }
+
     /// Takes in that the group has fallen, and tells the others.
     pub(crate) fn fall(&self, fault: Fault, from: Option<Rank>) {
         let told = {

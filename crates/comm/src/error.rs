@@ -1,6 +1,5 @@
 //! What can go wrong between ranks, with the ranks it went wrong with.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -194,15 +193,6 @@ impl Error {
             }
             other => other,
         }
-    }
-
-    /// A timeout names these too; another error stays as it is.
-    pub(crate) fn and_missing(mut self, more: &BTreeSet<Rank>) -> Self {
-        if let Self::Timeout { missing, .. } = &mut self {
-            let all: BTreeSet<_> = missing.iter().chain(more).copied().collect();
-            *missing = all.into_iter().collect();
-        }
-        self
     }
 
     /// A name for the kind of error that stays the same between versions, for programs.

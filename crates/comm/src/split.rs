@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::machine::Fault;
 use crate::wire::Reader;
 use crate::wire::frame::What;
 use crate::{Communicator, Error, Rank, Result};
@@ -36,8 +37,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// Those of a group that has fallen; [`Error::Timeout`] when a member of the part does not come. Ranks are those of
-    /// the whole.
+    /// Those of a group that has fallen; [`Error::Timeout`] when a member of the part does not come, which ends the whole
+    /// too. Ranks are those of the whole.
     pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
         let mut vote = vec![u8::from(color.is_some())];
         vote.extend(color.unwrap_or(0).to_le_bytes());
@@ -70,12 +71,20 @@ impl Communicator {
                 part.timeout = self.timeout;
                 Ok(Some(part))
             }
-            // What the whole knows of it, all ranks know.
-            Err(error) => Err(self.check().err().filter(Error::poisons).unwrap_or_else(|| {
+            Err(error) => {
+                // What the whole knows of it, all ranks know.
+                if let Some(known) = self.check().err().filter(Error::poisons) {
+                    return Err(known);
+                }
                 let members: Vec<_> = members.iter().map(|(_, rank)| *rank).collect();
-                // Who stands still may keep another from coming, and is then the one to name.
-                error.in_the_whole(&members).and_missing(&self.core.still())
-            })),
+                let mut error = error.in_the_whole(&members);
+                if let Error::Timeout { missing, .. } = &mut error {
+                    *missing = self.core.blamed(std::mem::take(missing));
+                    // Others may have their part and wait in the next operation: they are told why nobody comes.
+                    self.core.fall(Fault::Missing(missing.clone()), None);
+                }
+                Err(error)
+            }
         }
     }
 
