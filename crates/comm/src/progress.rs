@@ -533,16 +533,17 @@ impl Progress {
             self.peers.retain(|_, peer| peer.pulse.owner() == Owner::Alive);
             let peers = &self.peers;
             self.readings.retain(|rank, reading| {
-                peers.contains_key(rank) && !reading.ended && reading.link.flush() == Left::Full
+                peers.contains_key(rank) && !reading.ended && reading.link.flush() != Left::Nothing
             });
             if self.readings.is_empty() || deadline.has_passed() {
                 break;
             }
-            let fds = self.readings.values().map(|reading| reading.link.socket.as_fd());
-            let mut polls: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)).collect();
+            let mut polls: Vec<_> = self.readings.values().filter_map(Reading::poll).collect();
             let left = deadline.remaining().map(|left| left.min(LOOK));
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             let _ = poll(&mut polls, left.as_ref());
+            // Words that wait behind a batch of descriptors go when the neighbour says that it has taken it.
+            self.read();
         }
     }
 }

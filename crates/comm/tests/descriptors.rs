@@ -47,6 +47,28 @@ fn a_rank_whose_table_is_full_is_named_and_nothing_is_lost_but_the_operation() {
     });
 }
 
+#[test]
+fn who_leaves_at_once_has_told_the_others_whose_table_was_full() {
+    let id = UniqueId::create().expect("an id").to_string();
+    Ranks::of(2).parameter(id).run(test_name!(), |rank| {
+        let me = Rank(u32::try_from(rank.id()).expect("small"));
+        let deadline = Deadline::after(Duration::from_secs(60));
+        let id = rank.parameter().parse().expect("an id");
+        let comm = Communicator::create(&id, me, 2, deadline).expect("a group");
+        // Rank 0 has many batches to send, of which rank 1 cannot take the first; the verdict waits behind the others.
+        let count = if rank.id() == 0 { 1500 } else { 0 };
+        let own: Vec<_> = (0..count).map(|_| Memfd::create("test", 4096).expect("memory")).collect();
+        let fds: Vec<_> = own.iter().map(AsFd::as_fd).collect();
+        if rank.id() == 1 {
+            let low = Rlimit { current: Some(8), ..getrlimit(Resource::Nofile) };
+            setrlimit(Resource::Nofile, low).expect("a lower limit");
+        }
+        let error = comm.all_gather_fds(&fds).expect_err("a table is full");
+        drop(comm);
+        assert!(matches!(&error, Error::Descriptors { rank: Rank(1), .. }), "{error}");
+    });
+}
+
 /// What the bytes of a part are.
 fn part(from: u32, to: u32, round: u32) -> u8 {
     u8::try_from(from * 16 + to + round).expect("small")
