@@ -196,9 +196,14 @@ impl Core {
             self.changed.notify_all();
             told
         };
-        for neighbour in told {
-            let header = Header::new(Kind::Fall, What::Nothing, self.tree.rank, neighbour, 0);
-            self.post(neighbour, header, &encode_fault(Some(&fault)));
+        for link in told.into_iter().filter_map(|neighbour| self.link(neighbour)) {
+            let header = Header::new(Kind::Fall, What::Nothing, self.tree.rank, link.peer, 0);
+            for frame in header.frames(&encode_fault(Some(&fault))) {
+                // Before all that waits, which is of no use to anybody any more.
+                if link.post_urgent(Packet::from(frame)) != Left::Nothing {
+                    self.wake();
+                }
+            }
         }
     }
 
@@ -213,5 +218,33 @@ impl Core {
         for neighbour in told {
             self.post(neighbour, Header::new(Kind::Left, What::Nothing, rank, neighbour, after), &[]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_os::Deadline;
+    use wholemem_os::packet::MAX_PACKET;
+
+    use super::*;
+    use crate::wire::frame;
+
+    #[test]
+    fn the_word_of_a_fall_overtakes_what_waits() {
+        let core = Core::create(UniqueId::create_private().unwrap(), Tree::new(Rank(0), 2)).unwrap();
+        let (here, there) = PacketSocket::pair().unwrap();
+        core.links().insert(Rank(1), Arc::new(Link::new(Rank(1), here)));
+        let header = Header::new(Kind::Direct, What::AllToAll, Rank(0), Rank(1), 1);
+        core.post(Rank(1), header, &vec![0; 16 << 20]);
+        core.fall(Fault::Aborted(Rank(0)), None);
+        let mut buffer = vec![0; MAX_PACKET];
+        // What the socket had taken already comes first.
+        let first = (0..).find(|_| {
+            let len = there.recv(&mut buffer, Deadline::NOW).unwrap();
+            core.link(Rank(1)).unwrap().flush();
+            frame::decode(&buffer[..len]).unwrap().0.kind == Kind::Fall
+        });
+        let all = header.frames(&vec![0; 16 << 20]).len();
+        assert!(first.is_some_and(|first| first < all / 2), "after {first:?} of {all} frames");
     }
 }

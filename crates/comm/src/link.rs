@@ -3,7 +3,7 @@
 //! What it keeps true: nobody waits here. What the socket does not take at once is queued, and the progress thread
 //! sends it when the socket is ready. Of descriptors, one batch is in flight at a time, since the kernel counts them
 //! against the user's limit; what is said about batches overtakes them, so that two ranks that send each other many
-//! do not wait for each other.
+//! do not wait for each other. So does the word that the group has fallen.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
