@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use crate::communicator::Turn;
 use crate::core::{Message, State};
-use crate::machine::Fault;
 use crate::machine::converge::{Converge, Input, Merge, Output};
+use crate::machine::{Fault, give_up_at};
 use crate::wire::Reader;
 use crate::wire::frame::{Header, Kind, What, decode_ranks, encode_ranks};
 use crate::{Communicator, Error, Rank, Result};
 
-/// How often a waiting rank looks whether its parent still runs.
+/// How often a waiting rank looks whether its neighbours still run.
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// The most that one rank gives to an operation, in bytes. More is for shared memory.
@@ -247,14 +247,16 @@ impl Turn<'_> {
             if state.standing.check(op).is_err() {
                 return Err(self.fallen(&state, op));
             }
-            let left = timeout.saturating_sub(self.began.elapsed());
+            // Those next to a rank that stands still go first: the others would name those behind it too.
+            let give_up = if core.still().is_empty() { timeout } else { give_up_at(tree, timeout) };
+            let left = give_up.saturating_sub(self.began.elapsed());
             if left.is_zero() {
                 drop(state);
                 let missing = (0..tree.size).map(Rank).filter(|rank| received[rank.index()].is_none());
                 core.fall(Fault::Missing(core.blamed(missing)), None);
                 return Err(self.fallen(&core.state(), op));
             }
-            let waited = core.changed.wait_timeout(state, left);
+            let waited = core.changed.wait_timeout(state, left.min(GLANCE));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }

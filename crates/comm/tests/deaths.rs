@@ -131,6 +131,37 @@ fn a_stopped_rank_is_named_and_the_others_go_on_in_a_new_group() {
 }
 
 #[test]
+fn a_rank_stopped_in_all_to_all_is_named_and_none_of_those_behind_it() {
+    Ranks::of(7).killed(1).parameter(id()).run(test_name!(), |rank| {
+        let timeout = Duration::from_secs(3);
+        let comm = join(&rank.parameter(), rank.id(), 7, PATIENCE).map(|mut comm| {
+            comm.set_timeout(timeout);
+            comm
+        });
+        let comm = comm.expect("a group");
+        // Twice: who has passed the second knows that everybody has left the first.
+        rank.barrier();
+        rank.barrier();
+        if rank.id() == 1 {
+            rank.wait_to_be_killed();
+        }
+        let process = PidFd::open(rank.pid(1)).expect("rank 1 lives");
+        if rank.id() == 0 {
+            process.signal(Signal::STOP).expect("it can be stopped");
+        }
+        let others: Vec<_> = [0, 2, 3, 4, 5, 6].into_iter().filter(|other| *other != rank.id()).collect();
+        rank.barrier_with(&others);
+        // Short parts: those of 5 and 6 to the others, and of the others to them, go through rank 1.
+        let stopped = Error::Timeout { missing: vec![Rank(1)], timeout, joining: false };
+        assert_eq!(comm.all_to_all(&[7; 70]), Err(stopped));
+        rank.barrier_with(&others);
+        if rank.id() == 0 {
+            process.kill().expect("it can be killed");
+        }
+    });
+}
+
+#[test]
 fn a_rank_stopped_before_it_joins_is_named_to_all_at_the_deadline() {
     Ranks::of(3).killed(2).parameter(id()).run(test_name!(), |rank| {
         if rank.id() == 2 {
