@@ -12,6 +12,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 /// A line that has not ended by then is passed on in pieces.
 const LONGEST: usize = 64 << 10;
 
+/// How often a stream is read before the others have their turn, and signals and deaths theirs. A full pipe is read in
+/// fewer, so that what a rank wrote before it ended comes out.
+const TURN: usize = 64;
+
 /// The two streams of a rank.
 #[derive(Debug)]
 pub(super) struct Output {
@@ -53,7 +57,10 @@ impl Output {
     /// Passes on what is there to be read.
     pub(super) fn pass_on(&mut self) -> Result<()> {
         for stream in &mut self.streams {
-            while !stream.ended && is_ready(stream.from.as_fd()) {
+            for _ in 0..TURN {
+                if stream.ended || !is_ready(stream.from.as_fd()) {
+                    break;
+                }
                 stream.read(&self.prefix)?;
             }
         }

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 
-use crate::run::{patience, program, run};
+use crate::run::{finish, patience, program, run};
 
 /// A shell's command as ranks.
 fn launch(ranks: &str, script: &str) -> crate::run::Run {
@@ -139,4 +139,12 @@ fn rank_0_reads_what_the_launcher_is_given() {
     launcher.stdin.take().unwrap().write_all(b"a line\n").unwrap();
     let output = launcher.wait_with_output().unwrap();
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"[0] a line\n"[..]));
+}
+
+#[test]
+fn a_rank_that_never_stops_writing_does_not_hide_the_failure_of_another() {
+    let script = "if [ $RANK = 0 ]; then exec yes; fi; sleep 0.2; exit 7";
+    let mut command = program(&["launch", "-n", "2", "--", "sh", "-c", script]);
+    command.stdout(Stdio::null());
+    assert_eq!(finish(command).code, Some(7));
 }
