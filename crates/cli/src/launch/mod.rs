@@ -10,8 +10,8 @@
 //!
 //! What it keeps true: when it ends, no rank and nothing that a rank has started runs any more, not even what has left
 //! its group or session; when it is killed, the ranks are killed with it. Rank 0 reads what is passed to it, unless that
-//! is a terminal, of which the ranks are not the foreground. The id of the group, which holds its secret, is in the environment of the ranks and on
-//! no command line.
+//! is a terminal, of which the ranks are not the foreground. The id of the group, which holds its secret, is in the
+//! environment of the ranks and on no command line.
 
 mod orphans;
 mod output;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, kill_process_group};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, kill_process_group, setrlimit};
 use wholemem_comm::UniqueId;
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
@@ -65,6 +65,7 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
     let port = free_port();
+    allow_files(args.ranks);
     orphans::adopt();
     let mut crew = Crew(Vec::new());
     for rank in 0..args.ranks {
@@ -87,6 +88,18 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     u8::try_from(code).unwrap_or(1)
+}
+
+/// Two pipes, two logs and a watch for each rank: the usual limit on open files is 1,024. It is not raised further than
+/// that, as the ranks inherit it.
+fn allow_files(ranks: u32) {
+    let limit = getrlimit(Resource::Nofile);
+    let needed = 64 + 5 * u64::from(ranks);
+    if limit.current.is_some_and(|current| current < needed) {
+        let current = Some(limit.maximum.map_or(needed, |maximum| maximum.min(needed)));
+        // Where it cannot be, the rank that cannot be started says so.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
+    }
 }
 
 /// A port that nobody listens at, for programs that need torchrun's `MASTER_PORT`.
@@ -122,12 +135,15 @@ impl Member {
         Ok(Self { rank, child, watch, output, status: None })
     }
 
+    /// The rank's process, as long as it has not been waited for: its number, and that of its group, are ours.
+    fn pid(&self) -> Option<Pid> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        pid.filter(|_| self.status.is_none())
+    }
+
     /// Sends a signal to the rank and what it has started.
     fn signal(&self, signal: Signal) {
-        // The group is ours as long as the rank has not been waited for.
-        if self.status.is_none()
-            && let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
-        {
+        if let Some(group) = self.pid() {
             let _ = kill_process_group(group, signal);
         }
     }

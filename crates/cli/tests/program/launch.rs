@@ -148,3 +148,12 @@ fn a_rank_that_never_stops_writing_does_not_hide_the_failure_of_another() {
     command.stdout(Stdio::null());
     assert_eq!(finish(command).code, Some(7));
 }
+
+#[test]
+fn more_ranks_are_started_than_files_may_be_open_at_first() {
+    let script = format!("ulimit -Sn 64; exec {} launch -n 40 -- true", env!("CARGO_BIN_EXE_wholemem"));
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let run = finish(command);
+    assert_eq!((run.code, &run.stderr[..]), (Some(0), ""));
+}
