@@ -59,7 +59,7 @@ struct Member {
 
 pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
     // Before there is another thread, so that no signal passes us by.
-    let signals = Signals::take(&PASSED_ON)?;
+    let signals = Signals::take(&[&PASSED_ON[..], &[Signal::CHILD]].concat())?;
     let id = UniqueId::create()?;
     if let Some(folder) = &args.log_dir {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -165,7 +165,11 @@ impl Crew {
         while self.0.iter().any(|member| member.status.is_none()) {
             self.sleep(signals, kill_at);
             while let Some(signal) = signals.next()? {
-                self.0.iter().for_each(|member| member.signal(signal));
+                if signal == Signal::CHILD {
+                    orphans::bury(|child| self.0.iter().any(|member| member.pid() == Some(child)));
+                } else {
+                    self.0.iter().for_each(|member| member.signal(signal));
+                }
             }
             for member in &mut self.0 {
                 member.output.pass_on()?;

@@ -14,6 +14,14 @@ pub(crate) fn adopt() {
     let _ = set_child_subreaper(Some(getpid()));
 }
 
+/// Takes the ends of those who have ended, so that a long run does not fill the machine with them. The ends of ranks
+/// are for others to take.
+pub(crate) fn bury(is_rank: impl Fn(Pid) -> bool) {
+    for child in children().into_iter().filter(|child| !is_rank(*child)) {
+        let _ = waitpid(Some(child), WaitOptions::NOHANG);
+    }
+}
+
 /// Ends all children of this process, and those that become its children by that. No rank is among them any more.
 pub(crate) fn end() {
     for _ in 0..GENERATIONS {

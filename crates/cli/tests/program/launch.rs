@@ -157,3 +157,12 @@ fn more_ranks_are_started_than_files_may_be_open_at_first() {
     let run = finish(command);
     assert_eq!((run.code, &run.stderr[..]), (Some(0), ""));
 }
+
+#[test]
+fn orphans_that_end_are_not_kept_until_the_run_does() {
+    // It is orphaned before it ends, and there is nothing left of it when somebody has taken its end.
+    let script = "orphan=$(sh -c 'sleep 0.1 >&- 2>&- & echo $!'); \
+                  while [ -e /proc/$orphan ]; do sleep 0.05; done; echo gone";
+    let run = launch("2", script);
+    assert_eq!(sorted(&run.stdout), ["[0] gone", "[1] gone"], "{run:?}");
+}
