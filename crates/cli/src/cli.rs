@@ -1,5 +1,6 @@
 //! The command line: its words, its defaults and its help. Nothing here does anything.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -50,7 +51,7 @@ pub(crate) struct LaunchArgs {
     pub(crate) log_dir: Option<PathBuf>,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<String>,
+    pub(crate) command: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]
@@ -66,7 +67,7 @@ pub(crate) struct RankArgs {
     pub(crate) resident: usize,
     /// The command to become
     #[arg(last = true)]
-    pub(crate) command: Vec<String>,
+    pub(crate) command: Vec<OsString>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

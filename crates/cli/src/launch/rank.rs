@@ -3,6 +3,7 @@
 //! It is here so that no rank outlives who started it: it first asks the kernel to be killed with it, which stays so
 //! when it becomes another program.
 
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -26,12 +27,12 @@ pub(crate) fn serve(args: &RankArgs) -> Result<()> {
     }
 }
 
-fn become_command(command: &[String]) -> Result<()> {
+fn become_command(command: &[OsString]) -> Result<()> {
     let (program, rest) = command.split_first().context("no command was given")?;
     // The launcher reads its signals, and what it holds back for that is inherited.
     signal::let_all_through()?;
     let error = Command::new(program).args(rest).exec();
-    Err(error).with_context(|| format!("cannot run `{program}`"))
+    Err(error).with_context(|| format!("cannot run `{}`", program.display()))
 }
 
 /// Joins, says with how many connections, and leaves when it is told to.

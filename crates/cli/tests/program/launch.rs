@@ -1,7 +1,9 @@
 //! `wholemem launch`.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::process::Stdio;
 
 use wholemem_os::PidFd;
@@ -165,4 +167,12 @@ fn orphans_that_end_are_not_kept_until_the_run_does() {
                   while [ -e /proc/$orphan ]; do sleep 0.05; done; echo gone";
     let run = launch("2", script);
     assert_eq!(sorted(&run.stdout), ["[0] gone", "[1] gone"], "{run:?}");
+}
+
+#[test]
+fn a_command_need_not_be_text() {
+    let mut command = program(&["launch", "-n", "1", "--", "printf", "%s"]);
+    command.arg(OsStr::from_bytes(b"a\xffb"));
+    let output = command.output().unwrap();
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"[0] a\xffb\n"[..]));
 }
