@@ -117,21 +117,10 @@ impl Communicator {
     /// another the error; but then the group has fallen on all of them.
     ///
     /// # Errors
-    /// Those of a group that has fallen.
+    /// [`Error::TooLong`], and those of a group that has fallen.
     pub fn agree(&self, vote: Result<(), &str>) -> Result<Verdict> {
-        let own = match vote {
-            Ok(()) => Vec::new(),
-            Err(why) => [&self.rank().0.to_le_bytes(), why.as_bytes()].concat(),
-        };
-        check_len(own.len())?;
-        let decision = self.begin()?.converge(What::Agree, own, lowest)?;
-        Ok(match decision.split_first_chunk::<4>() {
-            None => Verdict::Agreed,
-            Some((rank, why)) => Verdict::Refused {
-                rank: Rank(u32::from_le_bytes(*rank)),
-                why: String::from_utf8_lossy(why).into_owned(),
-            },
-        })
+        check_len(vote.err().map_or(0, str::len))?;
+        self.begin()?.agree(vote)
     }
 }
 
@@ -207,6 +196,21 @@ impl Turn<'_> {
                 Err(Error::Protocol { rank: Rank(0), what: "what was gathered is not one entry a rank" })
             }
         }
+    }
+
+    pub(crate) fn agree(&self, vote: Result<(), &str>) -> Result<Verdict> {
+        let own = match vote {
+            Ok(()) => Vec::new(),
+            Err(why) => [&self.communicator.rank().0.to_le_bytes(), why.as_bytes()].concat(),
+        };
+        let decision = self.converge(What::Agree, own, lowest)?;
+        Ok(match decision.split_first_chunk::<4>() {
+            None => Verdict::Agreed,
+            Some((rank, why)) => Verdict::Refused {
+                rank: Rank(u32::from_le_bytes(*rank)),
+                why: String::from_utf8_lossy(why).into_owned(),
+            },
+        })
     }
 
     fn all_to_allv(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {

@@ -32,13 +32,15 @@ impl Communicator {
     /// [`Error::Descriptors`] when a rank could not take them all: then nobody gets any, and the group still stands.
     /// Those of a group that has fallen.
     pub fn all_gather_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>> {
-        let passed = self.begin()?.pass_fds(fds)?;
+        let turn = self.begin()?;
+        let passed = turn.pass_fds(fds)?;
+        turn.next();
         let vote = match &passed {
             // Whoever it was says so itself.
             Ok(_) | Err(Lost::Elsewhere) => Ok(()),
             Err(Lost::Here(why)) => Err(*why),
         };
-        match (self.agree(vote)?, passed) {
+        match (turn.agree(vote)?, passed) {
             (Verdict::Refused { rank, why }, _) => Err(Error::Descriptors { rank, why }),
             (Verdict::Agreed, Ok(passed)) => self.own(passed),
             (Verdict::Agreed, Err(_)) => {
@@ -189,6 +191,44 @@ impl Turn<'_> {
             }
             let waited = core.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::Barrier;
+
+    use wholemem_os::Memfd;
+
+    use super::*;
+
+    #[test]
+    fn no_other_operation_comes_between_the_steps_of_one() {
+        let ranks = Communicator::local(2).unwrap();
+        let memory = Memfd::create("test", 4096).unwrap();
+        for _ in 0..200 {
+            let (before, under_way) = (ranks[0].core.state().begun, Barrier::new(2));
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| ranks[0].all_gather_fds(&[memory.as_fd()]).map(drop));
+                // Another thread of rank 0, which asks until it is let in.
+                scope.spawn(|| {
+                    while ranks[0].core.state().begun == before {
+                        std::thread::yield_now();
+                    }
+                    under_way.wait();
+                    let mut asked = std::iter::repeat_with(|| ranks[0].barrier());
+                    let outcome = asked.find(|outcome| *outcome != Err(Error::Busy));
+                    assert_eq!(outcome, Some(Ok(())));
+                });
+                scope.spawn(|| {
+                    under_way.wait();
+                    assert_eq!(ranks[1].all_gather_fds(&[memory.as_fd()]).map(drop), Ok(()));
+                    assert_eq!(ranks[1].barrier(), Ok(()));
+                });
+                assert_eq!(first.join().unwrap(), Ok(()));
+            });
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::communicator::Turn;
 use crate::machine::Fault;
 use crate::wire::Reader;
 use crate::wire::frame::What;
@@ -40,10 +41,13 @@ impl Communicator {
     /// Those of a group that has fallen; [`Error::Timeout`] when a member of the part does not come, which ends the whole
     /// too. Ranks are those of the whole.
     pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
+        self.split_in(&self.begin()?, color, key)
+    }
+
+    fn split_in(&self, turn: &Turn<'_>, color: Option<u32>, key: u32) -> Result<Option<Self>> {
         let mut vote = vec![u8::from(color.is_some())];
         vote.extend(color.unwrap_or(0).to_le_bytes());
         vote.extend(key.to_le_bytes());
-        let turn = self.begin()?;
         let number = self.core.state().begun;
         let votes = turn.all_gather(What::Split, &vote)?;
         let mut members = Vec::new();
@@ -103,11 +107,13 @@ impl Communicator {
     /// # Errors
     /// As [`split`](Self::split).
     pub fn split_by_node_named(&self, name: &str) -> Result<Self> {
-        let names = self.all_gather(name.as_bytes())?;
+        let turn = self.begin()?;
+        let names = turn.all_gather(What::AllGather, name.as_bytes())?;
+        turn.next();
         // All ranks of a group have passed each other descriptors, so they are on one machine.
         let color = names.iter().position(|other| other == name.as_bytes());
         let color = color.and_then(|color| u32::try_from(color).ok());
-        match self.split(color, self.rank().0)? {
+        match self.split_in(&turn, color, self.rank().0)? {
             Some(part) => Ok(part),
             None => Err(Error::Protocol { rank: self.rank(), what: "its node has not come back to it" }),
         }
