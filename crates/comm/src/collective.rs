@@ -74,6 +74,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::TooLong`], and those of a group that has fallen.
     pub fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        check_len(bytes.len())?;
         self.begin()?.all_gather(What::AllGather, bytes)
     }
 
@@ -181,7 +182,6 @@ impl Turn<'_> {
     }
 
     pub(crate) fn all_gather(&self, what: What, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        check_len(bytes.len())?;
         let core = &self.communicator.core;
         let own = entry(core.tree.rank, bytes);
         let decision = self.converge(what, own, all_entries)?;

@@ -229,6 +229,15 @@ fn what_a_caller_gets_wrong_is_refused_and_harms_nobody() {
         assert_eq!(comm.broadcast(Rank(2), b""), Err(Error::NoSuchRank { rank: Rank(2), size }));
         assert_eq!(comm.all_to_all(&[0; 3]), Err(Error::WrongCount { count: 3, size }));
         assert_eq!(comm.all_to_allv(&[]), Err(Error::WrongCount { count: 0, size }));
+        if comm.rank().0 == 0 {
+            // Of memory that nobody touches, so that there is none.
+            let (len, limit) = ((1 << 30) + 1, 1 << 30);
+            let long = vec![0; len];
+            let refused = Error::TooLong { len, limit };
+            assert_eq!(comm.all_gather(&long).as_ref(), Err(&refused));
+            assert_eq!(comm.broadcast(Rank(0), &long).as_ref(), Err(&refused));
+            assert_eq!(comm.all_to_allv(&[&[], &long]).as_ref(), Err(&refused));
+        }
         assert_eq!(comm.barrier(), Ok(()));
     });
 }
