@@ -95,6 +95,8 @@ fn ranks_without_room_for_one_more_link_send_long_messages_along_the_tree() {
                 drop(next);
                 setrlimit(Resource::Nofile, Rlimit { current: Some(low), ..limit }).expect("a lower limit");
             }
+            // Nobody offers it a link before it is full.
+            rank.barrier();
             for round in 0..3 {
                 let parts: Vec<Vec<u8>> = (0..7).map(|to| vec![part(me.0, to, round); 200_000]).collect();
                 let parts: Vec<_> = parts.iter().map(Vec::as_slice).collect();
