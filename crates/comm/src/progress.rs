@@ -532,17 +532,17 @@ impl Progress {
         loop {
             self.peers.retain(|_, peer| peer.pulse.owner() == Owner::Alive);
             let peers = &self.peers;
-            self.readings.retain(|rank, reading| {
-                peers.contains_key(rank) && !reading.ended && reading.link.flush() != Left::Nothing
-            });
-            if self.readings.is_empty() || deadline.has_passed() {
+            self.readings.retain(|rank, reading| peers.contains_key(rank) && !reading.ended);
+            let all_said = self.readings.values().all(|reading| reading.link.flush() == Left::Nothing);
+            if all_said || deadline.has_passed() {
                 break;
             }
             let mut polls: Vec<_> = self.readings.values().filter_map(Reading::poll).collect();
             let left = deadline.remaining().map(|left| left.min(LOOK));
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             let _ = poll(&mut polls, left.as_ref());
-            // Words that wait behind a batch of descriptors go when the neighbour says that it has taken it.
+            // Words that wait behind a batch of descriptors go when the neighbour says that it has taken it. Nor do we
+            // keep those waiting who leave too.
             self.read();
         }
     }
