@@ -4,7 +4,7 @@
 //! secret is sent to make one. While it comes together the members also watch the whole: a member that dies then is
 //! told by its rank in the whole, and the whole has fallen.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use crate::communicator::Turn;
 use crate::machine::Fault;
@@ -76,12 +76,19 @@ impl Communicator {
                 Ok(Some(part))
             }
             Err(error) => {
+                if matches!(error, Error::PeerLost { .. }) {
+                    self.wait_for_fall(turn);
+                }
                 // What the whole knows of it, all ranks know.
                 if let Some(known) = self.check().err().filter(Error::poisons) {
                     return Err(known);
                 }
                 let members: Vec<_> = members.iter().map(|(_, rank)| *rank).collect();
                 let mut error = error.in_the_whole(&members);
+                if let Error::PeerLost { rank } = error {
+                    // It lives, or the whole would have lost it.
+                    error = Error::Timeout { missing: vec![rank], timeout: self.timeout, joining: true };
+                }
                 if let Error::Timeout { missing, .. } = &mut error {
                     *missing = self.core.blamed(std::mem::take(missing));
                     // Others may have their part and wait in the next operation: they are told why nobody comes.
@@ -89,6 +96,20 @@ impl Communicator {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// Waits until this group has fallen, or the time of the operation is over: a member that leaves a part because the
+    /// whole has fallen is gone from the part as one that died is, and may be so before the word has come here.
+    fn wait_for_fall(&self, turn: &Turn<'_>) {
+        let mut state = self.core.state();
+        while state.standing.fault().is_none() {
+            let left = self.timeout.saturating_sub(turn.began.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            let waited = self.core.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -117,5 +138,43 @@ impl Communicator {
             Some(part) => Ok(part),
             None => Err(Error::Protocol { rank: self.rank(), what: "its node has not come back to it" }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_member_that_gives_its_part_up_is_missing_and_not_dead() {
+        let mut ranks = Communicator::local(3).unwrap();
+        let timeout = Duration::from_secs(3);
+        ranks.iter_mut().for_each(|comm| comm.set_timeout(timeout));
+        let ranks = &ranks[..];
+        std::thread::scope(|scope| {
+            let stays = scope.spawn(|| ranks[0].split(Some(0), 0).map(drop));
+            for comm in &ranks[1..] {
+                scope.spawn(|| {
+                    // As `split` begins, with color 0 and key 0.
+                    let turn = comm.begin().unwrap();
+                    let number = comm.core.state().begun;
+                    turn.all_gather(What::Split, &[1, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+                    if comm.rank() == Rank(1) {
+                        // It joins, and leaves before rank 2, which never comes.
+                        let id = comm.core.id.part(number, 0);
+                        let soon = Duration::from_secs(1);
+                        Communicator::create_part(&id, Rank(1), 3, soon, None).unwrap_err();
+                    }
+                });
+            }
+            let missing = vec![Rank(1)];
+            assert_eq!(
+                stays.join().unwrap(),
+                Err(Error::Timeout { missing: missing.clone(), timeout, joining: true })
+            );
+            assert_eq!(ranks[0].check(), Err(Error::Poisoned { missing }));
+        });
     }
 }
