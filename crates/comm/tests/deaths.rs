@@ -134,19 +134,17 @@ fn a_stopped_rank_is_named_and_the_others_go_on_in_a_new_group() {
 fn a_rank_stopped_in_all_to_all_is_named_and_none_of_those_behind_it() {
     Ranks::of(7).killed(1).parameter(id()).run(test_name!(), |rank| {
         let timeout = Duration::from_secs(3);
-        let comm = join(&rank.parameter(), rank.id(), 7, PATIENCE).map(|mut comm| {
-            comm.set_timeout(timeout);
-            comm
-        });
-        let comm = comm.expect("a group");
-        // Twice: who has passed the second knows that everybody has left the first.
-        rank.barrier();
+        let mut comm = join(&rank.parameter(), rank.id(), 7, PATIENCE).expect("a group");
+        comm.set_timeout(timeout);
+        // All are up, so that rank 1 has nothing to pass on, and it is not stopped in the barrier.
         rank.barrier();
         if rank.id() == 1 {
+            rank.send(0, b"stop me", &[]);
             rank.wait_to_be_killed();
         }
         let process = PidFd::open(rank.pid(1)).expect("rank 1 lives");
         if rank.id() == 0 {
+            assert_eq!(rank.recv(1).0, b"stop me");
             process.signal(Signal::STOP).expect("it can be stopped");
         }
         let others: Vec<_> = [0, 2, 3, 4, 5, 6].into_iter().filter(|other| *other != rank.id()).collect();
