@@ -564,3 +564,6 @@ fn decode_tags(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<Tagged>, Malformed
     });
     Ok(tagged.collect())
 }
+
+#[cfg(test)]
+mod tests;
