@@ -88,6 +88,18 @@ fn all_to_all_transposes() {
 }
 
 #[test]
+fn who_leaves_after_all_to_all_has_passed_on_what_goes_through_it() {
+    for _ in 0..50 {
+        let ranks = Communicator::local(22).expect("a group");
+        std::thread::scope(|scope| {
+            for comm in ranks {
+                scope.spawn(move || assert_eq!(comm.all_to_all(&[7; 220]), Ok(vec![7; 220])));
+            }
+        });
+    }
+}
+
+#[test]
 fn all_gather_fds_gives_all_the_memory_of_all() {
     for size in [1, 2, 3, 7] {
         each(size, |comm| {
