@@ -20,6 +20,9 @@ use crate::{Error, Rank, Result, UniqueId};
 /// How long an operation waits for the other ranks unless [`Communicator::set_timeout`] says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The largest group: a number of ranks that is a mistake is told at once, and not by ranks that never come.
+const MOST_RANKS: u32 = 1 << 16;
+
 /// What a deadline that never comes is taken for.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -47,7 +50,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Timeout`] naming the ranks that have not proved themselves; [`Error::PeerLost`] naming one that did and
-    /// died since; [`Error::RankTaken`], [`Error::SizeDiffers`], [`Error::OtherNamespace`], [`Error::NoSuchRank`].
+    /// died since; [`Error::RankTaken`], [`Error::SizeDiffers`], [`Error::OtherNamespace`], [`Error::NoSuchRank`],
+    /// [`Error::TooManyRanks`].
     pub fn create(id: &UniqueId, rank: Rank, size: u32, deadline: Deadline) -> Result<Self> {
         Self::create_part(id, rank, size, deadline.remaining().unwrap_or(LONGEST), None)
     }
@@ -62,6 +66,9 @@ impl Communicator {
     ) -> Result<Self> {
         if rank.0 >= size {
             return Err(Error::NoSuchRank { rank, size });
+        }
+        if size > MOST_RANKS {
+            return Err(Error::TooManyRanks { size, limit: MOST_RANKS });
         }
         id.check_home(rank)?;
         raise_limit();

@@ -122,6 +122,15 @@ pub enum Error {
         size: u32,
     },
 
+    /// A group that is larger than any may be.
+    #[error("a group has at most {limit} ranks, not {size}")]
+    TooManyRanks {
+        /// How many were asked for.
+        size: u32,
+        /// How many there may be.
+        limit: u32,
+    },
+
     /// A list that must have an entry for each rank has not.
     #[error("{count} entries were given for {size} ranks")]
     WrongCount {
@@ -211,6 +220,7 @@ impl Error {
             Self::OtherNamespace { .. } => "other-namespace",
             Self::SocketDir { .. } => "socket-dir",
             Self::NoSuchRank { .. } => "no-such-rank",
+            Self::TooManyRanks { .. } => "too-many-ranks",
             Self::WrongCount { .. } => "wrong-count",
             Self::TooLong { .. } => "too-long",
             Self::Busy => "busy",

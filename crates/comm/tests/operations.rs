@@ -4,8 +4,8 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use wholemem_comm::{Communicator, Error, Rank, Verdict};
-use wholemem_os::Memfd;
+use wholemem_comm::{Communicator, Error, Rank, UniqueId, Verdict};
+use wholemem_os::{Deadline, Memfd};
 
 const SIZES: [u32; 6] = [1, 2, 3, 5, 7, 22];
 
@@ -252,6 +252,14 @@ fn what_a_caller_gets_wrong_is_refused_and_harms_nobody() {
         }
         assert_eq!(comm.barrier(), Ok(()));
     });
+}
+
+#[test]
+fn a_group_that_is_larger_than_any_is_refused_at_once() {
+    let id = UniqueId::create().expect("an id");
+    let size = 3_000_000;
+    let refused = Communicator::create(&id, Rank(0), size, Deadline::NEVER).map(drop);
+    assert_eq!(refused, Err(Error::TooManyRanks { size, limit: 65_536 }));
 }
 
 #[test]
