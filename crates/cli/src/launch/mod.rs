@@ -16,6 +16,7 @@
 mod orphans;
 mod output;
 mod rank;
+mod sink;
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -32,6 +33,7 @@ use wholemem_os::pidfd::Signal;
 use wholemem_os::signal::Signals;
 
 use self::output::Output;
+use self::sink::Sink;
 use crate::cli::LaunchArgs;
 use crate::terminal::{self, Colour, Tone};
 
@@ -162,8 +164,10 @@ impl Crew {
     fn watch(&mut self, signals: &Signals) -> Result<Option<(u32, ExitStatus)>> {
         let mut failure = None;
         let mut kill_at: Option<Instant> = None;
+        let mut sinks = Sink::both();
         while self.0.iter().any(|member| member.status.is_none()) {
-            self.sleep(signals, kill_at);
+            self.sleep(signals, &sinks, kill_at);
+            sinks.iter_mut().try_for_each(Sink::flush)?;
             while let Some(signal) = signals.next()? {
                 if signal == Signal::CHILD {
                     orphans::bury(|child| self.0.iter().any(|member| member.pid() == Some(child)));
@@ -172,10 +176,10 @@ impl Crew {
                 }
             }
             for member in &mut self.0 {
-                member.output.pass_on()?;
+                member.output.pass_on(&mut sinks)?;
                 if member.status.is_none() && member.watch.has_exited()? {
                     let status = member.reap()?;
-                    member.output.pass_on()?;
+                    member.output.pass_on(&mut sinks)?;
                     if !status.success() && failure.is_none() {
                         failure = Some((member.rank, status));
                     }
@@ -189,18 +193,45 @@ impl Crew {
                 self.0.iter().for_each(|member| member.signal(Signal::KILL));
             }
         }
-        for member in &mut self.0 {
-            member.output.finish()?;
-        }
+        self.finish(signals, &mut sinks)?;
         Ok(failure)
     }
 
+    /// Passes on what dead ranks have left in their pipes. A signal ends the wait for a reader that does not read.
+    fn finish(&mut self, signals: &Signals, sinks: &mut [Sink; 2]) -> Result<()> {
+        let mut is_told = false;
+        loop {
+            let mut any = false;
+            for member in &mut self.0 {
+                any |= member.output.pass_on(sinks)?;
+            }
+            // Only once, and when all else is there: it ends the last lines.
+            if !any && !is_told && !sinks.iter().any(Sink::is_full) {
+                self.0.iter_mut().for_each(|member| member.output.finish(sinks));
+                is_told = true;
+            }
+            sinks.iter_mut().try_for_each(Sink::flush)?;
+            if !any && is_told && sinks.iter().all(Sink::is_empty) {
+                return Ok(());
+            }
+            if !any {
+                self.sleep(signals, sinks, None);
+            }
+            while let Some(signal) = signals.next()? {
+                if signal != Signal::CHILD {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
     /// Waits until something happens.
-    fn sleep(&self, signals: &Signals, kill_at: Option<Instant>) {
+    fn sleep(&self, signals: &Signals, sinks: &[Sink; 2], kill_at: Option<Instant>) {
         let living = self.0.iter().filter(|member| member.status.is_none());
         let mut polls = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
         polls.extend(living.map(|member| PollFd::from_borrowed_fd(member.watch.as_fd(), PollFlags::IN)));
-        let outputs = self.0.iter().flat_map(|member| member.output.fds());
+        polls.extend(sinks.iter().filter_map(Sink::poll));
+        let outputs = self.0.iter().flat_map(|member| member.output.fds(sinks));
         polls.extend(outputs.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let left = kill_at.map(|at| at.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());

@@ -1,13 +1,15 @@
 //! What a rank writes: each line behind its rank, and all of it in a file where one is asked for.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Child;
 
 use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
+
+use super::sink::{Sink, is_ready};
 
 /// A line that has not ended by then is passed on in pieces.
 const LONGEST: usize = 64 << 10;
@@ -50,38 +52,39 @@ impl Output {
         Ok(Self { prefix: format!("[{rank:width$}] "), streams: streams? })
     }
 
-    pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.streams.iter().filter(|stream| !stream.ended).map(|stream| stream.from.as_fd())
+    /// What there is to read from, where there is room for it.
+    pub(super) fn fds(&self, sinks: &[Sink; 2]) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let is_read = |stream: &&Stream| !stream.ended && !sinks[usize::from(stream.is_error)].is_full();
+        self.streams.iter().filter(is_read).map(|stream| stream.from.as_fd())
     }
 
-    /// Passes on what is there to be read.
-    pub(super) fn pass_on(&mut self) -> Result<()> {
+    /// Passes on what is there to be read, as far as there is room for it. Says whether there was anything.
+    pub(super) fn pass_on(&mut self, sinks: &mut [Sink; 2]) -> Result<bool> {
+        let mut any = false;
         for stream in &mut self.streams {
+            let sink = &mut sinks[usize::from(stream.is_error)];
             for _ in 0..TURN {
-                if stream.ended || !is_ready(stream.from.as_fd()) {
+                if stream.ended || sink.is_full() || !is_ready(&stream.from, PollFlags::IN) {
                     break;
                 }
-                stream.read(&self.prefix)?;
+                stream.read(&self.prefix, sink)?;
+                any = true;
             }
         }
-        Ok(())
+        Ok(any)
     }
 
-    /// Passes on the rest, and the line that was not ended.
-    pub(super) fn finish(&mut self) -> Result<()> {
-        self.pass_on()?;
-        for stream in &mut self.streams {
-            if !stream.partial.is_empty() {
-                stream.partial.push(b'\n');
-                stream.write_lines(&self.prefix)?;
-            }
+    /// Passes on the lines that were not ended.
+    pub(super) fn finish(&mut self, sinks: &mut [Sink; 2]) {
+        for stream in self.streams.iter_mut().filter(|stream| !stream.partial.is_empty()) {
+            stream.partial.push(b'\n');
+            stream.bring_lines(&self.prefix, &mut sinks[usize::from(stream.is_error)]);
         }
-        Ok(())
     }
 }
 
 impl Stream {
-    fn read(&mut self, prefix: &str) -> Result<()> {
+    fn read(&mut self, prefix: &str, sink: &mut Sink) -> Result<()> {
         let mut buffer = [0; 16 << 10];
         match rustix::io::read(&self.from, &mut buffer) {
             Ok(0) => self.ended = true,
@@ -93,7 +96,7 @@ impl Stream {
                 if self.partial.len() > LONGEST && !self.partial.contains(&b'\n') {
                     self.partial.push(b'\n');
                 }
-                self.write_lines(prefix)?;
+                self.bring_lines(prefix, sink);
             }
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => self.ended = true,
@@ -101,33 +104,16 @@ impl Stream {
         Ok(())
     }
 
-    fn write_lines(&mut self, prefix: &str) -> Result<()> {
-        let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else { return Ok(()) };
+    fn bring_lines(&mut self, prefix: &str, sink: &mut Sink) {
+        let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else { return };
         let rest = self.partial.split_off(end + 1);
         let lines = std::mem::replace(&mut self.partial, rest);
-        let text = prefixed(&lines, prefix);
-        let written = if self.is_error {
-            io::stderr().lock().write_all(&text)
-        } else {
-            let mut stdout = io::stdout().lock();
-            stdout.write_all(&text).and_then(|()| stdout.flush())
-        };
-        // A reader who has seen enough does not end the ranks.
-        match written {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("cannot write"),
-            _ => Ok(()),
-        }
+        sink.bring(&prefixed(&lines, prefix));
     }
 }
 
 fn prefixed(lines: &[u8], prefix: &str) -> Vec<u8> {
     lines.split_inclusive(|byte| *byte == b'\n').flat_map(|line| [prefix.as_bytes(), line].concat()).collect()
-}
-
-fn is_ready(fd: BorrowedFd<'_>) -> bool {
-    let mut polls = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut polls, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 #[cfg(test)]

@@ -176,3 +176,37 @@ fn a_command_need_not_be_text() {
     let output = command.output().unwrap();
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"[0] a\xffb\n"[..]));
 }
+
+#[test]
+fn a_reader_that_stands_still_keeps_no_failure_and_no_signal_waiting() {
+    // Rank 0 writes more than a pipe and the launcher hold, and nobody reads it; rank 1 fails then.
+    let script = "if [ $RANK = 1 ]; then read line < $FIFO; exit 7; fi; yes | head -c 4000000; sleep 1000";
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let mut command = program(&["launch", "-n", "2", "--", "sh", "-c", script]);
+    let mut launcher = command.env("FIFO", &fifo).spawn().unwrap();
+    // The pipe is full when nothing more fits: then the ranks go on.
+    let stdout = launcher.stdout.take().unwrap();
+    let pipe = rustix::pipe::fcntl_getpipe_size(&stdout).unwrap() as u64;
+    let deadline = patience();
+    while rustix::io::ioctl_fionread(&stdout).unwrap() + 4096 <= pipe {
+        assert!(!deadline.has_passed(), "the pipe is not filled");
+        std::thread::yield_now();
+    }
+    fs::write(&fifo, "go\n").unwrap();
+    let mut said = String::new();
+    let watch = PidFd::open(launcher.id()).unwrap();
+    // It has ended the ranks, and waits for its reader only; a signal ends that too.
+    let children = format!("/proc/{0}/task/{0}/children", launcher.id());
+    while !fs::read_to_string(&children).unwrap().trim().is_empty() {
+        assert!(!deadline.has_passed(), "the ranks are not ended");
+        std::thread::yield_now();
+    }
+    watch.signal(Signal::TERM).unwrap();
+    assert!(watch.wait_exit(patience()).unwrap(), "it waits for its reader");
+    assert_eq!(launcher.wait().unwrap().code(), Some(7));
+    std::io::Read::read_to_string(&mut launcher.stderr.take().unwrap(), &mut said).unwrap();
+    assert!(said.ends_with("error: rank 1 failed: exit status: 7; the others were ended\n"), "{said}");
+    drop(stdout);
+}
