@@ -7,7 +7,7 @@
 use std::sync::{Arc, PoisonError};
 
 use crate::communicator::Turn;
-use crate::machine::Fault;
+use crate::machine::{Fault, margin};
 use crate::wire::Reader;
 use crate::wire::frame::What;
 use crate::{Communicator, Error, Rank, Result};
@@ -69,7 +69,9 @@ impl Communicator {
             return Err(Error::Protocol { rank: self.rank(), what: "its vote has not come back to it" });
         };
         let id = self.core.id.part(number, color);
-        let timeout = self.timeout.saturating_sub(turn.began.elapsed());
+        // Others may have their part before this rank, and wait for it in the next operation: it gives up in time to tell
+        // them why it does not come.
+        let timeout = self.timeout.saturating_sub(turn.began.elapsed() + margin(self.timeout));
         match Self::create_part(&id, place, size, timeout, Some(Arc::clone(&self.core))) {
             Ok(mut part) => {
                 part.timeout = self.timeout;

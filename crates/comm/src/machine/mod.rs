@@ -60,7 +60,7 @@ pub(crate) fn give_up_at(tree: Tree, timeout: Duration) -> Duration {
 }
 
 /// The last part of a timeout, in which ranks give up one after the other.
-fn margin(timeout: Duration) -> Duration {
+pub(crate) fn margin(timeout: Duration) -> Duration {
     const LONGEST: Duration = Duration::from_secs(1);
     (timeout / 4).min(LONGEST)
 }
