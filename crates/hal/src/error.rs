@@ -237,6 +237,15 @@ pub enum Error {
         attempt: Attempt,
     },
 
+    /// Ranges that were to be one, and do not follow each other.
+    #[error("cannot join two ranges: one ends at {end:#x}, and the next begins at {next:#x}")]
+    Gap {
+        /// Where the one ends.
+        end: u64,
+        /// Where the next begins.
+        next: u64,
+    },
+
     /// The backend was asked and said no.
     #[error("cannot {attempt}")]
     Failed {
@@ -286,6 +295,7 @@ impl Error {
             Self::NoRights { .. } => 23,
             Self::NotReached { .. } => 24,
             Self::WrongDevice { .. } => 25,
+            Self::Gap { .. } => 26,
             Self::Failed { cause, .. } => cause.code(),
         }
     }

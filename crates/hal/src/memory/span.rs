@@ -12,7 +12,25 @@ pub(crate) trait Addressable: Held {
     fn rights_of(&self, device: DeviceId) -> Rights;
 }
 
-/// A part of a [`Mapping`](crate::Mapping) or of a [`PinnedBuffer`](crate::PinnedBuffer).
+/// Several memories side by side, as one: what all of them allow is allowed.
+#[derive(Debug)]
+struct Joined {
+    /// At least one.
+    parts: Vec<Arc<dyn Addressable>>,
+}
+
+impl Addressable for Joined {
+    fn backend(&self) -> &Backend {
+        self.parts[0].backend()
+    }
+
+    fn rights_of(&self, device: DeviceId) -> Rights {
+        self.parts.iter().map(|part| part.rights_of(device)).min().unwrap_or(Rights::None)
+    }
+}
+
+/// A part of a [`Mapping`](crate::Mapping) or of a [`PinnedBuffer`](crate::PinnedBuffer), or several of them
+/// [joined](Span::join).
 ///
 /// ```
 /// use wholemem_hal::{Backend, HostConfig, Rights};
@@ -49,6 +67,46 @@ impl Span {
         }
     }
 
+    /// One span of several that follow each other without a gap, as maps side by side in one reservation do.
+    ///
+    /// ```
+    /// use wholemem_hal::{Backend, Grant, HostConfig, Mapping, Reservation, Rights, Span};
+    ///
+    /// let backend = Backend::host(HostConfig::default())?;
+    /// let device = backend.device(0)?;
+    /// let (whole, rights) = (Reservation::create(&backend, 2 << 20)?, Rights::ReadWrite);
+    /// let grants = [Grant { device: device.id(), rights }];
+    /// let low = Mapping::create(&whole, 0, &device.allocate(1 << 20)?, &grants)?;
+    /// let high = Mapping::create(&whole, 1 << 20, &device.allocate(1 << 20)?, &grants)?;
+    ///
+    /// let both = Span::join(&[low.all(), high.all()])?;
+    /// device.stream()?.write(&both.part((1 << 20) - 2, 4)?, b"over")?; // the seam is not felt
+    /// # Ok::<(), wholemem_hal::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::ZeroLength`] for none at all; [`Error::Gap`] where one does not begin at the end of the one before it;
+    /// [`Error::WrongBackend`].
+    pub fn join(spans: &[Span]) -> Result<Span> {
+        let len = spans.iter().map(Span::len).sum();
+        let attempt = || Attempt::Access { len };
+        let Some(first) = spans.first() else { return Err(Error::ZeroLength { attempt: attempt() }) };
+        if spans.iter().any(|span| span.memory.backend() != first.memory.backend()) {
+            return Err(Error::WrongBackend { attempt: attempt() });
+        }
+        for pair in spans.windows(2) {
+            let (end, next) = (pair[0].at.after(pair[0].len), pair[1].at);
+            if end != next {
+                return Err(Error::Gap { end: end.0, next: next.0 });
+            }
+        }
+        if spans.len() == 1 {
+            return Ok(first.clone());
+        }
+        let parts = spans.iter().map(|span| Arc::clone(&span.memory)).collect();
+        Ok(Self { memory: Arc::new(Joined { parts }), at: first.at, len })
+    }
+
     /// Where it begins, as the devices see it: what to pass to a kernel.
     #[must_use]
     pub fn address(&self) -> u64 {
@@ -79,8 +137,11 @@ impl Span {
         self.at < other.at.after(other.len) && other.at < self.at.after(self.len)
     }
 
-    /// Checks that work of `device` may use it so.
-    pub(crate) fn check(&self, device: &Device, needed: Rights, attempt: impl Fn() -> Attempt) -> Result<()> {
+    /// Checks that work of `device` may use it so: what a launch does not check, and its caller answers for.
+    ///
+    /// # Errors
+    /// [`Error::Denied`], [`Error::WrongBackend`], [`Error::Forked`], naming the attempt.
+    pub fn check(&self, device: &Device, needed: Rights, attempt: impl Fn() -> Attempt) -> Result<()> {
         // First: in a forked child the lock of the rights may be held by a thread that is not there.
         device.backend().check_fork(&attempt)?;
         if self.memory.backend() != device.backend() {
@@ -91,5 +152,60 @@ impl Span {
             return Err(Error::Denied { attempt: attempt(), who: device.label(), granted, needed });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Grant, HostConfig, Mapping, Reservation};
+
+    #[test]
+    fn joined_spans_follow_each_other_and_allow_what_all_of_them_do() {
+        let backend = Backend::host(HostConfig::virtual_devices(2)).unwrap();
+        let device = backend.device(0).unwrap();
+        let granule = device.granularity().unwrap().minimum.len();
+        let whole = Reservation::create(&backend, 3 * granule).unwrap();
+        let map = |place: usize, rights| {
+            let grants = [Grant { device: device.id(), rights }];
+            Mapping::create(&whole, place * granule, &device.allocate(granule).unwrap(), &grants).unwrap()
+        };
+        let maps = [map(0, Rights::ReadWrite), map(1, Rights::Read), map(2, Rights::ReadWrite)];
+        let [first, second, third] = maps.each_ref().map(Mapping::all);
+
+        let joined = Span::join(&[first.clone(), second.clone()]).unwrap();
+        assert_eq!((joined.address(), joined.len()), (first.address(), 2 * granule));
+        let attempt = || Attempt::Access { len: 1 };
+        assert_eq!(joined.check(&device, Rights::Read, attempt), Ok(()));
+        let denied = joined.check(&device, Rights::ReadWrite, attempt);
+        let (who, granted, needed) = (device.label(), Rights::Read, Rights::ReadWrite);
+        assert_eq!(denied, Err(Error::Denied { attempt: attempt(), who, granted, needed }));
+
+        let gap = Error::Gap { end: second.address(), next: third.address() };
+        assert_eq!(Span::join(&[first.clone(), third]).unwrap_err(), gap);
+        let nothing = Error::ZeroLength { attempt: Attempt::Access { len: 0 } };
+        assert_eq!(Span::join(&[]).unwrap_err(), nothing);
+        let stranger = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let stranger = stranger.allocate(granule).unwrap().map(Rights::Read).unwrap().all();
+        let mixed = Span::join(&[first, stranger]).unwrap_err();
+        assert_eq!(mixed, Error::WrongBackend { attempt: Attempt::Access { len: 2 * granule } });
+    }
+
+    #[test]
+    fn a_joined_span_keeps_its_memory() {
+        let backend = Backend::host(HostConfig::default()).unwrap();
+        let device = backend.device(0).unwrap();
+        let granule = device.granularity().unwrap().minimum.len();
+        let whole = Reservation::create(&backend, 2 * granule).unwrap();
+        let grants = [Grant { device: device.id(), rights: Rights::ReadWrite }];
+        let map = |place| {
+            Mapping::create(&whole, place, &device.allocate(granule).unwrap(), &grants).unwrap().all()
+        };
+        let joined = Span::join(&[map(0), map(granule)]).unwrap();
+        let stream = device.stream().unwrap();
+        stream.fill(&joined, 7).unwrap();
+        let mut seen = [0; 4];
+        stream.read(&joined.part(granule - 2, 4).unwrap(), &mut seen).unwrap();
+        assert_eq!(seen, [7; 4]);
     }
 }
