@@ -1,0 +1,213 @@
+//! What can go wrong with memory over many ranks, with the values it went wrong on.
+
+use wholemem_comm::Rank;
+
+use crate::Dtype;
+
+/// A result whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong with memory over many ranks.
+///
+/// A collective call that fails because of one rank fails on all of them with [`Error::OnRank`]; nothing is left
+/// behind, and the group still stands. [`Error::Comm`] is a group that does not.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A device, its memory or its streams, on this rank alone.
+    #[error(transparent)]
+    Hal(#[from] wholemem_hal::Error),
+
+    /// The group.
+    #[error(transparent)]
+    Comm(#[from] wholemem_comm::Error),
+
+    /// What the lowest failing rank met with in a collective call. The same on every rank.
+    #[error("rank {rank} failed: {why}")]
+    OnRank {
+        /// Which rank.
+        rank: Rank,
+        /// The [code](Error::code) of its error.
+        code: u32,
+        /// Its error, in words.
+        why: String,
+    },
+
+    /// A collective call in which a rank asks for something else than rank 0.
+    #[error("rank {rank} asks for another memory than rank 0: a collective call is the same on all ranks")]
+    Differs {
+        /// The lowest such rank.
+        rank: Rank,
+    },
+
+    /// A partition over no ranks.
+    #[error("there must be at least one rank")]
+    NoRanks,
+
+    /// A partition given for another number of ranks than there are.
+    #[error("rows were given for {given} ranks, and there are {ranks}")]
+    RanksDiffer {
+        /// For how many ranks rows were given.
+        given: usize,
+        /// How many there are.
+        ranks: u32,
+    },
+
+    /// More rows than signed indices can number.
+    #[error("there are more than 2^63 - 1 rows")]
+    TooManyRows,
+
+    /// Rows of no bytes.
+    #[error("a row has no bytes")]
+    EmptyRow,
+
+    /// Memory that is longer than an address space.
+    #[error("{rows} rows of {row_len} bytes are longer than the address space")]
+    TooLong {
+        /// How many rows.
+        rows: u64,
+        /// How many bytes each.
+        row_len: usize,
+    },
+
+    /// A shape without dimensions.
+    #[error("a tensor has at least one dimension: its rows")]
+    NoDimensions,
+
+    /// Rows or columns that a tensor does not have.
+    #[error("cannot use {what} {start}..{end}: there are {count}")]
+    OutOfRange {
+        /// Rows or columns.
+        what: &'static str,
+        /// The first one asked for.
+        start: u64,
+        /// The one behind the last.
+        end: u64,
+        /// How many there are.
+        count: u64,
+    },
+
+    /// No range of addresses that is free on all ranks was found.
+    #[error("no {len} bytes of addresses are free on all ranks: {tried} places were tried")]
+    NoCommonAddress {
+        /// How long it must be.
+        len: usize,
+        /// How many places were tried.
+        tried: u32,
+    },
+
+    /// An index that names no row.
+    #[error("index {position} names no row: there are {rows} rows")]
+    BadIndex {
+        /// The first position among the indices that holds such a one.
+        position: u64,
+        /// How many rows there are.
+        rows: u64,
+    },
+
+    /// Elements of different types, where no conversion was asked for.
+    #[error("the table holds {table} and the rows {rows}: ask for a conversion, or give rows of {table}")]
+    TypesDiffer {
+        /// What the table holds.
+        table: Dtype,
+        /// What the rows hold.
+        rows: Dtype,
+    },
+
+    /// A conversion between a float and an integer.
+    #[error("cannot convert {from} to {to}: only floats to floats, and integers to integers")]
+    NotConvertible {
+        /// The type there is.
+        from: Dtype,
+        /// The type wanted.
+        to: Dtype,
+    },
+
+    /// Rows or indices in less memory than they take.
+    #[error("{count} {what} take {needed} bytes, and there are {len}")]
+    TooShort {
+        /// Rows or indices.
+        what: &'static str,
+        /// How many.
+        count: u64,
+        /// What they take.
+        needed: u128,
+        /// What there is.
+        len: usize,
+    },
+
+    /// Rows that would overlap.
+    #[error("rows of {row_len} bytes cannot follow each other every {stride} bytes")]
+    StrideTooShort {
+        /// How long a row is.
+        row_len: usize,
+        /// From one to the next.
+        stride: usize,
+    },
+
+    /// Elements or indices at an address that their type does not allow.
+    #[error("{what} at {address:#x}, {stride} bytes apart, are not aligned to {align} bytes")]
+    Misaligned {
+        /// Rows or indices.
+        what: &'static str,
+        /// Where they are.
+        address: u64,
+        /// From one to the next.
+        stride: usize,
+        /// What the address and the stride must be multiples of.
+        align: usize,
+    },
+
+    /// Host memory that a device sees in pieces.
+    #[error("the device sees host memory in pieces: {seen:#x} follows {expected:#x}")]
+    Scattered {
+        /// Where the next piece should begin.
+        expected: u64,
+        /// Where it does.
+        seen: u64,
+    },
+}
+
+impl Error {
+    /// A number for this error that never changes: the same in C, in Python and between processes. Errors of devices and
+    /// memory have [numbers of their own](wholemem_hal::Error::code), below 1,000.
+    #[must_use]
+    pub fn code(&self) -> u32 {
+        match self {
+            Self::Hal(error) => error.code(),
+            Self::OnRank { code, .. } => *code,
+            Self::Comm(_) => 1000,
+            Self::Differs { .. } => 1001,
+            Self::NoRanks => 1002,
+            Self::RanksDiffer { .. } => 1003,
+            Self::TooManyRows => 1004,
+            Self::EmptyRow => 1005,
+            Self::TooLong { .. } => 1006,
+            Self::NoDimensions => 1007,
+            Self::OutOfRange { .. } => 1008,
+            Self::NoCommonAddress { .. } => 1009,
+            Self::BadIndex { .. } => 1010,
+            Self::TypesDiffer { .. } => 1011,
+            Self::NotConvertible { .. } => 1012,
+            Self::TooShort { .. } => 1013,
+            Self::StrideTooShort { .. } => 1014,
+            Self::Misaligned { .. } => 1015,
+            Self::Scattered { .. } => 1016,
+        }
+    }
+
+    /// What a person can do about it, where something can be done.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Hal(error) => error.hint(),
+            Self::NotConvertible { .. } => {
+                Some("gather without a conversion, and convert the rows afterwards")
+            }
+            Self::NoCommonAddress { .. } => Some(
+                "ranks find memory by its offset too: ask for equal addresses only where pointers are shared",
+            ),
+            _ => None,
+        }
+    }
+}

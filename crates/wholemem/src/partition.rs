@@ -1,0 +1,247 @@
+//! Which rank has which rows.
+//!
+//! ```text
+//!   rows        0         4         8   10      even: every rank the same, the last ones what is left
+//!               | rank 0  | rank 1  | 2 |       (rank 3 has none)
+//!
+//!   rows        0 1           7         10      given: whatever was asked for, none at all included
+//!               |0| rank 1    | rank 3  |       (rank 2 has none)
+//! ```
+//!
+//! Rows are whole: no row lies on two ranks. Where the memory is one range of addresses, what a rank has and what is
+//! stored on its device differ by less than a granule; that is the [`Placement`](crate::Placement).
+
+use std::ops::Range;
+
+use wholemem_comm::Rank;
+use wholemem_hal::Granule;
+
+use crate::{Error, Result};
+
+/// The even partition is rounded to granules only if no rank gets more than this part of its rows on top.
+const MOST_WASTE: u64 = 16;
+
+/// How many rows each rank has.
+///
+/// ```
+/// use wholemem::{Partition, Rank};
+///
+/// let partition = Partition::given(&[1, 6, 0, 3])?;
+/// assert_eq!(partition.range(Rank(1)), 1..7);
+/// assert_eq!(partition.owner(7), Some(Rank(3))); // rank 2 has none
+/// # Ok::<(), wholemem::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partition {
+    /// The first row of each rank, and behind the last one how many rows there are.
+    starts: Vec<u64>,
+}
+
+impl Partition {
+    /// Rows shared out evenly: each rank has as many as the first, but for the last ones, which have what is left.
+    ///
+    /// # Errors
+    /// [`Error::NoRanks`]; [`Error::TooManyRows`].
+    pub fn even(rows: u64, ranks: u32) -> Result<Self> {
+        Self::stepped(rows, ranks, |share| share)
+    }
+
+    /// As [`even`](Self::even), but where it costs a rank less than a sixteenth more rows, such that what each rank has
+    /// begins and ends on a granule.
+    ///
+    /// # Errors
+    /// As [`even`](Self::even).
+    pub fn even_by_granules(rows: u64, ranks: u32, row_len: usize, granule: Granule) -> Result<Self> {
+        Self::stepped(rows, ranks, |share| {
+            // The fewest rows that are whole granules.
+            let (row_len, granule) = (row_len as u64, granule.len() as u64);
+            let step = granule >> row_len.trailing_zeros().min(granule.trailing_zeros());
+            match share.checked_next_multiple_of(step) {
+                Some(rounded) if (rounded - share).saturating_mul(MOST_WASTE) < share => rounded,
+                _ => share,
+            }
+        })
+    }
+
+    fn stepped(rows: u64, ranks: u32, round: impl FnOnce(u64) -> u64) -> Result<Self> {
+        if ranks == 0 {
+            return Err(Error::NoRanks);
+        }
+        check_rows(Some(rows))?;
+        let step = round(rows.div_ceil(u64::from(ranks)));
+        let starts = (0..=u64::from(ranks)).map(|rank| rank.saturating_mul(step).min(rows));
+        Ok(Self { starts: starts.collect() })
+    }
+
+    /// Rows as given: how many the first rank has, the second, and so on.
+    ///
+    /// # Errors
+    /// [`Error::NoRanks`]; [`Error::TooManyRows`].
+    pub fn given(rows_of_each: &[u64]) -> Result<Self> {
+        if rows_of_each.is_empty() {
+            return Err(Error::NoRanks);
+        }
+        let mut starts = vec![0];
+        let mut sum = 0_u64;
+        for rows in rows_of_each {
+            sum = check_rows(sum.checked_add(*rows))?;
+            starts.push(sum);
+        }
+        Ok(Self { starts })
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        u32::try_from(self.starts.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    /// How many rows there are.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.starts.last().copied().unwrap_or_default()
+    }
+
+    /// The rows of one rank; none for a rank that is not there.
+    #[must_use]
+    pub fn range(&self, rank: Rank) -> Range<u64> {
+        match self.starts.get(rank.index()..).unwrap_or_default() {
+            [start, end, ..] => *start..*end,
+            _ => self.rows()..self.rows(),
+        }
+    }
+
+    /// The rank that has this row; `None` beyond the last.
+    #[must_use]
+    pub fn owner(&self, row: u64) -> Option<Rank> {
+        // Of several ranks that begin at the same row, the last one has it, and the others are empty.
+        let behind = self.starts.partition_point(|start| *start <= row);
+        (row < self.rows()).then(|| Rank(u32::try_from(behind - 1).unwrap_or(u32::MAX)))
+    }
+
+    /// The first row of each rank, and behind the last one how many rows there are.
+    #[must_use]
+    pub fn starts(&self) -> &[u64] {
+        &self.starts
+    }
+
+    /// How many rows each rank has, where that is the same for all but the last ones: a row's rank is a division then.
+    #[must_use]
+    pub fn step(&self) -> Option<u64> {
+        let (step, rows) = (*self.starts.get(1)?, self.rows());
+        let even = (0..).zip(&self.starts).all(|(rank, start)| *start == step.saturating_mul(rank).min(rows));
+        (even && step > 0).then_some(step)
+    }
+}
+
+/// Rows are numbered by the indices of a gather, which are signed.
+fn check_rows(rows: Option<u64>) -> Result<u64> {
+    rows.filter(|rows| i64::try_from(*rows).is_ok()).ok_or(Error::TooManyRows)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn granule(len: usize) -> Granule {
+        Granule::new(len).unwrap()
+    }
+
+    /// The rank that has a row, by walking over all of them.
+    fn naive_owner(rows_of_each: &[u64], row: u64) -> Option<Rank> {
+        let mut end = 0;
+        (0..).map(Rank).zip(rows_of_each).find_map(|(rank, rows)| {
+            end += rows;
+            (row < end).then_some(rank)
+        })
+    }
+
+    fn rows_of_each(partition: &Partition) -> Vec<u64> {
+        let len = |rank| partition.range(Rank(rank)).end - partition.range(Rank(rank)).start;
+        (0..partition.ranks()).map(len).collect()
+    }
+
+    #[test]
+    fn few_rows_leave_the_last_ranks_empty() {
+        let shares = |rows, ranks| rows_of_each(&Partition::even(rows, ranks).unwrap());
+        assert_eq!(shares(0, 3), [0, 0, 0]);
+        assert_eq!(shares(1, 3), [1, 0, 0]);
+        assert_eq!(shares(5, 4), [2, 2, 1, 0]);
+        assert_eq!(shares(17, 17), [1; 17]);
+        assert_eq!(shares(16, 17)[15..], [1, 0]);
+    }
+
+    #[test]
+    fn a_rounded_share_is_whole_granules_and_costs_little() {
+        let shares = |rows, row_len| {
+            rows_of_each(&Partition::even_by_granules(rows, 3, row_len, granule(4096)).unwrap())
+        };
+        assert_eq!(shares(3000, 1024), [1000, 1000, 1000], "1,000 rows are granules already");
+        assert_eq!(shares(3001, 1024), [1004, 1004, 993], "1,001 rows would end within one");
+        assert_eq!(shares(150, 1024), [52, 52, 46], "two rows more in fifty are less than a sixteenth");
+        assert_eq!(shares(40, 1024), [14, 14, 12], "two rows more in fourteen are not");
+        // Rows of 12 bytes meet the granule every 1,024 rows.
+        assert_eq!(shares(60_000, 12), [20_480, 20_480, 19_040]);
+        assert_eq!(shares(9, (2 << 20) + 4), [3, 3, 3], "rows that never meet it are left alone");
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        assert_eq!(Partition::even(1, 0), Err(Error::NoRanks));
+        assert_eq!(Partition::given(&[]), Err(Error::NoRanks));
+        assert_eq!(Partition::even(1 << 63, 2), Err(Error::TooManyRows));
+        assert_eq!(Partition::given(&[u64::MAX, 2]), Err(Error::TooManyRows));
+        let most = (1 << 63) - 1;
+        assert_eq!(Partition::even(most, 2).unwrap().rows(), most);
+    }
+
+    #[test]
+    fn a_partition_that_is_even_by_chance_is_known_to_be() {
+        let step = |rows: &[u64]| Partition::given(rows).unwrap().step();
+        assert_eq!(step(&[4, 4, 2, 0]), Some(4));
+        assert_eq!(
+            step(&[4, 4, 5]),
+            None,
+            "the last has more: a division would find a rank that is not there"
+        );
+        assert_eq!(step(&[4, 3, 3]), None);
+        assert_eq!(step(&[0, 4]), None);
+        assert_eq!(step(&[0, 0]), None);
+        assert_eq!(step(&[7]), Some(7));
+    }
+
+    proptest! {
+        #[test]
+        fn every_row_has_the_owner_that_a_walk_finds(
+            rows_of_each in prop::collection::vec(prop_oneof![Just(0), Just(1), 0_u64..9], 1..20),
+        ) {
+            let partition = Partition::given(&rows_of_each).unwrap();
+            for row in 0..partition.rows() + 2 {
+                prop_assert_eq!(partition.owner(row), naive_owner(&rows_of_each, row));
+            }
+            if let Some(step) = partition.step() {
+                for row in 0..partition.rows() {
+                    prop_assert_eq!(partition.owner(row).map(|rank| u64::from(rank.0)), Some(row / step));
+                }
+            }
+        }
+
+        #[test]
+        fn an_even_partition_has_all_rows_and_no_rank_has_a_sixteenth_more(
+            rows in prop_oneof![0_u64..40, 0_u64..10_000_000],
+            ranks in 1_u32..18,
+            row_len in prop_oneof![Just(1), Just(12), Just(100), Just(1024), Just((2 << 20) + 4), 1_usize..5000],
+            granule_len in prop_oneof![Just(4096), Just(64 << 10), Just(2 << 20)],
+        ) {
+            let partition = Partition::even_by_granules(rows, ranks, row_len, granule(granule_len)).unwrap();
+            prop_assert_eq!(rows_of_each(&partition).iter().sum::<u64>(), rows);
+            let share = rows.div_ceil(u64::from(ranks));
+            for rows in rows_of_each(&partition) {
+                prop_assert!(rows * 16 < share * 17 || rows <= share);
+            }
+            prop_assert_eq!(partition.step().is_some(), rows > 0);
+        }
+    }
+}
