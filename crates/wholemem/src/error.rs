@@ -53,6 +53,15 @@ pub enum Error {
         ranks: u32,
     },
 
+    /// A partition whose rows are not as many as the memory's.
+    #[error("the ranks were given {given} rows, and there are {rows}")]
+    RowsDiffer {
+        /// How many the ranks were given.
+        given: u64,
+        /// How many there are.
+        rows: u64,
+    },
+
     /// More rows than signed indices can number.
     #[error("there are more than 2^63 - 1 rows")]
     TooManyRows,
@@ -97,12 +106,10 @@ pub enum Error {
     },
 
     /// An index that names no row.
-    #[error("index {position} names no row: there are {rows} rows")]
+    #[error("the index at position {position} names no row")]
     BadIndex {
         /// The first position among the indices that holds such a one.
         position: u64,
-        /// How many rows there are.
-        rows: u64,
     },
 
     /// Elements of different types, where no conversion was asked for.
@@ -157,15 +164,6 @@ pub enum Error {
         /// What the address and the stride must be multiples of.
         align: usize,
     },
-
-    /// Host memory that a device sees in pieces.
-    #[error("the device sees host memory in pieces: {seen:#x} follows {expected:#x}")]
-    Scattered {
-        /// Where the next piece should begin.
-        expected: u64,
-        /// Where it does.
-        seen: u64,
-    },
 }
 
 impl Error {
@@ -192,7 +190,7 @@ impl Error {
             Self::TooShort { .. } => 1013,
             Self::StrideTooShort { .. } => 1014,
             Self::Misaligned { .. } => 1015,
-            Self::Scattered { .. } => 1016,
+            Self::RowsDiffer { .. } => 1016,
         }
     }
 

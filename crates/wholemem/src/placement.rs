@@ -137,6 +137,8 @@ fn first_granule(boundary: usize, len: usize, granule: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -147,6 +149,12 @@ mod tests {
         let granules = (0..len).step_by(granule);
         let middle = |start: usize| (start + len.min(start + granule)) / 2;
         granules.map(|start| partition.owner((middle(start) / row_len) as u64).unwrap()).collect()
+    }
+
+    fn bytes(partition: &Partition, rank: Rank, row_len: usize) -> Range<usize> {
+        let rows = partition.range(rank);
+        let byte = |row: u64| usize::try_from(row).unwrap() * row_len;
+        byte(rows.start)..byte(rows.end)
     }
 
     #[test]
@@ -210,8 +218,7 @@ mod tests {
             prop_assert_eq!(&stored, &naive(&partition, row_len, granule.len()));
             // What a rank stores differs from what it has by at most half a granule at either end.
             for rank in (0..partition.ranks()).map(Rank) {
-                let rows = partition.range(rank);
-                let has = (rows.end - rows.start) as usize * row_len;
+                let has = bytes(&partition, rank, row_len).len();
                 let stores = placement.on(rank).map_or(0, |extent| extent.len);
                 prop_assert!(has.abs_diff(stores) <= granule.len(), "{} has {}, stores {}", rank, has, stores);
             }
@@ -222,9 +229,8 @@ mod tests {
             let granule = Granule::new(64 << 10).unwrap();
             let placement = Placement::plan(Kind::Chunked, &partition, row_len, granule).unwrap();
             for rank in (0..partition.ranks()).map(Rank) {
-                let rows = partition.range(rank);
-                let (offset, len) =
-                    (rows.start as usize * row_len, (rows.end - rows.start) as usize * row_len);
+                let bytes = bytes(&partition, rank, row_len);
+                let (offset, len) = (bytes.start, bytes.len());
                 let expected = (len > 0).then(|| {
                     Extent { rank, offset, len, allocated: len.next_multiple_of(granule.len()) }
                 });

@@ -1,0 +1,161 @@
+//! Rows moved by the vector instructions of x86-64.
+
+use std::arch::asm;
+use std::sync::LazyLock;
+
+/// Whether there are registers of 32 bytes.
+static WIDE: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx"));
+
+/// A load and a store of one register.
+macro_rules! step {
+    ($move:literal, $register:ident, $operand:literal, $from:expr, $to:expr) => {
+        asm!(
+            concat!($move, " {value", $operand, "}, [{from}]"),
+            concat!($move, " [{to}], {value", $operand, "}"),
+            from = in(reg) $from,
+            to = in(reg) $to,
+            value = out($register) _,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Moves `len` bytes.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `len` bytes, as raw memory that others may write meanwhile; they do not
+/// overlap.
+#[inline]
+pub(in crate::host) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
+    if len < 64 || !*WIDE {
+        // SAFETY: passed on from the caller.
+        return unsafe { any_sse(from, to, len) };
+    }
+    let whole = len & !63;
+    // SAFETY: whole pairs of registers within the caller's range; the processor has such registers.
+    unsafe {
+        asm!(
+            "2:",
+            "vmovdqu ymm0, [{from} + {at}]",
+            "vmovdqu ymm1, [{from} + {at} + 32]",
+            "vmovdqu [{to} + {at}], ymm0",
+            "vmovdqu [{to} + {at} + 32], ymm1",
+            "add {at}, 64",
+            "cmp {at}, {whole}",
+            "jb 2b",
+            "vzeroupper",
+            from = in(reg) from,
+            to = in(reg) to,
+            whole = in(reg) whole,
+            at = inout(reg) 0_usize => _,
+            // The lower halves, by which the whole registers are meant.
+            out("xmm0") _,
+            out("xmm1") _,
+            options(nostack)
+        );
+    }
+    // SAFETY: the rest of the caller's range.
+    unsafe { any_sse(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
+}
+
+/// Moves `len` bytes by registers of 16 bytes.
+///
+/// # Safety
+/// As [`any`].
+#[inline]
+pub(in crate::host) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) {
+    let mut at = 0;
+    while len - at >= 16 {
+        // SAFETY: 16 bytes within the caller's range.
+        unsafe { step!("movdqu", xmm_reg, "", from.wrapping_add(at), to.wrapping_add(at)) };
+        at += 16;
+    }
+    if len & 8 != 0 {
+        // SAFETY: 8 bytes within the caller's range.
+        unsafe { step!("mov", reg, "", from.wrapping_add(at), to.wrapping_add(at)) };
+        at += 8;
+    }
+    if len & 4 != 0 {
+        // SAFETY: 4 bytes within the caller's range.
+        unsafe { step!("mov", reg, ":e", from.wrapping_add(at), to.wrapping_add(at)) };
+        at += 4;
+    }
+    if len & 2 != 0 {
+        // SAFETY: 2 bytes within the caller's range.
+        unsafe { step!("mov", reg, ":x", from.wrapping_add(at), to.wrapping_add(at)) };
+        at += 2;
+    }
+    if len & 1 != 0 {
+        // SAFETY: the last byte of the caller's range.
+        unsafe { step!("mov", reg_byte, "", from.wrapping_add(at), to.wrapping_add(at)) };
+    }
+}
+
+/// Moves `LEN` bytes.
+///
+/// # Safety
+/// As [`any`].
+#[inline(always)]
+pub(in crate::host) unsafe fn exact<const LEN: usize>(from: *const u8, to: *mut u8) {
+    // Unrolled, and its questions answered, when it is compiled.
+    // SAFETY: passed on from the caller.
+    unsafe { any_sse(from, to, LEN) }
+}
+
+/// Moves `len` bytes that nobody will look at soon: past the caches, so that lines that are written whole are not read
+/// first.
+///
+/// # Safety
+/// As [`any`]; `to` begins a cache line, and `len` is whole lines.
+#[inline]
+pub(in crate::host) unsafe fn streaming(from: *const u8, to: *mut u8, len: usize) {
+    if len == 0 {
+        return;
+    }
+    // SAFETY: whole lines of the caller's range, which are aligned.
+    unsafe {
+        asm!(
+            "2:",
+            "movdqu {a}, [{from} + {at}]",
+            "movdqu {b}, [{from} + {at} + 16]",
+            "movdqu {c}, [{from} + {at} + 32]",
+            "movdqu {d}, [{from} + {at} + 48]",
+            "movntdq [{to} + {at}], {a}",
+            "movntdq [{to} + {at} + 16], {b}",
+            "movntdq [{to} + {at} + 32], {c}",
+            "movntdq [{to} + {at} + 48], {d}",
+            "add {at}, 64",
+            "cmp {at}, {len}",
+            "jb 2b",
+            from = in(reg) from,
+            to = in(reg) to,
+            len = in(reg) len,
+            at = inout(reg) 0_usize => _,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack)
+        );
+    }
+}
+
+/// Makes what was streamed visible to others before what follows.
+pub(in crate::host) fn finish() {
+    // SAFETY: a fence.
+    unsafe { asm!("sfence", options(nostack, preserves_flags)) }
+}
+
+/// Says that a cache line will be read soon.
+#[inline(always)]
+pub(in crate::host) fn will_read(line: *const u8) {
+    // SAFETY: a hint, which an address that is not mapped leaves without effect.
+    unsafe { asm!("prefetcht0 [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) }
+}
+
+/// Says that a cache line will be written soon.
+#[inline(always)]
+pub(in crate::host) fn will_write(line: *const u8) {
+    // SAFETY: as above.
+    unsafe { asm!("prefetchw [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) }
+}

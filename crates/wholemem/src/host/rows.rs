@@ -1,0 +1,252 @@
+//! Rows gathered and scattered as they are, byte by byte.
+//!
+//! A random row is a miss in every cache and in the page table. So addresses are found some rows ahead, and the
+//! processor is told of their lines before they are needed.
+
+use std::ops::Range;
+
+use wholemem_os::SharedSlice;
+
+use super::copy::machine;
+use super::find::{Finder, Index, usize_of};
+use super::walk::walk;
+use crate::RowsRequest;
+
+/// A cache line.
+const LINE: usize = 64;
+
+/// The most rows, and about how many bytes, whose addresses are found ahead.
+const ROWS_AHEAD: usize = 32;
+const BYTES_AHEAD: usize = 8 << 10;
+
+/// From this many bytes of output on, they are written past the caches: nobody finds them there later anyway.
+const STREAMING: u64 = 32 << 20;
+
+/// How one row is moved.
+trait Mover: Copy + Sync {
+    /// How many bytes.
+    fn len(&self) -> usize;
+
+    /// # Safety
+    /// `from` is readable and `to` writable for as many bytes, as raw memory.
+    unsafe fn apply(&self, from: *const u8, to: *mut u8);
+}
+
+/// Rows of a length that is known when this is compiled.
+#[derive(Clone, Copy)]
+struct Exact<const LEN: usize>;
+
+impl<const LEN: usize> Mover for Exact<LEN> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        LEN
+    }
+
+    #[inline(always)]
+    unsafe fn apply(&self, from: *const u8, to: *mut u8) {
+        // SAFETY: passed on from the caller.
+        unsafe { machine::exact::<LEN>(from, to) }
+    }
+}
+
+/// Rows of any length.
+#[derive(Clone, Copy)]
+struct Any(usize);
+
+impl Mover for Any {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn apply(&self, from: *const u8, to: *mut u8) {
+        // SAFETY: passed on from the caller.
+        unsafe { machine::any(from, to, self.0) }
+    }
+}
+
+/// Rows that are whole cache lines, and so many that they are not to stay in the caches.
+#[derive(Clone, Copy)]
+struct Streaming(usize);
+
+impl Mover for Streaming {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn apply(&self, from: *const u8, to: *mut u8) {
+        // SAFETY: passed on from the caller; only targets of whole lines are moved so.
+        unsafe { machine::streaming(from, to, self.0) }
+    }
+}
+
+/// Calls `$body` with a mover for rows of the request's length.
+macro_rules! with_mover {
+    ($len:expr, $mover:ident => $body:expr) => {
+        match $len {
+            1 => {
+                let $mover = Exact::<1>;
+                $body
+            }
+            2 => {
+                let $mover = Exact::<2>;
+                $body
+            }
+            4 => {
+                let $mover = Exact::<4>;
+                $body
+            }
+            8 => {
+                let $mover = Exact::<8>;
+                $body
+            }
+            16 => {
+                let $mover = Exact::<16>;
+                $body
+            }
+            32 => {
+                let $mover = Exact::<32>;
+                $body
+            }
+            64 => {
+                let $mover = Exact::<64>;
+                $body
+            }
+            128 => {
+                let $mover = Exact::<128>;
+                $body
+            }
+            other => {
+                let $mover = Any(usize_of(other));
+                $body
+            }
+        }
+    };
+}
+
+/// Copies rows of the table to the dense side; those of bad indices become zero.
+///
+/// # Safety
+/// What the request names is mapped: the indices and the rows of all valid ones readable, the dense side writable. Others
+/// may write all of it meanwhile.
+pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
+    // SAFETY: the directory is among what the request names.
+    let finder = unsafe { Finder::new(request) };
+    let whole_lines = (request.rows | request.rows_stride | request.row_len).is_multiple_of(LINE as u64);
+    if whole_lines && request.count.saturating_mul(request.row_len) >= STREAMING {
+        let mover = Streaming(usize_of(request.row_len));
+        return walk(request.count, request.row_len, |range| {
+            // SAFETY: passed on from the caller.
+            unsafe { move_rows::<I, _, true>(&finder, mover, range) };
+            machine::finish();
+        });
+    }
+    with_mover!(request.row_len, mover => walk(request.count, request.row_len, |range| {
+        // SAFETY: passed on from the caller.
+        unsafe { move_rows::<I, _, true>(&finder, mover, range) }
+    }));
+}
+
+/// Copies rows of the dense side to the table; those of bad indices are left out.
+///
+/// # Safety
+/// As [`gather`], with the table writable and the dense side readable.
+pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
+    // SAFETY: the directory is among what the request names.
+    let finder = unsafe { Finder::new(request) };
+    with_mover!(request.row_len, mover => walk(request.count, request.row_len, |range| {
+        // SAFETY: passed on from the caller.
+        unsafe { move_rows::<I, _, false>(&finder, mover, range) }
+    }));
+}
+
+/// Moves the rows of some positions.
+///
+/// # Safety
+/// As [`gather`] or [`scatter`].
+unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(
+    finder: &Finder<'_>,
+    mover: M,
+    range: Range<u64>,
+) {
+    let batch = (BYTES_AHEAD / mover.len()).clamp(1, ROWS_AHEAD) as u64;
+    let (mut found, mut next) = ([std::ptr::null_mut(); ROWS_AHEAD], [std::ptr::null_mut(); ROWS_AHEAD]);
+    let ahead = |start: u64| start..range.end.min(start + batch);
+    // SAFETY: passed on from the caller.
+    unsafe { look_ahead::<I, M, GATHER>(finder, mover, ahead(range.start), &mut found) };
+    let mut start = range.start;
+    while start < range.end {
+        let now = ahead(start);
+        start = now.end;
+        // SAFETY: passed on from the caller.
+        unsafe { look_ahead::<I, M, GATHER>(finder, mover, ahead(start), &mut next) };
+        for (position, row) in now.zip(found) {
+            let dense = finder.dense_row(position);
+            if row.is_null() {
+                // SAFETY: passed on from the caller.
+                unsafe { bad::<GATHER>(finder, position, dense, mover.len()) };
+            } else if GATHER {
+                // SAFETY: a row of the table, and one of the dense side.
+                unsafe { mover.apply(row, dense) };
+            } else {
+                // SAFETY: as above.
+                unsafe { mover.apply(dense, row) };
+            }
+        }
+        std::mem::swap(&mut found, &mut next);
+    }
+}
+
+/// Finds rows, null for bad indices, and tells the processor of their lines.
+///
+/// # Safety
+/// As [`gather`] or [`scatter`].
+#[inline(always)]
+unsafe fn look_ahead<I: Index, M: Mover, const GATHER: bool>(
+    finder: &Finder<'_>,
+    mover: M,
+    range: Range<u64>,
+    found: &mut [*mut u8; ROWS_AHEAD],
+) {
+    for (position, place) in range.zip(found) {
+        // SAFETY: a position of the request.
+        let row = unsafe { finder.table_row::<I>(position) };
+        *place = row.unwrap_or(std::ptr::null_mut());
+        if let Some(row) = row {
+            for at in (0..mover.len()).step_by(LINE) {
+                let line = row.wrapping_add(at);
+                if GATHER { machine::will_read(line) } else { machine::will_write(line) }
+            }
+        }
+    }
+}
+
+/// Does what is to be done for an index that names no row.
+///
+/// # Safety
+/// As [`gather`] or [`scatter`].
+#[cold]
+unsafe fn bad<const GATHER: bool>(finder: &Finder<'_>, position: u64, dense: *mut u8, len: usize) {
+    // SAFETY: the word is among what the request names.
+    unsafe { finder.note(position) };
+    if GATHER {
+        // SAFETY: a row of the dense side, which is not at null.
+        unsafe { zero(dense, len) };
+    }
+}
+
+/// Sets bytes to zero.
+///
+/// # Safety
+/// They are writable, as raw memory.
+pub(super) unsafe fn zero(at: *mut u8, len: usize) {
+    if let Some(at) = std::ptr::NonNull::new(at) {
+        // SAFETY: by the caller's word.
+        let bytes = unsafe { SharedSlice::new(at, len, true) };
+        // A writable view is filled.
+        let _ = bytes.fill(0);
+    }
+}

@@ -1,0 +1,66 @@
+//! Addresses that are free on all ranks, so that a pointer means the same everywhere.
+
+use std::hash::{BuildHasher, RandomState};
+
+use wholemem_comm::Rank;
+use wholemem_hal::{Backend, Reservation};
+
+use crate::{Error, Group, Result};
+
+/// How many places are tried. Each is free with a good chance: address spaces are nearly empty.
+const TRIES: u32 = 16;
+
+/// Where to look first: far from where programs, libraries and stacks are put, on processors with 47 bits and more.
+const FROM: u64 = 32 << 40;
+const TO: u64 = 80 << 40;
+
+/// The step between places: at least any granule.
+const STEP: u64 = 1 << 30;
+
+/// Reserves `len` bytes of addresses at the same place on all ranks. Collective; only ranks that give a backend reserve,
+/// and only they get a reservation. Rank 0 gives one.
+pub(super) fn reserve_common(
+    group: &Group,
+    backend: Option<&Backend>,
+    len: usize,
+) -> Result<Option<Reservation>> {
+    let comm = group.communicator();
+    // Held until the end, or the same place would be found again.
+    let mut refused = Vec::new();
+    for attempt in 0..TRIES {
+        let proposed = match backend {
+            Some(backend) if group.rank() == Rank(0) => propose(backend, len, attempt).ok(),
+            _ => None,
+        };
+        let address =
+            comm.broadcast(Rank(0), &proposed.as_ref().map_or(0, Reservation::address).to_le_bytes())?;
+        let address = <[u8; 8]>::try_from(address).map_or(0, u64::from_le_bytes);
+        let (reserved, done) = match (backend, proposed) {
+            _ if address == 0 => (None, false),
+            (None, _) => (None, true),
+            (Some(_), Some(proposed)) => (Some(proposed), true),
+            (Some(backend), None) => {
+                let reserved = Reservation::create_at(backend, len, address).ok();
+                let done = reserved.is_some();
+                (reserved, done)
+            }
+        };
+        let all_done = comm.all_gather(&[u8::from(done)])?.iter().all(|done| done == &[1]);
+        if all_done {
+            return Ok(reserved);
+        }
+        refused.push(reserved);
+    }
+    Err(Error::NoCommonAddress { len, tried: TRIES })
+}
+
+/// A place that is free here: somewhere remote, and at every other try wherever the system would put it.
+fn propose(backend: &Backend, len: usize, attempt: u32) -> Result<Reservation> {
+    let anywhere = || Reservation::create(backend, len).map_err(Error::from);
+    if attempt % 2 == 1 {
+        return anywhere();
+    }
+    let places = (TO - FROM) / STEP;
+    let place = FROM + RandomState::new().hash_one(attempt) % places * STEP;
+    Reservation::create_at(backend, len, place).or_else(|_| anywhere())
+}

@@ -1,0 +1,161 @@
+//! Making a memory: each rank its part, all ranks all maps, and the same outcome everywhere.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use wholemem_comm::Rank;
+use wholemem_hal::{Allocation, Device, Granule, HandleKind, Mapping, Reservation, Rights, Span};
+
+use super::address::reserve_common;
+use super::maps::{Home, Maps, Part};
+use super::note::Note;
+use super::plan::Plan;
+use super::{MemoryCore, MemorySpec, WholeMemory};
+use crate::verdict::{agree, from_text, to_text};
+use crate::{Error, GlobalRef, Group, Kind, Result};
+
+impl WholeMemory {
+    /// Makes a memory. Collective: all ranks of the group call it with the same specification.
+    ///
+    /// Its bytes are zero. On a device that is no part of the machine's own memory, `Location::Host` is memory of the machine
+    /// that is registered with the device's driver.
+    ///
+    /// # Errors
+    /// [`Error::Differs`]; [`Error::OnRank`] when a rank has not enough memory, for one; the errors of a specification that
+    /// makes no sense; [`Error::NoCommonAddress`]; [`Error::Comm`] when a rank is lost. They are the same on all ranks,
+    /// and nothing is left of the attempt.
+    pub fn create(group: &Group, spec: &MemorySpec) -> Result<Self> {
+        Self::create_if(group, Ok(spec.clone()))
+    }
+
+    /// Makes a memory if all ranks know which: one that does not takes part until the others know that.
+    pub(crate) fn create_if(group: &Group, spec: Result<MemorySpec>) -> Result<Self> {
+        let comm = group.communicator();
+        let granule = meet(group, &spec);
+        let plan = spec.and_then(|spec| Plan::new(&spec, group.size(), granule?))?;
+        let memory = group.device_of(plan.location);
+        let own = agree(comm, allocate(&plan, memory, group.rank()))?;
+        let handles: Vec<_> = own.iter().map(|(_, fd)| fd.as_fd()).collect();
+        let handles = comm.all_gather_fds(&handles)?;
+        let maps = map(group, &plan, memory, own.map(|(allocation, _)| allocation), handles)?;
+        let (table, directory, operands) = agree(comm, look_up(group.device(), &plan, &maps))?;
+        let note = agree(comm, Note::create(group.device()))?;
+        let core =
+            MemoryCore { group: group.clone(), plan, maps, _directory: directory, table, operands, note };
+        Ok(Self { core: Arc::new(core) })
+    }
+}
+
+/// Compares the specification with every rank's, and finds the granule that suits all of them.
+fn meet(group: &Group, spec: &Result<MemorySpec>) -> Result<Granule> {
+    const FINE: u8 = 0;
+    const FAILED: u8 = 1;
+    let own = spec.as_ref().map_err(Clone::clone).and_then(|spec| {
+        let granule = group.device_of(spec.location).granularity()?.minimum;
+        Ok([&(granule.len() as u64).to_le_bytes()[..], &spec.to_bytes()].concat())
+    });
+    let hello = match own {
+        Ok(own) => [&[FINE][..], &own].concat(),
+        Err(error) => [&[FAILED], to_text(&error).as_bytes()].concat(),
+    };
+    let hellos = group.communicator().all_gather(&hello)?;
+    let mut granule = 1;
+    let mut common = None;
+    let mut differs = None;
+    for (rank, hello) in (0..).map(Rank).zip(&hellos) {
+        match hello.split_first() {
+            Some((&FINE, words)) => {
+                let (its_granule, its_spec) = words.split_at_checked(8).unwrap_or_default();
+                let its_granule = its_granule.try_into().map_or(0, u64::from_le_bytes);
+                granule = granule.max(usize::try_from(its_granule).unwrap_or(usize::MAX));
+                if *common.get_or_insert(its_spec) != its_spec {
+                    differs.get_or_insert(Error::Differs { rank });
+                }
+            }
+            Some((_, text)) => return Err(from_text(rank, &String::from_utf8_lossy(text))),
+            None => {}
+        }
+    }
+    differs.map_or_else(|| Ok(Granule::new(granule)?), Err)
+}
+
+/// This rank's part, and a handle of it.
+fn allocate(plan: &Plan, memory: &Device, rank: Rank) -> Result<Option<(Allocation, OwnedFd)>> {
+    let Some(extent) = plan.placement.on(rank) else { return Ok(None) };
+    let allocation = memory.allocate(extent.allocated)?;
+    let handle = allocation.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd();
+    // What was asked for as a descriptor comes as one.
+    Ok(handle.map(|fd| (allocation, fd)))
+}
+
+/// Maps all parts: one rank of each process for all of them.
+fn map(
+    group: &Group,
+    plan: &Plan,
+    memory: &Device,
+    own: Option<Allocation>,
+    handles: Vec<Vec<OwnedFd>>,
+) -> Result<Maps> {
+    let (comm, house, rank) = (group.communicator(), group.house(), group.rank());
+    let family = house.family(rank);
+    let leader = family.first().copied().unwrap_or(rank);
+    let len = plan.address_len();
+    let mut reservation = None;
+    if plan.equal_addresses && len > 0 {
+        let backend = (leader == rank).then(|| memory.backend());
+        reservation = reserve_common(group, backend, len)?;
+    }
+    let mut mapped = Ok(Maps::default());
+    if leader == rank && len > 0 {
+        let mut parts: Vec<_> =
+            handles.into_iter().map(|fds| fds.into_iter().next().map(Part::Handle)).collect();
+        if let (Some(own), Some(part)) = (own, parts.get_mut(rank.index())) {
+            *part = Some(Part::Own(own));
+        }
+        let grants = if memory.backend() == group.device().backend() {
+            house.grants(&family)
+        } else {
+            vec![wholemem_hal::Grant { device: memory.id(), rights: Rights::ReadWrite }]
+        };
+        let home = Home { memory, device: group.device(), grants: &grants };
+        mapped = reservation
+            .map_or_else(|| Ok(Reservation::create(memory.backend(), len)?), Ok)
+            .and_then(|reservation| Maps::create(plan, &reservation, &mut parts, &home));
+        if let Ok(maps) = &mapped {
+            family.iter().skip(1).for_each(|other| house.leave(rank, *other, maps.clone()));
+        }
+    }
+    let agreed = agree(comm, mapped);
+    if leader != rank {
+        let left = house.take(leader, rank);
+        return agreed.map(|none| left.unwrap_or(none));
+    }
+    if agreed.is_err() {
+        // Those for whom they were left may not come any more.
+        family.iter().skip(1).for_each(|other| drop(house.take::<Maps>(rank, *other)));
+    }
+    agreed
+}
+
+/// What kernels find rows by, and what they touch on the way.
+fn look_up(device: &Device, plan: &Plan, maps: &Maps) -> Result<(GlobalRef, Option<Mapping>, Vec<Span>)> {
+    let (partition, stride) = (&plan.partition, plan.row_len as u64);
+    let Some(all) = maps.all()? else {
+        return Ok((GlobalRef::continuous(0, 0, stride), None, Vec::new()));
+    };
+    if plan.kind == Kind::Continuous {
+        return Ok((GlobalRef::continuous(all.address(), partition.rows(), stride), None, vec![all]));
+    }
+    let bases: Vec<_> = (0..partition.ranks()).map(|rank| maps.address_of(Rank(rank))).collect();
+    if let [base] = bases[..] {
+        return Ok((GlobalRef::continuous(base, partition.rows(), stride), None, vec![all]));
+    }
+    // In the device's own memory, since every row's address is looked up there.
+    let bytes = GlobalRef::directory(&bases, partition);
+    let granule = device.granularity()?.minimum;
+    let len = granule.round_up(bytes.len()).unwrap_or(usize::MAX);
+    let directory = device.allocate(len)?.map(Rights::ReadWrite)?;
+    let span = directory.span(0, bytes.len())?;
+    device.stream()?.write(&span, &bytes)?;
+    Ok((GlobalRef::chunked(span.address(), partition, stride), Some(directory), vec![all, span]))
+}

@@ -1,0 +1,112 @@
+//! All parts of a memory, mapped side by side in this process.
+
+use std::os::fd::OwnedFd;
+
+use wholemem_comm::Rank;
+use wholemem_hal::{Allocation, Device, Error as HalError, Grant, Mapping, Registration, Reservation, Span};
+
+use super::plan::Plan;
+use crate::{Extent, Result};
+
+/// The maps of a memory: one for each rank that stores some of it. Clones are the same maps.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Maps {
+    pieces: Vec<Piece>,
+}
+
+/// What one rank stores, mapped.
+#[derive(Debug, Clone)]
+struct Piece {
+    extent: Extent,
+    map: Mapping,
+    /// As the ranks' devices see it: the map itself, or the map as it was registered with them.
+    span: Span,
+}
+
+impl Maps {
+    /// Maps every rank's part into `reservation`, in the order of ranks, for the devices of `grants`.
+    ///
+    /// `parts` are what the ranks have allocated, by rank. Parts on `machine`, if that is not of the devices' own backend,
+    /// are registered with it.
+    pub(super) fn create(
+        plan: &Plan,
+        reservation: &Reservation,
+        parts: &mut [Option<Part>],
+        home: &Home<'_>,
+    ) -> Result<Self> {
+        let mut pieces = Vec::new();
+        let mut offset = 0;
+        for extent in plan.placement.extents() {
+            // Every rank that stores something has sent a handle: they have agreed that they all could.
+            let Some(part) = parts.get_mut(extent.rank.index()).and_then(Option::take) else { continue };
+            let allocation = match part {
+                Part::Own(allocation) => allocation,
+                Part::Handle(fd) => Allocation::import(home.memory, fd.into(), extent.allocated)?,
+            };
+            let map = Mapping::create(reservation, offset, &allocation, home.grants)?;
+            let span = if home.memory.backend() == home.device.backend() {
+                map.all()
+            } else {
+                Registration::create(home.device, &map)?.all()
+            };
+            pieces.push(Piece { extent: *extent, map, span });
+            offset += extent.allocated;
+        }
+        Ok(Self { pieces })
+    }
+
+    /// All of it, as one range of addresses; `None` if there is nothing.
+    pub(super) fn all(&self) -> Result<Option<Span>> {
+        if self.pieces.is_empty() {
+            return Ok(None);
+        }
+        let spans: Vec<_> = self.pieces.iter().map(|piece| piece.span.clone()).collect();
+        Ok(Some(Span::join(&spans)?))
+    }
+
+    /// Where the devices see what a rank stores; zero if it stores nothing.
+    pub(super) fn address_of(&self, rank: Rank) -> u64 {
+        let piece = self.pieces.iter().find(|piece| piece.extent.rank == rank);
+        piece.map_or(0, |piece| piece.span.address())
+    }
+
+    /// The bytes of a range of a memory of `size` bytes, divided where maps meet.
+    pub(super) fn spans(&self, offset: usize, len: usize, size: usize) -> Result<Vec<Span>> {
+        let Some(end) = offset.checked_add(len).filter(|end| *end <= size) else {
+            return Err(HalError::OutOfRange { offset, len, size }.into());
+        };
+        let mut spans = Vec::new();
+        for Piece { extent, span, .. } in &self.pieces {
+            let from = offset.max(extent.offset);
+            let to = end.min(extent.offset + extent.len);
+            if from < to {
+                spans.push(span.part(from - extent.offset, to - from)?);
+            }
+        }
+        Ok(spans)
+    }
+
+    pub(super) fn populate(&self) -> Result<()> {
+        Ok(self.pieces.iter().try_for_each(|piece| piece.map.populate())?)
+    }
+}
+
+/// A rank's part of a memory, as another rank gets it.
+#[derive(Debug)]
+pub(super) enum Part {
+    /// This rank's own.
+    Own(Allocation),
+    /// Another's.
+    Handle(OwnedFd),
+}
+
+/// Where parts are mapped, and for whom.
+#[derive(Debug)]
+pub(super) struct Home<'a> {
+    /// The device whose memory the parts are.
+    pub(super) memory: &'a Device,
+    /// This rank's device.
+    pub(super) device: &'a Device,
+    /// All devices of this process that are to reach them, if they are of the memory's own backend.
+    pub(super) grants: &'a [Grant],
+}

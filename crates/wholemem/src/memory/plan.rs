@@ -1,0 +1,115 @@
+//! What a specification comes to among so many ranks: pure, and so the same on each of them.
+
+use std::ops::Range;
+
+use wholemem_comm::Rank;
+use wholemem_hal::Granule;
+
+use super::MemorySpec;
+use crate::{Error, Kind, Location, Partition, Placement, Result};
+
+/// A memory, decided on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) kind: Kind,
+    pub(crate) location: Location,
+    pub(crate) row_len: usize,
+    pub(crate) partition: Partition,
+    pub(crate) placement: Placement,
+    pub(crate) granule: Granule,
+    pub(crate) equal_addresses: bool,
+}
+
+impl Plan {
+    pub(crate) fn new(spec: &MemorySpec, ranks: u32, granule: Granule) -> Result<Self> {
+        let MemorySpec { rows, row_len, kind, location, equal_addresses, .. } = *spec;
+        let partition = match &spec.rows_of_each {
+            None => Partition::even_by_granules(rows, ranks, row_len.max(1), granule)?,
+            Some(each) if each.len() != ranks as usize => {
+                return Err(Error::RanksDiffer { given: each.len(), ranks });
+            }
+            Some(each) => Partition::given(each)?,
+        };
+        if partition.rows() != rows {
+            return Err(Error::RowsDiffer { given: partition.rows(), rows });
+        }
+        let placement = Placement::plan(kind, &partition, row_len, granule)?;
+        Ok(Self { kind, location, row_len, partition, placement, granule, equal_addresses })
+    }
+
+    /// The bytes of a rank's rows.
+    pub(crate) fn bytes_of(&self, rank: Rank) -> Range<usize> {
+        let rows = self.partition.range(rank);
+        let bytes = |row: u64| usize::try_from(row).unwrap_or(usize::MAX) * self.row_len;
+        bytes(rows.start)..bytes(rows.end)
+    }
+
+    /// How many addresses it takes: what is allocated, side by side.
+    pub(crate) fn address_len(&self) -> usize {
+        self.placement.extents().iter().map(|extent| extent.allocated).sum()
+    }
+}
+
+impl MemorySpec {
+    /// Its bytes, which are equal if and only if the specifications are.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let Self { rows, row_len, kind, location, rows_of_each, equal_addresses } = self;
+        let kind = match kind {
+            Kind::Continuous => 0,
+            Kind::Chunked => 1,
+        };
+        let location = match location {
+            Location::Device => 0,
+            Location::Host => 1,
+        };
+        let words = [*rows, *row_len as u64, kind, location, u64::from(*equal_addresses)];
+        let each = rows_of_each.iter().flat_map(|each| [&[each.len() as u64][..], each].concat());
+        words.into_iter().chain(each).flat_map(u64::to_le_bytes).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn granule() -> Granule {
+        Granule::new(64 << 10).unwrap()
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_refused() {
+        let plan = |spec: &MemorySpec, ranks| Plan::new(spec, ranks, granule()).unwrap_err();
+        let spec = MemorySpec::new(10, 8);
+        let given = |each: &[u64]| MemorySpec { rows_of_each: Some(each.to_vec()), ..spec.clone() };
+        assert_eq!(plan(&given(&[5, 5]), 3), Error::RanksDiffer { given: 2, ranks: 3 });
+        assert_eq!(plan(&given(&[5, 6]), 2), Error::RowsDiffer { given: 11, rows: 10 });
+        assert_eq!(plan(&MemorySpec::new(10, 0), 2), Error::EmptyRow);
+        assert_eq!(plan(&MemorySpec::new(u64::MAX, 1), 2), Error::TooManyRows);
+    }
+
+    #[test]
+    fn every_difference_between_two_specifications_shows() {
+        let spec = MemorySpec::new(10, 8);
+        let others = [
+            MemorySpec { rows: 11, ..spec.clone() },
+            MemorySpec { row_len: 9, ..spec.clone() },
+            MemorySpec { kind: Kind::Chunked, ..spec.clone() },
+            MemorySpec { location: Location::Host, ..spec.clone() },
+            MemorySpec { rows_of_each: Some(vec![]), ..spec.clone() },
+            MemorySpec { rows_of_each: Some(vec![10]), ..spec.clone() },
+            MemorySpec { equal_addresses: true, ..spec.clone() },
+        ];
+        assert!(others.iter().all(|other| other.to_bytes() != spec.to_bytes()));
+        assert_ne!(others[4].to_bytes(), others[5].to_bytes());
+    }
+
+    #[test]
+    fn a_plan_takes_the_addresses_of_what_is_allocated() {
+        let spec = MemorySpec { rows_of_each: Some(vec![1, 0, 9]), ..MemorySpec::new(10, 40_000) };
+        let chunked = MemorySpec { kind: Kind::Chunked, ..spec.clone() };
+        assert_eq!(Plan::new(&spec, 3, granule()).unwrap().address_len(), 7 * granule().len());
+        let chunked = Plan::new(&chunked, 3, granule()).unwrap();
+        assert_eq!(chunked.address_len(), (1 + 6) * granule().len());
+        assert_eq!(chunked.bytes_of(Rank(2)), 40_000..400_000);
+    }
+}

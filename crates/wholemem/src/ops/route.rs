@@ -1,0 +1,239 @@
+//! Scatters in a fixed order: every row goes to the rank that has its place, which applies them one after the other.
+//!
+//! ```text
+//!   rank 0   [ row 5, row 90, row 5 ] --+--> rank 0 (rows 0..50):    5 of rank 0, 5 of rank 0, 7 of rank 1
+//!   rank 1   [ row 7, row 90 ] ---------+--> rank 1 (rows 50..100): 90 of rank 0, 90 of rank 1
+//! ```
+//!
+//! The owner fetches the rows concerned once, applies everything to its copy in (rank, position) order, and writes each row
+//! back once: no two writes of a kernel meet, so the outcome does not depend on how it runs.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use wholemem_comm::{Communicator, Rank};
+use wholemem_hal::{PinnedBuffer, Stream};
+use wholemem_os::Deadline;
+
+use super::plan::plan;
+use super::{Dense, IndexType, Indices, OnBadIndex, Op};
+use crate::element::{add, convert};
+use crate::verdict::{agree, from_text, to_text};
+use crate::{Dtype, Error, Result, WholeTensor};
+
+/// The most bytes of rows that a rank sends in one exchange.
+const MOST_AT_ONCE: u64 = 256 << 20;
+
+/// What a rank brings along: rows of the table's own type, one after the other, and the row that each is for.
+#[derive(Debug, Default)]
+struct Load {
+    /// `None` for a bad index.
+    places: Vec<Option<u64>>,
+    rows: Vec<u8>,
+}
+
+impl WholeTensor {
+    /// Scatters or adds in (rank, position) order. Collective.
+    pub(super) fn put_in_order(
+        &self,
+        stream: &Stream,
+        op: Op,
+        input: &Dense,
+        indices: &Indices,
+    ) -> Result<()> {
+        let comm = self.group().communicator();
+        // Whatever is wrong on this rank alone, it takes part until all know of it.
+        let load = self.check().and_then(|()| self.load(stream, op, input, indices));
+        let counts = meet(comm, load.as_ref().map(|load| load.places.len() as u64))?;
+        let load = load?;
+        let mut applied = Ok(());
+        for round in rounds(&counts, (MOST_AT_ONCE / self.row_len() as u64).max(1)) {
+            let mine = round.get(comm.rank().index()).cloned().unwrap_or_default();
+            let parts = self.parts(&load, mine);
+            let parts: Vec<_> = parts.iter().map(Vec::as_slice).collect();
+            let received = comm.all_to_allv(&parts)?;
+            // After a failure the others are still waited for, and nothing more is applied.
+            applied = applied.and_then(|()| self.apply(stream, op, &received));
+        }
+        agree(comm, applied)?;
+        let bad = load.places.iter().position(Option::is_none);
+        match (bad, indices.on_bad) {
+            (Some(position), OnBadIndex::Note) => Err(Error::BadIndex { position: position as u64 }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads indices and rows.
+    fn load(&self, stream: &Stream, op: Op, input: &Dense, indices: &Indices) -> Result<Load> {
+        let dtype = self.dtype();
+        let request = plan(op, &self.table(), &indices.place(), &input.place(), 0)?;
+        let Some(request) = request else { return Ok(Load::default()) };
+        // What was found to lie within a span fits.
+        let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        let (count, stride) = (size(request.rows().count), size(request.rows().rows_stride));
+        let dense_len = size(self.elements()) * input.dtype.len();
+        let mut index_bytes = vec![0; indices.span.len()];
+        stream.read(&indices.span, &mut index_bytes)?;
+        let mut dense = vec![0; (count - 1) * stride + dense_len];
+        stream.read(&input.span.part(0, dense.len())?, &mut dense)?;
+        let index_of = |bytes: &[u8]| match indices.kind {
+            IndexType::I32 => bytes.try_into().map(i32::from_ne_bytes).map_or(-1, i64::from),
+            IndexType::I64 => bytes.try_into().map_or(-1, i64::from_ne_bytes),
+        };
+        let place = |bytes| u64::try_from(index_of(bytes)).ok().filter(|row| *row < self.row_count());
+        let places = index_bytes.chunks_exact(indices.kind.len()).map(place).collect();
+        let tight: Vec<u8> =
+            (0..count).flat_map(|row| &dense[row * stride..][..dense_len]).copied().collect();
+        let rows = convert(&tight, input.dtype, dtype)
+            .ok_or(Error::NotConvertible { from: input.dtype, to: dtype })?;
+        Ok(Load { places, rows })
+    }
+
+    /// What goes to each rank: how many rows, for which places, and their bytes.
+    fn parts(&self, load: &Load, positions: Range<u64>) -> Vec<Vec<u8>> {
+        let partition = self.memory().partition();
+        let mut places = vec![Vec::new(); partition.ranks() as usize];
+        let mut rows = places.clone();
+        for position in positions {
+            let position = usize::try_from(position).unwrap_or(usize::MAX);
+            let Some(Some(place)) = load.places.get(position) else { continue };
+            let Some(owner) = partition.owner(place + self.first_row()) else { continue };
+            places[owner.index()].extend(place.to_le_bytes());
+            rows[owner.index()].extend(&load.rows[position * self.row_len()..][..self.row_len()]);
+        }
+        let part = |(places, rows): (Vec<u8>, Vec<u8>)| {
+            [&(places.len() as u64 / 8).to_le_bytes()[..], &places, &rows].concat()
+        };
+        places.into_iter().zip(rows).map(part).collect()
+    }
+
+    /// Applies what the ranks have sent, in their order.
+    fn apply(&self, stream: &Stream, op: Op, received: &[Vec<u8>]) -> Result<()> {
+        let row_len = self.row_len();
+        let mut slots = HashMap::new();
+        let mut places = Vec::new();
+        let mut incoming = Vec::new();
+        for part in received {
+            for (place, row) in entries(part, row_len) {
+                let slot = *slots.entry(place).or_insert_with(|| {
+                    places.push(place);
+                    places.len() - 1
+                });
+                incoming.push((slot, row));
+            }
+        }
+        if places.is_empty() {
+            return Ok(());
+        }
+        let device = self.group().device();
+        let index_bytes: Vec<u8> = places.iter().flat_map(|place| place.to_ne_bytes()).collect();
+        let index_buffer = PinnedBuffer::create(device, index_bytes.len())?;
+        stream.write(&index_buffer.all(), &index_bytes)?;
+        let indices = Indices::i64(index_buffer.all()).on_bad(OnBadIndex::Skip);
+        let buffer = PinnedBuffer::create(device, places.len() * row_len)?;
+        let dense = Dense::new(buffer.all(), self.dtype());
+        let mut rows = vec![0; buffer.len()];
+        if op == Op::ScatterAdd {
+            self.launch(stream, Op::Gather, &indices, &dense)?;
+            stream.read(&buffer.all(), &mut rows)?;
+        }
+        merge(op, self.dtype(), &mut rows, &incoming);
+        stream.write(&buffer.all(), &rows)?;
+        self.launch(stream, Op::Scatter, &indices, &dense)?;
+        Ok(stream.synchronize(Deadline::NEVER)?)
+    }
+}
+
+/// Puts rows into their slots one after the other, or adds them there.
+fn merge(op: Op, dtype: Dtype, rows: &mut [u8], incoming: &[(usize, &[u8])]) {
+    for (slot, row) in incoming {
+        let target = &mut rows[slot * row.len()..][..row.len()];
+        if op == Op::ScatterAdd { add(target, row, dtype) } else { target.copy_from_slice(row) }
+    }
+}
+
+/// The places and rows of a part. What is cut short ends early: ranks of a group trust each other.
+fn entries(part: &[u8], row_len: usize) -> impl Iterator<Item = (u64, &[u8])> {
+    let (count, rest) = part.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+    let count = usize::try_from(u64::from_le_bytes(*count)).unwrap_or(usize::MAX);
+    let (places, rows) = rest.split_at_checked(count.saturating_mul(8)).unwrap_or_default();
+    let place = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    places.chunks_exact(8).map(place).zip(rows.chunks_exact(row_len))
+}
+
+/// Tells all ranks how many rows this one brings, or why it cannot.
+fn meet(comm: &Communicator, own: Result<u64, &Error>) -> Result<Vec<u64>> {
+    const FINE: u8 = 0;
+    const FAILED: u8 = 1;
+    let hello = match own {
+        Ok(count) => [&[FINE][..], &count.to_le_bytes()].concat(),
+        Err(error) => [&[FAILED], to_text(error).as_bytes()].concat(),
+    };
+    let mut counts = Vec::new();
+    for (rank, hello) in (0..).map(Rank).zip(comm.all_gather(&hello)?) {
+        match hello.split_first() {
+            Some((&FINE, count)) => counts.push(count.try_into().map_or(0, u64::from_le_bytes)),
+            Some((_, text)) => return Err(from_text(rank, &String::from_utf8_lossy(text))),
+            None => counts.push(0),
+        }
+    }
+    Ok(counts)
+}
+
+/// Which positions each rank sends in each exchange: all at once where it is not too much, otherwise rank after rank, so
+/// that the order stays.
+fn rounds(counts: &[u64], most: u64) -> Vec<Vec<Range<u64>>> {
+    if counts.iter().all(|count| *count <= most) {
+        return vec![counts.iter().map(|count| 0..*count).collect()];
+    }
+    let mut rounds = Vec::new();
+    for (rank, &count) in counts.iter().enumerate() {
+        let mut start = 0;
+        while start < count {
+            let end = count.min(start + most);
+            rounds
+                .push((0..counts.len()).map(|other| if other == rank { start..end } else { 0..0 }).collect());
+            start = end;
+        }
+    }
+    rounds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn little_is_sent_at_once_and_much_rank_after_rank() {
+        assert_eq!(rounds(&[3, 0, 5], 5), [vec![0..3, 0..0, 0..5]]);
+        let none = 0..0;
+        assert_eq!(
+            rounds(&[3, 0, 6], 5),
+            [
+                vec![0..3, none.clone(), none.clone()],
+                vec![none.clone(), none.clone(), 0..5],
+                vec![none.clone(), none, 5..6],
+            ]
+        );
+    }
+
+    #[test]
+    fn rows_are_merged_in_the_order_they_come_in() {
+        let incoming: [(usize, &[u8]); 3] = [(0, &[1, 1]), (1, &[2, 2]), (0, &[3, 3])];
+        let mut rows = [10; 4];
+        merge(Op::Scatter, Dtype::U8, &mut rows, &incoming);
+        assert_eq!(rows, [3, 3, 2, 2]);
+        merge(Op::ScatterAdd, Dtype::U8, &mut rows, &incoming);
+        assert_eq!(rows, [7, 7, 4, 4]);
+    }
+
+    #[test]
+    fn a_part_that_is_cut_short_ends_early() {
+        let part = [&2_u64.to_le_bytes()[..], &7_u64.to_le_bytes(), &9_u64.to_le_bytes(), b"abcdef"].concat();
+        let seen: Vec<_> = entries(&part, 3).collect();
+        assert_eq!(seen, [(7, &b"abc"[..]), (9, b"def")]);
+        assert_eq!(entries(&part[..25], 3).count(), 0);
+        assert_eq!(entries(&part[..28], 3).count(), 1);
+        assert_eq!(entries(&[], 3).count(), 0);
+    }
+}

@@ -1,0 +1,66 @@
+//! Steps that all ranks take together: they succeed on all of them, or fail on all of them with the same error.
+
+use std::error::Error as _;
+use std::fmt::Write as _;
+
+use wholemem_comm::{Communicator, Rank, Verdict};
+
+use crate::{Error, Result};
+
+/// What this rank's step came to, if every rank's succeeded; otherwise the error of the lowest rank whose did not.
+/// Collective.
+pub(crate) fn agree<T>(comm: &Communicator, outcome: Result<T>) -> Result<T> {
+    let vote = outcome.as_ref().map(drop).map_err(to_text);
+    match comm.agree(vote.as_ref().map(drop).map_err(String::as_str))? {
+        Verdict::Agreed => outcome,
+        Verdict::Refused { rank, why } => Err(from_text(rank, &why)),
+    }
+}
+
+/// An error as it travels: its number, and its words with all that is behind them.
+pub(crate) fn to_text(error: &Error) -> String {
+    let mut text = format!("{} {error}", error.code());
+    // Those that are transparent have said their own words already.
+    let mut source = error.source();
+    while let Some(error) = source {
+        let _ = write!(text, ": {error}");
+        source = error.source();
+    }
+    text
+}
+
+/// The error that a rank has told of.
+pub(crate) fn from_text(rank: Rank, text: &str) -> Error {
+    let (code, why) = text.split_once(' ').unwrap_or(("0", text));
+    Error::OnRank { rank, code: code.parse().unwrap_or_default(), why: why.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Attempt, Cause};
+
+    use super::*;
+
+    #[test]
+    fn an_error_keeps_its_number_and_its_reason_on_its_way() {
+        let cause = Cause::OutOfMemory { available: 1 << 20 };
+        let error = Error::Hal(wholemem_hal::Error::Failed { attempt: Attempt::Pin { len: 2 << 20 }, cause });
+        let told = from_text(Rank(3), &to_text(&error));
+        let why = "cannot pin 2 MiB of host memory: only 1 MiB of memory are available".to_owned();
+        assert_eq!(told, Error::OnRank { rank: Rank(3), code: error.code(), why });
+    }
+
+    #[test]
+    fn all_ranks_hear_of_the_lowest_that_failed() {
+        let ranks = Communicator::local(3).unwrap();
+        let outcomes: Vec<_> = std::thread::scope(|scope| {
+            let outcome =
+                |comm: &Communicator| if comm.rank() == Rank(0) { Ok(7) } else { Err(Error::EmptyRow) };
+            let threads: Vec<_> =
+                ranks.iter().map(|comm| scope.spawn(move || agree(comm, outcome(comm)))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let told = Error::OnRank { rank: Rank(1), code: 1005, why: "a row has no bytes".to_owned() };
+        assert_eq!(outcomes, vec![Err(told); 3]);
+    }
+}

@@ -1,0 +1,402 @@
+//! A case: a tensor over some ranks, indices, and a dense side with guards around it.
+
+use std::ops::Range;
+
+use proptest::prelude::*;
+use wholemem::{
+    Dense, Dtype, Error, Group, IndexType, Indices, Kind, Location, OnBadIndex, Order, Rank, TensorSpec,
+    WholeTensor,
+};
+use wholemem_hal::{Backend, Granule, HostConfig, PinnedBuffer, Span, Stream};
+
+use super::naive;
+
+/// What lies around the dense side and between its rows, and must stay.
+const GUARD: u8 = 0xA5;
+const GUARD_LEN: usize = 256;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Case {
+    pub(crate) rows_of_each: Vec<u64>,
+    pub(crate) elements: u64,
+    pub(crate) kind: Kind,
+    pub(crate) location: Location,
+    pub(crate) dtype: Dtype,
+    pub(crate) dense: Dtype,
+    pub(crate) index: IndexType,
+    /// Elements between two rows of the dense side.
+    pub(crate) gap: usize,
+    pub(crate) count: usize,
+    pub(crate) on_bad: OnBadIndex,
+    /// A position with a bad index, and which.
+    pub(crate) bad_at: Option<(usize, i64)>,
+    pub(crate) large_granule: bool,
+    /// Rows and columns of a part that is used instead of the whole, as fractions of 100.
+    pub(crate) view: Option<(Range<u64>, Range<u64>)>,
+    pub(crate) seed: u64,
+}
+
+pub(crate) fn cases() -> impl Strategy<Value = Case> {
+    let rows = prop::collection::vec(prop_oneof![Just(0_u64), Just(1), 0_u64..9, 0_u64..1500], 1..6);
+    let elements = prop_oneof![Just(1_u64), Just(3), Just(16), Just(25), 1_u64..80, Just(256)];
+    let kinds = (
+        prop_oneof![Just(Kind::Continuous), Just(Kind::Chunked)],
+        prop_oneof![Just(Location::Device), Just(Location::Host)],
+    );
+    let dtypes = (0..Dtype::ALL.len(), any::<bool>(), 0..8_usize).prop_map(|(table, converts, other)| {
+        let table = Dtype::ALL[table];
+        let family: Vec<_> = Dtype::ALL.into_iter().filter(|dtype| dtype.converts_to(table)).collect();
+        (table, if converts { family[other % family.len()] } else { table })
+    });
+    let index = prop_oneof![Just(IndexType::I32), Just(IndexType::I64)];
+    let bad = prop::option::of((
+        0_usize..60,
+        prop_oneof![Just(-1_i64), Just(i64::MIN), Just(i64::MAX), Just(i64::from(i32::MIN))],
+    ));
+    let view = prop::option::of(((0_u64..60, 60_u64..101), (0_u64..50, 50_u64..101)))
+        .prop_map(|view| view.map(|(rows, columns)| (rows.0..rows.1, columns.0..columns.1)));
+    let on_bad = prop_oneof![Just(OnBadIndex::Note), Just(OnBadIndex::Skip)];
+    (
+        rows,
+        elements,
+        kinds,
+        dtypes,
+        index,
+        (0_usize..4, 0_usize..60),
+        on_bad,
+        bad,
+        (any::<bool>(), any::<u64>()),
+        view,
+    )
+        .prop_map(
+            |(
+                rows_of_each,
+                elements,
+                (kind, location),
+                (dtype, dense),
+                index,
+                (gap, count),
+                on_bad,
+                bad_at,
+                (large_granule, seed),
+                view,
+            )| {
+                Case {
+                    rows_of_each,
+                    elements,
+                    kind,
+                    location,
+                    dtype,
+                    dense,
+                    index,
+                    gap,
+                    count,
+                    on_bad,
+                    bad_at,
+                    large_granule,
+                    view,
+                    seed,
+                }
+            },
+        )
+}
+
+/// A sequence of numbers that a seed makes.
+#[derive(Debug, Clone)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64, stream: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(stream) | 1)
+    }
+
+    pub(crate) fn roll(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % below.max(1)
+    }
+}
+
+/// The ranks of a case, its tensor on each of them, and what it holds.
+pub(crate) struct World {
+    case: Case,
+    pub(crate) groups: Vec<Group>,
+    tensors: Vec<WholeTensor>,
+    streams: Vec<Stream>,
+    /// The rows of the view.
+    rows: Vec<Vec<u8>>,
+}
+
+impl Case {
+    pub(crate) fn world(&self) -> World {
+        let granule = Granule::new(if self.large_granule { 2 << 20 } else { 64 << 10 }).unwrap();
+        let ranks = self.rows_of_each.len();
+        // Two ranks share a device.
+        let backend = Backend::host(HostConfig::virtual_devices(ranks.div_ceil(2)).granule(granule)).unwrap();
+        let devices: Vec<_> = (0..ranks).map(|rank| backend.device((rank / 2) as u32).unwrap()).collect();
+        let groups = Group::local(&devices).unwrap();
+        let spec = TensorSpec {
+            kind: self.kind,
+            location: self.location,
+            rows_of_each: Some(self.rows_of_each.clone()),
+            ..TensorSpec::new(self.dtype, &[self.rows_of_each.iter().sum(), self.elements])
+        };
+        let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+        let tensors = tensors.iter().map(|tensor| self.part(tensor)).collect::<Vec<_>>();
+        let streams: Vec<_> = devices.iter().map(|device| device.stream().unwrap()).collect();
+        let mut world = World { case: self.clone(), groups, tensors, streams, rows: Vec::new() };
+        world.fill();
+        world
+    }
+
+    fn part(&self, tensor: &WholeTensor) -> WholeTensor {
+        let Some((rows, columns)) = &self.view else { return tensor.clone() };
+        let of = |range: &Range<u64>, count: u64| range.start * count / 100..(range.end * count / 100);
+        let rows = of(rows, tensor.row_count());
+        let columns = of(columns, self.elements);
+        let columns = if columns.is_empty() { 0..self.elements } else { columns };
+        tensor.rows(rows).unwrap().columns(columns).unwrap()
+    }
+}
+
+impl Case {
+    fn has_halves(&self) -> bool {
+        [self.dtype, self.dense].iter().any(|dtype| matches!(dtype, Dtype::F16 | Dtype::Bf16))
+    }
+}
+
+impl World {
+    /// Every rank writes its own rows, by way of its own device.
+    fn fill(&mut self) {
+        let (row_len, dtype, halves) = (self.tensors[0].row_len(), self.case.dtype, self.case.has_halves());
+        let mut dice = Dice::new(self.case.seed, 1);
+        self.rows = (0..self.tensors[0].row_count())
+            .map(|_| values(&mut dice, dtype, halves, row_len / dtype.len()))
+            .collect();
+        for (tensor, stream) in self.tensors.iter().zip(&self.streams) {
+            if let Some(local) = tensor.local().unwrap() {
+                let rows = self.rows[index(local.rows.start)..index(local.rows.end)].concat();
+                tensor.write_rows(stream, local.rows.start, &rows).unwrap();
+            }
+        }
+        self.barrier();
+        self.expect_rows("after filling");
+    }
+
+    fn barrier(&self) {
+        Group::on_each(&self.groups, |group| group.barrier(&self.streams[group.rank().index()])).unwrap();
+    }
+
+    /// Every rank sees every row, however it looks.
+    fn expect_rows(&self, when: &str) {
+        for (tensor, stream) in self.tensors.iter().zip(&self.streams) {
+            let mut seen = vec![0; self.rows.len() * tensor.row_len()];
+            tensor.read_rows(stream, 0, &mut seen).unwrap();
+            assert!(seen == self.rows.concat(), "{when}: rank {} sees other rows", tensor.group().rank());
+        }
+    }
+
+    /// Indices of a rank, as numbers and as memory.
+    fn indices(&self, rank: Rank, round: u64) -> (Vec<i64>, Option<PinnedBuffer>) {
+        let mut dice = Dice::new(self.case.seed, 100 * round + u64::from(rank.0) + 2);
+        let count = if self.rows.is_empty() && self.case.bad_at.is_none() { 0 } else { self.case.count };
+        let mut indices: Vec<_> = (0..count).map(|_| dice.roll(self.rows.len() as u64) as i64).collect();
+        if let Some((position, bad)) = self.case.bad_at
+            && position < count
+        {
+            indices[position] = if bad == i64::MAX { self.rows.len() as i64 } else { bad };
+        }
+        let bytes: Vec<u8> = match self.case.index {
+            IndexType::I32 => indices
+                .iter_mut()
+                .flat_map(|index| {
+                    // What does not fit is what its lower half says.
+                    let short = *index as i32;
+                    *index = short.into();
+                    short.to_ne_bytes()
+                })
+                .collect(),
+            IndexType::I64 => indices.iter().flat_map(|index| index.to_ne_bytes()).collect(),
+        };
+        let buffer = (!bytes.is_empty()).then(|| {
+            let buffer = PinnedBuffer::create(self.groups[rank.index()].device(), bytes.len()).unwrap();
+            buffer.bytes().unwrap().write_at(0, &bytes).unwrap();
+            buffer
+        });
+        (indices, buffer)
+    }
+
+    fn operand(&self, span: &Span) -> Indices {
+        let indices = match self.case.index {
+            IndexType::I32 => Indices::i32(span.clone()),
+            IndexType::I64 => Indices::i64(span.clone()),
+        };
+        indices.on_bad(self.case.on_bad)
+    }
+
+    fn is_bad(&self, index: i64) -> bool {
+        !usize::try_from(index).is_ok_and(|index| index < self.rows.len())
+    }
+
+    /// What a call with these indices must answer.
+    fn answer(&self, indices: &[i64]) -> Result<(), Error> {
+        match (indices.iter().position(|index| self.is_bad(*index)), self.case.on_bad) {
+            (Some(position), OnBadIndex::Note) => Err(Error::BadIndex { position: position as u64 }),
+            _ => Ok(()),
+        }
+    }
+
+    fn dense_layout(&self, count: usize) -> (usize, usize, usize) {
+        let row_len = self.tensors[0].row_len() / self.case.dtype.len() * self.case.dense.len();
+        let stride = row_len + self.case.gap * self.case.dense.len();
+        (row_len, stride, count.saturating_sub(1) * stride + row_len)
+    }
+
+    /// A dense side with these rows, guards around them and between them.
+    fn dense(&self, rank: Rank, rows: &[Vec<u8>]) -> (PinnedBuffer, Dense) {
+        let (row_len, stride, len) = self.dense_layout(rows.len());
+        let buffer = PinnedBuffer::create(self.groups[rank.index()].device(), len + 2 * GUARD_LEN).unwrap();
+        let bytes = buffer.bytes().unwrap();
+        bytes.fill(GUARD).unwrap();
+        for (at, row) in rows.iter().enumerate() {
+            bytes.write_at(GUARD_LEN + at * stride, &row[..row_len]).unwrap();
+        }
+        let dense = Dense::new(buffer.all().part(GUARD_LEN, len).unwrap(), self.case.dense).stride(stride);
+        (buffer, if self.case.dense == self.case.dtype { dense } else { dense.converted() })
+    }
+
+    pub(crate) fn gather(&self, group: &Group) {
+        let rank = group.rank();
+        let (indices, Some(buffer)) = self.indices(rank, 1) else { return };
+        let (row_len, stride, _) = self.dense_layout(indices.len());
+        let (output, dense) = self.dense(rank, &vec![vec![GUARD; row_len]; indices.len()]);
+        let (tensor, stream) = (&self.tensors[rank.index()], &self.streams[rank.index()]);
+        assert_eq!(tensor.gather_sync(stream, &self.operand(&buffer.all()), &dense), self.answer(&indices));
+
+        let mut expected = vec![GUARD; output.len()];
+        for (at, index) in indices.iter().enumerate() {
+            let row = if self.is_bad(*index) {
+                vec![0; row_len]
+            } else {
+                naive::convert(&self.rows[*index as usize], self.case.dtype, self.case.dense)
+            };
+            expected[GUARD_LEN + at * stride..][..row_len].copy_from_slice(&row);
+        }
+        let mut seen = vec![0; output.len()];
+        output.bytes().unwrap().read_at(0, &mut seen).unwrap();
+        assert!(seen == expected, "rank {rank}: {}", difference(&seen, &expected));
+    }
+
+    /// Rows to scatter, of the dense side's type.
+    fn input(&self, rank: Rank, round: u64, count: usize) -> Vec<Vec<u8>> {
+        let mut dice = Dice::new(self.case.seed, 1000 * round + u64::from(rank.0));
+        let elements = self.tensors[0].row_len() / self.case.dtype.len();
+        (0..count).map(|_| values(&mut dice, self.case.dense, self.case.has_halves(), elements)).collect()
+    }
+
+    /// Has every rank put rows by indices of its own, and returns what each has put where, as the table's elements.
+    fn put(&self, round: u64, put: Put, order: Order) -> Vec<(usize, Vec<u8>)> {
+        let all = Group::on_each(&self.groups, |group| {
+            let rank = group.rank();
+            let (indices, buffer) = self.indices(rank, round);
+            let rows = self.input(rank, round, indices.len());
+            let (_kept, dense) = self.dense(rank, &rows);
+            let nothing = PinnedBuffer::create(group.device(), 8)?;
+            // A collective call is everybody's, also with nothing to put.
+            let operand = buffer.as_ref().map_or_else(
+                || self.operand(&nothing.all().part(0, 0).unwrap()),
+                |buffer| self.operand(&buffer.all()),
+            );
+            let (tensor, stream) = (&self.tensors[rank.index()], &self.streams[rank.index()]);
+            assert_eq!(put(tensor, stream, &dense, &operand, order), self.answer(&indices), "rank {rank}");
+            let good = indices.into_iter().zip(rows).filter(|(index, _)| !self.is_bad(*index));
+            let converted = |row: &[u8]| naive::convert(row, self.case.dense, self.case.dtype);
+            Ok(good.map(|(index, row)| (index as usize, converted(&row))).collect::<Vec<_>>())
+        });
+        self.barrier();
+        all.unwrap().concat()
+    }
+
+    /// Scatters; where several rows are for one place, every piece of it must be one of theirs.
+    pub(crate) fn scatter(&mut self) {
+        let put = self.put(2, WholeTensor::scatter_sync, Order::Any);
+        let seen = self.seen();
+        // Pieces that lie across two cache lines may come in two halves.
+        let aligned = self.tensors[0].stride().is_multiple_of(16) && self.case.view.is_none();
+        let piece = if self.case.dense != self.case.dtype {
+            self.case.dtype.len()
+        } else if aligned {
+            16
+        } else {
+            1
+        };
+        for (at, (row, before)) in seen.iter().zip(&self.rows).enumerate() {
+            let mut candidates: Vec<_> =
+                put.iter().filter(|(index, _)| *index == at).map(|(_, row)| row).collect();
+            if candidates.is_empty() {
+                candidates.push(before);
+            }
+            for start in (0..row.len()).step_by(piece) {
+                let piece = start..row.len().min(start + piece);
+                assert!(
+                    candidates.iter().any(|one| one[piece.clone()] == row[piece.clone()]),
+                    "row {at}, bytes {piece:?}"
+                );
+            }
+        }
+        self.rows = seen;
+        self.expect_rows("after scattering");
+    }
+
+    /// Scatters in a fixed order: the last row in it stays.
+    pub(crate) fn scatter_fixed(&mut self) {
+        for (at, row) in self.put(3, WholeTensor::scatter_sync, Order::Fixed) {
+            self.rows[at] = row;
+        }
+        self.expect_rows("after scattering in a fixed order");
+    }
+
+    /// Adds numbers so small that no sum is rounded, or in a fixed order any.
+    pub(crate) fn add(&mut self, order: Order) {
+        let round = if order == Order::Fixed { 4 } else { 5 };
+        for (at, row) in self.put(round, WholeTensor::scatter_add_sync, order) {
+            naive::add(&mut self.rows[at], &row, self.case.dtype);
+        }
+        self.expect_rows("after adding");
+    }
+
+    /// All rows, as rank 0 sees them.
+    fn seen(&self) -> Vec<Vec<u8>> {
+        let row_len = self.tensors[0].row_len();
+        let mut seen = vec![0; self.rows.len() * row_len];
+        self.tensors[0].read_rows(&self.streams[0], 0, &mut seen).unwrap();
+        seen.chunks_exact(row_len).map(<[u8]>::to_vec).collect()
+    }
+}
+
+type Put = fn(&WholeTensor, &Stream, &Dense, &Indices, Order) -> Result<(), Error>;
+
+fn index(row: u64) -> usize {
+    usize::try_from(row).unwrap()
+}
+
+/// Elements of a type. Where there are halves, they are small whole numbers, so that a few hundred of them have an exact
+/// sum; of the others, any few hundred have.
+fn values(dice: &mut Dice, dtype: Dtype, halves: bool, count: usize) -> Vec<u8> {
+    if dtype == Dtype::U8 {
+        // The long way round takes long for rows of megabytes.
+        return (0..count).map(|_| dice.roll(256) as u8).collect();
+    }
+    let mut value = || match dtype {
+        _ if halves => naive::Value::Float(dice.roll(3) as f64 - 1.0),
+        dtype if dtype.is_float() => naive::Value::Float((dice.roll(1000) as f64 - 500.0) / 8.0),
+        _ => naive::Value::Integer(i128::from(dice.roll(1000)) * 7919 - 300),
+    };
+    (0..count).flat_map(|_| naive::write(dtype, value())).collect()
+}
+
+fn difference(seen: &[u8], expected: &[u8]) -> String {
+    let at = seen.iter().zip(expected).position(|(a, b)| a != b);
+    format!("differs at {at:?} of {}", seen.len())
+}

@@ -1,0 +1,91 @@
+//! Gather and scatter against a naive loop, on every kind of memory, partition, type and stride.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "a test fails by panic, and its numbers are small"
+)]
+
+mod case;
+mod naive;
+
+use case::{Case, cases};
+use proptest::prelude::*;
+use wholemem::{Dtype, Group, IndexType, Kind, Location, OnBadIndex, Order};
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.min(4096) / 4, ..ProptestConfig::default() })]
+
+    #[test]
+    fn gathers_agree_with_a_naive_loop(case in cases()) {
+        let world = case.world();
+        Group::on_each(&world.groups, |group| { world.gather(group); Ok(()) }).unwrap();
+    }
+
+    #[test]
+    fn scatters_agree_with_a_naive_loop(case in cases()) {
+        case.world().scatter();
+    }
+
+    #[test]
+    fn scatters_in_a_fixed_order_agree_with_a_naive_loop(case in cases()) {
+        case.world().scatter_fixed();
+    }
+
+    #[test]
+    fn sums_agree_with_a_naive_loop(case in cases()) {
+        let mut world = case.world();
+        world.add(Order::Any);
+        world.add(Order::Fixed);
+    }
+}
+
+/// The cases that must hold, whatever chance comes to.
+#[test]
+fn the_hard_partitions_agree_with_a_naive_loop() {
+    let hard: [(&[u64], u64); 8] = [
+        (&[0], 25),
+        (&[1], 1),
+        (&[0, 1, 0], 3),
+        (&[0, 0, 0], 3),
+        (&[1; 17], 25),
+        (&[0, 5, 0, 0, 7, 1, 0, 2, 9, 0, 0, 3, 1, 1, 0, 0, 4], 12),
+        (&[3000, 1, 2000], 100),
+        (&[2, 1], (2 << 20) + 4),
+    ];
+    for (rows_of_each, elements) in hard {
+        for (kind, location) in [
+            (Kind::Continuous, Location::Device),
+            (Kind::Chunked, Location::Device),
+            (Kind::Chunked, Location::Host),
+        ] {
+            let case = Case {
+                rows_of_each: rows_of_each.to_vec(),
+                elements,
+                kind,
+                location,
+                dtype: Dtype::U8,
+                dense: Dtype::U8,
+                index: IndexType::I32,
+                gap: 3,
+                count: if elements > 1000 { 3 } else { 40 },
+                on_bad: OnBadIndex::Note,
+                bad_at: None,
+                large_granule: true,
+                view: None,
+                seed: 7,
+            };
+            let mut world = case.world();
+            Group::on_each(&world.groups, |group| {
+                world.gather(group);
+                Ok(())
+            })
+            .unwrap();
+            world.scatter();
+            world.scatter_fixed();
+            world.add(Order::Any);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The oracle: rows as plain vectors, conversions and sums written out once more, and differently.
+
+use half::{bf16, f16};
+use wholemem::Dtype;
+
+/// An element as its exact value: every float is a double, every integer fits 128 bits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Value {
+    Float(f64),
+    Integer(i128),
+}
+
+pub(crate) fn read(dtype: Dtype, bytes: &[u8]) -> Value {
+    macro_rules! number {
+        ($type:ty) => {
+            <$type>::from_ne_bytes(bytes.try_into().unwrap())
+        };
+    }
+    match dtype {
+        Dtype::U8 => Value::Integer(number!(u8).into()),
+        Dtype::I8 => Value::Integer(number!(i8).into()),
+        Dtype::U16 => Value::Integer(number!(u16).into()),
+        Dtype::I16 => Value::Integer(number!(i16).into()),
+        Dtype::U32 => Value::Integer(number!(u32).into()),
+        Dtype::I32 => Value::Integer(number!(i32).into()),
+        Dtype::U64 => Value::Integer(number!(u64).into()),
+        Dtype::I64 => Value::Integer(number!(i64).into()),
+        Dtype::F16 => Value::Float(number!(f16).to_f64()),
+        Dtype::Bf16 => Value::Float(number!(bf16).to_f64()),
+        Dtype::F32 => Value::Float(number!(f32).into()),
+        Dtype::F64 => Value::Float(number!(f64)),
+        other => panic!("an unknown type: {other}"),
+    }
+}
+
+pub(crate) fn write(dtype: Dtype, value: Value) -> Vec<u8> {
+    match (dtype, value) {
+        (Dtype::F16, Value::Float(value)) => {
+            nearest(value, f16::from_f64(value).to_bits(), |bits| f16::from_bits(bits).to_f64()).to_vec()
+        }
+        (Dtype::Bf16, Value::Float(value)) => {
+            nearest(value, bf16::from_f64(value).to_bits(), |bits| bf16::from_bits(bits).to_f64()).to_vec()
+        }
+        (Dtype::F32, Value::Float(value)) => (value as f32).to_ne_bytes().to_vec(),
+        (Dtype::F64, Value::Float(value)) => value.to_ne_bytes().to_vec(),
+        // The lower bits of a number in two's complement.
+        (dtype, Value::Integer(value)) => value.to_le_bytes()[..dtype.len()].to_vec(),
+        (dtype, value) => panic!("{value:?} is no {dtype}"),
+    }
+}
+
+/// Of a number of two bytes and its neighbours, the one nearest to `value`, and of two that are as near, the even one.
+fn nearest(value: f64, about: u16, read: impl Fn(u16) -> f64) -> [u8; 2] {
+    if !read(about).is_finite() {
+        return about.to_ne_bytes();
+    }
+    let distance = |bits: &u16| (read(*bits) - value).abs();
+    let around = [about.wrapping_sub(1), about, about + 1];
+    let near = around.into_iter().filter(|bits| read(*bits).is_finite());
+    let best = near.min_by(|a, b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
+    best.unwrap().to_ne_bytes()
+}
+
+pub(crate) fn convert(row: &[u8], from: Dtype, to: Dtype) -> Vec<u8> {
+    if from == to {
+        return row.to_vec();
+    }
+    row.chunks_exact(from.len()).flat_map(|bytes| write(to, read(from, bytes))).collect()
+}
+
+pub(crate) fn add(target: &mut [u8], row: &[u8], dtype: Dtype) {
+    if dtype == Dtype::U8 {
+        // The long way round takes long for rows of megabytes.
+        return target.iter_mut().zip(row).for_each(|(place, byte)| *place = place.wrapping_add(*byte));
+    }
+    for (place, bytes) in target.chunks_exact_mut(dtype.len()).zip(row.chunks_exact(dtype.len())) {
+        let sum = match (read(dtype, place), read(dtype, bytes)) {
+            (Value::Float(a), Value::Float(b)) => Value::Float(a + b),
+            (Value::Integer(a), Value::Integer(b)) => Value::Integer(a + b),
+            other => panic!("a type has two natures: {other:?}"),
+        };
+        place.copy_from_slice(&write(dtype, sum));
+    }
+}
