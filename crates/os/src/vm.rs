@@ -18,7 +18,7 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
-use crate::call::call;
+use crate::call::{call, call_libc};
 use crate::{Errno, Error, Memfd, Result, SharedSlice};
 
 /// What the processor may do with a range of addresses.
@@ -194,6 +194,33 @@ pub unsafe fn populate(at: NonNull<u8>, len: usize, protection: Protection) -> R
     call("madvise", || unsafe { rustix::mm::madvise(at.as_ptr().cast(), len, advice) })
 }
 
+/// The length of a large page: what one entry of the page table above the last holds.
+pub const LARGE_PAGE: usize = 2 << 20;
+
+/// Has the kernel put the pages of a mapped range together to large ones, so that it takes few entries of the processor's
+/// translation buffer. It is for maps that begin at a multiple of [`LARGE_PAGE`]; what is left at the end stays as it is.
+///
+/// Copies every page, once for all who map the memory; takes about as long as [`populate`], and populates too.
+///
+/// # Errors
+/// `madvise` with `EINVAL` before Linux 6.1, for memory that cannot have large pages, and for pages that are not there
+/// yet; `ENOMEM`, `EAGAIN` where no large page is free.
+///
+/// # Safety
+/// The range is a map of the caller's.
+#[doc(alias = "MADV_COLLAPSE")]
+pub unsafe fn enlarge_pages(at: NonNull<u8>, len: usize) -> Result<()> {
+    let whole = len / LARGE_PAGE * LARGE_PAGE;
+    if whole == 0 {
+        return Ok(());
+    }
+    call_libc("madvise", || {
+        // SAFETY: it changes no byte and takes no right away.
+        unsafe { libc::madvise(at.as_ptr().cast(), whole, libc::MADV_COLLAPSE) }.into()
+    })?;
+    Ok(())
+}
+
 /// Has the kernel store one byte of its choice, and says whether it could: a look at a page's rights that costs no
 /// signal.
 ///
@@ -358,6 +385,36 @@ mod tests {
     fn a_map_without_access_has_no_bytes() {
         let memory = Memfd::create("test", page_size()).unwrap();
         assert!(SharedMap::create(&memory, Protection::None).unwrap().bytes().is_empty());
+    }
+
+    #[test]
+    fn large_pages_hold_the_same_bytes() {
+        let len = 2 * LARGE_PAGE + page_size();
+        let memory = Memfd::create("test", len).unwrap();
+        let at = reserve(len, LARGE_PAGE, None).unwrap();
+        // SAFETY: the reservation above.
+        unsafe { map_at(at, len, memory.as_fd(), Protection::ReadWrite) }.unwrap();
+        // SAFETY: mapped with both rights until the release below.
+        let bytes = unsafe { SharedSlice::new(at, len, true) };
+        bytes.write_at(LARGE_PAGE - 2, b"over").unwrap();
+        bytes.write_at(len - 1, b"x").unwrap();
+        // SAFETY: as above.
+        match unsafe { enlarge_pages(at, len) } {
+            Ok(()) => assert!(crate::numa::node_of_page(at).unwrap().is_some(), "populated too"),
+            // An older kernel, or no large page to be had now.
+            Err(Error::Call { call, errno }) => {
+                assert_eq!(call, "madvise");
+                assert!([Errno::INVAL, Errno::AGAIN, Errno::NOMEM].contains(&errno), "{errno}");
+            }
+            Err(other) => panic!("{other}"),
+        }
+        let mut seen = [0; 4];
+        bytes.read_at(LARGE_PAGE - 2, &mut seen).unwrap();
+        assert_eq!(&seen, b"over");
+        // SAFETY: what is shorter has none, whatever it is.
+        assert_eq!(unsafe { enlarge_pages(at, LARGE_PAGE - 1) }, Ok(()));
+        // SAFETY: nothing uses it any more.
+        unsafe { release(at, len) }.unwrap();
     }
 
     #[test]

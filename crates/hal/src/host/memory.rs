@@ -106,7 +106,9 @@ unsafe impl RawMemory for HostMemory {
             let reason = "network cards register host memory directly, whatever it was created for";
             return Err(Cause::Unsupported { capability: Capability::Rdma, reason });
         }
-        Ok(Granularity { minimum: self.granule, recommended: self.granule })
+        // What begins at a large page can have large pages.
+        let recommended = Granule::new(self.granule.len().max(vm::LARGE_PAGE)).unwrap_or(self.granule);
+        Ok(Granularity { minimum: self.granule, recommended })
     }
 
     unsafe fn available(&self, _device: DeviceId) -> Result<usize, Cause> {
@@ -195,6 +197,11 @@ unsafe impl RawMemory for HostMemory {
     unsafe fn populate(&self, at: Address, len: usize, rights: Rights) -> Result<(), Cause> {
         // SAFETY: the range is mapped with these rights.
         Ok(unsafe { vm::populate(pointer(at)?, len, protection(rights)) }?)
+    }
+
+    unsafe fn enlarge_pages(&self, at: Address, len: usize) -> Result<(), Cause> {
+        // SAFETY: the range is mapped.
+        Ok(unsafe { vm::enlarge_pages(pointer(at)?, len) }?)
     }
 
     unsafe fn pin(&self, _device: DeviceId, len: usize) -> Result<Address, Cause> {

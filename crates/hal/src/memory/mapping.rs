@@ -176,6 +176,21 @@ impl Mapping {
             .map_err(|cause| backend.refused(self.core.allocation.device(), attempt(), cause))
     }
 
+    /// Puts its pages together to large ones, once for all who map the memory, so that the processor finds them faster when
+    /// it touches them in no order. For that the map must lie at a multiple of the
+    /// [recommended](crate::Granularity::recommended) granule. Populates too, and takes about as long.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] where the kernel cannot, or not now: it is a matter of speed alone.
+    pub fn enlarge_pages(&self) -> Result<()> {
+        let attempt = || Attempt::EnlargePages { len: self.core.len };
+        let backend = self.backend();
+        backend.check_fork(attempt)?;
+        // SAFETY: the range is mapped as long as `self` lives.
+        unsafe { backend.memory().enlarge_pages(self.core.at, self.core.len) }
+            .map_err(|cause| backend.refused(self.core.allocation.device(), attempt(), cause))
+    }
+
     /// A dma-buf of it, for a network card.
     ///
     /// # Errors

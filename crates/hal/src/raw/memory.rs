@@ -281,6 +281,17 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// Puts the pages of a mapped range together to large ones. Nothing to do where pages are large.
+    ///
+    /// # Errors
+    /// What the driver said.
+    ///
+    /// # Safety
+    /// The module's contract.
+    unsafe fn enlarge_pages(&self, _at: Address, _len: usize) -> Result<(), Cause> {
+        Ok(())
+    }
+
     /// Creates host memory that devices copy from and to at full speed.
     ///
     /// # Errors
