@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 
 use wholemem_comm::Rank;
-use wholemem_hal::{Backend, Reservation};
+use wholemem_hal::{Backend, Granule, Reservation};
 
 use crate::{Error, Group, Result};
 
@@ -17,19 +17,25 @@ const TO: u64 = 80 << 40;
 /// The step between places: at least any granule.
 const STEP: u64 = 1 << 30;
 
+/// Reserves `len` bytes of addresses that begin on a granule, wherever they are free.
+pub(super) fn reserve(backend: &Backend, len: usize, granule: Granule) -> wholemem_hal::Result<Reservation> {
+    Reservation::create_aligned(backend, len, granule.len())
+}
+
 /// Reserves `len` bytes of addresses at the same place on all ranks. Collective; only ranks that give a backend reserve,
 /// and only they get a reservation. Rank 0 gives one.
 pub(super) fn reserve_common(
     group: &Group,
     backend: Option<&Backend>,
     len: usize,
+    granule: Granule,
 ) -> Result<Option<Reservation>> {
     let comm = group.communicator();
     // Held until the end, or the same place would be found again.
     let mut refused = Vec::new();
     for attempt in 0..TRIES {
         let proposed = match backend {
-            Some(backend) if group.rank() == Rank(0) => propose(backend, len, attempt).ok(),
+            Some(backend) if group.rank() == Rank(0) => propose(backend, len, granule, attempt).ok(),
             _ => None,
         };
         let address =
@@ -55,8 +61,8 @@ pub(super) fn reserve_common(
 }
 
 /// A place that is free here: somewhere remote, and at every other try wherever the system would put it.
-fn propose(backend: &Backend, len: usize, attempt: u32) -> Result<Reservation> {
-    let anywhere = || Reservation::create(backend, len).map_err(Error::from);
+fn propose(backend: &Backend, len: usize, granule: Granule, attempt: u32) -> Result<Reservation> {
+    let anywhere = || reserve(backend, len, granule).map_err(Error::from);
     if attempt % 2 == 1 {
         return anywhere();
     }

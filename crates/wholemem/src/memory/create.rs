@@ -4,9 +4,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use wholemem_comm::Rank;
-use wholemem_hal::{Allocation, Device, Granule, HandleKind, Mapping, Reservation, Rights, Span};
+use wholemem_hal::{Allocation, Device, Granularity, Granule, HandleKind, Mapping, Rights, Span};
 
-use super::address::reserve_common;
+use super::address::{reserve, reserve_common};
 use super::maps::{Home, Maps, Part};
 use super::note::Note;
 use super::plan::Plan;
@@ -31,8 +31,8 @@ impl WholeMemory {
     /// Makes a memory if all ranks know which: one that does not takes part until the others know that.
     pub(crate) fn create_if(group: &Group, spec: Result<MemorySpec>) -> Result<Self> {
         let comm = group.communicator();
-        let granule = meet(group, &spec);
-        let plan = spec.and_then(|spec| Plan::new(&spec, group.size(), granule?))?;
+        let granularity = meet(group, &spec);
+        let plan = spec.and_then(|spec| Plan::new(&spec, group.size(), granularity?))?;
         let memory = group.device_of(plan.location);
         let own = agree(comm, allocate(&plan, memory, group.rank()))?;
         let handles: Vec<_> = own.iter().map(|(_, fd)| fd.as_fd()).collect();
@@ -46,28 +46,30 @@ impl WholeMemory {
     }
 }
 
-/// Compares the specification with every rank's, and finds the granule that suits all of them.
-fn meet(group: &Group, spec: &Result<MemorySpec>) -> Result<Granule> {
+/// Compares the specification with every rank's, and finds the granules that suit all of them.
+fn meet(group: &Group, spec: &Result<MemorySpec>) -> Result<Granularity> {
     const FINE: u8 = 0;
     const FAILED: u8 = 1;
     let own = spec.as_ref().map_err(Clone::clone).and_then(|spec| {
-        let granule = group.device_of(spec.location).granularity()?.minimum;
-        Ok([&(granule.len() as u64).to_le_bytes()[..], &spec.to_bytes()].concat())
+        let Granularity { minimum, recommended } = group.device_of(spec.location).granularity()?;
+        let lens = [minimum, recommended].map(|granule| (granule.len() as u64).to_le_bytes());
+        Ok([&lens.concat()[..], &spec.to_bytes()].concat())
     });
     let hello = match own {
         Ok(own) => [&[FINE][..], &own].concat(),
         Err(error) => [&[FAILED], to_text(&error).as_bytes()].concat(),
     };
     let hellos = group.communicator().all_gather(&hello)?;
-    let mut granule = 1;
+    let mut granules = [1; 2];
     let mut common = None;
     let mut differs = None;
     for (rank, hello) in (0..).map(Rank).zip(&hellos) {
         match hello.split_first() {
             Some((&FINE, words)) => {
-                let (its_granule, its_spec) = words.split_at_checked(8).unwrap_or_default();
-                let its_granule = its_granule.try_into().map_or(0, u64::from_le_bytes);
-                granule = granule.max(usize::try_from(its_granule).unwrap_or(usize::MAX));
+                let (its_granules, its_spec) = words.split_at_checked(16).unwrap_or_default();
+                for (granule, its_granule) in granules.iter_mut().zip(its_granules.chunks_exact(8)) {
+                    *granule = its_granule.try_into().map_or(0, u64::from_le_bytes).max(*granule);
+                }
                 if *common.get_or_insert(its_spec) != its_spec {
                     differs.get_or_insert(Error::Differs { rank });
                 }
@@ -76,7 +78,8 @@ fn meet(group: &Group, spec: &Result<MemorySpec>) -> Result<Granule> {
             None => {}
         }
     }
-    differs.map_or_else(|| Ok(Granule::new(granule)?), Err)
+    let [minimum, recommended] = granules.map(|len| Granule::new(usize::try_from(len).unwrap_or(usize::MAX)));
+    differs.map_or_else(|| Ok(Granularity { minimum: minimum?, recommended: recommended? }), Err)
 }
 
 /// This rank's part, and a handle of it.
@@ -103,7 +106,7 @@ fn map(
     let mut reservation = None;
     if plan.equal_addresses && len > 0 {
         let backend = (leader == rank).then(|| memory.backend());
-        reservation = reserve_common(group, backend, len)?;
+        reservation = reserve_common(group, backend, len, plan.granule)?;
     }
     let mut mapped = Ok(Maps::default());
     if leader == rank && len > 0 {
@@ -119,7 +122,7 @@ fn map(
         };
         let home = Home { memory, device: group.device(), grants: &grants };
         mapped = reservation
-            .map_or_else(|| Ok(Reservation::create(memory.backend(), len)?), Ok)
+            .map_or_else(|| Ok(reserve(memory.backend(), len, plan.granule)?), Ok)
             .and_then(|reservation| Maps::create(plan, &reservation, &mut parts, &home));
         if let Ok(maps) = &mapped {
             family.iter().skip(1).for_each(|other| house.leave(rank, *other, maps.clone()));

@@ -87,7 +87,13 @@ impl Maps {
     }
 
     pub(super) fn populate(&self) -> Result<()> {
-        Ok(self.pieces.iter().try_for_each(|piece| piece.map.populate())?)
+        for piece in &self.pieces {
+            if let Err(error) = piece.map.enlarge_pages() {
+                tracing::debug!(%error, "gathering goes on with small pages");
+            }
+            piece.map.populate()?;
+        }
+        Ok(())
     }
 }
 

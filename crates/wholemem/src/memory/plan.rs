@@ -3,10 +3,21 @@
 use std::ops::Range;
 
 use wholemem_comm::Rank;
-use wholemem_hal::Granule;
+use wholemem_hal::{Granularity, Granule};
 
 use super::MemorySpec;
 use crate::{Error, Kind, Location, Partition, Placement, Result};
+
+/// A rank's share takes the better granule if it has at least so many of them: what it has too much is less than a
+/// sixteenth.
+const ENOUGH: u128 = 16;
+
+/// The granule of a memory: the recommended one if the ranks' shares are long enough.
+fn choose(spec: &MemorySpec, ranks: u32, granularity: Granularity) -> Granule {
+    let share = u128::from(spec.rows) * spec.row_len as u128 / u128::from(ranks.max(1));
+    let Granularity { minimum, recommended } = granularity;
+    if share / recommended.len() as u128 >= ENOUGH { recommended } else { minimum }
+}
 
 /// A memory, decided on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +32,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(spec: &MemorySpec, ranks: u32, granule: Granule) -> Result<Self> {
+    pub(crate) fn new(spec: &MemorySpec, ranks: u32, granularity: Granularity) -> Result<Self> {
+        let granule = choose(spec, ranks, granularity);
         let MemorySpec { rows, row_len, kind, location, equal_addresses, .. } = *spec;
         let partition = match &spec.rows_of_each {
             None => Partition::even_by_granules(rows, ranks, row_len.max(1), granule)?,
@@ -72,13 +84,26 @@ impl MemorySpec {
 mod tests {
     use super::*;
 
-    fn granule() -> Granule {
-        Granule::new(64 << 10).unwrap()
+    const GRANULE: usize = 64 << 10;
+
+    fn granularity() -> Granularity {
+        let granule = |len| Granule::new(len).unwrap();
+        Granularity { minimum: granule(GRANULE), recommended: granule(2 << 20) }
+    }
+
+    #[test]
+    fn long_shares_get_the_better_granule() {
+        let granule =
+            |len, ranks| Plan::new(&MemorySpec::new(len, 1), ranks, granularity()).unwrap().granule.len();
+        assert_eq!(granule(64 << 20, 2), 2 << 20);
+        assert_eq!(granule(64 << 20, 3), GRANULE);
+        assert_eq!(granule((64 << 20) - 1, 2), GRANULE);
+        assert_eq!(granule(0, 1), GRANULE);
     }
 
     #[test]
     fn what_does_not_fit_together_is_refused() {
-        let plan = |spec: &MemorySpec, ranks| Plan::new(spec, ranks, granule()).unwrap_err();
+        let plan = |spec: &MemorySpec, ranks| Plan::new(spec, ranks, granularity()).unwrap_err();
         let spec = MemorySpec::new(10, 8);
         let given = |each: &[u64]| MemorySpec { rows_of_each: Some(each.to_vec()), ..spec.clone() };
         assert_eq!(plan(&given(&[5, 5]), 3), Error::RanksDiffer { given: 2, ranks: 3 });
@@ -107,9 +132,9 @@ mod tests {
     fn a_plan_takes_the_addresses_of_what_is_allocated() {
         let spec = MemorySpec { rows_of_each: Some(vec![1, 0, 9]), ..MemorySpec::new(10, 40_000) };
         let chunked = MemorySpec { kind: Kind::Chunked, ..spec.clone() };
-        assert_eq!(Plan::new(&spec, 3, granule()).unwrap().address_len(), 7 * granule().len());
-        let chunked = Plan::new(&chunked, 3, granule()).unwrap();
-        assert_eq!(chunked.address_len(), (1 + 6) * granule().len());
+        assert_eq!(Plan::new(&spec, 3, granularity()).unwrap().address_len(), 7 * GRANULE);
+        let chunked = Plan::new(&chunked, 3, granularity()).unwrap();
+        assert_eq!(chunked.address_len(), (1 + 6) * GRANULE);
         assert_eq!(chunked.bytes_of(Rank(2)), 40_000..400_000);
     }
 }
