@@ -15,6 +15,10 @@ use crate::RowsRequest;
 /// A cache line.
 const LINE: usize = 64;
 
+/// Rows up to this length are moved one after the other: the processor is busy with so many of them at once that nobody
+/// needs to look ahead.
+const SHORT: usize = 32;
+
 /// The most rows, and about how many bytes, whose addresses are found ahead.
 const ROWS_AHEAD: usize = 32;
 const BYTES_AHEAD: usize = 8 << 10;
@@ -172,6 +176,15 @@ unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(
     mover: M,
     range: Range<u64>,
 ) {
+    if mover.len() <= SHORT {
+        for position in range {
+            // SAFETY: a position of the request.
+            let row = unsafe { finder.table_row::<I>(position) };
+            // SAFETY: passed on from the caller.
+            unsafe { move_row::<M, GATHER>(finder, mover, position, row.unwrap_or(std::ptr::null_mut())) };
+        }
+        return;
+    }
     let batch = (BYTES_AHEAD / mover.len()).clamp(1, ROWS_AHEAD) as u64;
     let (mut found, mut next) = ([std::ptr::null_mut(); ROWS_AHEAD], [std::ptr::null_mut(); ROWS_AHEAD]);
     let ahead = |start: u64| start..range.end.min(start + batch);
@@ -184,19 +197,29 @@ unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(
         // SAFETY: passed on from the caller.
         unsafe { look_ahead::<I, M, GATHER>(finder, mover, ahead(start), &mut next) };
         for (position, row) in now.zip(found) {
-            let dense = finder.dense_row(position);
-            if row.is_null() {
-                // SAFETY: passed on from the caller.
-                unsafe { bad::<GATHER>(finder, position, dense, mover.len()) };
-            } else if GATHER {
-                // SAFETY: a row of the table, and one of the dense side.
-                unsafe { mover.apply(row, dense) };
-            } else {
-                // SAFETY: as above.
-                unsafe { mover.apply(dense, row) };
-            }
+            // SAFETY: passed on from the caller.
+            unsafe { move_row::<M, GATHER>(finder, mover, position, row) };
         }
         std::mem::swap(&mut found, &mut next);
+    }
+}
+
+/// Moves the row of a position; `row` is the table's, null for a bad index.
+///
+/// # Safety
+/// As [`gather`] or [`scatter`].
+#[inline(always)]
+unsafe fn move_row<M: Mover, const GATHER: bool>(finder: &Finder<'_>, mover: M, position: u64, row: *mut u8) {
+    let dense = finder.dense_row(position);
+    if row.is_null() {
+        // SAFETY: passed on from the caller.
+        unsafe { bad::<GATHER>(finder, position, dense, mover.len()) };
+    } else if GATHER {
+        // SAFETY: a row of the table, and one of the dense side.
+        unsafe { mover.apply(row, dense) };
+    } else {
+        // SAFETY: as above.
+        unsafe { mover.apply(dense, row) };
     }
 }
 
@@ -216,8 +239,11 @@ unsafe fn look_ahead<I: Index, M: Mover, const GATHER: bool>(
         let row = unsafe { finder.table_row::<I>(position) };
         *place = row.unwrap_or(std::ptr::null_mut());
         if let Some(row) = row {
-            for at in (0..mover.len()).step_by(LINE) {
-                let line = row.wrapping_add(at);
+            // From the beginning of its first line, so that the last is not missed.
+            let first = row.map_addr(|at| at & !(LINE - 1));
+            let end = row.addr() + mover.len();
+            for at in (0..end - first.addr()).step_by(LINE) {
+                let line = first.wrapping_add(at);
                 if GATHER { machine::will_read(line) } else { machine::will_write(line) }
             }
         }

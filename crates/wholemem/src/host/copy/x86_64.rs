@@ -62,7 +62,7 @@ pub(in crate::host) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
 ///
 /// # Safety
 /// As [`any`].
-#[inline]
+#[inline(always)]
 pub(in crate::host) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) {
     let mut at = 0;
     while len - at >= 16 {
