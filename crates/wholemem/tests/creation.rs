@@ -1,0 +1,261 @@
+//! Making memory among threads and devices of one process: what it is like, and what is refused.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use wholemem::{
+    Communicator, Dense, Dtype, Error, Group, Indices, Kind, Location, MemorySpec, Order, Rank, TensorSpec,
+    WholeMemory, WholeTensor,
+};
+use wholemem_hal::{Backend, Granule, HostConfig, PinnedBuffer};
+
+const GRANULE: usize = 64 << 10;
+
+/// A group of ranks with a device each, of one backend.
+fn local(ranks: u32) -> Vec<Group> {
+    let granule = Granule::new(GRANULE).unwrap();
+    let backend = Backend::host(HostConfig::virtual_devices(ranks as usize).granule(granule)).unwrap();
+    let devices: Vec<_> = (0..ranks).map(|id| backend.device(id).unwrap()).collect();
+    Group::local(&devices).unwrap()
+}
+
+/// A group of threads that know nothing of each other: each has opened a backend of its own.
+fn strangers(ranks: u32) -> Vec<Group> {
+    let comms: Vec<_> = Communicator::local(ranks).unwrap();
+    std::thread::scope(|scope| {
+        let create = |comm| {
+            let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+            Group::create(comm, &device).unwrap()
+        };
+        let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || create(comm))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn create(groups: &[Group], spec: &MemorySpec) -> Vec<WholeMemory> {
+    Group::on_each(groups, |group| WholeMemory::create(group, spec)).unwrap()
+}
+
+fn read(memory: &WholeMemory, offset: usize, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0xEE; len];
+    memory.read(&memory.group().device().stream().unwrap(), offset, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn fresh_memory_is_zero_and_one_for_all_ranks() {
+    for groups in [local(3), strangers(3)] {
+        for kind in [Kind::Continuous, Kind::Chunked] {
+            for location in [Location::Device, Location::Host] {
+                let len = 3 * GRANULE + 1000;
+                let spec = MemorySpec { kind, location, ..MemorySpec::new(len as u64, 1) };
+                let memories = create(&groups, &spec);
+                assert!(memories.iter().all(|memory| read(memory, 0, len) == vec![0; len]));
+                let stream = groups[1].device().stream().unwrap();
+                // Over every boundary at once.
+                let text: Vec<u8> = (0..len).map(|at| (at % 251).to_le_bytes()[0]).collect();
+                memories[1].write(&stream, 0, &text).unwrap();
+                assert!(memories.iter().all(|memory| read(memory, 0, len) == text));
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_of_one_process_have_one_map() {
+    let groups = local(3);
+    for kind in [Kind::Continuous, Kind::Chunked] {
+        let memories = create(&groups, &MemorySpec { kind, ..MemorySpec::new(300_000, 1) });
+        let addresses = |memory: &WholeMemory| [0, 1, 2].map(|rank| memory.address_of(Rank(rank)));
+        assert!(memories.iter().all(|memory| addresses(memory) == addresses(&memories[0])));
+    }
+    let apart = strangers(2);
+    let memories = create(&apart, &MemorySpec::new(300_000, 1));
+    assert_ne!(
+        memories[0].address_of(Rank(0)),
+        memories[1].address_of(Rank(0)),
+        "two backends have two maps"
+    );
+}
+
+#[test]
+fn equal_addresses_cannot_be_had_twice_in_one_process() {
+    let spec = MemorySpec { equal_addresses: true, ..MemorySpec::new(300_000, 1) };
+    let memories = create(&local(3), &spec);
+    assert!(memories.iter().all(|memory| memory.address_of(Rank(2)) == memories[0].address_of(Rank(2))));
+
+    let groups = strangers(2);
+    let refused = Group::on_each(&groups, |group| {
+        assert!(matches!(WholeMemory::create(group, &spec), Err(Error::NoCommonAddress { tried: 16, .. })));
+        Ok(())
+    });
+    refused.unwrap();
+    create(&groups, &MemorySpec::new(300_000, 1));
+}
+
+#[test]
+fn local_rows_are_where_the_partition_says() {
+    let groups = local(4);
+    let rows_of_each = vec![10, 0, 1, 89];
+    for kind in [Kind::Continuous, Kind::Chunked] {
+        let spec = TensorSpec {
+            kind,
+            rows_of_each: Some(rows_of_each.clone()),
+            ..TensorSpec::new(Dtype::F64, &[100, 3, 500])
+        };
+        let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+        let local: Vec<_> = tensors.iter().map(|tensor| tensor.local().unwrap()).collect();
+        assert!(local[1].is_none());
+        let rows: Vec<_> = local.iter().flatten().map(|local| local.rows.clone()).collect();
+        assert_eq!(rows, [0..10, 10..11, 11..100]);
+        // What is written by row is read through the local view, and the other way round.
+        let stream = groups[0].device().stream().unwrap();
+        tensors[0].write_rows(&stream, 10, &[7; 12_000]).unwrap();
+        let own = local[2].clone().unwrap();
+        let mut seen = vec![0; own.span.len()];
+        groups[2].device().stream().unwrap().read(&own.span, &mut seen).unwrap();
+        assert_eq!(seen, [7; 12_000]);
+    }
+}
+
+#[test]
+fn parts_of_parts_are_the_same_elements() {
+    let groups = local(2);
+    let spec = TensorSpec::new(Dtype::U8, &[6, 4, 2]);
+    let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+    let stream = groups[0].device().stream().unwrap();
+    let all: Vec<u8> = (0..48).collect();
+    tensors[0].write_rows(&stream, 0, &all).unwrap();
+
+    let part =
+        tensors[1].rows(1..5).unwrap().columns(1..4).unwrap().rows(1..3).unwrap().columns(1..2).unwrap();
+    assert_eq!(part.shape(), [2, 1, 2]);
+    let mut seen = [0; 4];
+    part.read_rows(&groups[1].device().stream().unwrap(), 0, &mut seen).unwrap();
+    // Rows 2 and 3, column 2.
+    assert_eq!(seen, [20, 21, 28, 29]);
+    part.write_rows(&stream, 1, &[98, 99]).unwrap();
+    assert_eq!(read(tensors[1].memory(), 26, 5), [26, 27, 98, 99, 30]);
+    let local = tensors[1].columns(1..2).unwrap().local().unwrap().unwrap();
+    assert_eq!((local.rows, local.stride, local.span.len()), (3..6, 8, 2 * 8 + 2));
+
+    let out = |what, start, end, count| Error::OutOfRange { what, start, end, count };
+    assert_eq!(part.rows(1..3).unwrap_err(), out("rows", 1, 3, 2));
+    #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
+    let reversed = part.rows(2..1).unwrap_err();
+    assert_eq!(reversed, out("rows", 2, 1, 2));
+    assert_eq!(part.columns(0..2).unwrap_err(), out("columns", 0, 2, 1));
+    assert_eq!(part.columns(0..0).unwrap_err(), Error::EmptyRow);
+    assert_eq!(part.read_rows(&stream, 1, &mut [0; 4]).unwrap_err(), out("rows", 1, 3, 2));
+    let cut = Error::TooShort { what: "rows", count: 2, needed: 4, len: 3 };
+    assert_eq!(part.read_rows(&stream, 0, &mut [0; 3]).unwrap_err(), cut);
+}
+
+#[test]
+fn row_ranges_are_copied_to_and_from_other_memory() {
+    let groups = local(2);
+    let spec = TensorSpec { kind: Kind::Chunked, ..TensorSpec::new(Dtype::U16, &[10, 4]) };
+    let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+    let (device, stream) = (groups[0].device(), groups[0].device().stream().unwrap());
+    let buffer = PinnedBuffer::create(device, 48).unwrap();
+    let bytes: Vec<u8> = (0..48).collect();
+    buffer.bytes().unwrap().write_at(0, &bytes).unwrap();
+    // Rows 2 to 8 lie on both ranks.
+    tensors[0].copy_rows_in(&stream, 2, &buffer.all()).unwrap();
+    let back = PinnedBuffer::create(device, 16).unwrap();
+    tensors[0].copy_rows_out(&stream, 4, &back.all()).unwrap();
+    stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
+    let mut seen = [0; 16];
+    back.bytes().unwrap().read_at(0, &mut seen).unwrap();
+    assert_eq!(seen, bytes[16..32]);
+}
+
+#[test]
+fn what_ranks_do_not_agree_on_is_refused_by_all() {
+    let groups = local(3);
+    let outcomes = Group::on_each(&groups, |group| {
+        let spec = MemorySpec::new(if group.rank() == Rank(1) { 11 } else { 10 }, 8);
+        Ok(WholeMemory::create(group, &spec).unwrap_err())
+    });
+    assert_eq!(outcomes.unwrap(), vec![Error::Differs { rank: Rank(1) }; 3]);
+
+    let outcomes = Group::on_each(&groups, |group| {
+        let shape: &[u64] = if group.rank() == Rank(2) { &[] } else { &[10, 8] };
+        Ok(WholeTensor::create(group, &TensorSpec::new(Dtype::U8, shape)).unwrap_err())
+    });
+    let why = "a tensor has at least one dimension: its rows".to_owned();
+    let told = Error::OnRank { rank: Rank(2), code: 1007, why };
+    assert_eq!(outcomes.unwrap(), [told.clone(), told, Error::NoDimensions]);
+
+    let spec = MemorySpec { rows_of_each: Some(vec![5, 5]), ..MemorySpec::new(10, 8) };
+    let outcomes = Group::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).unwrap_err()));
+    assert_eq!(outcomes.unwrap(), vec![Error::RanksDiffer { given: 2, ranks: 3 }; 3]);
+    create(&groups, &MemorySpec::new(10, 8));
+}
+
+#[test]
+fn a_rank_without_enough_memory_is_named_by_all() {
+    let groups = local(3);
+    // More than any machine has, on one rank.
+    let spec = MemorySpec { rows_of_each: Some(vec![1, 1 << 46, 1]), ..MemorySpec::new((1 << 46) + 2, 1) };
+    for _ in 0..3 {
+        let outcomes =
+            Group::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).unwrap_err())).unwrap();
+        let Error::OnRank { rank: Rank(1), code: 105, why } = &outcomes[0] else {
+            panic!("{:?}", outcomes[0])
+        };
+        assert!(why.starts_with("cannot create 64 TiB on host:1: only "), "{why}");
+        assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]));
+    }
+    create(&groups, &MemorySpec::new(1000, 1));
+}
+
+#[test]
+fn a_view_of_memory_fits_its_rows() {
+    let groups = local(1);
+    let memory = &create(&groups, &MemorySpec::new(10, 8))[0];
+    let tensor = WholeTensor::of_memory(memory, Dtype::F32, &[2]).unwrap();
+    assert_eq!(tensor.shape(), [10, 2]);
+    let narrow = WholeTensor::of_memory(memory, Dtype::F32, &[]).unwrap();
+    assert_eq!((narrow.row_len(), narrow.stride()), (4, 8));
+    let error = WholeTensor::of_memory(memory, Dtype::F64, &[2]).unwrap_err();
+    assert_eq!(error, Error::TooShort { what: "elements of a row", count: 16, needed: 16, len: 8 });
+    assert_eq!(WholeTensor::of_memory(memory, Dtype::F64, &[0]).unwrap_err(), Error::EmptyRow);
+}
+
+#[test]
+fn a_bad_index_is_told_of_once_and_by_whoever_comes_next() {
+    let groups = local(1);
+    let spec = TensorSpec::new(Dtype::U8, &[10, 4]);
+    let tensor = WholeTensor::create(&groups[0], &spec).unwrap();
+    let (device, stream) = (groups[0].device(), groups[0].device().stream().unwrap());
+    let numbers = PinnedBuffer::create(device, 32).unwrap();
+    let indices = |values: [i64; 4]| {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        numbers.bytes().unwrap().write_at(0, &bytes).unwrap();
+        Indices::i64(numbers.all())
+    };
+    let rows = PinnedBuffer::create(device, 16).unwrap();
+    let dense = Dense::new(rows.all(), Dtype::U8);
+    let bad = Err(Error::BadIndex { position: 1 });
+    assert_eq!(tensor.gather(&stream, &indices([0, -1, 10, 3]), &dense), Ok(()), "not known yet");
+    assert_eq!(tensor.gather(&stream, &indices([0, 1, 2, 3]), &dense), bad, "of the call before");
+    assert_eq!(tensor.check(), Ok(()), "asked once, forgotten");
+    assert_eq!(tensor.scatter(&stream, &dense, &indices([0, i64::MIN, 2, 10]), Order::Any), Ok(()));
+    assert_eq!(tensor.rows(0..3).unwrap().check(), bad, "a part has the same memory");
+    assert_eq!(tensor.gather_sync(&stream, &indices([0, 10, 2, 3]), &dense), bad);
+    assert_eq!(tensor.gather_sync(&stream, &indices([9, 0, 9, 0]), &dense), Ok(()));
+    // A part has fewer rows.
+    assert_eq!(tensor.rows(0..9).unwrap().gather_sync(&stream, &indices([8, 9, 8, 0]), &dense), bad);
+}
+
+#[test]
+fn memory_outlives_the_ranks_that_are_done_with_it() {
+    let groups = strangers(3);
+    let mut memories = create(&groups, &MemorySpec::new(3 * GRANULE as u64, 1));
+    let last = memories.pop().unwrap();
+    let stream = groups[0].device().stream().unwrap();
+    memories[0].write(&stream, 0, b"from rank 0").unwrap();
+    // Freeing asks nobody, and takes nothing from others.
+    drop(memories);
+    assert_eq!(read(&last, 0, 11), b"from rank 0");
+}

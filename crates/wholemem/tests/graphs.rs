@@ -1,0 +1,179 @@
+//! Order: what is captured and repeated, what runs late, and what a barrier promises.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use wholemem::{Dense, Dtype, Error, Group, Indices, Kind, Location, Order, TensorSpec, WholeTensor};
+use wholemem_hal::{Backend, HostConfig, PinnedBuffer, Stream};
+use wholemem_os::Deadline;
+use wholemem_testkit::{Deferred, seed};
+
+const ROWS: u64 = 500;
+const ROW_LEN: usize = 20;
+const COUNT: usize = 64;
+
+struct World {
+    groups: Vec<Group>,
+    tensors: Vec<WholeTensor>,
+}
+
+fn world(backend: &Backend, kind: Kind) -> World {
+    let devices: Vec<_> = (0..2).map(|id| backend.device(id).unwrap()).collect();
+    let groups = Group::local(&devices).unwrap();
+    let spec = TensorSpec { kind, ..TensorSpec::new(Dtype::U8, &[ROWS, ROW_LEN as u64]) };
+    let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+    let rows: Vec<u8> = (0..ROWS).flat_map(row).collect();
+    tensors[0].write_rows(&groups[0].device().stream().unwrap(), 0, &rows).unwrap();
+    World { groups, tensors }
+}
+
+fn row(number: u64) -> [u8; ROW_LEN] {
+    let mut row = [number.to_le_bytes()[0]; ROW_LEN];
+    row[..8].copy_from_slice(&number.to_le_bytes());
+    row
+}
+
+fn numbers(buffer: &PinnedBuffer, values: impl Iterator<Item = u64>) -> Vec<u64> {
+    let values: Vec<_> = values.collect();
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+    buffer.bytes().unwrap().write_at(0, &bytes).unwrap();
+    values
+}
+
+fn read(buffer: &PinnedBuffer) -> Vec<u8> {
+    let mut bytes = vec![0; buffer.len()];
+    buffer.bytes().unwrap().read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_captured_gather_and_scatter_follow_indices_that_change() {
+    let inline = Backend::host(HostConfig::virtual_devices(2)).unwrap();
+    let late = Deferred::backend(HostConfig::virtual_devices(2), seed()).unwrap();
+    for backend in [inline, late] {
+        for kind in [Kind::Continuous, Kind::Chunked] {
+            let World { groups, tensors } = world(&backend, kind);
+            let (device, tensor) = (groups[1].device(), &tensors[1]);
+            let stream = device.stream().unwrap();
+            let [from, to] = [(); 2].map(|()| PinnedBuffer::create(device, COUNT * 8).unwrap());
+            let rows = PinnedBuffer::create(device, COUNT * ROW_LEN).unwrap();
+            let dense = Dense::new(rows.all(), Dtype::U8);
+            let graph = stream
+                .capture(|stream| {
+                    let captured = tensor
+                        .gather(stream, &Indices::i64(from.all()), &dense)
+                        .and_then(|()| tensor.scatter(stream, &dense, &Indices::i64(to.all()), Order::Any));
+                    captured.map_err(|error| match error {
+                        Error::Hal(error) => error,
+                        other => panic!("{other}"),
+                    })
+                })
+                .unwrap();
+            let mut table: Vec<_> = (0..ROWS).map(row).collect();
+            for round in 0..1000 {
+                let sources = numbers(&from, (0..COUNT as u64).map(|at| (at * 7 + round * 31) % ROWS));
+                let targets = numbers(&to, (0..COUNT as u64).map(|at| (at * 3 + round * 17) % ROWS));
+                graph.launch(&stream).unwrap();
+                stream.synchronize(Deadline::NEVER).unwrap();
+                let moved: Vec<_> =
+                    sources.iter().map(|source| table[usize::try_from(*source).unwrap()]).collect();
+                assert_eq!(read(&rows), moved.concat(), "round {round}");
+                for (target, row) in targets.iter().zip(moved) {
+                    table[usize::try_from(*target).unwrap()] = row;
+                }
+                tensor.check().unwrap();
+            }
+            let mut seen = vec![0; table.len() * ROW_LEN];
+            tensors[0].read_rows(&groups[0].device().stream().unwrap(), 0, &mut seen).unwrap();
+            assert_eq!(seen, table.concat());
+            // A bad index of a replay is noted as any.
+            numbers(&from, (0..COUNT as u64).map(|at| if at == 5 { ROWS } else { at }));
+            graph.launch(&stream).unwrap();
+            stream.synchronize(Deadline::NEVER).unwrap();
+            assert_eq!(tensor.check(), Err(Error::BadIndex { position: 5 }));
+        }
+    }
+}
+
+/// On streams that run late, a barrier that did not wait for them would show old rows.
+#[test]
+fn a_gather_sees_the_scatters_before_a_barrier() {
+    let backend = Deferred::backend(HostConfig::virtual_devices(2), seed()).unwrap();
+    let World { groups, tensors } = world(&backend, Kind::Continuous);
+    Group::on_each(&groups, |group| {
+        let (device, tensor) = (group.device(), &tensors[group.rank().index()]);
+        let stream: Stream = device.stream()?;
+        let (other, own) = (1 - u64::from(group.rank().0), u64::from(group.rank().0));
+        let rows = PinnedBuffer::create(device, COUNT * ROW_LEN)?;
+        let seen = PinnedBuffer::create(device, COUNT * ROW_LEN)?;
+        let [to, from] = [PinnedBuffer::create(device, COUNT * 8)?, PinnedBuffer::create(device, COUNT * 8)?];
+        numbers(&to, (0..COUNT as u64).map(|at| own * 250 + at));
+        numbers(&from, (0..COUNT as u64).map(|at| other * 250 + at));
+        for round in 1..20 {
+            let mark = |rank: u64| u8::try_from(round * 2 + rank).unwrap();
+            rows.bytes().unwrap().fill(mark(own)).unwrap();
+            tensor.scatter(
+                &stream,
+                &Dense::new(rows.all(), Dtype::U8),
+                &Indices::i64(to.all()),
+                Order::Any,
+            )?;
+            group.barrier(&stream)?;
+            tensor.gather_sync(&stream, &Indices::i64(from.all()), &Dense::new(seen.all(), Dtype::U8))?;
+            assert_eq!(read(&seen), [mark(other); COUNT * ROW_LEN], "round {round}");
+            group.barrier(&stream)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn work_is_not_waited_for_unless_it_is_asked_for() {
+    let backend = Deferred::backend(HostConfig::virtual_devices(2), seed()).unwrap();
+    let World { groups, tensors } = world(&backend, Kind::Chunked);
+    let device = groups[0].device();
+    let stream = device.stream().unwrap();
+    let numbers_at = PinnedBuffer::create(device, COUNT * 8).unwrap();
+    numbers(&numbers_at, (0..COUNT as u64).map(|at| at + 300));
+    let rows = PinnedBuffer::create(device, COUNT * ROW_LEN).unwrap();
+    let dense = Dense::new(rows.all(), Dtype::U8);
+    tensors[0].gather(&stream, &Indices::i64(numbers_at.all()), &dense).unwrap();
+    assert_eq!(read(&rows), [0; COUNT * ROW_LEN], "it has not run yet");
+    // What it uses stays, whoever lets go of it.
+    drop((tensors, groups));
+    stream.synchronize(Deadline::NEVER).unwrap();
+    assert_eq!(read(&rows), (300..300 + COUNT as u64).flat_map(row).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_needs_the_other_ranks_cannot_be_captured() {
+    let backend = Backend::host(HostConfig::virtual_devices(2)).unwrap();
+    let devices: Vec<_> = (0..2).map(|id| backend.device(id).unwrap()).collect();
+    let groups = Group::local(&devices).unwrap();
+    let spec = TensorSpec { location: Location::Host, ..TensorSpec::new(Dtype::U8, &[10, 4]) };
+    let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+    let outcomes = Group::on_each(&groups, |group| {
+        let (device, tensor) = (group.device(), &tensors[group.rank().index()]);
+        let stream = device.stream()?;
+        let indices = PinnedBuffer::create(device, 8)?;
+        let rows = PinnedBuffer::create(device, 4)?;
+        let put = |stream: &Stream| {
+            let dense = Dense::new(rows.all(), Dtype::U8);
+            tensor.scatter_add(stream, &dense, &Indices::i64(indices.all()), Order::Any)
+        };
+        if group.rank().0 == 0 {
+            return Ok(put(&stream));
+        }
+        let mut outcome = Ok(());
+        stream.capture(|stream| {
+            outcome = put(stream);
+            Ok(())
+        })?;
+        Ok(outcome)
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err();
+        assert!(error.to_string().contains("while the stream is being captured"), "{error}");
+    }
+    Group::on_each(&groups, |group| Ok(group.communicator().barrier()?)).unwrap();
+}

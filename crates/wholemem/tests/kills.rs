@@ -1,0 +1,117 @@
+//! A rank killed at any system call of making a memory: the others are told, end, and keep nothing.
+//!
+//! Three ranks are processes, and a fourth process walks one of them and kills it at the nth call. A seeded sample runs
+//! always, all of them with `WHOLEMEM_EXHAUSTIVE=1`.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::time::Duration;
+
+use wholemem::{Communicator, Error, Group, Kind, MemorySpec, Rank, WholeMemory};
+use wholemem_comm::{Error as CommError, UniqueId};
+use wholemem_hal::{Backend, HostConfig};
+use wholemem_os::Deadline;
+use wholemem_testkit::stepper::Fate;
+use wholemem_testkit::{Census, Ranks, Stepper, exhaustive, report, seed, stepper, test_name};
+
+const SIZE: u32 = 3;
+const STEPPER: usize = 3;
+
+/// How many calls of each victim are tried in an ordinary run.
+const SAMPLE: usize = 4;
+
+fn join(id: &str, rank: u32) -> Group {
+    let id: UniqueId = id.parse().unwrap();
+    let comm =
+        Communicator::create(&id, Rank(rank), SIZE, Deadline::after(Duration::from_secs(120))).unwrap();
+    let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+    Group::create(comm, &device).unwrap()
+}
+
+fn spec() -> MemorySpec {
+    MemorySpec { kind: Kind::Chunked, ..MemorySpec::new(300_000, 1) }
+}
+
+/// The parts of a case: who is killed, at which call, the id of the group, and where to write how many calls there were.
+fn body(rank: &wholemem_testkit::Rank) {
+    let parameter = rank.parameter();
+    let fields: Vec<_> = parameter.split(' ').collect();
+    let (victim, nth, id, outcome) =
+        (fields[0].parse::<usize>().unwrap(), fields[1].parse::<u64>().ok(), fields[2], fields[3]);
+    if rank.id() == STEPPER {
+        assert_eq!(rank.recv(victim).0, b"ready");
+        let walker = Stepper::attach(rank.pid(victim));
+        rank.send(victim, b"go", &[]);
+        let walk = walker.walk(nth, Fate::Kill);
+        std::fs::write(outcome, walk.calls.to_string()).unwrap();
+        return;
+    }
+    let own = u32::try_from(rank.id()).unwrap();
+    let before = Census::take();
+    let group = join(id, own);
+    if rank.id() == victim {
+        stepper::allow();
+        rank.send(STEPPER, b"ready", &[]);
+        assert_eq!(rank.recv(STEPPER).0, b"go");
+        stepper::mark();
+        let memory = WholeMemory::create(&group, &spec());
+        stepper::mark();
+        if nth.is_some() {
+            rank.wait_to_be_killed();
+        }
+        memory.unwrap();
+        return group.communicator().barrier().unwrap();
+    }
+    let lost = Error::Comm(CommError::PeerLost { rank: Rank(u32::try_from(victim).unwrap()) });
+    match WholeMemory::create(&group, &spec()) {
+        // Killed after its last part in it.
+        Ok(memory) => drop(memory),
+        Err(error) => assert!(nth.is_some() && error == lost, "{error}"),
+    }
+    let after = group.communicator().barrier().map_err(Error::from);
+    assert_eq!(after, if nth.is_some() { Err(lost) } else { Ok(()) });
+    drop(group);
+    let after = Census::take();
+    assert_eq!(after.fds, before.fds, "nothing is kept");
+    assert!(!after.maps.keys().any(|(_, backing, _)| backing.contains("memfd")), "{:?}", after.maps);
+}
+
+/// Runs one case, and says how many calls there were.
+fn run(test: &str, victim: u32, nth: Option<u64>) -> u64 {
+    let folder = tempfile::tempdir().unwrap();
+    let outcome = folder.path().join("calls");
+    let id = UniqueId::create().unwrap();
+    let nth_text = nth.map_or_else(|| "count".to_owned(), |nth| nth.to_string());
+    let mut ranks = Ranks::of(4).parameter(format!("{victim} {nth_text} {id} {}", outcome.to_str().unwrap()));
+    if nth.is_some() {
+        ranks = ranks.killed(victim as usize);
+    }
+    ranks.run(test, body);
+    std::fs::read_to_string(outcome).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_rank_killed_while_memory_is_made_is_lost_to_all() {
+    let test = test_name!();
+    if Ranks::is_rank() {
+        return Ranks::of(4).run(test, body);
+    }
+    let mut dice = seed();
+    for victim in 0..SIZE {
+        let calls = run(test, victim, None);
+        assert!(calls > 10, "a creation of {calls} calls");
+        let all: Vec<u64> = if exhaustive() {
+            (1..=calls + 2).collect()
+        } else {
+            let roll = |_| {
+                dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                1 + (dice >> 33) % calls
+            };
+            (0..SAMPLE).map(roll).collect()
+        };
+        report(&format!("rank {victim}: {calls} calls, killed at {all:?}"));
+        for nth in all {
+            run(test, victim, Some(nth));
+        }
+    }
+}
