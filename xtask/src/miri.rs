@@ -13,6 +13,10 @@ use crate::{command, toolchain};
 const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-os", &["shared::", "size::", "packet::wire::"]),
     ("wholemem-hal", &["suballocator::", "granule::", "rights::", "queue::module::"]),
+    (
+        "wholemem",
+        &["partition::", "global_ref::", "host::copy::", "rows_beyond_four_gibibytes", "ops::request::"],
+    ),
 ];
 
 /// Miri is some hundred times slower than the machine, so a property gets few cases, in exhaustive runs too.

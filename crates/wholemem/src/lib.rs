@@ -1,4 +1,119 @@
-//! One memory over many GPUs, processes and threads.
+//! One memory over many GPUs, processes and threads: its rows are divided among them, and gathered and scattered at the
+//! speed of memory.
+//!
+//! This page is a short course; each example runs on a machine without a GPU.
+//!
+//! # Ranks
+//!
+//! A [`Group`] is ranks that have devices. Ranks are processes as a rule, started by `wholemem launch` or any other launcher,
+//! and each calls [`Group::create`]. They may as well be threads, or the devices of one process, as here:
+//! [`Group::on_each`] then makes the calls that all ranks have to make.
+//!
+//! ```
+//! use wholemem::Group;
+//! use wholemem_hal::{Backend, HostConfig};
+//!
+//! let backend = Backend::host(HostConfig::virtual_devices(4))?; // or Backend::auto()?, for GPUs
+//! let devices: Vec<_> = (0..4).map(|id| backend.device(id)).collect::<Result<_, _>>()?;
+//! let groups = Group::local(&devices)?;
+//! assert_eq!(groups[3].rank().0, 3);
+//! # Ok::<(), wholemem::Error>(())
+//! ```
+//!
+//! # A table over all of them
+//!
+//! A [`WholeTensor`] is elements with a shape, rows first. Each rank stores its share of the rows on its device, and
+//! every rank reaches all of them. [`TensorSpec`] says what it is like: [`Kind::Continuous`] is one range of addresses,
+//! [`Kind::Chunked`] one for each rank; [`Location::Host`] is memory of the machine instead of the devices'. Rows are
+//! shared out evenly, or as given.
+//!
+//! ```
+//! # use wholemem::{Dtype, Group, TensorSpec, WholeTensor};
+//! # use wholemem_hal::{Backend, HostConfig};
+//! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
+//! # let groups = Group::local(&[backend.device(0)?, backend.device(1)?])?;
+//! let spec = TensorSpec { rows_of_each: Some(vec![900, 100]), ..TensorSpec::new(Dtype::F32, &[1000, 16]) };
+//! let tables = Group::on_each(&groups, |group| WholeTensor::create(group, &spec))?;
+//!
+//! // Each rank fills its own rows.
+//! for (table, group) in tables.iter().zip(&groups) {
+//!     let stream = group.device().stream()?;
+//!     if let Some(local) = table.local()? {
+//!         stream.fill(&local.span, 1)?;
+//!     }
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Gather and scatter
+//!
+//! [`gather`](WholeTensor::gather) fetches the rows that [`Indices`] name, wherever they are, into a [`Dense`] array;
+//! [`scatter`](WholeTensor::scatter) writes them, and [`scatter_add`](WholeTensor::scatter_add) adds. They are work of a
+//! stream, and can be captured in a graph; those whose names end in `_sync` wait. What a rank scattered is seen by the
+//! others behind a [`Group::barrier`].
+//!
+//! ```
+//! # use wholemem::{Dense, Dtype, Group, Indices, Order, TensorSpec, WholeTensor};
+//! # use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
+//! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
+//! # let groups = Group::local(&[backend.device(0)?, backend.device(1)?])?;
+//! let spec = TensorSpec::new(Dtype::I32, &[1000, 2]);
+//! let sums = Group::on_each(&groups, |group| {
+//!     let table = WholeTensor::create(group, &spec)?;
+//!     let stream = group.device().stream()?;
+//!     let indices = PinnedBuffer::create(group.device(), 3 * 8)?;
+//!     let rows = PinnedBuffer::create(group.device(), 3 * 8)?;
+//!     let bytes = |values: &[i64]| values.iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<_>>();
+//!     stream.write(&indices.all(), &bytes(&[7, 999, 7]))?;
+//!     stream.write(&rows.all(), &[1, 0, 0, 0].repeat(6))?; // six times the number one
+//!     let (indices, rows) = (Indices::i64(indices.all()), Dense::new(rows.all(), Dtype::I32));
+//!
+//!     // Both ranks add one to both elements of rows 7, 999 and 7.
+//!     table.scatter_add(&stream, &rows, &indices, Order::Any)?;
+//!     group.barrier(&stream)?;
+//!     let mut row = [0; 8];
+//!     table.read_rows(&stream, 7, &mut row)?;
+//!     Ok(row)
+//! })?;
+//! assert_eq!(sums, [[4, 0, 0, 0, 4, 0, 0, 0]; 2]);
+//! # Ok::<(), wholemem::Error>(())
+//! ```
+//!
+//! An index that names no row is never undefined: its row of the output is zero, nothing else is touched, and the
+//! [smallest position](Error::BadIndex) of one comes out of [`check`](WholeTensor::check) or of the next call.
+//!
+//! # When something is wrong
+//!
+//! Making memory is collective: it succeeds on all ranks or fails on all of them with the same [`Error`], which names the
+//! rank at fault, and the group still stands. Freeing asks nobody: dropping gives up this rank's hold, and a rank that
+//! never does keeps nobody waiting. A rank that died is [`Error::Comm`], as in the layer below.
+//!
+//! ```
+//! # use wholemem::{Error, Group, MemorySpec, Rank, WholeMemory};
+//! # use wholemem_hal::{Backend, HostConfig};
+//! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
+//! # let groups = Group::local(&[backend.device(0)?, backend.device(1)?])?;
+//! // Rank 1 is asked for 64 TiB.
+//! let spec = MemorySpec { rows_of_each: Some(vec![1, 1 << 46]), ..MemorySpec::new((1 << 46) + 1, 1) };
+//! let errors = Group::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).unwrap_err()))?;
+//! assert!(matches!(errors[0], Error::OnRank { rank: Rank(1), .. }));
+//! assert_eq!(errors[0], errors[1]);
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! # What is underneath
+//!
+//! | room | what it holds |
+//! |---|---|
+//! | [`Partition`], [`Placement`] | who has which rows, and where they are stored: pure plans |
+//! | [`WholeMemory`] | bytes over ranks, and how all ranks make them together |
+//! | [`WholeTensor`] | elements over ranks: views, parts, copies of rows |
+//! | [`GlobalRef`] | the address of any row, as kernels of one's own take it too |
+//! | `ops` | gather and scatter: the plan, the one launch, and the fixed order by way of the owner |
+//! | `host` | the kernels as the processor runs them, and the oracle for those of GPUs |
+//! | `house` | ranks of one process, which share one map |
+//!
+//! What this crate will not do: move rows between machines. Ranks of one group share memory, so they are on one.
 
 #![deny(unsafe_code)]
 
