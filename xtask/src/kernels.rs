@@ -105,7 +105,15 @@ fn compile(source: &Path) -> Result<String> {
         .arg(source)
         .args(OPTIONS)
         .args([format!("-I{}", headers.display()), format!("-I{SOURCES}/include")]);
-    command::capture(&mut python).with_context(|| format!("cannot compile {}", source.display()))
+    let ptx =
+        command::capture(&mut python).with_context(|| format!("cannot compile {}", source.display()))?;
+    Ok(without_asm_marks(&ptx))
+}
+
+/// The compiler marks where each inline instruction begins and ends. That is a tenth of the text, and nobody reads it.
+fn without_asm_marks(ptx: &str) -> String {
+    let is_mark = |line: &&str| matches!(line.trim(), "// begin inline asm" | "// end inline asm");
+    ptx.lines().filter(|line| !is_mark(line)).fold(String::new(), |text, line| text + line + "\n")
 }
 
 /// Assembles for each architecture, and fails on a kernel that spills registers to memory.
@@ -149,6 +157,12 @@ fn spills(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn marks_are_left_out_and_other_comments_stay() {
+        let ptx = "// Compiler\n\t// begin inline asm\n\tld.global.u8 %r1, [%rd1];\n\t// end inline asm\n";
+        assert_eq!(without_asm_marks(ptx), "// Compiler\n\tld.global.u8 %r1, [%rd1];\n");
+    }
 
     #[test]
     fn a_spill_is_told_from_none() {
