@@ -27,6 +27,7 @@ mod bundle;
 mod cargo;
 mod command;
 mod generated;
+mod headers;
 mod kernels;
 mod leftovers;
 mod licences;

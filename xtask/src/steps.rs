@@ -9,7 +9,7 @@ use crate::leftovers::SharedMemory;
 use crate::report::{Ended, Outcome, Report};
 use crate::toolchain::Skip;
 use crate::tree::Tree;
-use crate::{arrows, bindings, cargo, kernels, leftovers, licences, miri, rooms, tree};
+use crate::{arrows, bindings, cargo, headers, kernels, leftovers, licences, miri, rooms, tree};
 
 /// One check. The order of the variants is the order of a run, and their sentences are what `--list` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -24,6 +24,8 @@ pub(crate) enum Step {
     Licences,
     /// What is generated and committed is what its sources say
     Generated,
+    /// The headers for users' kernels compile on the host and find what a plain loop finds
+    Headers,
     /// Clippy has nothing to say
     Clippy,
     /// Every test of every target passes
@@ -59,6 +61,7 @@ impl Step {
             Self::Arrows => arrows::check(),
             Self::Licences => licences::check(),
             Self::Generated => bindings::check().and_then(|()| kernels::check(run.exhaustive)),
+            Self::Headers => headers::check(),
             Self::Clippy => cargo::clippy(),
             Self::Tests => cargo::tests(run.exhaustive),
             Self::Doctests => cargo::doctests(),
@@ -123,8 +126,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naming_no_step_selects_all_thirteen() {
-        assert_eq!(select(&[]).len(), 13);
+    fn naming_no_step_selects_all_fourteen() {
+        assert_eq!(select(&[]).len(), 14);
     }
 
     #[test]

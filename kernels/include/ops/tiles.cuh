@@ -1,0 +1,176 @@
+// What gather and scatter are asked, and how the rows of a request are cut into tiles that warps move.
+//
+// The units of all rows, counted through, are cut into tiles of as many as a warp holds at a time. A tile may begin and end
+// within a row:
+//
+//     rows      ...  row 7  |     row 8     |     row 9     |   row 10  ...     a row has 5 units
+//     units        2  3  4    0  1  2  3  4   0  1  2  3  4    0  1  2          a tile has 16
+//     lanes        0  1  2    3  4  5  6 ...                        15          and begins at unit 2 of row 7
+//
+// Its warp first looks up all of its rows, one lane a row, and keeps their addresses in shared memory; then lane after lane
+// takes a unit. So a row is checked and looked up once, and the loads of a warp are wide and independent of each other.
+#pragma once
+
+#include "ops/units.cuh"
+#include "wholemem/global_ref.cuh"
+
+namespace wholemem {
+
+// Rows as bytes.
+struct RowsRequest {
+    GlobalRef table;
+    u64 indices; // address of 32-bit or 64-bit signed numbers
+    u64 count;   // how many
+    u64 rows;    // address of the dense side: what gather writes, and scatter reads
+    u64 rows_stride;
+    u64 row_len;
+    u64 bad; // address of the word for the smallest position with a bad index; 0: nobody asks
+};
+
+// Rows as elements, whose type may change on the way.
+struct ElementsRequest {
+    RowsRequest rows; // its row_len is that of the table
+    u64 elements;     // of a row
+    u32 table_dtype;
+    u32 rows_dtype;
+};
+
+struct RowTiles {
+    u64 tiles;
+    u64 row_units; // units of a row
+    u64 magic;     // divides by row_units, or by parts where rows are staged, if that is more than 1
+    u32 shift;
+    u32 units;      // of a tile, or of a part where rows are staged
+    u32 unit_magic; // 2^31 / row_units, or / units where a row is longer than a tile; rounded up
+    u32 parts;      // of a row that is staged
+    u32 width;      // bytes of a unit, of which all addresses are multiples; 0: units are bytes, and staged
+    u32 edges;      // 1: fetch what a row shares with its neighbours before it is written
+    u32 index_len;  // bytes of an index: 4 or 8
+    u32 reserved;
+};
+
+static_assert(sizeof(RowsRequest) == 112 && sizeof(ElementsRequest) == 128 && sizeof(RowTiles) == 56,
+              "the layouts are shared with Rust");
+
+constexpr u32 WARP = 32;
+constexpr u32 THREADS = 256;
+
+struct Tile {
+    u64 row;    // the first
+    u64 before; // units of the first row before the tile
+    u32 units;  // 0: there is nothing for this warp
+    u32 skew;   // units before the tile, were no row longer than it
+    u32 rows;   // that it touches
+};
+
+__device__ __forceinline__ u32 lane() { return threadIdx.x % WARP; }
+
+__device__ __forceinline__ u32 warp() { return threadIdx.x / WARP; }
+
+__device__ __forceinline__ u64 own_number() { return ((u64)blockIdx.y * gridDim.x + blockIdx.x) * (THREADS / WARP) + warp(); }
+
+// Divides a small number by another, whose magic is 2^31 divided by it, rounded up. Exact while their product is below 2^31.
+__device__ __forceinline__ u32 divide_small(u32 number, u32 magic) { return __umulhi(number * 2, magic); }
+
+// Which of the tile's rows a unit is of.
+__device__ __forceinline__ u32 row_of(const RowTiles &tiles, const Tile &tile, u32 unit)
+{
+    return divide_small(unit + tile.skew, tiles.unit_magic);
+}
+
+// The tile of this warp.
+__device__ __forceinline__ Tile own_tile(const RowTiles &tiles, u64 count)
+{
+    const u64 number = own_number();
+    if (number >= tiles.tiles)
+        return {0, 0, 0, 0, 0};
+    const u64 start = number * tiles.units;
+    const u64 row = tiles.row_units == 1 ? start : divide(start, tiles.magic, tiles.shift);
+    const u64 before = start - row * tiles.row_units;
+    const u64 most = min(tiles.row_units, (u64)tiles.units);
+    const u32 skew = (u32)(most - min(most, tiles.row_units - before));
+    Tile tile = {row, before, (u32)min((u64)tiles.units, count * tiles.row_units - start), skew, 0};
+    tile.rows = row_of(tiles, tile, tile.units - 1) + 1;
+    return tile;
+}
+
+__device__ __forceinline__ i64 index_at(const RowsRequest &request, const RowTiles &tiles, u64 position)
+{
+    const u64 address = request.indices + position * tiles.index_len;
+    return tiles.index_len == sizeof(i64) ? load<i64>(address) : load<int>(address);
+}
+
+// Looks up a row, the whole warp together: its address, or 0 where the index is bad, which is noted. Lanes that are not
+// `there` help.
+__device__ __forceinline__ u64 look_up(const RowsRequest &request, const RowTiles &tiles, bool there, u64 position)
+{
+    const i64 index = there ? index_at(request, tiles, position) : 0;
+    const bool valid = request.table.contains(index);
+    const u32 bad = __ballot_sync(~0u, there && !valid);
+    // The word is in the host's memory, but this device alone writes it: its own scope is enough.
+    if (bad != 0 && request.bad != 0 && lane() == (u32)__ffs((int)bad) - 1)
+        atomicMin((u64 *)request.bad, position);
+    return there && valid ? request.table.address((u64)index) : 0;
+}
+
+// Looks up the rows of a tile. What is kept is where the tile would begin if all of it lay in that row: the unit's number
+// alone leads from there to the unit. For a bad index, 0.
+__device__ __forceinline__ void look_up_all(const RowsRequest &request, const RowTiles &tiles, const Tile &tile,
+                                            u32 unit_len, u64 *places)
+{
+#pragma unroll 1
+    for (u32 first = 0; first < tile.rows; first += WARP) {
+        const u32 row = first + lane();
+        const u64 address = look_up(request, tiles, row < tile.rows, tile.row + row);
+        if (row < tile.rows)
+            places[row] = address == 0 ? 0 : address + (tile.before - row * tiles.row_units) * unit_len;
+    }
+    __syncwarp();
+}
+
+// The units of a tile that one lane moves, one a turn: where each is on either side, or 0 if there is none.
+struct Units {
+    const RowTiles &tiles;
+    const Tile &tile;
+    const u64 *places;
+    u32 table_len; // of a unit
+    u32 dense_len;
+    u64 rows; // where the tile begins on the dense side
+    u64 gap;  // between two rows there
+
+    __device__ __forceinline__ Units(const RowsRequest &request, const RowTiles &tiles, const Tile &tile,
+                                     const u64 *places, u32 table_len, u32 dense_len)
+        : tiles(tiles), tile(tile), places(places), table_len(table_len), dense_len(dense_len)
+    {
+        rows = request.rows + tile.row * request.rows_stride + tile.before * dense_len;
+        gap = request.rows_stride - tiles.row_units * dense_len;
+    }
+
+    __device__ __forceinline__ u64 dense(u32 turn) const
+    {
+        const u32 unit = turn * WARP + lane();
+        const u64 dense = rows + row_of(tiles, tile, unit) * gap + unit * dense_len;
+        return unit < tile.units ? dense : 0;
+    }
+
+    __device__ __forceinline__ u64 place(u32 turn) const
+    {
+        const u32 unit = turn * WARP + lane();
+        // There is a place for every row that a unit could be of, though it may hold nothing.
+        const u64 place = places[row_of(tiles, tile, unit)];
+        return unit < tile.units && place != 0 ? place + unit * table_len : 0;
+    }
+};
+
+// Memory is written in sectors, and read first where only a part of one is new. This brings in the sectors that a row shares
+// with its neighbours, all at once rather than later and one by one.
+__device__ __forceinline__ void fetch_edges(u64 row, u64 len)
+{
+    constexpr u64 SECTOR = 32;
+    if (row % SECTOR != 0)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(row));
+    if ((row + len) % SECTOR != 0)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + len - 1));
+}
+
+} // namespace wholemem

@@ -1,0 +1,65 @@
+// Loads and stores of one unit of global memory, named by its address; address 0 is nowhere.
+//
+// The compiler cannot see from a number that it names global memory, so the instructions say it. They are predicated rather
+// than branched around, so that a thread's loads stand next to each other. Loads are plain, neither non-coherent nor
+// streaming: others may write a table before and after, and on an H200 loads that allocate in the first cache are the
+// fastest.
+#pragma once
+
+namespace wholemem {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+
+// What is there, and zero from nowhere.
+template <class Unit> __device__ Unit load(unsigned long long address);
+
+// Puts a unit there, and nothing nowhere.
+template <class Unit> __device__ void store(unsigned long long address, Unit value);
+
+#define WHOLEMEM_UNIT(UNIT, TYPE, REGISTER, HOLD)                                                                      \
+    template <> __device__ __forceinline__ UNIT load<UNIT>(unsigned long long address)                                 \
+    {                                                                                                                  \
+        HOLD value = 0;                                                                                                \
+        asm volatile("{.reg .pred there; setp.ne.u64 there, %1, 0; @there ld.global." TYPE " %0, [%1];}"               \
+                     : "+" REGISTER(value)                                                                             \
+                     : "l"(address)                                                                                    \
+                     : "memory");                                                                                      \
+        return (UNIT)value;                                                                                            \
+    }                                                                                                                  \
+    template <> __device__ __forceinline__ void store<UNIT>(unsigned long long address, UNIT value)                    \
+    {                                                                                                                  \
+        asm volatile("{.reg .pred there; setp.ne.u64 there, %0, 0; @there st.global." TYPE " [%0], %1;}" ::"l"(        \
+                         address),                                                                                     \
+                     REGISTER((HOLD)value)                                                                             \
+                     : "memory");                                                                                      \
+    }
+
+WHOLEMEM_UNIT(u8, "u8", "r", unsigned)
+WHOLEMEM_UNIT(u16, "u16", "h", u16)
+WHOLEMEM_UNIT(unsigned, "u32", "r", unsigned)
+WHOLEMEM_UNIT(int, "u32", "r", int)
+WHOLEMEM_UNIT(unsigned long long, "u64", "l", unsigned long long)
+WHOLEMEM_UNIT(long long, "u64", "l", long long)
+
+#undef WHOLEMEM_UNIT
+
+template <> __device__ __forceinline__ uint4 load<uint4>(unsigned long long address)
+{
+    uint4 value = {0, 0, 0, 0};
+    asm volatile("{.reg .pred there; setp.ne.u64 there, %4, 0; @there ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                 : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+                 : "l"(address)
+                 : "memory");
+    return value;
+}
+
+template <> __device__ __forceinline__ void store<uint4>(unsigned long long address, uint4 value)
+{
+    asm volatile("{.reg .pred there; setp.ne.u64 there, %0, 0; @there st.global.v4.u32 [%0], {%1, %2, %3, %4};}" ::"l"(
+                     address),
+                 "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+                 : "memory");
+}
+
+} // namespace wholemem
