@@ -70,9 +70,23 @@ __device__ __forceinline__ uint4 join(uint4 a, uint4 b, u32 byte)
             __funnelshift_r(a.w, b.x, bits)};
 }
 
+// A vector of memory that is there from `low` to `high`, with zeros for the rest.
+__device__ __forceinline__ uint4 load_part(u64 vector, u64 low, u64 high)
+{
+    u64 halves[2] = {0, 0};
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half)
+#pragma unroll 1
+        for (u32 byte = 0; byte < 8; ++byte) {
+            const u64 at = vector + 8 * half + byte;
+            halves[half] |= (u64)load<u8>(low <= at && at < high ? at : 0) << 8 * byte;
+        }
+    return {(u32)halves[0], (u32)(halves[0] >> 32), (u32)halves[1], (u32)(halves[1] >> 32)};
+}
+
 // Tiles are some parts of rows here, all but the last of a row equally long; units are bytes. The source is read in aligned
-// vectors that hold at least one byte of the part: what else they hold is never used, and memory comes in pages, so it is
-// there.
+// vectors that hold at least one byte of the part; what else they hold is never used. A table is made of granules, so all of
+// it is there. The dense side is somebody's memory and may begin and end anywhere.
 template <bool SCATTER>
 __device__ __forceinline__ void move_staged(const RowsRequest &request, const RowTiles &tiles, Stage *stages)
 {
@@ -104,6 +118,7 @@ __device__ __forceinline__ void move_staged(const RowsRequest &request, const Ro
     __syncwarp();
 
     const u32 magic = (0x7fffffffu + vectors_of_part) / vectors_of_part;
+    const u64 rows_end = request.rows + (request.count - 1) * request.rows_stride + request.row_len;
     uint4 held[Stage::TURNS];
 #pragma unroll
     for (u32 turn = 0; turn < Stage::TURNS; ++turn) {
@@ -111,7 +126,11 @@ __device__ __forceinline__ void move_staged(const RowsRequest &request, const Ro
         const u64 from = part < parts ? stage.from[part] : 0;
         const u64 end = part < parts ? from + stage.len[part] : 0;
         const u64 aligned = from / VECTOR * VECTOR + (vector - part * vectors_of_part) * VECTOR;
-        held[turn] = load<uint4>(from != 0 && aligned < end ? aligned : 0);
+        const bool needed = from != 0 && aligned < end;
+        const bool there = !SCATTER || (request.rows <= aligned && aligned + VECTOR <= rows_end);
+        held[turn] = load<uint4>(needed && there ? aligned : 0);
+        if (needed && !there)
+            held[turn] = load_part(aligned, request.rows, rows_end);
     }
 #pragma unroll
     for (u32 turn = 0; turn < Stage::TURNS; ++turn)
