@@ -144,16 +144,16 @@ impl GlobalRef {
 /// which the highest is always set: the rest is kept, and `n` itself is added after the multiplication, halved first so
 /// that nothing overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Division {
+pub(crate) struct Division {
     by: u64,
-    magic: u64,
-    shift: u32,
+    pub(crate) magic: u64,
+    pub(crate) shift: u32,
 }
 
 impl Division {
     /// `None` for one, by which nobody needs to divide and for which the multiplier is too long, and beyond half the
     /// range.
-    fn by(by: u64) -> Option<Self> {
+    pub(crate) fn by(by: u64) -> Option<Self> {
         if !(2..=1 << 63).contains(&by) {
             return None;
         }
@@ -162,7 +162,7 @@ impl Division {
         Some(Self { by, magic: u64::try_from(magic).ok()?, shift: log - 1 })
     }
 
-    fn quotient(self, number: u64) -> u64 {
+    pub(crate) fn quotient(self, number: u64) -> u64 {
         let (_, high) = number.widening(self.magic);
         (high + ((number - high) >> 1)) >> self.shift
     }

@@ -12,51 +12,71 @@ mod walk;
 
 use wholemem_hal::{Args, HostFunction, LaunchShape};
 
-use crate::{ElementsRequest, RowsRequest};
+use crate::ops::RowTiles;
+use crate::{ElementsRequest, IndexType, RowsRequest};
 
 /// Every kernel, by name.
 pub(crate) const FUNCTIONS: &[(&str, HostFunction)] = &[
-    ("gather_rows_i32", gather_rows::<i32>),
-    ("gather_rows_i64", gather_rows::<i64>),
-    ("scatter_rows_i32", scatter_rows::<i32>),
-    ("scatter_rows_i64", scatter_rows::<i64>),
-    ("gather_convert_i32", gather_convert::<i32>),
-    ("gather_convert_i64", gather_convert::<i64>),
-    ("scatter_convert_i32", scatter_convert::<i32>),
-    ("scatter_convert_i64", scatter_convert::<i64>),
-    ("scatter_add_i32", scatter_add::<i32>),
-    ("scatter_add_i64", scatter_add::<i64>),
+    ("gather_rows", gather_rows),
+    ("scatter_rows", scatter_rows),
+    ("gather_convert", gather_convert),
+    ("scatter_convert", scatter_convert),
+    ("scatter_add", scatter_add),
 ];
 
 fn rows(args: &Args) -> RowsRequest {
-    args.read(0).and_then(RowsRequest::from_bytes).expect("one request")
+    args.read(0).and_then(RowsRequest::from_bytes).expect("a request")
 }
 
 fn elements(args: &Args) -> ElementsRequest {
-    args.read(0).and_then(ElementsRequest::from_bytes).expect("one request")
+    args.read(0).and_then(ElementsRequest::from_bytes).expect("a request")
 }
 
-unsafe fn gather_rows<I: find::Index>(_: &LaunchShape, args: &Args) {
-    // SAFETY: whoever launches a kernel answers for what its request names.
-    unsafe { rows::gather::<I>(&rows(args)) }
+fn index_type(args: &Args) -> IndexType {
+    args.read(1).and_then(RowTiles::index_type).expect("the tiles of a request")
 }
 
-unsafe fn scatter_rows<I: find::Index>(_: &LaunchShape, args: &Args) {
-    // SAFETY: as above.
-    unsafe { rows::scatter::<I>(&rows(args)) }
+unsafe fn gather_rows(_: &LaunchShape, args: &Args) {
+    match index_type(args) {
+        // SAFETY: whoever launches a kernel answers for what its request names.
+        IndexType::I32 => unsafe { rows::gather::<i32>(&rows(args)) },
+        // SAFETY: as above.
+        IndexType::I64 => unsafe { rows::gather::<i64>(&rows(args)) },
+    }
 }
 
-unsafe fn gather_convert<I: find::Index>(_: &LaunchShape, args: &Args) {
-    // SAFETY: as above.
-    unsafe { elements::gather::<I>(&elements(args)) }
+unsafe fn scatter_rows(_: &LaunchShape, args: &Args) {
+    match index_type(args) {
+        // SAFETY: as above.
+        IndexType::I32 => unsafe { rows::scatter::<i32>(&rows(args)) },
+        // SAFETY: as above.
+        IndexType::I64 => unsafe { rows::scatter::<i64>(&rows(args)) },
+    }
 }
 
-unsafe fn scatter_convert<I: find::Index>(_: &LaunchShape, args: &Args) {
-    // SAFETY: as above.
-    unsafe { elements::scatter::<I>(&elements(args)) }
+unsafe fn gather_convert(_: &LaunchShape, args: &Args) {
+    match index_type(args) {
+        // SAFETY: as above.
+        IndexType::I32 => unsafe { elements::gather::<i32>(&elements(args)) },
+        // SAFETY: as above.
+        IndexType::I64 => unsafe { elements::gather::<i64>(&elements(args)) },
+    }
 }
 
-unsafe fn scatter_add<I: find::Index>(_: &LaunchShape, args: &Args) {
-    // SAFETY: as above.
-    unsafe { elements::add::<I>(&elements(args)) }
+unsafe fn scatter_convert(_: &LaunchShape, args: &Args) {
+    match index_type(args) {
+        // SAFETY: as above.
+        IndexType::I32 => unsafe { elements::scatter::<i32>(&elements(args)) },
+        // SAFETY: as above.
+        IndexType::I64 => unsafe { elements::scatter::<i64>(&elements(args)) },
+    }
+}
+
+unsafe fn scatter_add(_: &LaunchShape, args: &Args) {
+    match index_type(args) {
+        // SAFETY: as above.
+        IndexType::I32 => unsafe { elements::add::<i32>(&elements(args)) },
+        // SAFETY: as above.
+        IndexType::I64 => unsafe { elements::add::<i64>(&elements(args)) },
+    }
 }

@@ -3,43 +3,39 @@
 use wholemem_hal::{Args, Attempt, Device, Function, KernelImage, Module, Rights, Span, Stream};
 
 use super::plan::{Request, Table, plan};
-use super::shape::shape;
-use super::{Dense, IndexType, Indices, Op};
+use super::shape::{Shape, shape};
+use super::{Dense, Indices, Op};
 use crate::{Result, host};
 
-const IMAGE: KernelImage = KernelImage { ptx: None, host: host::FUNCTIONS };
+/// The kernels that move bytes, and those that look at elements.
+const ROWS: KernelImage =
+    KernelImage { ptx: Some(include_str!("../../../../kernels/ptx/rows.ptx")), host: host::FUNCTIONS };
+const ELEMENTS: KernelImage =
+    KernelImage { ptx: Some(include_str!("../../../../kernels/ptx/elements.ptx")), host: host::FUNCTIONS };
 
-/// The kernels, loaded: for each [`Op`] and type of index, one that moves bytes and one that moves elements.
+/// The kernels, loaded.
 #[derive(Debug)]
 pub(crate) struct Kernels {
-    gather: Pair,
-    scatter: Pair,
-    gather_convert: Pair,
-    scatter_convert: Pair,
-    scatter_add: Pair,
-}
-
-/// A kernel for either type of index.
-#[derive(Debug)]
-struct Pair {
-    i32: Function,
-    i64: Function,
+    gather: Function,
+    scatter: Function,
+    gather_convert: Function,
+    scatter_convert: Function,
+    scatter_add: Function,
 }
 
 impl Kernels {
     /// Loads the kernels.
     pub(crate) fn load(device: &Device) -> Result<Self> {
-        // SAFETY: the functions of the image take one request each, and are launched with that below.
-        let module = unsafe { Module::load(device, &IMAGE) }?;
-        let pair = |i32, i64| -> Result<Pair> {
-            Ok(Pair { i32: module.function(i32)?, i64: module.function(i64)? })
-        };
+        // SAFETY: the functions of the image take a request and its tiles, and are launched with that below.
+        let rows = unsafe { Module::load(device, &ROWS) }?;
+        // SAFETY: as above.
+        let elements = unsafe { Module::load(device, &ELEMENTS) }?;
         Ok(Self {
-            gather: pair("gather_rows_i32", "gather_rows_i64")?,
-            scatter: pair("scatter_rows_i32", "scatter_rows_i64")?,
-            gather_convert: pair("gather_convert_i32", "gather_convert_i64")?,
-            scatter_convert: pair("scatter_convert_i32", "scatter_convert_i64")?,
-            scatter_add: pair("scatter_add_i32", "scatter_add_i64")?,
+            gather: rows.function("gather_rows")?,
+            scatter: rows.function("scatter_rows")?,
+            gather_convert: elements.function("gather_convert")?,
+            scatter_convert: elements.function("scatter_convert")?,
+            scatter_add: elements.function("scatter_add")?,
         })
     }
 
@@ -56,21 +52,19 @@ impl Kernels {
     ) -> Result<()> {
         let bad = note.map_or(0, Span::address);
         let Some(request) = plan(op, table, &indices.place(), &dense.place(), bad)? else { return Ok(()) };
-        let pair = match (op, &request) {
+        let function = match (op, &request) {
             (Op::Gather, Request::Rows(_)) => &self.gather,
             (Op::Gather, Request::Elements(_)) => &self.gather_convert,
             (Op::Scatter, Request::Rows(_)) => &self.scatter,
             (Op::Scatter, Request::Elements(_)) => &self.scatter_convert,
             (Op::ScatterAdd, _) => &self.scatter_add,
         };
-        let function = match indices.kind {
-            IndexType::I32 => &pair.i32,
-            IndexType::I64 => &pair.i64,
-        };
         let args = match &request {
             Request::Rows(request) => Args::new().bytes(&request.to_bytes(), align_of::<u64>()),
             Request::Elements(request) => Args::new().bytes(&request.to_bytes(), align_of::<u64>()),
         };
+        let Shape { launch, tiles } = shape(op, &request, indices.kind);
+        let args = args.bytes(&tiles.to_bytes(), align_of::<u64>());
         let attempt = || Attempt::Launch { name: function.name() };
         let device = stream.device();
         indices.span.check(device, Rights::Read, attempt)?;
@@ -79,9 +73,9 @@ impl Kernels {
         let mut operands = Vec::with_capacity(held.len() + 3);
         operands.extend_from_slice(held);
         operands.extend([&indices.span, &dense.span].into_iter().chain(note).cloned());
-        // SAFETY: the request is what the function of its operation takes, and the plan made it of spans that are all
+        // SAFETY: the request and its tiles are what the function of its operation takes, and the plan made it of spans that are all
         // among the operands: indices and rows within theirs, rights checked above; the table's rows within `held`, which
         // this rank's device may read and write, and a launch on another device is refused.
-        Ok(unsafe { stream.launch(function, &shape(&request), &args, &operands) }?)
+        Ok(unsafe { stream.launch(function, &launch, &args, &operands) }?)
     }
 }

@@ -24,6 +24,7 @@ pub(crate) use kernel::Kernels;
 pub use operand::{Dense, IndexType, Indices, OnBadIndex, Order};
 pub(crate) use plan::Table;
 pub use request::{ElementsRequest, RowsRequest};
+pub(crate) use shape::RowTiles;
 
 /// What is done with rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -134,7 +134,15 @@ impl Case {
         let ranks = self.rows_of_each.len();
         // Two ranks share a device.
         let backend = Backend::host(HostConfig::virtual_devices(ranks.div_ceil(2)).granule(granule)).unwrap();
-        let devices: Vec<_> = (0..ranks).map(|rank| backend.device((rank / 2) as u32).unwrap()).collect();
+        self.world_on(&backend)
+    }
+
+    /// The same ranks on the devices of a backend, however many there are.
+    pub(crate) fn world_on(&self, backend: &Backend) -> World {
+        let count = backend.devices().len();
+        let devices: Vec<_> = (0..self.rows_of_each.len())
+            .map(|rank| backend.device((rank / 2 % count) as u32).unwrap())
+            .collect();
         let groups = Group::local(&devices).unwrap();
         let spec = TensorSpec {
             kind: self.kind,
@@ -286,6 +294,18 @@ impl World {
         let mut seen = vec![0; output.len()];
         output.bytes().unwrap().read_at(0, &mut seen).unwrap();
         assert!(seen == expected, "rank {rank}: {}", difference(&seen, &expected));
+    }
+
+    /// Gathers, scatters and adds.
+    pub(crate) fn all(&mut self) {
+        Group::on_each(&self.groups, |group| {
+            self.gather(group);
+            Ok(())
+        })
+        .unwrap();
+        self.scatter();
+        self.scatter_fixed();
+        self.add(Order::Any);
     }
 
     /// Rows to scatter, of the dense side's type.

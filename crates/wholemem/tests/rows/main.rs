@@ -9,6 +9,7 @@
 )]
 
 mod case;
+mod gpu;
 mod naive;
 
 use case::{Case, cases};
@@ -45,6 +46,12 @@ proptest! {
 /// The cases that must hold, whatever chance comes to.
 #[test]
 fn the_hard_partitions_agree_with_a_naive_loop() {
+    for case in hard_cases() {
+        case.world().all();
+    }
+}
+
+fn hard_cases() -> Vec<Case> {
     let hard: [(&[u64], u64); 8] = [
         (&[0], 25),
         (&[1], 1),
@@ -55,37 +62,26 @@ fn the_hard_partitions_agree_with_a_naive_loop() {
         (&[3000, 1, 2000], 100),
         (&[2, 1], (2 << 20) + 4),
     ];
-    for (rows_of_each, elements) in hard {
-        for (kind, location) in [
-            (Kind::Continuous, Location::Device),
-            (Kind::Chunked, Location::Device),
-            (Kind::Chunked, Location::Host),
-        ] {
-            let case = Case {
-                rows_of_each: rows_of_each.to_vec(),
-                elements,
-                kind,
-                location,
-                dtype: Dtype::U8,
-                dense: Dtype::U8,
-                index: IndexType::I32,
-                gap: 3,
-                count: if elements > 1000 { 3 } else { 40 },
-                on_bad: OnBadIndex::Note,
-                bad_at: None,
-                large_granule: true,
-                view: None,
-                seed: 7,
-            };
-            let mut world = case.world();
-            Group::on_each(&world.groups, |group| {
-                world.gather(group);
-                Ok(())
-            })
-            .unwrap();
-            world.scatter();
-            world.scatter_fixed();
-            world.add(Order::Any);
-        }
-    }
+    let places = [
+        (Kind::Continuous, Location::Device),
+        (Kind::Chunked, Location::Device),
+        (Kind::Chunked, Location::Host),
+    ];
+    let case = |(rows_of_each, elements): (&[u64], u64), (kind, location)| Case {
+        rows_of_each: rows_of_each.to_vec(),
+        elements,
+        kind,
+        location,
+        dtype: Dtype::U8,
+        dense: Dtype::U8,
+        index: IndexType::I32,
+        gap: 3,
+        count: if elements > 1000 { 3 } else { 40 },
+        on_bad: OnBadIndex::Note,
+        bad_at: None,
+        large_granule: true,
+        view: None,
+        seed: 7,
+    };
+    hard.into_iter().flat_map(|hard| places.map(|place| case(hard, place))).collect()
 }
