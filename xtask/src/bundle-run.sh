@@ -52,6 +52,7 @@ bench() {
 
 step "doctor" 120 sh -c '"$0" doctor --json >"$1"' "$here/wholemem" "$report/doctor.json"
 step "suite" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
+step "rows" 300 "$here/test-rows" --test-threads=1 gpu::
 step "demo" 120 "$here/wholemem" demo --backend cuda --size 1GiB
 OUTPUT="$report/alloc.json" bench alloc 180 alloc --sizes 2MiB,8MiB,32MiB,128MiB,512MiB,2GiB,8GiB,16GiB,64GiB
 OUTPUT="$report/share.json" bench share 180 share --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
@@ -70,6 +71,8 @@ if command -v compute-sanitizer >/dev/null; then
     # One process at a time, and without the ten thousand cycles, which the sanitizer would make an hour of.
     step "suite under memcheck" 400 compute-sanitizer --tool memcheck --error-exitcode 9 --report-api-errors no \
         "$here/test-cuda" --test-threads=1 suite:: gpu:: --skip ten_thousand --skip two_processes --skip outlives
+    step "rows under memcheck" 300 env PROPTEST_CASES=24 compute-sanitizer --tool memcheck --error-exitcode 9 \
+        --report-api-errors no "$here/test-rows" --test-threads=1 gpu::
 else
     echo "suite under memcheck         skipped: no compute-sanitizer" | tee -a "$report/summary.txt"
 fi
