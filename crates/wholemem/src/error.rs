@@ -22,6 +22,14 @@ pub enum Error {
     #[error(transparent)]
     Comm(#[from] wholemem_comm::Error),
 
+    /// A file of rows.
+    #[error(transparent)]
+    File(#[from] crate::files::FileError),
+
+    /// Whoever watched a long call ended it.
+    #[error("it was interrupted")]
+    Interrupted,
+
     /// What the lowest failing rank met with in a collective call. The same on every rank.
     #[error("rank {rank} failed: {why}")]
     OnRank {
@@ -191,6 +199,8 @@ impl Error {
             Self::StrideTooShort { .. } => 1014,
             Self::Misaligned { .. } => 1015,
             Self::RowsDiffer { .. } => 1016,
+            Self::File(_) => 1017,
+            Self::Interrupted => 1018,
         }
     }
 
@@ -199,6 +209,7 @@ impl Error {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Hal(error) => error.hint(),
+            Self::File(error) => error.hint(),
             Self::NotConvertible { .. } => {
                 Some("gather without a conversion, and convert the rows afterwards")
             }

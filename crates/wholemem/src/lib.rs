@@ -120,6 +120,7 @@
 mod dtype;
 mod element;
 mod error;
+pub mod files;
 mod global_ref;
 mod group;
 #[allow(unsafe_code, reason = "loops over memory that other ranks write too")]

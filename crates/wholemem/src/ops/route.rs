@@ -43,7 +43,7 @@ impl WholeTensor {
     ) -> Result<()> {
         let comm = self.group().communicator();
         // Whatever is wrong on this rank alone, it takes part until all know of it.
-        let load = self.check().and_then(|()| self.load(stream, op, input, indices));
+        let load = self.check().and_then(|()| self.pack(stream, op, input, indices));
         let counts = meet(comm, load.as_ref().map(|load| load.places.len() as u64))?;
         let load = load?;
         let mut applied = Ok(());
@@ -64,7 +64,7 @@ impl WholeTensor {
     }
 
     /// Reads indices and rows.
-    fn load(&self, stream: &Stream, op: Op, input: &Dense, indices: &Indices) -> Result<Load> {
+    fn pack(&self, stream: &Stream, op: Op, input: &Dense, indices: &Indices) -> Result<Load> {
         let dtype = self.dtype();
         let request = plan(op, &self.table(), &indices.place(), &input.place(), 0)?;
         let Some(request) = request else { return Ok(Load::default()) };

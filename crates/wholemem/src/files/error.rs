@@ -1,0 +1,173 @@
+//! What can be wrong with a file of rows.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use wholemem_os::Errno;
+
+/// What can be wrong with a file of rows, and where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+pub struct FileError {
+    /// The file, or the folder.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub problem: FileProblem,
+}
+
+/// What is wrong with a file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileProblem {
+    /// The system refused something.
+    #[error("cannot {attempt}: {errno}")]
+    Refused {
+        /// What was tried.
+        attempt: &'static str,
+        /// What the system said.
+        errno: Errno,
+    },
+
+    /// A file whose kind its name does not tell.
+    #[error("it is no folder of a saved tensor, and its name ends neither in .npy nor in .safetensors")]
+    UnknownKind,
+
+    /// A file that breaks the rules of its format.
+    #[error("it is no {format}: {what}")]
+    Malformed {
+        /// Which format.
+        format: &'static str,
+        /// The rule it breaks.
+        what: &'static str,
+    },
+
+    /// Elements of a type that tensors do not have.
+    #[error("its elements are `{name}`, which no tensor holds")]
+    UnknownType {
+        /// The type's name in the file.
+        name: String,
+    },
+
+    /// An array whose first dimension is not the slowest.
+    #[error("its columns, not its rows, are stored one after the other")]
+    ColumnsFirst,
+
+    /// A file that is shorter or longer than what it says of itself.
+    #[error("it has {len} bytes, and what it holds takes {needed}")]
+    WrongLength {
+        /// How long it is.
+        len: u64,
+        /// How long it must be.
+        needed: u64,
+    },
+
+    /// Raw bytes that are no whole number of rows.
+    #[error("its {len} bytes are no whole number of rows of {row_len} bytes")]
+    PartialRow {
+        /// How long it is.
+        len: u64,
+        /// How long a row is.
+        row_len: u64,
+    },
+
+    /// A tensor that a file of several does not have.
+    #[error("it has no tensor `{name}`, but {}", Names(known))]
+    NoSuchTensor {
+        /// The name asked for.
+        name: String,
+        /// Some of the names it has.
+        known: Vec<String>,
+    },
+
+    /// A file of several tensors, or of none, where no name was given.
+    #[error("it has {count} tensors: name one of {}", Names(known))]
+    NotOneTensor {
+        /// How many there are.
+        count: usize,
+        /// Some of their names.
+        known: Vec<String>,
+    },
+
+    /// A part of a saved tensor that is not there.
+    #[error("rows {start}..{end} are missing")]
+    MissingRows {
+        /// The first missing row.
+        start: u64,
+        /// The one behind the last.
+        end: u64,
+    },
+
+    /// A part of a saved tensor that belongs to another one.
+    #[error("it is of another save than {}", other.display())]
+    OtherSave {
+        /// A file of the one it was found with.
+        other: PathBuf,
+    },
+
+    /// Bytes that are not those that were saved.
+    #[error("rows {start}..{end} are not what was saved: their checksum differs")]
+    Corrupt {
+        /// The first row of the block.
+        start: u64,
+        /// The one behind the last.
+        end: u64,
+    },
+
+    /// A tensor is saved only where nothing is, unless overwriting is asked for.
+    #[error("something is there already")]
+    AlreadyThere,
+
+    /// Something that is no saved tensor is not replaced by one.
+    #[error("it is no saved tensor, and is not replaced by one")]
+    NotReplaced,
+}
+
+impl FileProblem {
+    pub(crate) fn at(self, path: &Path) -> FileError {
+        FileError { path: path.to_owned(), problem: self }
+    }
+
+    pub(crate) fn refused(attempt: &'static str, error: &io::Error) -> Self {
+        match error.kind() {
+            // A file that ends before what it says it holds, or was cut since it was looked at.
+            io::ErrorKind::UnexpectedEof => {
+                Self::Malformed { format: "whole file", what: "it ends too early" }
+            }
+            _ => Self::Refused { attempt, errno: Errno::from_io_error(error).unwrap_or(Errno::IO) },
+        }
+    }
+}
+
+impl FileError {
+    /// What a person can do about it, where something can be done.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self.problem {
+            FileProblem::UnknownKind => {
+                Some("raw bytes need the type of their elements and the shape of a row")
+            }
+            FileProblem::ColumnsFirst => Some("in numpy, save `numpy.ascontiguousarray(array)`"),
+            FileProblem::AlreadyThere => Some("ask for overwriting, or save elsewhere"),
+            FileProblem::Corrupt { .. } => {
+                Some("the medium or a copy of it is at fault: restore it and load again")
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A few names, as a person lists them.
+struct Names<'a>(&'a [String]);
+
+impl std::fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const SHOWN: usize = 8;
+        if self.0.is_empty() {
+            return f.write_str("none");
+        }
+        for (n, name) in self.0.iter().take(SHOWN).enumerate() {
+            write!(f, "{}`{name}`", if n == 0 { "" } else { ", " })?;
+        }
+        if self.0.len() > SHOWN { write!(f, " and {} more", self.0.len() - SHOWN) } else { Ok(()) }
+    }
+}

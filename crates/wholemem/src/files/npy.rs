@@ -1,0 +1,224 @@
+//! The header of a `.npy` file: a Python dictionary of three entries, in front of the elements.
+
+use super::error::FileProblem;
+use crate::Dtype;
+
+const MAGIC: &[u8; 6] = b"\x93NUMPY";
+
+/// The longest header that is read. An array has at most 64 dimensions; real headers have about a hundred bytes.
+pub(super) const LONGEST: usize = 64 << 10;
+
+/// What a header says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Npy {
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<u64>,
+    /// Where the elements begin in the file.
+    pub(super) offset: u64,
+}
+
+/// Reads the header at the front of a file, of which `bytes` are the first [`LONGEST`] or all.
+pub(super) fn decode(bytes: &[u8]) -> Result<Npy, FileProblem> {
+    let malformed = |what| FileProblem::Malformed { format: ".npy file", what };
+    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| malformed("its first bytes are others"))?;
+    let (version, rest) = rest.split_first_chunk::<2>().ok_or_else(|| malformed("its header is cut off"))?;
+    let (len, rest) = match version {
+        [1, _] => rest.split_first_chunk().map(|(len, rest)| (usize::from(u16::from_le_bytes(*len)), rest)),
+        [2 | 3, _] => rest.split_first_chunk().map(|(len, rest)| (u32::from_le_bytes(*len) as usize, rest)),
+        _ => return Err(malformed("its version is unknown")),
+    }
+    .ok_or_else(|| malformed("its header is cut off"))?;
+    let text = rest.get(..len).ok_or_else(|| malformed("its header is cut off"))?;
+    let text = std::str::from_utf8(text).map_err(|_| malformed("its header is no text"))?;
+    let offset = (bytes.len() - rest.len() + len) as u64;
+    let header =
+        Dictionary { rest: text.trim() }.read().ok_or_else(|| malformed("its header is no dictionary"))?;
+    let (Some(descr), Some(columns_first), Some(shape)) = (header.descr, header.columns_first, header.shape)
+    else {
+        return Err(malformed("its header lacks one of descr, fortran_order and shape"));
+    };
+    if columns_first && shape.len() > 1 {
+        return Err(FileProblem::ColumnsFirst);
+    }
+    Ok(Npy { dtype: dtype(&descr)?, shape, offset })
+}
+
+fn dtype(descr: &str) -> Result<Dtype, FileProblem> {
+    // Of one byte, the order is none: numpy writes `|`.
+    Ok(match descr.trim_start_matches(['<', '|', '=']) {
+        "u1" | "b1" => Dtype::U8,
+        "i1" => Dtype::I8,
+        "u2" => Dtype::U16,
+        "i2" => Dtype::I16,
+        "u4" => Dtype::U32,
+        "i4" => Dtype::I32,
+        "u8" => Dtype::U64,
+        "i8" => Dtype::I64,
+        "f2" => Dtype::F16,
+        "f4" => Dtype::F32,
+        "f8" => Dtype::F64,
+        _ => return Err(FileProblem::UnknownType { name: descr.to_owned() }),
+    })
+}
+
+/// What the dictionary holds of what is looked for.
+#[derive(Default)]
+struct Header {
+    descr: Option<String>,
+    columns_first: Option<bool>,
+    shape: Option<Vec<u64>>,
+}
+
+/// A Python dictionary of texts, truth values and tuples of numbers, as it is read from the front.
+struct Dictionary<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Dictionary<'a> {
+    fn read(mut self) -> Option<Header> {
+        let mut header = Header::default();
+        self.take('{')?;
+        while self.take('}').is_none() {
+            let key = self.text()?;
+            self.take(':')?;
+            match key {
+                // A structured type is a list: no tensor holds it, and its first bracket says enough.
+                "descr" if self.rest.starts_with('[') => {
+                    return Some(Header { descr: Some("structure".into()), ..full() });
+                }
+                "descr" => header.descr = Some(self.text()?.to_owned()),
+                "fortran_order" => header.columns_first = Some(self.truth()?),
+                "shape" => header.shape = Some(self.tuple()?),
+                _ => return None,
+            }
+            if self.take(',').is_none() {
+                self.take('}')?;
+                break;
+            }
+        }
+        self.rest.is_empty().then_some(header)
+    }
+
+    fn take(&mut self, token: char) -> Option<()> {
+        self.rest = self.rest.strip_prefix(token)?.trim_start();
+        Some(())
+    }
+
+    fn text(&mut self) -> Option<&'a str> {
+        let quote = self.rest.chars().next().filter(|quote| ['\'', '"'].contains(quote))?;
+        let (text, rest) = self.rest[1..].split_once(quote)?;
+        self.rest = rest.trim_start();
+        Some(text)
+    }
+
+    fn truth(&mut self) -> Option<bool> {
+        let value = [("True", true), ("False", false)].into_iter();
+        let (word, value) = value.into_iter().find(|(word, _)| self.rest.starts_with(word))?;
+        self.rest = self.rest[word.len()..].trim_start();
+        Some(value)
+    }
+
+    fn tuple(&mut self) -> Option<Vec<u64>> {
+        let mut numbers = Vec::new();
+        self.take('(')?;
+        while self.take(')').is_none() {
+            let len = self.rest.find(|letter: char| !letter.is_ascii_digit())?;
+            numbers.push(self.rest[..len].parse().ok()?);
+            self.rest = self.rest[len..].trim_start();
+            if self.take(',').is_none() {
+                self.take(')')?;
+                break;
+            }
+        }
+        Some(numbers)
+    }
+}
+
+/// A header in which nothing is missing.
+fn full() -> Header {
+    Header { descr: None, columns_first: Some(false), shape: Some(Vec::new()) }
+}
+
+/// The header of an array, as numpy would write it, up to where its elements begin.
+pub(super) fn encode(dtype: Dtype, shape: &[u64]) -> Result<Vec<u8>, FileProblem> {
+    let descr = match dtype {
+        Dtype::U8 => "|u1",
+        Dtype::I8 => "|i1",
+        Dtype::U16 => "<u2",
+        Dtype::I16 => "<i2",
+        Dtype::U32 => "<u4",
+        Dtype::I32 => "<i4",
+        Dtype::U64 => "<u8",
+        Dtype::I64 => "<i8",
+        Dtype::F16 => "<f2",
+        Dtype::F32 => "<f4",
+        Dtype::F64 => "<f8",
+        Dtype::Bf16 => return Err(FileProblem::UnknownType { name: dtype.to_string() }),
+    };
+    let numbers: String = shape.iter().map(|len| format!("{len}, ")).collect();
+    // One dimension keeps its comma; more have none behind the last.
+    let numbers = if shape.len() == 1 { numbers.trim_end() } else { numbers.trim_end_matches(", ") };
+    let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({numbers}), }}");
+    const FRONT: usize = 10;
+    let len = (FRONT + text.len() + 1).next_multiple_of(64) - FRONT;
+    text.extend(std::iter::repeat_n(' ', len - 1 - text.len()));
+    text.push('\n');
+    let len = u16::try_from(len).map_err(|_| FileProblem::Malformed {
+        format: ".npy file",
+        what: "it would have too many dimensions",
+    })?;
+    Ok([&MAGIC[..], &[1, 0], &len.to_le_bytes(), text.as_bytes()].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file(header: &str) -> Vec<u8> {
+        let len = u16::try_from(header.len()).unwrap().to_le_bytes();
+        [&MAGIC[..], &[1, 0], &len, header.as_bytes(), &[0; 32]].concat()
+    }
+
+    #[test]
+    fn what_numpy_writes_is_read() {
+        let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }          \n";
+        let expected = Npy { dtype: Dtype::F32, shape: vec![3, 4], offset: 10 + header.len() as u64 };
+        assert_eq!(decode(&file(header)), Ok(expected));
+        let header = "{'descr': '|b1', 'fortran_order': True, 'shape': (7,), }\n";
+        assert_eq!(decode(&file(header)).unwrap().shape, [7], "one dimension has no order");
+        let header = "{'shape': (), 'fortran_order': False, 'descr': '<i8'}";
+        assert_eq!(decode(&file(header)).unwrap().shape, [0; 0]);
+    }
+
+    #[test]
+    fn what_no_tensor_holds_is_refused_with_its_name() {
+        let unknown = |name: &str| Err(FileProblem::UnknownType { name: name.to_owned() });
+        let of =
+            |descr: &str| file(&format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (3,), }}"));
+        assert_eq!(decode(&of("'>f4'")), unknown(">f4"));
+        assert_eq!(decode(&of("'<c8'")), unknown("<c8"));
+        assert_eq!(decode(&of("[('a', '<f4')]")), unknown("structure"));
+        let columns_first = file("{'descr': '<f4', 'fortran_order': True, 'shape': (3, 4), }");
+        assert_eq!(decode(&columns_first), Err(FileProblem::ColumnsFirst));
+    }
+
+    proptest! {
+        #[test]
+        fn a_written_header_is_read_again(code in 0u32..12, shape in prop::collection::vec(any::<u64>(), 0..9)) {
+            let dtype = Dtype::from_code(code).unwrap();
+            prop_assume!(dtype != Dtype::Bf16);
+            let header = encode(dtype, &shape).unwrap();
+            prop_assert_eq!(header.len() % 64, 0);
+            prop_assert_eq!(decode(&header), Ok(Npy { dtype, shape, offset: header.len() as u64 }));
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..80), text in "[{}(),:'a-z0-9 ]{0,60}") {
+            let _ = decode(&bytes);
+            let _ = decode(&file(&text));
+            let _ = decode(&[&MAGIC[..], &bytes].concat());
+        }
+    }
+}

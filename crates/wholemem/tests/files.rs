@@ -1,0 +1,331 @@
+//! Tensors in files: whoever wrote them, whoever reads them, and whatever happened in between.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use wholemem::files::{Copied, FileProblem, LoadSpec, SaveSpec, Source, Stored, unwatched};
+use wholemem::{Communicator, Dtype, Error, Group, Kind, Location, Rank, Result, TensorSpec, WholeTensor};
+use wholemem_comm::UniqueId;
+use wholemem_hal::{Backend, HostConfig};
+use wholemem_os::Deadline;
+use wholemem_testkit::{Ranks, test_name};
+
+fn groups(count: u32) -> Vec<Group> {
+    let backend = Backend::host(HostConfig::virtual_devices(count as usize)).unwrap();
+    let devices: Vec<_> = (0..count).map(|id| backend.device(id).unwrap()).collect();
+    Group::local(&devices).unwrap()
+}
+
+/// The bytes of a row, which differ from those of all others.
+fn row_bytes(row: u64, len: usize) -> Vec<u8> {
+    let byte =
+        |n: usize| (row.wrapping_mul(0x9e37_79b9) >> (n % 4 * 8)).to_le_bytes()[0] ^ n.to_le_bytes()[0];
+    (0..len).map(byte).collect()
+}
+
+/// Makes a tensor on all ranks in which every row has its own bytes.
+fn filled(groups: &[Group], spec: &TensorSpec) -> Vec<WholeTensor> {
+    let fill = |group: &Group| {
+        let tensor = WholeTensor::create(group, spec)?;
+        let stream = group.device().stream()?;
+        if let Some(own) = tensor.local()? {
+            let bytes: Vec<_> = own.rows.clone().flat_map(|row| row_bytes(row, tensor.row_len())).collect();
+            tensor.write_rows(&stream, own.rows.start, &bytes)?;
+        }
+        group.barrier(&stream)?;
+        Ok(tensor)
+    };
+    Group::on_each(groups, fill).unwrap()
+}
+
+/// All rows of a tensor, as one rank sees them.
+fn all_rows(tensor: &WholeTensor) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(tensor.row_count()).unwrap() * tensor.row_len()];
+    tensor.read_rows(&tensor.group().device().stream().unwrap(), 0, &mut bytes).unwrap();
+    bytes
+}
+
+fn save(tensors: &[WholeTensor], path: &Path, spec: SaveSpec) -> Result<()> {
+    let groups: Vec<_> = tensors.iter().map(|tensor| tensor.group().clone()).collect();
+    let save = |group: &Group| tensors[group.rank().index()].save(path, spec, &unwatched);
+    Group::on_each(&groups, save).map(drop)
+}
+
+fn load(count: u32, source: &Source, spec: &LoadSpec) -> Result<Vec<WholeTensor>> {
+    Group::on_each(&groups(count), |group| WholeTensor::load(group, source, spec, &unwatched))
+}
+
+/// What a folder holds, in order.
+fn listed(folder: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths
+}
+
+/// The words of the error that all ranks were told, which must be of a file.
+fn why(outcome: Result<Vec<WholeTensor>>) -> String {
+    match outcome {
+        Err(Error::OnRank { code: 1017, why, .. }) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_number_of_ranks_reads_what_any_other_wrote(
+        writers in prop::collection::vec(0u64..40, 1..6),
+        readers in prop::collection::vec(1u64..10, 1..6),
+        columns in 1u64..9,
+        code in 0u32..12,
+        chunked: bool,
+        host: bool,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("table");
+        let dtype = Dtype::from_code(code).unwrap();
+        let rows: u64 = writers.iter().sum();
+        let kind = if chunked { Kind::Chunked } else { Kind::Continuous };
+        let spec = TensorSpec::new(dtype, &[rows, columns]);
+        let spec = TensorSpec { kind, rows_of_each: Some(writers.clone()), ..spec };
+        let written = filled(&groups(u32::try_from(writers.len()).unwrap()), &spec);
+        save(&written, &path, SaveSpec::default()).unwrap();
+
+        let location = if host { Location::Host } else { Location::Device };
+        // The same rows in other proportions.
+        let total: u64 = readers.iter().sum();
+        let mut shares: Vec<u64> = readers.iter().map(|share| rows * share / total).collect();
+        *shares.last_mut().unwrap() += rows - shares.iter().sum::<u64>();
+        let spec = LoadSpec { kind, location, rows_of_each: Some(shares) };
+        let read = load(u32::try_from(readers.len()).unwrap(), &Source::new(&path), &spec).unwrap();
+        for tensor in &read {
+            prop_assert_eq!((tensor.dtype(), tensor.shape()), (dtype, &[rows, columns][..]));
+            prop_assert_eq!(all_rows(tensor), all_rows(&written[0]));
+        }
+        prop_assert_eq!(listed(folder.path()), [path], "nothing else is left");
+    }
+}
+
+/// Rows that are longer than a block, and blocks that end within a rank's rows.
+#[test]
+fn long_rows_and_many_blocks_are_read_by_others() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, rows, columns) in [("long", 5, (4 << 20) + 4), ("many", 40_000, 300)] {
+        let path = folder.path().join(name);
+        let written = filled(&groups(3), &TensorSpec::new(Dtype::U8, &[rows, columns]));
+        save(&written, &path, SaveSpec::default()).unwrap();
+        let read = load(2, &Source::new(&path), &LoadSpec::default()).unwrap();
+        assert!(all_rows(&read[1]) == all_rows(&written[0]), "{name}");
+    }
+}
+
+#[test]
+fn a_part_of_a_tensor_is_saved_as_a_tensor() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("part");
+    let whole = filled(&groups(3), &TensorSpec::new(Dtype::U16, &[100, 10]));
+    let part = |whole: &WholeTensor| whole.rows(20..90).unwrap().columns(3..5).unwrap();
+    let parts: Vec<_> = whole.iter().map(part).collect();
+    save(&parts, &path, SaveSpec::default()).unwrap();
+    let read = load(2, &Source::new(&path), &LoadSpec::default()).unwrap();
+    assert_eq!(read[0].shape(), [70, 2]);
+    assert_eq!(all_rows(&read[0]), all_rows(&parts[0]));
+}
+
+#[test]
+fn only_a_saved_tensor_is_replaced_and_only_when_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("table");
+    let first = filled(&groups(2), &TensorSpec::new(Dtype::F32, &[10, 2]));
+    let second = filled(&groups(3), &TensorSpec::new(Dtype::I64, &[30, 3]));
+    save(&first, &path, SaveSpec::default()).unwrap();
+    let refused = save(&second, &path, SaveSpec::default()).unwrap_err();
+    let words = format!("{}: something is there already", path.display());
+    assert_eq!(refused, Error::OnRank { rank: Rank(0), code: 1017, why: words });
+    let overwrite = SaveSpec { overwrite: true };
+    save(&second, &path, overwrite).unwrap();
+    assert_eq!(Stored::open(&Source::new(&path)).unwrap().shape(), [30, 3]);
+    assert_eq!(listed(folder.path()), std::slice::from_ref(&path), "the first one is gone");
+
+    fs::write(path.join("notes.txt"), "mine").unwrap();
+    let refused = save(&first, &path, overwrite).unwrap_err();
+    assert!(refused.to_string().ends_with("it is no saved tensor, and is not replaced by one"), "{refused}");
+    assert_eq!(fs::read(path.join("notes.txt")).unwrap(), b"mine");
+}
+
+#[test]
+fn bytes_that_are_not_those_that_were_saved_are_an_error_on_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("table");
+    let spec =
+        TensorSpec { rows_of_each: Some(vec![10_000; 2]), ..TensorSpec::new(Dtype::U8, &[20_000, 512]) };
+    save(&filled(&groups(2), &spec), &path, SaveSpec::default()).unwrap();
+    let shard = &listed(&path)[1];
+    let mut bytes = fs::read(shard).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(shard, &bytes).unwrap();
+    // 8,192 rows of 512 bytes are a block.
+    let what = "rows 18192..20000 are not what was saved: their checksum differs";
+    let words = format!("{}: {what}", shard.display());
+    assert_eq!(why(load(3, &Source::new(&path), &LoadSpec::default())), words);
+    let stored = Stored::open(&Source::new(&path)).unwrap();
+    assert!(matches!(stored.verify(&unwatched), Err(Error::File(error)) if error.to_string() == words));
+
+    fs::write(shard, &bytes[..last]).unwrap();
+    let words = why(load(1, &Source::new(&path), &LoadSpec::default()));
+    assert!(words.contains(&format!("it has {last} bytes, and what it holds takes {}", last + 1)), "{words}");
+}
+
+#[test]
+fn parts_that_are_missing_or_of_another_save_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+    let spec = TensorSpec { rows_of_each: Some(vec![10; 3]), ..TensorSpec::new(Dtype::U8, &[30, 4]) };
+    let tensors = filled(&groups(3), &spec);
+    for path in [&one, &two] {
+        save(&tensors, path, SaveSpec::default()).unwrap();
+    }
+    let middle = &listed(&one)[1];
+    fs::remove_file(middle).unwrap();
+    let missing = Stored::open(&Source::new(&one)).unwrap_err();
+    assert_eq!(missing.problem, FileProblem::MissingRows { start: 10, end: 20 });
+    fs::copy(&listed(&two)[1], middle).unwrap();
+    let other = Stored::open(&Source::new(&one)).unwrap_err();
+    assert_eq!((&other.path, matches!(other.problem, FileProblem::OtherSave { .. })), (middle, true));
+    fs::remove_file(middle).unwrap();
+    fs::remove_file(&listed(&one)[1]).unwrap();
+    let missing = Stored::open(&Source::new(&one)).unwrap_err();
+    assert_eq!(missing.problem, FileProblem::MissingRows { start: 10, end: 30 });
+}
+
+#[test]
+fn who_watches_is_told_how_far_it_is_and_may_end_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("table");
+    let groups = groups(2);
+    let spec =
+        TensorSpec { rows_of_each: Some(vec![15_000; 2]), ..TensorSpec::new(Dtype::U8, &[30_000, 1000]) };
+    let tensors = filled(&groups, &spec);
+    let told = AtomicU64::new(0);
+    let end = |at: Copied| {
+        assert_eq!(at.total, 15_000_000);
+        told.fetch_max(at.done, Ordering::Relaxed);
+        if at.done > 8_000_000 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let save = |group: &Group| tensors[group.rank().index()].save(&path, SaveSpec::default(), &end);
+    let interrupted = Group::on_each(&groups, save).unwrap_err();
+    assert_eq!(interrupted.to_string(), "rank 0 failed: it was interrupted");
+    assert!(told.load(Ordering::Relaxed) > 8_000_000);
+    assert!(listed(folder.path()).is_empty(), "something is left");
+    Group::on_each(&groups, |group| Ok(group.communicator().barrier()?)).unwrap();
+}
+
+#[test]
+fn a_rank_that_cannot_write_fails_all_and_nothing_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let nowhere = folder.path().join("nowhere").join("table");
+    let tensors = filled(&groups(2), &TensorSpec::new(Dtype::U8, &[100_000, 10]));
+    let refused = save(&tensors, &nowhere, SaveSpec::default()).unwrap_err();
+    assert!(matches!(&refused, Error::OnRank { rank: Rank(0), code: 1017, .. }), "{refused}");
+    // One rank names another place, where nobody has made a folder.
+    let groups: Vec<_> = tensors.iter().map(|tensor| tensor.group().clone()).collect();
+    let save = |group: &Group| {
+        let path = if group.rank() == Rank(1) { nowhere.clone() } else { folder.path().join("table") };
+        tensors[group.rank().index()].save(&path, SaveSpec::default(), &unwatched)
+    };
+    let refused = Group::on_each(&groups, save).unwrap_err();
+    assert!(matches!(&refused, Error::OnRank { rank: Rank(1), code: 1017, .. }), "{refused}");
+    assert!(listed(folder.path()).is_empty(), "something is left");
+}
+
+#[test]
+fn what_was_saved_before_stays_when_a_rank_is_killed_while_saving() {
+    let folder = tempfile::tempdir().unwrap();
+    let parameter = format!("{} {}", UniqueId::create().unwrap(), folder.path().join("table").display());
+    Ranks::of(3).killed(1).parameter(parameter).run(test_name!(), |rank| {
+        let parameter = rank.parameter();
+        let (id, path) = parameter.split_once(' ').unwrap();
+        let (id, path) = (id.parse().unwrap(), Path::new(path));
+        let me = Rank(u32::try_from(rank.id()).unwrap());
+        let deadline = Deadline::after(Duration::from_secs(60));
+        let comm = Communicator::create(&id, me, 3, deadline).unwrap();
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let group = Group::create(comm, &device).unwrap();
+        let table = WholeTensor::create(&group, &TensorSpec::new(Dtype::U8, &[60_000, 100])).unwrap();
+        table.save(path, SaveSpec::default(), &unwatched).unwrap();
+        rank.barrier();
+        // The one that is killed has written some of its rows, and so has the one that kills it.
+        let once = Once::new();
+        let watch = |_: Copied| {
+            match rank.id() {
+                0 => once.call_once(|| {
+                    assert_eq!(rank.recv(1).0, b"now");
+                    rank.kill(1);
+                }),
+                1 => {
+                    rank.send(0, b"now", &[]);
+                    rank.wait_to_be_killed()
+                }
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        };
+        let smaller = table.rows(0..30_000).unwrap();
+        let lost = Err(Error::Comm(wholemem_comm::Error::PeerLost { rank: Rank(1) }));
+        assert_eq!(smaller.save(path, SaveSpec { overwrite: true }, &watch), lost);
+        if rank.id() == 0 {
+            assert_eq!(Stored::open(&Source::new(path)).unwrap().shape(), [60_000, 100]);
+            Stored::open(&Source::new(path)).unwrap().verify(&unwatched).unwrap();
+            assert_eq!(listed(path.parent().unwrap()), [path]);
+        }
+    });
+}
+
+#[test]
+fn arrays_that_others_wrote_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows: Vec<u8> = (0..600u16).flat_map(|n| f32::from(n).to_le_bytes()).collect();
+
+    let npy = folder.path().join("a.npy");
+    let header = format!("{:<117}\n", "{'descr': '<f4', 'fortran_order': False, 'shape': (100, 2, 3), }");
+    fs::write(&npy, [b"\x93NUMPY\x01\x00\x76\x00", header.as_bytes(), &rows].concat()).unwrap();
+    let safe = folder.path().join("a.safetensors");
+    let header = r#"{"other":{"dtype":"U8","shape":[3],"data_offsets":[2400,2403]},
+        "x":{"dtype":"F32","shape":[100,2,3],"data_offsets":[0,2400]}}"#;
+    let len = (header.len() as u64).to_le_bytes();
+    fs::write(&safe, [&len[..], header.as_bytes(), &rows, &[1, 2, 3]].concat()).unwrap();
+    let raw = folder.path().join("a.bin");
+    fs::write(&raw, &rows).unwrap();
+
+    for source in [Source::new(&npy), Source::tensor(&safe, "x"), Source::raw(&raw, Dtype::F32, &[2, 3])] {
+        let read = load(3, &source, &LoadSpec::default()).unwrap();
+        assert_eq!((read[0].dtype(), read[0].shape()), (Dtype::F32, &[100, 2, 3][..]));
+        assert_eq!(all_rows(&read[2]), rows, "{source:?}");
+    }
+
+    let out = folder.path().join("b.npy");
+    Stored::open(&Source::tensor(&safe, "x")).unwrap().export_npy(&out, &unwatched).unwrap();
+    let read = load(2, &Source::new(&out), &LoadSpec::default()).unwrap();
+    assert_eq!((read[0].shape(), all_rows(&read[0])), (&[100, 2, 3][..], rows));
+
+    let problem = |source: &Source| Stored::open(source).unwrap_err().problem;
+    let known = vec!["x".to_owned(), "other".to_owned()];
+    assert_eq!(problem(&Source::new(&safe)), FileProblem::NotOneTensor { count: 2, known: known.clone() });
+    let unknown = FileProblem::NoSuchTensor { name: "y".to_owned(), known };
+    assert_eq!(problem(&Source::tensor(&safe, "y")), unknown);
+    assert_eq!(problem(&Source::new(&raw)), FileProblem::UnknownKind);
+    let partial = FileProblem::PartialRow { len: 2400, row_len: 28 };
+    assert_eq!(problem(&Source::raw(&raw, Dtype::F32, &[7])), partial);
+    let missing = Stored::open(&Source::new(folder.path().join("none"))).unwrap_err();
+    let words = "none: cannot open it: No such file or directory (os error 2)";
+    assert!(missing.to_string().ends_with(words), "{missing}");
+}
