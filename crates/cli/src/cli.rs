@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use wholemem::Dtype;
 
 use crate::size::ByteCount;
 
@@ -31,6 +32,8 @@ pub(crate) enum Command {
     /// `Communicator::from_env()` needs to join the others. What ranks write comes out line by line behind their rank.
     /// Signals go to all ranks. The first rank that fails ends the others, and its exit code is this program's.
     Launch(LaunchArgs),
+    /// Save, check and export tables of rows as files
+    Table(TableArgs),
     /// Measure, beside the same system calls made raw
     Bench(BenchArgs),
     /// Play the second process; started by the other commands only
@@ -52,6 +55,65 @@ pub(crate) struct LaunchArgs {
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TableArgs {
+    #[command(subcommand)]
+    pub(crate) what: TableCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TableCommand {
+    /// Say what a file or a saved table holds
+    Info(TableSource),
+    /// Save the rows of a file as a folder of files with checksums, which any number of ranks loads at once
+    Import(TableImport),
+    /// Read all of a saved table, and compare it with its checksums
+    Check(TableSource),
+    /// Write rows to a .npy file
+    Export(TableExport),
+}
+
+/// Rows in files.
+#[derive(Debug, Default, Args)]
+pub(crate) struct TableSource {
+    /// A saved table, a .npy file, a .safetensors file, or raw rows
+    pub(crate) path: PathBuf,
+    /// Which tensor of a .safetensors file
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["dtype", "row_shape"])]
+    pub(crate) tensor: Option<String>,
+    /// The type of raw elements, such as `f32`
+    #[arg(long, requires = "row_shape")]
+    pub(crate) dtype: Option<Dtype>,
+    /// The shape of a raw row, such as `128` or `3,224,224`
+    #[arg(long, value_delimiter = ',', requires = "dtype")]
+    pub(crate) row_shape: Vec<u64>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TableImport {
+    #[command(flatten)]
+    pub(crate) source: TableSource,
+    /// Where to save it
+    pub(crate) to: PathBuf,
+    /// How many files to save it in
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=99999))]
+    pub(crate) parts: u32,
+    /// Replace a saved table that is there
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TableExport {
+    #[command(flatten)]
+    pub(crate) source: TableSource,
+    /// The .npy file to write
+    pub(crate) to: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -34,6 +34,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
         let hint = "ask for less, with a smaller `--size`, `--sizes` or `--max-size`, or free some memory";
         return Some(hint.to_owned());
     }
+    if let Some(error) = error.chain().find_map(|cause| cause.downcast_ref::<wholemem::Error>()) {
+        return error.hint().map(str::to_owned);
+    }
     let peers = error.chain().find_map(|cause| cause.downcast_ref::<PeerFailed>()?.hint.clone());
     peers.or_else(|| cause.and_then(Error::hint).map(str::to_owned))
 }

@@ -7,6 +7,7 @@
 //! | [`doctor`] | what this machine can do, each thing tried |
 //! | [`demo`] | a tour in steps, each checked |
 //! | [`mod@bench`] | times, beside those of the raw calls |
+//! | [`files`] | tables of rows as files |
 //! | [`launch`] | a command as several ranks, and what a rank does in benches and the tour |
 //! | [`peer`], [`link`] | this program started again as a second process, and the messages between the two |
 //! | [`backend`], [`memory`], [`size`] | what the commands share: opening a backend, room in memory, byte counts |
@@ -23,6 +24,7 @@ mod cli;
 mod demo;
 mod doctor;
 mod failure;
+mod files;
 mod launch;
 mod link;
 mod memory;
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Table(args) => files::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Peer(args) => peer::serve(&args),
         Command::Rank(args) => launch::serve(&args),

@@ -33,6 +33,12 @@ impl Progress {
         Self(bar)
     }
 
+    /// So much is done of so much, whatever was thought before.
+    pub(crate) fn set(&self, done: u64, total: u64) {
+        self.0.set_length(total);
+        self.0.set_position(done);
+    }
+
     pub(crate) fn advance(&self, by: usize) {
         self.0.inc(by as u64);
     }

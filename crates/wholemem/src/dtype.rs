@@ -110,11 +110,20 @@ impl fmt::Display for Dtype {
 }
 
 impl FromStr for Dtype {
-    type Err = ();
+    type Err = UnknownDtype;
 
-    fn from_str(name: &str) -> Result<Self, ()> {
-        Self::ALL.into_iter().find(|dtype| dtype.to_string() == name).ok_or(())
+    fn from_str(name: &str) -> Result<Self, UnknownDtype> {
+        let found = Self::ALL.into_iter().find(|dtype| dtype.to_string() == name);
+        found.ok_or_else(|| UnknownDtype { name: name.to_owned() })
     }
+}
+
+/// A name that no type of elements has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no type is called `{name}`: there are u8 to u64, i8 to i64, f16, bf16, f32 and f64")]
+pub struct UnknownDtype {
+    /// The name.
+    pub name: String,
 }
 
 #[cfg(test)]
@@ -128,6 +137,6 @@ mod tests {
             assert_eq!(dtype.to_string().parse(), Ok(dtype));
         }
         assert_eq!(Dtype::from_code(12), None);
-        assert_eq!("f8".parse::<Dtype>(), Err(()));
+        assert_eq!("f8".parse::<Dtype>(), Err(UnknownDtype { name: "f8".to_owned() }));
     }
 }

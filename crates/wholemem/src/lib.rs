@@ -134,7 +134,7 @@ mod placement;
 mod tensor;
 mod verdict;
 
-pub use dtype::Dtype;
+pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Error, Result};
 pub use global_ref::GlobalRef;
 pub use group::Group;

@@ -15,6 +15,7 @@ fn help_names_every_command_but_the_hidden_ones() {
       doctor  Say what this machine can do, each thing tried, with the reason where not
       demo    Take a tour that checks its own results
       launch  Run a command as several ranks
+      table   Save, check and export tables of rows as files
       bench   Measure, beside the same system calls made raw
 
     Options:

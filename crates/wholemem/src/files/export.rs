@@ -1,4 +1,5 @@
-//! From files to files, without ranks: exporting what others can read, and checking what was saved.
+//! From files to files, without ranks: saving what others wrote, exporting what others can read, and checking what was
+//! saved.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -7,11 +8,58 @@ use std::path::Path;
 
 use super::error::{FileError, FileProblem};
 use super::npy;
-use super::parallel::{Copied, Watch};
+use super::parallel::{Copied, Watch, in_parallel, threads_of};
 use super::stored::Stored;
+use super::writer::{Cut, Partial, SaveSpec, ShardWriter, fresh};
 use crate::{Error, Result};
 
 impl Stored {
+    /// Saves these rows as a folder of `parts` files at `path`, as [`WholeTensor::save`](crate::WholeTensor::save) does; without ranks, and without
+    /// having them all in memory.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the file that could not be read or written; [`Error::Interrupted`].
+    pub fn save(&self, path: &Path, parts: u32, spec: SaveSpec, watch: Watch<'_>) -> Result<()> {
+        let save = fresh();
+        let mut partial = Partial::beside(path, save);
+        partial.create(path, spec)?;
+        let rows = self.shape()[0];
+        let parts = u64::from(parts).min(rows).max(1);
+        let bound = |part: u64| u64::try_from(u128::from(rows) * u128::from(part) / u128::from(parts));
+        let cut = Cut {
+            dtype: self.dtype(),
+            shape: self.shape(),
+            save,
+            count: usize::try_from(parts).unwrap_or(1),
+        };
+        let mut writers = Vec::new();
+        for part in 0..parts {
+            let rows = bound(part).unwrap_or(rows)..bound(part + 1).unwrap_or(rows);
+            writers.push(ShardWriter::create(
+                &partial.folder,
+                cut,
+                usize::try_from(part).unwrap_or(0),
+                &rows,
+            )?);
+        }
+        let blocks: Vec<_> = writers
+            .iter()
+            .flat_map(|writer| writer.blocks().into_iter().map(move |block| (writer, block)))
+            .collect();
+        let len = |(writer, block): &(&ShardWriter, u64)| writer.len_of(*block);
+        let start = || Ok((Vec::new(), Vec::new()));
+        in_parallel(threads_of(1), &blocks, len, watch, start, |(writer, block), (whole, piece_buffer)| {
+            whole.clear();
+            for piece in self.pieces(&writer.shard.rows_of(*block)) {
+                whole.extend_from_slice(self.read(&piece, piece_buffer)?);
+            }
+            Ok(writer.write(*block, whole)?)
+        })?;
+        drop(blocks);
+        writers.into_iter().try_for_each(ShardWriter::finish)?;
+        Ok(partial.publish(path, spec)?)
+    }
+
     /// Reads all rows once, so that a checksum that differs is noticed.
     ///
     /// # Errors

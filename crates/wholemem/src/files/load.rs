@@ -1,7 +1,7 @@
 //! Loading: each rank reads the rows that it has.
 
-use super::parallel::{Watch, in_parallel};
-use super::stored::{Source, Stored};
+use super::parallel::{Watch, in_parallel, threads_of};
+use super::stored::{Piece, Source, Stored};
 use crate::verdict::agree;
 use crate::{Group, Kind, Location, Result, TensorSpec, WholeTensor};
 
@@ -63,8 +63,10 @@ impl WholeTensor {
     fn fill(&self, stored: &Stored, watch: Watch<'_>) -> Result<()> {
         let Some(own) = self.local()? else { return Ok(()) };
         let pieces = stored.pieces(&own.rows);
-        let len = |piece: &super::stored::Piece| (piece.rows.end - piece.rows.start) * stored.row_len();
-        in_parallel(self.group(), &pieces, len, watch, |piece, stream, buffer| {
+        let len = |piece: &Piece| (piece.rows.end - piece.rows.start) * stored.row_len();
+        let threads = threads_of(self.group().size());
+        let start = || Ok((self.group().device().stream()?, Vec::new()));
+        in_parallel(threads, &pieces, len, watch, start, |piece, (stream, buffer)| {
             self.write_rows(stream, piece.rows.start, stored.read(piece, buffer)?)
         })
     }

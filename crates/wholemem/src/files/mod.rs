@@ -22,12 +22,13 @@ mod safetensors;
 mod save;
 mod shard;
 mod stored;
+mod writer;
 
 pub use error::{FileError, FileProblem};
 pub use load::LoadSpec;
 pub use parallel::{Copied, Watch, unwatched};
-pub use save::SaveSpec;
 pub use stored::{Source, Stored};
+pub use writer::SaveSpec;
 
 /// How the names of a saved tensor's files end.
 const ENDING: &str = "rows";

@@ -5,9 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use wholemem_hal::Stream;
-
-use crate::{Error, Group, Result};
+use crate::{Error, Result};
 
 /// How far a rank has come with its own rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,23 +27,24 @@ pub fn unwatched(_: Copied) -> ControlFlow<()> {
 /// Files are not faster with more threads than this, of all ranks of a group together.
 const MOST_THREADS: usize = 8;
 
-/// Calls `work` for each piece with a stream and a buffer; `len` says how many bytes a piece has. The first error ends it.
-pub(super) fn in_parallel<P: Sync>(
-    group: &Group,
+/// Calls `work` for each piece, on so many threads, each with what `start` made for it; `len` says how many bytes a piece
+/// has. The first error ends it.
+pub(super) fn in_parallel<P: Sync, S>(
+    threads: usize,
     pieces: &[P],
     len: impl Fn(&P) -> u64 + Sync,
     watch: Watch<'_>,
-    work: impl Fn(&P, &Stream, &mut Vec<u8>) -> Result<()> + Sync,
+    start: impl Fn() -> Result<S> + Sync,
+    work: impl Fn(&P, &mut S) -> Result<()> + Sync,
 ) -> Result<()> {
     let total = pieces.iter().map(&len).sum();
     let (next, done, ended) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
     let failure = Mutex::new(None);
     let run = || -> Result<()> {
-        let stream = group.device().stream()?;
-        let mut buffer = Vec::new();
+        let mut own = start()?;
         while !ended.load(Ordering::Relaxed) {
             let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-            work(piece, &stream, &mut buffer)?;
+            work(piece, &mut own)?;
             let done = done.fetch_add(len(piece), Ordering::Relaxed) + len(piece);
             if watch(Copied { done, total }).is_break() {
                 return Err(Error::Interrupted);
@@ -59,17 +58,15 @@ pub(super) fn in_parallel<P: Sync>(
             failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
     };
-    let threads = threads(group).min(pieces.len());
     std::thread::scope(|scope| {
-        (1..threads).for_each(|_| drop(scope.spawn(try_run)));
+        (1..threads.min(pieces.len())).for_each(|_| drop(scope.spawn(try_run)));
         try_run();
     });
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
-/// How many threads a rank has: the machine is shared with the other ranks.
-fn threads(group: &Group) -> usize {
+/// How many threads each of some ranks has: they share the machine.
+pub(super) fn threads_of(ranks: u32) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
-    let ranks = usize::try_from(group.size()).unwrap_or(usize::MAX);
-    cores.div_ceil(ranks)
+    cores.div_ceil(usize::try_from(ranks).unwrap_or(usize::MAX).max(1))
 }

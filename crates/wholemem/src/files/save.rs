@@ -1,27 +1,15 @@
 //! Saving: each rank writes the rows that it has, and the folder appears when all of them are done.
 
-use std::fs::{self, File, OpenOptions};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 use wholemem_comm::Rank;
-use wholemem_os::Errno;
 
-use super::error::{FileError, FileProblem};
-use super::parallel::{Watch, in_parallel};
-use super::shard::{self, DIGEST, Shard};
+use super::error::FileError;
+use super::parallel::{Watch, in_parallel, threads_of};
+use super::writer::{Cut, Partial, SaveSpec, ShardWriter, fresh};
 use crate::verdict::agree;
 use crate::{Error, Partition, Result, WholeTensor};
-
-/// How a tensor is to be saved. It is the same on all ranks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SaveSpec {
-    /// Whether to replace what is there; otherwise that is an error.
-    pub overwrite: bool,
-}
 
 impl WholeTensor {
     /// Saves the tensor as a folder at `path`. Collective: each rank writes the rows that it has, several at a time, and
@@ -73,54 +61,26 @@ impl WholeTensor {
     /// Writes this rank's rows, if it has some.
     fn write_shard(&self, folder: &Path, save: [u8; 16], watch: Watch<'_>) -> Result<()> {
         let rank = self.group().rank();
-        let ranges: Vec<_> = ranges_of(self.memory().partition(), self.first_row(), self.row_count());
+        let ranges = ranges_of(self.memory().partition(), self.first_row(), self.row_count());
         let Some(number) = ranges.iter().position(|(owner, _)| *owner == rank) else { return Ok(()) };
-        let rows = ranges[number].1.clone();
-        let row_len = self.row_len() as u64;
-        let block_rows = Shard::rows_of_a_block(row_len);
-        let blocks = Shard::blocks(rows.end - rows.start, block_rows);
-        let mut shard = Shard {
-            dtype: self.dtype(),
-            shape: self.shape().to_vec(),
-            save,
-            number: u32::try_from(number).unwrap_or(u32::MAX),
-            count: u32::try_from(ranges.len()).unwrap_or(u32::MAX),
-            first_row: rows.start,
-            rows: rows.end - rows.start,
-            block_rows,
-            digests: vec![[0; DIGEST]; usize::try_from(blocks).unwrap_or(usize::MAX)],
-        };
-        let path = folder.join(format!("{number:05}-of-{:05}.{}", ranges.len(), super::ENDING));
-        let failed = |attempt| {
-            let path = path.clone();
-            move |error: std::io::Error| FileProblem::refused(attempt, &error).at(&path)
-        };
-        let file =
-            OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed("create it"))?;
-        file.set_len(shard.file_len()).map_err(failed("make it so long"))?;
-        let digests = Mutex::new(shard.digests.clone());
-        let numbers: Vec<u64> = (0..blocks).collect();
-        let len = |block: &u64| {
-            let rows = shard.rows_of(*block);
-            (rows.end - rows.start) * row_len
-        };
-        in_parallel(self.group(), &numbers, len, watch, |block, stream, buffer| {
-            let rows = shard.rows_of(*block);
-            buffer.resize(usize::try_from(len(block)).unwrap_or(usize::MAX), 0);
-            self.read_rows(stream, rows.start, buffer)?;
-            file.write_all_at(buffer, shard.place_of(rows.start)).map_err(failed("write it"))?;
-            let digest = shard::digest(buffer);
-            let mut digests = digests.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(place) = usize::try_from(*block).ok().and_then(|block| digests.get_mut(block)) {
-                *place = digest;
-            }
-            Ok(())
-        })?;
-        shard.digests = digests.into_inner().unwrap_or_else(PoisonError::into_inner);
-        // The header last: a file without it is of no use to anybody.
-        file.write_all_at(&shard.encode(), 0).map_err(failed("write its header"))?;
-        file.sync_all().map_err(failed("store it"))?;
-        Ok(())
+        let cut = Cut { dtype: self.dtype(), shape: self.shape(), save, count: ranges.len() };
+        let writer = ShardWriter::create(folder, cut, number, &ranges[number].1)?;
+        let threads = threads_of(self.group().size());
+        let start = || Ok((self.group().device().stream()?, Vec::new()));
+        in_parallel(
+            threads,
+            &writer.blocks(),
+            |block| writer.len_of(*block),
+            watch,
+            start,
+            |block, own| {
+                let (stream, buffer) = own;
+                buffer.resize(usize::try_from(writer.len_of(*block)).unwrap_or(usize::MAX), 0);
+                self.read_rows(stream, writer.shard.rows_of(*block).start, buffer)?;
+                Ok(writer.write(*block, buffer)?)
+            },
+        )?;
+        Ok(writer.finish()?)
     }
 }
 
@@ -133,79 +93,4 @@ fn ranges_of(partition: &Partition, first: u64, rows: u64) -> Vec<(Rank, Range<u
     });
     let some: Vec<_> = ranges.filter(|(_, rows)| !rows.is_empty()).collect();
     if some.is_empty() { vec![(Rank(0), 0..0)] } else { some }
-}
-
-fn fresh() -> [u8; 16] {
-    let mut bytes = [0; 16];
-    // Without it, two saves at the same place and time would meet, which `create_new` notices.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    bytes
-}
-
-/// A folder that is not finished. It is removed with this value, on the rank that has created it, unless it has become the
-/// real one.
-#[derive(Debug)]
-struct Partial {
-    folder: PathBuf,
-    is_ours: bool,
-}
-
-impl Partial {
-    fn beside(path: &Path, save: [u8; 16]) -> Self {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let digits: String = save[..4].iter().map(|byte| format!("{byte:02x}")).collect();
-        Self { folder: path.with_file_name(format!(".{name}.{digits}.partial")), is_ours: false }
-    }
-
-    fn create(&mut self, path: &Path, spec: SaveSpec) -> Result<(), FileError> {
-        if path.symlink_metadata().is_ok() {
-            if !spec.overwrite {
-                return Err(FileProblem::AlreadyThere.at(path));
-            }
-            if !is_saved(path) {
-                return Err(FileProblem::NotReplaced.at(path));
-            }
-        }
-        fs::create_dir(&self.folder)
-            .map_err(|error| FileProblem::refused("create it", &error).at(&self.folder))?;
-        self.is_ours = true;
-        Ok(())
-    }
-
-    /// Makes it the real one, in the place of what was there.
-    fn publish(&self, path: &Path, spec: SaveSpec) -> Result<(), FileError> {
-        let refused = |attempt| move |error: std::io::Error| FileProblem::refused(attempt, &error).at(path);
-        let sync = |folder: &Path| File::open(folder).and_then(|folder| folder.sync_all());
-        sync(&self.folder).map_err(refused("store it"))?;
-        let rename = |flags| renameat_with(CWD, &self.folder, CWD, path, flags);
-        match rename(RenameFlags::NOREPLACE) {
-            // What was there is now where the new one was, and is removed with it.
-            Err(Errno::EXIST) if spec.overwrite => rename(RenameFlags::EXCHANGE),
-            outcome => outcome,
-        }
-        .map_err(|errno| match errno {
-            Errno::EXIST => FileProblem::AlreadyThere.at(path),
-            errno => FileProblem::Refused { attempt: "put it in its place", errno }.at(path),
-        })?;
-        let parent =
-            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-        sync(parent).map_err(refused("store its name"))
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if self.is_ours {
-            // It is not there any more, or it is of no use to anybody.
-            let _ = fs::remove_dir_all(&self.folder);
-        }
-    }
-}
-
-/// Whether there is a folder that holds a saved tensor, and nothing else that would be lost with it.
-fn is_saved(path: &Path) -> bool {
-    let is_part = |entry: std::io::Result<fs::DirEntry>| {
-        entry.is_ok_and(|entry| entry.path().extension().is_some_and(|ending| ending == super::ENDING))
-    };
-    fs::read_dir(path).is_ok_and(|mut entries| entries.all(is_part))
 }

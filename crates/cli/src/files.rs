@@ -1,0 +1,110 @@
+//! `wholemem table`: tables of rows as files, without ranks.
+
+use std::ops::ControlFlow;
+
+use anyhow::Result;
+use serde::Serialize;
+use wholemem::files::{Copied, FileError, SaveSpec, Source, Stored};
+use wholemem_os::pidfd::Signal;
+use wholemem_os::signal::Signals;
+
+use crate::cli::{TableArgs, TableCommand, TableSource};
+use crate::progress::Progress;
+use crate::size::Rough;
+use crate::terminal;
+
+/// What there is to say of a table.
+#[derive(Debug, Serialize)]
+struct Told {
+    path: String,
+    dtype: String,
+    shape: Vec<u64>,
+    bytes: u64,
+    files: usize,
+    /// Whether rows have checksums.
+    checksums: bool,
+    /// What was done, and came out well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    done: Option<&'static str>,
+}
+
+pub(crate) fn run(args: &TableArgs) -> Result<()> {
+    // Before there is another thread, so that whoever is interrupted clears up.
+    let signals = Signals::take(&[Signal::INT, Signal::TERM, Signal::HUP])?;
+    match &args.what {
+        TableCommand::Info(source) => tell(source, &open(source)?, None),
+        TableCommand::Check(source) => {
+            let stored = open(source)?;
+            watched(&signals, "check", |watch| stored.verify(watch))?;
+            let read = if stored.is_checked() { "checked" } else { "read; it has no checksums" };
+            tell(source, &stored, Some(read))
+        }
+        TableCommand::Import(import) => {
+            let stored = open(&import.source)?;
+            let spec = SaveSpec { overwrite: import.overwrite };
+            watched(&signals, "import", |watch| stored.save(&import.to, import.parts, spec, watch))?;
+            let saved =
+                TableSource { path: import.to.clone(), json: import.source.json, ..TableSource::default() };
+            tell(&saved, &open(&saved)?, Some("saved"))
+        }
+        TableCommand::Export(export) => {
+            let stored = open(&export.source)?;
+            watched(&signals, "export", |watch| stored.export_npy(&export.to, watch))?;
+            let written =
+                TableSource { path: export.to.clone(), json: export.source.json, ..TableSource::default() };
+            tell(&written, &open(&written)?, Some("written"))
+        }
+    }
+}
+
+fn open(source: &TableSource) -> Result<Stored, wholemem::Error> {
+    let TableSource { path, tensor, dtype, row_shape, .. } = source;
+    let source = match (tensor, dtype) {
+        (Some(name), _) => Source::tensor(path, name),
+        (None, Some(dtype)) => Source::raw(path, *dtype, row_shape),
+        (None, None) => Source::new(path),
+    };
+    Stored::open(&source).map_err(|error: FileError| error.into())
+}
+
+/// Runs something long: with a bar, and to an early but orderly end when a signal comes.
+fn watched(
+    signals: &Signals,
+    label: &str,
+    work: impl FnOnce(wholemem::files::Watch<'_>) -> wholemem::Result<()>,
+) -> Result<()> {
+    let bar = Progress::of_bytes(label, 0);
+    work(&|Copied { done, total }| {
+        bar.set(done, total);
+        if matches!(signals.next(), Ok(Some(_))) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    Ok(())
+}
+
+fn tell(source: &TableSource, stored: &Stored, done: Option<&'static str>) -> Result<()> {
+    let told = Told {
+        path: source.path.display().to_string(),
+        dtype: stored.dtype().to_string(),
+        shape: stored.shape().to_vec(),
+        bytes: stored.shape()[0] * stored.row_len(),
+        files: stored.files(),
+        checksums: stored.is_checked(),
+        done,
+    };
+    if source.json {
+        return terminal::print_json(&told);
+    }
+    let shape: Vec<_> = told.shape.iter().map(ToString::to_string).collect();
+    let size = usize::try_from(told.bytes)
+        .map_or_else(|_| format!("{} B", told.bytes), |len| Rough(len).to_string());
+    let files = if told.files == 1 { "1 file".to_owned() } else { format!("{} files", told.files) };
+    let checksums = if told.checksums { ", with checksums" } else { "" };
+    let done = done.map(|done| format!(": {done}")).unwrap_or_default();
+    terminal::print(&format!(
+        "{}{done}\n{} rows of {}, shape {}, {size} in {files}{checksums}\n",
+        told.path,
+        told.shape[0],
+        told.dtype,
+        shape.join(" x "),
+    ))
+}

@@ -1,0 +1,70 @@
+//! `wholemem table`.
+
+use std::fs;
+use std::path::Path;
+
+use crate::run::{Run, run};
+
+/// Runs a command on files in a folder.
+fn table(folder: &Path, args: &[&str]) -> Run {
+    let paths: Vec<_> = args
+        .iter()
+        .map(|arg| match arg.strip_prefix("@") {
+            Some(name) => folder.join(name).to_str().unwrap().to_owned(),
+            None => (*arg).to_owned(),
+        })
+        .collect();
+    let paths: Vec<_> = ["table"].into_iter().chain(paths.iter().map(String::as_str)).collect();
+    run(&paths)
+}
+
+#[test]
+fn rows_survive_being_saved_checked_and_exported() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows: Vec<u8> = (0..60_000u32).flat_map(u32::to_le_bytes).collect();
+    fs::write(folder.path().join("rows.bin"), &rows).unwrap();
+    let import = ["import", "@rows.bin", "@saved", "--dtype", "u32", "--row-shape", "3,4", "--parts", "3"];
+    let import = table(folder.path(), &import);
+    let told = format!(
+        "{}: saved\n5000 rows of u32, shape 5000 x 3 x 4, 234.4 KiB in 3 files, with checksums\n",
+        folder.path().join("saved").display()
+    );
+    assert_eq!((import.code, &import.stdout, import.stderr.as_str()), (Some(0), &told, ""));
+
+    let check = table(folder.path(), &["check", "@saved", "--json"]);
+    let told: serde_json::Value = serde_json::from_str(&check.stdout).unwrap();
+    assert_eq!((check.code, &told["done"], &told["bytes"]), (Some(0), &"checked".into(), &240_000.into()));
+
+    assert_eq!(table(folder.path(), &["export", "@saved", "@rows.npy"]).code, Some(0));
+    let written = fs::read(folder.path().join("rows.npy")).unwrap();
+    assert!(written.ends_with(&rows) && written.starts_with(b"\x93NUMPY"));
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_told_with_a_hint() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("rows.bin"), [0; 64]).unwrap();
+    let unknown = table(folder.path(), &["info", "@rows.bin"]);
+    assert_eq!(unknown.code, Some(1));
+    assert!(
+        unknown.stderr.contains("hint: raw bytes need the type of their elements and the shape of a row")
+    );
+
+    let import = ["import", "@rows.bin", "@saved", "--dtype", "f32", "--row-shape", "4"];
+    assert_eq!(table(folder.path(), &import).code, Some(0));
+    let again = table(folder.path(), &import);
+    let expected = format!(
+        "error: {}: something is there already\n\nhint: ask for overwriting, or save elsewhere\n",
+        folder.path().join("saved").display()
+    );
+    assert_eq!((again.code, again.stderr), (Some(1), expected));
+    assert_eq!(table(folder.path(), &[&import[..], &["--overwrite"]].concat()).code, Some(0));
+
+    let shard = folder.path().join("saved").join("00002-of-00004.rows");
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let corrupt = table(folder.path(), &["check", "@saved"]);
+    assert_eq!(corrupt.code, Some(1));
+    assert!(corrupt.stderr.contains("rows 2..3 are not what was saved"), "{corrupt:?}");
+}
