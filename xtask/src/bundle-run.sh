@@ -53,6 +53,8 @@ bench() {
 step "doctor" 120 sh -c '"$0" doctor --json >"$1"' "$here/wholemem" "$report/doctor.json"
 step "suite" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
 step "rows" 300 "$here/test-rows" --test-threads=1 gpu::
+step "graphs" 120 "$here/test-graphs" --test-threads=1 gpu_
+step "large" 120 "$here/test-large" --test-threads=1 gpu_
 step "demo" 120 "$here/wholemem" demo --backend cuda --size 1GiB
 OUTPUT="$report/alloc.json" bench alloc 180 alloc --sizes 2MiB,8MiB,32MiB,128MiB,512MiB,2GiB,8GiB,16GiB,64GiB
 OUTPUT="$report/share.json" bench share 180 share --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
@@ -62,6 +64,7 @@ OUTPUT="$report/copy.json" bench copy 120 copy
 if command -v nvidia-cuda-mps-control >/dev/null && timeout 30 nvidia-cuda-mps-control -d >>"$report/log.txt" 2>&1; then
     mps_runs=1
     step "suite under MPS" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
+    step "processes under MPS" 200 "$here/test-processes" --test-threads=1 gpu_
     end_mps
 else
     echo "suite under MPS              skipped: no MPS server could be started" | tee -a "$report/summary.txt"

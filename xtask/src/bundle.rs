@@ -18,7 +18,13 @@ const FOLDER: &str = "target/gpu-bundle";
 const MOST_BYTES: u64 = 20 << 20;
 
 /// The test targets that have something to say about a GPU: package, target, and what it is called in the bundle.
-const TESTS: &[(&str, &str)] = &[("wholemem-hal", "cuda"), ("wholemem", "rows")];
+const TESTS: &[(&str, &str)] = &[
+    ("wholemem-hal", "cuda"),
+    ("wholemem", "rows"),
+    ("wholemem", "graphs"),
+    ("wholemem", "large"),
+    ("wholemem", "processes"),
+];
 
 const SCRIPT: &str = include_str!("bundle-run.sh");
 

@@ -5,7 +5,7 @@
 use wholemem::{Dense, Dtype, Error, Group, Indices, Kind, Location, Order, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, HostConfig, PinnedBuffer, Stream};
 use wholemem_os::Deadline;
-use wholemem_testkit::{Deferred, seed};
+use wholemem_testkit::{Deferred, cuda, seed};
 
 const ROWS: u64 = 500;
 const ROW_LEN: usize = 20;
@@ -17,7 +17,9 @@ struct World {
 }
 
 fn world(backend: &Backend, kind: Kind) -> World {
-    let devices: Vec<_> = (0..2).map(|id| backend.device(id).unwrap()).collect();
+    // Where there is one device, both ranks share it.
+    let count = u32::try_from(backend.devices().len()).unwrap();
+    let devices: Vec<_> = (0..2).map(|id| backend.device(id % count).unwrap()).collect();
     let groups = Group::local(&devices).unwrap();
     let spec = TensorSpec { kind, ..TensorSpec::new(Dtype::U8, &[ROWS, ROW_LEN as u64]) };
     let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
@@ -49,9 +51,20 @@ fn read(buffer: &PinnedBuffer) -> Vec<u8> {
 fn a_captured_gather_and_scatter_follow_indices_that_change() {
     let inline = Backend::host(HostConfig::virtual_devices(2)).unwrap();
     let late = Deferred::backend(HostConfig::virtual_devices(2), seed()).unwrap();
-    for backend in [inline, late] {
+    repeat_with_changing_indices(&[inline, late]);
+}
+
+#[test]
+fn gpu_captured_gathers_and_scatters_follow_indices_that_change() {
+    if let Some(backend) = cuda::backend() {
+        repeat_with_changing_indices(&[backend]);
+    }
+}
+
+fn repeat_with_changing_indices(backends: &[Backend]) {
+    for backend in backends {
         for kind in [Kind::Continuous, Kind::Chunked] {
-            let World { groups, tensors } = world(&backend, kind);
+            let World { groups, tensors } = world(backend, kind);
             let (device, tensor) = (groups[1].device(), &tensors[1]);
             let stream = device.stream().unwrap();
             let [from, to] = [(); 2].map(|()| PinnedBuffer::create(device, COUNT * 8).unwrap());

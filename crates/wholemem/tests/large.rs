@@ -1,9 +1,11 @@
 //! A table of more than four gibibytes, for whole runs on machines that have the memory.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
 use wholemem::{Dense, Dtype, Error, Group, Indices, Kind, Order, TensorSpec, WholeTensor};
-use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
+use wholemem_hal::{Backend, Device, HostConfig, PinnedBuffer};
 use wholemem_os::meminfo;
-use wholemem_testkit::{exhaustive, skipped};
+use wholemem_testkit::{cuda, exhaustive, skipped};
 
 const ROWS: u64 = 2100;
 const ROW_LEN: usize = (2 << 20) + 4;
@@ -21,7 +23,18 @@ fn rows_beyond_four_gibibytes_are_gathered_and_scattered() {
         return skipped(&format!("{needed} bytes of memory are needed, and {available} are available"));
     }
     let backend = Backend::host(HostConfig::virtual_devices(2)).unwrap();
-    let groups = Group::local(&[backend.device(0).unwrap(), backend.device(1).unwrap()]).unwrap();
+    reach_beyond(&[backend.device(0).unwrap(), backend.device(1).unwrap()]);
+}
+
+#[test]
+fn gpu_rows_beyond_four_gibibytes_are_gathered_and_scattered() {
+    let Some(backend) = cuda::backend() else { return };
+    let device = backend.device(0).unwrap();
+    reach_beyond(&[device.clone(), device]);
+}
+
+fn reach_beyond(devices: &[Device]) {
+    let groups = Group::local(devices).unwrap();
     for kind in [Kind::Continuous, Kind::Chunked] {
         let spec = TensorSpec { kind, ..TensorSpec::new(Dtype::U8, &[ROWS, ROW_LEN as u64]) };
         let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();

@@ -5,16 +5,21 @@
 use std::time::Duration;
 
 use wholemem::{
-    Communicator, Dense, Dtype, Group, Indices, Kind, Location, MemorySpec, Order, Rank, TensorSpec,
+    Communicator, Dense, Dtype, Error, Group, Indices, Kind, Location, MemorySpec, Order, Rank, TensorSpec,
     WholeMemory, WholeTensor,
 };
 use wholemem_comm::UniqueId;
 use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
 use wholemem_os::Deadline;
-use wholemem_testkit::{Census, Ranks, test_name};
+use wholemem_testkit::{Census, Ranks, cuda, test_name};
 
 /// The group of all processes of a test.
 fn join(rank: &wholemem_testkit::Rank) -> Group {
+    join_on(rank, &Backend::host(HostConfig::default()).unwrap())
+}
+
+/// The same, whose devices are those of a backend in turn.
+fn join_on(rank: &wholemem_testkit::Rank, backend: &Backend) -> Group {
     let id = if rank.id() == 0 {
         let id = UniqueId::create().unwrap();
         (1..rank.count()).for_each(|peer| rank.send(peer, id.to_string().as_bytes(), &[]));
@@ -25,8 +30,8 @@ fn join(rank: &wholemem_testkit::Rank) -> Group {
     let [own, size] = [rank.id(), rank.count()].map(|number| u32::try_from(number).unwrap());
     let deadline = Deadline::after(Duration::from_secs(120));
     let comm = Communicator::create(&id, Rank(own), size, deadline).unwrap();
-    let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-    Group::create(comm, &device).unwrap()
+    let devices = u32::try_from(backend.devices().len()).unwrap();
+    Group::create(comm, &backend.device(own % devices).unwrap()).unwrap()
 }
 
 /// Rows that every rank scatters, and every other one gathers.
@@ -83,6 +88,52 @@ fn processes_exchange_rows() {
             }
             // Nobody leaves the group while others count.
             rank.barrier();
+        }
+    });
+}
+
+/// Under MPS the processes share a GPU at the same time; without it, they take turns.
+#[test]
+fn gpu_processes_exchange_rows() {
+    for count in [1, 2, 4, 8] {
+        if !Ranks::is_rank() && cuda::backend().is_none() {
+            return;
+        }
+        Ranks::of(count).run(test_name!(), |rank| {
+            let group = join_on(rank, &cuda::backend().unwrap());
+            for kind in [Kind::Continuous, Kind::Chunked] {
+                for location in [Location::Device, Location::Host] {
+                    exchange(&group, kind, location, Order::Any);
+                    exchange(&group, kind, location, Order::Fixed);
+                }
+            }
+            rank.barrier();
+        });
+    }
+}
+
+/// A rank whose part no GPU holds: every rank hears of it, and the group goes on.
+#[test]
+fn gpu_memory_that_one_rank_has_not_is_everybodys_error() {
+    if !Ranks::is_rank() && cuda::backend().is_none() {
+        return;
+    }
+    Ranks::of(3).run(test_name!(), |rank| {
+        let group = join_on(rank, &cuda::backend().unwrap());
+        for kind in [Kind::Continuous, Kind::Chunked] {
+            let mut before = None;
+            for _ in 0..3 {
+                let rows_of_each = Some(vec![1 << 20, 1 << 42, 1 << 20]);
+                let spec = MemorySpec { kind, rows_of_each, ..MemorySpec::new((1 << 42) + (2 << 20), 1) };
+                let error = WholeMemory::create(&group, &spec).unwrap_err();
+                assert!(matches!(error, Error::OnRank { rank: Rank(1), .. }), "{error}");
+                exchange(&group, kind, Location::Device, Order::Any);
+                // The first round makes what the driver keeps.
+                rank.barrier();
+                let free = group.device().available().unwrap();
+                assert_eq!(*before.get_or_insert(free), free, "memory is left");
+                rank.barrier();
+            }
         }
     });
 }
