@@ -13,10 +13,7 @@ use crate::{command, toolchain};
 const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-os", &["shared::", "size::", "packet::wire::"]),
     ("wholemem-hal", &["suballocator::", "granule::", "rights::", "queue::module::"]),
-    (
-        "wholemem",
-        &["partition::", "global_ref::", "host::copy::", "rows_beyond_four_gibibytes", "ops::request::"],
-    ),
+    ("wholemem", &["every_copy_moves_its_bytes", "rows_beyond_four_gibibytes"]),
 ];
 
 /// Miri is some hundred times slower than the machine, so a property gets few cases, in exhaustive runs too.

@@ -68,7 +68,7 @@ impl<'a> Finder<'a> {
             return None;
         }
         let at = if self.bases.is_empty() {
-            self.table.base + row * self.table.stride
+            self.table.base.wrapping_add(row.wrapping_mul(self.table.stride))
         } else {
             let (chunk, place) = self.table.locate(row + self.table.first_row, self.starts);
             self.bases[chunk] + place * self.table.stride + self.table.offset
