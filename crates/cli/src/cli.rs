@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use wholemem::Dtype;
+use serde::{Deserialize, Serialize};
 
 use crate::size::ByteCount;
 
@@ -127,6 +128,9 @@ pub(crate) struct RankArgs {
     /// How much memory to have when it dies
     #[arg(long, default_value_t = 0)]
     pub(crate) resident: usize,
+    /// What to measure, as JSON
+    #[arg(long, default_value = "")]
+    pub(crate) plan: String,
     /// The command to become
     #[arg(last = true)]
     pub(crate) command: Vec<OsString>,
@@ -144,6 +148,8 @@ pub(crate) enum RankRole {
     Survive,
     /// Joins, and waits to be killed
     Doomed,
+    /// Joins, and moves rows of a table with the others
+    Rows,
 }
 
 #[derive(Debug, Args)]
@@ -191,6 +197,121 @@ pub(crate) enum BenchCommand {
     Comm(CommArgs),
     /// How soon every survivor knows that a rank was killed
     Death(DeathArgs),
+    /// Gathering rows of a table by their indices, beside a plain copy of as many bytes
+    ///
+    /// Every call has indices of its own, made outside of the time, and an output that has left the caches. All that is
+    /// gathered is checked. With several ranks, each of them a process, the table is divided among them, and all
+    /// gather at once: the figure is what they move together.
+    Gather(RowsArgs),
+    /// Scattering rows to a table by their indices, beside a plain copy of as many bytes
+    ///
+    /// As `gather`, the other way. What was scattered is gathered again and checked, and so is, in the end, the whole table.
+    Scatter(RowsArgs),
+}
+
+/// A measurement of rows that are moved by their indices. Of what takes several values, each goes with each.
+#[derive(Debug, Args)]
+pub(crate) struct RowsArgs {
+    /// Which machinery moves the bytes
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    pub(crate) backend: BackendChoice,
+    /// How long a row is
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "SIZES",
+        default_value = "4,8,12,16,32,64,100,128,130,256,512,1KiB,2KiB,4KiB,8KiB"
+    )]
+    pub(crate) row_bytes: Vec<ByteCount>,
+    /// The type of the indices
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "i64", value_name = "TYPES")]
+    pub(crate) index: Vec<IndexChoice>,
+    /// Which rows are asked for
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "uniform", value_name = "SPREADS")]
+    pub(crate) spread: Vec<Spread>,
+    /// How ranks see the table
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "continuous", value_name = "KINDS")]
+    pub(crate) kind: Vec<KindChoice>,
+    /// Where the table is
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "device", value_name = "LOCATIONS")]
+    pub(crate) location: Vec<LocationChoice>,
+    /// How many ranks
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1",
+        value_name = "COUNTS",
+        value_parser = clap::value_parser!(u32).range(1..=64)
+    )]
+    pub(crate) ranks: Vec<u32>,
+    /// Which rank has how much of the table
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "even", value_name = "SHARES")]
+    pub(crate) share: Vec<Share>,
+    /// Only rank 0 moves rows; the others have their part of the table, and wait
+    #[arg(long)]
+    pub(crate) first_only: bool,
+    /// How long the table is, such as `4GiB` [default: 16GiB on a GPU, 4GiB on a host, or what leaves enough free]
+    #[arg(long)]
+    pub(crate) table: Option<ByteCount>,
+    /// How many rows a call moves, such as `1,10,100` [default: what is 2GiB on a GPU, and 64MiB on a host, and 32 or 4
+    /// million at most]
+    #[arg(long, value_delimiter = ',', value_name = "COUNTS", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub(crate) rows: Vec<u64>,
+    /// How often to measure each
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum IndexChoice {
+    /// Four bytes
+    I32,
+    /// Eight bytes
+    I64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Spread {
+    /// All alike
+    Uniform,
+    /// Some far more often than others: by Zipf's law with the exponent 0.99
+    Zipf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum KindChoice {
+    /// One range of addresses
+    Continuous,
+    /// An address for each rank
+    Chunked,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LocationChoice {
+    /// In the memory of the ranks' devices
+    Device,
+    /// In the memory of the machine
+    Host,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Share {
+    /// All the same
+    Even,
+    /// Each another part, some of them small
+    Uneven,
+    /// The first has all
+    First,
+    /// The last has all: to rank 0 it is memory of another process
+    Last,
 }
 
 #[derive(Debug, Args)]

@@ -31,7 +31,7 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
         return Some(hint.to_owned());
     }
     if memory::is_shortage(error) {
-        let hint = "ask for less, with a smaller `--size`, `--sizes` or `--max-size`, or free some memory";
+        let hint = "ask for less, with a smaller `--size`, `--sizes`, `--max-size` or `--table`, or free some memory";
         return Some(hint.to_owned());
     }
     if let Some(error) = error.chain().find_map(|cause| cause.downcast_ref::<wholemem::Error>()) {
@@ -55,7 +55,7 @@ mod tests {
         let failed = Error::Failed { attempt: Attempt::Reserve { len: 4096 }, cause };
         let error = Err::<(), _>(failed).context("step 1").unwrap_err();
         let expected = "error: step 1: cannot reserve 4 KiB of addresses: only 1 MiB of memory are available\n\
-            \nhint: ask for less, with a smaller `--size`, `--sizes` or `--max-size`, or free some memory\n";
+            \nhint: ask for less, with a smaller `--size`, `--sizes`, `--max-size` or `--table`, or free some memory\n";
         assert_eq!(render(&error, Colour::Off), expected);
     }
 

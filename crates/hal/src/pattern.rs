@@ -35,7 +35,8 @@ pub fn word(seed: u64, index: u64) -> u64 {
 }
 
 /// What word `index` adds to the checksum.
-fn share(word: u64, index: u64) -> u64 {
+#[must_use]
+pub fn share(word: u64, index: u64) -> u64 {
     word.wrapping_mul(index.wrapping_mul(2).wrapping_add(1))
 }
 

@@ -27,17 +27,30 @@ pub(crate) struct Group {
 impl Group {
     /// Starts `count` ranks that all write to one pipe, or each to its own.
     pub(crate) fn start(count: u32, role: impl Fn(u32) -> (RankRole, usize), own: bool) -> Result<Self> {
+        let args = |rank| {
+            let (role, resident) = role(rank);
+            (role, vec!["--resident".to_owned(), resident.to_string()])
+        };
+        Self::start_with(count, args, own)
+    }
+
+    /// As [`start`](Self::start), with whatever arguments a rank's role takes.
+    pub(crate) fn start_with(
+        count: u32,
+        role: impl Fn(u32) -> (RankRole, Vec<String>),
+        own: bool,
+    ) -> Result<Self> {
         let id = UniqueId::create()?.to_string();
         let (output, write) = std::io::pipe().context("cannot make a pipe")?;
         let mut group = Self { ranks: Vec::new(), stay: Vec::new(), output: Some(output) };
         for rank in 0..count {
-            let (role, resident) = role(rank);
+            let (role, args) = role(rank);
             let word = role.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
             let mut command = Command::new("/proc/self/exe");
             command
                 .arg0("wholemem")
                 .args(["rank", &word, "--parent", &std::process::id().to_string()])
-                .args(["--resident", &resident.to_string()])
+                .args(args)
                 .env("WHOLEMEM_ID", &id)
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", count.to_string())

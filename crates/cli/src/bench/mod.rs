@@ -11,6 +11,7 @@ mod copy;
 mod death;
 mod group;
 mod report;
+mod rows;
 mod sample;
 mod share;
 mod sizes;
@@ -30,6 +31,7 @@ use crate::terminal::Colour;
 use crate::{backend, memory, terminal};
 
 pub(crate) use self::death::Doomed;
+pub(crate) use self::rows::{Op, rank as rows_rank, tour};
 pub(crate) use self::share::receiver;
 
 /// How long a size is measured, unless a number of rounds is asked for.
@@ -80,6 +82,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Bootstrap(args) => bootstrap::run(args),
         BenchCommand::Comm(args) => comm::run(args),
         BenchCommand::Death(args) => death::run(args),
+        BenchCommand::Gather(args) => rows::run(rows::Op::Gather, args),
+        BenchCommand::Scatter(args) => rows::run(rows::Op::Scatter, args),
     }
 }
 

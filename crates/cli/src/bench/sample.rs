@@ -23,7 +23,7 @@ pub(super) enum Side {
 }
 
 /// A time of each side.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pair {
     pub(super) ours: Duration,
     pub(super) raw: Duration,
@@ -43,7 +43,7 @@ pub(super) struct Comparison {
 }
 
 /// What is kept of many rounds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Summary {
     /// The medians of the middle fifth by ratio.
     pub(super) typical: Pair,

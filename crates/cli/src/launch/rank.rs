@@ -13,6 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use wholemem_comm::{Communicator, Error};
 use wholemem_os::{pidfd, signal};
 
+use crate::bench;
 use crate::cli::{RankArgs, RankRole};
 
 /// Plays the rank.
@@ -24,6 +25,7 @@ pub(crate) fn serve(args: &RankArgs) -> Result<()> {
         RankRole::Join => join(),
         RankRole::Survive => survive(),
         RankRole::Doomed => be_killed(args.resident),
+        RankRole::Rows => bench::rows_rank(&args.plan),
     }
 }
 

@@ -1,0 +1,196 @@
+//! `wholemem bench gather` and `scatter`: rows of a table moved by their indices, beside a plain copy of as many bytes.
+//!
+//! ```text
+//!   a pair      [ dense rows | indices ]   [ dense rows ]        ours, and the plain copy
+//!   a lap       all pairs: prepared -> each timed in its turn -> each checked (scatter: and undone)
+//! ```
+//!
+//! The table is a [pattern](wholemem_hal::pattern), so that every row is known by its number, and indices are a function
+//! of their position: what a call moved is checked whole, on the device, without keeping either. Between its preparation
+//! and its turn a pair leaves the caches, as the others of the lap come through them.
+//!
+//! One rank plays in this process. Several are processes, each with its part of the table, and all move rows at once,
+//! so that what they reach of the others' is memory that was passed between processes.
+
+mod content;
+mod course;
+mod crew;
+mod indices;
+mod lap;
+mod report;
+mod table;
+
+use anyhow::{Result, anyhow, ensure};
+use serde::{Deserialize, Serialize};
+use wholemem::{Communicator, Group};
+use wholemem_hal::{Backend, BackendKind, Device, HostConfig};
+
+use self::course::{Course, Room};
+pub(crate) use self::crew::rank;
+pub(crate) use self::report::Measured;
+use super::sample::Summary;
+use crate::cli::{LocationChoice, RowsArgs};
+use crate::progress::Progress;
+use crate::{backend, memory};
+
+/// What is done with rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Op {
+    Gather,
+    Scatter,
+}
+
+/// What is told while rows are moved.
+#[derive(Debug, Serialize, Deserialize)]
+enum Told {
+    /// Another round is over.
+    Round,
+    /// A course is over.
+    Done(Summary),
+    /// It went wrong.
+    Failed { what: String, hint: Option<String> },
+}
+
+pub(super) fn run(op: Op, args: &RowsArgs) -> Result<()> {
+    let opened = backend::open(args.backend)?;
+    let device = opened.backend.device(0)?;
+    let courses = Course::all(op, args, &room(&device, &args.location)?)?;
+    let mut cases = Vec::new();
+    for crew in courses.chunk_by(|one, next| one.ranks == next.ranks) {
+        cases.extend(measure(&device, crew)?);
+    }
+    report::tell(op, &device, &cases, args.json)
+}
+
+/// A measurement for the tour: so many ranks, one table, rows of 1 KiB.
+pub(crate) fn tour(op: Op, device: &Device, ranks: u32, table: usize) -> Result<Measured> {
+    let room = Room { table, ..room(device, &[])? };
+    let mut cases = measure(device, &[Course::of_the_tour(op, ranks, &room)])?;
+    cases.pop().ok_or_else(|| anyhow!("nothing was measured"))
+}
+
+/// How much there is for a table, and for what is moved.
+fn room(device: &Device, locations: &[LocationChoice]) -> Result<Room> {
+    let kind = device.backend().kind();
+    let mut room = Room::on(kind, device.available()?);
+    if kind == BackendKind::Cuda && locations.contains(&LocationChoice::Host) {
+        let machine = Backend::host(HostConfig::default())?.device(0)?;
+        room.table = room.table.min(Room::on(BackendKind::Host, machine.available()?).table);
+    }
+    Ok(room)
+}
+
+/// Measures courses of one number of ranks.
+fn measure(device: &Device, courses: &[Course]) -> Result<Vec<Measured>> {
+    let mut measured = Vec::new();
+    let mut shown: Option<Progress> = None;
+    let mut hear = |told: Told| -> Result<()> {
+        let Some(course) = courses.get(measured.len()) else { return Ok(()) };
+        match told {
+            Told::Round => {
+                let rounds = course.rounds as usize;
+                shown.get_or_insert_with(|| Progress::of_rounds(&course.label(), rounds)).advance(1);
+            }
+            Told::Done(summary) => {
+                shown = None;
+                measured.push(Measured::new(course, device, &summary));
+            }
+            Told::Failed { what, hint } => return Err(crate::link::PeerFailed { what, hint }.into()),
+        }
+        Ok(())
+    };
+    let Some(first) = courses.first() else { return Ok(Vec::new()) };
+    let most = courses.iter().map(Course::footprint).max().unwrap_or(0);
+    memory::ensure_room(device, most)?;
+    if first.ranks == 1 {
+        let comm = Communicator::local(1)?.pop().ok_or_else(|| anyhow!("a group of one rank has none"))?;
+        play(&Group::create(comm, device)?, courses, &mut hear)?;
+    } else {
+        crew::play(device.backend().kind(), courses, &mut hear)?;
+    }
+    ensure!(measured.len() == courses.len(), "{} of {} were measured", measured.len(), courses.len());
+    Ok(measured)
+}
+
+/// Plays courses as one rank, and tells how it goes.
+fn play(group: &Group, courses: &[Course], tell: &mut impl FnMut(Told) -> Result<()>) -> Result<()> {
+    for same in courses.chunk_by(Course::has_the_table_of) {
+        let Some(first) = same.first() else { continue };
+        let table = table::Table::create(group, first)?;
+        for course in same {
+            let summary = lap::play(&table, course, &mut || tell(Told::Round))?;
+            tell(Told::Done(summary))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{IndexChoice, KindChoice, Share, Spread};
+
+    fn devices(count: usize) -> Vec<Device> {
+        let backend = Backend::host(HostConfig::virtual_devices(1)).unwrap();
+        vec![backend.device(0).unwrap(); count]
+    }
+
+    fn course(op: Op, ranks: u32) -> Course {
+        let room = Room { table: 1 << 20, payload: 1 << 18, most_rows: 1 << 20, ring: 1 << 20 };
+        Course { rounds: 3, ..Course::of_the_tour(op, ranks, &room) }
+    }
+
+    /// Plays courses by threads, and counts what rank 0 tells.
+    fn played(ranks: u32, courses: &[Course]) -> Result<(usize, usize)> {
+        let groups = Group::local(&devices(ranks as usize))?;
+        let told = std::thread::scope(|scope| {
+            let threads: Vec<_> = groups
+                .iter()
+                .map(|group| {
+                    scope.spawn(move || {
+                        let (mut rounds, mut done) = (0, 0);
+                        play(group, courses, &mut |told| {
+                            match told {
+                                Told::Round => rounds += 1,
+                                Told::Done(_) => done += 1,
+                                Told::Failed { what, .. } => panic!("{what}"),
+                            }
+                            Ok(())
+                        })
+                        .map(|()| (rounds, done))
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<Vec<_>>>()
+        })?;
+        Ok(told[0])
+    }
+
+    #[test]
+    fn every_length_type_and_spread_is_moved_and_checked() {
+        let mut courses = Vec::new();
+        for op in [Op::Gather, Op::Scatter] {
+            for (row_len, rows) in [(4, 1000), (12, 33), (100, 1), (130, 7), (1024, 100)] {
+                let (index, spread) =
+                    if row_len < 100 { (IndexChoice::I32, Spread::Zipf) } else { (IndexChoice::I64, Spread::Uniform) };
+                let of_length = Course { index, spread, ..course(op, 1).of_rows(row_len, rows, 1 << 20) };
+                courses.push(of_length);
+            }
+        }
+        assert_eq!(played(1, &courses).unwrap(), (3 * courses.len(), courses.len()));
+    }
+
+    #[test]
+    fn ranks_divide_a_table_and_all_or_one_of_them_move_its_rows() {
+        let mut courses = Vec::new();
+        for op in [Op::Gather, Op::Scatter] {
+            for share in [Share::Even, Share::Uneven, Share::First, Share::Last] {
+                for (kind, first_only) in [(KindChoice::Continuous, false), (KindChoice::Chunked, true)] {
+                    let of_length = course(op, 3).of_rows(100, 50, 1 << 20);
+                    courses.push(Course { share, kind, first_only, ..of_length });
+                }
+            }
+        }
+        assert_eq!(played(3, &courses).unwrap(), (3 * courses.len(), courses.len()));
+    }
+}
