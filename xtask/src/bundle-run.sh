@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Runs wholemem's suite and benches on this machine's GPU, and writes a report of at most 8 files.
+# Runs wholemem's suite and benches on this machine's GPU, and writes a report, of at most 8 files a part.
 #
-#   run REPORT-FOLDER
+#   run REPORT-FOLDER [PART]     all (the default), memory, rows, peers
 #
+# memory: suites, and the benches of memory; rows: gather and scatter; peers: gather beside PyTorch and WholeGraph, where
+# the bundle was made with --peers.
 # Every step has a time limit. Tests that need several processes on one GPU at once run under an MPS server of our own,
 # in private folders, which is ended with the script. Nothing of the card's settings is changed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-report=${1:?usage: run REPORT-FOLDER}
+report=${1:?usage: run REPORT-FOLDER [PART]}
+part=${2:-all}
+case "$part" in all | memory | rows | peers) ;; *) echo "there is no part $part" >&2 && exit 2 ;; esac
 mkdir -p "$report"
 failed=0
 private=$(mktemp -d)
@@ -21,6 +25,15 @@ end_mps() {
         echo quit | timeout 30 nvidia-cuda-mps-control >/dev/null 2>&1
         mps_runs=0
     fi
+}
+# Starts the server, or says that this step is skipped.
+begin_mps() {
+    if command -v nvidia-cuda-mps-control >/dev/null && timeout 30 nvidia-cuda-mps-control -d >>"$report/log.txt" 2>&1; then
+        mps_runs=1
+        return 0
+    fi
+    printf '%-28s skipped: no MPS server could be started\n' "$1" | tee -a "$report/summary.txt"
+    return 1
 }
 trap 'end_mps; rm -rf "$private"' EXIT
 
@@ -50,34 +63,66 @@ bench() {
 } >"$report/summary.txt" 2>&1
 : >"$report/log.txt"
 
-step "doctor" 120 sh -c '"$0" doctor --json >"$1"' "$here/wholemem" "$report/doctor.json"
-step "suite" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
-step "rows" 300 "$here/test-rows" --test-threads=1 gpu::
-step "graphs" 120 "$here/test-graphs" --test-threads=1 gpu_
-step "large" 120 "$here/test-large" --test-threads=1 gpu_
-step "demo" 120 "$here/wholemem" demo --backend cuda --size 1GiB
-OUTPUT="$report/alloc.json" bench alloc 180 alloc --sizes 2MiB,8MiB,32MiB,128MiB,512MiB,2GiB,8GiB,16GiB,64GiB
-OUTPUT="$report/share.json" bench share 180 share --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
-OUTPUT="$report/hand.json" bench hand 180 hand --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
-OUTPUT="$report/copy.json" bench copy 120 copy
+memory() {
+    step "doctor" 120 sh -c '"$0" doctor --json >"$1"' "$here/wholemem" "$report/doctor.json"
+    step "suite" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
+    step "rows" 300 "$here/test-rows" --test-threads=1 gpu::
+    step "graphs" 120 "$here/test-graphs" --test-threads=1 gpu_
+    step "large" 120 "$here/test-large" --test-threads=1 gpu_
+    step "demo" 120 "$here/wholemem" demo --backend cuda --size 1GiB
+    OUTPUT="$report/alloc.json" bench alloc 180 alloc --sizes 2MiB,8MiB,32MiB,128MiB,512MiB,2GiB,8GiB,16GiB,64GiB
+    OUTPUT="$report/share.json" bench share 180 share --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
+    OUTPUT="$report/hand.json" bench hand 180 hand --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
+    OUTPUT="$report/copy.json" bench copy 120 copy
 
-if command -v nvidia-cuda-mps-control >/dev/null && timeout 30 nvidia-cuda-mps-control -d >>"$report/log.txt" 2>&1; then
-    mps_runs=1
-    step "suite under MPS" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
-    step "processes under MPS" 200 "$here/test-processes" --test-threads=1 gpu_
-    end_mps
-else
-    echo "suite under MPS              skipped: no MPS server could be started" | tee -a "$report/summary.txt"
-fi
+    if begin_mps "suite under MPS"; then
+        step "suite under MPS" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
+        step "processes under MPS" 200 "$here/test-processes" --test-threads=1 gpu_
+        end_mps
+    fi
 
-if command -v compute-sanitizer >/dev/null; then
-    # One process at a time, and without the ten thousand cycles, which the sanitizer would make an hour of.
-    step "suite under memcheck" 400 compute-sanitizer --tool memcheck --error-exitcode 9 --report-api-errors no \
-        "$here/test-cuda" --test-threads=1 suite:: gpu:: --skip ten_thousand --skip two_processes --skip outlives
-    step "rows under memcheck" 300 env PROPTEST_CASES=24 compute-sanitizer --tool memcheck --error-exitcode 9 \
-        --report-api-errors no "$here/test-rows" --test-threads=1 gpu::
-else
-    echo "suite under memcheck         skipped: no compute-sanitizer" | tee -a "$report/summary.txt"
-fi
+    if command -v compute-sanitizer >/dev/null; then
+        # One process at a time, and without the ten thousand cycles, which the sanitizer would make an hour of.
+        step "suite under memcheck" 400 compute-sanitizer --tool memcheck --error-exitcode 9 --report-api-errors no \
+            "$here/test-cuda" --test-threads=1 suite:: gpu:: --skip ten_thousand --skip two_processes --skip outlives
+        step "rows under memcheck" 300 env PROPTEST_CASES=24 compute-sanitizer --tool memcheck --error-exitcode 9 \
+            --report-api-errors no "$here/test-rows" --test-threads=1 gpu::
+    else
+        echo "suite under memcheck         skipped: no compute-sanitizer" | tee -a "$report/summary.txt"
+    fi
+}
 
+# Every row size on one rank; kinds, places, index types and spreads; ranks that share the GPU; a table that is another
+# process's, and one of 17 uneven chunks, gathered from by one rank; scatter.
+rows() {
+    OUTPUT="$report/gather.json" bench gather 240 gather
+    OUTPUT="$report/gather-kinds.json" bench "gather, kinds" 300 gather --row-bytes 64,512,1KiB --rounds 7 \
+        --kind continuous,chunked --location device,host --index i32,i64 --spread uniform,zipf
+    OUTPUT="$report/gather-places.json" bench "gather, places" 300 gather --row-bytes 64,512,1KiB --rounds 9 \
+        --ranks 2,17 --first-only --share first,last,uneven --kind continuous,chunked
+    OUTPUT="$report/scatter.json" bench scatter 240 scatter --row-bytes 4,12,64,130,256,512,1KiB,4KiB --rounds 7
+    if begin_mps "bench gather, ranks"; then
+        OUTPUT="$report/gather-ranks.json" bench "gather, ranks" 300 gather --row-bytes 64,1KiB --ranks 1,2,4,8 \
+            --rounds 5 --rows 1000000
+        end_mps
+    fi
+}
+
+# Nothing of this is installed: the rivals are unpacked beside the script, and NCCL is PyTorch's.
+peers() {
+    if [ ! -d "$here/peers" ]; then
+        echo "peers                        skipped: made without --peers" | tee -a "$report/summary.txt"
+        return
+    fi
+    local nccl libraries
+    nccl=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>>"$report/log.txt")/lib
+    libraries=$(printf '%s:' "$here"/peers/*/lib64)$nccl
+    step "peers gather" 540 env PYTHONPATH="$here/peers" LD_LIBRARY_PATH="$libraries:${LD_LIBRARY_PATH:-}" \
+        python3 "$here/peers/gather.py" gpu --program "$here/wholemem" --laps 2 --few 1,100 --rounds 7 \
+        --json "$report/peers-gather.json"
+}
+
+[ "$part" = all ] || [ "$part" = memory ] && memory
+[ "$part" = all ] || [ "$part" = rows ] && rows
+[ "$part" = all ] || [ "$part" = peers ] && peers
 exit "$failed"

@@ -14,8 +14,9 @@ use crate::command;
 
 const FOLDER: &str = "target/gpu-bundle";
 
-/// The largest bundle that is still easily carried about.
+/// The largest bundle that is still easily carried about, and what rivals may add to it.
 const MOST_BYTES: u64 = 20 << 20;
+const PEERS_BYTES: u64 = 44 << 20;
 
 /// The test targets that have something to say about a GPU: package, target, and what it is called in the bundle.
 const TESTS: &[(&str, &str)] = &[
@@ -28,7 +29,7 @@ const TESTS: &[(&str, &str)] = &[
 
 const SCRIPT: &str = include_str!("bundle-run.sh");
 
-pub(crate) fn pack() -> Result<()> {
+pub(crate) fn pack(with_peers: bool) -> Result<()> {
     let folder = Path::new(FOLDER);
     if folder.is_dir() {
         fs::remove_dir_all(folder)?;
@@ -41,24 +42,37 @@ pub(crate) fn pack() -> Result<()> {
     let mut build = command::cargo();
     build.args(["build", "--release", "--locked", "--package", "wholemem-cli"]);
     command::run(&mut build)?;
-    strip(Path::new("target/release/wholemem"), &folder.join("wholemem"))?;
+    strip(&command::target_folder()?.join("release/wholemem"), &folder.join("wholemem"))?;
     let script = folder.join("run");
     fs::write(&script, SCRIPT)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     fs::write(folder.join("commit"), commit()?)?;
 
+    let mut most = MOST_BYTES;
+    if with_peers {
+        crate::peers::pack(&folder.join("peers"))?;
+        most += PEERS_BYTES;
+    }
     let mut total = 0;
     for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let len = entry.metadata()?.len();
-        println!("{:>8} KiB  {}", len / 1024, entry.path().display());
+        let path = entry?.path();
+        let len = len_of(&path)?;
+        println!("{:>8} KiB  {}", len / 1024, path.display());
         total += len;
     }
-    if total > MOST_BYTES {
-        bail!("the bundle is {total} bytes long, more than {MOST_BYTES}");
+    if total > most {
+        bail!("the bundle is {total} bytes long, more than {most}");
     }
     println!("on a machine with a GPU: {FOLDER}/run REPORT-FOLDER");
     Ok(())
+}
+
+/// The bytes of a file, or of all files of a folder.
+fn len_of(path: &Path) -> Result<u64> {
+    if !path.is_dir() {
+        return Ok(path.metadata()?.len());
+    }
+    fs::read_dir(path)?.try_fold(0, |sum, entry| Ok(sum + len_of(&entry?.path())?))
 }
 
 /// What the report says it was made from: the commit, and whether more than that was in the tree.

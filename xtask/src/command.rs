@@ -5,7 +5,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,6 +15,13 @@ use anyhow::{Context, Result, bail};
 /// The cargo that runs us.
 pub(crate) fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Where cargo puts what it builds.
+pub(crate) fn target_folder() -> Result<PathBuf> {
+    let metadata = capture(cargo().args(["metadata", "--format-version=1", "--no-deps", "--locked"]))?;
+    let metadata: serde_json::Value = serde_json::from_str(&metadata).context("cargo's metadata")?;
+    metadata["target_directory"].as_str().map(PathBuf::from).context("cargo names no target folder")
 }
 
 /// Runs a command whose output goes where ours goes.

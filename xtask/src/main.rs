@@ -10,6 +10,7 @@
 //! | [`arrows`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies |
 //! | [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
+//! | [`peers`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
 //! | [`tree`], [`leftovers`] | that a run leaves nothing behind: files, shared memory, processes |
 //!
 //! What it keeps true: it depends on no crate of the workspace, so it runs while they do not compile. Rules are
@@ -33,6 +34,8 @@ mod leftovers;
 mod licences;
 mod metadata;
 mod miri;
+mod peers;
+mod plots;
 mod report;
 mod rooms;
 mod source;
@@ -49,6 +52,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 
+use peers::Peers;
 use steps::Step;
 
 /// The chores of this repository.
@@ -68,7 +72,19 @@ enum Task {
     /// Compile the kernels to PTX with NVIDIA's compiler, which is fetched.
     Kernels(GenerateArguments),
     /// Gather what a machine with a GPU needs to run the suite and the benches.
-    GpuBundle,
+    GpuBundle(BundleArguments),
+    /// Run a bench beside a rival's, and print ratios.
+    #[command(subcommand)]
+    Peers(Peers),
+    /// Draw the README's pictures from `docs/measured/`.
+    Plots(GenerateArguments),
+}
+
+#[derive(Args, Debug)]
+struct BundleArguments {
+    /// Take the rivals along too, which are larger than all the rest.
+    #[arg(long)]
+    peers: bool,
 }
 
 #[derive(Args, Debug)]
@@ -97,7 +113,9 @@ fn main() -> Result<ExitCode> {
     env::set_current_dir(root).with_context(|| format!("cannot enter {}", root.display()))?;
     match task {
         Task::Test(arguments) => Ok(test(&arguments)),
-        Task::GpuBundle => bundle::pack().map(|()| ExitCode::SUCCESS),
+        Task::GpuBundle(arguments) => bundle::pack(arguments.peers).map(|()| ExitCode::SUCCESS),
+        Task::Peers(peers) => peers::run(&peers).map(|()| ExitCode::SUCCESS),
+        Task::Plots(arguments) => plots::generate(arguments.check).map(|()| ExitCode::SUCCESS),
         Task::Kernels(arguments) => kernels::generate(arguments.check, true).map(|()| ExitCode::SUCCESS),
         Task::Bindings(arguments) => bindings::generate(arguments.check).map(|()| ExitCode::SUCCESS),
     }

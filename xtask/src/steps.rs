@@ -9,7 +9,7 @@ use crate::leftovers::SharedMemory;
 use crate::report::{Ended, Outcome, Report};
 use crate::toolchain::Skip;
 use crate::tree::Tree;
-use crate::{arrows, bindings, cargo, headers, kernels, leftovers, licences, miri, rooms, tree};
+use crate::{arrows, bindings, cargo, headers, kernels, leftovers, licences, miri, plots, rooms, tree};
 
 /// One check. The order of the variants is the order of a run, and their sentences are what `--list` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,7 +60,9 @@ impl Step {
             Self::Rooms => rooms::check(),
             Self::Arrows => arrows::check(),
             Self::Licences => licences::check(),
-            Self::Generated => bindings::check().and_then(|()| kernels::check(run.exhaustive)),
+            Self::Generated => bindings::check()
+                .and_then(|()| kernels::check(run.exhaustive))
+                .and_then(|()| plots::generate(true)),
             Self::Headers => headers::check(),
             Self::Clippy => cargo::clippy(),
             Self::Tests => cargo::tests(run.exhaustive),

@@ -1,7 +1,8 @@
-//! Tools that come as Python wheels, pinned: NVIDIA's headers, compiler and assembler, and the parser that reads them.
+//! What comes as Python wheels, pinned: NVIDIA's headers, compiler and assembler, the parser that reads them, and the rivals
+//! that wholemem is measured beside.
 //!
 //! They are installed below `target/`, each in a folder of its own, and found there the next time. Nothing of them is
-//! needed to build or to use wholemem: only to generate what is committed.
+//! needed to build or to use wholemem: only to generate what is committed, and to compare.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,18 @@ pub(crate) const NVCC: Wheel = Wheel { name: "nvidia-cuda-nvcc-cu12", version: "
 /// The C parser behind bindgen.
 #[cfg_attr(not(feature = "bindings"), expect(dead_code, reason = "only bindgen needs it"))]
 pub(crate) const LIBCLANG: Wheel = Wheel { name: "libclang", version: "18.1.1" };
+
+/// The rival on a host.
+pub(crate) const NUMPY: Wheel = Wheel { name: "numpy", version: "2.3.5" };
+
+/// WholeGraph, the rival on a GPU, with what it needs beside PyTorch.
+pub(crate) const WHOLEGRAPH: [Wheel; 5] = [
+    Wheel { name: "pylibwholegraph-cu13", version: "26.10.0" },
+    Wheel { name: "libwholegraph-cu13", version: "26.10.0" },
+    Wheel { name: "rmm-cu13", version: "26.10.0" },
+    Wheel { name: "librmm-cu13", version: "26.10.0" },
+    Wheel { name: "rapids-logger", version: "0.3.0" },
+];
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 

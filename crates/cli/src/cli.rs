@@ -25,7 +25,7 @@ pub(crate) enum Command {
     ///
     /// A second process creates memory, fills it and passes it on as a file descriptor. This one maps it, checks every
     /// byte, kills the other, and checks every byte again. Then four processes join as ranks, and one of them is killed:
-    /// the others say which.
+    /// the others say which. Four others make one table between them, and gather and scatter its rows.
     Demo(DemoArgs),
     /// Run a command as several ranks
     ///

@@ -82,8 +82,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Bootstrap(args) => bootstrap::run(args),
         BenchCommand::Comm(args) => comm::run(args),
         BenchCommand::Death(args) => death::run(args),
-        BenchCommand::Gather(args) => rows::run(rows::Op::Gather, args),
-        BenchCommand::Scatter(args) => rows::run(rows::Op::Scatter, args),
+        BenchCommand::Gather(args) => rows::run(Op::Gather, args),
+        BenchCommand::Scatter(args) => rows::run(Op::Scatter, args),
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod pattern;
 mod ranks;
+mod rows;
 mod sharing;
 mod stage;
 
@@ -26,7 +27,7 @@ pub(crate) use self::sharing::creator;
 type Chapter = fn(&mut Stage, &Setting) -> Result<()>;
 
 /// The tour, in order.
-const CHAPTERS: &[Chapter] = &[sharing::play, ranks::play];
+const CHAPTERS: &[Chapter] = &[sharing::play, ranks::play, rows::play];
 
 /// What all chapters have in common.
 #[derive(Debug)]

@@ -134,3 +134,102 @@ fn deaths_are_timed_until_the_last_survivor_knows() {
     let case = &list(&report["cases"])[0];
     assert_eq!((&case["rounds"], &case["bytes"]), (&3.into(), &(1 << 20).into()));
 }
+
+/// What every case of rows has.
+const ROWS_CASE: [&str; 22] = [
+    "row_bytes",
+    "index",
+    "kind",
+    "location",
+    "spread",
+    "share",
+    "ranks",
+    "movers",
+    "devices",
+    "rows",
+    "calls",
+    "table_bytes",
+    "value",
+    "unit",
+    "limit",
+    "of_limit",
+    "median",
+    "limit_median",
+    "best",
+    "limit_best",
+    "call_us",
+    "rounds",
+];
+
+fn assert_rates(case: &Value) {
+    let number = |key: &str| case[key].as_f64().unwrap();
+    assert_keys(case, &ROWS_CASE);
+    assert_eq!(case["unit"], "GB/s");
+    for [typical, median, best] in [["value", "median", "best"], ["limit", "limit_median", "limit_best"]] {
+        assert!(number(typical) > 0.0 && number(best) >= number(typical), "{case}");
+        assert!(number(best) >= number(median), "{case}");
+    }
+    // All three are rounded to three digits or more.
+    let ratio = number("value") / number("limit");
+    assert!((number("of_limit") - ratio).abs() <= 0.01 * ratio + 0.001, "{case}");
+}
+
+#[test]
+fn gather_is_measured_beside_a_copy_for_each_size_type_spread_and_kind() {
+    let sizes = ["--row-bytes", "4,12,130,1KiB", "--table", "256KiB", "--rows", "1,200", "--rounds", "2"];
+    let types = ["--index", "i32,i64", "--spread", "uniform,zipf", "--kind", "continuous,chunked"];
+    let report = bench("gather", &[&sizes[..], &types].concat());
+    assert_keys(&report, &REPORT);
+    assert_eq!(
+        (&report["bench"], &report["ranks"], &report["verified"]),
+        (&"gather".into(), &1.into(), &true.into())
+    );
+    let cases = list(&report["cases"]);
+    assert_eq!(cases.len(), 4 * 2 * 2 * 2 * 2);
+    cases.iter().for_each(assert_rates);
+    let count = |key: &str, value: &str| cases.iter().filter(|case| case[key] == value).count();
+    assert_eq!((count("index", "i32"), count("spread", "zipf"), count("kind", "chunked")), (32, 32, 32));
+}
+
+#[test]
+fn several_ranks_are_processes_and_those_that_share_a_device_are_told() {
+    let args =
+        ["--row-bytes", "100", "--table", "1MiB", "--rounds", "2", "--ranks", "2,5", "--share", "uneven"];
+    for what in ["gather", "scatter"] {
+        let report = bench(what, &args);
+        assert_eq!((&report["bench"], &report["ranks"]), (&what.into(), &5.into()));
+        let cases = list(&report["cases"]);
+        cases.iter().for_each(assert_rates);
+        let ranks: Vec<_> = cases
+            .iter()
+            .map(|case| ["ranks", "movers", "devices"].map(|key| case[key].as_u64().unwrap()))
+            .collect();
+        assert_eq!((ranks[0][..2].to_vec(), ranks[1][..2].to_vec()), (vec![2, 2], vec![5, 5]));
+        assert!(ranks.iter().all(|[ranks, _, devices]| devices <= ranks));
+    }
+    let first = bench("gather", &[&args[..], &["--first-only"]].concat());
+    assert!(list(&first["cases"]).iter().all(|case| case["movers"] == 1), "{first}");
+}
+
+#[test]
+fn people_get_a_table_of_rates() {
+    let args =
+        ["bench", "gather", "--backend", "host", "--row-bytes", "1KiB", "--table", "1MiB", "--rounds", "2"];
+    let run = run(&[&args[..], &["--rows", "7"]].concat());
+    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
+    let lines: Vec<_> = run.stdout.lines().collect();
+    assert!(lines[0].starts_with("gathering rows of a table of 1 MiB, on host ("), "{}", run.stdout);
+    let words: Vec<_> = lines[4].split_whitespace().collect();
+    assert_eq!(words[..8], ["1", "KiB", "7", "continuous", "device", "i64", "uniform", "1"]);
+}
+
+#[test]
+fn a_table_that_cannot_be_is_refused_with_a_hint() {
+    let args = ["bench", "gather", "--backend", "host", "--row-bytes", "1KiB", "--table", "4096TiB"];
+    for ranks in ["1", "2"] {
+        let run = run(&[&args[..], &["--ranks", ranks]].concat());
+        assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""), "{run:?}");
+        assert!(run.stderr.starts_with("error: cannot fill "), "{}", run.stderr);
+        assert!(run.stderr.contains("\nhint: ask for less"), "{}", run.stderr);
+    }
+}

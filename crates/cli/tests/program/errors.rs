@@ -51,8 +51,7 @@ fn more_memory_than_there_is_is_told_with_a_way_out() {
     let (error, hint) = run.stderr.split_once("\n\n").unwrap();
     assert!(error.starts_with("error: cannot fill 4096 TiB of memory: "), "{error}");
     assert!(error.ends_with(" are available"), "{error}");
-    let expected =
-        "hint: ask for less, with a smaller `--size`, `--sizes` or `--max-size`, or free some memory\n";
+    let expected = "hint: ask for less, with a smaller `--size`, `--sizes`, `--max-size` or `--table`, or free some memory\n";
     assert_eq!(hint, expected);
 }
 

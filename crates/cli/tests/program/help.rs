@@ -50,6 +50,41 @@ fn a_benchmark_explains_what_it_measures() {
 }
 
 #[test]
+fn gather_explains_what_can_be_chosen() {
+    let run = run(&["bench", "gather", "-h"]);
+    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
+    insta::assert_snapshot!(run.stdout, @r"
+    Gathering rows of a table by their indices, beside a plain copy of as many bytes
+
+    Usage: wholemem bench gather [OPTIONS]
+
+    Options:
+          --backend <BACKEND>     Which machinery moves the bytes [default: auto] [possible values:
+                                  auto, host, cuda]
+          --row-bytes <SIZES>     How long a row is [default:
+                                  4,8,12,16,32,64,100,128,130,256,512,1KiB,2KiB,4KiB,8KiB]
+          --index <TYPES>         The type of the indices [default: i64] [possible values: i32, i64]
+          --spread <SPREADS>      Which rows are asked for [default: uniform] [possible values: uniform,
+                                  zipf]
+          --kind <KINDS>          How ranks see the table [default: continuous] [possible values:
+                                  continuous, chunked]
+          --location <LOCATIONS>  Where the table is [default: device] [possible values: device, host]
+          --ranks <COUNTS>        How many ranks [default: 1]
+          --share <SHARES>        Which rank has how much of the table [default: even] [possible values:
+                                  even, uneven, first, last]
+          --first-only            Only rank 0 moves rows; the others have their part of the table, and
+                                  wait
+          --table <TABLE>         How long the table is, such as `4GiB` [default: 16GiB on a GPU, 4GiB
+                                  on a host, or what leaves enough free]
+          --rows <COUNTS>         How many rows a call moves, such as `1,10,100` [default: what is 2GiB
+                                  on a GPU, and 64MiB on a host, and 32 or 4 million at most]
+          --rounds <ROUNDS>       How often to measure each [default: 15]
+          --json                  Print one JSON object instead of a table
+      -h, --help                  Print help (see more with '--help')
+    ");
+}
+
+#[test]
 fn the_demo_tells_beforehand_what_it_will_do() {
     let run = run(&["demo", "-h"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));

@@ -11,7 +11,7 @@ use crate::size::{ByteCount, Rough};
 /// What ranks' parts of a table are multiples of, in rows: so that they are whole words, whatever a row is.
 const STEP: u64 = 8;
 
-/// Calls of few rows are timed together: as many as move this much, but no more than so many.
+/// Calls of few rows are timed together: as many as move this much or the table's length, but no more than so many.
 const TOGETHER: usize = 8 << 20;
 const MOST_CALLS: u64 = 2048;
 
@@ -118,7 +118,7 @@ impl Course {
             rounds: 3,
         };
         let rows = (room.payload.min(room.table) / course.row_len).max(1) as u64;
-        course.of_rows(course.row_len, rows, room.table)
+        Self { calls: 1, ..course.of_rows(course.row_len, rows, room.table) }
     }
 
     /// The same, of rows of another length.
@@ -145,7 +145,7 @@ impl Course {
         let step = STEP * u64::from(self.ranks);
         let table_rows = ((table / row_len) as u64 / step * step).max(step);
         let call = length(rows, row_len).max(1);
-        let calls = ((TOGETHER / call) as u64).clamp(1, MOST_CALLS);
+        let calls = ((TOGETHER.min(table) / call) as u64).clamp(1, MOST_CALLS);
         Self { row_len, rows, table_rows, calls, ..self.clone() }
     }
 
@@ -221,7 +221,9 @@ impl Course {
     pub(super) fn footprint(&self) -> usize {
         let indices = length(self.batch_rows(), self.index_len());
         let lap = (2 * self.dense_len() + indices).saturating_mul(self.pairs as usize);
-        lap.saturating_add(self.dense_len()).saturating_mul(self.movers() as usize).saturating_add(self.table_len())
+        lap.saturating_add(self.dense_len())
+            .saturating_mul(self.movers() as usize)
+            .saturating_add(self.table_len())
     }
 
     pub(super) fn label(&self) -> String {
@@ -263,7 +265,8 @@ mod tests {
 
     #[test]
     fn each_value_goes_with_each_and_tables_are_made_once() {
-        let line = "--row-bytes 4,1KiB --index i32,i64 --spread uniform,zipf --kind continuous,chunked --ranks 1,2";
+        let line =
+            "--row-bytes 4,1KiB --index i32,i64 --spread uniform,zipf --kind continuous,chunked --ranks 1,2";
         let courses = courses(line).unwrap();
         assert_eq!(courses.len(), 32);
         assert_eq!(courses.chunk_by(Course::has_the_table_of).count(), 8);

@@ -98,7 +98,11 @@ impl Zipf {
             let x = area_to(under);
             let number = x.round().clamp(1.0, self.count);
             if number - x <= self.near || under >= area(number + 0.5) - number.powf(-EXPONENT) {
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at least 1, and whole")]
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "at least 1, and whole"
+                )]
                 return number as u64 - 1;
             }
         }

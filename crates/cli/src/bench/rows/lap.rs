@@ -308,7 +308,9 @@ impl<'a> Player<'a> {
             let (position, byte) = first_difference(seed, course.row_len, row_of, &rows)
                 .with_context(|| format!("{label}: bytes behind the last row have changed"))?;
             let row = row_of(position);
-            anyhow::bail!("{label}: position {position}, which is row {row}, is wrong from its byte {byte} on");
+            anyhow::bail!(
+                "{label}: position {position}, which is row {row}, is wrong from its byte {byte} on"
+            );
         }
         for Piece { at, offset, span } in &pair.pieces {
             let copied = match course.op {

@@ -136,7 +136,7 @@ mod tests {
     }
 
     fn course(op: Op, ranks: u32) -> Course {
-        let room = Room { table: 1 << 20, payload: 1 << 18, most_rows: 1 << 20, ring: 1 << 20 };
+        let room = Room { table: 1 << 18, payload: 1 << 16, most_rows: 1 << 20, ring: 1 << 20 };
         Course { rounds: 3, ..Course::of_the_tour(op, ranks, &room) }
     }
 
@@ -171,9 +171,12 @@ mod tests {
         let mut courses = Vec::new();
         for op in [Op::Gather, Op::Scatter] {
             for (row_len, rows) in [(4, 1000), (12, 33), (100, 1), (130, 7), (1024, 100)] {
-                let (index, spread) =
-                    if row_len < 100 { (IndexChoice::I32, Spread::Zipf) } else { (IndexChoice::I64, Spread::Uniform) };
-                let of_length = Course { index, spread, ..course(op, 1).of_rows(row_len, rows, 1 << 20) };
+                let (index, spread) = if row_len < 100 {
+                    (IndexChoice::I32, Spread::Zipf)
+                } else {
+                    (IndexChoice::I64, Spread::Uniform)
+                };
+                let of_length = Course { index, spread, ..course(op, 1).of_rows(row_len, rows, 1 << 18) };
                 courses.push(of_length);
             }
         }
@@ -186,7 +189,7 @@ mod tests {
         for op in [Op::Gather, Op::Scatter] {
             for share in [Share::Even, Share::Uneven, Share::First, Share::Last] {
                 for (kind, first_only) in [(KindChoice::Continuous, false), (KindChoice::Chunked, true)] {
-                    let of_length = course(op, 3).of_rows(100, 50, 1 << 20);
+                    let of_length = course(op, 3).of_rows(100, 50, 1 << 18);
                     courses.push(Course { share, kind, first_only, ..of_length });
                 }
             }

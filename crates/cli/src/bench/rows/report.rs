@@ -22,7 +22,7 @@ pub(crate) struct Measured {
     location: LocationChoice,
     spread: Spread,
     share: Share,
-    pub(crate) ranks: u32,
+    ranks: u32,
     /// How many of the ranks move rows, all at once.
     movers: u32,
     /// How many devices the ranks have between them: where there are fewer than ranks, they share.
@@ -30,8 +30,8 @@ pub(crate) struct Measured {
     pub(crate) rows: u64,
     /// How many calls of so many rows were timed together.
     calls: u64,
-    table_bytes: usize,
-    pub(crate) value: f64,
+    pub(crate) table_bytes: usize,
+    value: f64,
     unit: &'static str,
     limit: f64,
     of_limit: f64,
@@ -42,11 +42,17 @@ pub(crate) struct Measured {
     /// How long a call took.
     call_us: f64,
     rounds: u32,
+    /// How long a round took, and the bytes of all ranks that were moved in it.
+    #[serde(skip)]
+    pub(crate) took: Duration,
+    #[serde(skip)]
+    pub(crate) moved: usize,
 }
 
 impl Measured {
     pub(super) fn new(course: &Course, device: &Device, summary: &Summary) -> Self {
-        let payload = course.batch_len() as f64 * f64::from(course.movers());
+        let moved = course.batch_len() * course.movers() as usize;
+        let payload = moved as f64;
         let speed = |time: Duration| rounded(payload / time.as_secs_f64().max(1e-9) / 1e9);
         let Summary { typical, median, best } = *summary;
         let (value, limit) = (speed(typical.ours), speed(typical.raw));
@@ -74,6 +80,8 @@ impl Measured {
             limit_best: speed(best.raw),
             call_us: rounded(typical.ours.as_secs_f64() * 1e6 / course.calls as f64),
             rounds: course.rounds,
+            took: typical.ours,
+            moved,
         }
     }
 }
@@ -120,15 +128,27 @@ fn word(value: &impl Serialize) -> String {
 
 impl Report<'_> {
     fn render(&self, colour: Colour) -> String {
-        let columns =
-            ["row", "rows", "table", "index", "spread", "ranks", "wholemem", "copy", "of limit", "best", "us a call"];
+        let columns = [
+            "row",
+            "rows",
+            "table",
+            "index",
+            "spread",
+            "ranks",
+            "wholemem",
+            "copy",
+            "of limit",
+            "best",
+            "us a call",
+        ];
         let mut table = Table::new(columns.map(|name| match name {
             "table" | "index" | "spread" | "ranks" => (name, Align::Left),
             _ => (name, Align::Right),
         }));
         for case in self.cases {
             let place = format!("{} {}", word(&case.kind), word(&case.location));
-            let share = if case.share == Share::Even { String::new() } else { format!(", {}", word(&case.share)) };
+            let share =
+                if case.share == Share::Even { String::new() } else { format!(", {}", word(&case.share)) };
             table.row(
                 Tone::Plain,
                 [
@@ -195,7 +215,7 @@ mod tests {
 
     fn measured(ranks: u32, first_only: bool) -> Measured {
         let room = Room { table: 1 << 30, payload: 1 << 20, most_rows: 1 << 20, ring: 1 << 20 };
-        let course = Course { first_only, ..Course::of_the_tour(Op::Gather, ranks, &room) };
+        let course = Course { first_only, calls: 8, ..Course::of_the_tour(Op::Gather, ranks, &room) };
         let device = Backend::host(HostConfig::virtual_devices(1)).unwrap().device(0).unwrap();
         let pair = |ours, raw| Pair { ours: Duration::from_micros(ours), raw: Duration::from_micros(raw) };
         let summary = Summary { typical: pair(4000, 2000), median: pair(5000, 2500), best: pair(3000, 1000) };
