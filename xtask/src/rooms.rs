@@ -22,6 +22,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/wholemem/src/host/mod.rs",
     "crates/wholemem/src/host/rows.rs",
     "crates/wholemem/src/ops/kernel.rs",
+    "examples/custom_kernel.rs",
     "crates/testkit/src/conformance/paths.rs",
     "crates/testkit/src/conformance/queue.rs",
     "crates/testkit/src/deferred.rs",

@@ -6,6 +6,7 @@ mod bench;
 mod demo;
 mod doctor;
 mod errors;
+mod examples;
 mod help;
 mod json;
 mod launch;

@@ -1,0 +1,130 @@
+//! A kernel of one's own over a table in chunks: each node of a graph sums up its neighbours' rows.
+//!
+//! The kernel is `kernels/sample.cu`, written with `PtrGen` of `wholemem/ptr_gen.cuh` and compiled to PTX. The host has the
+//! same kernel in Rust, below. Both are given the table as a [`GlobalRef`], and find any row by it.
+
+#![expect(clippy::print_stdout, reason = "an example shows what it did")]
+
+use std::error::Error;
+
+use wholemem::{Dtype, GlobalRef, Group, Kind, TensorSpec, WholeTensor};
+use wholemem_hal::{Args, Backend, KernelImage, LaunchShape, Module, PinnedBuffer};
+use wholemem_os::Deadline;
+
+const IMAGE: KernelImage = KernelImage {
+    ptx: Some(include_str!("../kernels/ptx/sample.ptx")),
+    host: &[("sum_neighbours_chunked", sum_neighbours)],
+};
+
+const NODES: usize = 3;
+const WIDTH: usize = 4;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // Four ranks share a device, and have rows of their own each: 10, 0, 1 and 9.
+    let device = Backend::auto()?.device(0)?;
+    let groups = Group::local(&vec![device.clone(); 4])?;
+    let spec = TensorSpec {
+        kind: Kind::Chunked,
+        rows_of_each: Some(vec![10, 0, 1, 9]),
+        ..TensorSpec::new(Dtype::F32, &[20, WIDTH as u64])
+    };
+    let tables = Group::on_each(&groups, |group| WholeTensor::create(group, &spec))?;
+    let table = &tables[0];
+    let stream = device.stream()?;
+    // All elements of row n are n.
+    let rows: Vec<u8> = (0..20_u8).flat_map(|row| f32::from(row).to_ne_bytes().repeat(WIDTH)).collect();
+    table.write_rows(&stream, 0, &rows)?;
+
+    // Node 0 has the neighbours 1, 10 and 19, node 1 has none, node 2 has 11 twice.
+    let (starts, neighbours) = ([0_u64, 3, 3, 5], [1_u64, 10, 19, 11, 11]);
+    let bytes = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
+    let upload = |bytes: &[u8]| -> Result<PinnedBuffer, wholemem_hal::Error> {
+        let buffer = PinnedBuffer::create(&device, bytes.len())?;
+        stream.write(&buffer.all(), bytes)?;
+        Ok(buffer)
+    };
+    let (starts, neighbours) = (upload(&bytes(&starts))?, upload(&bytes(&neighbours))?);
+    let sums = upload(&[0; NODES * WIDTH * 4])?;
+
+    // SAFETY: the image has one function, which is launched with what it takes.
+    let module = unsafe { Module::load(&device, &IMAGE) }?;
+    let kernel = module.function("sum_neighbours_chunked")?;
+    let args = Args::new()
+        .bytes(&table.memory().global_ref().to_bytes(), align_of::<u64>())
+        .u64(WIDTH as u64)
+        .u64(starts.all().address())
+        .u64(neighbours.all().address())
+        .u64(NODES as u64)
+        .u64(sums.all().address());
+    let operands = [starts.all(), neighbours.all(), sums.all()];
+    // SAFETY: the arguments are what the kernel takes, and describe the operands and the table, which outlives the work.
+    // Neighbours are rows of the table, and there are as many as the last start says.
+    unsafe { stream.launch(&kernel, &LaunchShape::line(NODES as u32, 32), &args, &operands) }?;
+    stream.synchronize(Deadline::NEVER)?;
+
+    let mut seen = [0; NODES * WIDTH * 4];
+    stream.read(&sums.all(), &mut seen)?;
+    let (elements, _) = seen.as_chunks::<4>();
+    let elements: Vec<_> = elements.iter().map(|element| f32::from_ne_bytes(*element)).collect();
+    for (node, sum) in elements.chunks_exact(WIDTH).enumerate() {
+        println!("node {node}: {sum:?}");
+    }
+    Ok(())
+}
+
+/// `sum_neighbours_chunked` as a processor runs it: the whole grid in one call.
+///
+/// # Safety
+/// The arguments are those of the kernel, and what they describe is mapped.
+unsafe fn sum_neighbours(_: &LaunchShape, args: &Args) {
+    let number = |index| args.read_u64(index).expect("the kernel takes eight bytes here");
+    let handle =
+        args.read(0).and_then(|bytes| bytes.try_into().ok()).expect("the kernel takes a table first");
+    let table = GlobalRef::from_bytes(handle);
+    let (width, nodes) = (number(1), number(4));
+    let (starts, neighbours, sums) = (number(2), number(3), number(5));
+    for node in 0..nodes {
+        for column in 0..width {
+            let mut sum = 0.0;
+            // SAFETY: there is a start for each node, and one behind the last.
+            let edges = unsafe { load::<u64>(starts, node)..load::<u64>(starts, node + 1) };
+            for edge in edges {
+                // SAFETY: an edge names a neighbour, which is a row of the table.
+                let row = unsafe { row_address(&table, load(neighbours, edge)) };
+                // SAFETY: a row has `width` elements.
+                sum += unsafe { load::<f32>(row, column) };
+            }
+            let place = std::ptr::with_exposed_provenance_mut::<f32>(address(sums, node * width + column, 4));
+            // SAFETY: there are `width` sums for each node.
+            unsafe { place.write(sum) };
+        }
+    }
+}
+
+/// Where a row of a table in chunks is.
+///
+/// # Safety
+/// It is a row of the table, whose directory is mapped.
+unsafe fn row_address(table: &GlobalRef, row: u64) -> u64 {
+    let chunks = u64::from(table.chunks);
+    // SAFETY: behind the chunks' addresses is the first row of each, and the number of all.
+    let starts: Vec<u64> = (0..=chunks).map(|chunk| unsafe { load(table.base, chunks + chunk) }).collect();
+    let (chunk, row) = table.locate(row + table.first_row, &starts);
+    // SAFETY: the address of a chunk that there is.
+    let base: u64 = unsafe { load(table.base, chunk as u64) };
+    base + table.offset + row * table.stride
+}
+
+/// One element of an array.
+///
+/// # Safety
+/// It is there, and is a `T`.
+unsafe fn load<T: Copy>(array: u64, index: u64) -> T {
+    let place = std::ptr::with_exposed_provenance::<T>(address(array, index, size_of::<T>()));
+    // SAFETY: by the caller's word.
+    unsafe { place.read() }
+}
+
+fn address(array: u64, index: u64, len: usize) -> usize {
+    usize::try_from(array).expect("an address") + usize::try_from(index).expect("an index") * len
+}

@@ -1,0 +1,52 @@
+//! One process with four devices: a table over all of them, gathered from by each.
+
+#![expect(clippy::print_stdout, reason = "an example shows what it did")]
+
+use std::error::Error;
+
+use wholemem::{Dense, Dtype, Group, Indices, Order, TensorSpec, WholeTensor};
+use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
+
+const ROWS: u64 = 1000;
+const WIDTH: u64 = 16;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // Four devices of the host stand for four GPUs. `Backend::auto()` has those that there are.
+    let backend = Backend::host(HostConfig::virtual_devices(4))?;
+    let devices: Vec<_> = (0..4).map(|id| backend.device(id)).collect::<Result<_, _>>()?;
+    let groups = Group::local(&devices)?;
+    let spec = TensorSpec::new(Dtype::F32, &[ROWS, WIDTH]);
+
+    let found = Group::on_each(&groups, |group| {
+        let table = WholeTensor::create(group, &spec)?;
+        let (device, stream) = (group.device(), group.device().stream()?);
+
+        // Every rank writes its own rows: all elements of row n are n.
+        let own = table.memory().partition().range(group.rank());
+        let indices: Vec<u8> = (own.start..own.end).flat_map(u64::to_ne_bytes).collect();
+        let rows: Vec<u8> = own.clone().flat_map(|row| (row as f32).to_ne_bytes().repeat(16)).collect();
+        let (at, input) =
+            (PinnedBuffer::create(device, indices.len())?, PinnedBuffer::create(device, rows.len())?);
+        stream.write(&at.all(), &indices)?;
+        stream.write(&input.all(), &rows)?;
+        table.scatter(&stream, &Dense::new(input.all(), Dtype::F32), &Indices::i64(at.all()), Order::Any)?;
+        group.barrier(&stream)?;
+
+        // And reads one of each rank's.
+        let asked = [3_i64, 333, 666, 999];
+        let (at, output) = (PinnedBuffer::create(device, 32)?, PinnedBuffer::create(device, 4 * 64)?);
+        stream.write(&at.all(), asked.map(i64::to_ne_bytes).as_flattened())?;
+        table.gather_sync(&stream, &Indices::i64(at.all()), &Dense::new(output.all(), Dtype::F32))?;
+        let mut bytes = [0; 4 * 64];
+        stream.read(&output.all(), &mut bytes)?;
+        let (elements, _) = bytes.as_chunks::<4>();
+        let firsts: Vec<_> =
+            elements.iter().step_by(16).map(|element| f32::from_ne_bytes(*element)).collect();
+        Ok((own, firsts))
+    })?;
+
+    for (group, (own, firsts)) in groups.iter().zip(found) {
+        println!("rank {} has rows {own:?} and gathered {firsts:?}", group.rank());
+    }
+    Ok(())
+}

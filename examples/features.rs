@@ -1,0 +1,71 @@
+//! A table of features loaded from a file: each rank reads its own rows, any rank gathers any of them.
+
+#![expect(clippy::print_stdout, reason = "an example shows what it did")]
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+
+use wholemem::files::{LoadSpec, SaveSpec, Source, unwatched};
+use wholemem::{Dense, Dtype, Group, Indices, WholeTensor};
+use wholemem_hal::{Backend, PinnedBuffer};
+
+const NODES: usize = 2000;
+const WIDTH: usize = 8;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let (array, saved) = (folder.path().join("features.npy"), folder.path().join("features"));
+    write_npy(&array)?;
+
+    let device = Backend::auto()?.device(0)?;
+    let three = Group::local(&[device.clone(), device.clone(), device.clone()])?;
+    let tables = Group::on_each(&three, |group| {
+        WholeTensor::load(group, &Source::new(&array), &LoadSpec::default(), &unwatched)
+    })?;
+    println!("3 ranks loaded {} features of shape {:?}", tables[0].dtype(), tables[0].shape());
+
+    // A batch of nodes, in half precision, as a model would have it.
+    let nodes = [1999_i64, 0, 42];
+    let stream = device.stream()?;
+    let (at, batch) = (PinnedBuffer::create(&device, 24)?, PinnedBuffer::create(&device, 3 * WIDTH * 2)?);
+    stream.write(&at.all(), nodes.map(i64::to_ne_bytes).as_flattened())?;
+    let output = Dense::new(batch.all(), Dtype::Bf16).converted();
+    tables[1].gather_sync(&stream, &Indices::i64(at.all()), &output)?;
+    let mut bytes = [0; 3 * WIDTH * 2];
+    stream.read(&batch.all(), &mut bytes)?;
+    let (elements, _) = bytes.as_chunks::<2>();
+    let firsts: Vec<_> = elements.iter().step_by(WIDTH).map(|element| from_bf16(*element)).collect();
+    println!("the first features of nodes {nodes:?} are {firsts:?}");
+
+    // Saved as a file for each rank, with checksums, and loaded by another number of ranks.
+    Group::on_each(&three, |group| {
+        tables[group.rank().0 as usize].save(&saved, SaveSpec::default(), &unwatched)
+    })?;
+    let two = Group::local(&[device.clone(), device])?;
+    let again = Group::on_each(&two, |group| {
+        WholeTensor::load(group, &Source::new(&saved), &LoadSpec::default(), &unwatched)
+    })?;
+    let mut row = [0; WIDTH * 4];
+    again[0].read_rows(&stream, 1999, &mut row)?;
+    let (elements, _) = row.as_chunks::<4>();
+    let features: Vec<_> = elements.iter().map(|element| f32::from_ne_bytes(*element)).collect();
+    println!("2 ranks loaded them again, and node 1999 has {features:?}");
+    Ok(())
+}
+
+/// As `numpy.save` would write it: feature `column` of `node` is `node + column / 8`.
+fn write_npy(path: &Path) -> std::io::Result<()> {
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({NODES}, {WIDTH}), }}");
+    // The header and the ten bytes before it are a multiple of 64 bytes long, and end with a line.
+    let header = format!("{header:<117}\n");
+    let features =
+        (0..NODES).flat_map(|node| (0..WIDTH).map(move |column| node as f32 + column as f32 / 8.0));
+    let features: Vec<u8> = features.flat_map(f32::to_le_bytes).collect();
+    fs::write(path, [b"\x93NUMPY\x01\x00\x76\x00", header.as_bytes(), &features].concat())
+}
+
+/// The upper half of a single precision number.
+fn from_bf16(bytes: [u8; 2]) -> f32 {
+    f32::from_bits(u32::from(u16::from_ne_bytes(bytes)) << 16)
+}
