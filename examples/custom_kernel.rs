@@ -17,6 +17,7 @@ const IMAGE: KernelImage = KernelImage {
 };
 
 const NODES: usize = 3;
+const BLOCKS: u32 = 3;
 const WIDTH: usize = 4;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -59,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let operands = [starts.all(), neighbours.all(), sums.all()];
     // SAFETY: the arguments are what the kernel takes, and describe the operands and the table, which outlives the work.
     // Neighbours are rows of the table, and there are as many as the last start says.
-    unsafe { stream.launch(&kernel, &LaunchShape::line(NODES as u32, 32), &args, &operands) }?;
+    unsafe { stream.launch(&kernel, &LaunchShape::line(BLOCKS, 32), &args, &operands) }?;
     stream.synchronize(Deadline::NEVER)?;
 
     let mut seen = [0; NODES * WIDTH * 4];
@@ -87,10 +88,12 @@ unsafe fn sum_neighbours(_: &LaunchShape, args: &Args) {
         for column in 0..width {
             let mut sum = 0.0;
             // SAFETY: there is a start for each node, and one behind the last.
-            let edges = unsafe { load::<u64>(starts, node)..load::<u64>(starts, node + 1) };
-            for edge in edges {
-                // SAFETY: an edge names a neighbour, which is a row of the table.
-                let row = unsafe { row_address(&table, load(neighbours, edge)) };
+            let [first, end] = [node, node + 1].map(|node| unsafe { load::<u64>(starts, node) });
+            for edge in first..end {
+                // SAFETY: there are as many neighbours as the last start says.
+                let neighbour = unsafe { load(neighbours, edge) };
+                // SAFETY: a neighbour is a row of the table.
+                let row = unsafe { row_address(&table, neighbour) };
                 // SAFETY: a row has `width` elements.
                 sum += unsafe { load::<f32>(row, column) };
             }

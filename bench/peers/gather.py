@@ -318,7 +318,7 @@ def main():
         rivals = [Torch(args.table)]
         try:
             rivals += [WholeGraph(args.table, kind) for kind in ("chunked", "continuous")]
-        except ImportError as error:
+        except (ImportError, OSError) as error:
             print(f"WholeGraph is left out: {error}", file=sys.stderr)
     device, cases = compare(args, rivals)
     report = {

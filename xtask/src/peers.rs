@@ -104,7 +104,7 @@ fn copy_needed(from: &Path, to: &Path) -> Result<()> {
 /// Whether a file or a folder is needed to run.
 fn is_needed(name: &str) -> bool {
     let for_developers = ["include", "cmake", "tests", "__pycache__", "bin"].contains(&name);
-    let endings = [".dist-info", ".pyx", ".pxd", ".cpp", ".hpp", ".h"];
+    let endings = [".pyx", ".pxd", ".cpp", ".hpp", ".h"];
     !for_developers && !endings.iter().any(|ending| name.ends_with(ending))
 }
 
@@ -121,7 +121,7 @@ mod tests {
             ("VERSION", true),
             ("include", false),
             ("cmake", false),
-            ("rmm_cu13-26.10.0.dist-info", false),
+            ("rmm_cu13-26.10.0.dist-info", true),
             ("stream.pyx", false),
         ] {
             assert_eq!(is_needed(name), needed, "{name}");

@@ -123,7 +123,7 @@ impl Course {
 
     /// The same, of rows of another length.
     fn sized(&self, row_len: usize, rows: Option<u64>, room: &Room) -> Result<Self> {
-        let least = row_len.saturating_mul(STEP as usize).saturating_mul(self.ranks as usize);
+        let least = length(STEP * u64::from(self.ranks), row_len);
         ensure!(
             least <= room.table,
             "a table of {} has no {STEP} rows of {} for each rank",

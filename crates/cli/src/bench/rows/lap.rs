@@ -181,7 +181,7 @@ impl<'a> Player<'a> {
             }
             Op::Scatter => {
                 for Piece { at, offset, span } in &pieces {
-                    fill(&plain.part(*at, span.len())?, &self.stream, version, *offset)?;
+                    fill(&plain.part(*at, span.len())?, &self.stream, &self.pattern, version, *offset)?;
                 }
                 self.rows.resize(course.batch_len(), 0);
                 write_rows(version, course.row_len, |position| draw.at(position), &mut self.rows);
@@ -334,7 +334,7 @@ impl<'a> Player<'a> {
         let all = indices(course.index, pair.indices.clone());
         self.table.tensor.scatter_sync(&self.stream, &dense(rows), &all, Order::Any)?;
         for Piece { offset, span, .. } in &pair.pieces {
-            fill(span, &self.stream, SEED, *offset)?;
+            fill(span, &self.stream, &self.pattern, SEED, *offset)?;
         }
         Ok(())
     }

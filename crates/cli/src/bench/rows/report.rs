@@ -160,7 +160,7 @@ impl Report<'_> {
                     format!("{}{share}", case.ranks_in_words()),
                     digits(case.value),
                     digits(case.limit),
-                    format!("{:.2}", case.of_limit),
+                    digits(case.of_limit),
                     digits(case.best),
                     digits(case.call_us),
                 ],

@@ -43,7 +43,8 @@ impl Table {
         let tensor = WholeTensor::create(group, &TensorSpec { kind, location, rows_of_each, ..spec })?;
         let table = Self { group: group.clone(), tensor };
         if let Some(own) = table.tensor.local()? {
-            fill(&own.span, &group.device().stream()?, SEED, table.offset_of(own.rows.start))?;
+            let (stream, pattern) = (group.device().stream()?, Pattern::load(group.device())?);
+            fill(&own.span, &stream, &pattern, SEED, table.offset_of(own.rows.start))?;
         }
         // Faults of pages that others filled are none of a gather's.
         table.tensor.memory().populate()?;
@@ -103,10 +104,10 @@ pub(super) fn seed_at(seed: u64, offset: usize) -> u64 {
 }
 
 /// Fills memory with the pattern of `seed` from the byte `offset` on, and waits.
-pub(super) fn fill(to: &Span, stream: &Stream, seed: u64, offset: usize) -> Result<()> {
+pub(super) fn fill(to: &Span, stream: &Stream, pattern: &Pattern, seed: u64, offset: usize) -> Result<()> {
     let device = stream.device();
     if device.backend().kind() != BackendKind::Host || to.len() < WORTH_SHARING {
-        Pattern::load(device)?.fill(stream, to, seed_at(seed, offset))?;
+        pattern.fill(stream, to, seed_at(seed, offset))?;
         return Ok(stream.synchronize(Deadline::NEVER)?);
     }
     let step = to.len().div_ceil(cores()).next_multiple_of(4096);
