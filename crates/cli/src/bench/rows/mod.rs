@@ -196,4 +196,38 @@ mod tests {
         }
         assert_eq!(played(3, &courses).unwrap(), (3 * courses.len(), courses.len()));
     }
+
+    /// Plays a course on a table one of whose rows is another's.
+    fn played_on_a_wrong_table(op: Op, wrong: u64) -> String {
+        let group = &Group::local(&devices(1)).unwrap()[0];
+        // Every row is asked for, some often.
+        let course = course(op, 1).of_rows(100, 2000, 1 << 12);
+        let table = table::Table::create(group, &course).unwrap();
+        let stream = group.device().stream().unwrap();
+        let mut row = [0; 100];
+        table.tensor.read_rows(&stream, wrong - 1, &mut row).unwrap();
+        table.tensor.write_rows(&stream, wrong, &row).unwrap();
+        lap::play(&table, &course, &mut || Ok(())).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_gather_from_a_wrong_row_is_found_out() {
+        let error = played_on_a_wrong_table(Op::Gather, 7);
+        assert!(error.starts_with("gathering 2000 rows of 100 B: position "), "{error}");
+        assert!(error.ends_with(", which is row 7, is wrong from its byte 0 on"), "{error}");
+    }
+
+    #[test]
+    fn a_row_that_a_scatter_does_not_reach_must_stay_as_it_was() {
+        let group = &Group::local(&devices(1)).unwrap()[0];
+        let course = course(Op::Scatter, 1).of_rows(100, 1, 1 << 18);
+        let course = Course { calls: 1, pairs: 1, rounds: 1, ..course };
+        let table = table::Table::create(group, &course).unwrap();
+        let stream = group.device().stream().unwrap();
+        lap::play(&table, &course, &mut || Ok(())).unwrap();
+        // Of two thousand rows, some that nobody writes.
+        table.tensor.write_rows(&stream, 1000, &[7; 1000]).unwrap();
+        let error = lap::play(&table, &course, &mut || Ok(())).unwrap_err().to_string();
+        assert!(error.starts_with("rows that nobody scattered to have changed among 0.."), "{error}");
+    }
 }
