@@ -15,6 +15,7 @@ buffer first); PyTorch as `index_select(table, 0, indices, out=output)`; WholeGr
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -281,6 +282,15 @@ def told(row_bytes, rows, case):
     }
 
 
+def machine(where, device):
+    """What it ran on, for people."""
+    if where == "gpu":
+        return device
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    return f"{models[0] if models else 'processor'}, {len(os.sched_getaffinity(0))} cores"
+
+
 def show(report):
     """A table for people."""
     names = list(report["peers"])
@@ -294,7 +304,7 @@ def show(report):
             line += [f"{case['value'][name]:.4g}", f"{case['ratio'][name]:.2f}"]
         lines.append(line)
     widths = [max(map(len, column)) for column in zip(*lines)]
-    print(f"gathering from a table of {report['table_bytes'] >> 20} MiB on {report['device']}; GB/s of payload")
+    print(f"gathering from a table of {report['table_bytes'] >> 20} MiB on {report['machine']}; GB/s of payload")
     for line in lines:
         print("  ".join(word.rjust(width) for word, width in zip(line, widths)))
 
@@ -325,6 +335,7 @@ def main():
         "bench": "peers-gather",
         "backend": "cuda" if args.where == "gpu" else "host",
         "device": device,
+        "machine": machine(args.where, device),
         "table_bytes": args.table,
         "peers": {rival.name: rival.version for rival in rivals},
         "verified": True,
