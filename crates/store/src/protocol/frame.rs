@@ -1,0 +1,126 @@
+//! Messages as packets: cut into pieces that a packet holds, and put together again.
+//!
+//! A packet is one byte, 1 if more follow and 0 if it is the last, and a piece of the message.
+
+use std::os::fd::BorrowedFd;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use wholemem_os::packet::MAX_PACKET;
+use wholemem_os::{Deadline, PacketSocket};
+
+/// The longest message.
+pub(crate) const MAX_MESSAGE: usize = 8 << 20;
+
+/// The most descriptors of one message.
+pub(crate) const MAX_FDS: usize = 2;
+
+const PIECE: usize = MAX_PACKET - 1;
+const LAST: u8 = 0;
+const MORE: u8 = 1;
+
+/// What was received is no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Malformed(pub(crate) &'static str);
+
+/// A message as its packets.
+pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec<u8>>, Malformed> {
+    let mut bytes =
+        postcard::to_allocvec(message).map_err(|_| Malformed("a message that cannot be encoded"))?;
+    bytes.extend_from_slice(payload);
+    if bytes.len() > MAX_MESSAGE {
+        return Err(Malformed("a message is longer than a message may be"));
+    }
+    let count = bytes.len().div_ceil(PIECE).max(1);
+    let packet = |(index, piece): (usize, &[u8])| {
+        let mut packet = Vec::with_capacity(piece.len() + 1);
+        packet.push(if index + 1 == count { LAST } else { MORE });
+        packet.extend_from_slice(piece);
+        packet
+    };
+    Ok(bytes.chunks(PIECE).enumerate().map(packet).collect())
+}
+
+/// A message, and the bytes behind it.
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), Malformed> {
+    postcard::take_from_bytes(bytes).map_err(|_| Malformed("a message that cannot be decoded"))
+}
+
+/// Packets on their way to a message.
+#[derive(Debug, Default)]
+pub(crate) struct Assembly {
+    bytes: Vec<u8>,
+}
+
+impl Assembly {
+    /// Takes in a packet; the message, if that was its last.
+    pub(crate) fn push(&mut self, packet: &[u8]) -> Result<Option<Vec<u8>>, Malformed> {
+        let Some((&kind, piece)) = packet.split_first() else { return Err(Malformed("an empty packet")) };
+        if self.bytes.len() + piece.len() > MAX_MESSAGE {
+            return Err(Malformed("a message is longer than a message may be"));
+        }
+        self.bytes.extend_from_slice(piece);
+        match kind {
+            LAST => Ok(Some(std::mem::take(&mut self.bytes))),
+            MORE => Ok(None),
+            _ => Err(Malformed("a packet of an unknown kind")),
+        }
+    }
+}
+
+/// Sends the packets of a message, waiting where the socket is full, with descriptors on the last.
+pub(crate) fn send(
+    socket: &PacketSocket,
+    packets: &[Vec<u8>],
+    fds: &[BorrowedFd<'_>],
+    deadline: Deadline,
+) -> wholemem_os::Result<()> {
+    for (index, packet) in packets.iter().enumerate() {
+        let fds = if index + 1 == packets.len() { fds } else { &[] };
+        socket.send(packet, fds, deadline)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{Ask, Label, Request};
+    use super::*;
+
+    fn request() -> Request {
+        let label = Label { name: "weights".to_owned(), meta: vec![1, 2, 3] };
+        Request { id: 7, again: false, ask: Ask::Create { label, len: 9, members: Vec::new(), place: 0 } }
+    }
+
+    proptest! {
+        #[test]
+        fn a_message_arrives_with_its_payload_however_long(len in 0_usize..200_000) {
+            let payload = vec![5; len];
+            let packets = encode(&request(), &payload).unwrap();
+            prop_assert_eq!(packets.len(), (len + 17).div_ceil(PIECE));
+            let mut assembly = Assembly::default();
+            let mut arrived = None;
+            for packet in &packets {
+                prop_assert!(arrived.is_none() && packet.len() <= MAX_PACKET);
+                arrived = assembly.push(packet).unwrap();
+            }
+            let arrived = arrived.unwrap();
+            let (message, rest) = decode::<Request>(&arrived).unwrap();
+            prop_assert_eq!((message, rest), (request(), &payload[..]));
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_or_unknown_is_refused() {
+        assert!(encode(&request(), &vec![0; MAX_MESSAGE]).is_err());
+        assert_eq!(Assembly::default().push(&[]), Err(Malformed("an empty packet")));
+        assert_eq!(Assembly::default().push(&[7]), Err(Malformed("a packet of an unknown kind")));
+        let mut assembly = Assembly::default();
+        let packet = [&[MORE][..], &[0; PIECE]].concat();
+        let refused = (0..=MAX_MESSAGE / PIECE).find_map(|_| assembly.push(&packet).err());
+        assert_eq!(refused, Some(Malformed("a message is longer than a message may be")));
+    }
+}
