@@ -59,9 +59,10 @@ const TERMS: Terms = Terms { quota: 1 << 20, granule: 4 << 10, small: 16 << 10, 
 struct Yard(BTreeMap<AllocationId, u64>);
 
 impl Premises for Yard {
-    fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) {
+    fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool {
         let len = self.0.get(&allocation).copied().expect("an arena that is there");
         assert!(offset + bytes.len() as u64 <= len, "within the arena");
+        true
     }
 
     fn is_pinned(&self, _: ObjectId) -> bool {

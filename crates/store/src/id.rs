@@ -10,8 +10,11 @@ const SLOT_BITS: u32 = 24;
 /// The most slots a table can have: an id of zero means nothing, so slots count from one in it.
 pub(crate) const MOST_SLOTS: usize = (1 << SLOT_BITS) - 2;
 
+/// All bits of an id. Those above say what kind of thing it is, where things of several kinds are kept together.
+pub(crate) const ID_BITS: u32 = 60;
+
 /// The last generation of a slot. A slot that reaches it is used no more, so that no id comes twice.
-pub(crate) const LAST_GENERATION: u64 = (1 << (64 - SLOT_BITS)) - 1;
+pub(crate) const LAST_GENERATION: u64 = (1 << (ID_BITS - SLOT_BITS)) - 1;
 
 macro_rules! slot_id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -30,7 +33,8 @@ macro_rules! slot_id {
             #[must_use]
             pub fn from_u64(number: u64) -> Option<Self> {
                 let slot = number & ((1 << SLOT_BITS) - 1);
-                (1..=MOST_SLOTS as u64).contains(&slot).then_some(Self(number))
+                let is_id = number >> ID_BITS == 0 && (1..=MOST_SLOTS as u64).contains(&slot);
+                is_id.then_some(Self(number))
             }
 
             /// The number itself; never zero.
@@ -148,6 +152,7 @@ mod tests {
         assert_eq!(ObjectId::from_u64(0), None);
         assert_eq!(ObjectId::from_u64(7 << SLOT_BITS), None);
         assert_eq!(ObjectId::from_u64(u64::MAX), None);
+        assert_eq!(ObjectId::from_u64(1 << ID_BITS | 1), None);
         assert_eq!(ObjectId::new(0, 0).to_string(), "0.0");
     }
 }

@@ -23,5 +23,4 @@ mod record;
 
 pub use layout::IndexError;
 pub(crate) use layout::{AllocationRecord, Geometry, Index, Location};
-pub(crate) use lookup::Found;
 pub(crate) use record::{MAX_META, MAX_NAME, Record, Region};

@@ -63,12 +63,6 @@ pub(crate) struct Record {
     pub(crate) pack: Option<ObjectId>,
 }
 
-impl Record {
-    pub(crate) fn location(&self) -> Location {
-        Location { allocation: self.region.allocation, offset: self.offset, len: self.len }
-    }
-}
-
 impl<C: Cells> Index<C> {
     fn record_cell(&self, slot: usize) -> usize {
         self.geometry().first_record() + slot * RECORD_CELLS
@@ -241,7 +235,8 @@ pub(crate) mod tests {
             index.fill(id, &written);
             index.commit(id, State::Created);
             prop_assert_eq!(index.read(id), Some((State::Created, written.clone())));
-            prop_assert_eq!(index.location(id), Some(written.location()));
+            let allocation = written.region.allocation;
+            prop_assert_eq!(index.location(id), Some(Location { allocation, offset, len }));
             prop_assert!(index.is_named(id, &written.name));
             let longer = format!("{}x", written.name);
             prop_assert!(!index.is_named(id, &longer));

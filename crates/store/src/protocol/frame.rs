@@ -1,6 +1,7 @@
 //! Messages as packets: cut into pieces that a packet holds, and put together again.
 //!
-//! A packet is one byte, 1 if more follow and 0 if it is the last, and a piece of the message.
+//! A packet is one byte and a piece of the message. In the byte, bit 0 says that more follow, and bit 1 that a message
+//! begins here: a server that takes over from one that died in the middle of a message waits for the next beginning.
 
 use std::os::fd::BorrowedFd;
 
@@ -16,8 +17,8 @@ pub(crate) const MAX_MESSAGE: usize = 8 << 20;
 pub(crate) const MAX_FDS: usize = 2;
 
 const PIECE: usize = MAX_PACKET - 1;
-const LAST: u8 = 0;
 const MORE: u8 = 1;
+const BEGIN: u8 = 2;
 
 /// What was received is no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +36,8 @@ pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec
     let count = bytes.len().div_ceil(PIECE).max(1);
     let packet = |(index, piece): (usize, &[u8])| {
         let mut packet = Vec::with_capacity(piece.len() + 1);
-        packet.push(if index + 1 == count { LAST } else { MORE });
+        let more = if index + 1 < count { MORE } else { 0 };
+        packet.push(if index == 0 { BEGIN | more } else { more });
         packet.extend_from_slice(piece);
         packet
     };
@@ -51,21 +53,40 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), Ma
 #[derive(Debug, Default)]
 pub(crate) struct Assembly {
     bytes: Vec<u8>,
+    phase: Phase,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Phase {
+    /// Between two messages.
+    #[default]
+    Between,
+    Within,
+    /// Perhaps within a message whose beginning another process has read.
+    Lost,
 }
 
 impl Assembly {
+    /// For a connection that another process has read before.
+    pub(crate) fn inherited() -> Self {
+        Self { bytes: Vec::new(), phase: Phase::Lost }
+    }
+
     /// Takes in a packet; the message, if that was its last.
     pub(crate) fn push(&mut self, packet: &[u8]) -> Result<Option<Vec<u8>>, Malformed> {
         let Some((&kind, piece)) = packet.split_first() else { return Err(Malformed("an empty packet")) };
+        match (kind & !MORE, &self.phase) {
+            (BEGIN, Phase::Between | Phase::Lost) | (0, Phase::Within) => {}
+            (0, Phase::Lost) => return Ok(None),
+            _ => return Err(Malformed("a packet that does not follow the one before it")),
+        }
         if self.bytes.len() + piece.len() > MAX_MESSAGE {
             return Err(Malformed("a message is longer than a message may be"));
         }
         self.bytes.extend_from_slice(piece);
-        match kind {
-            LAST => Ok(Some(std::mem::take(&mut self.bytes))),
-            MORE => Ok(None),
-            _ => Err(Malformed("a packet of an unknown kind")),
-        }
+        let is_last = kind & MORE == 0;
+        self.phase = if is_last { Phase::Between } else { Phase::Within };
+        Ok(is_last.then(|| std::mem::take(&mut self.bytes)))
     }
 }
 
@@ -114,13 +135,31 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_unknown_is_refused() {
+    fn what_is_too_long_or_out_of_order_is_refused() {
         assert!(encode(&request(), &vec![0; MAX_MESSAGE]).is_err());
         assert_eq!(Assembly::default().push(&[]), Err(Malformed("an empty packet")));
-        assert_eq!(Assembly::default().push(&[7]), Err(Malformed("a packet of an unknown kind")));
+        let out_of_order = Err(Malformed("a packet that does not follow the one before it"));
+        for kind in [0, MORE, 4, 255] {
+            assert_eq!(Assembly::default().push(&[kind]), out_of_order);
+        }
         let mut assembly = Assembly::default();
-        let packet = [&[MORE][..], &[0; PIECE]].concat();
-        let refused = (0..=MAX_MESSAGE / PIECE).find_map(|_| assembly.push(&packet).err());
+        assert_eq!(assembly.push(&[BEGIN | MORE]), Ok(None));
+        assert_eq!(assembly.push(&[BEGIN]), out_of_order);
+        let mut assembly = Assembly::default();
+        let refused = (0..=MAX_MESSAGE / PIECE).find_map(|index| {
+            let kind = if index == 0 { BEGIN | MORE } else { MORE };
+            assembly.push(&[&[kind][..], &[0; PIECE]].concat()).err()
+        });
         assert_eq!(refused, Some(Malformed("a message is longer than a message may be")));
+    }
+
+    #[test]
+    fn an_inherited_connection_begins_with_the_next_message() {
+        let packets = encode(&request(), &[5; 150_000]).unwrap();
+        let mut assembly = Assembly::inherited();
+        assert_eq!(assembly.push(&packets[1]), Ok(None));
+        assert_eq!(assembly.push(&packets[2]), Ok(None));
+        let whole = packets.iter().find_map(|packet| assembly.push(packet).unwrap()).unwrap();
+        assert_eq!(decode::<Request>(&whole).unwrap(), (request(), &[5; 150_000][..]));
     }
 }

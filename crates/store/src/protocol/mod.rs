@@ -23,6 +23,9 @@ pub(crate) const PROTOCOL: u32 = 1;
 /// The most objects of one pack.
 pub(crate) const MAX_MEMBERS: usize = 16 << 10;
 
+/// Host objects shorter than this bring their bytes along, and share arenas.
+pub(crate) const SMALL: u64 = 1 << 20;
+
 /// What a client wants.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
@@ -84,6 +87,9 @@ pub(crate) enum Ask {
     Watch { prefix: String },
     /// How full the store is.
     Status,
+    /// The last of all: this client holds nothing any more. One that just closes its connection may still write what it
+    /// had begun, and is waited for to end.
+    Goodbye,
 }
 
 /// What the server says. An id of zero answers no request.

@@ -49,6 +49,11 @@ impl<C: Cells> Server<C> {
             // Said again after a restart, and done before it.
             return self.answer_created(client, id, object);
         }
+        let is_same = |other: &Pending| (other.client, other.request.id) == (client, id);
+        if self.making.values().flatten().any(is_same) {
+            // Said again while it is being done.
+            return;
+        }
         let outcome = self.begin(&pending, premises);
         match outcome {
             Ok(Begun::Done) => {}
@@ -78,8 +83,10 @@ impl<C: Cells> Server<C> {
         let Some(region) = self.ledger.carve(plan.place, plan.len) else {
             return self.begin_arena(plan.place, plan.len);
         };
-        if brings_bytes {
-            premises.write(region.allocation, region.offset, &pending.payload);
+        if brings_bytes && !premises.write(region.allocation, region.offset, &pending.payload) {
+            self.ledger.give_up(region);
+            let reason = "the arena cannot be mapped".to_owned();
+            return Err(Refusal::NoMemory { len: plan.len, reason });
         }
         let state = if brings_bytes { State::Sealed } else { State::Created };
         let object = self.write_down(pending.client, &pending.request, &plan, region, state);

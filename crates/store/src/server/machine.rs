@@ -13,6 +13,10 @@ use crate::protocol::{Answer, Ask, Event, EventKind, PROTOCOL, Refusal, Request,
 /// How many questions for a name one client may have waiting.
 const MOST_WAITING: usize = 1024;
 
+/// How often all pins are looked at while something waits for them. A kick says so at once, and a death; this is for a
+/// kick that was lost.
+const LOOK_AT_PINS: Duration = Duration::from_secs(1);
+
 /// What a server is told to keep to.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
@@ -26,8 +30,8 @@ pub(crate) struct Settings {
 
 /// The memory that a step may touch: the index is the machine's own, and this is the rest.
 pub(crate) trait Premises {
-    /// Writes bytes of a small object into an arena.
-    fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]);
+    /// Writes bytes of a small object into an arena, and says whether that could be done.
+    fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool;
     /// Whether any client has an object pinned.
     fn is_pinned(&self, object: ObjectId) -> bool;
 }
@@ -140,6 +144,8 @@ pub(crate) struct Server<C> {
     waiting: Vec<Waiter>,
     /// What is deleted and not yet free.
     pub(super) retired: BTreeSet<ObjectId>,
+    /// When all pins were looked at last.
+    pub(super) swept: Duration,
     pub(super) outputs: Vec<Output>,
     pub(super) now: Now,
 }
@@ -159,6 +165,7 @@ impl<C: Cells> Server<C> {
             closing: BTreeMap::new(),
             waiting: Vec::new(),
             retired: BTreeSet::new(),
+            swept: Duration::ZERO,
             outputs: Vec::new(),
             now: Now { elapsed: Duration::ZERO, unix: 0 },
         }
@@ -170,9 +177,7 @@ impl<C: Cells> Server<C> {
 
     /// When to step again though nothing has happened: a question has waited long enough, or pins are to be looked at.
     pub(crate) fn wake_at(&self) -> Option<Duration> {
-        /// A client that was killed while it kicked is noticed by its death; this is for one whose kick was lost.
-        const LOOK_AT_PINS: Duration = Duration::from_secs(1);
-        let look = (!self.retired.is_empty()).then(|| self.now.elapsed + LOOK_AT_PINS);
+        let look = (!self.retired.is_empty()).then(|| self.swept + LOOK_AT_PINS);
         self.waiting.iter().map(|waiter| waiter.until).chain(look).min()
     }
 
@@ -222,15 +227,13 @@ impl<C: Cells> Server<C> {
                 None => return self.wait(client, id, name, wait),
             },
             Ask::Fetch { object } => return self.fetch(client, id, object),
-            Ask::Kick { .. } => {
-                self.sweep(premises);
-                return;
-            }
+            Ask::Kick { object } => return self.free_unpinned(&[object], premises),
             Ask::Watch { prefix } => {
                 known.watches = Some(prefix);
                 Ok(Answer::Done)
             }
             Ask::Status => Ok(Answer::Status(self.status())),
+            Ask::Goodbye => return self.left(client, premises),
         };
         self.answer(client, id, outcome);
     }

@@ -26,8 +26,9 @@ struct Yard {
 }
 
 impl Premises for Yard {
-    fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) {
+    fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool {
         self.bytes.insert((allocation, offset), bytes.to_vec());
+        true
     }
 
     fn is_pinned(&self, object: ObjectId) -> bool {

@@ -1,5 +1,7 @@
 //! How objects go: no longer found, kept while somebody has them pinned, and then free.
 
+use std::collections::BTreeSet;
+
 use super::machine::{Output, Premises, Server};
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
@@ -45,7 +47,8 @@ impl<C: Cells> Server<C> {
     /// Marks an object as deleted, and if it is the first of a pack, all of the pack; and frees what nobody holds. The
     /// mark on the first is the store that counts.
     pub(super) fn retire(&mut self, object: ObjectId, premises: &mut impl Premises) {
-        for id in self.pack(object) {
+        let pack = self.pack(object);
+        for id in pack.iter().copied() {
             let Some((state, record)) = self.index.read(id) else { continue };
             if state == State::Deleted {
                 continue;
@@ -60,17 +63,26 @@ impl<C: Cells> Server<C> {
                 self.tell(&record.name, id, EventKind::Deleted);
             }
         }
-        self.sweep(premises);
+        self.free_unpinned(&pack, premises);
     }
 
-    /// Frees what is deleted and pinned by nobody.
+    /// Frees everything that is deleted and pinned by nobody.
     pub(super) fn sweep(&mut self, premises: &impl Premises) {
-        // Ids of a pack's members may be above or below that of its first, which goes last.
-        let (firsts, others): (Vec<ObjectId>, Vec<ObjectId>) =
-            self.retired.iter().partition(|id| self.members.contains_key(id));
-        for id in others.into_iter().chain(firsts) {
-            if self.members.get(&id).is_none_or(Vec::is_empty) && !premises.is_pinned(id) {
-                self.free(id);
+        self.swept = self.now.elapsed;
+        let retired: Vec<_> = self.retired.iter().copied().collect();
+        self.free_unpinned(&retired, premises);
+    }
+
+    /// Frees those of some objects that are deleted and pinned by nobody, and the first object of a pack after the
+    /// last other one.
+    pub(super) fn free_unpinned(&mut self, ids: &[ObjectId], premises: &impl Premises) {
+        let first_of =
+            |id: &ObjectId| self.index.read(*id).and_then(|(_, record)| record.pack).unwrap_or(*id);
+        let firsts: BTreeSet<_> = ids.iter().map(first_of).collect();
+        for id in ids.iter().filter(|id| !firsts.contains(id)).chain(&firsts) {
+            let is_last = self.members.get(id).is_none_or(Vec::is_empty);
+            if self.retired.contains(id) && is_last && !premises.is_pinned(*id) {
+                self.free(*id);
             }
         }
     }

@@ -15,12 +15,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// A table of `count` slots of which none was used.
-    pub(super) fn new(count: usize) -> Self {
-        Self { again: VecDeque::new(), fresh: 0, count }
-    }
-
-    /// The same after a restart: slots below `used` are in use, or are given back one by one.
+    /// A table of `count` slots. Those below `used` are in use, or are given back one by one.
     pub(super) fn used_up_to(count: usize, used: usize) -> Self {
         Self { again: VecDeque::new(), fresh: used, count }
     }
@@ -52,7 +47,7 @@ mod tests {
 
     #[test]
     fn slots_are_used_in_turn_and_never_twice_in_one_generation() {
-        let mut slots = Slots::new(2);
+        let mut slots = Slots::used_up_to(2, 0);
         assert_eq!((slots.take(), slots.take(), slots.take()), (Some((0, 0)), Some((1, 0)), None));
         slots.give_back(1, 1);
         slots.give_back(0, 1);

@@ -1,0 +1,8 @@
+//! A store as processes: a keeper, a server and clients, which are killed, stopped and lied to.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+mod kills;
+mod objects;
+mod restarts;
+mod served;

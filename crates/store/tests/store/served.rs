@@ -1,0 +1,131 @@
+//! A store that is served for a test: the test binary starts itself again as keeper and as server.
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, kill_process_group};
+use wholemem_hal::BackendKind;
+use wholemem_os::pidfd::Signal;
+use wholemem_os::{Deadline, PidFd};
+use wholemem_store::{Client, Role, Serve};
+
+const FOLDER: &str = "WHOLEMEM_STORE_TEST_FOLDER";
+const ROLE: &str = "WHOLEMEM_STORE_TEST_ROLE";
+const TEST: &str = "WHOLEMEM_STORE_TEST_PROCESS";
+const SIZE: &str = "WHOLEMEM_STORE_TEST_SIZE";
+
+/// A store with its own folder, ended when dropped.
+pub(crate) struct Served {
+    folder: tempfile::TempDir,
+    keeper: Child,
+}
+
+fn serve(folder: &Path) -> Serve {
+    let mut serve = Serve::at(folder.join("socket"));
+    let size = std::env::var(SIZE).ok().and_then(|size| size.parse().ok());
+    serve.size = Some(size.unwrap_or(256 << 20));
+    serve.device_size = Some(64 << 20);
+    // The host stands for the devices too.
+    serve.devices = Some(BackendKind::Host);
+    serve.objects = 16 << 10;
+    serve
+}
+
+fn launch(folder: &Path, role: &str, stdin: Stdio, stdout: Stdio) -> std::io::Result<Child> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(["--exact", "served::a_process_of_a_store", "--nocapture"])
+        .env(FOLDER, folder)
+        .env(ROLE, role)
+        .stdin(stdin)
+        .stdout(stdout);
+    if role == "first" {
+        command.env(TEST, std::process::id().to_string()).process_group(0);
+    }
+    command.spawn()
+}
+
+/// Not a test, but what keeper and server do: in an ordinary run there is nothing to do.
+#[test]
+fn a_process_of_a_store() {
+    let (Some(folder), Ok(role)) = (std::env::var_os(FOLDER), std::env::var(ROLE)) else { return };
+    let folder = PathBuf::from(folder);
+    let name = if role == "server" { "server" } else { "keeper" };
+    // Nothing outlives the test, also when it is killed.
+    let test = PidFd::open(std::env::var(TEST).unwrap().parse().unwrap());
+    #[expect(clippy::exit, reason = "the test is gone, and nobody waits for this process")]
+    std::thread::spawn(move || {
+        let _ = test.and_then(|test| test.wait_exit(Deadline::NEVER));
+        std::process::exit(1);
+    });
+    // Whole or not at all: others read it at any moment.
+    std::fs::write(folder.join("new"), std::process::id().to_string()).unwrap();
+    std::fs::rename(folder.join("new"), folder.join(name)).unwrap();
+    let serve = serve(&folder);
+    let start = |role: Role, socket: OwnedFd| {
+        let role = if role == Role::Server { "server" } else { "keeper" };
+        launch(&folder, role, Stdio::from(socket), Stdio::null())
+    };
+    let outcome = match role.as_str() {
+        "first" => serve.run(&start, &mut || println!("ready")),
+        other => {
+            let role = if other == "server" { Role::Server } else { Role::Keeper };
+            let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+            serve.take_part(role, socket, &start)
+        }
+    };
+    outcome.unwrap();
+}
+
+impl Served {
+    pub(crate) fn start() -> Self {
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        let mut keeper = launch(folder.path(), "first", Stdio::null(), Stdio::piped()).unwrap();
+        let lines = BufReader::new(keeper.stdout.take().unwrap()).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line.ends_with("ready")), "the server serves");
+        Self { folder, keeper }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(self.socket()).unwrap()
+    }
+
+    /// The process that is server or keeper now.
+    pub(crate) fn process(&self, name: &str) -> u32 {
+        std::fs::read_to_string(self.folder.path().join(name)).unwrap().parse().unwrap()
+    }
+
+    /// Kills the server or the keeper, and waits until another one has taken its place.
+    pub(crate) fn kill(&self, name: &str) {
+        let before = self.process(name);
+        if let Ok(process) = PidFd::open(before) {
+            process.kill().unwrap();
+        }
+        self.wait_for_another(name, before);
+    }
+
+    pub(crate) fn wait_for_another(&self, name: &str, before: u32) {
+        let deadline = Deadline::after(Duration::from_secs(60));
+        while self.process(name) == before {
+            assert!(!deadline.has_passed(), "no other {name} came");
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // All of them are of one group, however often they were replaced, and none gets to start another.
+        let group = i32::try_from(self.keeper.id()).ok().and_then(Pid::from_raw).unwrap();
+        let _ = kill_process_group(group, Signal::KILL);
+        let _ = self.keeper.wait();
+    }
+}
