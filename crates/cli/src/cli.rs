@@ -30,6 +30,23 @@ pub(crate) enum Command {
     /// `Communicator::from_env()` needs to join the others. What ranks write comes out line by line behind their rank.
     /// Signals go to all ranks. The first rank that fails ends the others, and its exit code is this program's.
     Launch(LaunchArgs),
+    /// Serve a store of named objects, which outlive whoever made them, and this server
+    ///
+    /// Two processes serve it: this one, which holds all memory, and a server, which may be killed at any time and is
+    /// started again. SIGTERM ends both, and the store with them.
+    Serve(ServeArgs),
+    /// Put a file into a store, as an object; a .safetensors file as a pack, with an object for each tensor
+    Put(PutArgs),
+    /// Write an object of a store to a file
+    Get(GetArgs),
+    /// List the objects of a store
+    Ls(ListArgs),
+    /// Say what there is to know of an object, or of a store
+    Stat(StatArgs),
+    /// Delete objects of a store: their memory goes with the last who holds them
+    Rm(RemoveArgs),
+    /// Tell what happens in a store, as it happens
+    Watch(WatchArgs),
     /// Measure, beside the same system calls made raw
     Bench(BenchArgs),
     /// Play the second process; started by the other commands only
@@ -51,6 +68,125 @@ pub(crate) struct LaunchArgs {
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SocketArgs {
+    /// The socket of the store [default: `WHOLEMEM_SOCKET`, or `wholemem.sock` in the runtime directory]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The socket to serve at [default: `WHOLEMEM_SOCKET`, or `wholemem.sock` in the runtime directory]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) listen: Option<PathBuf>,
+    /// How much host memory objects may take [default: three quarters of what is available]
+    #[arg(long)]
+    pub(crate) size: Option<ByteCount>,
+    /// How much device memory objects may take [default: nine tenths of what there is]
+    #[arg(long)]
+    pub(crate) device_size: Option<ByteCount>,
+    /// How many objects there may be [default: 65536]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(16..=4_194_304))]
+    pub(crate) objects: Option<u32>,
+    /// Whose devices' memory to hand out: CUDA's where there is one, none, or CUDA's or nothing at all
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    pub(crate) backend: BackendChoice,
+    /// Play one of the two processes; started by the other one only
+    #[arg(long, value_enum, hide = true)]
+    pub(crate) role: Option<ServeRole>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ServeRole {
+    /// Holds all memory, and starts the server
+    Keeper,
+    /// Serves clients
+    Server,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PutArgs {
+    /// The name of the object, or of the pack
+    pub(crate) name: String,
+    /// The file: .npy and .safetensors are taken apart, any other is taken as it is
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// Print one JSON object instead of a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GetArgs {
+    /// The name of the object, or of the pack
+    pub(crate) name: String,
+    /// The file to write
+    pub(crate) file: PathBuf,
+    /// How many seconds to wait for the name, if nobody has it yet
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
+    pub(crate) wait: f64,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// Print one JSON object instead of a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// How the names begin
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatArgs {
+    /// The name of an object; without one, the store as a whole
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RemoveArgs {
+    /// The names of the objects, or of packs, which go as a whole
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    /// How the names begin
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+    /// End after so many events
+    #[arg(long)]
+    pub(crate) count: Option<u64>,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// Print a JSON object for each event instead of a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A time that can be waited for.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.0..=1e9).contains(&seconds) { Ok(seconds) } else { Err("not a time to wait for".to_owned()) }
 }
 
 #[derive(Debug, Args)]

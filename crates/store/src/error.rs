@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The server did not do what was asked.
-    #[error("{0}")]
+    #[error(transparent)]
     Refused(#[from] Refusal),
 
     /// No server is there.
@@ -79,7 +79,7 @@ pub enum Error {
     Forked,
 
     /// The index cannot be used.
-    #[error("{0}")]
+    #[error(transparent)]
     Index(#[from] IndexError),
 
     /// A process of the store could not be started.
@@ -101,11 +101,11 @@ pub enum Error {
     },
 
     /// The memory layer refused something.
-    #[error("{0}")]
+    #[error(transparent)]
     Memory(#[from] wholemem_hal::Error),
 
     /// The kernel refused something.
-    #[error("{0}")]
+    #[error(transparent)]
     Os(#[from] wholemem_os::Error),
 }
 

@@ -11,3 +11,4 @@ mod json;
 mod launch;
 mod leftovers;
 mod run;
+mod store;

@@ -1,5 +1,6 @@
 //! A client's end of the connection: one request at a time, said again when the server was restarted.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,8 @@ pub(super) struct Wire {
     assembly: Assembly,
     packet: Vec<u8>,
     last_id: u64,
+    /// Requests whose answer came too late, or may still come.
+    given_up: BTreeSet<u64>,
 }
 
 /// What a server said first.
@@ -49,7 +52,8 @@ impl Wire {
             Err(error) => return Err(error.into()),
         };
         let packet = vec![0; MAX_PACKET];
-        let mut wire = Self { socket, assembly: Assembly::default(), packet, last_id: 0 };
+        let mut wire =
+            Self { socket, assembly: Assembly::default(), packet, last_id: 0, given_up: BTreeSet::new() };
         let (answer, mut fds) = wire.request(Ask::Hello { protocol: PROTOCOL }, &[], deadline)?;
         let (Answer::Welcome { index_len, devices, .. }, 2) = (answer, fds.len()) else {
             return Err(Error::Protocol { rule: "a greeting is answered by a welcome" });
@@ -74,7 +78,20 @@ impl Wire {
         deadline: Deadline,
     ) -> Result<(Answer, Vec<OwnedFd>)> {
         self.last_id += 1;
-        let mut request = Request { id: self.last_id, again: false, ask };
+        let request = Request { id: self.last_id, again: false, ask };
+        let outcome = self.ask(request, payload, deadline);
+        if matches!(outcome, Err(Error::TimedOut)) {
+            self.given_up.insert(self.last_id);
+        }
+        outcome
+    }
+
+    fn ask(
+        &mut self,
+        mut request: Request,
+        payload: &[u8],
+        deadline: Deadline,
+    ) -> Result<(Answer, Vec<OwnedFd>)> {
         self.send(&request, payload, deadline)?;
         loop {
             let (response, fds) = self.receive(deadline)?;
@@ -85,8 +102,11 @@ impl Wire {
                 }
                 Answer::Refused(refusal) if response.id == request.id => return Err(refusal.into()),
                 answer if response.id == request.id => return Ok((answer, fds)),
-                // Made for a request that was given up.
-                Answer::Created { .. } => self.tell(Ask::Abandon { create: response.id }),
+                // Made for nobody.
+                Answer::Created { .. } if self.given_up.remove(&response.id) => {
+                    self.tell(Ask::Abandon { create: response.id });
+                }
+                // An answer that came before, if a server read the question and the next one heard it again.
                 _ => {}
             }
         }

@@ -146,14 +146,21 @@ pub(crate) fn run(origin: Origin, launch: &Launch<'_>, ready: &mut dyn FnMut()) 
             while listen(&dead, &mut kept, Deadline::NOW).is_some() {}
             dead.reap();
         }
-        match keeper.step(start.elapsed(), input) {
-            Some(Output::StartServer) => match Running::start(&kept, launch) {
-                Ok(started) => running = Some(started),
+        let mut output = keeper.step(start.elapsed(), input);
+        while output == Some(Output::StartServer) {
+            output = match Running::start(&kept, launch) {
+                Ok(started) => {
+                    running = Some(started);
+                    None
+                }
                 Err(error) => {
                     tracing::error!(%error, "cannot start a server");
-                    keeper.step(start.elapsed(), Input::Died);
+                    keeper.step(start.elapsed(), Input::Died)
                 }
-            },
+            };
+        }
+        match output {
+            Some(Output::StartServer) | None => {}
             Some(Output::TellReady) => ready(),
             Some(Output::TellServerToStop) => {
                 if let Some(running) = &running {
@@ -162,7 +169,6 @@ pub(crate) fn run(origin: Origin, launch: &Launch<'_>, ready: &mut dyn FnMut()) 
             }
             Some(Output::End { well: true }) => return Ok(()),
             Some(Output::End { well: false }) => return Err(Error::NeverServed),
-            None => {}
         }
     }
 }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 mod kills;
+mod load;
 mod objects;
 mod restarts;
 mod served;

@@ -1,10 +1,10 @@
 //! A store that is served for a test: the test binary starts itself again as keeper and as server.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, kill_process_group};
@@ -22,6 +22,8 @@ const SIZE: &str = "WHOLEMEM_STORE_TEST_SIZE";
 pub(crate) struct Served {
     folder: tempfile::TempDir,
     keeper: Child,
+    /// Kept open: the test harness around the keeper ends it when it cannot print.
+    _stdout: BufReader<ChildStdout>,
 }
 
 fn serve(folder: &Path) -> Serve {
@@ -85,9 +87,10 @@ impl Served {
     pub(crate) fn start() -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         let mut keeper = launch(folder.path(), "first", Stdio::null(), Stdio::piped()).unwrap();
-        let lines = BufReader::new(keeper.stdout.take().unwrap()).lines();
-        assert!(lines.map_while(Result::ok).any(|line| line.ends_with("ready")), "the server serves");
-        Self { folder, keeper }
+        let mut stdout = BufReader::new(keeper.stdout.take().unwrap());
+        let mut lines = stdout.by_ref().lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.ends_with("ready")), "the server serves");
+        Self { folder, keeper, _stdout: stdout }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -110,6 +113,26 @@ impl Served {
             process.kill().unwrap();
         }
         self.wait_for_another(name, before);
+    }
+
+    /// Waits until the keeper holds everything that the server has: as many memory files, at least.
+    pub(crate) fn wait_until_protected(&self, server: u32) {
+        let files = |pid: u32| {
+            let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
+            let links = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+            links.filter(|link| link.to_string_lossy().contains("memfd:wholemem-index")).count()
+        };
+        let deadline = Deadline::after(Duration::from_secs(60));
+        while files(self.process("keeper")) == 0 && files(server) > 0 {
+            assert!(!deadline.has_passed(), "the new keeper holds nothing");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Stops all processes of the store, for good.
+    pub(crate) fn freeze(&self) {
+        let group = i32::try_from(self.keeper.id()).ok().and_then(Pid::from_raw).unwrap();
+        kill_process_group(group, Signal::STOP).unwrap();
     }
 
     pub(crate) fn wait_for_another(&self, name: &str, before: u32) {
