@@ -8,7 +8,7 @@ use wholemem_os::{Deadline, SharedSlice};
 
 use super::{Client, Core, unexpected};
 use crate::protocol::{Answer, Ask, Label, Member, SMALL};
-use crate::{Error, ObjectId, Result};
+use crate::{Error, ObjectId, Refusal, Result};
 
 /// An object that has just been sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,11 +107,7 @@ impl Target {
                 core.request(ask, &bytes, deadline)?
             }
             Self::Mapped(mut mapped) => {
-                // Nobody may be able to write it any more, this process included.
-                mapped.mapping()?;
-                if let Some(mapping) = mapped.mapping.take() {
-                    mapping.unmap()?;
-                }
+                mapped.unmap()?;
                 let answer = core.request(Ask::Seal { create: mapped.create }, &[], deadline)?;
                 mapped.create = 0;
                 answer
@@ -125,6 +121,18 @@ impl Target {
 }
 
 impl Mapped {
+    /// Takes the map away: host memory that anybody can still write is not sealed. On a device that is a matter of
+    /// honour, and a stream may hold the map until its work is known to be over.
+    fn unmap(&mut self) -> Result<()> {
+        let rule = "a draft is mapped until it is sealed";
+        let mapping = self.mapping.take().ok_or(Error::Protocol { rule })?;
+        match mapping.unmap() {
+            Err(wholemem_hal::Error::InUse { .. }) if !self.is_cpu => Ok(()),
+            Err(wholemem_hal::Error::InUse { .. }) => Err(Refusal::StillMapped.into()),
+            outcome => Ok(outcome?),
+        }
+    }
+
     fn mapping(&self) -> Result<&Mapping> {
         self.mapping.as_ref().ok_or(Error::Protocol { rule: "a draft is mapped until it is sealed" })
     }

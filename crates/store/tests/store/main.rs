@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
+mod attacks;
+mod gpu;
 mod kills;
 mod load;
 mod objects;

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -16,7 +17,6 @@ use wholemem_store::{Client, Role, Serve};
 const FOLDER: &str = "WHOLEMEM_STORE_TEST_FOLDER";
 const ROLE: &str = "WHOLEMEM_STORE_TEST_ROLE";
 const TEST: &str = "WHOLEMEM_STORE_TEST_PROCESS";
-const SIZE: &str = "WHOLEMEM_STORE_TEST_SIZE";
 
 /// A store with its own folder, ended when dropped.
 pub(crate) struct Served {
@@ -28,11 +28,10 @@ pub(crate) struct Served {
 
 fn serve(folder: &Path) -> Serve {
     let mut serve = Serve::at(folder.join("socket"));
-    let size = std::env::var(SIZE).ok().and_then(|size| size.parse().ok());
-    serve.size = Some(size.unwrap_or(256 << 20));
+    serve.size = Some(256 << 20);
     serve.device_size = Some(64 << 20);
-    // The host stands for the devices too.
-    serve.devices = Some(BackendKind::Host);
+    let devices = std::fs::read_to_string(folder.join("devices")).unwrap();
+    serve.devices = Some(if devices == "cuda" { BackendKind::Cuda } else { BackendKind::Host });
     serve.objects = 16 << 10;
     serve
 }
@@ -85,7 +84,13 @@ fn a_process_of_a_store() {
 
 impl Served {
     pub(crate) fn start() -> Self {
+        Self::start_with("host")
+    }
+
+    /// Serves the memory of the GPU, or of the host as if it were one.
+    pub(crate) fn start_with(devices: &str) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
+        std::fs::write(folder.path().join("devices"), devices).unwrap();
         let mut keeper = launch(folder.path(), "first", Stdio::null(), Stdio::piped()).unwrap();
         let mut stdout = BufReader::new(keeper.stdout.take().unwrap());
         let mut lines = stdout.by_ref().lines().map_while(Result::ok);
@@ -126,6 +131,13 @@ impl Served {
         while files(self.process("keeper")) == 0 && files(server) > 0 {
             assert!(!deadline.has_passed(), "the new keeper holds nothing");
             std::thread::yield_now();
+        }
+    }
+
+    /// Lets every user connect.
+    pub(crate) fn open_to_all(&self) {
+        for (path, mode) in [(self.folder.path().to_owned(), 0o755), (self.socket(), 0o666)] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
         }
     }
 
