@@ -22,7 +22,7 @@ pub(crate) enum Command {
     ///
     /// A second process creates memory, fills it and passes it on as a file descriptor. This one maps it, checks every
     /// byte, kills the other, and checks every byte again. Then four processes join as ranks, and one of them is killed:
-    /// the others say which.
+    /// the others say which. At last an object is put into a store, whose server is killed, and got from the next one.
     Demo(DemoArgs),
     /// Run a command as several ranks
     ///
@@ -94,6 +94,9 @@ pub(crate) struct ServeArgs {
     /// Whose devices' memory to hand out: CUDA's where there is one, none, or CUDA's or nothing at all
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub(crate) backend: BackendChoice,
+    /// End when the process with this number does; for commands that serve a store of their own
+    #[arg(long, hide = true)]
+    pub(crate) parent: Option<u32>,
     /// Play one of the two processes; started by the other one only
     #[arg(long, value_enum, hide = true)]
     pub(crate) role: Option<ServeRole>,
@@ -264,6 +267,27 @@ pub(crate) enum BenchCommand {
     Comm(CommArgs),
     /// How soon every survivor knows that a rank was killed
     Death(DeathArgs),
+    /// A store's objects: made, got, deleted, attached as packs and waited for, beside a socket's round trip
+    Store(StoreArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StoreArgs {
+    /// How long the objects are
+    #[arg(long, value_delimiter = ',', default_value = "1B,4KiB,64KiB,1MiB,16MiB,256MiB")]
+    pub(crate) sizes: Vec<ByteCount>,
+    /// How many objects the packs have
+    #[arg(long, value_delimiter = ',', default_value = "300,10000", value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub(crate) packs: Vec<u32>,
+    /// How many clients are connected
+    #[arg(long, value_delimiter = ',', default_value = "1,8,64", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub(crate) clients: Vec<u32>,
+    /// How often to measure each
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

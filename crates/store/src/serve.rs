@@ -38,6 +38,8 @@ pub struct Serve {
     pub devices: Option<BackendKind>,
     /// How many objects there may be.
     pub objects: usize,
+    /// The store ends when the process with this number does, if one is named.
+    pub parent: Option<u32>,
 }
 
 /// Starts a process of the store, with this socket as its standard input.
@@ -55,6 +57,7 @@ impl Serve {
             device_size,
             devices,
             objects: 64 << 10,
+            parent: None,
         }
     }
 
@@ -69,7 +72,7 @@ impl Serve {
             }
             outcome => outcome?,
         };
-        keeper::run(Origin::First(listener), launch, ready)
+        keeper::run(Origin::First(listener), self.parent, launch, ready)
     }
 
     /// Does the part of a process that was launched.
@@ -81,7 +84,7 @@ impl Serve {
         match role {
             Role::Keeper => {
                 let origin = Origin::Replacement { server: socket, path: self.listen.clone() };
-                keeper::run(origin, launch, &mut || {})
+                keeper::run(origin, self.parent, launch, &mut || {})
             }
             Role::Server => self.serve(socket, launch),
         }

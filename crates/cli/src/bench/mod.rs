@@ -14,6 +14,7 @@ mod report;
 mod sample;
 mod share;
 mod sizes;
+mod store;
 
 use std::time::{Duration, Instant};
 
@@ -80,6 +81,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Bootstrap(args) => bootstrap::run(args),
         BenchCommand::Comm(args) => comm::run(args),
         BenchCommand::Death(args) => death::run(args),
+        BenchCommand::Store(args) => store::run(args),
     }
 }
 

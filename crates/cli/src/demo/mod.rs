@@ -7,6 +7,7 @@ mod pattern;
 mod ranks;
 mod sharing;
 mod stage;
+mod store;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -26,7 +27,7 @@ pub(crate) use self::sharing::creator;
 type Chapter = fn(&mut Stage, &Setting) -> Result<()>;
 
 /// The tour, in order.
-const CHAPTERS: &[Chapter] = &[sharing::play, ranks::play];
+const CHAPTERS: &[Chapter] = &[sharing::play, ranks::play, store::play];
 
 /// What all chapters have in common.
 #[derive(Debug)]

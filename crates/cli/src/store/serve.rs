@@ -18,6 +18,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     if let Some(objects) = args.objects {
         serve.objects = objects as usize;
     }
+    serve.parent = args.parent;
     let launch = |role: Role, socket: OwnedFd| start(args, &serve, role, socket);
     let Some(role) = args.role else {
         let path = serve.listen.display().to_string();
@@ -52,6 +53,9 @@ fn start(args: &ServeArgs, serve: &Serve, role: Role, socket: OwnedFd) -> std::i
     }
     if let Some(objects) = args.objects {
         command.args(["--objects", &objects.to_string()]);
+    }
+    if let Some(parent) = args.parent {
+        command.args(["--parent", &parent.to_string()]);
     }
     let backend = match args.backend {
         BackendChoice::Auto => "auto",

@@ -3,8 +3,22 @@
 use crate::json::{assert_keys, list, object};
 use crate::run::run;
 
-const STEPS: [&str; 10] =
-    ["create", "send", "import", "fill", "verify", "kill", "verify-again", "give-back", "join", "lose"];
+const STEPS: [&str; 14] = [
+    "create",
+    "send",
+    "import",
+    "fill",
+    "verify",
+    "kill",
+    "verify-again",
+    "give-back",
+    "join",
+    "lose",
+    "serve",
+    "put",
+    "kill-server",
+    "get",
+];
 
 #[test]
 fn the_first_line_says_which_backend_it_is() {

@@ -165,3 +165,22 @@ fn a_store_ends_when_it_is_told_to_and_leaves_nothing() {
     );
     assert_eq!((run.code, run.stderr), (Some(1), expected));
 }
+
+#[test]
+fn a_store_that_was_started_for_a_process_ends_with_it() {
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let socket = folder.path().join("socket");
+    let mut parent = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let mut keeper =
+        program(&["serve", "--backend", "host", "--parent", &parent.id().to_string(), "--listen"])
+            .arg(&socket)
+            .spawn()
+            .unwrap();
+    let mut line = String::new();
+    BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("serving"));
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    assert_eq!(PidFd::open(keeper.id()).unwrap().wait_exit(patience()), Ok(true));
+    assert!(keeper.wait().unwrap().success() && !socket.exists());
+}

@@ -114,10 +114,22 @@ impl Running {
     }
 }
 
+/// What ends a keeper: a signal, or the end of the process it was started for.
+struct Ends {
+    signals: Signals,
+    parent: Option<PidFd>,
+}
+
 /// Keeps until somebody stops it: `ready` is called when the first server serves.
-pub(crate) fn run(origin: Origin, launch: &Launch<'_>, ready: &mut dyn FnMut()) -> Result<()> {
+pub(crate) fn run(
+    origin: Origin,
+    parent: Option<u32>,
+    launch: &Launch<'_>,
+    ready: &mut dyn FnMut(),
+) -> Result<()> {
     wholemem_os::descriptors::raise_limit();
     let signals = Signals::take(&[Signal::TERM, Signal::INT, Signal::HUP])?;
+    let mut ends = Ends { signals, parent: parent.map(PidFd::open).transpose()? };
     let mut kept = Kept::default();
     // Its file goes when this ends, and not before.
     let (mut keeper, mut running, _listener) = match origin {
@@ -138,7 +150,7 @@ pub(crate) fn run(origin: Origin, launch: &Launch<'_>, ready: &mut dyn FnMut()) 
     };
     let start = Instant::now();
     loop {
-        let input = wait(&mut kept, running.as_ref(), &signals, keeper.wake_at(), start)?;
+        let input = wait(&mut kept, running.as_ref(), &mut ends, keeper.wake_at(), start)?;
         if input == Input::Died
             && let Some(mut dead) = running.take()
         {
@@ -177,18 +189,25 @@ pub(crate) fn run(origin: Origin, launch: &Launch<'_>, ready: &mut dyn FnMut()) 
 fn wait(
     kept: &mut Kept,
     running: Option<&Running>,
-    signals: &Signals,
+    ends: &mut Ends,
     wake_at: Option<Duration>,
     start: Instant,
 ) -> Result<Input> {
     let mut is_open = true;
     loop {
-        let mut polls = vec![PollFd::new(signals, PollFlags::IN)];
+        let mut polls = vec![PollFd::new(&ends.signals, PollFlags::IN)];
+        let mut who = vec![Source::Signal];
+        if let Some(parent) = &ends.parent {
+            polls.push(PollFd::new(parent, PollFlags::IN));
+            who.push(Source::Parent);
+        }
         if let Some(running) = running {
-            polls.push(PollFd::new(&running.process, PollFlags::IN));
             if is_open {
                 polls.push(PollFd::new(&running.socket, PollFlags::IN));
+                who.push(Source::Server);
             }
+            polls.push(PollFd::new(&running.process, PollFlags::IN));
+            who.push(Source::Death);
         }
         let left = wake_at.map(|at| at.saturating_sub(start.elapsed()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
@@ -197,22 +216,33 @@ fn wait(
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(OsError::Call { call: "poll", errno }.into()),
         }
-        let ready: Vec<bool> = polls.iter().map(|poll| !poll.revents().is_empty()).collect();
-        if ready[0] && signals.next()?.is_some() {
-            return Ok(Input::StopAsked);
-        }
-        let Some(running) = running else { continue };
-        if ready.get(2) == Some(&true) {
-            match listen(running, kept, Deadline::NOW) {
-                Some(true) => return Ok(Input::Ready),
-                Some(false) => {}
-                None => is_open = false,
+        let happened = polls.iter().zip(who).filter(|(poll, _)| !poll.revents().is_empty());
+        for source in happened.map(|(_, source)| source).collect::<Vec<_>>() {
+            match source {
+                Source::Signal if ends.signals.next()?.is_some() => return Ok(Input::StopAsked),
+                Source::Signal => {}
+                Source::Parent => {
+                    // Said once.
+                    ends.parent = None;
+                    return Ok(Input::StopAsked);
+                }
+                Source::Server => match running.and_then(|running| listen(running, kept, Deadline::NOW)) {
+                    Some(true) => return Ok(Input::Ready),
+                    Some(false) => {}
+                    None => is_open = false,
+                },
+                Source::Death => return Ok(Input::Died),
             }
         }
-        if ready.get(1) == Some(&true) {
-            return Ok(Input::Died);
-        }
     }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    Signal,
+    Parent,
+    Server,
+    Death,
 }
 
 /// Takes in one word of the server, and says whether it was that it is ready; `None` if there is none.
