@@ -11,7 +11,7 @@ use wholemem_os::{Memfd, SharedMap};
 use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId, ObjectId};
 use crate::index::{Geometry, Index};
-use crate::protocol::frame::{Assembly, decode, encode};
+use crate::protocol::frame::{Assembly, Payload, decode, encode};
 use crate::protocol::{Ask, PROTOCOL, Request, Response};
 use crate::server::{Input, Now, Output, Premises, Server, Settings, Survivors, Terms};
 
@@ -86,13 +86,13 @@ pub fn requests(bytes: &[u8]) {
     let hello = Request { id: 1, again: false, ask: Ask::Hello { protocol: PROTOCOL } };
     let mut inputs = vec![
         Input::Joined { client, user: 1000 },
-        Input::Asked { client, request: hello, payload: Vec::new() },
+        Input::Asked { client, request: hello, payload: Payload::default() },
     ];
     let mut assembly = Assembly::default();
     let messages = packets(bytes).filter_map(|packet| assembly.push(packet).ok()?);
     for message in messages {
-        if let Ok((request, payload)) = decode::<Request>(&message) {
-            inputs.push(Input::Asked { client, request, payload: payload.to_vec() });
+        if let Ok((request, payload)) = Payload::split::<Request>(message) {
+            inputs.push(Input::Asked { client, request, payload });
         }
         while !inputs.is_empty() {
             for output in server.step(now, inputs.remove(0), &mut yard) {

@@ -70,23 +70,28 @@ fn by_size(served: &OwnStore, client: &Client, len: usize, rounds: u32) -> Resul
     let rounds = rounds.min(u32::try_from(MOST_BYTES / len.max(1)).unwrap_or(u32::MAX)).max(3);
     let mut times: [Vec<Duration>; 4] = Default::default();
     let mut bytes = vec![0; len];
+    // Each by itself: who comes and goes meanwhile would be measured too.
     for round in 0..rounds {
         bytes.fill(round.to_le_bytes()[0]);
         let (took, sealed) = timed(|| Ok(client.put("bench", &bytes)?))?;
         times[0].push(took);
+        check(&client.get("bench")?, len, round.to_le_bytes()[0])?;
+        times[3].push(timed(|| Ok(client.delete(sealed.id)?))?.0);
+    }
+    bytes.fill(7);
+    let sealed = client.put("bench", &bytes)?;
+    for _ in 0..rounds {
         // One that has mapped nothing yet.
         let other = served.connect()?;
         let (took, object) = timed(|| Ok(other.get("bench")?))?;
         times[1].push(took);
-        check(&object, len, round.to_le_bytes()[0])?;
-        drop((object, other));
-        if round < 20 {
-            drop(client.get("bench")?);
-            let (took, ()) = timed(|| Ok((0..BATCH).try_for_each(|_| client.get("bench").map(drop))?))?;
-            times[2].push(took / BATCH);
-        }
-        times[3].push(timed(|| Ok(client.delete(sealed.id)?))?.0);
+        check(&object, len, 7)?;
     }
+    for _ in 0..rounds.min(50) {
+        let (took, ()) = timed(|| Ok((0..BATCH).try_for_each(|_| client.get("bench").map(drop))?))?;
+        times[2].push(took / BATCH);
+    }
+    client.delete(sealed.id)?;
     Ok(times)
 }
 

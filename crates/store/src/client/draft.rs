@@ -99,23 +99,17 @@ impl Target {
     }
 
     pub(super) fn seal(self, core: &Core) -> Result<Sealed> {
-        let deadline = Deadline::after(Client::PATIENCE);
-        let (answer, _) = match self {
+        match self {
             Self::Small { label, members, bytes } => {
                 let single = if members.is_empty() { bytes.len() as u64 } else { 0 };
-                let ask = Ask::Create { label, len: single, members, place: 0 };
-                core.request(ask, &bytes, deadline)?
+                core.request_sealed(Ask::Create { label, len: single, members, place: 0 }, &bytes)
             }
             Self::Mapped(mut mapped) => {
                 mapped.unmap()?;
-                let answer = core.request(Ask::Seal { create: mapped.create }, &[], deadline)?;
+                let sealed = core.request_sealed(Ask::Seal { create: mapped.create }, &[])?;
                 mapped.create = 0;
-                answer
+                Ok(sealed)
             }
-        };
-        match answer {
-            Answer::Sealed { object, version } => Ok(Sealed { id: object, version }),
-            _ => Err(unexpected()),
         }
     }
 }

@@ -34,7 +34,7 @@ use crate::cells::MappedCells;
 use crate::id::State;
 use crate::index::{Index, Record};
 use crate::pin::{PINS_LEN, PinPage, Pinned};
-use crate::protocol::{Answer, Ask, Label, Status};
+use crate::protocol::{Answer, Ask, Label, SMALL, Status};
 use crate::{Error, ObjectId, Refusal, Result};
 
 pub use draft::{Draft, Sealed, Sealing};
@@ -181,6 +181,12 @@ impl Client {
     /// # Errors
     /// As [`Client::create`].
     pub fn put(&self, name: &str, bytes: &[u8]) -> Result<Sealed> {
+        if (bytes.len() as u64) < SMALL {
+            let label = label(name, &[]);
+            label.check()?;
+            let ask = Ask::Create { label, len: bytes.len() as u64, members: Vec::new(), place: 0 };
+            return self.core.request_sealed(ask, bytes);
+        }
         let mut draft = self.create(name, bytes.len())?;
         draft.write_at(0, bytes)?;
         draft.seal()
@@ -250,11 +256,7 @@ impl Client {
     /// [`Refusal::NoSuchObject`], [`Refusal::NameTooLong`].
     #[doc(alias = "PutName")]
     pub fn publish(&self, name: &str, object: ObjectId) -> Result<Sealed> {
-        let ask = Ask::Publish { label: label(name, &[]), object };
-        match self.core.request(ask, &[], Deadline::after(Self::PATIENCE))? {
-            (Answer::Sealed { object, version }, _) => Ok(Sealed { id: object, version }),
-            _ => Err(unexpected()),
-        }
+        self.core.request_sealed(Ask::Publish { label: label(name, &[]), object }, &[])
     }
 
     /// Deletes an object: it is found no more, and its memory goes with the last who holds it. The first object of a pack
@@ -443,7 +445,15 @@ impl Core {
         self.request_with_id(ask, payload, deadline).map(|(_, answer, fds)| (answer, fds))
     }
 
-    /// The same, with the id of the request.
+    /// Asks for what is answered by a sealed object.
+    pub(super) fn request_sealed(&self, ask: Ask, payload: &[u8]) -> Result<Sealed> {
+        match self.request(ask, payload, Deadline::after(Client::PATIENCE))? {
+            (Answer::Sealed { object, version }, _) => Ok(Sealed { id: object, version }),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// The same as [`Core::request`], with the id of the request.
     pub(super) fn request_with_id(
         &self,
         ask: Ask,

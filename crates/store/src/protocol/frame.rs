@@ -27,21 +27,53 @@ pub(crate) struct Malformed(pub(crate) &'static str);
 
 /// A message as its packets.
 pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec<u8>>, Malformed> {
-    let mut bytes =
-        postcard::to_allocvec(message).map_err(|_| Malformed("a message that cannot be encoded"))?;
-    bytes.extend_from_slice(payload);
-    if bytes.len() > MAX_MESSAGE {
+    let head = postcard::to_allocvec(message).map_err(|_| Malformed("a message that cannot be encoded"))?;
+    let len = head.len() + payload.len();
+    if len > MAX_MESSAGE {
         return Err(Malformed("a message is longer than a message may be"));
     }
-    let count = bytes.len().div_ceil(PIECE).max(1);
-    let packet = |(index, piece): (usize, &[u8])| {
-        let mut packet = Vec::with_capacity(piece.len() + 1);
-        let more = if index + 1 < count { MORE } else { 0 };
-        packet.push(if index == 0 { BEGIN | more } else { more });
-        packet.extend_from_slice(piece);
+    let packet = |start: usize| {
+        let end = len.min(start + PIECE);
+        let mut packet = Vec::with_capacity(end - start + 1);
+        let more = if end < len { MORE } else { 0 };
+        packet.push(if start == 0 { BEGIN | more } else { more });
+        // Of both parts, what lies between start and end: payloads are long, and copied once.
+        packet.extend_from_slice(head.get(start..end.min(head.len())).unwrap_or_default());
+        let within = |at: usize| at.saturating_sub(head.len());
+        packet.extend_from_slice(&payload[within(start)..within(end)]);
         packet
     };
-    Ok(bytes.chunks(PIECE).enumerate().map(packet).collect())
+    Ok((0..len.max(1)).step_by(PIECE).map(packet).collect())
+}
+
+/// The bytes behind a request, still in the message they came in.
+#[derive(Debug, Default)]
+pub(crate) struct Payload {
+    message: Vec<u8>,
+    start: usize,
+}
+
+impl Payload {
+    /// Takes a message apart.
+    pub(crate) fn split<T: DeserializeOwned>(message: Vec<u8>) -> Result<(T, Self), Malformed> {
+        let (decoded, rest) = decode(&message)?;
+        let start = message.len() - rest.len();
+        Ok((decoded, Self { message, start }))
+    }
+}
+
+impl std::ops::Deref for Payload {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.message[self.start..]
+    }
+}
+
+impl From<Vec<u8>> for Payload {
+    fn from(message: Vec<u8>) -> Self {
+        Self { message, start: 0 }
+    }
 }
 
 /// A message, and the bytes behind it.

@@ -3,7 +3,6 @@
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use wholemem_os::packet::MAX_PACKET;
 use wholemem_os::{Deadline, Error as OsError, Memfd, PacketSocket, PidFd, memfd};
 
 use super::outbox::{Flushed, Outbox};
@@ -11,14 +10,11 @@ use crate::Result;
 use crate::id::ClientId;
 use crate::keeper::{Kept, Key};
 use crate::pin::PINS_LEN;
-use crate::protocol::frame::{self, Assembly};
+use crate::protocol::frame::{self, Assembly, Payload};
 use crate::protocol::{Request, Response};
 
 /// What may wait for a client that does not read, in bytes. A slower one is let go.
 const MOST_WAITING: usize = 256 << 10;
-
-/// How many packets of one client are read before it is another's turn.
-const TURN: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -31,13 +27,15 @@ pub(super) struct Connection {
     /// Whether the keeper has it, so that it outlives this process.
     pub(super) is_parked: bool,
     outbox: Outbox,
+    /// Whether it has closed its end.
+    is_deaf: bool,
     assembly: Assembly,
 }
 
 /// A message of a client.
 #[derive(Debug)]
 pub(super) enum Heard {
-    Request(Request, Vec<u8>),
+    Request(Request, Payload),
     /// The connection is at its end, or the client broke the protocol.
     End,
 }
@@ -66,7 +64,7 @@ impl Connection {
 
     fn new(socket: Option<PacketSocket>, process: Option<PidFd>, pins: Memfd, user: u32) -> Self {
         let (outbox, assembly) = (Outbox::default(), Assembly::default());
-        Self { socket, process, pins, user, is_parked: false, outbox, assembly }
+        Self { socket, process, pins, user, is_parked: false, outbox, is_deaf: false, assembly }
     }
 
     /// Descriptors for the keeper.
@@ -88,47 +86,45 @@ impl Connection {
 
     /// Says something, now or when the client reads. `false` if it has not read for too long.
     pub(super) fn say(&mut self, response: &Response, fds: Vec<Rc<OwnedFd>>) -> bool {
+        if self.is_deaf {
+            return true;
+        }
         match frame::encode(response, &[]) {
             Ok(packets) => self.outbox.push(packets, fds),
             Err(malformed) => tracing::error!(%malformed, "an answer cannot be said"),
         }
-        self.flush() && self.outbox.len() <= MOST_WAITING
+        self.flush();
+        self.outbox.len() <= MOST_WAITING
     }
 
-    /// Sends what the client takes now. `false` if it is gone.
-    pub(super) fn flush(&mut self) -> bool {
-        let Some(socket) = &self.socket else { return true };
-        self.outbox.flush(socket) != Flushed::Broken
+    /// Sends what the client takes now. One that has closed its end hears nothing more, but what it said before, such as
+    /// goodbye, is still to be read.
+    pub(super) fn flush(&mut self) {
+        if let Some(socket) = &self.socket
+            && self.outbox.flush(socket) == Flushed::Broken
+        {
+            self.is_deaf = true;
+            self.outbox = Outbox::default();
+        }
     }
 
-    /// Reads what has come, up to a turn's worth.
-    pub(super) fn hear(&mut self) -> Vec<Heard> {
-        let mut heard = Vec::new();
-        let Some(socket) = &self.socket else { return heard };
-        let mut packet = [0; MAX_PACKET];
-        for _ in 0..TURN {
-            let len = match socket.recv(&mut packet, Deadline::NOW) {
+    /// Reads the next message, if it has come; then it is another's turn. `packet` is room for one.
+    pub(super) fn hear(&mut self, packet: &mut [u8]) -> Option<Heard> {
+        let socket = self.socket.as_ref()?;
+        loop {
+            let len = match socket.recv(packet, Deadline::NOW) {
                 Ok(len) => len,
-                Err(OsError::TimedOut) => break,
-                Err(_) => {
-                    heard.push(Heard::End);
-                    break;
-                }
+                Err(OsError::TimedOut) => return None,
+                Err(_) => return Some(Heard::End),
             };
-            match self.assembly.push(&packet[..len]).map(|message| message.map(|message| decode(&message))) {
+            match self.assembly.push(&packet[..len]).map(|message| message.map(Payload::split)) {
                 Ok(None) => {}
-                Ok(Some(Ok((request, payload)))) => heard.push(Heard::Request(request, payload)),
+                Ok(Some(Ok((request, payload)))) => return Some(Heard::Request(request, payload)),
                 Ok(Some(Err(malformed))) | Err(malformed) => {
                     tracing::warn!(user = self.user, %malformed, "a client broke the protocol");
-                    heard.push(Heard::End);
-                    break;
+                    return Some(Heard::End);
                 }
             }
         }
-        heard
     }
-}
-
-fn decode(message: &[u8]) -> Result<(Request, Vec<u8>), frame::Malformed> {
-    frame::decode(message).map(|(request, payload)| (request, payload.to_vec()))
 }

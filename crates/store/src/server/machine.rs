@@ -8,6 +8,7 @@ use super::slots::Slots;
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::Index;
+use crate::protocol::frame::Payload;
 use crate::protocol::{Answer, Ask, Event, EventKind, PROTOCOL, Refusal, Request, Response, Status};
 
 /// How many questions for a name one client may have waiting.
@@ -55,7 +56,7 @@ pub(crate) enum Input {
     Asked {
         client: ClientId,
         request: Request,
-        payload: Vec<u8>,
+        payload: Payload,
     },
     /// The process of a client is gone, or has been disconnected; its pins are no longer looked at.
     Left {
@@ -120,7 +121,7 @@ struct Waiter {
 pub(super) struct Pending {
     pub(super) client: ClientId,
     pub(super) request: Request,
-    pub(super) payload: Vec<u8>,
+    pub(super) payload: Payload,
 }
 
 /// The server. What it knows of objects is in the index; the rest can be found out from there again.
@@ -199,7 +200,7 @@ impl<C: Cells> Server<C> {
         self.clients.insert(client, Client { user, watches: None, has_greeted });
     }
 
-    fn asked(&mut self, client: ClientId, request: Request, payload: Vec<u8>, premises: &mut impl Premises) {
+    fn asked(&mut self, client: ClientId, request: Request, payload: Payload, premises: &mut impl Premises) {
         let Some(known) = self.clients.get_mut(&client) else { return };
         let (id, again) = (request.id, request.again);
         if !known.has_greeted && !matches!(request.ask, Ask::Hello { .. }) {
@@ -303,13 +304,19 @@ impl<C: Cells> Server<C> {
     }
 
     fn status(&self) -> Status {
-        let states = || (0..self.index.used_slots()).map(|slot| self.index.word(slot).state);
-        let count = |wanted| states().filter(|state| *state == wanted).count() as u64;
+        let (mut objects, mut unsealed) = (0, 0);
+        for slot in 0..self.index.used_slots() {
+            match self.index.word(slot).state {
+                State::Sealed => objects += 1,
+                State::Created => unsealed += 1,
+                State::Free | State::Deleted => {}
+            }
+        }
         let (host, device) = self.ledger.usage();
         Status {
-            objects: count(State::Sealed),
-            unsealed: count(State::Created),
-            retired: count(State::Deleted),
+            objects,
+            unsealed,
+            retired: self.retired.len() as u64,
             clients: self.clients.len() as u64,
             host,
             device,

@@ -8,6 +8,7 @@ use crate::cells::Cells;
 use crate::cells::recorded::{Prefixes, RecordedCells};
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::{Geometry, Index, Region};
+use crate::protocol::frame::Payload;
 use crate::protocol::{Answer, Ask, Label, Member, PROTOCOL, Refusal, Request, Status};
 
 const GEOMETRY: Geometry = Geometry { slots: 24, allocations: 6 };
@@ -205,7 +206,7 @@ impl World {
     fn ask(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Vec<Answer> {
         self.requests += 1;
         let request = Request { id: self.requests, again: false, ask };
-        self.run(Input::Asked { client, request, payload: payload.to_vec() })
+        self.run(Input::Asked { client, request, payload: payload.to_vec().into() })
     }
 
     fn one(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Answer {
@@ -476,7 +477,7 @@ fn a_request_that_comes_again_is_answered_as_before() {
     ];
     for (id, ask, payload, expected) in asks {
         let request = Request { id, again: true, ask };
-        let input = Input::Asked { client, request, payload: vec![7; payload] };
+        let input = Input::Asked { client, request, payload: vec![7; payload].into() };
         let outputs = server.step(now(), input, &mut world.yard);
         let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
         assert_eq!(response.answer, expected);
@@ -489,7 +490,7 @@ fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
     let mut world = World::new();
     let client = world.join(1);
     let request = Request { id: 50, again: false, ask: create("large", 30 << 10, &[], 0) };
-    let outputs = world.step(Input::Asked { client, request, payload: vec![] });
+    let outputs = world.step(Input::Asked { client, request, payload: Payload::default() });
     let [Output::Make { allocation, len, place: 0 }] = outputs[..] else { panic!("{outputs:?}") };
     assert_eq!(len, 32 << 10);
     let outputs = world.step(Input::Made { allocation, outcome: Err("no room".to_owned()) });
@@ -505,7 +506,7 @@ fn a_client_that_does_not_greet_is_let_go() {
     let client = ClientId(4);
     world.step(Input::Joined { client, user: 1 });
     let request = Request { id: 1, again: false, ask: Ask::Status };
-    let outputs = world.step(Input::Asked { client, request, payload: vec![] });
+    let outputs = world.step(Input::Asked { client, request, payload: Payload::default() });
     assert_eq!(outputs, [Output::Dismiss { client }]);
 }
 

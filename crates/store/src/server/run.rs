@@ -52,6 +52,8 @@ struct Loop<'a> {
     devices: Vec<[u8; 16]>,
     yard: Yard,
     connections: BTreeMap<ClientId, Connection>,
+    /// Room for what is being received.
+    packet: Vec<u8>,
     next_client: u64,
     listener: PacketListener,
     keeper: Option<Keeper>,
@@ -139,6 +141,7 @@ impl<'a> Loop<'a> {
             devices: device_ids,
             yard,
             connections,
+            packet: vec![0; MAX_PACKET],
             next_client,
             listener,
             keeper: Some(keeper),
@@ -183,12 +186,7 @@ impl<'a> Loop<'a> {
         if self.server.wake_at().is_some_and(|at| at <= self.start.elapsed()) {
             self.step(Input::Tick);
         }
-        for client in self.connections.keys().copied().collect::<Vec<_>>() {
-            let flushed = self.connections.get_mut(&client).is_none_or(Connection::flush);
-            if !flushed {
-                self.close(client);
-            }
-        }
+        self.connections.values_mut().for_each(Connection::flush);
         let broken = |keeper: &mut Keeper| keeper.outbox.flush(&keeper.socket) == Flushed::Broken;
         if self.keeper.as_mut().is_some_and(broken) {
             self.lose_keeper();
@@ -260,13 +258,12 @@ impl<'a> Loop<'a> {
     }
 
     fn hear(&mut self, client: ClientId) {
-        let heard = self.connections.get_mut(&client).map(Connection::hear).unwrap_or_default();
-        for heard in heard {
-            match heard {
-                Heard::Request(request, _) if request.ask == Ask::Goodbye => return self.gone(client),
-                Heard::Request(request, payload) => self.step(Input::Asked { client, request, payload }),
-                Heard::End => return self.close(client),
-            }
+        let Some(connection) = self.connections.get_mut(&client) else { return };
+        match connection.hear(&mut self.packet) {
+            Some(Heard::Request(request, _)) if request.ask == Ask::Goodbye => self.gone(client),
+            Some(Heard::Request(request, payload)) => self.step(Input::Asked { client, request, payload }),
+            Some(Heard::End) => self.close(client),
+            None => {}
         }
     }
 
@@ -380,9 +377,8 @@ impl<'a> Loop<'a> {
     fn hear_keeper(&mut self) {
         loop {
             let Some(keeper) = &self.keeper else { return };
-            let mut packet = [0; MAX_PACKET];
-            match keeper.socket.recv(&mut packet, Deadline::NOW) {
-                Ok(len) => match postcard::from_bytes(&packet[..len]) {
+            match keeper.socket.recv(&mut self.packet, Deadline::NOW) {
+                Ok(len) => match postcard::from_bytes(&self.packet[..len]) {
                     Ok(ToServer::Parked(keys)) => {
                         for what in keys.iter().filter_map(|key| self.parking.remove(key)).collect::<Vec<_>>()
                         {

@@ -4,7 +4,10 @@ use std::collections::VecDeque;
 
 use crate::id::LAST_GENERATION;
 
-/// The free slots of a table. The one that was freed first is used first, so that generations last.
+/// How many slots lie free before one is used again: the table stays short, and generations last.
+const RESTING: usize = 64;
+
+/// The free slots of a table. The one that was freed first is used first.
 #[derive(Debug)]
 pub(super) struct Slots {
     /// Slots that were used before, with the generation they are free for.
@@ -26,7 +29,7 @@ impl Slots {
     }
 
     pub(super) fn take(&mut self) -> Option<(usize, u64)> {
-        if self.fresh < self.count {
+        if self.again.len() < RESTING && self.fresh < self.count {
             self.fresh += 1;
             return Some((self.fresh - 1, 0));
         }
@@ -55,6 +58,16 @@ mod tests {
         assert_eq!((slots.take(), slots.take()), (Some((1, 1)), Some((0, 1))));
         slots.give_back(0, LAST_GENERATION + 1);
         assert_eq!((slots.left(), slots.take()), (0, None));
+    }
+
+    #[test]
+    fn a_table_grows_no_longer_than_is_used_and_rests() {
+        let mut slots = Slots::used_up_to(1000, 0);
+        for _ in 0..5000 {
+            let (slot, generation) = slots.take().unwrap();
+            slots.give_back(slot, generation + 1);
+        }
+        assert_eq!(slots.fresh, RESTING);
     }
 
     #[test]

@@ -69,7 +69,10 @@ impl Yard {
         if memory.map.is_none() {
             let len = memfd::len_of(memory.fd.as_fd())?;
             let file = Memfd::import(memfd::share_fd(memory.fd.as_fd())?, len)?;
-            memory.map = Some(SharedMap::create(&file, Protection::ReadWrite)?);
+            let map = SharedMap::create(&file, Protection::ReadWrite)?;
+            // Where the kernel cannot, pages are touched one by one.
+            let _ = map.populate();
+            memory.map = Some(map);
         }
         Ok(memory.map.as_ref())
     }
