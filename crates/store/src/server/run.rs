@@ -29,6 +29,9 @@ use crate::{Error, Result};
 /// before it looks for clients again.
 const RETRY: Duration = Duration::from_millis(500);
 
+/// How long the keeper may take to answer. One that has no descriptor left never does.
+const PARKING: Duration = Duration::from_secs(5);
+
 /// The keeper's end of this server.
 #[derive(Debug)]
 struct Keeper {
@@ -57,7 +60,8 @@ struct Loop<'a> {
     next_client: u64,
     listener: PacketListener,
     keeper: Option<Keeper>,
-    parking: BTreeMap<u64, Parking>,
+    /// What the keeper was given, by its first key, and when.
+    parking: BTreeMap<u64, (Parking, Instant)>,
     places: BTreeMap<AllocationId, u32>,
     workers: Workers,
     launch: &'a Launch<'a>,
@@ -117,9 +121,14 @@ impl<'a> Loop<'a> {
             }
         }
         for client in clients {
-            if let Some(connection) = Connection::take_over(client, &mut rest)? {
-                yard.add_pins(client, &connection.pins)?;
-                connections.insert(client, connection);
+            let taken = Connection::take_over(client, &mut rest).and_then(|connection| {
+                connection.as_ref().map(|known| yard.add_pins(client, &known.pins)).transpose()?;
+                Ok(connection)
+            });
+            match taken {
+                Ok(connection) => connections.extend(connection.map(|connection| (client, connection))),
+                // Whatever is wrong with one client is no reason to serve none.
+                Err(error) => tracing::error!(%client, %error, "a client cannot be taken over"),
             }
         }
         let users = |(client, connection): (&ClientId, &Connection)| (*client, connection.user);
@@ -171,6 +180,7 @@ impl<'a> Loop<'a> {
         if ready.keeper {
             self.hear_keeper();
         }
+        self.give_up_parking();
         if ready.workers {
             self.collect();
         }
@@ -352,7 +362,7 @@ impl<'a> Loop<'a> {
         if self.keeper.is_none() {
             return self.parked(what);
         }
-        self.parking.insert(first, what);
+        self.parking.insert(first, (what, Instant::now()));
         let keys = fds.iter().map(|(key, _)| key.encode()).collect();
         self.tell_keeper(&ToKeeper::Park(keys), fds.into_iter().map(|(_, fd)| Rc::new(fd)).collect());
     }
@@ -364,6 +374,22 @@ impl<'a> Loop<'a> {
                 if let Some(connection) = self.connections.get_mut(&client) {
                     connection.is_parked = true;
                 }
+            }
+        }
+    }
+
+    /// Gives up what the keeper has not taken in time.
+    fn give_up_parking(&mut self) {
+        let late = |(_, since): &(Parking, Instant)| since.elapsed() >= PARKING;
+        let keys: Vec<_> =
+            self.parking.iter().filter(|(_, parking)| late(parking)).map(|(key, _)| *key).collect();
+        for what in keys.iter().filter_map(|key| self.parking.remove(key)).collect::<Vec<_>>() {
+            match what.0 {
+                Parking::Memory(allocation) => {
+                    let outcome = Err("the keeper does not take it: has it descriptors left?".to_owned());
+                    self.step(Input::Made { allocation, outcome });
+                }
+                Parking::Client(client) => self.gone(client),
             }
         }
     }
@@ -380,8 +406,8 @@ impl<'a> Loop<'a> {
             match keeper.socket.recv(&mut self.packet, Deadline::NOW) {
                 Ok(len) => match postcard::from_bytes(&self.packet[..len]) {
                     Ok(ToServer::Parked(keys)) => {
-                        for what in keys.iter().filter_map(|key| self.parking.remove(key)).collect::<Vec<_>>()
-                        {
+                        let parked = keys.iter().filter_map(|key| self.parking.remove(key));
+                        for (what, _) in parked.collect::<Vec<_>>() {
                             self.parked(what);
                         }
                     }
@@ -400,7 +426,7 @@ impl<'a> Loop<'a> {
         if let Some(mut child) = self.keeper.take().and_then(|keeper| keeper.child) {
             let _ = child.wait();
         }
-        for what in std::mem::take(&mut self.parking).into_values() {
+        for (what, _) in std::mem::take(&mut self.parking).into_values() {
             self.parked(what);
         }
         self.start_keeper();
@@ -465,7 +491,9 @@ impl<'a> Loop<'a> {
         }
         let wake = self.server.wake_at().map(|at| at.saturating_sub(self.start.elapsed()));
         let retry = self.retry_at.map(|at| at.saturating_duration_since(Instant::now()));
-        let timeout = wake.into_iter().chain(retry).min().and_then(|left| Timespec::try_from(left).ok());
+        let parking = self.parking.values().map(|(_, since)| PARKING.saturating_sub(since.elapsed())).min();
+        let timeout =
+            wake.into_iter().chain(retry).chain(parking).min().and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut polls, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(OsError::Call { call: "poll", errno }.into()),

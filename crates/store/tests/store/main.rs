@@ -7,5 +7,6 @@ mod gpu;
 mod kills;
 mod load;
 mod objects;
+mod places;
 mod restarts;
 mod served;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, kill_process_group};
+use rustix::process::{Pid, Resource, Rlimit, kill_process_group, setrlimit};
 use wholemem_hal::BackendKind;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
@@ -63,6 +63,10 @@ fn a_process_of_a_store() {
         let _ = test.and_then(|test| test.wait_exit(Deadline::NEVER));
         std::process::exit(1);
     });
+    if let Ok(limit) = std::fs::read_to_string(folder.join("limit")) {
+        let limit = Some(limit.parse().unwrap());
+        setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
+    }
     // Whole or not at all: others read it at any moment.
     std::fs::write(folder.join("new"), std::process::id().to_string()).unwrap();
     std::fs::rename(folder.join("new"), folder.join(name)).unwrap();
@@ -89,7 +93,17 @@ impl Served {
 
     /// Serves the memory of the GPU, or of the host as if it were one.
     pub(crate) fn start_with(devices: &str) -> Self {
+        Self::start_in(tempfile::tempdir_in("/tmp").unwrap(), devices)
+    }
+
+    /// Serves with so few descriptors for each process.
+    pub(crate) fn start_limited(descriptors: u64) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
+        std::fs::write(folder.path().join("limit"), descriptors.to_string()).unwrap();
+        Self::start_in(folder, "host")
+    }
+
+    fn start_in(folder: tempfile::TempDir, devices: &str) -> Self {
         std::fs::write(folder.path().join("devices"), devices).unwrap();
         let mut keeper = launch(folder.path(), "first", Stdio::null(), Stdio::piped()).unwrap();
         let mut stdout = BufReader::new(keeper.stdout.take().unwrap());
