@@ -184,3 +184,51 @@ fn a_store_that_was_started_for_a_process_ends_with_it() {
     assert_eq!(PidFd::open(keeper.id()).unwrap().wait_exit(patience()), Ok(true));
     assert!(keeper.wait().unwrap().success() && !socket.exists());
 }
+
+/// The process under `above` that was started with these words, however deep.
+fn descendant(above: u32, words: &str) -> Option<u32> {
+    let path = format!("/proc/{above}/task/{above}/children");
+    let children = std::fs::read_to_string(path).unwrap_or_default();
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find_map(|pid: u32| {
+        let said = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said).replace('\0', " ");
+        if said.contains(words) { Some(pid) } else { descendant(pid, words) }
+    })
+}
+
+#[test]
+fn a_keeper_that_is_the_first_process_of_its_namespace_replaces_its_server() {
+    let unshare = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
+    let tried = std::process::Command::new("unshare").args(unshare).arg("true").output();
+    if !tried.is_ok_and(|tried| tried.status.success()) {
+        return wholemem_testkit::skipped("no namespaces can be made here");
+    }
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let socket = folder.path().join("socket");
+    let mut outer = std::process::Command::new("unshare")
+        .args(unshare)
+        .arg(env!("CARGO_BIN_EXE_wholemem"))
+        .args(["serve", "--backend", "host", "--size", "64MiB", "--listen"])
+        .arg(&socket)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(outer.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    assert!(line.starts_with("serving"), "{line}");
+    let client = wholemem_store::Client::connect(&socket).unwrap();
+    client.put("name", b"value").unwrap();
+    for round in 2..5 {
+        let server = descendant(outer.id(), "--role server").unwrap();
+        PidFd::open(server).unwrap().kill().unwrap();
+        client.put("more", b"something").unwrap();
+        assert_eq!(client.status().unwrap().epoch, round);
+        let other = wholemem_store::Client::connect(&socket).unwrap();
+        assert_eq!(other.get("name").unwrap().to_vec().unwrap(), b"value");
+    }
+    let keeper = descendant(outer.id(), "serve").unwrap();
+    PidFd::open(keeper).unwrap().signal(Signal::TERM).unwrap();
+    assert!(outer.wait().unwrap().success() && !socket.exists());
+}

@@ -282,10 +282,9 @@ impl<C: Cells> Server<C> {
         premises: &mut impl Premises,
     ) {
         let Some((client, id, object)) = self.closing.remove(&allocation) else { return };
-        // Its maker may have left meanwhile, and taken it along.
-        if self.index.state(object) != Some(State::Created) {
-            return;
-        }
+        // Its maker may have given it up meanwhile, or left and taken it along.
+        let is_there = self.index.state(object) == Some(State::Created);
+        let outcome = outcome.and(if is_there { Ok(()) } else { Err(Refusal::NothingToSeal) });
         let outcome = outcome.map(|()| {
             let version = self.seal_now(object, premises);
             Answer::Sealed { object, version }

@@ -501,6 +501,21 @@ fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
 }
 
 #[test]
+fn what_is_given_up_while_it_is_being_sealed_is_not_sealed_and_said_so() {
+    let mut world = World::new();
+    let client = world.join(1);
+    let (create, _) = world.create(client, "large", 30 << 10);
+    let request = Request { id: 50, again: false, ask: Ask::Seal { create } };
+    let outputs = world.step(Input::Asked { client, request, payload: Payload::default() });
+    let [Output::CloseForWriting { allocation }] = outputs[..] else { panic!("{outputs:?}") };
+    assert_eq!(world.one(client, Ask::Abandon { create }, &[]), Answer::Done);
+    let outputs = world.step(Input::Closed { allocation, outcome: Ok(()) });
+    let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+    assert_eq!((response.id, &response.answer), (50, &Answer::Refused(Refusal::NothingToSeal)));
+    assert_eq!(world.status(client).host.used, 0);
+}
+
+#[test]
 fn a_client_that_does_not_greet_is_let_go() {
     let mut world = World::new();
     let client = ClientId(4);
