@@ -13,6 +13,7 @@ use crate::{command, toolchain};
 const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-os", &["shared::", "size::", "packet::wire::"]),
     ("wholemem-hal", &["suballocator::", "granule::", "rights::", "queue::module::"]),
+    ("wholemem-store", &["id::", "index::layout::", "index::record::", "server::ledger::"]),
 ];
 
 /// Miri is some hundred times slower than the machine, so a property gets few cases, in exhaustive runs too.

@@ -218,7 +218,7 @@ pub(crate) mod tests {
     proptest! {
         #[test]
         fn a_record_is_read_as_it_was_written(
-            name in "\\PC{0,50}",
+            name in proptest::collection::vec(any::<char>(), 0..50).prop_map(String::from_iter),
             meta in proptest::collection::vec(any::<u8>(), 0..=MAX_META),
             numbers: [u64; 6],
             owner: u32,
