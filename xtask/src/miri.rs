@@ -14,6 +14,7 @@ const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-os", &["shared::", "size::", "packet::wire::"]),
     ("wholemem-hal", &["suballocator::", "granule::", "rights::", "queue::module::"]),
     ("wholemem", &["every_copy_moves_its_bytes", "rows_beyond_four_gibibytes"]),
+    ("wholemem-store", &["id::", "index::layout::", "index::record::", "server::ledger::"]),
 ];
 
 /// Miri is some hundred times slower than the machine, so a property gets few cases, in exhaustive runs too.

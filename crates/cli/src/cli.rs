@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use wholemem::Dtype;
 use serde::{Deserialize, Serialize};
+use wholemem::Dtype;
 
 use crate::size::ByteCount;
 
@@ -25,7 +25,8 @@ pub(crate) enum Command {
     ///
     /// A second process creates memory, fills it and passes it on as a file descriptor. This one maps it, checks every
     /// byte, kills the other, and checks every byte again. Then four processes join as ranks, and one of them is killed:
-    /// the others say which. Four others make one table between them, and gather and scatter its rows.
+    /// the others say which. Four others make one table between them, and gather and scatter its rows. At last an object is put
+    /// into a store, whose server is killed, and got from the next one.
     Demo(DemoArgs),
     /// Run a command as several ranks
     ///
@@ -35,6 +36,23 @@ pub(crate) enum Command {
     Launch(LaunchArgs),
     /// Save, check and export tables of rows as files
     Table(TableArgs),
+    /// Serve a store of named objects, which outlive whoever made them, and this server
+    ///
+    /// Two processes serve it: this one, which holds all memory, and a server, which may be killed at any time and is
+    /// started again. SIGTERM ends both, and the store with them.
+    Serve(ServeArgs),
+    /// Put a file into a store, as an object; a .safetensors file as a pack, with an object for each tensor
+    Put(PutArgs),
+    /// Write an object of a store to a file
+    Get(GetArgs),
+    /// List the objects of a store
+    Ls(ListArgs),
+    /// Say what there is to know of an object, or of a store
+    Stat(StatArgs),
+    /// Delete objects of a store: their memory goes with the last who holds them
+    Rm(RemoveArgs),
+    /// Tell what happens in a store, as it happens
+    Watch(WatchArgs),
     /// Measure, beside the same system calls made raw
     Bench(BenchArgs),
     /// Play the second process; started by the other commands only
@@ -115,6 +133,128 @@ pub(crate) struct TableExport {
     pub(crate) source: TableSource,
     /// The .npy file to write
     pub(crate) to: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SocketArgs {
+    /// The socket of the store [default: `WHOLEMEM_SOCKET`, or `wholemem.sock` in the runtime directory]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The socket to serve at [default: `WHOLEMEM_SOCKET`, or `wholemem.sock` in the runtime directory]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) listen: Option<PathBuf>,
+    /// How much host memory objects may take [default: three quarters of what is available]
+    #[arg(long)]
+    pub(crate) size: Option<ByteCount>,
+    /// How much device memory objects may take [default: nine tenths of what there is]
+    #[arg(long)]
+    pub(crate) device_size: Option<ByteCount>,
+    /// How many objects there may be [default: 65536]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(16..=4_194_304))]
+    pub(crate) objects: Option<u32>,
+    /// Whose devices' memory to hand out: CUDA's where there is one, none, or CUDA's or nothing at all
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    pub(crate) backend: BackendChoice,
+    /// End when the process with this number does; for commands that serve a store of their own
+    #[arg(long, hide = true)]
+    pub(crate) parent: Option<u32>,
+    /// Play one of the two processes; started by the other one only
+    #[arg(long, value_enum, hide = true)]
+    pub(crate) role: Option<ServeRole>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ServeRole {
+    /// Holds all memory, and starts the server
+    Keeper,
+    /// Serves clients
+    Server,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PutArgs {
+    /// The name of the object, or of the pack
+    pub(crate) name: String,
+    /// The file: .npy and .safetensors are taken apart, any other is taken as it is
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// Print one JSON object instead of a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GetArgs {
+    /// The name of the object, or of the pack
+    pub(crate) name: String,
+    /// The file to write
+    pub(crate) file: PathBuf,
+    /// How many seconds to wait for the name, if nobody has it yet
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
+    pub(crate) wait: f64,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// Print one JSON object instead of a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// How the names begin
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatArgs {
+    /// The name of an object; without one, the store as a whole
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RemoveArgs {
+    /// The names of the objects, or of packs, which go as a whole
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    /// How the names begin
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+    /// End after so many events
+    #[arg(long)]
+    pub(crate) count: Option<u64>,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// Print a JSON object for each event instead of a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A time that can be waited for.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.0..=1e9).contains(&seconds) { Ok(seconds) } else { Err("not a time to wait for".to_owned()) }
 }
 
 #[derive(Debug, Args)]
@@ -207,6 +347,27 @@ pub(crate) enum BenchCommand {
     ///
     /// As `gather`, the other way. What was scattered is gathered again and checked, and so is, in the end, the whole table.
     Scatter(RowsArgs),
+    /// A store's objects: made, got, deleted, attached as packs and waited for, beside a socket's round trip
+    Store(StoreArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StoreArgs {
+    /// How long the objects are
+    #[arg(long, value_delimiter = ',', default_value = "1B,4KiB,64KiB,1MiB,16MiB,256MiB")]
+    pub(crate) sizes: Vec<ByteCount>,
+    /// How many objects the packs have
+    #[arg(long, value_delimiter = ',', default_value = "300,10000", value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub(crate) packs: Vec<u32>,
+    /// How many clients are connected
+    #[arg(long, value_delimiter = ',', default_value = "1,8,64", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub(crate) clients: Vec<u32>,
+    /// How often to measure each
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// A measurement of rows that are moved by their indices. Of what takes several values, each goes with each.

@@ -25,6 +25,10 @@ fn render(error: &anyhow::Error, colour: Colour) -> String {
 
 /// What a person could do about it.
 pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
+    let store = error.chain().find_map(|cause| cause.downcast_ref::<wholemem_store::Error>());
+    if let Some(wholemem_store::Error::NotServed { .. }) = store {
+        return Some("`wholemem serve` serves one; `--socket` or `WHOLEMEM_SOCKET` names another".to_owned());
+    }
     let cause = error.chain().find_map(|cause| cause.downcast_ref::<Error>());
     if let Some(Error::Unavailable { backend: BackendKind::Cuda, .. }) = cause {
         let hint = "`wholemem doctor` says what was tried; `--backend host` needs no GPU";

@@ -9,6 +9,7 @@
 //! | [`mod@bench`] | times, beside those of the raw calls |
 //! | [`files`] | tables of rows as files |
 //! | [`launch`] | a command as several ranks, and what a rank does in benches and the tour |
+//! | [`store`] | serving objects, and putting, getting and listing them |
 //! | [`peer`], [`link`] | this program started again as a second process, and the messages between the two |
 //! | [`backend`], [`memory`], [`size`] | what the commands share: opening a backend, room in memory, byte counts |
 //! | [`terminal`], [`table`], [`progress`], [`failure`] | what people see: data on stdout, the rest on stderr |
@@ -31,6 +32,7 @@ mod memory;
 mod peer;
 mod progress;
 mod size;
+mod store;
 mod table;
 mod terminal;
 
@@ -48,6 +50,13 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Peer(args) => peer::serve(&args),
         Command::Rank(args) => launch::serve(&args),
+        Command::Serve(args) => store::serve(&args),
+        Command::Put(args) => store::put(&args),
+        Command::Get(args) => store::get(&args),
+        Command::Ls(args) => store::list(&args),
+        Command::Stat(args) => store::stat(&args),
+        Command::Rm(args) => store::remove(&args),
+        Command::Watch(args) => store::watch(&args),
         Command::Launch(args) => match launch::run(&args) {
             Ok(code) => return code,
             Err(error) => Err(error),

@@ -5,7 +5,6 @@ use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use wholemem_os::packet::PacketListener;
 use wholemem_os::{Deadline, Errno, Error as OsError};
 
@@ -71,7 +70,8 @@ impl Communicator {
             return Err(Error::TooManyRanks { size, limit: MOST_RANKS });
         }
         id.check_home(rank)?;
-        raise_limit();
+        // A rank may receive a descriptor from every other one.
+        wholemem_os::descriptors::raise_limit();
         let tree = Tree::new(rank, size);
         let core = Arc::new(Core::create(id.clone(), tree)?);
         let door = match tree.children().next() {
@@ -263,16 +263,5 @@ fn listen(id: &UniqueId, rank: Rank) -> Result<PacketListener> {
     match PacketListener::bind(&id.address(rank)) {
         Err(OsError::Call { errno: Errno::ADDRINUSE, .. }) => Err(Error::RankTaken { rank }),
         outcome => Ok(outcome?),
-    }
-}
-
-/// A rank may receive a descriptor from every other one, and the usual limit is 1,024.
-fn raise_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current != limit.maximum {
-        let raised = Rlimit { current: limit.maximum, ..limit };
-        if let Err(error) = setrlimit(Resource::Nofile, raised) {
-            tracing::debug!(%error, "cannot raise the limit on open files");
-        }
     }
 }

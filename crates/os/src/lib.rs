@@ -11,6 +11,7 @@
 //! | [`pidfd`], [`robust`] | knowing that another process has died, without trusting its sockets |
 //! | [`fork`] | noticing that this process is a forked child, where inherited handles must do nothing |
 //! | [`signal`] | signals as something to be read |
+//! | [`descriptors`] | how many of them a process may have |
 //! | [`numa`], [`meminfo`] | which memory is near which processor, and how much is left |
 //! | [`probe`] | which of all this the kernel really does, each thing tried |
 //!
@@ -37,6 +38,7 @@ compile_error!("wholemem runs on Linux: its memory is memfd, and its handles are
 
 mod call;
 pub mod deadline;
+pub mod descriptors;
 mod error;
 #[cfg(feature = "fault")]
 pub mod fault;

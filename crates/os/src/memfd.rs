@@ -82,6 +82,24 @@ impl Memfd {
             place(&fd, len, node)?;
         }
         fill(&fd, len)?;
+        Self::finish(fd, len)
+    }
+
+    /// Creates `len` bytes of zeroed memory whose pages come as they are touched: for tables of a fixed size of which
+    /// little is used. Where there is no memory for a page, the process that touches it is killed.
+    ///
+    /// # Errors
+    /// As [`Memfd::create`], `fallocate` aside.
+    pub fn create_sparse(name: &str, len: usize) -> Result<Self> {
+        if len == 0 {
+            return Err(Error::ZeroLength);
+        }
+        let fd = create_empty(name)?;
+        call("ftruncate", || rustix::fs::ftruncate(&fd, len as u64))?;
+        Self::finish(fd, len)
+    }
+
+    fn finish(fd: OwnedFd, len: usize) -> Result<Self> {
         call("fchmod", || rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR))?;
         call("fcntl", || rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS))?;
         Ok(Self { fd, len, writable: true })
@@ -185,6 +203,16 @@ pub fn read_only_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     call("open", || rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
 }
 
+/// Sees to it that nobody can write a memory file any more, through whatever descriptor, now or later.
+///
+/// # Errors
+/// `fcntl` with `EBUSY` while anybody has it mapped in a way that could be made writable, `EPERM` through a descriptor
+/// for reading.
+#[doc(alias = "F_SEAL_WRITE")]
+pub fn close_for_writing(fd: BorrowedFd<'_>) -> Result<()> {
+    call("fcntl", || rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE))
+}
+
 /// How long a file is now; for a sealed one, for ever.
 ///
 /// # Errors
@@ -281,6 +309,30 @@ mod tests {
         assert_eq!(stat.st_mode & 0o777, 0o600);
         assert_eq!(rustix::fs::ftruncate(&memory, 0), Err(Errno::PERM));
         assert_eq!(rustix::fs::ftruncate(&memory, 2 * LEN as u64), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn a_sparse_file_is_long_and_private_and_takes_no_memory() {
+        let memory = Memfd::create_sparse("test", 1 << 40).unwrap();
+        let stat = rustix::fs::fstat(&memory).unwrap();
+        assert_eq!((stat.st_size, stat.st_blocks, stat.st_mode & 0o777), (1 << 40, 0, 0o600));
+        let again = Memfd::import(memory.into_fd(), 1 << 40).unwrap();
+        assert!(again.is_writable());
+        assert_eq!(Memfd::create_sparse("test", 0).unwrap_err(), Error::ZeroLength);
+    }
+
+    #[test]
+    fn a_file_closed_for_writing_is_written_by_nobody() {
+        let memory = Memfd::create("test", LEN).unwrap();
+        let reader = vm::SharedMap::over(memory.read_only_fd().unwrap().as_fd(), LEN, Protection::Read);
+        let writer = vm::SharedMap::create(&memory, Protection::ReadWrite).unwrap();
+        let busy = Error::Call { call: "fcntl", errno: Errno::BUSY };
+        assert_eq!(close_for_writing(memory.as_fd()), Err(busy));
+        drop(writer);
+        assert_eq!(close_for_writing(memory.as_fd()), Ok(()), "readers do not matter: {reader:?}");
+        assert_eq!(close_for_writing(memory.as_fd()), Ok(()), "nor does asking again");
+        assert_eq!(rustix::io::write(&memory, b"x"), Err(Errno::PERM));
+        assert!(!Memfd::import(memory.share_fd().unwrap(), LEN).unwrap().is_writable());
     }
 
     #[test]

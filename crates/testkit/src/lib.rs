@@ -11,6 +11,7 @@
 //! | [`ranks`] | a test that runs as several processes, under a watchdog, leaving nothing behind |
 //! | [`forked`] | a test that goes on in a forked child |
 //! | [`stepper`] | a process walked from system call to system call, and killed or frozen at the nth |
+//! | [`silent`] | code that is to make no system call |
 //! | [`census`] | what this process holds of the kernel: file descriptors and maps |
 //!
 //! Nothing here sleeps to get an order, and nothing asserts an upper time.
@@ -26,6 +27,7 @@ pub mod driver;
 pub mod fault;
 pub mod forked;
 pub mod ranks;
+pub mod silent;
 pub mod stepper;
 pub mod sweep;
 
@@ -36,6 +38,7 @@ pub use driver::FakeDriver;
 pub use fault::Fault;
 pub use forked::in_forked_child;
 pub use ranks::{Rank, Ranks};
+pub use silent::without_system_calls;
 pub use stepper::Stepper;
 
 /// Whether the whole sweeps are asked for, instead of samples.

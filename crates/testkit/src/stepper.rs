@@ -87,8 +87,17 @@ impl Stepper {
     /// second mark. Without an `nth` it counts the calls and lets the process live to its end.
     #[must_use]
     pub fn walk(&self, nth: Option<u64>, fate: Fate) -> Walk {
+        self.walk_after(0, nth, fate)
+    }
+
+    /// The same for a process that makes no marks: it is killed at the `nth` call from now on, or walked to its end.
+    #[must_use]
+    pub fn walk_on(&self, nth: u64) -> Walk {
+        self.walk_after(1, Some(nth), Fate::Kill)
+    }
+
+    fn walk_after(&self, mut marks: u32, nth: Option<u64>, fate: Fate) -> Walk {
         let mut walk = Walk { calls: 0, killed_at: None };
-        let mut marks = 0;
         loop {
             let (Some(task), status) = wait(-1) else { return walk };
             if !libc::WIFSTOPPED(status) {

@@ -43,7 +43,7 @@ fn affordable(ranks: u32, bytes: usize) -> u32 {
 }
 
 /// Ties this thread, and those it starts, to one core.
-fn pin() -> Result<usize> {
+pub(super) fn pin() -> Result<usize> {
     let allowed = sched_getaffinity(None).context("cannot read the affinity")?;
     let core = (0..CpuSet::MAX_CPU).find(|core| allowed.is_set(*core)).context("there is no core")?;
     let mut one = CpuSet::new();
@@ -92,7 +92,7 @@ fn operations(group: &[Communicator], bytes: Option<usize>, rounds: u32) -> Resu
 }
 
 /// How long so many bytes there and back take, packet by packet, between two threads pinned as the ranks are.
-fn round_trips(len: usize, rounds: u32) -> Result<Vec<Duration>> {
+pub(super) fn round_trips(len: usize, rounds: u32) -> Result<Vec<Duration>> {
     const LONGEST: usize = 60_000;
     let (packets, len) = (len.div_ceil(LONGEST), len.min(LONGEST));
     let (here, there) = PacketSocket::pair()?;

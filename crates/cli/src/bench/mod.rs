@@ -15,6 +15,7 @@ mod rows;
 mod sample;
 mod share;
 mod sizes;
+mod store;
 
 use std::time::{Duration, Instant};
 
@@ -84,6 +85,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Death(args) => death::run(args),
         BenchCommand::Gather(args) => rows::run(Op::Gather, args),
         BenchCommand::Scatter(args) => rows::run(Op::Scatter, args),
+        BenchCommand::Store(args) => store::run(args),
     }
 }
 

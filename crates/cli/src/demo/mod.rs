@@ -8,6 +8,7 @@ mod ranks;
 mod rows;
 mod sharing;
 mod stage;
+mod store;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -27,7 +28,7 @@ pub(crate) use self::sharing::creator;
 type Chapter = fn(&mut Stage, &Setting) -> Result<()>;
 
 /// The tour, in order.
-const CHAPTERS: &[Chapter] = &[sharing::play, ranks::play, rows::play];
+const CHAPTERS: &[Chapter] = &[sharing::play, ranks::play, rows::play, store::play];
 
 /// What all chapters have in common.
 #[derive(Debug)]

@@ -27,7 +27,7 @@ impl Pattern {
     }
 
     /// Makes the bytes from `offset`, which is a multiple of a word's length.
-    fn make(self, offset: usize, target: &mut [u8]) {
+    pub(super) fn make(self, offset: usize, target: &mut [u8]) {
         debug_assert!(offset.is_multiple_of(WORD));
         let mut words = (offset as u64 / WORD as u64..).map(|index| self.word(index).to_ne_bytes());
         let (whole, rest) = target.as_chunks_mut::<WORD>();

@@ -233,3 +233,43 @@ fn a_table_that_cannot_be_is_refused_with_a_hint() {
         assert!(run.stderr.contains("\nhint: ask for less"), "{}", run.stderr);
     }
 }
+
+#[test]
+fn a_store_is_measured_beside_a_round_trip_and_checked() {
+    let report = object(&run(&[
+        "bench",
+        "store",
+        "--json",
+        "--sizes",
+        "4KiB,1MiB",
+        "--packs",
+        "50",
+        "--clients",
+        "1,3",
+        "--rounds",
+        "3",
+    ]));
+    assert_keys(&report, &REPORT);
+    assert_eq!((&report["bench"], &report["verified"]), (&Value::from("store"), &Value::from(true)));
+    let cases: Vec<_> = list(&report["cases"])
+        .iter()
+        .map(|case| format!("{} {}", case["what"].as_str().unwrap(), case["bytes"]))
+        .collect();
+    assert_eq!(
+        cases,
+        [
+            "create+write+seal 4096",
+            "get first 4096",
+            "get cached 4096",
+            "delete 4096",
+            "create+write+seal 1048576",
+            "get first 1048576",
+            "get cached 1048576",
+            "delete 1048576",
+            "attach pack 50",
+            "publish to visible null",
+            "status null",
+            "status null",
+        ]
+    );
+}

@@ -3,7 +3,7 @@
 use crate::json::{assert_keys, list, object};
 use crate::run::run;
 
-const STEPS: [&str; 12] = [
+const STEPS: [&str; 16] = [
     "create",
     "send",
     "import",
@@ -16,6 +16,10 @@ const STEPS: [&str; 12] = [
     "lose",
     "gather",
     "scatter",
+    "serve",
+    "put",
+    "kill-server",
+    "get",
 ];
 
 #[test]

@@ -16,6 +16,14 @@ fn help_names_every_command_but_the_hidden_ones() {
       demo    Take a tour that checks its own results
       launch  Run a command as several ranks
       table   Save, check and export tables of rows as files
+      serve   Serve a store of named objects, which outlive whoever made them, and this server
+      put     Put a file into a store, as an object; a .safetensors file as a pack, with an object for
+              each tensor
+      get     Write an object of a store to a file
+      ls      List the objects of a store
+      stat    Say what there is to know of an object, or of a store
+      rm      Delete objects of a store: their memory goes with the last who holds them
+      watch   Tell what happens in a store, as it happens
       bench   Measure, beside the same system calls made raw
 
     Options:

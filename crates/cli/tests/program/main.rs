@@ -12,4 +12,5 @@ mod json;
 mod launch;
 mod leftovers;
 mod run;
+mod store;
 mod table;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -83,6 +83,13 @@ impl PacketListener {
     /// # Errors
     /// `bind` with `EADDRINUSE` when somebody listens there.
     pub fn bind(address: &Address) -> Result<Self> {
+        let listener = Self::bind_only(address)?;
+        call("listen", || rustix::net::listen(&listener.fd, BACKLOG))?;
+        Ok(listener)
+    }
+
+    /// Takes the name, at which nobody can connect yet.
+    fn bind_only(address: &Address) -> Result<Self> {
         let name = address.encode()?;
         let fd = socket()?;
         let bind = || call("bind", || rustix::net::bind(&fd, &name));
@@ -95,9 +102,45 @@ impl PacketListener {
             (outcome, _) => outcome?,
         }
         let path = if let Address::Path(path) = address { Some(path.clone()) } else { None };
-        let listener = Self { fd, path };
+        Ok(Self { fd, path })
+    }
+
+    /// Listens at a file with this mode from the first moment on.
+    ///
+    /// # Errors
+    /// As [`PacketListener::bind`]; `chmod`.
+    pub fn bind_with_mode(path: &Path, mode: u32) -> Result<Self> {
+        let listener = Self::bind_only(&Address::Path(path.to_owned()))?;
+        // Nobody can connect before `listen`.
+        call("chmod", || rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(mode)))?;
         call("listen", || rustix::net::listen(&listener.fd, BACKLOG))?;
         Ok(listener)
+    }
+
+    /// Takes over a listener that another process made, and takes its file away when dropped where one is given.
+    ///
+    /// # Errors
+    /// [`Error::WrongDescriptor`] for anything else.
+    pub fn adopt(fd: OwnedFd, path: Option<PathBuf>) -> Result<Self> {
+        const WRONG: Error = Error::WrongDescriptor { expected: "a listening packet socket" };
+        let socket: OwnedFd = PacketSocket::adopt(fd)
+            .map_err(|error| match error {
+                Error::WrongDescriptor { .. } => WRONG,
+                error => error,
+            })?
+            .into();
+        if !call("getsockopt", || rustix::net::sockopt::socket_acceptconn(&socket))? {
+            return Err(WRONG);
+        }
+        Ok(Self { fd: socket, path })
+    }
+
+    /// Another descriptor of the listener, for another process to adopt.
+    ///
+    /// # Errors
+    /// `fcntl` with `EMFILE` when this process has no descriptor left.
+    pub fn share_fd(&self) -> Result<OwnedFd> {
+        call("fcntl", || rustix::io::fcntl_dupfd_cloexec(&self.fd, 3))
     }
 
     /// Takes the next connection that waits, if one does.
@@ -218,6 +261,30 @@ mod tests {
         assert!(PacketSocket::connect(&address).is_ok(), "who lives keeps its file");
         drop(taken_over);
         assert_eq!(errno(PacketSocket::connect(&address)), Errno::NOENT);
+        std::fs::remove_dir(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_listener_has_its_mode_and_goes_on_in_another_process() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = folder("mode");
+        let path = folder.join("name");
+        let made = PacketListener::bind_with_mode(&path, 0o600).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let adopted = PacketListener::adopt(made.share_fd().unwrap(), None).unwrap();
+        let there = PacketSocket::connect(&Address::Path(path.clone())).unwrap();
+        let here = adopted.accept().unwrap().unwrap();
+        there.send(b"hello", &[], Deadline::NEVER).unwrap();
+        assert_eq!(here.recv(&mut [0; 8], Deadline::NEVER), Ok(5));
+        drop(adopted);
+        assert!(path.exists());
+        drop(PacketListener::adopt(made.share_fd().unwrap(), Some(path.clone())).unwrap());
+        assert!(!path.exists());
+        let wrong = Error::WrongDescriptor { expected: "a listening packet socket" };
+        assert_eq!(PacketListener::adopt(there.into(), None).unwrap_err(), wrong);
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(PacketListener::adopt(null.into(), None).unwrap_err(), wrong);
+        drop(made);
         std::fs::remove_dir(&folder).unwrap();
     }
 

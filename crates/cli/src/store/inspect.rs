@@ -1,0 +1,148 @@
+//! What is in a store, and what happens to it.
+
+use anyhow::Result;
+use serde::Serialize;
+use wholemem_os::Deadline;
+use wholemem_store::{Entry, EventKind};
+
+use crate::cli::{ListArgs, RemoveArgs, StatArgs, WatchArgs};
+use crate::size::Rough;
+use crate::table::{Align, Table};
+use crate::terminal::{self, Colour, Tone};
+
+/// An object, for programs.
+#[derive(Debug, Serialize)]
+struct Described<'a> {
+    name: &'a str,
+    id: u64,
+    len: usize,
+    version: u64,
+    owner: u32,
+    created_ms: u64,
+    place: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pack: Option<u64>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    description: String,
+}
+
+fn described(entry: &Entry) -> Described<'_> {
+    Described {
+        name: &entry.name,
+        id: entry.id.as_u64(),
+        len: entry.len,
+        version: entry.version,
+        owner: entry.owner,
+        created_ms: entry.created,
+        place: place(entry),
+        pack: entry.pack.map(wholemem_store::ObjectId::as_u64),
+        description: String::from_utf8_lossy(&entry.meta).into_owned(),
+    }
+}
+
+fn place(entry: &Entry) -> &'static str {
+    if entry.is_cpu { "host" } else { "device" }
+}
+
+pub(crate) fn list(args: &ListArgs) -> Result<()> {
+    let entries = super::connect(&args.socket)?.list(&args.prefix)?;
+    if args.json {
+        #[derive(Serialize)]
+        struct Objects<'a> {
+            objects: Vec<Described<'a>>,
+        }
+        return terminal::print_json(&Objects { objects: entries.iter().map(described).collect() });
+    }
+    let mut table = Table::new([
+        ("name", Align::Left),
+        ("size", Align::Right),
+        ("version", Align::Right),
+        ("place", Align::Left),
+        ("owner", Align::Right),
+    ]);
+    for entry in &entries {
+        let size = Rough(entry.len).to_string();
+        let (version, owner) = (entry.version.to_string(), entry.owner.to_string());
+        table.row(Tone::Plain, [entry.name.clone(), size, version, place(entry).to_owned(), owner]);
+    }
+    terminal::print(&table.render(Colour::of_stdout()))
+}
+
+pub(crate) fn stat(args: &StatArgs) -> Result<()> {
+    let client = super::connect(&args.socket)?;
+    if let Some(name) = &args.name {
+        let entry = client.stat(name)?;
+        let described = described(&entry);
+        if args.json {
+            return terminal::print_json(&described);
+        }
+        let mut lines = vec![
+            ("name", entry.name.clone()),
+            ("size", format!("{} ({} bytes)", Rough(entry.len), entry.len)),
+            ("version", entry.version.to_string()),
+            ("place", place(&entry).to_owned()),
+            ("owner", entry.owner.to_string()),
+            ("id", entry.id.to_string()),
+        ];
+        if !described.description.is_empty() {
+            lines.push(("description", described.description));
+        }
+        let text = lines.iter().map(|(name, value)| format!("  {name:<12}{value}\n"));
+        return terminal::print(&text.collect::<String>());
+    }
+    let status = client.status()?;
+    if args.json {
+        return terminal::print_json(&status);
+    }
+    let of = |usage: wholemem_store::Usage| {
+        let bytes = |count: u64| Rough(usize::try_from(count).unwrap_or(usize::MAX));
+        format!("{} of {}", bytes(usage.used), bytes(usage.quota))
+    };
+    let lines = [
+        ("objects", status.objects.to_string()),
+        ("unsealed", status.unsealed.to_string()),
+        ("retired", status.retired.to_string()),
+        ("clients", status.clients.to_string()),
+        ("host", of(status.host)),
+        ("device", of(status.device)),
+        ("servers", status.epoch.to_string()),
+    ];
+    terminal::print(&lines.map(|(name, value)| format!("  {name:<12}{value}\n")).concat())
+}
+
+pub(crate) fn remove(args: &RemoveArgs) -> Result<()> {
+    let client = super::connect(&args.socket)?;
+    for name in &args.names {
+        client.delete(client.stat(name)?.id)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn watch(args: &WatchArgs) -> Result<()> {
+    #[derive(Serialize)]
+    struct Happened<'a> {
+        event: &'static str,
+        name: &'a str,
+        id: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        version: Option<u64>,
+    }
+    let mut watch = super::connect(&args.socket)?.watch(&args.prefix)?;
+    let mut left = args.count;
+    while left != Some(0) {
+        let event = watch.next(Deadline::NEVER)?;
+        let (what, version) = match event.what {
+            EventKind::Published { version } => ("published", Some(version)),
+            _ => ("deleted", None),
+        };
+        if args.json {
+            let (name, id) = (event.name.as_str(), event.object.as_u64());
+            terminal::print_json(&Happened { event: what, name, id, version })?;
+        } else {
+            let version = version.map(|version| format!(" version {version}")).unwrap_or_default();
+            terminal::print(&format!("{what:<10}{}{version}\n", event.name))?;
+        }
+        left = left.map(|left| left - 1);
+    }
+    Ok(())
+}

@@ -1,0 +1,68 @@
+//! The daemon: this program as keeper, and started again as server.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Result;
+use wholemem_hal::{Backend, BackendKind};
+use wholemem_store::{Role, Serve};
+
+use crate::cli::{BackendChoice, ServeArgs, ServeRole};
+use crate::terminal;
+
+pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
+    let mut serve = Serve::at(super::socket(args.listen.as_deref())?);
+    serve.size = args.size.map(|size| size.0 as u64);
+    serve.device_size = args.device_size.map(|size| size.0 as u64);
+    if let Some(objects) = args.objects {
+        serve.objects = objects as usize;
+    }
+    serve.parent = args.parent;
+    let launch = |role: Role, socket: OwnedFd| start(args, &serve, role, socket);
+    let Some(role) = args.role else {
+        let path = serve.listen.display().to_string();
+        let mut ready = || drop(terminal::print(&format!("serving {path}\n")));
+        return Ok(serve.run(&launch, &mut ready)?);
+    };
+    let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let role = match role {
+        ServeRole::Keeper => Role::Keeper,
+        ServeRole::Server => Role::Server,
+    };
+    let mut part = serve.clone();
+    if role == Role::Server {
+        // Only here: the keeper starts no CUDA.
+        part.devices = match args.backend {
+            BackendChoice::Host => None,
+            BackendChoice::Cuda => Some(BackendKind::Cuda),
+            BackendChoice::Auto => Backend::open(BackendKind::Cuda).ok().map(|_| BackendKind::Cuda),
+        };
+    }
+    Ok(part.take_part(role, socket, &launch)?)
+}
+
+/// Starts this program again, with the same settings.
+fn start(args: &ServeArgs, serve: &Serve, role: Role, socket: OwnedFd) -> std::io::Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("wholemem").arg("serve").arg("--listen").arg(&serve.listen);
+    for (name, size) in [("--size", args.size), ("--device-size", args.device_size)] {
+        if let Some(size) = size {
+            command.args([name, &format!("{}B", size.0)]);
+        }
+    }
+    if let Some(objects) = args.objects {
+        command.args(["--objects", &objects.to_string()]);
+    }
+    if let Some(parent) = args.parent {
+        command.args(["--parent", &parent.to_string()]);
+    }
+    let backend = match args.backend {
+        BackendChoice::Auto => "auto",
+        BackendChoice::Host => "host",
+        BackendChoice::Cuda => "cuda",
+    };
+    let role = if role == Role::Server { "server" } else { "keeper" };
+    command.args(["--backend", backend, "--role", role]);
+    command.stdin(Stdio::from(socket)).stdout(Stdio::null()).spawn()
+}

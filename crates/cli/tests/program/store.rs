@@ -1,0 +1,234 @@
+//! A store, served and used by the program itself.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdout};
+
+use wholemem_os::PidFd;
+use wholemem_os::pidfd::Signal;
+
+use crate::run::{Run, finish, patience, program};
+
+/// A store that is served until this is dropped.
+struct Served {
+    folder: tempfile::TempDir,
+    keeper: Child,
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Served {
+    fn start() -> Self {
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        let socket = folder.path().join("socket");
+        let mut keeper = program(&["serve", "--backend", "host", "--size", "64MiB", "--listen"])
+            .arg(&socket)
+            .stderr(std::process::Stdio::inherit())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(keeper.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        assert_eq!(line, format!("serving {}\n", socket.display()));
+        Self { folder, keeper, _stdout: stdout }
+    }
+
+    fn run(&self, args: &[&str]) -> Run {
+        let mut command = program(args);
+        command.env("WHOLEMEM_SOCKET", self.folder.path().join("socket"));
+        finish(command)
+    }
+
+    fn say(&self, args: &[&str]) -> String {
+        let run = self.run(args);
+        assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{args:?}");
+        run.stdout
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// The server, which is the keeper's one child.
+    fn server(&self) -> u32 {
+        let processes = std::fs::read_dir("/proc").unwrap();
+        let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        let parent = format!("PPid:\t{}", self.keeper.id());
+        let is_child = |pid: &u32| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            status.lines().any(|line| line == parent)
+        };
+        pids.into_iter().find(is_child).unwrap()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Ok(process) = PidFd::open(self.keeper.id()) {
+            let _ = process.signal(Signal::TERM);
+            let _ = process.wait_exit(patience());
+        }
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
+}
+
+#[test]
+fn files_go_in_and_come_out_as_they_were_also_when_the_server_is_killed_between() {
+    let served = Served::start();
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|at| (at % 251).to_le_bytes()[0]).collect();
+    std::fs::write(served.file("in"), &bytes).unwrap();
+    assert_eq!(served.say(&["put", "weights", &served.file("in")]), "weights version 1, 2.9 MiB\n");
+    PidFd::open(served.server()).unwrap().kill().unwrap();
+    served.say(&["get", "weights", &served.file("out")]);
+    assert_eq!(std::fs::read(served.file("out")).unwrap(), bytes);
+    insta::assert_snapshot!(served.say(&["ls"]).replace(&rustix::process::geteuid().as_raw().to_string(), "0"), @r"
+    name        size  version  place  owner
+    weights  2.9 MiB        1  host       0
+    ");
+    let again = served.say(&["put", "weights", &served.file("in"), "--json"]);
+    assert!(again.contains("\"version\":2,\"len\":3000000,\"objects\":1"), "{again}");
+    assert_eq!(served.say(&["rm", "weights"]), "");
+    let run = served.run(&["get", "weights", &served.file("out")]);
+    assert_eq!((run.code, run.stderr.as_str()), (Some(1), "error: there is no object named `weights`\n"));
+}
+
+#[test]
+fn tensors_are_objects_of_their_own_and_come_out_as_files_again() {
+    let served = Served::start();
+    let header = br#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}} "#;
+    let len = u64::try_from(header.len()).unwrap().to_le_bytes();
+    let file = [&len[..], header, b"xyzuv"].concat();
+    std::fs::write(served.file("m.safetensors"), &file).unwrap();
+    let said = served.say(&["put", "m", &served.file("m.safetensors")]);
+    assert_eq!(said, "m version 1, 5 B, 2 objects\n");
+    served.say(&["get", "m/b", &served.file("b")]);
+    assert_eq!(std::fs::read(served.file("b")).unwrap(), b"uv");
+    served.say(&["get", "m", &served.file("out.safetensors")]);
+    let out = std::fs::read(served.file("out.safetensors")).unwrap();
+    assert!(out.ends_with(b"xyzuv"));
+    let stat = served.say(&["stat", "m/a"]);
+    assert!(stat.contains(r#"{"dtype":"U8","shape":[3]}"#), "{stat}");
+
+    let header = "{'descr': '|u1', 'fortran_order': False, 'shape': (4,), }";
+    let padded = format!("{header:<117}\n");
+    let npy = [b"\x93NUMPY\x01\x00\x76\x00", padded.as_bytes(), b"abcd"].concat();
+    std::fs::write(served.file("v.npy"), &npy).unwrap();
+    served.say(&["put", "v", &served.file("v.npy")]);
+    served.say(&["get", "v", &served.file("raw")]);
+    assert_eq!(std::fs::read(served.file("raw")).unwrap(), b"abcd");
+    served.say(&["get", "v", &served.file("out.npy")]);
+    let out = std::fs::read(served.file("out.npy")).unwrap();
+    assert!(out.ends_with(b"abcd") && out[10..].starts_with(header.as_bytes()));
+}
+
+#[test]
+fn what_happens_is_told_as_it_happens() {
+    let served = Served::start();
+    std::fs::write(served.file("in"), b"x").unwrap();
+    let mut watch = program(&["watch", "a/", "--count", "2"]);
+    watch.env("WHOLEMEM_SOCKET", served.file("socket"));
+    let watching = watch.spawn().unwrap();
+    // Until the watcher is connected.
+    while !served.say(&["stat"]).contains("clients     2") {
+        std::thread::yield_now();
+    }
+    // Connected is not yet watching: the first that it is told of may not be the first that happened.
+    for name in ["b/1", "a/1", "a/2", "a/3", "a/4", "a/5"] {
+        served.say(&["put", name, &served.file("in")]);
+    }
+    let output = watching.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().count(), 2, "{text}");
+    assert!(
+        text.lines().all(|line| line.starts_with("published a/") && line.ends_with(" version 1")),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_store_ends_when_it_is_told_to_and_leaves_nothing() {
+    let served = Served::start();
+    let (keeper, server) = (served.keeper.id(), served.server());
+    let socket = served.file("socket");
+    let again = served.run(&["serve", "--listen", &socket]);
+    assert_eq!(again.stderr, format!("error: a store is served at `{socket}` already\n"));
+    let processes = [keeper, server].map(|pid| PidFd::open(pid).unwrap());
+    processes[0].signal(Signal::TERM).unwrap();
+    for process in processes {
+        assert_eq!(process.wait_exit(patience()), Ok(true));
+    }
+    assert!(!Path::new(&socket).exists());
+    let run = served.run(&["ls"]);
+    let expected = format!(
+        "error: no store is served at `{socket}`\n\nhint: `wholemem serve` serves one; `--socket` or \
+         `WHOLEMEM_SOCKET` names another\n"
+    );
+    assert_eq!((run.code, run.stderr), (Some(1), expected));
+}
+
+#[test]
+fn a_store_that_was_started_for_a_process_ends_with_it() {
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let socket = folder.path().join("socket");
+    let mut parent = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let mut keeper =
+        program(&["serve", "--backend", "host", "--parent", &parent.id().to_string(), "--listen"])
+            .arg(&socket)
+            .spawn()
+            .unwrap();
+    let mut line = String::new();
+    BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("serving"));
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    assert_eq!(PidFd::open(keeper.id()).unwrap().wait_exit(patience()), Ok(true));
+    assert!(keeper.wait().unwrap().success() && !socket.exists());
+}
+
+/// The process under `above` that was started with these words, however deep.
+fn descendant(above: u32, words: &str) -> Option<u32> {
+    let path = format!("/proc/{above}/task/{above}/children");
+    let children = std::fs::read_to_string(path).unwrap_or_default();
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find_map(|pid: u32| {
+        let said = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said).replace('\0', " ");
+        if said.contains(words) { Some(pid) } else { descendant(pid, words) }
+    })
+}
+
+#[test]
+fn a_keeper_that_is_the_first_process_of_its_namespace_replaces_its_server() {
+    let unshare = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
+    let tried = std::process::Command::new("unshare").args(unshare).arg("true").output();
+    if !tried.is_ok_and(|tried| tried.status.success()) {
+        return wholemem_testkit::skipped("no namespaces can be made here");
+    }
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let socket = folder.path().join("socket");
+    let mut outer = std::process::Command::new("unshare")
+        .args(unshare)
+        .arg(env!("CARGO_BIN_EXE_wholemem"))
+        .args(["serve", "--backend", "host", "--size", "64MiB", "--listen"])
+        .arg(&socket)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(outer.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    assert!(line.starts_with("serving"), "{line}");
+    let client = wholemem_store::Client::connect(&socket).unwrap();
+    client.put("name", b"value").unwrap();
+    for round in 2..5 {
+        let server = descendant(outer.id(), "--role server").unwrap();
+        PidFd::open(server).unwrap().kill().unwrap();
+        client.put("more", b"something").unwrap();
+        assert_eq!(client.status().unwrap().epoch, round);
+        let other = wholemem_store::Client::connect(&socket).unwrap();
+        assert_eq!(other.get("name").unwrap().to_vec().unwrap(), b"value");
+    }
+    let keeper = descendant(outer.id(), "serve").unwrap();
+    PidFd::open(keeper).unwrap().signal(Signal::TERM).unwrap();
+    assert!(outer.wait().unwrap().success() && !socket.exists());
+}

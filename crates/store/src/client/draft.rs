@@ -1,0 +1,274 @@
+//! An object that is being written: until it is sealed, its maker's alone.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use wholemem_hal::{Device, Event, EventKind, Mapping, Rights, Span, Stream};
+use wholemem_os::{Deadline, SharedSlice};
+
+use super::{Client, Core, unexpected};
+use crate::protocol::{Answer, Ask, Label, Member, SMALL};
+use crate::{Error, ObjectId, Refusal, Result};
+
+/// An object that has just been sealed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sealed {
+    /// Its id.
+    pub id: ObjectId,
+    /// Which object of its name it is.
+    pub version: u64,
+}
+
+/// Memory that is being written, of an object or of a pack.
+#[derive(Debug)]
+pub(super) enum Target {
+    /// Small, on the host: goes to the server with the request, whole.
+    Small { label: Label, members: Vec<Member>, bytes: Vec<u8> },
+    /// Mapped here.
+    Mapped(Mapped),
+}
+
+#[derive(Debug)]
+pub(super) struct Mapped {
+    /// The request that made it, by which the server knows it.
+    create: u64,
+    object: ObjectId,
+    /// `None` once it is sealed, or given up.
+    mapping: Option<Mapping>,
+    offset: usize,
+    is_cpu: bool,
+    core: Arc<Core>,
+}
+
+impl Target {
+    pub(super) fn create(
+        core: &Arc<Core>,
+        label: Label,
+        members: Vec<Member>,
+        len: usize,
+        place: u32,
+    ) -> Result<Self> {
+        core.check_fork()?;
+        label.check()?;
+        let is_cpu = place == 0;
+        if is_cpu && (len as u64) < SMALL {
+            return Ok(Self::Small { label, members, bytes: vec![0; len] });
+        }
+        // The length of a pack is what its members make.
+        let single = if members.is_empty() { len as u64 } else { 0 };
+        let ask = Ask::Create { label, len: single, members, place };
+        let (create, answer, fds) = core.request_with_id(ask, &[], Deadline::after(Client::PATIENCE))?;
+        let (Answer::Created { object, memory }, Ok([fd])) = (answer, <[_; 1]>::try_from(fds)) else {
+            return Err(unexpected());
+        };
+        let offset = usize::try_from(memory.offset).unwrap_or(usize::MAX);
+        // Made before the map, so that a failure gives it up.
+        let mut mapped = Mapped { create, object, mapping: None, offset, is_cpu, core: Arc::clone(core) };
+        let mapping = core.maps.map_once(&memory, fd, Rights::ReadWrite)?;
+        if is_cpu {
+            // Twenty times faster than touching each page; where the kernel cannot, they are touched.
+            let _ = mapping.populate();
+        }
+        mapped.mapping = Some(mapping);
+        Ok(Self::Mapped(mapped))
+    }
+
+    pub(super) fn write_at(&mut self, offset: usize, source: &[u8], size: usize) -> Result<()> {
+        let out_of_range = Error::OutOfRange { offset, len: source.len(), size };
+        match self {
+            Self::Small { bytes, .. } => {
+                let end = offset.checked_add(source.len());
+                let range = end.and_then(|end| bytes.get_mut(offset..end)).ok_or(out_of_range)?;
+                range.copy_from_slice(source);
+                Ok(())
+            }
+            Self::Mapped(mapped) if mapped.is_cpu => {
+                let map = mapped.mapping()?.bytes()?.part(mapped.offset, size)?;
+                map.write_at(offset, source).map_err(|_| out_of_range)
+            }
+            Self::Mapped(mapped) => Err(Error::OnDevice { object: mapped.object }),
+        }
+    }
+
+    pub(super) fn span(&self, offset: usize, len: usize) -> Result<Option<Span>> {
+        match self {
+            Self::Small { .. } => Ok(None),
+            Self::Mapped(mapped) => Ok(Some(mapped.mapping()?.span(mapped.offset + offset, len)?)),
+        }
+    }
+
+    pub(super) fn seal(self, core: &Core) -> Result<Sealed> {
+        match self {
+            Self::Small { label, members, bytes } => {
+                let single = if members.is_empty() { bytes.len() as u64 } else { 0 };
+                core.request_sealed(Ask::Create { label, len: single, members, place: 0 }, &bytes)
+            }
+            Self::Mapped(mut mapped) => {
+                mapped.unmap()?;
+                let sealed = core.request_sealed(Ask::Seal { create: mapped.create }, &[])?;
+                mapped.create = 0;
+                Ok(sealed)
+            }
+        }
+    }
+}
+
+impl Mapped {
+    /// Takes the map away: host memory that anybody can still write is not sealed. On a device that is a matter of
+    /// honour, and a stream may hold the map until its work is known to be over.
+    fn unmap(&mut self) -> Result<()> {
+        let rule = "a draft is mapped until it is sealed";
+        let mapping = self.mapping.take().ok_or(Error::Protocol { rule })?;
+        match mapping.unmap() {
+            Err(wholemem_hal::Error::InUse { .. }) if !self.is_cpu => Ok(()),
+            Err(wholemem_hal::Error::InUse { .. }) => Err(Refusal::StillMapped.into()),
+            outcome => Ok(outcome?),
+        }
+    }
+
+    fn mapping(&self) -> Result<&Mapping> {
+        self.mapping.as_ref().ok_or(Error::Protocol { rule: "a draft is mapped until it is sealed" })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        drop(self.mapping.take());
+        if self.create != 0 && self.core.epoch.is_current() {
+            self.core.wire().tell(Ask::Abandon { create: self.create });
+        }
+    }
+}
+
+/// An object that is being written. Dropping it gives it up.
+///
+/// ```no_run
+/// # let client = wholemem_store::Client::connect("socket")?;
+/// let mut draft = client.create("weights", 5)?;
+/// draft.write_at(0, b"he")?;
+/// draft.write_at(2, b"llo")?;
+/// let sealed = draft.seal()?;
+/// # Ok::<(), wholemem_store::Error>(())
+/// ```
+#[derive(Debug)]
+#[doc(alias = "MutableBuffer")]
+#[doc(alias = "BlobWriter")]
+pub struct Draft {
+    target: Target,
+    len: usize,
+    is_cpu: bool,
+    core: Arc<Core>,
+}
+
+/// A draft that is sealed as soon as a stream has come so far.
+#[derive(Debug)]
+#[must_use = "dropping this does not keep the object from being sealed, but nobody hears if it cannot be"]
+pub struct Sealing(JoinHandle<Result<Sealed>>);
+
+impl Sealing {
+    /// Waits until it is sealed.
+    ///
+    /// # Errors
+    /// As [`Draft::seal`]; what the stream's work met.
+    pub fn wait(self) -> Result<Sealed> {
+        self.0.join().unwrap_or(Err(Error::Protocol { rule: "sealing does not panic" }))
+    }
+}
+
+impl Draft {
+    pub(super) fn create(core: &Arc<Core>, label: Label, len: usize, place: u32) -> Result<Self> {
+        let target = Target::create(core, label, Vec::new(), len, place)?;
+        Ok(Self { target, len, is_cpu: place == 0, core: Arc::clone(core) })
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether it is in host memory.
+    #[must_use]
+    pub fn is_cpu(&self) -> bool {
+        self.is_cpu
+    }
+
+    /// Always, until it is sealed.
+    #[must_use]
+    pub fn is_mutable(&self) -> bool {
+        true
+    }
+
+    /// Writes bytes of an object in host memory.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::OnDevice`].
+    pub fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
+        self.target.write_at(offset, source, self.len)
+    }
+
+    /// Its bytes where they will stay, for an object of a mebibyte or more in host memory; `None` for a smaller one, which
+    /// goes to the server when it is sealed.
+    ///
+    /// # Errors
+    /// [`Error::OnDevice`].
+    pub fn bytes(&self) -> Result<Option<SharedSlice<'_>>> {
+        match &self.target {
+            Target::Small { .. } => Ok(None),
+            Target::Mapped(mapped) if mapped.is_cpu => {
+                Ok(Some(mapped.mapping()?.bytes()?.part(mapped.offset, self.len)?))
+            }
+            Target::Mapped(mapped) => Err(Error::OnDevice { object: mapped.object }),
+        }
+    }
+
+    /// Its place, for streams to copy to and kernels to write; `None` for a small object in host memory.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    #[doc(alias = "mutable_data")]
+    pub fn span(&self) -> Result<Option<Span>> {
+        self.target.span(0, self.len)
+    }
+
+    /// The device it is mapped on; `None` for a small object in host memory.
+    pub(super) fn device(&self) -> Option<Device> {
+        match &self.target {
+            Target::Small { .. } => None,
+            Target::Mapped(mapped) => mapped.mapping.as_ref().map(Mapping::device),
+        }
+    }
+
+    /// Makes it everybody's, under its name. What was written by streams must be complete.
+    ///
+    /// # Errors
+    /// [`Refusal::StillMapped`](crate::Refusal::StillMapped) when a copy of its memory is still mapped for writing: a
+    /// [`Span`] that is kept, for instance.
+    #[doc(alias = "Seal")]
+    pub fn seal(self) -> Result<Sealed> {
+        self.target.seal(&self.core)
+    }
+
+    /// The same, as soon as the stream has done what it was given so far. If this process dies before that, the object
+    /// never was.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the stream takes no more work.
+    pub fn seal_after(self, stream: &Stream) -> Result<Sealing> {
+        let reached = Event::create(stream.device(), EventKind::Order)?;
+        stream.record(&reached)?;
+        let seal = move || {
+            reached.wait(Deadline::NEVER)?;
+            self.seal()
+        };
+        let thread = std::thread::Builder::new().name("wm-store-seal".to_owned()).spawn(seal);
+        thread.map(Sealing).map_err(|source| Error::Launch { source })
+    }
+}

@@ -1,0 +1,76 @@
+//! Memory that this process has mapped, kept for the next object that lies in it.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use wholemem_hal::{Allocation, Backend, BackendKind, Device, HostConfig, Mapping, Rights};
+
+use crate::cells::MappedCells;
+use crate::id::AllocationId;
+use crate::index::Index;
+use crate::protocol::Memory;
+use crate::{Error, Result};
+
+/// The maps of this process, by allocation, and where it maps.
+#[derive(Debug)]
+pub(super) struct Maps {
+    known: Mutex<HashMap<AllocationId, Arc<Mapping>>>,
+    host: Device,
+    /// The devices of the server, as it numbers them.
+    uuids: Vec<[u8; 16]>,
+    /// The backend of those devices: given, or opened when the first object on one is met.
+    devices: OnceLock<Option<Backend>>,
+}
+
+impl Maps {
+    pub(super) fn new(uuids: Vec<[u8; 16]>, devices: Option<Backend>) -> Result<Self> {
+        let host = Backend::host(HostConfig::default())?.device(0)?;
+        let given = devices.map_or_else(OnceLock::new, |devices| OnceLock::from(Some(devices)));
+        Ok(Self { known: Mutex::default(), host, uuids, devices: given })
+    }
+
+    pub(super) fn known(&self, allocation: AllocationId) -> Option<Arc<Mapping>> {
+        self.lock().get(&allocation).cloned()
+    }
+
+    /// Maps memory for reading, and keeps the map.
+    pub(super) fn map(&self, memory: &Memory, fd: OwnedFd) -> Result<Arc<Mapping>> {
+        let mapping = Arc::new(self.map_once(memory, fd, Rights::Read)?);
+        // Another thread may have been faster: then its map is the one.
+        Ok(self.lock().entry(memory.allocation).or_insert(mapping).clone())
+    }
+
+    /// Maps memory, for this once.
+    pub(super) fn map_once(&self, memory: &Memory, fd: OwnedFd, rights: Rights) -> Result<Mapping> {
+        let device = self.device(memory.place)?;
+        let len = usize::try_from(memory.allocation_len).unwrap_or(usize::MAX);
+        Ok(Allocation::import(&device, fd.into(), len)?.map(rights)?)
+    }
+
+    /// The device of this process that a place of the server is.
+    fn device(&self, place: u32) -> Result<Device> {
+        let Some(number) = place.checked_sub(1) else { return Ok(self.host.clone()) };
+        let open = || Backend::open(BackendKind::Cuda).ok();
+        let backend = self.devices.get_or_init(open).as_ref().ok_or(Error::DeviceHidden)?;
+        let uuid = self.uuids.get(number as usize).ok_or(Error::DeviceHidden)?;
+        let info = backend.devices().iter().find(|info| info.uuid == *uuid).ok_or(Error::DeviceHidden)?;
+        Ok(backend.device(info.id)?)
+    }
+
+    /// The server's number for a device of this process.
+    pub(super) fn place(&self, device: &Device) -> Result<u32> {
+        let uuid = device.info().uuid;
+        let number = self.uuids.iter().position(|known| *known == uuid).ok_or(Error::DeviceHidden)?;
+        Ok(u32::try_from(number + 1).unwrap_or(u32::MAX))
+    }
+
+    /// Lets go maps of memory that is no more, and that nobody here uses.
+    pub(super) fn trim(&self, index: &Index<MappedCells>) {
+        self.lock().retain(|id, mapping| index.allocation(*id).is_some() || Arc::strong_count(mapping) > 1);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<AllocationId, Arc<Mapping>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,136 @@
+//! A sealed object, held by a pin.
+
+use std::sync::Arc;
+
+use wholemem_hal::{BackendKind, Device, Mapping, Span};
+use wholemem_os::SharedSlice;
+
+use super::{Core, Entry};
+use crate::index::Location;
+use crate::{Error, ObjectId, Result};
+
+/// A pin, let go when dropped.
+#[derive(Debug)]
+pub(super) struct Hold {
+    core: Arc<Core>,
+    id: ObjectId,
+    pin_at: usize,
+}
+
+impl Hold {
+    pub(super) fn new(core: &Arc<Core>, id: ObjectId, pin_at: usize) -> Self {
+        Self { core: Arc::clone(core), id, pin_at }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // In a forked child the pin is the parent's.
+        if self.core.epoch.is_current() {
+            self.core.unpin(self.id, self.pin_at);
+        }
+    }
+}
+
+/// A sealed object. Its bytes never change, and stay while this lives, whatever becomes of its maker, its name and the
+/// server.
+#[derive(Debug)]
+pub struct Object {
+    // After the pin nothing may be used: fields are dropped in this order.
+    mapping: Arc<Mapping>,
+    offset: usize,
+    len: usize,
+    hold: Hold,
+}
+
+impl Object {
+    pub(super) fn new(hold: Hold, location: Location, mapping: Arc<Mapping>) -> Result<Self> {
+        let range = usize::try_from(location.offset).ok().zip(usize::try_from(location.len).ok());
+        let fits =
+            |(offset, len): &(usize, usize)| offset.checked_add(*len).is_some_and(|end| end <= mapping.len());
+        let (offset, len) =
+            range.filter(fits).ok_or(Error::Protocol { rule: "an object lies within its memory" })?;
+        Ok(Self { mapping, offset, len, hold })
+    }
+
+    /// Its id.
+    #[must_use]
+    #[doc(alias = "ObjectID")]
+    pub fn id(&self) -> ObjectId {
+        self.hold.id
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether it is in host memory.
+    #[must_use]
+    pub fn is_cpu(&self) -> bool {
+        self.mapping.device().backend().kind() == BackendKind::Host
+    }
+
+    /// Never: it is sealed.
+    #[must_use]
+    pub fn is_mutable(&self) -> bool {
+        false
+    }
+
+    /// What there is to know of it.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`].
+    pub fn entry(&self) -> Result<Entry> {
+        let core = &self.hold.core;
+        let read = core.index.read(self.id());
+        let (_, record) = read.ok_or(Error::Protocol { rule: "a pinned object has a record" })?;
+        Ok(core.entry(self.id(), record))
+    }
+
+    /// Its bytes, in host memory. There is no `&[u8]` to them: a process of the server's user may undo what keeps them
+    /// as they are.
+    ///
+    /// # Errors
+    /// [`Error::OnDevice`].
+    pub fn bytes(&self) -> Result<SharedSlice<'_>> {
+        if !self.is_cpu() {
+            return Err(Error::OnDevice { object: self.id() });
+        }
+        Ok(self.mapping.bytes()?.part(self.offset, self.len)?)
+    }
+
+    /// A copy of its bytes, from host memory.
+    ///
+    /// # Errors
+    /// [`Error::OnDevice`].
+    pub fn to_vec(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.len];
+        self.bytes()?.read_at(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Its place, for streams to copy from and kernels to read.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    #[doc(alias = "data")]
+    pub fn span(&self) -> Result<Span> {
+        Ok(self.mapping.span(self.offset, self.len)?)
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.mapping.device()
+    }
+
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.hold.core
+    }
+}

@@ -1,0 +1,166 @@
+//! A client's end of the connection: one request at a time, said again when the server was restarted.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use wholemem_os::packet::{Address, MAX_PACKET};
+use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket};
+
+use crate::protocol::frame::{self, Assembly, MAX_FDS};
+use crate::protocol::{Answer, Ask, Event, PROTOCOL, Request, Response};
+use crate::{Error, ObjectId, Result};
+
+/// A connection to the server, which stays the same when the server is another.
+#[derive(Debug)]
+pub(super) struct Wire {
+    socket: PacketSocket,
+    assembly: Assembly,
+    packet: Vec<u8>,
+    last_id: u64,
+    /// Requests whose answer came too late, or may still come.
+    given_up: BTreeSet<u64>,
+}
+
+/// What a server said first.
+#[derive(Debug)]
+pub(super) struct Greeting {
+    pub(super) index: OwnedFd,
+    pub(super) index_len: usize,
+    pub(super) pins: OwnedFd,
+    pub(super) devices: Vec<[u8; 16]>,
+}
+
+impl Wire {
+    /// Connects, and greets. A server that is being replaced is waited for.
+    pub(super) fn connect(path: &Path, deadline: Deadline) -> Result<(Self, Greeting)> {
+        loop {
+            match Self::connect_once(path, deadline) {
+                // The server died before the keeper had this connection. Its name is there while its keeper is.
+                Err(Error::Disconnected) if !deadline.has_passed() => std::thread::yield_now(),
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn connect_once(path: &Path, deadline: Deadline) -> Result<(Self, Greeting)> {
+        let not_served = || Error::NotServed { path: PathBuf::from(path) };
+        let socket = match PacketSocket::connect(&Address::Path(path.to_owned())) {
+            Ok(socket) => socket,
+            Err(OsError::Call { errno: Errno::NOENT | Errno::CONNREFUSED, .. }) => return Err(not_served()),
+            Err(OsError::Call { errno: Errno::AGAIN, .. }) => return Err(Error::Disconnected),
+            Err(error) => return Err(error.into()),
+        };
+        let packet = vec![0; MAX_PACKET];
+        let mut wire =
+            Self { socket, assembly: Assembly::default(), packet, last_id: 0, given_up: BTreeSet::new() };
+        let (answer, mut fds) = wire.request(Ask::Hello { protocol: PROTOCOL }, &[], deadline)?;
+        let (Answer::Welcome { index_len, devices, .. }, 2) = (answer, fds.len()) else {
+            return Err(Error::Protocol { rule: "a greeting is answered by a welcome" });
+        };
+        let (Some(pins), Some(index)) = (fds.pop(), fds.pop()) else {
+            return Err(Error::Protocol { rule: "a welcome brings two descriptors" });
+        };
+        let index_len = usize::try_from(index_len).unwrap_or(usize::MAX);
+        Ok((wire, Greeting { index, index_len, pins, devices }))
+    }
+
+    /// The id of the request that was made last.
+    pub(super) fn last_id(&self) -> u64 {
+        self.last_id
+    }
+
+    /// Asks, and waits for the answer, through whatever happens to servers meanwhile.
+    pub(super) fn request(
+        &mut self,
+        ask: Ask,
+        payload: &[u8],
+        deadline: Deadline,
+    ) -> Result<(Answer, Vec<OwnedFd>)> {
+        self.last_id += 1;
+        let request = Request { id: self.last_id, again: false, ask };
+        let outcome = self.ask(request, payload, deadline);
+        if matches!(outcome, Err(Error::TimedOut)) {
+            self.given_up.insert(self.last_id);
+        }
+        outcome
+    }
+
+    fn ask(
+        &mut self,
+        mut request: Request,
+        payload: &[u8],
+        deadline: Deadline,
+    ) -> Result<(Answer, Vec<OwnedFd>)> {
+        self.send(&request, payload, deadline)?;
+        loop {
+            let (response, fds) = self.receive(deadline)?;
+            match response.answer {
+                Answer::Restarted => {
+                    request.again = true;
+                    self.send(&request, payload, deadline)?;
+                }
+                Answer::Refused(refusal) if response.id == request.id => return Err(refusal.into()),
+                answer if response.id == request.id => return Ok((answer, fds)),
+                // Made for nobody.
+                Answer::Created { .. } if self.given_up.remove(&response.id) => {
+                    self.tell(Ask::Abandon { create: response.id });
+                }
+                // An answer that came before, if a server read the question and the next one heard it again.
+                _ => {}
+            }
+        }
+    }
+
+    /// Says what has no answer, or none that anybody waits for. If the server does not read, it is not said.
+    pub(super) fn tell(&mut self, ask: Ask) {
+        self.last_id += 1;
+        let request = Request { id: self.last_id, again: false, ask };
+        if let Ok(packets) = frame::encode(&request, &[]) {
+            let _ = frame::send(&self.socket, &packets, &[], Deadline::NOW);
+        }
+    }
+
+    pub(super) fn kick(&mut self, object: ObjectId) {
+        self.tell(Ask::Kick { object });
+    }
+
+    /// The next event; `None` when another server has taken over, who has to be told what is watched for.
+    pub(super) fn event(&mut self, deadline: Deadline) -> Result<Option<Event>> {
+        loop {
+            match self.receive(deadline)?.0.answer {
+                Answer::Event(event) => return Ok(Some(event)),
+                Answer::Restarted => return Ok(None),
+                _ => {}
+            }
+        }
+    }
+
+    fn send(&mut self, request: &Request, payload: &[u8], deadline: Deadline) -> Result<()> {
+        let packets =
+            frame::encode(request, payload).map_err(|malformed| Error::Protocol { rule: malformed.0 })?;
+        frame::send(&self.socket, &packets, &[], deadline).map_err(said)
+    }
+
+    fn receive(&mut self, deadline: Deadline) -> Result<(Response, Vec<OwnedFd>)> {
+        let mut all = Vec::new();
+        loop {
+            let received = self.socket.recv_with_fds(&mut self.packet, MAX_FDS, deadline);
+            let (len, fds) = received.map_err(said)?;
+            all.extend(fds);
+            let malformed = |malformed: frame::Malformed| Error::Protocol { rule: malformed.0 };
+            if let Some(message) = self.assembly.push(&self.packet[..len]).map_err(malformed)? {
+                let (response, _) = frame::decode::<Response>(&message).map_err(malformed)?;
+                return Ok((response, all));
+            }
+        }
+    }
+}
+
+fn said(error: OsError) -> Error {
+    match error {
+        OsError::TimedOut => Error::TimedOut,
+        OsError::Closed => Error::Disconnected,
+        error => error.into(),
+    }
+}

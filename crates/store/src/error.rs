@@ -1,0 +1,136 @@
+//! What can go wrong with a store.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::{IndexError, ObjectId, Refusal};
+
+/// A result whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong with a store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The server did not do what was asked.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+
+    /// No server is there.
+    #[error("no store is served at `{}`", path.display())]
+    NotServed {
+        /// The socket where one was looked for.
+        path: PathBuf,
+    },
+
+    /// Another store is served there.
+    #[error("a store is served at `{}` already", path.display())]
+    AlreadyServed {
+        /// Its socket.
+        path: PathBuf,
+    },
+
+    /// The deadline came before the answer.
+    #[error("the deadline passed before the server answered")]
+    TimedOut,
+
+    /// The server has disconnected this client, or the store has ended.
+    #[error("the store has closed the connection")]
+    Disconnected,
+
+    /// The other side said what is no message of the protocol.
+    #[error("the store broke the protocol: {rule}")]
+    Protocol {
+        /// The rule it broke.
+        rule: &'static str,
+    },
+
+    /// All pins of this client are in use.
+    #[error("this process holds {limit} objects at once, and can hold no more")]
+    TooManyPins {
+        /// How many it can hold.
+        limit: usize,
+    },
+
+    /// More bytes than the object has.
+    #[error("cannot write {len} bytes at offset {offset}: the object has {size}")]
+    OutOfRange {
+        /// Where they were to begin.
+        offset: usize,
+        /// How many there were.
+        len: usize,
+        /// How long the object is.
+        size: usize,
+    },
+
+    /// An object whose bytes are not the processor's to reach.
+    #[error("object {object} is on a device, and its bytes are reached by a stream")]
+    OnDevice {
+        /// Which one.
+        object: ObjectId,
+    },
+
+    /// A device that the server has and this process does not see.
+    #[error("the object is on a device that this process does not see; look at `CUDA_VISIBLE_DEVICES`")]
+    DeviceHidden,
+
+    /// This process is a forked child, where inherited clients do nothing.
+    #[error("a store's client cannot be used in a forked child")]
+    Forked,
+
+    /// The index cannot be used.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+
+    /// A process of the store could not be started.
+    #[error("cannot start a process of the store")]
+    Launch {
+        /// Why.
+        source: io::Error,
+    },
+
+    /// No server came to serve, and the reason is what it said.
+    #[error("the server ended before it served")]
+    NeverServed,
+
+    /// What one process of a store hands over to another is not all there.
+    #[error("the store handed over no descriptor of {what}")]
+    Incomplete {
+        /// What is missing.
+        what: &'static str,
+    },
+
+    /// The memory layer refused something.
+    #[error(transparent)]
+    Memory(#[from] wholemem_hal::Error),
+
+    /// The kernel refused something.
+    #[error(transparent)]
+    Os(#[from] wholemem_os::Error),
+}
+
+impl Error {
+    /// A name for the kind of error that stays the same between versions, for programs.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Refused(refusal) => refusal.code(),
+            Self::NotServed { .. } => "not-served",
+            Self::AlreadyServed { .. } => "already-served",
+            Self::TimedOut => "timed-out",
+            Self::Disconnected => "disconnected",
+            Self::Protocol { .. } => "protocol",
+            Self::TooManyPins { .. } => "too-many-pins",
+            Self::OutOfRange { .. } => "out-of-range",
+            Self::OnDevice { .. } => "on-device",
+            Self::DeviceHidden => "device-hidden",
+            Self::Forked => "forked",
+            Self::Index(_) => "index",
+            Self::Launch { .. } => "launch",
+            Self::NeverServed => "never-served",
+            Self::Incomplete { .. } => "incomplete",
+            Self::Memory(_) => "memory",
+            Self::Os(_) => "os",
+        }
+    }
+}

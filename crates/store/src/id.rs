@@ -1,0 +1,158 @@
+//! What objects, allocations and clients are called: numbers that are never given twice.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Slots of a table, and so the bits of an id that say which one it is.
+const SLOT_BITS: u32 = 24;
+
+/// The most slots a table can have: an id of zero means nothing, so slots count from one in it.
+pub(crate) const MOST_SLOTS: usize = (1 << SLOT_BITS) - 2;
+
+/// All bits of an id. Those above say what kind of thing it is, where things of several kinds are kept together.
+pub(crate) const ID_BITS: u32 = 60;
+
+/// The last generation of a slot. A slot that reaches it is used no more, so that no id comes twice.
+pub(crate) const LAST_GENERATION: u64 = (1 << (ID_BITS - SLOT_BITS)) - 1;
+
+macro_rules! slot_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub struct $name(u64);
+
+        impl $name {
+            /// The id of what a slot holds in one generation.
+            pub(crate) fn new(slot: usize, generation: u64) -> Self {
+                debug_assert!(slot < MOST_SLOTS && generation <= LAST_GENERATION);
+                Self(generation << SLOT_BITS | (slot as u64 + 1))
+            }
+
+            /// The id that a number stands for, if it stands for one.
+            #[must_use]
+            pub fn from_u64(number: u64) -> Option<Self> {
+                let slot = number & ((1 << SLOT_BITS) - 1);
+                let is_id = number >> ID_BITS == 0 && (1..=MOST_SLOTS as u64).contains(&slot);
+                is_id.then_some(Self(number))
+            }
+
+            /// The number itself; never zero.
+            #[must_use]
+            pub fn as_u64(self) -> u64 {
+                self.0
+            }
+
+            pub(crate) fn slot(self) -> usize {
+                let slot = (self.0 & ((1 << SLOT_BITS) - 1)).wrapping_sub(1);
+                // Of a number that came over the wire and stands for none, a slot that no table has.
+                usize::try_from(slot).unwrap_or(usize::MAX)
+            }
+
+            pub(crate) fn generation(self) -> u64 {
+                self.0 >> SLOT_BITS
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}.{}", self.slot(), self.generation())
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self)
+            }
+        }
+    };
+}
+
+slot_id! {
+    /// An object: 64 bits that mean it, and no other, for as long as the store lives.
+    #[doc(alias = "ObjectID")]
+    ObjectId
+}
+
+slot_id! {
+    /// A piece of memory that objects lie in.
+    AllocationId
+}
+
+/// A connection of a client, told from all others also across restarts of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct ClientId(pub(crate) u64);
+
+impl fmt::Display for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// What a slot holds: nothing, or something at one point of its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum State {
+    Free,
+    /// Made, and being written by its maker alone.
+    Created,
+    /// Never changed again, and there for everybody.
+    Sealed,
+    /// No longer found, and kept while somebody has it pinned.
+    Deleted,
+}
+
+/// The word of a slot: its generation and its state, changed by one store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Word {
+    pub(crate) generation: u64,
+    pub(crate) state: State,
+}
+
+impl Word {
+    pub(crate) fn encode(self) -> u64 {
+        self.generation << 8 | self.state as u64
+    }
+
+    /// What a number stands for. A state that nobody stores is a slot to keep away from.
+    pub(crate) fn decode(number: u64) -> Self {
+        let state = match number & 0xff {
+            0 => State::Free,
+            1 => State::Created,
+            2 => State::Sealed,
+            _ => State::Deleted,
+        };
+        Self { generation: number >> 8, state }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn an_id_tells_its_slot_and_generation(slot in 0..MOST_SLOTS, generation in 0..=LAST_GENERATION) {
+            let id = ObjectId::new(slot, generation);
+            prop_assert_eq!((id.slot(), id.generation()), (slot, generation));
+            prop_assert_eq!(ObjectId::from_u64(id.as_u64()), Some(id));
+        }
+
+        #[test]
+        fn a_word_tells_its_generation_and_state(generation in 0..=LAST_GENERATION, state in 0_u64..4) {
+            let word = Word::decode(generation << 8 | state);
+            prop_assert_eq!(word.encode(), generation << 8 | state);
+            prop_assert_eq!(word.generation, generation);
+        }
+    }
+
+    #[test]
+    fn zero_is_no_id() {
+        assert_eq!(ObjectId::from_u64(0), None);
+        assert_eq!(ObjectId::from_u64(7 << SLOT_BITS), None);
+        assert_eq!(ObjectId::from_u64(u64::MAX), None);
+        assert_eq!(ObjectId::from_u64(1 << ID_BITS | 1), None);
+        assert_eq!(ObjectId::new(0, 0).to_string(), "0.0");
+    }
+}

@@ -1,0 +1,233 @@
+//! What clients and server say to each other: one kind of request, one kind of response.
+//!
+//! A message is a request or a response in [postcard](https://postcard.jamesmunns.com), and behind it the bytes of a small
+//! object where it carries one. It travels as one packet or several ([`frame`]), with file descriptors on the last.
+//!
+//! What it keeps true: a message is at most [`MAX_MESSAGE`](frame::MAX_MESSAGE) bytes; every number in it is checked by
+//! whoever acts on it; a request has an id, under which its client says it again if the server was restarted before the
+//! answer came.
+
+pub(crate) mod frame;
+mod refusal;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{AllocationId, ClientId, ObjectId};
+use crate::index::{MAX_META, MAX_NAME};
+
+pub use refusal::Refusal;
+
+/// Changes when any message does.
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// The most objects of one pack.
+pub(crate) const MAX_MEMBERS: usize = 16 << 10;
+
+/// Host objects shorter than this bring their bytes along, and share arenas.
+pub(crate) const SMALL: u64 = 1 << 20;
+
+/// What a client wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Request {
+    /// Never zero, and never used twice by a client.
+    pub(crate) id: u64,
+    /// Whether it was said before, to a server that was then restarted.
+    pub(crate) again: bool,
+    pub(crate) ask: Ask,
+}
+
+/// Name and description of an object.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Label {
+    pub(crate) name: String,
+    pub(crate) meta: Vec<u8>,
+}
+
+impl Label {
+    /// Whether the index has room for it.
+    pub(crate) fn check(&self) -> Result<(), Refusal> {
+        let (len, meta) = (self.name.len(), self.meta.len());
+        match () {
+            () if len > MAX_NAME => Err(Refusal::NameTooLong { len, limit: MAX_NAME }),
+            () if meta > MAX_META => Err(Refusal::MetaTooLong { len: meta, limit: MAX_META }),
+            () => Ok(()),
+        }
+    }
+}
+
+/// An object of a pack.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Member {
+    pub(crate) label: Label,
+    pub(crate) len: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Ask {
+    /// The first of all: which protocol this client speaks.
+    Hello { protocol: u32 },
+    /// A new object of `len` bytes, or a pack of `members`, at a place (0 is the host, `n + 1` the server's device
+    /// `n`). Small host objects bring their bytes along and are sealed at once.
+    Create { label: Label, len: u64, members: Vec<Member>, place: u32 },
+    /// What was made by this client's request `create` is complete.
+    Seal { create: u64 },
+    /// What was made by this client's request `create` is not wanted any more.
+    Abandon { create: u64 },
+    /// The bytes of a sealed object under one more name.
+    Publish { label: Label, object: ObjectId },
+    /// An object is not wanted any more, and if it is the first of a pack, none of the pack is.
+    Delete { object: ObjectId },
+    /// Which object has a name, now or within so many milliseconds.
+    Find { name: String, wait: u64 },
+    /// The memory of an object.
+    Fetch { object: ObjectId },
+    /// A pin of a deleted object was let go.
+    Kick { object: ObjectId },
+    /// From now on, tell of objects whose names begin so.
+    Watch { prefix: String },
+    /// How full the store is.
+    Status,
+    /// The last of all: this client holds nothing any more. One that just closes its connection may still write what it
+    /// had begun, and is waited for to end.
+    Goodbye,
+}
+
+/// What the server says. An id of zero answers no request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Response {
+    pub(crate) id: u64,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    /// With the index, for reading, and the client's page of pins.
+    Welcome {
+        client: ClientId,
+        index_len: u64,
+        devices: Vec<[u8; 16]>,
+    },
+    /// With the memory, for writing.
+    Created {
+        object: ObjectId,
+        memory: Memory,
+    },
+    Sealed {
+        object: ObjectId,
+        version: u64,
+    },
+    Found {
+        object: ObjectId,
+    },
+    /// With the memory, for reading on the host.
+    Fetched {
+        memory: Memory,
+    },
+    Done,
+    Status(Status),
+    Refused(Refusal),
+    /// Another server has taken over: what is not answered has to be asked again.
+    Restarted,
+    /// Something happened to an object that is watched for.
+    Event(Event),
+}
+
+/// An allocation, and where in it an object lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Memory {
+    pub(crate) allocation: AllocationId,
+    pub(crate) allocation_len: u64,
+    pub(crate) place: u32,
+    pub(crate) offset: u64,
+}
+
+/// What happened to an object with a name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// The name.
+    pub name: String,
+    /// The object.
+    pub object: ObjectId,
+    /// What happened.
+    pub what: EventKind,
+}
+
+/// The things that can happen to an object with a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum EventKind {
+    /// It has become what its name means.
+    Published {
+        /// Which object of that name it is.
+        version: u64,
+    },
+    /// It was deleted, or another object has taken its name.
+    Deleted,
+}
+
+/// How full a store is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Status {
+    /// Sealed objects.
+    pub objects: u64,
+    /// Objects that are being written.
+    pub unsealed: u64,
+    /// Deleted objects that somebody still has pinned.
+    pub retired: u64,
+    /// Connected clients.
+    pub clients: u64,
+    /// Bytes of host memory that are taken, and those that may be.
+    pub host: Usage,
+    /// The same of device memory, over all devices.
+    pub device: Usage,
+    /// How often a server has been started for this store.
+    pub epoch: u64,
+}
+
+/// A quota, and what is taken of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Usage {
+    /// Bytes that are taken.
+    pub used: u64,
+    /// Bytes that may be taken.
+    pub quota: u64,
+}
+
+/// Where the objects of a pack lie in it, and how long it is altogether.
+///
+/// Both sides compute it, so it is part of the protocol: each object begins at a multiple of 256 bytes, which every
+/// device can load from at its best.
+pub(crate) fn lay_out(lens: impl IntoIterator<Item = u64>) -> Option<(Vec<u64>, u64)> {
+    const ALIGN: u64 = 256;
+    let mut end: u64 = 0;
+    let mut offsets = Vec::new();
+    for len in lens {
+        let offset = end.checked_next_multiple_of(ALIGN)?;
+        end = offset.checked_add(len)?;
+        offsets.push(offset);
+    }
+    Some((offsets, end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_of_a_pack_follow_each_other_aligned() {
+        assert_eq!(lay_out([]), Some((vec![], 0)));
+        assert_eq!(lay_out([1, 256, 0, 300]), Some((vec![0, 256, 512, 512], 812)));
+        assert_eq!(lay_out([u64::MAX, 1]), None);
+        assert_eq!(lay_out([u64::MAX - 100, 1]), None);
+    }
+
+    #[test]
+    fn a_label_longer_than_its_record_is_refused() {
+        let label = |name: usize, meta: usize| Label { name: "x".repeat(name), meta: vec![0; meta] };
+        assert_eq!(label(200, 216).check(), Ok(()));
+        assert_eq!(label(201, 0).check(), Err(Refusal::NameTooLong { len: 201, limit: 200 }));
+        assert_eq!(label(0, 217).check(), Err(Refusal::MetaTooLong { len: 217, limit: 216 }));
+    }
+}

@@ -1,0 +1,166 @@
+//! Why a server does not do what a client wants.
+
+use serde::{Deserialize, Serialize};
+use wholemem_os::Size;
+
+use crate::ObjectId;
+
+/// Why a server did not do what was asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// There is no such object, or no longer.
+    #[error("there is no object {object}")]
+    NoSuchObject {
+        /// The id that was asked for.
+        object: ObjectId,
+    },
+    /// No object had the name in time.
+    #[error("there is no object named `{name}`")]
+    NoSuchName {
+        /// The name that was asked for.
+        name: String,
+    },
+    /// The object is not sealed yet.
+    #[error("object {object} is not sealed yet")]
+    NotSealed {
+        /// Which one.
+        object: ObjectId,
+    },
+    /// Another user made the object.
+    #[error("object {object} belongs to user {owner}")]
+    NotYours {
+        /// Which one.
+        object: ObjectId,
+        /// Who made it.
+        owner: u32,
+    },
+    /// This client has made nothing by that request that could still be sealed.
+    #[error("there is nothing to be sealed")]
+    NothingToSeal,
+    /// Somebody can still write the object: it is mapped for writing, here or in a process that got it from here.
+    #[error("the memory of the object is still mapped for writing; unmap it before sealing")]
+    StillMapped,
+    /// A name is longer than the index has room for.
+    #[error("a name of {len} bytes is too long: the limit is {limit}")]
+    NameTooLong {
+        /// How long it is.
+        len: usize,
+        /// How long it may be.
+        limit: usize,
+    },
+    /// A description is longer than the index has room for.
+    #[error("a description of {len} bytes is too long: the limit is {limit}")]
+    MetaTooLong {
+        /// How long it is.
+        len: usize,
+        /// How long it may be.
+        limit: usize,
+    },
+    /// More objects in one pack than a pack may have.
+    #[error("a pack of {count} objects is too large: the limit is {limit}")]
+    TooManyMembers {
+        /// How many there were.
+        count: usize,
+        /// How many there may be.
+        limit: usize,
+    },
+    /// The quota does not allow it.
+    #[error(
+        "cannot take {} more: {} of {} are taken; delete something, or serve with a larger `--size`",
+        Size(usize::try_from(*.wanted).unwrap_or(usize::MAX)), Size(usize::try_from(*.used).unwrap_or(usize::MAX)),
+        Size(usize::try_from(*.quota).unwrap_or(usize::MAX))
+    )]
+    OverQuota {
+        /// How much was asked for.
+        wanted: u64,
+        /// How much is taken.
+        used: u64,
+        /// How much may be.
+        quota: u64,
+    },
+    /// The index has no free slot.
+    #[error("the index is full: it has room for {slots} objects")]
+    IndexFull {
+        /// How many objects it has room for.
+        slots: usize,
+    },
+    /// The server has no such place.
+    #[error("the server has no device {device}")]
+    NoSuchDevice {
+        /// The number that was asked for.
+        device: u32,
+    },
+    /// The machine refused the memory.
+    #[error("cannot make {} of memory: {reason}", Size(usize::try_from(*.len).unwrap_or(usize::MAX)))]
+    NoMemory {
+        /// How much was asked for.
+        len: u64,
+        /// What it said.
+        reason: String,
+    },
+    /// Too many questions of one client are waiting for their answers.
+    #[error("too many requests are waiting: the limit is {limit}")]
+    TooManyWaiting {
+        /// How many may wait.
+        limit: usize,
+    },
+    /// The client speaks another protocol than the server.
+    #[error("the server speaks protocol {server}, and this client protocol {client}")]
+    OtherProtocol {
+        /// The server's.
+        server: u32,
+        /// The client's.
+        client: u32,
+    },
+    /// The client did not keep to the protocol.
+    #[error("the request breaks the protocol: {rule}")]
+    Malformed {
+        /// The rule it broke.
+        rule: String,
+    },
+}
+
+impl Refusal {
+    pub(crate) fn malformed(rule: &str) -> Self {
+        Self::Malformed { rule: rule.to_owned() }
+    }
+
+    /// A name for the kind of refusal that stays the same between versions, for programs.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NoSuchObject { .. } => "no-such-object",
+            Self::NoSuchName { .. } => "no-such-name",
+            Self::NotSealed { .. } => "not-sealed",
+            Self::NotYours { .. } => "not-yours",
+            Self::NothingToSeal => "nothing-to-seal",
+            Self::StillMapped => "still-mapped",
+            Self::NameTooLong { .. } => "name-too-long",
+            Self::MetaTooLong { .. } => "meta-too-long",
+            Self::TooManyMembers { .. } => "too-many-members",
+            Self::OverQuota { .. } => "over-quota",
+            Self::IndexFull { .. } => "index-full",
+            Self::NoSuchDevice { .. } => "no-such-device",
+            Self::NoMemory { .. } => "no-memory",
+            Self::TooManyWaiting { .. } => "too-many-waiting",
+            Self::OtherProtocol { .. } => "other-protocol",
+            Self::Malformed { .. } => "malformed",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_quota_names_what_is_taken_and_what_to_do() {
+        let refusal = Refusal::OverQuota { wanted: 1 << 30, used: 3 << 20, quota: 4 << 20 };
+        assert_eq!(
+            refusal.to_string(),
+            "cannot take 1 GiB more: 3 MiB of 4 MiB are taken; delete something, or serve with a larger `--size`"
+        );
+        assert_eq!(refusal.code(), "over-quota");
+    }
+}

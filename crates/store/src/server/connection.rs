@@ -1,0 +1,130 @@
+//! A client as the server sees it: its connection, its process, its page of pins.
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use wholemem_os::{Deadline, Error as OsError, Memfd, PacketSocket, PidFd, memfd};
+
+use super::outbox::{Flushed, Outbox};
+use crate::Result;
+use crate::id::ClientId;
+use crate::keeper::{Kept, Key};
+use crate::pin::PINS_LEN;
+use crate::protocol::frame::{self, Assembly, Payload};
+use crate::protocol::{Request, Response};
+
+/// What may wait for a client that does not read, in bytes. A slower one is let go.
+const MOST_WAITING: usize = 256 << 10;
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// `None` when it was closed, and only the process is waited for.
+    pub(super) socket: Option<PacketSocket>,
+    /// `None` where the kernel does not tell: then the connection stands for it.
+    pub(super) process: Option<PidFd>,
+    pub(super) pins: Memfd,
+    pub(super) user: u32,
+    /// Whether the keeper has it, so that it outlives this process.
+    pub(super) is_parked: bool,
+    outbox: Outbox,
+    /// Whether it has closed its end.
+    is_deaf: bool,
+    assembly: Assembly,
+}
+
+/// A message of a client.
+#[derive(Debug)]
+pub(super) enum Heard {
+    Request(Request, Payload),
+    /// The connection is at its end, or the client broke the protocol.
+    End,
+}
+
+impl Connection {
+    /// A client that has just come.
+    pub(super) fn accept(socket: PacketSocket) -> Result<Self> {
+        let user = socket.peer_uid()?;
+        let process = socket.peer_pidfd().ok();
+        let pins = Memfd::create("wholemem-pins", PINS_LEN)?;
+        Ok(Self::new(Some(socket), process, pins, user))
+    }
+
+    /// A client of a server that died.
+    pub(super) fn take_over(client: ClientId, kept: &mut Kept) -> Result<Option<Self>> {
+        let socket = kept.take(Key::Socket(client)).map(PacketSocket::adopt).transpose()?;
+        let process = kept.take(Key::Process(client)).map(PidFd::adopt).transpose()?;
+        let Some(pins) = kept.take(Key::Pins(client)) else { return Ok(None) };
+        let pins = Memfd::import(pins, PINS_LEN)?;
+        let user = socket.as_ref().map(PacketSocket::peer_uid).transpose()?.unwrap_or(u32::MAX);
+        let mut connection = Self::new(socket, process, pins, user);
+        connection.is_parked = true;
+        connection.assembly = Assembly::inherited();
+        Ok(Some(connection))
+    }
+
+    fn new(socket: Option<PacketSocket>, process: Option<PidFd>, pins: Memfd, user: u32) -> Self {
+        let (outbox, assembly) = (Outbox::default(), Assembly::default());
+        Self { socket, process, pins, user, is_parked: false, outbox, is_deaf: false, assembly }
+    }
+
+    /// Descriptors for the keeper.
+    pub(super) fn park(&self, client: ClientId) -> Result<Vec<(Key, OwnedFd)>> {
+        use std::os::fd::AsFd;
+        let mut fds = vec![(Key::Pins(client), self.pins.share_fd()?)];
+        if let Some(socket) = &self.socket {
+            fds.push((Key::Socket(client), memfd::share_fd(socket.as_fd())?));
+        }
+        if let Some(process) = &self.process {
+            fds.push((Key::Process(client), memfd::share_fd(process.as_fd())?));
+        }
+        Ok(fds)
+    }
+
+    pub(super) fn has_to_say(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// Says something, now or when the client reads. `false` if it has not read for too long.
+    pub(super) fn say(&mut self, response: &Response, fds: Vec<Rc<OwnedFd>>) -> bool {
+        if self.is_deaf {
+            return true;
+        }
+        match frame::encode(response, &[]) {
+            Ok(packets) => self.outbox.push(packets, fds),
+            Err(malformed) => tracing::error!(%malformed, "an answer cannot be said"),
+        }
+        self.flush();
+        self.outbox.len() <= MOST_WAITING
+    }
+
+    /// Sends what the client takes now. One that has closed its end hears nothing more, but what it said before, such as
+    /// goodbye, is still to be read.
+    pub(super) fn flush(&mut self) {
+        if let Some(socket) = &self.socket
+            && self.outbox.flush(socket) == Flushed::Broken
+        {
+            self.is_deaf = true;
+            self.outbox = Outbox::default();
+        }
+    }
+
+    /// Reads the next message, if it has come; then it is another's turn. `packet` is room for one.
+    pub(super) fn hear(&mut self, packet: &mut [u8]) -> Option<Heard> {
+        let socket = self.socket.as_ref()?;
+        loop {
+            let len = match socket.recv(packet, Deadline::NOW) {
+                Ok(len) => len,
+                Err(OsError::TimedOut) => return None,
+                Err(_) => return Some(Heard::End),
+            };
+            match self.assembly.push(&packet[..len]).map(|message| message.map(Payload::split)) {
+                Ok(None) => {}
+                Ok(Some(Ok((request, payload)))) => return Some(Heard::Request(request, payload)),
+                Ok(Some(Err(malformed))) | Err(malformed) => {
+                    tracing::warn!(user = self.user, %malformed, "a client broke the protocol");
+                    return Some(Heard::End);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! How objects come about: their memory, their records, and the store that makes them everybody's.
+
+use std::collections::BTreeSet;
+
+use super::ledger::HOST;
+use super::machine::{Output, Pending, Premises, Server, Share};
+use crate::cells::Cells;
+use crate::id::{AllocationId, ClientId, ObjectId, State};
+use crate::index::{Record, Region};
+use crate::protocol::{Answer, Ask, Label, MAX_MEMBERS, Member, Memory, Refusal, Request, lay_out};
+
+/// What is to be created, checked.
+struct Plan<'a> {
+    label: &'a Label,
+    members: &'a [Member],
+    offsets: Vec<u64>,
+    len: u64,
+    place: u32,
+}
+
+impl<'a> Plan<'a> {
+    fn new(ask: &'a Ask) -> Result<Self, Refusal> {
+        let Ask::Create { label, len, members, place } = ask else {
+            return Err(Refusal::malformed("only creation is planned"));
+        };
+        let (count, limit) = (members.len(), MAX_MEMBERS);
+        if count > limit {
+            return Err(Refusal::TooManyMembers { count, limit });
+        }
+        let mut names = BTreeSet::new();
+        for label in members.iter().map(|member| &member.label).chain([label]) {
+            label.check()?;
+            if !label.name.is_empty() && !names.insert(&label.name) {
+                return Err(Refusal::malformed("two objects of a pack have one name"));
+            }
+        }
+        let too_long = || Refusal::malformed("a pack is longer than there are numbers");
+        let (offsets, total) = lay_out(members.iter().map(|member| member.len)).ok_or_else(too_long)?;
+        let len = if members.is_empty() { *len } else { total };
+        Ok(Self { label, members, offsets, len, place: *place })
+    }
+}
+
+impl<C: Cells> Server<C> {
+    /// Creates an object or a pack: at once in an arena, or as soon as there is memory for it.
+    pub(super) fn create(&mut self, pending: Pending, premises: &mut impl Premises) {
+        let (client, id) = (pending.client, pending.request.id);
+        if let Some(object) = self.made.get(&(client, id)).copied() {
+            // Said again after a restart, and done before it.
+            return self.answer_created(client, id, object);
+        }
+        let is_same = |other: &Pending| (other.client, other.request.id) == (client, id);
+        if self.making.values().flatten().any(is_same) {
+            // Said again while it is being done.
+            return;
+        }
+        let outcome = self.begin(&pending, premises);
+        match outcome {
+            Ok(Begun::Done) => {}
+            Ok(Begun::Needs(allocation)) => self.making.entry(allocation).or_default().push(pending),
+            Err(refusal) => self.answer(client, id, Err(refusal)),
+        }
+    }
+
+    fn begin(&mut self, pending: &Pending, premises: &mut impl Premises) -> Result<Begun, Refusal> {
+        let plan = Plan::new(&pending.request.ask)?;
+        self.ledger.check_place(plan.place)?;
+        if self.slots.left() < 1 + plan.members.len() {
+            return Err(Refusal::IndexFull { slots: self.index.geometry().slots });
+        }
+        let is_small = plan.len < self.ledger.terms(plan.place).small;
+        let brings_bytes = plan.place == HOST && is_small;
+        if pending.payload.len() as u64 != if brings_bytes { plan.len } else { 0 } {
+            return Err(Refusal::malformed(
+                "small host objects bring their bytes along, and others bring none",
+            ));
+        }
+        if !is_small {
+            let allocation = self.ledger.open(plan.place, plan.len, false)?;
+            self.make(allocation);
+            return Ok(Begun::Needs(allocation));
+        }
+        let Some(region) = self.ledger.carve(plan.place, plan.len) else {
+            return self.begin_arena(plan.place, plan.len);
+        };
+        if brings_bytes && !premises.write(region.allocation, region.offset, &pending.payload) {
+            self.ledger.give_up(region);
+            let reason = "the arena cannot be mapped".to_owned();
+            return Err(Refusal::NoMemory { len: plan.len, reason });
+        }
+        let state = if brings_bytes { State::Sealed } else { State::Created };
+        let object = self.write_down(pending.client, &pending.request, &plan, region, state);
+        if brings_bytes {
+            self.follow(object, premises);
+        }
+        self.answer_created(pending.client, pending.request.id, object);
+        Ok(Begun::Done)
+    }
+
+    /// Waits for the arena that is being made, or has one made.
+    fn begin_arena(&mut self, place: u32, len: u64) -> Result<Begun, Refusal> {
+        let opening = self.making.keys().copied().find(|id| {
+            self.ledger.record(*id).is_some_and(|record| record.is_arena && record.place == place)
+        });
+        let allocation = match opening {
+            Some(opening) => opening,
+            None => {
+                let allocation = self.ledger.open(place, len, true)?;
+                self.make(allocation);
+                allocation
+            }
+        };
+        Ok(Begun::Needs(allocation))
+    }
+
+    fn make(&mut self, allocation: AllocationId) {
+        if let Some(record) = self.ledger.record(allocation) {
+            self.outputs.push(Output::Make { allocation, len: record.len, place: record.place });
+            self.making.entry(allocation).or_default();
+        }
+    }
+
+    pub(super) fn memory_made(
+        &mut self,
+        allocation: AllocationId,
+        outcome: Result<(), String>,
+        premises: &mut impl Premises,
+    ) {
+        let waiting = self.making.remove(&allocation).unwrap_or_default();
+        let Some(record) = self.ledger.record(allocation) else { return };
+        if let Err(reason) = outcome {
+            self.ledger.close(allocation);
+            // Whatever had been made of it is let go.
+            self.outputs.push(Output::Release { allocation });
+            for Pending { client, request, .. } in waiting {
+                let refusal = Refusal::NoMemory { len: record.len, reason: reason.clone() };
+                self.answer(client, request.id, Err(refusal));
+            }
+            return;
+        }
+        self.index.add_allocation(allocation, &record);
+        self.ledger.ready(allocation);
+        for pending in waiting {
+            if !self.clients.contains_key(&pending.client) {
+                continue;
+            }
+            if record.is_arena {
+                self.create(pending, premises);
+            } else if let (Ok(plan), Some(region)) =
+                (Plan::new(&pending.request.ask), self.ledger.whole(allocation))
+            {
+                if self.slots.left() < 1 + plan.members.len() {
+                    let refusal = Refusal::IndexFull { slots: self.index.geometry().slots };
+                    self.answer(pending.client, pending.request.id, Err(refusal));
+                    continue;
+                }
+                let object = self.write_down(pending.client, &pending.request, &plan, region, State::Created);
+                self.answer_created(pending.client, pending.request.id, object);
+            }
+        }
+        // Whoever wanted it may have left meanwhile.
+        if self.ledger.is_idle(allocation) {
+            self.close_allocation(allocation);
+        }
+    }
+
+    /// Writes records for an object or a pack, and commits them in a state. The first object is the last written: it is
+    /// the one that counts.
+    fn write_down(
+        &mut self,
+        client: ClientId,
+        request: &Request,
+        plan: &Plan<'_>,
+        region: Region,
+        state: State,
+    ) -> ObjectId {
+        let mut take = || {
+            let (slot, generation) = self.slots.take().expect("slots were counted before");
+            ObjectId::new(slot, generation)
+        };
+        let first = take();
+        let others: Vec<_> = plan.members.iter().map(|_| take()).collect();
+        let record = |label: &Label, offset: u64, len: u64| Record {
+            name: label.name.clone(),
+            meta: label.meta.clone(),
+            region,
+            offset: region.offset + offset,
+            len,
+            version: if state == State::Sealed { self.next_version(&label.name) } else { 0 },
+            created: self.now.unix,
+            owner: self.clients.get(&client).map_or(self.settings.user, |client| client.user),
+            client,
+            request: request.id,
+            pack: (!others.is_empty()).then_some(first),
+        };
+        for ((id, member), offset) in others.iter().zip(plan.members).zip(&plan.offsets) {
+            self.index.fill(*id, &record(&member.label, *offset, member.len));
+            self.index.commit(*id, State::Created);
+        }
+        self.index.fill(first, &record(plan.label, 0, plan.len));
+        self.index.commit(first, state);
+        for _ in 0..=others.len() {
+            self.ledger.hold(region, false);
+        }
+        if !others.is_empty() {
+            self.members.insert(first, others);
+        }
+        self.made.insert((client, request.id), first);
+        first
+    }
+
+    fn answer_created(&mut self, client: ClientId, id: u64, object: ObjectId) {
+        match self.index.read(object) {
+            Some((State::Created, record)) => match self.memory_of(&record) {
+                Some(memory) => {
+                    let share = Share { allocation: memory.allocation, is_writable: true };
+                    self.answer_with(client, id, Answer::Created { object, memory }, Some(share));
+                }
+                None => self.answer(client, id, Err(Refusal::NoSuchObject { object })),
+            },
+            Some((State::Sealed, record)) => {
+                let answer = Answer::Sealed { object, version: record.version };
+                self.answer(client, id, Ok(answer));
+            }
+            _ => self.answer(client, id, Err(Refusal::NoSuchObject { object })),
+        }
+    }
+
+    fn memory_of(&self, record: &Record) -> Option<Memory> {
+        let allocation = record.region.allocation;
+        let known = self.ledger.record(allocation)?;
+        Some(Memory { allocation, allocation_len: known.len, place: known.place, offset: record.offset })
+    }
+
+    pub(super) fn fetch(&mut self, client: ClientId, id: u64, object: ObjectId) {
+        let Some((state, record)) = self.index.read(object) else {
+            return self.answer(client, id, Err(Refusal::NoSuchObject { object }));
+        };
+        let is_own = self.made.get(&(client, record.request)) == Some(&object);
+        // A deleted object that the client still has pinned is its to use.
+        let may = state == State::Sealed || state == State::Deleted || is_own;
+        match self.memory_of(&record).filter(|_| may) {
+            Some(memory) => {
+                let share = Share { allocation: memory.allocation, is_writable: state == State::Created };
+                self.answer_with(client, id, Answer::Fetched { memory }, Some(share));
+            }
+            None => self.answer(client, id, Err(Refusal::NotSealed { object })),
+        }
+    }
+
+    /// Seals what a request has made: when nobody can write it any more.
+    pub(super) fn seal(&mut self, client: ClientId, id: u64, create: u64, premises: &mut impl Premises) {
+        let object = self.made.get(&(client, create)).copied();
+        let Some((object, (state, record))) =
+            object.and_then(|object| Some((object, self.index.read(object)?)))
+        else {
+            return self.answer(client, id, Err(Refusal::NothingToSeal));
+        };
+        let allocation = record.region.allocation;
+        let known = self.ledger.record(allocation);
+        match (state, known) {
+            (State::Created, Some(known)) if known.place == HOST && !known.is_arena => {
+                if self.closing.insert(allocation, (client, id, object)).is_none() {
+                    self.outputs.push(Output::CloseForWriting { allocation });
+                }
+            }
+            (State::Created, _) => {
+                let version = self.seal_now(object, premises);
+                self.answer(client, id, Ok(Answer::Sealed { object, version }));
+            }
+            (State::Sealed, _) => {
+                self.answer(client, id, Ok(Answer::Sealed { object, version: record.version }));
+            }
+            _ => self.answer(client, id, Err(Refusal::NothingToSeal)),
+        }
+    }
+
+    pub(super) fn memory_closed(
+        &mut self,
+        allocation: AllocationId,
+        outcome: Result<(), Refusal>,
+        premises: &mut impl Premises,
+    ) {
+        let Some((client, id, object)) = self.closing.remove(&allocation) else { return };
+        // Its maker may have given it up meanwhile, or left and taken it along.
+        let is_there = self.index.state(object) == Some(State::Created);
+        let outcome = outcome.and(if is_there { Ok(()) } else { Err(Refusal::NothingToSeal) });
+        let outcome = outcome.map(|()| {
+            let version = self.seal_now(object, premises);
+            Answer::Sealed { object, version }
+        });
+        self.answer(client, id, outcome);
+    }
+
+    /// The bytes of an object under one more name: another record of the same region, sealed from the beginning.
+    pub(super) fn publish(
+        &mut self,
+        client: ClientId,
+        id: u64,
+        again: bool,
+        label: Label,
+        object: ObjectId,
+        premises: &mut impl Premises,
+    ) {
+        if again && let Some(made) = self.made.get(&(client, id)).copied() {
+            return self.answer_created(client, id, made);
+        }
+        let outcome = label.check().and_then(|()| {
+            let (_, record) = match self.index.read(object) {
+                Some(found) if found.0 == State::Sealed => found,
+                Some((State::Created, _)) => return Err(Refusal::NotSealed { object }),
+                _ => return Err(Refusal::NoSuchObject { object }),
+            };
+            let full = Refusal::IndexFull { slots: self.index.geometry().slots };
+            let (slot, generation) = self.slots.take().ok_or(full)?;
+            let alias = ObjectId::new(slot, generation);
+            let owner = self.clients.get(&client).map_or(self.settings.user, |client| client.user);
+            let record = Record {
+                version: self.next_version(&label.name),
+                name: label.name,
+                meta: label.meta,
+                created: self.now.unix,
+                owner,
+                client,
+                request: id,
+                pack: None,
+                ..record
+            };
+            self.ledger.hold(record.region, false);
+            self.made.insert((client, id), alias);
+            self.index.fill(alias, &record);
+            self.index.commit(alias, State::Sealed);
+            self.follow(alias, premises);
+            Ok(Answer::Sealed { object: alias, version: record.version })
+        });
+        self.answer(client, id, outcome);
+    }
+
+    /// Gives an object, or all objects of a pack, their versions, and makes them everybody's by the one store that
+    /// counts. Says which version the first one is.
+    fn seal_now(&mut self, first: ObjectId, premises: &mut impl Premises) -> u64 {
+        let mut version = 0;
+        for id in self.pack(first) {
+            let name = self.index.read(id).map(|(_, record)| record.name).unwrap_or_default();
+            let next = self.next_version(&name);
+            self.index.set_version(id, next);
+            version = if id == first { next } else { version };
+        }
+        self.index.commit(first, State::Sealed);
+        self.follow(first, premises);
+        version
+    }
+
+    /// What follows when the first object of a pack, or the only one, has been sealed.
+    fn follow(&mut self, first: ObjectId, premises: &mut impl Premises) {
+        let pack = self.pack(first);
+        for other in pack.iter().filter(|id| **id != first) {
+            self.index.commit(*other, State::Sealed);
+        }
+        for id in pack {
+            let Some((_, record)) = self.index.read(id).filter(|(_, record)| !record.name.is_empty()) else {
+                continue;
+            };
+            let before = self.names.insert(record.name.clone(), id);
+            self.index.point(&record.name, before, id);
+            self.announce(&record.name, id, record.version);
+            if let Some(before) = before {
+                self.retire(before, premises);
+            }
+        }
+    }
+
+    /// An object, and the others of the pack whose first it is.
+    pub(super) fn pack(&self, first: ObjectId) -> Vec<ObjectId> {
+        [first].into_iter().chain(self.members.get(&first).into_iter().flatten().copied()).collect()
+    }
+
+    /// The version of the next object of a name.
+    fn next_version(&self, name: &str) -> u64 {
+        let current = self.names.get(name).and_then(|current| self.index.read(*current));
+        1 + current.map_or(0, |(_, record)| record.version)
+    }
+}
+
+/// What came of a request to create something.
+enum Begun {
+    Done,
+    /// It goes on when this memory is there.
+    Needs(AllocationId),
+}

@@ -1,0 +1,33 @@
+//! The server: a machine that decides, and the one thread that reads, writes and waits for it.
+//!
+//! | room | what it holds |
+//! |---|---|
+//! | [`machine`] | `step(now, input) -> outputs`, and who asks and is told what |
+//! | [`create`], [`retire`] | how objects come about, and how they go |
+//! | [`recover`] | taking over from a server that died |
+//! | [`ledger`], [`slots`] | which memory and which slots are taken |
+//! | [`run`](mod@run) | the loop: what happens is told to the machine, and what it says is done |
+//! | [`connection`], [`outbox`] | clients, and what waits to be sent to them |
+//! | [`yard`], [`workers`] | memory and pins, and the threads that make memory |
+//!
+//! What it keeps true: an operation counts from one store into the index on, and is answered after that; no sealed object
+//! is lost while its keeper lives; no client makes it wait.
+
+mod connection;
+mod create;
+mod ledger;
+mod machine;
+mod outbox;
+mod recover;
+#[cfg(test)]
+mod replay;
+mod retire;
+mod run;
+mod slots;
+mod workers;
+mod yard;
+
+pub(crate) use ledger::Terms;
+pub(crate) use machine::{Input, Now, Output, Premises, Server, Settings};
+pub(crate) use recover::Survivors;
+pub(crate) use run::run;

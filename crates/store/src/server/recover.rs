@@ -1,0 +1,170 @@
+//! A server that takes over from one that died: what the index says is made true again.
+//!
+//! Every operation has one store that counts. Where that was made, what follows from it is done now; where it was not,
+//! what came before it is undone. Both may be interrupted and begun again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::ledger::Ledger;
+use super::machine::{Now, Output, Premises, Server, Settings};
+use super::slots::Slots;
+use crate::cells::Cells;
+use crate::id::{AllocationId, ClientId, ObjectId, State};
+use crate::index::{Index, Record};
+use crate::protocol::Answer;
+
+/// What the keeper had, besides the index.
+#[derive(Debug, Default)]
+pub(crate) struct Survivors {
+    /// Memory.
+    pub(crate) allocations: BTreeSet<AllocationId>,
+    /// Clients, with their users.
+    pub(crate) clients: BTreeMap<ClientId, u32>,
+}
+
+impl<C: Cells> Server<C> {
+    /// Takes over an index, which may be new, and says what is to be done about it.
+    pub(crate) fn recover(
+        index: Index<C>,
+        settings: Settings,
+        survivors: &Survivors,
+        now: Now,
+        premises: &mut impl Premises,
+    ) -> (Self, Vec<Output>) {
+        index.begin_epoch();
+        let slots = Slots::used_up_to(index.geometry().slots, index.used_slots());
+        let used = (0..index.geometry().allocations)
+            .rfind(|slot| index.allocation_word(*slot).encode() != 0)
+            .map_or(0, |last| last + 1);
+        let allocation_slots = Slots::used_up_to(index.geometry().allocations, used);
+        let devices = u32::try_from(settings.devices.len()).unwrap_or(u32::MAX);
+        let ledger = Ledger::new(settings.host, settings.device, devices, allocation_slots);
+        let mut server = Self::empty(index, settings, ledger, slots);
+        server.now = now;
+        server.recover_allocations(used, survivors);
+        server.recover_objects(survivors);
+        server.recover_names(premises);
+        server.release_idle(survivors);
+        for (client, user) in &survivors.clients {
+            // Whoever is here was greeted before.
+            server.join(*client, *user, true);
+            server.answer(*client, 0, Ok(Answer::Restarted));
+        }
+        server.abandon_orphans(premises);
+        server.sweep(premises);
+        let outputs = std::mem::take(&mut server.outputs);
+        (server, outputs)
+    }
+
+    fn recover_allocations(&mut self, used: usize, survivors: &Survivors) {
+        for (id, record) in self.index.allocations().collect::<Vec<_>>() {
+            if survivors.allocations.contains(&id) {
+                self.ledger.recover(id, record);
+            } else {
+                tracing::error!(%id, len = record.len, "memory is lost that the index knows of");
+                self.index.remove_allocation(id);
+            }
+        }
+        for slot in 0..used {
+            let word = self.index.allocation_word(slot);
+            if word.state == State::Free {
+                self.ledger.recover_slot(slot, word.generation);
+            }
+        }
+    }
+
+    /// Finishes what was begun with packs, and takes in every object that stands.
+    fn recover_objects(&mut self, survivors: &Survivors) {
+        for slot in 0..self.index.used_slots() {
+            let word = self.index.word(slot);
+            if word.state == State::Free {
+                self.slots.give_back(slot, word.generation);
+            } else {
+                let id = ObjectId::new(slot, word.generation);
+                let stands =
+                    self.index.read(id).is_some_and(|(state, record)| self.take_in(id, state, &record));
+                if !stands {
+                    self.index.commit(id, State::Free);
+                    self.slots.give_back(slot, id.generation() + 1);
+                }
+            }
+        }
+        self.made.retain(|(client, _), _| survivors.clients.contains_key(client));
+    }
+
+    /// Whether an object stands. Its state is made what that of its pack says.
+    fn take_in(&mut self, id: ObjectId, state: State, record: &Record) -> bool {
+        let first = record.pack.filter(|first| *first != id);
+        let state = match first.map(|first| self.index.state(first)) {
+            // The pack never came about.
+            Some(None) => return false,
+            Some(Some(State::Deleted)) if state != State::Deleted => State::Deleted,
+            Some(Some(State::Sealed)) if state == State::Created => State::Sealed,
+            _ => state,
+        };
+        if !self.ledger.hold(record.region, true) {
+            tracing::error!(%id, name = record.name, "an object is lost with its memory");
+            return false;
+        }
+        if self.index.state(id) != Some(state) {
+            self.index.commit(id, state);
+        }
+        match first {
+            Some(first) => self.members.entry(first).or_default().push(id),
+            None => drop(self.made.insert((record.client, record.request), id)),
+        }
+        if state == State::Deleted {
+            self.retired.insert(id);
+        }
+        true
+    }
+
+    /// The newest object of each name has it; those before it were replaced.
+    fn recover_names(&mut self, premises: &mut impl Premises) {
+        let mut replaced = Vec::new();
+        let mut newest: BTreeMap<String, (u64, ObjectId)> = BTreeMap::new();
+        let sealed = self.index.objects().filter(|(_, state, _)| *state == State::Sealed);
+        for (id, _, record) in sealed.filter(|(_, _, record)| !record.name.is_empty()) {
+            let entry = newest.entry(record.name).or_insert((record.version, id));
+            if *entry != (record.version, id) {
+                let older = (*entry).min((record.version, id));
+                *entry = (*entry).max((record.version, id));
+                replaced.push(older.1);
+            }
+        }
+        self.index.clear_names();
+        for (name, (_, id)) in newest {
+            self.index.point(&name, None, id);
+            self.names.insert(name, id);
+        }
+        for id in replaced {
+            self.retire(id, premises);
+        }
+    }
+
+    /// Lets go what no object lies in, and what the index does not know.
+    fn release_idle(&mut self, survivors: &Survivors) {
+        for id in self.ledger.allocations().collect::<Vec<_>>() {
+            if self.ledger.is_idle(id) {
+                self.close_allocation(id);
+            }
+        }
+        for id in &survivors.allocations {
+            if self.index.allocation(*id).is_none() {
+                let release = Output::Release { allocation: *id };
+                if !self.outputs.contains(&release) {
+                    self.outputs.push(release);
+                }
+            }
+        }
+    }
+
+    /// What was being written by a client that is gone is not wanted any more.
+    fn abandon_orphans(&mut self, premises: &mut impl Premises) {
+        let created = self.index.objects().filter(|(_, state, _)| *state == State::Created);
+        let orphans = created.filter(|(_, _, record)| !self.clients.contains_key(&record.client));
+        for id in orphans.map(|(id, _, _)| id).collect::<Vec<_>>() {
+            self.retire(id, premises);
+        }
+    }
+}

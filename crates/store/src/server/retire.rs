@@ -1,0 +1,115 @@
+//! How objects go: no longer found, kept while somebody has them pinned, and then free.
+
+use std::collections::BTreeSet;
+
+use super::machine::{Output, Premises, Server};
+use crate::cells::Cells;
+use crate::id::{AllocationId, ClientId, ObjectId, State};
+use crate::protocol::{Answer, EventKind, Refusal};
+
+impl<C: Cells> Server<C> {
+    pub(super) fn delete(
+        &mut self,
+        client: ClientId,
+        object: ObjectId,
+        again: bool,
+        premises: &mut impl Premises,
+    ) -> Result<Answer, Refusal> {
+        let record = match self.index.read(object) {
+            Some((State::Sealed, record)) => record,
+            Some((State::Created, _)) => return Err(Refusal::NotSealed { object }),
+            // Said again after a restart, and done before it.
+            _ if again => return Ok(Answer::Done),
+            _ => return Err(Refusal::NoSuchObject { object }),
+        };
+        let user = self.clients.get(&client).map(|client| client.user);
+        if user != Some(record.owner) && user != Some(self.settings.user) {
+            return Err(Refusal::NotYours { object, owner: record.owner });
+        }
+        self.retire(object, premises);
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn abandon(
+        &mut self,
+        client: ClientId,
+        create: u64,
+        premises: &mut impl Premises,
+    ) -> Result<Answer, Refusal> {
+        if let Some(object) = self.made.get(&(client, create)).copied()
+            && self.index.state(object) == Some(State::Created)
+        {
+            self.retire(object, premises);
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Marks an object as deleted, and if it is the first of a pack, all of the pack; and frees what nobody holds. The
+    /// mark on the first is the store that counts.
+    pub(super) fn retire(&mut self, object: ObjectId, premises: &mut impl Premises) {
+        let pack = self.pack(object);
+        for id in pack.iter().copied() {
+            let Some((state, record)) = self.index.read(id) else { continue };
+            if state == State::Deleted {
+                continue;
+            }
+            if self.names.get(&record.name) == Some(&id) {
+                self.names.remove(&record.name);
+                self.index.forget(&record.name, id);
+            }
+            self.index.commit(id, State::Deleted);
+            self.retired.insert(id);
+            if state == State::Sealed && !record.name.is_empty() {
+                self.tell(&record.name, id, EventKind::Deleted);
+            }
+        }
+        self.free_unpinned(&pack, premises);
+    }
+
+    /// Frees everything that is deleted and pinned by nobody.
+    pub(super) fn sweep(&mut self, premises: &impl Premises) {
+        self.swept = self.now.elapsed;
+        let retired: Vec<_> = self.retired.iter().copied().collect();
+        self.free_unpinned(&retired, premises);
+    }
+
+    /// Frees those of some objects that are deleted and pinned by nobody, and the first object of a pack after the
+    /// last other one.
+    pub(super) fn free_unpinned(&mut self, ids: &[ObjectId], premises: &impl Premises) {
+        let first_of =
+            |id: &ObjectId| self.index.read(*id).and_then(|(_, record)| record.pack).unwrap_or(*id);
+        let firsts: BTreeSet<_> = ids.iter().map(first_of).collect();
+        for id in ids.iter().filter(|id| !firsts.contains(id)).chain(&firsts) {
+            let is_last = self.members.get(id).is_none_or(Vec::is_empty);
+            if self.retired.contains(id) && is_last && !premises.is_pinned(*id) {
+                self.free(*id);
+            }
+        }
+    }
+
+    /// Gives the memory of an object back, then its slot, then the allocation where that was the last of it.
+    fn free(&mut self, id: ObjectId) {
+        self.retired.remove(&id);
+        self.members.remove(&id);
+        let Some((_, record)) = self.index.read(id) else { return };
+        if let Some(others) = record.pack.and_then(|first| self.members.get_mut(&first)) {
+            others.retain(|other| *other != id);
+        }
+        let key = (record.client, record.request);
+        if self.made.get(&key) == Some(&id) {
+            self.made.remove(&key);
+        }
+        let idle = self.ledger.let_go(record.region);
+        self.index.commit(id, State::Free);
+        self.slots.give_back(id.slot(), id.generation() + 1);
+        if let Some(allocation) = idle {
+            self.close_allocation(allocation);
+        }
+    }
+
+    pub(super) fn close_allocation(&mut self, allocation: AllocationId) {
+        self.index.remove_allocation(allocation);
+        self.ledger.close(allocation);
+        self.outputs.push(Output::Release { allocation });
+    }
+}

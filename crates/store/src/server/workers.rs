@@ -1,0 +1,169 @@
+//! Threads for calls that take long: making memory, and closing it for writing.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use wholemem_hal::{Allocation, AllocationSpec, Backend, HandleKind, Rights};
+use wholemem_os::{Deadline, Errno, Error as OsError, Memfd, PacketSocket, Size, memfd, meminfo};
+
+use crate::Result;
+use crate::id::AllocationId;
+use crate::protocol::Refusal;
+
+const THREADS: usize = 2;
+
+/// Something that takes long.
+#[derive(Debug)]
+pub(super) enum Job {
+    Make { allocation: AllocationId, len: u64, place: u32 },
+    Close { allocation: AllocationId, fd: OwnedFd },
+}
+
+/// Something that has been done.
+#[derive(Debug)]
+pub(super) enum Done {
+    Made { allocation: AllocationId, outcome: Result<OwnedFd, String> },
+    Closed { allocation: AllocationId, outcome: Result<(), Refusal> },
+}
+
+/// The threads, and how to hear of what they have done.
+#[derive(Debug)]
+pub(super) struct Workers {
+    jobs: Sender<Job>,
+    done: Receiver<Done>,
+    /// Readable when something is done.
+    bell: PacketSocket,
+}
+
+impl Workers {
+    /// Starts the threads. Memory of devices is made by a backend, where there is one.
+    pub(super) fn start(devices: Option<&Backend>) -> Result<Self> {
+        let (jobs, queue) = channel();
+        let (report, done) = channel();
+        let (bell, button) = PacketSocket::pair()?;
+        let (queue, button) = (Arc::new(Mutex::new(queue)), Arc::new(button));
+        for _ in 0..THREADS {
+            let (queue, button, report) = (Arc::clone(&queue), Arc::clone(&button), Sender::clone(&report));
+            let devices = devices.cloned();
+            let work = move || work(&queue, devices.as_ref(), &report, &button);
+            let spawned = thread::Builder::new().name("wm-store-worker".to_owned()).spawn(work);
+            spawned.map_err(|source| crate::Error::Launch { source })?;
+        }
+        Ok(Self { jobs, done, bell })
+    }
+
+    pub(super) fn add(&self, job: Job) {
+        // The threads end with this, not before.
+        let _ = self.jobs.send(job);
+    }
+
+    pub(super) fn bell(&self) -> &PacketSocket {
+        &self.bell
+    }
+
+    /// What has been done since the last call.
+    pub(super) fn done(&self) -> Vec<Done> {
+        while self.bell.recv(&mut [0; 8], Deadline::NOW).is_ok() {}
+        self.done.try_iter().collect()
+    }
+}
+
+fn work(
+    queue: &Mutex<Receiver<Job>>,
+    devices: Option<&Backend>,
+    report: &Sender<Done>,
+    button: &PacketSocket,
+) {
+    loop {
+        let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(job) = job else { return };
+        let done = match job {
+            Job::Make { allocation, len, place } => {
+                Done::Made { allocation, outcome: make(devices, len, place) }
+            }
+            Job::Close { allocation, fd } => {
+                let outcome = memfd::close_for_writing(fd.as_fd()).map_err(|error| match error {
+                    OsError::Call { errno: Errno::BUSY, .. } => Refusal::StillMapped,
+                    error => Refusal::NoMemory { len: 0, reason: error.to_string() },
+                });
+                Done::Closed { allocation, outcome }
+            }
+        };
+        if report.send(done).is_err() {
+            return;
+        }
+        // If the bell is full of rings, it will be heard.
+        let _ = button.send(&[1], &[], Deadline::NOW);
+    }
+}
+
+fn make(devices: Option<&Backend>, len: u64, place: u32) -> Result<OwnedFd, String> {
+    let len = usize::try_from(len).map_err(|_| "there are not so many addresses".to_owned())?;
+    let Some(device) = place.checked_sub(1) else {
+        // Where there is too little memory, the kernel kills instead of refusing.
+        let available = meminfo::available().map_err(|error| error.to_string())?;
+        if len > available {
+            return Err(format!("only {} are available", Size(available)));
+        }
+        return Ok(Memfd::create("wholemem-object", len).map_err(|error| error.to_string())?.into_fd());
+    };
+    let make = || {
+        let device = devices.map(|backend| backend.device(device)).transpose()?;
+        let Some(device) = device else { return Ok(None) };
+        let memory = Allocation::create(device.backend(), &AllocationSpec::new(&device, len))?;
+        Ok(memory.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd())
+    };
+    let made: Result<_, wholemem_hal::Error> = make();
+    made.map_err(|error| error.to_string())?.ok_or_else(|| "the server has no devices".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, poll};
+    use wholemem_hal::HostConfig;
+    use wholemem_os::SharedMap;
+    use wholemem_os::vm::Protection;
+
+    use super::*;
+
+    fn wait(workers: &Workers) -> Done {
+        loop {
+            poll(&mut [PollFd::new(workers.bell(), PollFlags::IN)], None).unwrap();
+            if let Some(done) = workers.done().pop() {
+                return done;
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_made_elsewhere_and_closed_when_nobody_maps_it() {
+        let devices = Backend::host(HostConfig::virtual_devices(1)).unwrap();
+        let workers = Workers::start(Some(&devices)).unwrap();
+        for place in [0, 1] {
+            let allocation = AllocationId::new(place as usize, 0);
+            workers.add(Job::Make { allocation, len: 128 << 10, place });
+            let Done::Made { outcome: Ok(fd), .. } = wait(&workers) else { panic!("memory") };
+            let memory = Memfd::import(fd, 128 << 10).unwrap();
+            let map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
+            for (map, expected) in [(Some(map), Err(Refusal::StillMapped)), (None, Ok(()))] {
+                workers.add(Job::Close { allocation, fd: memory.share_fd().unwrap() });
+                let Done::Closed { outcome, .. } = wait(&workers) else { panic!("closed") };
+                assert_eq!(outcome, expected);
+                drop(map);
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_answer() {
+        let workers = Workers::start(None).unwrap();
+        let allocation = AllocationId::new(0, 0);
+        for (len, place, reason) in [(1 << 60, 0, "only "), (4096, 1, "the server has no devices")] {
+            workers.add(Job::Make { allocation, len, place });
+            let Done::Made { outcome: Err(said), .. } = wait(&workers) else { panic!("no memory") };
+            assert!(said.starts_with(reason), "{said}");
+        }
+    }
+}

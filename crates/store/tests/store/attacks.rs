@@ -1,0 +1,149 @@
+//! What another user can do with everything a store gives: read, and nothing else.
+
+use std::io::{Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fchmod, ftruncate};
+use rustix::io::Errno;
+use wholemem_os::packet::Address;
+use wholemem_os::{Deadline, PacketSocket};
+use wholemem_store::{Client, Error, ObjectId, Refusal};
+use wholemem_testkit::{Rank, Ranks, skipped, test_name};
+
+use crate::served::Served;
+
+/// The user that owns nothing.
+const NOBODY: u32 = 65_534;
+
+const NAMES: [(&str, usize); 2] = [("small", 1000), ("large", 2 << 20)];
+
+fn varint(mut number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number >= 0x80 {
+        bytes.push((number & 0x7f).to_le_bytes()[0] | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number.to_le_bytes()[0]);
+    bytes
+}
+
+/// A request as it is written in docs/PROTOCOL.md: one packet, an id, not again, the question and what is in it.
+fn request(id: u64, question: u8, operands: &[u64]) -> Vec<u8> {
+    let operands = operands.iter().copied().flat_map(varint);
+    [2].into_iter().chain(varint(id)).chain([0, question]).chain(operands).collect()
+}
+
+/// Everything a client is sent: the index and its pins, and the memory of some objects.
+fn descriptors(socket: &std::path::Path, objects: &[ObjectId]) -> (PacketSocket, Vec<OwnedFd>) {
+    let wire = PacketSocket::connect(&Address::Path(socket.to_owned())).unwrap();
+    let mut packet = vec![0; 65_536];
+    let mut all = Vec::new();
+    let hello = request(1, 0, &[1]);
+    let fetches = objects.iter().zip(2..).map(|(object, id)| request(id, 7, &[object.as_u64()]));
+    for request in [hello].into_iter().chain(fetches) {
+        wire.send(&request, &[], Deadline::NEVER).unwrap();
+        let (_, fds) = wire.recv_with_fds(&mut packet, 2, Deadline::NEVER).unwrap();
+        assert!(!fds.is_empty(), "an answer with descriptors");
+        all.extend(fds);
+    }
+    (wire, all)
+}
+
+fn reopen(fd: &OwnedFd, flags: OFlags) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty())
+}
+
+fn attack(fd: &OwnedFd) {
+    assert_eq!(reopen(fd, OFlags::RDWR).map(drop), Err(Errno::ACCESS), "reopening for writing");
+    assert_eq!(fchmod(fd, Mode::from_raw_mode(0o777)), Err(Errno::PERM), "fchmod");
+    assert_eq!(rustix::io::pwrite(fd, b"x", 0), Err(Errno::BADF), "pwrite");
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    assert_eq!(fallocate(fd, punch, 0, 4096), Err(Errno::BADF), "punching a hole");
+    assert_eq!(ftruncate(fd, 0), Err(Errno::INVAL), "ftruncate");
+    assert_eq!(rustix::fs::fcntl_add_seals(fd, rustix::fs::SealFlags::SEAL), Err(Errno::PERM), "sealing");
+}
+
+/// Writes through the kernel's door to this process's own memory, which asks for no rights of the page.
+fn force(address: u64) -> bool {
+    let Ok(mut memory) = std::fs::OpenOptions::new().write(true).open("/proc/self/mem") else { return false };
+    memory.seek(SeekFrom::Start(address)).is_ok() && memory.write_all(b"x").is_ok()
+}
+
+fn intruder(rank: &Rank) {
+    let parameter = rank.parameter();
+    let socket = std::path::Path::new(&parameter);
+    let client = Client::connect(socket).unwrap();
+    let mut ids = Vec::new();
+    for (name, len) in NAMES {
+        let object = client.get(name).unwrap();
+        assert_eq!(object.to_vec().unwrap(), vec![0x11; len], "reading is allowed");
+        assert!(!force(object.span().unwrap().address()), "a store through /proc/self/mem");
+        let refused = client.delete(object.id()).unwrap_err();
+        assert!(matches!(refused, Error::Refused(Refusal::NotYours { .. })), "{refused}");
+        ids.push(object.id());
+    }
+    let (wire, fds) = descriptors(socket, &ids);
+    let [index, pins, memory @ ..] = &fds[..] else { panic!("four descriptors") };
+    for fd in [index].into_iter().chain(memory) {
+        attack(fd);
+    }
+    // The page of pins is its own: it cannot be made shorter, and lies about pins hold back objects and no more.
+    assert_eq!(ftruncate(pins, 0), Err(Errno::PERM));
+    let lies: Vec<u8> = [u64::MAX.to_le_bytes()]
+        .into_iter()
+        .chain(ids.iter().cycle().take(8000).map(|id| id.as_u64().to_le_bytes()))
+        .flatten()
+        .collect();
+    assert_eq!(rustix::io::pwrite(pins, &lies, 0), Ok(lies.len()));
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    // Words that are none, and descriptors that nobody asked for.
+    for packet in [vec![], vec![9; 60_000], request(5, 99, &[]), request(6, 7, &[u64::MAX])] {
+        let other = PacketSocket::connect(&Address::Path(socket.to_owned())).unwrap();
+        let _ = other.send(&packet, &[index.as_fd()], Deadline::NOW);
+        let _ = other.send(&packet, &[], Deadline::NOW);
+    }
+    rank.send(0, b"held back", &[]);
+    assert_eq!(rank.recv(0).0, b"let go");
+    assert_eq!(fallocate(pins, punch, 0, 65_536), Ok(()));
+    drop(wire);
+}
+
+#[test]
+fn another_user_reads_and_can_do_nothing_else() {
+    if !Ranks::can_change_user() {
+        return skipped("only root can start a process as another user");
+    }
+    if Ranks::is_rank() {
+        return Ranks::of(2).run(test_name!(), body);
+    }
+    let served = Served::start();
+    served.open_to_all();
+    let client = served.client();
+    for (name, len) in NAMES {
+        client.put(name, &vec![0x11; len]).unwrap();
+    }
+    let parameter = served.socket().to_str().unwrap().to_owned();
+    Ranks::of(2).as_user(1, NOBODY).parameter(parameter).run(test_name!(), body);
+    assert_eq!(client.status().unwrap().clients, 1, "the intruder is gone");
+    assert_eq!(client.status().unwrap().objects, 0, "and holds nothing");
+}
+
+fn body(rank: &Rank) {
+    if rank.id() == 1 {
+        return intruder(rank);
+    }
+    let parameter = rank.parameter();
+    let client = Client::connect(&parameter).unwrap();
+    assert_eq!(rank.recv(1).0, b"held back");
+    for (name, len) in NAMES {
+        let object = client.get(name).unwrap();
+        assert_eq!(object.to_vec().unwrap(), vec![0x11; len], "not a byte changed");
+        client.delete(object.id()).unwrap();
+    }
+    assert_eq!(client.status().unwrap().retired, 2, "held back by the intruder's pins");
+    rank.send(1, b"let go", &[]);
+    // Its pins are looked at every second.
+    while client.status().unwrap().retired > 0 {
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,97 @@
+//! Objects on a GPU: the real one where there is one, and the fake driver's everywhere.
+
+use wholemem_hal::Backend;
+use wholemem_store::{Client, Mirror, Pack};
+use wholemem_testkit::{FakeCuda, cuda};
+
+use crate::served::Served;
+
+fn connect(served: &Served, backend: &Backend) -> Client {
+    Client::connect_with(served.socket(), Some(backend.clone())).unwrap()
+}
+
+fn fill(client: &Client, backend: &Backend, name: &str, len: usize, value: u8) {
+    let device = backend.device(0).unwrap();
+    let draft = client.create_on(&device, name, len).unwrap();
+    assert!(!draft.is_cpu() && draft.bytes().is_err());
+    let stream = device.stream().unwrap();
+    stream.fill(&draft.span().unwrap().unwrap(), value).unwrap();
+    draft.seal_after(&stream).unwrap().wait().unwrap();
+}
+
+fn first_and_last(client: &Client, name: &str) -> (u8, u8) {
+    let object = client.get(name).unwrap();
+    assert!(!object.is_cpu() && object.bytes().is_err());
+    let mirror = Mirror::of_object(&object).unwrap();
+    let (mut first, mut last) = ([0], [0]);
+    mirror.bytes().unwrap().read_at(0, &mut first).unwrap();
+    mirror.bytes().unwrap().read_at(object.len() - 1, &mut last).unwrap();
+    (first[0], last[0])
+}
+
+mod suite {
+    use super::*;
+
+    #[test]
+    fn device_objects_are_shared_and_outlive_maker_and_server() {
+        let Some(backend) = cuda::backend() else { return };
+        let served = Served::start_with("cuda");
+        let maker = connect(&served, &backend);
+        fill(&maker, &backend, "small", 1000, 3);
+        fill(&maker, &backend, "large", 5 << 20, 4);
+        drop(maker);
+        served.kill("server");
+        let reader = connect(&served, &backend);
+        assert_eq!(first_and_last(&reader, "small"), (3, 3));
+        assert_eq!(first_and_last(&reader, "large"), (4, 4));
+    }
+
+    #[test]
+    fn a_pack_on_a_device_is_one_map() {
+        let Some(backend) = cuda::backend() else { return };
+        let served = Served::start_with("cuda");
+        let (maker, reader) = (connect(&served, &backend), connect(&served, &backend));
+        let device = backend.device(0).unwrap();
+        let mut pack = Pack::new("p").on(&device);
+        for member in 0..100 {
+            pack = pack.add(&format!("p/{member}"), 64 << 10);
+        }
+        let draft = maker.create_pack(&pack).unwrap();
+        let stream = device.stream().unwrap();
+        for member in 0..100_u8 {
+            stream.fill(&draft.span(usize::from(member)).unwrap().unwrap(), member).unwrap();
+        }
+        stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
+        drop(stream);
+        draft.seal().unwrap();
+        let held = reader.get_pack("p").unwrap();
+        let stream = device.stream().unwrap();
+        for member in [0_u8, 57, 99] {
+            let mut seen = [0; 3];
+            let span = held.span(&format!("p/{member}")).unwrap();
+            stream.read(&span.part(1000, 3).unwrap(), &mut seen).unwrap();
+            assert_eq!(seen, [member; 3]);
+        }
+    }
+
+    #[test]
+    fn memory_of_a_device_comes_back() {
+        let Some(backend) = cuda::backend() else { return };
+        let served = Served::start_with("cuda");
+        let client = connect(&served, &backend);
+        let rounds = if wholemem_testkit::exhaustive() { 10_000 } else { 200 };
+        for round in 0..rounds {
+            fill(&client, &backend, "name", 4 << 20, 1);
+            assert_eq!(client.status().unwrap().device.used, 4 << 20, "round {round}");
+        }
+        client.delete(client.stat("name").unwrap().id).unwrap();
+        assert_eq!(client.status().unwrap().device.used, 0);
+    }
+}
+
+#[test]
+fn objects_live_on_the_fake_driver_too() {
+    let Some(fake) = FakeCuda::install() else { return };
+    let passed = fake.rerun(&["gpu::suite::"], &[]);
+    assert!(passed >= 3, "{passed} tests ran");
+}

@@ -1,0 +1,200 @@
+//! A store under load whose server and keeper are killed again and again: readers never see an error, a model agrees.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use wholemem_store::{Client, Error, Refusal};
+use wholemem_testkit::{Ranks, test_name, without_system_calls};
+
+use crate::served::Served;
+
+/// Bytes that say which version of what they are.
+fn content(name: &str, version: u64, len: usize) -> Vec<u8> {
+    let mut bytes = format!("{name}:{version}:").into_bytes();
+    let fill = bytes.iter().fold(0, |sum: u8, byte| sum.wrapping_mul(31).wrapping_add(*byte));
+    bytes.resize(len.max(bytes.len()), fill);
+    bytes
+}
+
+/// Whether an object is one whole version of its name.
+fn check(name: &str, bytes: &[u8]) -> u64 {
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]).into_owned();
+    let version = text.split(':').nth(1).and_then(|version| version.parse().ok());
+    let version = version.unwrap_or_else(|| panic!("`{name}` holds {text:?}"));
+    assert_eq!(bytes, content(name, version, bytes.len()), "`{name}` is one version");
+    version
+}
+
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % below
+    }
+}
+
+/// One writer with names of its own, and the model of what it has done.
+fn write(
+    client: &Client,
+    writer: u64,
+    seed: u64,
+    stop: &AtomicBool,
+    done: &AtomicU64,
+) -> BTreeMap<String, u64> {
+    let mut dice = Dice(seed);
+    let mut model: BTreeMap<String, (u64, wholemem_store::ObjectId)> = BTreeMap::new();
+    let mut version = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let name = format!("w{writer}/{}", dice.roll(5));
+        match (dice.roll(6), model.get(&name).copied()) {
+            (0, Some((_, id))) => {
+                client.delete(id).unwrap();
+                model.remove(&name);
+            }
+            (1, Some((version, id))) => {
+                // One more name for the same bytes, gone again at once.
+                let alias = client.publish(&format!("w{writer}/alias"), id).unwrap();
+                let object = client.get_by_id(alias.id).unwrap();
+                assert_eq!(check(&name, &object.to_vec().unwrap()), version);
+                client.delete(alias.id).unwrap();
+            }
+            (2, _) => drop(client.create(&format!("w{writer}/given up"), 2 << 20).unwrap()),
+            (kind, _) => {
+                version += 1;
+                let len =
+                    if kind == 3 { (1 << 20) + 5000 } else { usize::try_from(dice.roll(200_000)).unwrap() };
+                let sealed = client.put(&name, &content(&name, version, len)).unwrap();
+                model.insert(name, (version, sealed.id));
+            }
+        }
+        done.fetch_add(1, Ordering::Relaxed);
+    }
+    model.into_iter().map(|(name, (version, _))| (name, version)).collect()
+}
+
+/// One reader of everybody's names, who never goes back in time.
+fn read(client: &Client, seed: u64, stop: &AtomicBool) -> u64 {
+    let mut dice = Dice(seed);
+    let mut newest: BTreeMap<String, u64> = BTreeMap::new();
+    let mut reads = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let name = format!("w{}/{}", dice.roll(2), dice.roll(5));
+        match client.get(&name) {
+            Ok(object) => {
+                let version = check(&name, &object.to_vec().unwrap());
+                let before = newest.insert(name.clone(), version).unwrap_or(0);
+                assert!(version >= before, "`{name}` went from {before} to {version}");
+                reads += 1;
+            }
+            Err(Error::Refused(Refusal::NoSuchName { .. })) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    reads
+}
+
+fn under_load(kills: u32, mut kill: impl FnMut(&Served, &mut Dice)) {
+    let seed = wholemem_testkit::seed();
+    let served = Served::start();
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let models = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..2)
+            .map(|writer| {
+                let client = served.client();
+                let (stop, done) = (&stop, &done);
+                scope.spawn(move || write(&client, writer, seed ^ writer, stop, done))
+            })
+            .collect();
+        let readers: Vec<_> = (2..4)
+            .map(|reader| {
+                let client = served.client();
+                let stop = &stop;
+                scope.spawn(move || read(&client, seed ^ reader, stop))
+            })
+            .collect();
+        let mut dice = Dice(seed ^ 99);
+        // Whatever fails, the threads are told to end.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..kills {
+                // Between two kills something happens, and a random amount of it.
+                let goal = done.load(Ordering::Relaxed) + 1 + dice.roll(20);
+                while done.load(Ordering::Relaxed) < goal
+                    && !writers.iter().all(|writer| writer.is_finished())
+                {
+                    std::thread::yield_now();
+                }
+                kill(&served, &mut dice);
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        let models: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        let reads: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
+        outcome.unwrap();
+        let models: Vec<_> = models.into_iter().map(Result::unwrap).collect();
+        wholemem_testkit::report(&format!(
+            "{kills} kills, {} operations, {reads} reads",
+            done.load(Ordering::Relaxed)
+        ));
+        models
+    });
+    let client = served.client();
+    let expected: BTreeMap<_, _> = models.into_iter().flatten().collect();
+    let found = client.list("").unwrap().into_iter().map(|entry| {
+        let version = check(&entry.name, &client.get(&entry.name).unwrap().to_vec().unwrap());
+        (entry.name, version)
+    });
+    assert_eq!(found.collect::<BTreeMap<_, _>>(), expected);
+    let status = client.status().unwrap();
+    assert_eq!((status.unsealed, status.retired, status.objects), (0, 0, expected.len() as u64));
+    for entry in client.list("").unwrap() {
+        client.delete(entry.id).unwrap();
+    }
+    // What is left is the one arena that is kept.
+    assert_eq!(client.status().unwrap().host.used, 16 << 20);
+}
+
+#[test]
+fn kills_of_the_server_under_load_lose_nothing() {
+    // Those that die young are replaced after a rest, so that a hundred take a minute.
+    under_load(if wholemem_testkit::exhaustive() { 100 } else { 20 }, |served, _| served.kill("server"));
+}
+
+#[test]
+fn kills_of_server_and_keeper_in_turn_under_load_lose_nothing() {
+    under_load(if wholemem_testkit::exhaustive() { 200 } else { 20 }, |served, dice| {
+        if dice.roll(2) == 0 {
+            return served.kill("server");
+        }
+        let server = served.process("server");
+        served.kill("keeper");
+        // The new one holds everything when the server has said so; until then, both together would be the end.
+        served.wait_until_protected(server);
+    });
+}
+
+#[test]
+fn a_cached_object_is_got_without_a_system_call_also_when_nobody_serves() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let served = Served::start();
+        let client = served.client();
+        for (name, len) in [("small", 100), ("large", 2 << 20)] {
+            client.put(name, &vec![7; len]).unwrap();
+        }
+        // Mapped once; the pins that are used are touched once.
+        drop((client.get("small").unwrap(), client.get("large").unwrap()));
+        served.freeze();
+        let threads = client.clone();
+        assert!(without_system_calls(move || {
+            for _ in 0..1000 {
+                let (small, large) = (threads.get("small"), threads.get("large"));
+                assert_eq!((small.unwrap().len(), large.unwrap().len()), (100, 2 << 20));
+            }
+            std::mem::forget(threads);
+        }));
+        // The control: what is not there is asked for.
+        let threads = client.clone();
+        assert!(!without_system_calls(move || drop(threads.get("nothing"))));
+        std::mem::forget(client);
+    });
+}

@@ -1,0 +1,12 @@
+//! A store as processes: a keeper, a server and clients, which are killed, stopped and lied to.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+mod attacks;
+mod gpu;
+mod kills;
+mod load;
+mod objects;
+mod places;
+mod restarts;
+mod served;

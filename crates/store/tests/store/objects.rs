@@ -1,0 +1,228 @@
+//! Objects: made, found, held, replaced and deleted, by one process or several.
+
+use std::time::Duration;
+
+use wholemem_hal::{Backend, BackendKind};
+use wholemem_os::Deadline;
+use wholemem_store::{Client, Error, EventKind, Mirror, Pack, Refusal};
+
+use crate::served::Served;
+
+const LARGE: usize = 3 << 20;
+
+fn refusal<T: std::fmt::Debug>(outcome: Result<T, Error>) -> Refusal {
+    match outcome.unwrap_err() {
+        Error::Refused(refusal) => refusal,
+        error => panic!("{error}"),
+    }
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|at| ((at * 31 + seed) % 251).to_le_bytes()[0]).collect()
+}
+
+#[test]
+fn objects_of_any_length_are_read_as_they_were_written_by_another_client() {
+    let served = Served::start();
+    let (maker, reader) = (served.client(), served.client());
+    for len in [0, 1, 1000, 65_536, 300_000, (1 << 20) - 1, 1 << 20, LARGE + 5] {
+        let name = format!("object-{len}");
+        let sealed = maker.put(&name, &pattern(len, 3)).unwrap();
+        assert_eq!(sealed.version, 1);
+        let object = reader.get(&name).unwrap();
+        assert_eq!(
+            (object.id(), object.len(), object.is_cpu(), object.is_mutable()),
+            (sealed.id, len, true, false)
+        );
+        assert_eq!(object.to_vec().unwrap(), pattern(len, 3));
+        assert!(object.bytes().unwrap().write_at(0, &[]).is_err(), "for reading only");
+    }
+    let names: Vec<_> = reader.list("object-1").unwrap().into_iter().map(|entry| entry.name).collect();
+    assert_eq!(names, ["object-1", "object-1000", "object-1048575", "object-1048576"]);
+}
+
+#[test]
+fn a_name_flips_and_readers_keep_theirs_and_the_memory_goes_with_the_last() {
+    let served = Served::start();
+    let (maker, reader) = (served.client(), served.client());
+    for len in [1000, LARGE] {
+        maker.put("name", &pattern(len, 1)).unwrap();
+        let before = maker.status().unwrap();
+        let old = reader.get("name").unwrap();
+        assert_eq!(maker.put("name", &pattern(len, 2)).unwrap().version, 2);
+        let new = reader.get("name").unwrap();
+        assert_eq!((old.to_vec().unwrap(), new.to_vec().unwrap()), (pattern(len, 1), pattern(len, 2)));
+        assert_eq!(maker.status().unwrap().retired, 1);
+        drop((old, new));
+        // Asked by who let go: on one connection, words keep their order.
+        let after = reader.status().unwrap();
+        assert_eq!((after.retired, after.host), (0, before.host));
+        maker.delete(maker.stat("name").unwrap().id).unwrap();
+    }
+    assert_eq!(refusal(reader.get("name")), Refusal::NoSuchName { name: "name".to_owned() });
+}
+
+#[test]
+fn a_name_is_waited_for_until_it_comes_or_the_deadline_does() {
+    let served = Served::start();
+    let client = served.client();
+    let brief = Deadline::after(Duration::from_millis(50));
+    assert_eq!(refusal(client.get_within("late", brief)).code(), "no-such-name");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.get_within("late", Deadline::after(Duration::from_secs(60))));
+        served.client().put("late", b"here").unwrap();
+        assert_eq!(waiting.join().unwrap().unwrap().to_vec().unwrap(), b"here");
+    });
+}
+
+#[test]
+fn a_pack_is_one_map_and_many_names() {
+    let served = Served::start();
+    let (maker, reader) = (served.client(), served.client());
+    for (name, len) in [("small", 100), ("large", 2 << 20)] {
+        let mut pack = Pack::new(name).described(b"a model");
+        for member in 0..5 {
+            pack = pack.add_described(&format!("{name}/{member}"), &[member], len + usize::from(member));
+        }
+        let mut draft = maker.create_pack(&pack).unwrap();
+        for member in 0..5 {
+            draft.write_at(member, 0, &pattern(len + member, member)).unwrap();
+        }
+        let outside = draft.write_at(0, len, &[1]).unwrap_err();
+        assert!(matches!(outside, Error::OutOfRange { .. }), "{outside}");
+        let sealed = draft.seal().unwrap();
+        let held = reader.get_pack(name).unwrap();
+        assert_eq!(held.members().count(), 5);
+        for member in 0..5 {
+            let member_name = format!("{name}/{member}");
+            let mut bytes = vec![0; len + member];
+            held.bytes(&member_name).unwrap().read_at(0, &mut bytes).unwrap();
+            assert_eq!(bytes, pattern(len + member, member));
+            let alone = reader.get(&member_name).unwrap();
+            assert_eq!(alone.to_vec().unwrap(), bytes);
+            assert_eq!(alone.entry().unwrap().meta, [member.to_le_bytes()[0]]);
+        }
+        // Held by one pin, though its names are gone.
+        maker.delete(sealed.id).unwrap();
+        assert_eq!(refusal(reader.get(&format!("{name}/0"))).code(), "no-such-name");
+        let mut bytes = vec![0; len + 4];
+        held.bytes(&format!("{name}/4")).unwrap().read_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, pattern(len + 4, 4));
+        drop(held);
+        assert_eq!(reader.status().unwrap().retired, 0);
+    }
+}
+
+#[test]
+fn a_draft_that_is_dropped_or_whose_client_is_leaves_nothing() {
+    let served = Served::start();
+    let client = served.client();
+    let before = client.status().unwrap();
+    drop(client.create("given up", LARGE).unwrap());
+    assert_eq!(client.status().unwrap(), before);
+    let other = served.client();
+    let draft = other.create("given up", LARGE).unwrap();
+    assert_eq!(client.status().unwrap().unsealed, 1);
+    drop((draft, other));
+    let deadline = Deadline::after(Duration::from_secs(60));
+    while client.status().unwrap() != before {
+        assert!(!deadline.has_passed(), "{:?}", client.status());
+    }
+}
+
+#[test]
+fn memory_that_is_still_mapped_for_writing_is_not_sealed() {
+    let served = Served::start();
+    let client = served.client();
+    let draft = client.create("kept", LARGE).unwrap();
+    let span = draft.span().unwrap();
+    assert_eq!(refusal(draft.seal()), Refusal::StillMapped);
+    drop(span);
+    assert_eq!(refusal(client.get("kept")).code(), "no-such-name");
+}
+
+#[test]
+fn more_than_the_quota_is_refused_and_what_is_there_stays() {
+    let served = Served::start();
+    let client = served.client();
+    client.put("first", &pattern(LARGE, 1)).unwrap();
+    let refused = refusal(client.create("too much", 300 << 20));
+    let used = client.status().unwrap().host;
+    assert_eq!(refused, Refusal::OverQuota { wanted: 300 << 20, used: used.used, quota: 256 << 20 });
+    assert_eq!(refusal(client.create(&"x".repeat(201), 1)).code(), "name-too-long");
+    assert_eq!(client.get("first").unwrap().to_vec().unwrap(), pattern(LARGE, 1));
+    // More than the quota, one after the other.
+    for round in 0..4 {
+        let draft = client.create("again", 100 << 20).unwrap();
+        draft.bytes().unwrap().unwrap().write_at(0, &[round]).unwrap();
+        let sealed = draft.seal().unwrap();
+        client.delete(sealed.id).unwrap();
+    }
+    assert_eq!(client.status().unwrap().host, used);
+}
+
+#[test]
+fn one_more_name_is_one_more_object_over_the_same_bytes() {
+    let served = Served::start();
+    let client = served.client();
+    let first = client.put("first", &pattern(LARGE, 1)).unwrap();
+    let second = client.publish("second", first.id).unwrap();
+    client.delete(first.id).unwrap();
+    let object = client.get("second").unwrap();
+    assert_eq!((object.id(), object.to_vec().unwrap()), (second.id, pattern(LARGE, 1)));
+}
+
+#[test]
+fn a_watcher_is_told_what_happens() {
+    let served = Served::start();
+    let client = served.client();
+    let mut watch = client.watch("a/").unwrap();
+    client.put("b/1", b"x").unwrap();
+    let sealed = client.put("a/1", b"x").unwrap();
+    client.delete(sealed.id).unwrap();
+    let patience = Deadline::after(Duration::from_secs(60));
+    let events: Vec<_> =
+        (0..2).map(|_| watch.next(patience).unwrap()).map(|event| (event.name, event.what)).collect();
+    let expected =
+        [("a/1".to_owned(), EventKind::Published { version: 1 }), ("a/1".to_owned(), EventKind::Deleted)];
+    assert_eq!(events, expected);
+    assert!(matches!(watch.next(Deadline::NOW), Err(Error::TimedOut)));
+}
+
+#[test]
+fn objects_on_a_device_are_written_by_streams_and_mirrored_on_the_host() {
+    let served = Served::start();
+    let devices = Backend::open(BackendKind::Host).unwrap();
+    let device = devices.device(0).unwrap();
+    let connect = || Client::connect_with(served.socket(), Some(devices.clone())).unwrap();
+    let (maker, reader) = (connect(), connect());
+    for (name, len) in [("small", 1000), ("large", 3 << 20)] {
+        let draft = maker.create_on(&device, name, len).unwrap();
+        assert!(draft.is_mutable() && !draft.is_empty());
+        let mirror = Mirror::of_draft(&draft, false).unwrap();
+        mirror.bytes().unwrap().write_at(0, &pattern(len, 5)).unwrap();
+        mirror.write_back().unwrap();
+        let stream = device.stream().unwrap();
+        let sealed = draft.seal_after(&stream).unwrap().wait().unwrap();
+        let object = reader.get(name).unwrap();
+        assert_eq!(object.id(), sealed.id);
+        let mut bytes = vec![0; len];
+        Mirror::of_object(&object).unwrap().bytes().unwrap().read_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, pattern(len, 5));
+        maker.delete(sealed.id).unwrap();
+    }
+    let hidden = Client::connect(served.socket()).unwrap();
+    maker.create_on(&device, "unseen", 10).unwrap().seal().unwrap();
+    assert!(matches!(hidden.get("unseen"), Err(Error::DeviceHidden)));
+}
+
+#[test]
+fn nobody_serves_is_said_so_and_so_is_who_serves_already() {
+    let served = Served::start();
+    let nobody = Client::connect(served.socket().with_extension("other")).unwrap_err();
+    assert_eq!(nobody.code(), "not-served");
+    let again = wholemem_store::Serve::at(served.socket());
+    let launch = |_, _| -> std::io::Result<std::process::Child> { panic!("nothing is started") };
+    let error = again.run(&launch, &mut || ()).unwrap_err();
+    assert_eq!(error.to_string(), format!("a store is served at `{}` already", served.socket().display()));
+}

@@ -1,0 +1,41 @@
+//! Servers and keepers that are killed: nothing sealed is lost, and readers notice nothing.
+
+use crate::served::Served;
+
+#[test]
+fn a_killed_server_loses_nothing_and_cached_objects_are_got_meanwhile() {
+    let served = Served::start();
+    let client = served.client();
+    let large = vec![7; 2 << 20];
+    client.put("small", b"hello").unwrap();
+    client.put("large", &large).unwrap();
+    let held = client.get("small").unwrap();
+    let draft = client.create("unsealed", 2 << 20).unwrap();
+    draft.bytes().unwrap().unwrap().fill(9).unwrap();
+    let before = client.status().unwrap();
+    served.kill("server");
+    // Without a server, and then with the next one.
+    assert_eq!(client.get("small").unwrap().to_vec().unwrap(), b"hello");
+    draft.seal().unwrap();
+    assert_eq!(client.get("unsealed").unwrap().to_vec().unwrap(), vec![9; 2 << 20]);
+    let other = served.client();
+    assert_eq!(other.get("large").unwrap().to_vec().unwrap(), large);
+    assert_eq!(held.to_vec().unwrap(), b"hello");
+    let after = client.status().unwrap();
+    assert_eq!((after.objects, after.unsealed, after.epoch), (before.objects + 1, 0, before.epoch + 1));
+    assert_eq!(after.host, before.host);
+}
+
+#[test]
+fn a_killed_keeper_is_replaced_and_then_the_server_may_die_too() {
+    let served = Served::start();
+    let client = served.client();
+    client.put("name", b"value").unwrap();
+    for _ in 0..3 {
+        served.kill("keeper");
+        client.put("more", b"something").unwrap();
+        served.kill("server");
+        assert_eq!(served.client().get("name").unwrap().to_vec().unwrap(), b"value");
+        assert_eq!(client.get("more").unwrap().to_vec().unwrap(), b"something");
+    }
+}

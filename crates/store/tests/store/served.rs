@@ -1,0 +1,180 @@
+//! A store that is served for a test: the test binary starts itself again as keeper and as server.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Resource, Rlimit, kill_process_group, setrlimit};
+use wholemem_hal::BackendKind;
+use wholemem_os::pidfd::Signal;
+use wholemem_os::{Deadline, PidFd};
+use wholemem_store::{Client, Role, Serve};
+
+const FOLDER: &str = "WHOLEMEM_STORE_TEST_FOLDER";
+const ROLE: &str = "WHOLEMEM_STORE_TEST_ROLE";
+const TEST: &str = "WHOLEMEM_STORE_TEST_PROCESS";
+
+/// A store with its own folder, ended when dropped.
+pub(crate) struct Served {
+    folder: tempfile::TempDir,
+    keeper: Child,
+    /// Kept open: the test harness around the keeper ends it when it cannot print.
+    _stdout: BufReader<ChildStdout>,
+}
+
+fn serve(folder: &Path) -> Serve {
+    let mut serve = Serve::at(folder.join("socket"));
+    serve.size = Some(256 << 20);
+    serve.device_size = Some(64 << 20);
+    let devices = std::fs::read_to_string(folder.join("devices")).unwrap();
+    serve.devices = Some(if devices == "cuda" { BackendKind::Cuda } else { BackendKind::Host });
+    serve.objects = 16 << 10;
+    serve
+}
+
+fn launch(folder: &Path, role: &str, stdin: Stdio, stdout: Stdio) -> std::io::Result<Child> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(["--exact", "served::a_process_of_a_store", "--nocapture"])
+        .env(FOLDER, folder)
+        .env(ROLE, role)
+        .stdin(stdin)
+        .stdout(stdout);
+    if role == "first" {
+        command.env(TEST, std::process::id().to_string()).process_group(0);
+    }
+    command.spawn()
+}
+
+/// Not a test, but what keeper and server do: in an ordinary run there is nothing to do.
+#[test]
+fn a_process_of_a_store() {
+    let (Some(folder), Ok(role)) = (std::env::var_os(FOLDER), std::env::var(ROLE)) else { return };
+    let folder = PathBuf::from(folder);
+    let name = if role == "server" { "server" } else { "keeper" };
+    // Nothing outlives the test, also when it is killed.
+    let test = PidFd::open(std::env::var(TEST).unwrap().parse().unwrap());
+    #[expect(clippy::exit, reason = "the test is gone, and nobody waits for this process")]
+    std::thread::spawn(move || {
+        let _ = test.and_then(|test| test.wait_exit(Deadline::NEVER));
+        std::process::exit(1);
+    });
+    if let Ok(limit) = std::fs::read_to_string(folder.join("limit")) {
+        let limit = Some(limit.parse().unwrap());
+        setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
+    }
+    // Whole or not at all: others read it at any moment.
+    std::fs::write(folder.join("new"), std::process::id().to_string()).unwrap();
+    std::fs::rename(folder.join("new"), folder.join(name)).unwrap();
+    let serve = serve(&folder);
+    let start = |role: Role, socket: OwnedFd| {
+        let role = if role == Role::Server { "server" } else { "keeper" };
+        launch(&folder, role, Stdio::from(socket), Stdio::null())
+    };
+    let outcome = match role.as_str() {
+        "first" => serve.run(&start, &mut || println!("ready")),
+        other => {
+            let role = if other == "server" { Role::Server } else { Role::Keeper };
+            let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+            serve.take_part(role, socket, &start)
+        }
+    };
+    outcome.unwrap();
+}
+
+impl Served {
+    pub(crate) fn start() -> Self {
+        Self::start_with("host")
+    }
+
+    /// Serves the memory of the GPU, or of the host as if it were one.
+    pub(crate) fn start_with(devices: &str) -> Self {
+        Self::start_in(tempfile::tempdir_in("/tmp").unwrap(), devices)
+    }
+
+    /// Serves with so few descriptors for each process.
+    pub(crate) fn start_limited(descriptors: u64) -> Self {
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        std::fs::write(folder.path().join("limit"), descriptors.to_string()).unwrap();
+        Self::start_in(folder, "host")
+    }
+
+    fn start_in(folder: tempfile::TempDir, devices: &str) -> Self {
+        std::fs::write(folder.path().join("devices"), devices).unwrap();
+        let mut keeper = launch(folder.path(), "first", Stdio::null(), Stdio::piped()).unwrap();
+        let mut stdout = BufReader::new(keeper.stdout.take().unwrap());
+        let mut lines = stdout.by_ref().lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.ends_with("ready")), "the server serves");
+        Self { folder, keeper, _stdout: stdout }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(self.socket()).unwrap()
+    }
+
+    /// The process that is server or keeper now.
+    pub(crate) fn process(&self, name: &str) -> u32 {
+        std::fs::read_to_string(self.folder.path().join(name)).unwrap().parse().unwrap()
+    }
+
+    /// Kills the server or the keeper, and waits until another one has taken its place.
+    pub(crate) fn kill(&self, name: &str) {
+        let before = self.process(name);
+        if let Ok(process) = PidFd::open(before) {
+            process.kill().unwrap();
+        }
+        self.wait_for_another(name, before);
+    }
+
+    /// Waits until the keeper holds everything that the server has: as many memory files, at least.
+    pub(crate) fn wait_until_protected(&self, server: u32) {
+        let files = |pid: u32| {
+            let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
+            let links = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+            links.filter(|link| link.to_string_lossy().contains("memfd:wholemem-index")).count()
+        };
+        let deadline = Deadline::after(Duration::from_secs(60));
+        while files(self.process("keeper")) == 0 && files(server) > 0 {
+            assert!(!deadline.has_passed(), "the new keeper holds nothing");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Lets every user connect.
+    pub(crate) fn open_to_all(&self) {
+        for (path, mode) in [(self.folder.path().to_owned(), 0o755), (self.socket(), 0o666)] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+    }
+
+    /// Stops all processes of the store, for good.
+    pub(crate) fn freeze(&self) {
+        let group = i32::try_from(self.keeper.id()).ok().and_then(Pid::from_raw).unwrap();
+        kill_process_group(group, Signal::STOP).unwrap();
+    }
+
+    pub(crate) fn wait_for_another(&self, name: &str, before: u32) {
+        let deadline = Deadline::after(Duration::from_secs(60));
+        while self.process(name) == before {
+            assert!(!deadline.has_passed(), "no other {name} came");
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // All of them are of one group, however often they were replaced, and none gets to start another.
+        let group = i32::try_from(self.keeper.id()).ok().and_then(Pid::from_raw).unwrap();
+        let _ = kill_process_group(group, Signal::KILL);
+        let _ = self.keeper.wait();
+    }
+}
