@@ -17,7 +17,7 @@ const LINE: usize = 64;
 
 /// Rows up to this length are moved one after the other: the processor is busy with so many of them at once that nobody
 /// needs to look ahead.
-const SHORT: usize = 32;
+const SHORT: usize = 192;
 
 /// The most rows, and about how many bytes, whose addresses are found ahead.
 const ROWS_AHEAD: usize = 32;
@@ -53,7 +53,24 @@ impl<const LEN: usize> Mover for Exact<LEN> {
     }
 }
 
-/// Rows of any length.
+/// Rows of any length, into a place that is this call's alone.
+#[derive(Clone, Copy)]
+struct Alone(usize);
+
+impl Mover for Alone {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn apply(&self, from: *const u8, to: *mut u8) {
+        // SAFETY: passed on from the caller.
+        unsafe { machine::alone(from, to, self.0) }
+    }
+}
+
+/// Rows of any length, into a place that others may write too.
 #[derive(Clone, Copy)]
 struct Any(usize);
 
@@ -89,7 +106,7 @@ impl Mover for Streaming {
 
 /// Calls `$body` with a mover for rows of the request's length.
 macro_rules! with_mover {
-    ($len:expr, $mover:ident => $body:expr) => {
+    ($len:expr, $any:ident, $mover:ident => $body:expr) => {
         match $len {
             1 => {
                 let $mover = Exact::<1>;
@@ -107,16 +124,32 @@ macro_rules! with_mover {
                 let $mover = Exact::<8>;
                 $body
             }
+            12 => {
+                let $mover = Exact::<12>;
+                $body
+            }
             16 => {
                 let $mover = Exact::<16>;
+                $body
+            }
+            24 => {
+                let $mover = Exact::<24>;
                 $body
             }
             32 => {
                 let $mover = Exact::<32>;
                 $body
             }
+            48 => {
+                let $mover = Exact::<48>;
+                $body
+            }
             64 => {
                 let $mover = Exact::<64>;
+                $body
+            }
+            96 => {
+                let $mover = Exact::<96>;
                 $body
             }
             128 => {
@@ -124,7 +157,7 @@ macro_rules! with_mover {
                 $body
             }
             other => {
-                let $mover = Any(usize_of(other));
+                let $mover = $any(usize_of(other));
                 $body
             }
         }
@@ -144,13 +177,13 @@ pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
         let mover = Streaming(usize_of(request.row_len));
         return walk(request.count, request.row_len, |range| {
             // SAFETY: passed on from the caller.
-            unsafe { move_rows::<I, _, true>(&finder, mover, range) };
+            unsafe { move_rows::<I, _, true>(finder, mover, range) };
             machine::finish();
         });
     }
-    with_mover!(request.row_len, mover => walk(request.count, request.row_len, |range| {
+    with_mover!(request.row_len, Alone, mover => walk(request.count, request.row_len, |range| {
         // SAFETY: passed on from the caller.
-        unsafe { move_rows::<I, _, true>(&finder, mover, range) }
+        unsafe { move_rows::<I, _, true>(finder, mover, range) }
     }));
 }
 
@@ -161,27 +194,25 @@ pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
 pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
     // SAFETY: the directory is among what the request names.
     let finder = unsafe { Finder::new(request) };
-    with_mover!(request.row_len, mover => walk(request.count, request.row_len, |range| {
+    with_mover!(request.row_len, Any, mover => walk(request.count, request.row_len, |range| {
         // SAFETY: passed on from the caller.
-        unsafe { move_rows::<I, _, false>(&finder, mover, range) }
+        unsafe { move_rows::<I, _, false>(finder, mover, range) }
     }));
 }
 
 /// Moves the rows of some positions.
 ///
+/// The finder is this function's own: what assembly might write through a reference would be read again for each row.
+///
 /// # Safety
 /// As [`gather`] or [`scatter`].
-unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(
-    finder: &Finder<'_>,
-    mover: M,
-    range: Range<u64>,
-) {
+unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(finder: Finder<'_>, mover: M, range: Range<u64>) {
     if mover.len() <= SHORT {
         for position in range {
             // SAFETY: a position of the request.
             let row = unsafe { finder.table_row::<I>(position) };
             // SAFETY: passed on from the caller.
-            unsafe { move_row::<M, GATHER>(finder, mover, position, row.unwrap_or(std::ptr::null_mut())) };
+            unsafe { move_row::<M, GATHER>(&finder, mover, position, row.unwrap_or(std::ptr::null_mut())) };
         }
         return;
     }
@@ -189,16 +220,16 @@ unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(
     let (mut found, mut next) = ([std::ptr::null_mut(); ROWS_AHEAD], [std::ptr::null_mut(); ROWS_AHEAD]);
     let ahead = |start: u64| start..range.end.min(start + batch);
     // SAFETY: passed on from the caller.
-    unsafe { look_ahead::<I, M, GATHER>(finder, mover, ahead(range.start), &mut found) };
+    unsafe { look_ahead::<I, M, GATHER>(&finder, mover, ahead(range.start), &mut found) };
     let mut start = range.start;
     while start < range.end {
         let now = ahead(start);
         start = now.end;
         // SAFETY: passed on from the caller.
-        unsafe { look_ahead::<I, M, GATHER>(finder, mover, ahead(start), &mut next) };
+        unsafe { look_ahead::<I, M, GATHER>(&finder, mover, ahead(start), &mut next) };
         for (position, row) in now.zip(found) {
             // SAFETY: passed on from the caller.
-            unsafe { move_row::<M, GATHER>(finder, mover, position, row) };
+            unsafe { move_row::<M, GATHER>(&finder, mover, position, row) };
         }
         std::mem::swap(&mut found, &mut next);
     }
@@ -213,7 +244,7 @@ unsafe fn move_row<M: Mover, const GATHER: bool>(finder: &Finder<'_>, mover: M, 
     let dense = finder.dense_row(position);
     if row.is_null() {
         // SAFETY: passed on from the caller.
-        unsafe { bad::<GATHER>(finder, position, dense, mover.len()) };
+        unsafe { bad::<GATHER>(*finder, position, dense, mover.len()) };
     } else if GATHER {
         // SAFETY: a row of the table, and one of the dense side.
         unsafe { mover.apply(row, dense) };
@@ -239,11 +270,10 @@ unsafe fn look_ahead<I: Index, M: Mover, const GATHER: bool>(
         let row = unsafe { finder.table_row::<I>(position) };
         *place = row.unwrap_or(std::ptr::null_mut());
         if let Some(row) = row {
-            // From the beginning of its first line, so that the last is not missed.
-            let first = row.map_addr(|at| at & !(LINE - 1));
-            let end = row.addr() + mover.len();
-            for at in (0..end - first.addr()).step_by(LINE) {
-                let line = first.wrapping_add(at);
+            // As often for each row, wherever it begins in a line: the processor would guess wrong how often.
+            let last = mover.len() - 1;
+            for at in (0..last).step_by(LINE).chain([last]) {
+                let line = row.wrapping_add(at);
                 if GATHER { machine::will_read(line) } else { machine::will_write(line) }
             }
         }
@@ -255,7 +285,7 @@ unsafe fn look_ahead<I: Index, M: Mover, const GATHER: bool>(
 /// # Safety
 /// As [`gather`] or [`scatter`].
 #[cold]
-unsafe fn bad<const GATHER: bool>(finder: &Finder<'_>, position: u64, dense: *mut u8, len: usize) {
+unsafe fn bad<const GATHER: bool>(finder: Finder<'_>, position: u64, dense: *mut u8, len: usize) {
     // SAFETY: the word is among what the request names.
     unsafe { finder.note(position) };
     if GATHER {

@@ -1,8 +1,9 @@
 //! Moving the bytes of one row, by instructions that the compiler does not see into.
 //!
 //! A race with a writer in another process is undefined for the compiler's own loads, so there are none: assembly where
-//! we have it, volatile accesses elsewhere. Pieces of 16 bytes are moved one by one, in ascending order, and the rest in
-//! 8, 4, 2 and 1: no byte is written twice, so that of two rows written to one place every piece is one of theirs.
+//! we have it, volatile accesses elsewhere. Into a table, pieces of 16 bytes are moved one by one, in ascending order, and
+//! the rest in 8, 4, 2 and 1: no byte is written twice, so that of two rows written to one place every piece is one of
+//! theirs.
 
 #[cfg(any(test, not(target_arch = "x86_64"), miri))]
 pub(super) mod portable;
@@ -30,6 +31,7 @@ mod tests {
             .iter()
             .for_each(|hint| hint(std::ptr::null()));
         portable::finish();
+        copies.extend([(portable::alone as Copy, false), (machine::alone, false)]);
         copies.push((machine::streaming, true));
         copies.push((portable::streaming, true));
         #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -28,6 +28,15 @@ pub(in crate::host) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// Moves `len` bytes to a place that nobody else writes.
+///
+/// # Safety
+/// As [`any`].
+pub(in crate::host) unsafe fn alone(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: passed on from the caller.
+    unsafe { any(from, to, len) }
+}
+
 /// Moves `LEN` bytes.
 ///
 /// # Safety

@@ -6,12 +6,13 @@ use std::sync::LazyLock;
 /// Whether there are registers of 32 bytes.
 static WIDE: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx"));
 
-/// A load and a store of one register.
+/// A load and a store of one register. Short loads fill the whole register: what they left of it would have to wait for
+/// whatever was there before.
 macro_rules! step {
-    ($move:literal, $register:ident, $operand:literal, $from:expr, $to:expr) => {
+    ($load:literal, $store:literal, $register:ident, $from:expr, $to:expr) => {
         asm!(
-            concat!($move, " {value", $operand, "}, [{from}]"),
-            concat!($move, " [{to}], {value", $operand, "}"),
+            $load,
+            $store,
             from = in(reg) $from,
             to = in(reg) $to,
             value = out($register) _,
@@ -27,20 +28,18 @@ macro_rules! step {
 /// overlap.
 #[inline]
 pub(in crate::host) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
-    if len < 64 || !*WIDE {
+    if len < 32 || !*WIDE {
         // SAFETY: passed on from the caller.
         return unsafe { any_sse(from, to, len) };
     }
-    let whole = len & !63;
-    // SAFETY: whole pairs of registers within the caller's range; the processor has such registers.
+    let whole = len & !31;
+    // SAFETY: whole registers within the caller's range; the processor has such registers.
     unsafe {
         asm!(
             "2:",
             "vmovdqu ymm0, [{from} + {at}]",
-            "vmovdqu ymm1, [{from} + {at} + 32]",
             "vmovdqu [{to} + {at}], ymm0",
-            "vmovdqu [{to} + {at} + 32], ymm1",
-            "add {at}, 64",
+            "add {at}, 32",
             "cmp {at}, {whole}",
             "jb 2b",
             "vzeroupper",
@@ -48,14 +47,97 @@ pub(in crate::host) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
             to = in(reg) to,
             whole = in(reg) whole,
             at = inout(reg) 0_usize => _,
-            // The lower halves, by which the whole registers are meant.
+            // The lower half, by which the whole register is meant.
             out("xmm0") _,
-            out("xmm1") _,
             options(nostack)
         );
     }
     // SAFETY: the rest of the caller's range.
     unsafe { any_sse(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
+}
+
+/// Moves `len` bytes to a place that nobody else writes: it may write some of them twice. All loads of a group come
+/// before its stores, which would hold up loads from addresses that look like theirs.
+///
+/// # Safety
+/// As [`any`].
+#[inline]
+pub(in crate::host) unsafe fn alone(from: *const u8, to: *mut u8, len: usize) {
+    if len <= 32 || !*WIDE {
+        // SAFETY: passed on from the caller.
+        return unsafe { any_sse(from, to, len) };
+    }
+    // From the beginning in groups of 128 bytes, and then the last 128, or as many as there are on either side.
+    let mut at = 0;
+    while len - at > 256 {
+        // SAFETY: 128 bytes within the caller's range; the processor has such registers.
+        unsafe { group(from.wrapping_add(at), to.wrapping_add(at)) };
+        at += 128;
+    }
+    let (from, to, len) = (from.wrapping_add(at), to.wrapping_add(at), len - at);
+    if len > 128 {
+        // SAFETY: as above.
+        unsafe { group(from, to) };
+        let rest = len - 128;
+        // SAFETY: as above, to the end.
+        unsafe { group(from.wrapping_add(rest), to.wrapping_add(rest)) };
+    } else if len > 64 {
+        // SAFETY: 64 bytes from the beginning and 64 to the end, within the caller's range.
+        unsafe {
+            asm!(
+                "vmovdqu ymm0, [{from}]",
+                "vmovdqu ymm1, [{from} + 32]",
+                "vmovdqu ymm2, [{from} + {len} - 64]",
+                "vmovdqu ymm3, [{from} + {len} - 32]",
+                "vmovdqu [{to}], ymm0",
+                "vmovdqu [{to} + 32], ymm1",
+                "vmovdqu [{to} + {len} - 64], ymm2",
+                "vmovdqu [{to} + {len} - 32], ymm3",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len,
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                options(nostack, preserves_flags)
+            );
+        }
+    } else {
+        // SAFETY: 32 bytes from the beginning and 32 to the end, within the caller's range.
+        unsafe {
+            asm!(
+                "vmovdqu ymm0, [{from}]",
+                "vmovdqu ymm1, [{from} + {len} - 32]",
+                "vmovdqu [{to}], ymm0",
+                "vmovdqu [{to} + {len} - 32], ymm1",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len,
+                out("xmm0") _, out("xmm1") _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+    // SAFETY: it touches no memory; the processor has such registers.
+    unsafe { asm!("vzeroupper", out("xmm0") _, options(nomem, nostack, preserves_flags)) };
+}
+
+/// Moves 128 bytes.
+///
+/// # Safety
+/// As [`any`]; the processor has registers of 32 bytes.
+#[inline(always)]
+unsafe fn group(from: *const u8, to: *mut u8) {
+    // SAFETY: by the caller's word.
+    unsafe {
+        asm!(
+            "vmovdqu ymm0, [{from}]",
+            "vmovdqu ymm1, [{from} + 32]",
+            "vmovdqu ymm2, [{from} + 64]",
+            "vmovdqu ymm3, [{from} + 96]",
+            "vmovdqu [{to}], ymm0",
+            "vmovdqu [{to} + 32], ymm1",
+            "vmovdqu [{to} + 64], ymm2",
+            "vmovdqu [{to} + 96], ymm3",
+            from = in(reg) from, to = in(reg) to,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            options(nostack, preserves_flags)
+        );
+    }
 }
 
 /// Moves `len` bytes by registers of 16 bytes.
@@ -67,27 +149,67 @@ pub(in crate::host) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) 
     let mut at = 0;
     while len - at >= 16 {
         // SAFETY: 16 bytes within the caller's range.
-        unsafe { step!("movdqu", xmm_reg, "", from.wrapping_add(at), to.wrapping_add(at)) };
+        unsafe {
+            step!(
+                "movdqu {value}, [{from}]",
+                "movdqu [{to}], {value}",
+                xmm_reg,
+                from.wrapping_add(at),
+                to.wrapping_add(at)
+            )
+        };
         at += 16;
     }
     if len & 8 != 0 {
         // SAFETY: 8 bytes within the caller's range.
-        unsafe { step!("mov", reg, "", from.wrapping_add(at), to.wrapping_add(at)) };
+        unsafe {
+            step!(
+                "mov {value}, [{from}]",
+                "mov [{to}], {value}",
+                reg,
+                from.wrapping_add(at),
+                to.wrapping_add(at)
+            )
+        };
         at += 8;
     }
     if len & 4 != 0 {
         // SAFETY: 4 bytes within the caller's range.
-        unsafe { step!("mov", reg, ":e", from.wrapping_add(at), to.wrapping_add(at)) };
+        unsafe {
+            step!(
+                "mov {value:e}, [{from}]",
+                "mov [{to}], {value:e}",
+                reg,
+                from.wrapping_add(at),
+                to.wrapping_add(at)
+            )
+        };
         at += 4;
     }
     if len & 2 != 0 {
         // SAFETY: 2 bytes within the caller's range.
-        unsafe { step!("mov", reg, ":x", from.wrapping_add(at), to.wrapping_add(at)) };
+        unsafe {
+            step!(
+                "movzx {value:e}, word ptr [{from}]",
+                "mov [{to}], {value:x}",
+                reg,
+                from.wrapping_add(at),
+                to.wrapping_add(at)
+            )
+        };
         at += 2;
     }
     if len & 1 != 0 {
         // SAFETY: the last byte of the caller's range.
-        unsafe { step!("mov", reg_byte, "", from.wrapping_add(at), to.wrapping_add(at)) };
+        unsafe {
+            step!(
+                "movzx {value:e}, byte ptr [{from}]",
+                "mov [{to}], {value:l}",
+                reg,
+                from.wrapping_add(at),
+                to.wrapping_add(at)
+            )
+        };
     }
 }
 
