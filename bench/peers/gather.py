@@ -5,8 +5,9 @@
 
 `cargo xtask peers gather` prepares what it needs and calls it. All sides have a table of the same length, the same row
 sizes and the same numbers of rows, fresh random indices for every call, and outputs that have left the caches. Whatever
-a rival gathers is compared with what each row must hold; wholemem's own bench does that itself. For each row size the
-sides take turns, lap after lap, and the ratio told is the median of the laps' ratios.
+a rival gathers is compared with what each row must hold; wholemem's own bench does that itself. The sides take turns,
+round by round, and each waits while another has its turn: a machine that changes its speed changes it for all of them. The
+ratio told is the median of the rounds' ratios.
 
 How each is called: wholemem from Rust, `tensor.gather(&stream, &indices, &output)` with operands made beforehand; numpy
 as `table.take(indices, 0, output, "clip")`, the fastest of its ways to a given output (with "raise" it gathers to a
@@ -46,64 +47,60 @@ class Numpy:
         self.filled = None
         self.random = numpy.random.default_rng(7)
 
-    def elements(self, first, count, dtype):
-        places = self.np.arange(first, first + count, dtype=self.np.int64)
+    def elements(self, places, dtype):
+        """What the elements at some places are."""
         return (places * FACTOR >> 20).astype(dtype)
 
-    def table(self, row_bytes):
-        dtype = self.np.dtype(dtype_name(row_bytes))
+    def begin(self, row_bytes, rows, calls, rounds):
+        """Makes the table and the outputs of as many rounds as have left the caches when they are used."""
+        np, dtype = self.np, self.np.dtype(dtype_name(row_bytes))
         flat = self.memory.view(dtype)
         if self.filled != dtype:
             for first in range(0, flat.size, 1 << 22):
                 part = flat[first : first + (1 << 22)]
-                part[:] = self.elements(first, part.size, dtype)
+                part[:] = self.elements(np.arange(first, first + part.size), dtype)
             self.filled = dtype
         width = row_bytes // dtype.itemsize
-        rows = flat.size // width
-        return flat[: rows * width].reshape(rows, width)
-
-    def prepare(self, row_bytes, rows, calls, rounds):
-        table = self.table(row_bytes)
+        table_rows = flat.size // width
+        self.table = flat[: table_rows * width].reshape(table_rows, width)
         slots = max(1, min(rounds, self.ring // (2 * rows * calls * row_bytes)))
-        outputs = [self.np.empty((calls, rows, table.shape[1]), table.dtype) for _ in range(slots)]
-        return table, outputs
+        self.outputs = [np.empty((calls, rows, width), dtype) for _ in range(slots)]
+        self.prepared, self.used = [], []
+        # Once before anything counts.
+        self.turn()
 
-    def lap(self, table, outputs, rounds):
-        """The times of some rounds, each with an output of its own."""
-        prepared = []
-        for output in outputs[:rounds]:
-            output.view(self.np.uint8)[...] = POISON
-            indices = self.random.integers(0, table.shape[0], output.shape[:2])
-            prepared.append((list(indices), list(output), indices, output))
-        times = []
-        for indices, output, _, _ in prepared:
-            take = table.take
-            start = time.perf_counter()
-            for index, rows in zip(indices, output):
-                take(index, 0, rows, "clip")
-            times.append(time.perf_counter() - start)
-        for _, _, indices, output in prepared:
-            self.check(indices.reshape(-1), output.reshape(-1, table.shape[1]))
-        return times
+    def turn(self):
+        """The seconds of one round."""
+        if not self.prepared:
+            self.check()
+            for output in self.outputs:
+                output.view(self.np.uint8)[...] = POISON
+                indices = self.random.integers(0, self.table.shape[0], output.shape[:2])
+                self.prepared.append((indices, output))
+        indices, output = self.prepared.pop()
+        calls, take = list(zip(indices, output)), self.table.take
+        start = time.perf_counter()
+        for index, rows in calls:
+            take(index, 0, rows, "clip")
+        took = time.perf_counter() - start
+        self.used.append((indices, output))
+        return took
 
-    def check(self, indices, output):
-        width = output.shape[1]
-        columns = self.np.arange(width, dtype=self.np.int64)
-        step = max(1, (1 << 22) // width)
-        for first in range(0, len(indices), step):
-            places = indices[first : first + step, None] * width + columns
-            expected = (places * FACTOR >> 20).astype(output.dtype)
-            if not self.np.array_equal(expected, output[first : first + step]):
-                sys.exit(f"{self.name} gathered other rows than it was asked for")
+    def check(self):
+        """Compares all that was gathered since the last time with what it must be."""
+        for indices, output in self.used:
+            indices, output = indices.reshape(-1), output.reshape(-1, output.shape[2])
+            width = output.shape[1]
+            columns, step = self.np.arange(width), max(1, (1 << 22) // width)
+            for first in range(0, len(indices), step):
+                places = indices[first : first + step, None] * width + columns
+                if not self.np.array_equal(self.elements(places, output.dtype), output[first : first + step]):
+                    sys.exit(f"{self.name} gathered other rows than it was asked for")
+        self.used = []
 
-    def measure(self, row_bytes, rows, calls, rounds):
-        """The times of so many rounds, in seconds."""
-        table, outputs = self.prepare(row_bytes, rows, calls, rounds)
-        self.lap(table, outputs, 1)
-        times = []
-        while len(times) < rounds:
-            times += self.lap(table, outputs, rounds - len(times))
-        return times
+    def end(self):
+        self.check()
+        self.outputs = self.prepared = None
 
 
 class Torch:
@@ -119,22 +116,18 @@ class Torch:
         self.table_bytes = table_bytes
         self.memory = None
 
+    def elements(self, places, dtype):
+        return ((places * FACTOR) >> 20).to(dtype)
+
     def fill(self, flat):
-        """Has every element say where it is."""
-        torch, step = self.torch, 1 << 26
+        step = 1 << 26
         for first in range(0, flat.numel(), step):
             part = flat[first : first + step]
-            places = torch.arange(first, first + part.numel(), dtype=torch.int64, device="cuda")
-            part.copy_((places * FACTOR) >> 20)
+            places = self.torch.arange(first, first + part.numel(), device="cuda")
+            part.copy_(self.elements(places, flat.dtype))
 
-    def shape(self, row_bytes):
-        dtype = getattr(self.torch, dtype_name(row_bytes))
-        width = row_bytes // dtype.itemsize
-        return self.table_bytes // row_bytes, width, dtype
-
-    def open(self, row_bytes):
+    def open(self, rows, width, dtype):
         """Makes the table, and the function that gathers from it."""
-        rows, width, dtype = self.shape(row_bytes)
         if self.memory is None or self.memory.dtype != dtype:
             self.memory = None
             self.memory = self.torch.empty(self.table_bytes // dtype.itemsize, dtype=dtype, device="cuda")
@@ -142,47 +135,48 @@ class Torch:
         table = self.memory[: rows * width].view(rows, width)
         return lambda indices, output: self.torch.index_select(table, 0, indices, out=output)
 
-    def close(self):
-        pass
-
-    def measure(self, row_bytes, rows, calls, rounds):
-        torch = self.torch
-        gather = self.open(row_bytes)
-        table_rows, width, dtype = self.shape(row_bytes)
+    def begin(self, row_bytes, rows, calls, rounds):
+        torch, dtype = self.torch, getattr(self.torch, dtype_name(row_bytes))
+        width = row_bytes // dtype.itemsize
+        self.table_rows, self.turns = self.table_bytes // row_bytes, 0
+        self.gather = self.open(self.table_rows, width, dtype)
         shape = (calls, rows, width)
-        outputs = [torch.empty(shape, dtype=dtype, device="cuda") for _ in range(self.slots)]
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        times = []
-        for turn in range(rounds + 1):
-            output = outputs[turn % self.slots]
-            output.view(torch.uint8).fill_(POISON)
-            indices = torch.randint(0, table_rows, (calls, rows), device="cuda")
-            pairs = list(zip(indices, output))
-            torch.cuda.synchronize()
-            start.record()
-            gathered = [gather(index, part) for index, part in pairs]
-            end.record()
-            torch.cuda.synchronize()
-            if turn > 0:
-                times.append(start.elapsed_time(end) / 1e3)
-            self.check(indices.view(-1), torch.cat(gathered) if calls > 1 else gathered[0])
-            del gathered
-        self.close()
-        return times
+        self.outputs = [torch.empty(shape, dtype=dtype, device="cuda") for _ in range(self.slots)]
+        self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        self.turn()
+
+    def turn(self):
+        torch, (start, end) = self.torch, self.events
+        output = self.outputs[self.turns % self.slots]
+        self.turns += 1
+        output.view(torch.uint8).fill_(POISON)
+        indices = torch.randint(0, self.table_rows, output.shape[:2], device="cuda")
+        calls = list(zip(indices, output))
+        torch.cuda.synchronize()
+        start.record()
+        gathered = [self.gather(index, rows) for index, rows in calls]
+        end.record()
+        torch.cuda.synchronize()
+        self.check(indices.view(-1), torch.cat(gathered) if len(gathered) > 1 else gathered[0])
+        return start.elapsed_time(end) / 1e3
 
     def check(self, indices, output):
         torch, width = self.torch, output.shape[1]
-        columns = torch.arange(width, device="cuda")
-        step = max(1, (1 << 25) // width)
+        columns, step = torch.arange(width, device="cuda"), max(1, (1 << 25) // width)
         for first in range(0, len(indices), step):
             places = indices[first : first + step, None] * width + columns
-            expected = ((places * FACTOR) >> 20).to(output.dtype)
-            if not torch.equal(expected, output[first : first + step]):
+            if not torch.equal(self.elements(places, output.dtype), output[first : first + step]):
                 sys.exit(f"{self.name} gathered other rows than it was asked for")
+        torch.cuda.synchronize()
+
+    def end(self):
+        self.outputs = None
 
 
 class WholeGraph(Torch):
     """The rival that wholemem is a successor of: one rank, as it cannot run several on one GPU."""
+
+    comm = None
 
     def __init__(self, table_bytes, kind):
         super().__init__(table_bytes)
@@ -190,24 +184,19 @@ class WholeGraph(Torch):
         import pylibwholegraph.torch as wgth
 
         self.name, self.kind, self.wgth = f"wholegraph {kind}", kind, wgth
-        self.version = getattr(pylibwholegraph, "__version__", "")
-        self.tensor = None
-
-    comm = None
+        self.version = pylibwholegraph.__version__
 
     def communicator(self):
         if WholeGraph.comm is None:
             import torch.distributed as dist
 
-            store = dist.HashStore()
             self.torch.cuda.set_device(0)
-            dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+            dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
             self.wgth.init(0, 1, 0, 1)
             WholeGraph.comm = self.wgth.get_global_communicator()
         return WholeGraph.comm
 
-    def open(self, row_bytes):
-        rows, width, dtype = self.shape(row_bytes)
+    def open(self, rows, width, dtype):
         self.tensor = self.wgth.create_wholememory_tensor(
             self.communicator(), self.kind, "cuda", [rows, width], dtype, [width, 1]
         )
@@ -215,70 +204,96 @@ class WholeGraph(Torch):
         self.fill(local.view(-1))
         return lambda indices, _: self.tensor.gather(indices)
 
-    def close(self):
-        self.torch.cuda.synchronize()
+    def end(self):
+        super().end()
+        self.gather = None
         self.wgth.destroy_wholememory_tensor(self.tensor)
-        self.tensor = None
 
 
-def wholemem(program, where, table_bytes, row_bytes, rows, rounds):
-    """wholemem's cases, one for each number of rows."""
-    command = [program, "bench", "gather", "--json", "--backend", "cuda" if where == "gpu" else "host"]
-    command += ["--table", str(table_bytes), "--row-bytes", str(row_bytes), "--rounds", str(rounds)]
-    command += ["--rows", ",".join(map(str, rows))]
-    report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    if not report["verified"]:
-        sys.exit("wholemem gathered other rows than it was asked for")
-    return report
+class Wholemem:
+    """Our own program, which waits for its turns, for one row size and several numbers of rows."""
+
+    def __init__(self, args, row_bytes, rows):
+        command = [args.program, "bench", "gather", "--in-turns"]
+        command += ["--backend", "cuda" if args.where == "gpu" else "host", "--table", str(args.table)]
+        command += ["--row-bytes", str(row_bytes), "--rounds", str(args.rounds)]
+        command += ["--rows", ",".join(map(str, rows))]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def read(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"wholemem ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def ready(self):
+        """Waits until nothing runs there."""
+        if self.read() != "ready":
+            sys.exit("wholemem is not ready for its turn")
+
+    def turn(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def end(self):
+        report = self.read()
+        if not report["verified"] or self.process.wait() != 0:
+            sys.exit("wholemem gathered other rows than it was asked for")
+        return report["device"]
 
 
 def compare(args, rivals):
-    """All sides for all sizes, lap after lap."""
-    device, cases = None, {}
+    """All sides for all sizes, in turn."""
+    device, cases = None, []
     for row_bytes in args.row_bytes:
-        usual = max(1, min(rivals[0].payload // row_bytes, rivals[0].most_rows))
-        rows = [*args.few, usual]
-        for lap in range(args.laps):
-            print(f"rows of {row_bytes} bytes, lap {lap + 1} of {args.laps}", file=sys.stderr)
-            report = wholemem(args.program, args.where, args.table, row_bytes, rows, args.rounds)
-            device = report["device"]
-            for ours in report["cases"]:
-                case = cases.setdefault((row_bytes, ours["rows"]), {"limit": [], "of_limit": [], "laps": []})
-                case["calls"] = ours["calls"]
-                case["limit"].append(ours["limit"])
-                case["of_limit"].append(ours["of_limit"])
-                rates, bests = {"wholemem": ours["value"]}, {"wholemem": ours["best"]}
-                payload = ours["rows"] * ours["calls"] * row_bytes / 1e9
-                for rival in rivals:
-                    times = rival.measure(row_bytes, ours["rows"], ours["calls"], args.rounds)
-                    rates[rival.name] = payload / statistics.median(times)
-                    bests[rival.name] = payload / min(times)
-                case["laps"].append((rates, bests))
-    return device, [told(*key, case) for key, case in sorted(cases.items())]
+        numbers = sorted({*args.few, max(1, min(rivals[0].payload // row_bytes, rivals[0].most_rows))})
+        ours = Wholemem(args, row_bytes, numbers)
+        for rows in numbers:
+            print(f"{rows} rows of {row_bytes} bytes", file=sys.stderr)
+            rounds = []
+            for _ in range(args.rounds):
+                ours.ready()
+                if not rounds:
+                    calls = calls_of(row_bytes, rows, args.table)
+                    for rival in rivals:
+                        rival.begin(row_bytes, rows, calls, args.rounds)
+                times = {rival.name: rival.turn() for rival in rivals}
+                own = ours.turn()
+                times |= {"wholemem": own["us"] / 1e6, "copy": own["copy_us"] / 1e6}
+                rounds.append(times)
+            if (own["rows"], own["calls"]) != (rows, calls):
+                sys.exit(f"wholemem made {own['calls']} calls of {own['rows']} rows, and not {calls} of {rows}")
+            for rival in rivals:
+                rival.end()
+            cases.append(told(row_bytes, rows, calls, rounds))
+        device = ours.end()
+    return device, cases
 
 
-def told(row_bytes, rows, case):
-    """One case, as it is kept."""
-    names = case["laps"][0][0]
-    median = {name: statistics.median(rates[name] for rates, _ in case["laps"]) for name in names}
-    best = {name: max(bests[name] for _, bests in case["laps"]) for name in names}
-    ratio = {
-        name: statistics.median(rates["wholemem"] / rates[name] for rates, _ in case["laps"])
-        for name in names
-        if name != "wholemem"
-    }
-    digits = lambda values: {name: float(f"{value:.4g}") for name, value in values.items()}
+def calls_of(row_bytes, rows, table_bytes):
+    """How many calls are timed together, as wholemem has it."""
+    return max(1, min(min(8 << 20, table_bytes) // (rows * row_bytes), 2048))
+
+
+def told(row_bytes, rows, calls, rounds):
+    """One case, as it is kept: rates in GB/s of payload, and how much faster we are."""
+    payload, names = rows * calls * row_bytes / 1e9, list(rounds[0])
+    digits = lambda value: float(f"{value:.4g}")
+    rate = lambda pick: {name: digits(payload / pick(times[name] for times in rounds)) for name in names}
+    against = lambda name: digits(statistics.median(times[name] / times["wholemem"] for times in rounds))
+    median, best = rate(statistics.median), rate(min)
     return {
         "row_bytes": row_bytes,
         "rows": rows,
-        "calls": case["calls"],
+        "calls": calls,
         "unit": "GB/s",
-        "limit": float(f"{statistics.median(case['limit']):.4g}"),
-        "of_limit": float(f"{statistics.median(case['of_limit']):.3g}"),
-        "value": digits(median),
-        "best": digits(best),
-        "ratio": digits(ratio),
-        "laps": len(case["laps"]),
+        "limit": median.pop("copy"),
+        "of_limit": against("copy"),
+        "value": median,
+        "best": best,
+        "ratio": {name: against(name) for name in names if name not in ("wholemem", "copy")},
+        "rounds": len(rounds),
     }
 
 
@@ -317,8 +332,7 @@ def main():
     sizes = lambda text: [int(word) for word in text.split(",") if word]
     parser.add_argument("--row-bytes", type=sizes, default=ROW_BYTES)
     parser.add_argument("--few", type=sizes, default=FEW_ROWS, help="small numbers of rows, beside the usual one")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--laps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", help="a file for the figures")
     args = parser.parse_args()
     args.table = args.table or (16 << 30 if args.where == "gpu" else 4 << 30)

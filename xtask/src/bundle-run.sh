@@ -118,7 +118,7 @@ peers() {
     nccl=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>>"$report/log.txt")/lib
     libraries=$(printf '%s:' "$here"/peers/*/lib64)$nccl
     step "peers gather" 540 env PYTHONPATH="$here/peers" LD_LIBRARY_PATH="$libraries:${LD_LIBRARY_PATH:-}" \
-        python3 "$here/peers/gather.py" gpu --program "$here/wholemem" --laps 2 --few 1,100 --rounds 7 \
+        python3 "$here/peers/gather.py" gpu --program "$here/wholemem" --few 1,100 --rounds 9 \
         --json "$report/peers-gather.json"
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct GatherArguments {
     /// On the GPU; PyTorch must be there already.
     #[arg(long)]
     gpu: bool,
-    /// What is passed on to `bench/peers/gather.py`, such as `--row-bytes 64,1024 --laps 1 --json FILE`.
+    /// What is passed on to `bench/peers/gather.py`, such as `--row-bytes 64,1024 --rounds 5 --json FILE`.
     #[arg(last = true, value_name = "ARGUMENTS")]
     rest: Vec<OsString>,
 }

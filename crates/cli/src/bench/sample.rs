@@ -75,6 +75,11 @@ impl Comparison {
         u32::try_from(self.rounds.len()).unwrap_or(u32::MAX)
     }
 
+    /// The times of the latest round.
+    pub(super) fn latest(&self) -> Option<Pair> {
+        self.rounds.last().copied()
+    }
+
     /// What was first wrong with an outcome.
     pub(super) fn flaw(&self) -> Option<&str> {
         self.flaw.as_deref()

@@ -112,6 +112,9 @@ pub(crate) struct RowsArgs {
     /// How often to measure each
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
+    /// Take turns with another program: say `"ready"`, wait for a line on stdin before each round, and print its times
+    #[arg(long)]
+    pub(crate) in_turns: bool,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,9 +1,12 @@
 //! `wholemem bench`.
 
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+
 use serde_json::Value;
 
 use crate::json::{assert_keys, list, object};
-use crate::run::run;
+use crate::run::{program, run};
 
 fn bench(what: &str, args: &[&str]) -> Value {
     let args = [&["bench", what, "--backend", "host", "--json"], args].concat();
@@ -272,4 +275,34 @@ fn a_store_is_measured_beside_a_round_trip_and_checked() {
             "status null",
         ]
     );
+}
+
+#[test]
+fn turns_are_taken_with_another_program() {
+    let args =
+        ["bench", "gather", "--backend", "host", "--row-bytes", "100", "--table", "64KiB", "--rounds", "3"];
+    let mut command = program(&[&args[..], &["--rows", "1,50", "--in-turns"]].concat());
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    let (mut stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut lines = BufReader::new(stdout).lines().map(Result::unwrap);
+    for rows in [1, 1, 1, 50, 50, 50] {
+        assert_eq!(lines.next().unwrap(), "\"ready\"");
+        stdin.write_all(b"\n").unwrap();
+        let round: Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
+        assert_keys(&round, &["row_bytes", "rows", "calls", "us", "copy_us"]);
+        assert_eq!((&round["row_bytes"], &round["rows"]), (&100.into(), &rows.into()));
+        assert!(round["us"].as_f64().unwrap() > 0.0, "{round}");
+    }
+    let report: Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
+    assert_eq!(list(&report["cases"]).len(), 2);
+    assert!(lines.next().is_none() && child.wait().unwrap().success());
+}
+
+#[test]
+fn a_turn_that_never_comes_is_an_error() {
+    let args =
+        ["bench", "gather", "--backend", "host", "--row-bytes", "100", "--table", "64KiB", "--in-turns"];
+    let run = run(&args);
+    assert_eq!((run.code, run.stdout.as_str()), (Some(1), "\"ready\"\n"));
+    assert_eq!(run.stderr, "error: nobody says that it is our turn\n");
 }

@@ -11,11 +11,11 @@ use wholemem_hal::pattern::{Pattern, word};
 use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Rights, Span, Stream};
 use wholemem_os::Deadline;
 
-use super::Op;
 use super::content::{POISON, cores, first_difference, joined, sum_rows, write_rows};
 use super::course::Course;
 use super::indices::Draw;
 use super::table::{Piece, SEED, Table, fill, seed_at};
+use super::{Op, Told};
 use crate::bench::Timed;
 use crate::bench::alloc::raw_failed;
 use crate::bench::sample::{Comparison, Side, Summary};
@@ -25,19 +25,19 @@ use crate::memory;
 /// From here on the plain copy on a host is made by all cores, as a gather is.
 const WORTH_SHARING: usize = 16 << 20;
 
-/// Plays a course as one rank, and calls `round_over` after each round that counts.
+/// Plays a course as one rank, and tells of each round that counts, when it is about to begin and when it is over.
 pub(super) fn play(
     table: &Table,
     course: &Course,
-    round_over: &mut impl FnMut() -> Result<()>,
+    tell: &mut impl FnMut(Told) -> Result<()>,
 ) -> Result<Summary> {
     let mut player = Player::new(table, course)?;
     // One round before anything counts.
-    player.lap(&mut Comparison::default(), 1, &mut || Ok(()))?;
+    player.lap(&mut Comparison::default(), 1, &mut |_| Ok(()))?;
     let mut comparison = Comparison::default();
     while comparison.rounds() < course.rounds {
         let rounds = course.pairs.min(course.rounds - comparison.rounds());
-        player.lap(&mut comparison, rounds, round_over)?;
+        player.lap(&mut comparison, rounds, tell)?;
     }
     if course.op == Op::Scatter {
         table.check(&player.stream, &player.pattern)?;
@@ -123,7 +123,7 @@ impl<'a> Player<'a> {
         &mut self,
         comparison: &mut Comparison,
         rounds: u32,
-        round_over: &mut impl FnMut() -> Result<()>,
+        tell: &mut impl FnMut(Told) -> Result<()>,
     ) -> Result<()> {
         self.laps += 1;
         let used = self.pairs.len().min(rounds as usize);
@@ -132,6 +132,7 @@ impl<'a> Player<'a> {
         }
         self.table.group.barrier(&self.stream)?;
         for round in 0..rounds as usize {
+            tell(Told::Ready)?;
             comparison.round(&mut |side| {
                 let took = self.together(|| match side {
                     Side::Ours => self.ours(&self.pairs[round]),
@@ -139,7 +140,9 @@ impl<'a> Player<'a> {
                 })?;
                 Ok(Timed { took, flaw: None })
             })?;
-            round_over()?;
+            if let Some(pair) = comparison.latest() {
+                tell(Told::Round(pair))?;
+            }
         }
         self.table.group.barrier(&self.stream)?;
         self.table.tensor.check()?;

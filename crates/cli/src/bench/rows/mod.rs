@@ -19,6 +19,7 @@ mod indices;
 mod lap;
 mod report;
 mod table;
+mod turns;
 
 use anyhow::{Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
@@ -28,7 +29,8 @@ use wholemem_hal::{Backend, BackendKind, Device, HostConfig};
 use self::course::{Course, Room};
 pub(crate) use self::crew::rank;
 pub(crate) use self::report::Measured;
-use super::sample::Summary;
+use self::turns::Turns;
+use super::sample::{Pair, Summary};
 use crate::cli::{LocationChoice, RowsArgs};
 use crate::progress::Progress;
 use crate::{backend, memory};
@@ -43,8 +45,10 @@ pub(crate) enum Op {
 /// What is told while rows are moved.
 #[derive(Debug, Serialize, Deserialize)]
 enum Told {
+    /// All is prepared for another round.
+    Ready,
     /// Another round is over.
-    Round,
+    Round(Pair),
     /// A course is over.
     Done(Summary),
     /// It went wrong.
@@ -56,16 +60,18 @@ pub(super) fn run(op: Op, args: &RowsArgs) -> Result<()> {
     let device = opened.backend.device(0)?;
     let courses = Course::all(op, args, &room(&device, &args.location)?)?;
     let mut cases = Vec::new();
+    let turns = args.in_turns.then_some(Turns);
+    ensure!(turns.is_none() || args.ranks == [1], "turns are taken by one rank, not by several");
     for crew in courses.chunk_by(|one, next| one.ranks == next.ranks) {
-        cases.extend(measure(&device, crew)?);
+        cases.extend(measure(&device, crew, turns)?);
     }
-    report::tell(op, &device, &cases, args.json)
+    report::tell(op, &device, &cases, args.json || args.in_turns)
 }
 
 /// A measurement for the tour: so many ranks, one table, rows of 1 KiB.
 pub(crate) fn tour(op: Op, device: &Device, ranks: u32, table: usize) -> Result<Measured> {
     let room = Room { table, ..room(device, &[])? };
-    let mut cases = measure(device, &[Course::of_the_tour(op, ranks, &room)])?;
+    let mut cases = measure(device, &[Course::of_the_tour(op, ranks, &room)], None)?;
     cases.pop().ok_or_else(|| anyhow!("nothing was measured"))
 }
 
@@ -81,13 +87,15 @@ fn room(device: &Device, locations: &[LocationChoice]) -> Result<Room> {
 }
 
 /// Measures courses of one number of ranks.
-fn measure(device: &Device, courses: &[Course]) -> Result<Vec<Measured>> {
+fn measure(device: &Device, courses: &[Course], turns: Option<Turns>) -> Result<Vec<Measured>> {
     let mut measured = Vec::new();
     let mut shown: Option<Progress> = None;
     let mut hear = |told: Told| -> Result<()> {
         let Some(course) = courses.get(measured.len()) else { return Ok(()) };
         match told {
-            Told::Round => {
+            Told::Ready => return turns.map_or(Ok(()), Turns::wait),
+            Told::Round(pair) => {
+                turns.map_or(Ok(()), |turns| turns.end(course, pair))?;
                 let rounds = course.rounds as usize;
                 shown.get_or_insert_with(|| Progress::of_rounds(&course.label(), rounds)).advance(1);
             }
@@ -118,7 +126,7 @@ fn play(group: &Group, courses: &[Course], tell: &mut impl FnMut(Told) -> Result
         let Some(first) = same.first() else { continue };
         let table = table::Table::create(group, first)?;
         for course in same {
-            let summary = lap::play(&table, course, &mut || tell(Told::Round))?;
+            let summary = lap::play(&table, course, tell)?;
             tell(Told::Done(summary))?;
         }
     }
@@ -151,7 +159,8 @@ mod tests {
                         let (mut rounds, mut done) = (0, 0);
                         play(group, courses, &mut |told| {
                             match told {
-                                Told::Round => rounds += 1,
+                                Told::Ready => {}
+                                Told::Round(_) => rounds += 1,
                                 Told::Done(_) => done += 1,
                                 Told::Failed { what, .. } => panic!("{what}"),
                             }
@@ -207,7 +216,7 @@ mod tests {
         let mut row = [0; 100];
         table.tensor.read_rows(&stream, wrong - 1, &mut row).unwrap();
         table.tensor.write_rows(&stream, wrong, &row).unwrap();
-        lap::play(&table, &course, &mut || Ok(())).unwrap_err().to_string()
+        lap::play(&table, &course, &mut |_| Ok(())).unwrap_err().to_string()
     }
 
     #[test]
@@ -224,10 +233,10 @@ mod tests {
         let course = Course { calls: 1, pairs: 1, rounds: 1, ..course };
         let table = table::Table::create(group, &course).unwrap();
         let stream = group.device().stream().unwrap();
-        lap::play(&table, &course, &mut || Ok(())).unwrap();
+        lap::play(&table, &course, &mut |_| Ok(())).unwrap();
         // Of two thousand rows, some that nobody writes.
         table.tensor.write_rows(&stream, 1000, &[7; 1000]).unwrap();
-        let error = lap::play(&table, &course, &mut || Ok(())).unwrap_err().to_string();
+        let error = lap::play(&table, &course, &mut |_| Ok(())).unwrap_err().to_string();
         assert!(error.starts_with("rows that nobody scattered to have changed among 0.."), "{error}");
     }
 }
