@@ -61,6 +61,7 @@ const STYLE: &str = "
   .peer2 { stroke: #be185d; color: #be185d }
   .peer3 { stroke: #1d4ed8; color: #1d4ed8 }
   circle { fill: currentColor; stroke: none }
+  circle.beside { fill: none; stroke: currentColor; stroke-width: 1.5 }
   text.limit, text.ours, text.peer0, text.peer1, text.peer2, text.peer3 { fill: currentColor; stroke: none }
   @media (prefers-color-scheme: dark) {
     text { fill: #9ca3af }
@@ -128,16 +129,19 @@ pub(crate) fn draw(figure: &Figure) -> String {
 
     for series in &figure.series {
         let class = series.style.class();
-        let places: Vec<_> =
-            series.points.iter().map(|(x, y)| format!("{:.1} {:.1}", x_of(*x as f64), y_of(*y))).collect();
+        let place = |(x, y): &(u64, f64)| format!("{:.1} {:.1}", x_of(*x as f64), y_of(*y));
+        // Sizes between the powers of two are another matter, and stand beside the line.
+        let (on, beside): (Vec<_>, Vec<_>) = series.points.iter().partition(|(x, _)| x.is_power_of_two());
+        let places: Vec<_> = on.into_iter().map(place).collect();
         if places.is_empty() {
             continue;
         }
         line(&mut out, &format!(r#"<path class="line {class}" d="M{}"/>"#, places.join("L")));
         if series.style != Style::Limit {
-            for place in &places {
+            let marks = places.into_iter().map(|place| (place, ""));
+            for (place, beside) in marks.chain(beside.into_iter().map(|point| (place(point), " beside"))) {
                 let (x, y) = place.split_once(' ').unwrap_or_default();
-                line(&mut out, &format!(r#"<circle class="{class}" cx="{x}" cy="{y}" r="3"/>"#));
+                line(&mut out, &format!(r#"<circle class="{class}{beside}" cx="{x}" cy="{y}" r="3"/>"#));
             }
         }
     }
@@ -219,6 +223,7 @@ mod tests {
         assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
         assert!(picture.contains("<title>t &amp; t</title>") && picture.contains(">a&lt;1</text>"));
         assert_eq!(picture.matches("<circle").count(), 3, "the limit has no marks");
+        assert_eq!(picture.matches(" beside\"").count(), 1, "twelve is no power of two");
         assert!(!picture.contains("NaN") && !picture.contains("inf"));
     }
 
