@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use wholemem::Dtype;
 use serde::{Deserialize, Serialize};
+use wholemem::Dtype;
 
 use crate::size::ByteCount;
 
