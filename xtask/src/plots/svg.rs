@@ -48,9 +48,10 @@ const BOTTOM: f64 = 372.0;
 /// How far apart the names of two lines are at least.
 const LINE: f64 = 17.0;
 
+/// Readable on either ground by itself: not every viewer asks which it is.
 const STYLE: &str = "
-  text { font: 13px system-ui, sans-serif; fill: #4b5563 }
-  .title { font-size: 17px; font-weight: 600; fill: #111827 }
+  text { font: 13px system-ui, sans-serif; fill: #6e7781 }
+  .title { font-size: 17px; font-weight: 600 }
   .grid { stroke: #9ca3af; stroke-opacity: .35 }
   .line { fill: none; stroke-width: 2 }
   .name { font-weight: 600 }
@@ -65,7 +66,6 @@ const STYLE: &str = "
   text.limit, text.ours, text.peer0, text.peer1, text.peer2, text.peer3 { fill: currentColor; stroke: none }
   @media (prefers-color-scheme: dark) {
     text { fill: #9ca3af }
-    .title { fill: #f3f4f6 }
     .limit { stroke: #9ca3af; color: #9ca3af }
     .ours { stroke: #2dd4bf; color: #2dd4bf }
     .peer0 { stroke: #fbbf24; color: #fbbf24 }

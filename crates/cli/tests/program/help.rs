@@ -61,7 +61,7 @@ fn a_benchmark_explains_what_it_measures() {
 fn gather_explains_what_can_be_chosen() {
     let run = run(&["bench", "gather", "-h"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
-    insta::assert_snapshot!(run.stdout, @r"
+    insta::assert_snapshot!(run.stdout, @r#"
     Gathering rows of a table by their indices, beside a plain copy of as many bytes
 
     Usage: wholemem bench gather [OPTIONS]
@@ -87,9 +87,11 @@ fn gather_explains_what_can_be_chosen() {
           --rows <COUNTS>         How many rows a call moves, such as `1,10,100` [default: what is 2GiB
                                   on a GPU, and 64MiB on a host, and 32 or 4 million at most]
           --rounds <ROUNDS>       How often to measure each [default: 15]
+          --in-turns              Take turns with another program: say `"ready"`, wait for a line on
+                                  stdin before each round, and print its times
           --json                  Print one JSON object instead of a table
       -h, --help                  Print help (see more with '--help')
-    ");
+    "#);
 }
 
 #[test]
