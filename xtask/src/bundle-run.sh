@@ -69,6 +69,7 @@ memory() {
     step "rows" 300 "$here/test-rows" --test-threads=1 gpu::
     step "graphs" 120 "$here/test-graphs" --test-threads=1 gpu_
     step "large" 120 "$here/test-large" --test-threads=1 gpu_
+    step "store" 120 "$here/test-store" --test-threads=1 gpu::suite
     step "demo" 120 "$here/wholemem" demo --backend cuda --size 1GiB
     OUTPUT="$report/alloc.json" bench alloc 180 alloc --sizes 2MiB,8MiB,32MiB,128MiB,512MiB,2GiB,8GiB,16GiB,64GiB
     OUTPUT="$report/share.json" bench share 180 share --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB

@@ -25,6 +25,7 @@ const TESTS: &[(&str, &str)] = &[
     ("wholemem", "graphs"),
     ("wholemem", "large"),
     ("wholemem", "processes"),
+    ("wholemem-store", "store"),
 ];
 
 const SCRIPT: &str = include_str!("bundle-run.sh");
