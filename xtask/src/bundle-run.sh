@@ -67,8 +67,7 @@ memory() {
     step "doctor" 120 sh -c '"$0" doctor --json >"$1"' "$here/wholemem" "$report/doctor.json"
     step "suite" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
     step "rows" 300 "$here/test-rows" --test-threads=1 gpu::
-    step "graphs" 120 "$here/test-graphs" --test-threads=1 gpu_
-    step "large" 120 "$here/test-large" --test-threads=1 gpu_
+    step "graphs and large" 120 "$here/test-whole" --test-threads=1 graphs::gpu_ large::gpu_
     step "store" 120 "$here/test-store" --test-threads=1 gpu::suite
     step "demo" 120 "$here/wholemem" demo --backend cuda --size 1GiB
     OUTPUT="$report/alloc.json" bench alloc 180 alloc --sizes 2MiB,8MiB,32MiB,128MiB,512MiB,2GiB,8GiB,16GiB,64GiB
@@ -78,7 +77,7 @@ memory() {
 
     if begin_mps "suite under MPS"; then
         step "suite under MPS" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
-        step "processes under MPS" 200 "$here/test-processes" --test-threads=1 gpu_
+        step "processes under MPS" 200 "$here/test-whole" --test-threads=1 processes::gpu_
         end_mps
     fi
 

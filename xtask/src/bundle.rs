@@ -19,14 +19,8 @@ const MOST_BYTES: u64 = 20 << 20;
 const PEERS_BYTES: u64 = 44 << 20;
 
 /// The test targets that have something to say about a GPU: package, target, and what it is called in the bundle.
-const TESTS: &[(&str, &str)] = &[
-    ("wholemem-hal", "cuda"),
-    ("wholemem", "rows"),
-    ("wholemem", "graphs"),
-    ("wholemem", "large"),
-    ("wholemem", "processes"),
-    ("wholemem-store", "store"),
-];
+const TESTS: &[(&str, &str)] =
+    &[("wholemem-hal", "cuda"), ("wholemem", "rows"), ("wholemem", "whole"), ("wholemem-store", "store")];
 
 const SCRIPT: &str = include_str!("bundle-run.sh");
 

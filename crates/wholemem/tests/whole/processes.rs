@@ -1,7 +1,5 @@
 //! Ranks that are processes: one memory, equal addresses on request, and nobody waits for a rank that never frees.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
-
 use std::time::Duration;
 
 use wholemem::{

@@ -1,7 +1,5 @@
 //! Order: what is captured and repeated, what runs late, and what a barrier promises.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
-
 use wholemem::{Dense, Dtype, Error, Group, Indices, Kind, Location, Order, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, HostConfig, PinnedBuffer, Stream};
 use wholemem_os::Deadline;

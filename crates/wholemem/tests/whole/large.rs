@@ -1,7 +1,5 @@
 //! A table of more than four gibibytes, for whole runs on machines that have the memory.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
-
 use wholemem::{Dense, Dtype, Error, Group, Indices, Kind, Order, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, Device, HostConfig, PinnedBuffer};
 use wholemem_os::meminfo;
