@@ -3,6 +3,7 @@
 //! | room | what it holds |
 //! |---|---|
 //! | [`mod@conformance`] | one suite for all backends: what each must do, and what each must refuse |
+//! | [`corpus`] | the corpora of fuzz targets, played and changed by a seeded dice |
 //! | [`fault`] | any backend, with its nth call failing |
 //! | [`deferred`] | host streams that run their work late, and in an order nobody should rely on |
 //! | [`cuda`] | the real GPU, or a visible skip; the fake driver in its place; kernels for tests |
@@ -21,6 +22,7 @@ use std::io::Write;
 
 pub mod census;
 pub mod conformance;
+pub mod corpus;
 pub mod cuda;
 pub mod deferred;
 pub mod driver;
