@@ -14,7 +14,7 @@ use crate::machine::standing::Standing;
 use crate::paths::{Next, Paths};
 use crate::rank::Tree;
 use crate::wire::frame::{Header, Kind, MAX_PAYLOAD, What, encode_fault};
-use crate::{Error, Rank, Result, UniqueId};
+use crate::{Error, Rank, Result, UniqueId, watch};
 
 /// A message as it was sent, put together from its frames.
 #[derive(Debug)]
@@ -72,6 +72,7 @@ pub(crate) struct Core {
     pub(crate) changed: Condvar,
     /// The neighbours whose threads have stood still for some time.
     still: Mutex<BTreeSet<Rank>>,
+    pub(crate) watchers: watch::Place,
 }
 
 impl Core {
@@ -99,6 +100,7 @@ impl Core {
             }),
             changed: Condvar::new(),
             still: Mutex::default(),
+            watchers: watch::Place::default(),
         })
     }
 
@@ -190,12 +192,16 @@ impl Core {
 
     /// Takes in that the group has fallen, and tells the others.
     pub(crate) fn fall(&self, fault: Fault, from: Option<Rank>) {
-        let told = {
+        let (told, is_first) = {
             let mut state = self.state();
+            let is_first = state.standing.fault().is_none();
             let told = state.standing.fall(fault.clone(), from);
             self.changed.notify_all();
-            told
+            (told, is_first)
         };
+        if is_first {
+            self.tell(&fault.error());
+        }
         for link in told.into_iter().filter_map(|neighbour| self.link(neighbour)) {
             let header = Header::new(Kind::Fall, What::Nothing, self.tree.rank, link.peer, 0);
             for frame in header.frames(&encode_fault(Some(&fault))) {

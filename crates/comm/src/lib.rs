@@ -68,6 +68,7 @@ mod paths;
 mod progress;
 mod rank;
 mod split;
+mod watch;
 mod wire;
 
 pub use collective::Verdict;
@@ -75,3 +76,4 @@ pub use communicator::{Communicator, DEFAULT_TIMEOUT};
 pub use error::{Error, Result};
 pub use id::UniqueId;
 pub use rank::Rank;
+pub use watch::Watch;

@@ -322,7 +322,9 @@ unsafe impl RawQueue for CudaQueue {
             )
         };
         answer.ok("cuOccupancyMaxActiveBlocksPerMultiprocessor")?;
-        Ok(u32::try_from(blocks).unwrap_or(0))
+        let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let multiprocessors = self.gpus.attribute(function.device, count)?;
+        Ok(u32::try_from(blocks.saturating_mul(multiprocessors)).unwrap_or(0))
     }
 
     unsafe fn launch(

@@ -214,8 +214,8 @@ impl Function {
         &self.module.core.device
     }
 
-    /// How many blocks of `threads` threads run at once on one multiprocessor: blocks that wait for each other must
-    /// all be among them.
+    /// How many blocks of `threads` threads run at once on the device, if nothing else does: blocks that wait for each
+    /// other must all be among them.
     ///
     /// # Errors
     /// [`Error::Failed`].

@@ -67,6 +67,15 @@ impl StreamCore {
     }
 }
 
+/// Streams are equal if they are clones of each other.
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.core, &other.core)
+    }
+}
+
+impl Eq for Stream {}
+
 impl Drop for StreamCore {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -110,6 +119,18 @@ impl Stream {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.core.device
+    }
+
+    /// Whether what is enqueued now is [recorded](Self::capture) instead of run.
+    #[must_use]
+    pub fn is_capturing(&self) -> bool {
+        self.core.state().capture.is_some()
+    }
+
+    /// Whether work has run when the call that enqueues it returns, unless it is being recorded.
+    #[must_use]
+    pub fn runs_inline(&self) -> bool {
+        self.device().backend().queue().runs_inline()
     }
 
     /// Copies `from` to `to`, which must be as long and not overlap it.

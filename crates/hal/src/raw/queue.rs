@@ -278,7 +278,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuModuleGetFunction")]
     unsafe fn function(&self, module: RawModule, name: &str) -> Result<Option<RawFunction>, Cause>;
 
-    /// How many blocks of this shape run at once on one multiprocessor.
+    /// How many blocks of this shape run at once on the device.
     ///
     /// # Errors
     /// What the driver said.
