@@ -13,7 +13,10 @@ use crate::{command, toolchain};
 const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-os", &["shared::", "size::", "packet::wire::"]),
     ("wholemem-hal", &["suballocator::", "granule::", "rights::", "queue::module::"]),
-    ("wholemem", &["every_copy_moves_its_bytes", "rows_beyond_four_gibibytes"]),
+    (
+        "wholemem",
+        &["every_copy_moves_its_bytes", "rows_beyond_four_gibibytes", "combined_as_the_naive_way_does"],
+    ),
     ("wholemem-store", &["id::", "index::layout::", "index::record::", "server::ledger::"]),
 ];
 

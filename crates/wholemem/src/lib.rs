@@ -131,6 +131,7 @@ mod memory;
 mod ops;
 mod partition;
 mod placement;
+mod reduce;
 mod tensor;
 mod verdict;
 
@@ -143,5 +144,6 @@ pub use memory::{MemorySpec, WholeMemory};
 pub use ops::{Dense, ElementsRequest, IndexType, Indices, OnBadIndex, Order, RowsRequest};
 pub use partition::Partition;
 pub use placement::{Extent, Placement};
+pub use reduce::{ReduceOp, UnknownReduceOp};
 pub use tensor::{LocalRows, TensorSpec, WholeTensor};
 pub use wholemem_comm::{Communicator, Rank};

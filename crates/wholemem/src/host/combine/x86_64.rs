@@ -1,0 +1,382 @@
+//! Blocks in the vector registers of x86-64: loaded and stored by assembly, combined there by the compiler.
+
+use std::arch::asm;
+use std::arch::x86_64::{
+    __m128i, __m256, __m256i, _MM_FROUND_TO_NEAREST_INT, _mm256_add_epi32, _mm256_and_si256,
+    _mm256_blend_epi16, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_set1_epi32, _mm256_setzero_si256,
+    _mm256_slli_epi32, _mm256_srli_epi32,
+};
+use std::mem::{MaybeUninit, transmute_copy};
+
+use half::{bf16, f16};
+
+use super::halves::{narrow_pairs, widen_pairs};
+use super::machine::Machine;
+
+/// Processors with AVX2 and F16C.
+pub(super) struct Avx2;
+
+/// # Safety
+/// `from` is readable for 32 bytes, as raw memory that others may write meanwhile.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load(from: *const u8) -> __m256i {
+    let register;
+    // SAFETY: readable by the caller's word.
+    unsafe {
+        asm!(
+            "vmovdqu {register}, [{from}]",
+            from = in(reg) from,
+            register = out(ymm_reg) register,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    register
+}
+
+/// Loads eight halves, as singles.
+///
+/// # Safety
+/// `from` is readable for 16 bytes, as raw memory that others may write meanwhile.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn load_halves(from: *const u8) -> __m256 {
+    let register;
+    // SAFETY: readable by the caller's word.
+    unsafe {
+        asm!(
+            "vcvtph2ps {register}, xmmword ptr [{from}]",
+            from = in(reg) from,
+            register = out(ymm_reg) register,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    register
+}
+
+/// # Safety
+/// `to` is writable for 32 bytes, as raw memory.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store(register: __m256i, to: *mut u8) {
+    // SAFETY: writable by the caller's word.
+    unsafe {
+        asm!(
+            "vmovdqu [{to}], {register}",
+            to = in(reg) to,
+            register = in(ymm_reg) register,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// # Safety
+/// `to` is writable for 32 bytes, as raw memory, and a multiple of as many.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn stream(register: __m256i, to: *mut u8) {
+    // SAFETY: writable and aligned by the caller's word.
+    unsafe {
+        asm!(
+            "vmovntdq [{to}], {register}",
+            to = in(reg) to,
+            register = in(ymm_reg) register,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// # Safety
+/// As [`load`], for 16 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_half(from: *const u8) -> __m128i {
+    let register;
+    // SAFETY: readable by the caller's word.
+    unsafe {
+        asm!(
+            "vmovdqu {register}, [{from}]",
+            from = in(reg) from,
+            register = out(xmm_reg) register,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    register
+}
+
+/// # Safety
+/// As [`store`], for 16 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store_half(register: __m128i, to: *mut u8) {
+    // SAFETY: writable by the caller's word.
+    unsafe {
+        asm!(
+            "vmovdqu [{to}], {register}",
+            to = in(reg) to,
+            register = in(xmm_reg) register,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Loads and stores of fewer bytes, by way of the ordinary registers: a vector of what was just written piece by piece
+/// would have to wait until all of it has reached the cache.
+macro_rules! pieces {
+    ($($load:ident, $store:ident: $type:ident, $read:literal, $write:literal, $register:ident;)*) => {$(
+        /// # Safety
+        /// `from` is readable for a number of this type, as raw memory that others may write meanwhile.
+        #[inline(always)]
+        unsafe fn $load(from: *const u8) -> u128 {
+            let value: u64;
+            // SAFETY: readable by the caller's word.
+            unsafe {
+                asm!($read, from = in(reg) from, value = out(reg) value, options(nostack, preserves_flags, readonly));
+            }
+            value.into()
+        }
+
+        /// # Safety
+        /// `to` is writable for a number of this type, as raw memory.
+        #[inline(always)]
+        #[expect(clippy::allow_attributes, reason = "the cast is none for some of the types")]
+        #[allow(clippy::cast_possible_truncation, reason = "the lower bits are what is stored")]
+        unsafe fn $store(value: u128, to: *mut u8) {
+            // SAFETY: writable by the caller's word.
+            unsafe {
+                asm!($write, to = in(reg) to, value = in($register) value as $type, options(nostack, preserves_flags));
+            }
+        }
+    )*};
+}
+
+pieces! {
+    load_8, store_8: u64, "mov {value}, [{from}]", "mov [{to}], {value}", reg;
+    load_4, store_4: u32, "mov {value:e}, [{from}]", "mov [{to}], {value:e}", reg;
+    load_2, store_2: u16, "movzx {value:e}, word ptr [{from}]", "mov [{to}], {value:x}", reg;
+    load_1, store_1: u8, "movzx {value:e}, byte ptr [{from}]", "mov [{to}], {value}", reg_byte;
+}
+
+/// Hands the place of each register of elements to a function, by how far it is from the first, and at last the place of
+/// half a register, if there is one.
+#[inline(always)]
+fn for_registers<T, const COUNT: usize>(wide: impl Fn(usize), half: impl Fn(usize)) {
+    const { assert!(size_of::<[T; COUNT]>().is_multiple_of(32) || size_of::<[T; COUNT]>() == 16) };
+    for at in (0..size_of::<[T; COUNT]>() & !31).step_by(32) {
+        wide(at);
+    }
+    if size_of::<[T; COUNT]>() == 16 {
+        half(0);
+    }
+}
+
+impl Machine for Avx2 {
+    #[inline(always)]
+    unsafe fn load<T: Copy, const COUNT: usize>(from: *const u8) -> [T; COUNT] {
+        let mut elements = MaybeUninit::<[T; COUNT]>::uninit();
+        let place: *mut u8 = elements.as_mut_ptr().cast();
+        for_registers::<T, COUNT>(
+            |at| {
+                // SAFETY: within the caller's range; the processor has such registers.
+                let register = unsafe { load(from.wrapping_add(at)) };
+                // SAFETY: within the elements.
+                unsafe { place.wrapping_add(at).cast::<__m256i>().write_unaligned(register) };
+            },
+            |at| {
+                // SAFETY: as above.
+                let register = unsafe { load_half(from.wrapping_add(at)) };
+                // SAFETY: as above.
+                unsafe { place.wrapping_add(at).cast::<__m128i>().write_unaligned(register) };
+            },
+        );
+        // SAFETY: every byte was written, and any bits are an element.
+        unsafe { elements.assume_init() }
+    }
+
+    #[inline(always)]
+    unsafe fn store<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8) {
+        let place: *const u8 = elements.as_ptr().cast();
+        for_registers::<T, COUNT>(
+            |at| {
+                // SAFETY: within the elements.
+                let register = unsafe { place.wrapping_add(at).cast::<__m256i>().read_unaligned() };
+                // SAFETY: within the caller's range; the processor has such registers.
+                unsafe { store(register, to.wrapping_add(at)) };
+            },
+            |at| {
+                // SAFETY: as above.
+                let register = unsafe { place.wrapping_add(at).cast::<__m128i>().read_unaligned() };
+                // SAFETY: as above.
+                unsafe { store_half(register, to.wrapping_add(at)) };
+            },
+        );
+    }
+
+    #[inline(always)]
+    unsafe fn stream<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8) {
+        debug_assert!(size_of::<[T; COUNT]>().is_multiple_of(32));
+        for at in (0..size_of::<[T; COUNT]>()).step_by(32) {
+            // SAFETY: within the elements.
+            let register =
+                unsafe { elements.as_ptr().wrapping_byte_add(at).cast::<__m256i>().read_unaligned() };
+            // SAFETY: within the caller's range, and aligned by its word; the processor has such registers.
+            unsafe { stream(register, to.wrapping_add(at)) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_some<T: Copy, const COUNT: usize>(from: *const u8, len: usize) -> [T; COUNT] {
+        const { assert!(size_of::<[T; COUNT]>() == 16) };
+        let (mut bits, mut at) = (0, 0);
+        if len & 8 != 0 {
+            // SAFETY: 8 bytes within the caller's range.
+            bits = unsafe { load_8(from) };
+            at = 8;
+        }
+        if len & 4 != 0 {
+            // SAFETY: the next 4 bytes of the caller's range.
+            bits |= unsafe { load_4(from.wrapping_add(at)) } << (8 * at);
+            at += 4;
+        }
+        if len & 2 != 0 {
+            // SAFETY: the next 2 bytes of the caller's range.
+            bits |= unsafe { load_2(from.wrapping_add(at)) } << (8 * at);
+            at += 2;
+        }
+        if len & 1 != 0 {
+            // SAFETY: the last byte of the caller's range.
+            bits |= unsafe { load_1(from.wrapping_add(at)) } << (8 * at);
+        }
+        // SAFETY: as many bytes, and any bits are an element.
+        unsafe { transmute_copy::<u128, [T; COUNT]>(&bits) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_some<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8, len: usize) {
+        const { assert!(size_of::<[T; COUNT]>() == 16) };
+        // SAFETY: as many bytes, and elements have no gaps.
+        let bits = unsafe { transmute_copy::<[T; COUNT], u128>(&elements) };
+        let mut at = 0;
+        if len & 8 != 0 {
+            // SAFETY: 8 bytes within the caller's range.
+            unsafe { store_8(bits, to) };
+            at = 8;
+        }
+        if len & 4 != 0 {
+            // SAFETY: the next 4 bytes of the caller's range.
+            unsafe { store_4(bits >> (8 * at), to.wrapping_add(at)) };
+            at += 4;
+        }
+        if len & 2 != 0 {
+            // SAFETY: the next 2 bytes of the caller's range.
+            unsafe { store_2(bits >> (8 * at), to.wrapping_add(at)) };
+            at += 2;
+        }
+        if len & 1 != 0 {
+            // SAFETY: the last byte of the caller's range.
+            unsafe { store_1(bits >> (8 * at), to.wrapping_add(at)) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves<const COUNT: usize>(from: *const u8) -> [f32; COUNT] {
+        const { assert!(COUNT.is_multiple_of(8)) };
+        let mut singles = [0.0; COUNT];
+        for at in (0..COUNT).step_by(8) {
+            // SAFETY: within the caller's range; the processor has this instruction.
+            let wide = unsafe { load_halves(from.wrapping_add(at * size_of::<f16>())) };
+            // SAFETY: eight of the singles.
+            unsafe { singles.as_mut_ptr().wrapping_add(at).cast::<__m256>().write_unaligned(wide) };
+        }
+        singles
+    }
+
+    #[inline(always)]
+    fn widen_halves<const COUNT: usize>(halves: [f16; COUNT]) -> [f32; COUNT] {
+        const { assert!(COUNT.is_multiple_of(8)) };
+        let mut singles = [0.0; COUNT];
+        for at in (0..COUNT).step_by(8) {
+            // SAFETY: eight of the halves.
+            let eight = unsafe { halves.as_ptr().wrapping_add(at).cast::<__m128i>().read_unaligned() };
+            // SAFETY: the processor has this instruction.
+            let wide = unsafe { _mm256_cvtph_ps(eight) };
+            // SAFETY: eight of the singles.
+            unsafe { singles.as_mut_ptr().wrapping_add(at).cast::<__m256>().write_unaligned(wide) };
+        }
+        singles
+    }
+
+    #[inline(always)]
+    fn narrow_to_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [f16; COUNT] {
+        const { assert!(COUNT.is_multiple_of(8)) };
+        let mut halves = [f16::ZERO; COUNT];
+        for at in (0..COUNT).step_by(8) {
+            // SAFETY: eight of the singles.
+            let eight = unsafe { singles.as_ptr().wrapping_add(at).cast::<__m256>().read_unaligned() };
+            // SAFETY: the processor has this instruction.
+            let narrow = unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(eight) };
+            // SAFETY: eight of the halves.
+            unsafe { halves.as_mut_ptr().wrapping_add(at).cast::<__m128i>().write_unaligned(narrow) };
+        }
+        halves
+    }
+
+    // Left to itself, the compiler reverses the words and turns them back.
+    #[inline(always)]
+    fn widen_upper_halves<const COUNT: usize>(halves: [bf16; COUNT]) -> [f32; COUNT] {
+        if !COUNT.is_multiple_of(16) {
+            return widen_pairs(halves);
+        }
+        let mut singles = [0.0; COUNT];
+        for at in (0..COUNT / 2).step_by(8) {
+            // SAFETY: eight pairs of the halves.
+            let words = unsafe { halves.as_ptr().wrapping_add(2 * at).cast::<__m256i>().read_unaligned() };
+            // SAFETY: the processor has these instructions.
+            let (lower, upper) = unsafe { unpack(words) };
+            let place = singles.as_mut_ptr().wrapping_add(at);
+            // SAFETY: eight of the singles.
+            unsafe { place.cast::<__m256i>().write_unaligned(lower) };
+            // SAFETY: eight of the second half of the singles.
+            unsafe { place.wrapping_add(COUNT / 2).cast::<__m256i>().write_unaligned(upper) };
+        }
+        singles
+    }
+
+    #[inline(always)]
+    fn narrow_to_upper_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [bf16; COUNT] {
+        if !COUNT.is_multiple_of(16) {
+            return narrow_pairs(singles);
+        }
+        let mut halves = [bf16::ZERO; COUNT];
+        for at in (0..COUNT / 2).step_by(8) {
+            let place = singles.as_ptr().wrapping_add(at);
+            // SAFETY: eight of the singles.
+            let lower = unsafe { place.cast::<__m256i>().read_unaligned() };
+            // SAFETY: eight of the second half of the singles.
+            let upper = unsafe { place.wrapping_add(COUNT / 2).cast::<__m256i>().read_unaligned() };
+            // SAFETY: the processor has these instructions.
+            let words = unsafe { pack(lower, upper) };
+            // SAFETY: eight pairs of the halves.
+            unsafe { halves.as_mut_ptr().wrapping_add(2 * at).cast::<__m256i>().write_unaligned(words) };
+        }
+        halves
+    }
+}
+
+/// The lower and the upper halves of words, each as the upper half of a word.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn unpack(words: __m256i) -> (__m256i, __m256i) {
+    (_mm256_slli_epi32::<16>(words), _mm256_blend_epi16::<0xaa>(_mm256_setzero_si256(), words))
+}
+
+/// Words of the upper halves of what is nearest to singles: as [`narrow_pairs`] does.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn pack(lower: __m256i, upper: __m256i) -> __m256i {
+    let rounded = |bits: __m256i| {
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd)
+    };
+    _mm256_blend_epi16::<0xaa>(_mm256_srli_epi32::<16>(rounded(lower)), rounded(upper))
+}
