@@ -15,7 +15,7 @@ const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-hal", &["suballocator::", "granule::", "rights::", "queue::module::"]),
     (
         "wholemem",
-        &["every_copy_moves_its_bytes", "rows_beyond_four_gibibytes", "combined_as_the_naive_way_does"],
+        &["every_copy_moves_its_bytes", "rows_beyond_four_gibibytes", "a_few_elements_are_combined"],
     ),
     ("wholemem-store", &["id::", "index::layout::", "index::record::", "server::ledger::"]),
 ];

@@ -84,8 +84,10 @@ impl Buffer {
     }
 
     fn is_guarded(&self) -> bool {
+        // Whole slices are compared, which takes Miri no longer than a byte.
+        let whole = |guard: &[u8]| guard == vec![UNTOUCHED; guard.len()];
         let (before, rest) = self.bytes.split_at(self.start);
-        before.iter().chain(&rest[self.len..]).all(|byte| *byte == UNTOUCHED)
+        whole(before) && whole(&rest[self.len..])
     }
 }
 
@@ -145,9 +147,9 @@ fn check(dtype: Dtype, op: ReduceOp, ranks: usize, count: usize, seed: u64) -> R
 #[test]
 fn a_few_elements_are_combined_as_the_naive_way_does() {
     // Every element takes Miri a good while.
-    let (most_ranks, step) = if cfg!(miri) { (3, 11) } else { (9, 1) };
+    let (all_ranks, step) = if cfg!(miri) { (2..=2, BLOCK + 5) } else { (1..=9, 1) };
     for (dtype, op) in operations() {
-        for ranks in 1..=most_ranks {
+        for ranks in all_ranks.clone() {
             for count in (0..=2 * BLOCK + 3).step_by(step) {
                 let seed = u64::try_from(ranks * 100 + count).unwrap();
                 check(dtype, op, ranks, count, seed).unwrap();
