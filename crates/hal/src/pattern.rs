@@ -88,7 +88,7 @@ impl Pattern {
         stream.write(&result, &[0; WORD])?;
         let args = Args::new().u64(from.address()).u64(count).u64(result.address());
         // SAFETY: the arguments are what the kernel takes; both spans are accessible and held.
-        unsafe { stream.launch(&self.sum, &shape(count), &args, &[from.clone(), result.clone()]) }?;
+        unsafe { stream.launch(&self.sum, &shape(count), &args, [from, &result]) }?;
         stream.synchronize(Deadline::NEVER)?;
         let mut sum = [0; WORD];
         stream.read(&result, &mut sum)?;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wholemem_hal::host::{HostMemory, HostQueue, Schedule, StreamId, Work};
-use wholemem_hal::{Backend, HostConfig, Result};
+use wholemem_hal::{Args, Backend, HostConfig, Result};
 
 /// A schedule that runs nothing before it must.
 #[derive(Debug)]
@@ -79,11 +79,11 @@ unsafe impl Schedule for Deferred {
         false
     }
 
-    unsafe fn submit(&self, stream: StreamId, work: Work) {
+    unsafe fn submit(&self, stream: StreamId, work: Work<&Args>) {
         // Another process cannot make us run anything by waiting, so a record it may wait for is run to at once.
         let others_wait = matches!(&work, Work::Record { event, .. } if event.is_shared());
         let mut state = self.state();
-        state.streams.entry(stream).or_default().push_back(work);
+        state.streams.entry(stream).or_default().push_back(work.keep());
         // So is what that record waits for, on other streams.
         while others_wait
             && state.streams.contains_key(&stream)

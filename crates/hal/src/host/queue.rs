@@ -9,17 +9,17 @@ use std::time::Duration;
 use wholemem_os::Deadline;
 
 use super::schedule::Inline;
-use super::{HostEvent, Schedule, Work};
+use super::{HostEvent, Schedule, StreamId, Work};
 use crate::raw::{
     Address, EventHandle, EventKind, RawEvent, RawFunction, RawGraph, RawModule, RawQueue, RawStream,
 };
-use crate::{Args, Capability, Cause, DeviceId, KernelImage, LaunchShape};
+use crate::{Args, Capability, Cause, DeviceId, HostFunction, KernelImage, LaunchShape};
 
 /// Streams, events, graphs and kernels of the host.
 #[derive(Debug)]
 pub struct HostQueue {
     schedule: Box<dyn Schedule>,
-    streams: Table<Mutex<Option<Vec<Work>>>>,
+    streams: Table<HostStream>,
     events: Table<EventEntry>,
     graphs: Table<Vec<Work>>,
     modules: Table<KernelImage>,
@@ -31,8 +31,29 @@ struct EventEntry {
     kind: EventKind,
 }
 
-/// A function's number is its module's with its place in the module behind it.
-const FUNCTION_BITS: u32 = 16;
+/// A stream. Its handle is its address, as a function's is that of its entry in the image: work is enqueued often, and needs
+/// no lock or table to find them.
+#[derive(Debug)]
+struct HostStream {
+    /// Unlike its address never used again: a stream that is given up may have work left.
+    id: StreamId,
+    /// What is recorded, while it is being captured.
+    captured: Mutex<Option<Vec<Work>>>,
+}
+
+impl HostStream {
+    /// The stream of a handle.
+    ///
+    /// # Safety
+    /// The handle is of a stream of this backend, which lives for all of `'a`.
+    unsafe fn of<'a>(stream: RawStream) -> &'a Self {
+        // SAFETY: by the caller's word; `create_stream` made the handle of its address, and the table keeps it there.
+        unsafe { &*pointer(stream.handle) }
+    }
+}
+
+/// What an image has for a name.
+type Entry = (&'static str, HostFunction);
 
 impl HostQueue {
     /// Work runs where it is enqueued.
@@ -57,12 +78,13 @@ impl HostQueue {
     ///
     /// # Safety
     /// As [`Schedule::submit`]; what is recorded stays accessible as long as its graph is launched.
-    unsafe fn submit(&self, stream: RawStream, work: Work) {
-        let captured = self.streams.get(stream.handle);
-        match &mut *lock(&captured) {
-            Some(recorded) => recorded.push(work),
+    unsafe fn submit(&self, stream: RawStream, work: Work<&Args>) {
+        // SAFETY: the module's contract: handles are live.
+        let stream = unsafe { HostStream::of(stream) };
+        match &mut *lock(&stream.captured) {
+            Some(recorded) => recorded.push(work.keep()),
             // SAFETY: passed on from the caller.
-            None => unsafe { self.schedule.submit(stream.handle, work) },
+            None => unsafe { self.schedule.submit(stream.id, work) },
         }
     }
 
@@ -91,16 +113,21 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn create_stream(&self, device: DeviceId) -> Result<RawStream, Cause> {
-        Ok(RawStream { device, handle: self.streams.insert(Mutex::new(None)) })
+        let stream = self.streams.insert_numbered(|id| HostStream { id, captured: Mutex::new(None) });
+        Ok(RawStream { device, handle: number(Arc::as_ptr(&stream)) })
     }
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), Cause> {
-        self.streams.remove(stream.handle);
+        // SAFETY: the module's contract: handles are live.
+        let id = unsafe { HostStream::of(stream) }.id;
+        self.streams.remove(id);
         Ok(())
     }
 
     unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, Cause> {
-        Ok(self.drive(deadline, || self.schedule.is_idle(stream.handle)))
+        // SAFETY: the module's contract: handles are live.
+        let stream = unsafe { HostStream::of(stream) };
+        Ok(self.drive(deadline, || self.schedule.is_idle(stream.id)))
     }
 
     unsafe fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent, Cause> {
@@ -190,12 +217,15 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), Cause> {
-        *lock(&self.streams.get(stream.handle)) = Some(Vec::new());
+        // SAFETY: the module's contract: handles are live.
+        let stream = unsafe { HostStream::of(stream) };
+        *lock(&stream.captured) = Some(Vec::new());
         Ok(())
     }
 
     unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, Cause> {
-        let recorded = lock(&self.streams.get(stream.handle)).take().unwrap_or_default();
+        // SAFETY: the module's contract: handles are live.
+        let recorded = lock(&unsafe { HostStream::of(stream) }.captured).take().unwrap_or_default();
         Ok(RawGraph { device: stream.device, handle: self.graphs.insert(recorded) })
     }
 
@@ -221,9 +251,9 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn function(&self, module: RawModule, name: &str) -> Result<Option<RawFunction>, Cause> {
-        let place = self.modules.get(module.handle).host.iter().position(|(known, _)| *known == name);
-        let number = |place: usize| module.handle << FUNCTION_BITS | place as u64;
-        Ok(place.map(|place| RawFunction { device: module.device, handle: number(place) }))
+        let host: &'static [Entry] = self.modules.get(module.handle).host;
+        let entry = host.iter().find(|(known, _)| *known == name);
+        Ok(entry.map(|entry| RawFunction { device: module.device, handle: number(entry) }))
     }
 
     unsafe fn occupancy(&self, _function: RawFunction, _block: u32, _shared_len: u32) -> Result<u32, Cause> {
@@ -238,12 +268,22 @@ unsafe impl RawQueue for HostQueue {
         shape: &LaunchShape,
         args: &Args,
     ) -> Result<(), Cause> {
-        let place = usize::try_from(function.handle & ((1 << FUNCTION_BITS) - 1)).expect("sixteen bits");
-        let (_, function) = self.modules.get(function.handle >> FUNCTION_BITS).host[place];
+        // SAFETY: the module's contract: `function` made the handle, of an entry that is never freed.
+        let (_, function) = unsafe { *pointer::<Entry>(function.handle) };
         // SAFETY: the module's contract: the arguments fit, and what they name is kept until it has run.
-        unsafe { self.submit(stream, Work::Call { function, shape: *shape, args: args.clone() }) };
+        unsafe { self.submit(stream, Work::Call { function, shape: *shape, args }) };
         Ok(())
     }
+}
+
+/// An address as a handle.
+fn number<T>(at: *const T) -> u64 {
+    at.expose_provenance() as u64
+}
+
+/// The address that a handle was made of.
+fn pointer<T>(handle: u64) -> *const T {
+    std::ptr::with_exposed_provenance(usize::try_from(handle).expect("an address"))
 }
 
 /// Live things by number. Numbers are never used twice.
@@ -266,9 +306,20 @@ impl<T> fmt::Debug for Table<T> {
 
 impl<T> Table<T> {
     fn insert(&self, entry: T) -> u64 {
+        let mut number = 0;
+        self.insert_numbered(|id| {
+            number = id;
+            entry
+        });
+        number
+    }
+
+    /// Keeps what is made with the number that it is kept by.
+    fn insert_numbered(&self, make: impl FnOnce(u64) -> T) -> Arc<T> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        lock(&self.entries).insert(id, Arc::new(entry));
-        id
+        let entry = Arc::new(make(id));
+        lock(&self.entries).insert(id, Arc::clone(&entry));
+        entry
     }
 
     fn get(&self, id: u64) -> Arc<T> {
@@ -287,7 +338,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::StreamId;
     use super::*;
 
     /// Looks at records when they are submitted, and runs them.
@@ -300,7 +350,7 @@ mod tests {
             true
         }
 
-        unsafe fn submit(&self, _stream: StreamId, work: Work) {
+        unsafe fn submit(&self, _stream: StreamId, work: Work<&Args>) {
             let Work::Record { event, ticket } = &work else { panic!("a record: {work:?}") };
             assert!(event.asked() < *ticket, "a process that dies here leaves nobody waiting");
             // SAFETY: a record touches no memory but the event.

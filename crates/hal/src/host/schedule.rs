@@ -1,5 +1,6 @@
 //! When the work of host streams runs: at once, or whenever a test kit's schedule gets to it.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +14,10 @@ use crate::{Args, HostFunction, LaunchShape};
 /// The number of a stream within its queue.
 pub type StreamId = u64;
 
-/// One piece of work.
+/// One piece of work, with the arguments of its kernel: borrowed where it is submitted, its own where it is
+/// [kept](Work::keep) to run later.
 #[derive(Clone)]
-pub enum Work {
+pub enum Work<A = Args> {
     /// Copy bytes.
     Copy {
         /// Where to.
@@ -55,13 +57,13 @@ pub enum Work {
         /// Its shape.
         shape: LaunchShape,
         /// Its arguments.
-        args: Args,
+        args: A,
     },
     /// Run all of these in order.
     Graph(Arc<Vec<Work>>),
 }
 
-impl fmt::Debug for Work {
+impl<A> fmt::Debug for Work<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Copy { to, from, len } => write!(f, "Copy({to:?} <- {from:?}, {len})"),
@@ -74,7 +76,22 @@ impl fmt::Debug for Work {
     }
 }
 
-impl Work {
+impl Work<&Args> {
+    /// The same work, for a time when whoever submitted it has gone on.
+    #[must_use]
+    pub fn keep(self) -> Work {
+        match self {
+            Self::Copy { to, from, len } => Work::Copy { to, from, len },
+            Self::Fill { to, value, len } => Work::Fill { to, value, len },
+            Self::Record { event, ticket } => Work::Record { event, ticket },
+            Self::Wait { event, ticket } => Work::Wait { event, ticket },
+            Self::Call { function, shape, args } => Work::Call { function, shape, args: args.clone() },
+            Self::Graph(works) => Work::Graph(works),
+        }
+    }
+}
+
+impl<A: Borrow<Args>> Work<A> {
     /// Whether it could run now without waiting.
     #[must_use]
     pub fn is_ready(&self) -> bool {
@@ -109,7 +126,7 @@ impl Work {
                 }
             }
             // SAFETY: the caller answers for the arguments.
-            Self::Call { function, shape, args } => unsafe { function(shape, args) },
+            Self::Call { function, shape, args } => unsafe { function(shape, args.borrow()) },
             Self::Graph(works) => {
                 for work in works.iter() {
                     // SAFETY: passed on from the caller.
@@ -146,7 +163,7 @@ pub unsafe trait Schedule: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// What the work touches stays as [`Work::run`] needs it until it has run.
-    unsafe fn submit(&self, stream: StreamId, work: Work);
+    unsafe fn submit(&self, stream: StreamId, work: Work<&Args>);
 
     /// Whether all work of a stream has run.
     fn is_idle(&self, stream: StreamId) -> bool;
@@ -166,7 +183,7 @@ unsafe impl Schedule for Inline {
         true
     }
 
-    unsafe fn submit(&self, _stream: StreamId, work: Work) {
+    unsafe fn submit(&self, _stream: StreamId, work: Work<&Args>) {
         // SAFETY: passed on from the caller.
         unsafe { work.run() };
     }

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
+use super::flight::Operand;
 use crate::raw::{RawFunction, RawModule};
 use crate::retire::{Owned, Teardown};
 use crate::{Attempt, Backend, Device, Error, Result};
@@ -59,7 +62,7 @@ impl LaunchShape {
     }
 }
 
-/// The arguments of a launch, in order.
+/// The arguments of a launch, in order. A few short ones take no memory but their own.
 ///
 /// ```
 /// use wholemem_hal::Args;
@@ -70,32 +73,36 @@ impl LaunchShape {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args {
-    bytes: Vec<u8>,
+    bytes: SmallVec<[u8; 192]>,
     /// Where each argument lies in `bytes`, aligned to the argument's own alignment.
-    places: Vec<(usize, usize)>,
+    places: SmallVec<[(usize, usize); 4]>,
 }
 
 impl Args {
     /// No arguments yet.
     #[must_use]
+    #[inline]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Adds a four-byte number.
     #[must_use]
+    #[inline]
     pub fn u32(self, value: u32) -> Self {
         self.bytes(&value.to_ne_bytes(), align_of::<u32>())
     }
 
     /// Adds an eight-byte number, or an address.
     #[must_use]
+    #[inline]
     pub fn u64(self, value: u64) -> Self {
         self.bytes(&value.to_ne_bytes(), align_of::<u64>())
     }
 
     /// Adds a structure by its bytes; `align` is its alignment, a power of two.
     #[must_use]
+    #[inline]
     pub fn bytes(mut self, value: &[u8], align: usize) -> Self {
         // No argument needs more than a page's alignment; what is no power of two means the next one.
         let align = align.clamp(1, 4096).next_power_of_two();
@@ -114,6 +121,7 @@ impl Args {
 
     /// The bytes of one argument.
     #[must_use]
+    #[inline]
     pub fn read(&self, index: usize) -> Option<&[u8]> {
         let &(start, len) = self.places.get(index)?;
         self.bytes.get(start..start + len)
@@ -231,6 +239,11 @@ impl Function {
     pub(super) fn raw(&self) -> RawFunction {
         self.raw
     }
+
+    /// What work that runs it holds.
+    pub(super) fn operand(&self) -> Operand {
+        Arc::<ModuleCore>::clone(&self.module.core)
+    }
 }
 
 #[cfg(test)]
@@ -240,9 +253,9 @@ mod tests {
     #[test]
     fn arguments_are_aligned_as_their_types_are() {
         let args = Args::new().u32(1).u64(2).bytes(&[3; 5], 1).bytes(&[4; 16], 16);
-        assert_eq!(args.places, [(0, 4), (8, 8), (16, 5), (32, 16)]);
+        assert_eq!(args.places[..], [(0, 4), (8, 8), (16, 5), (32, 16)]);
         assert_eq!(args.count(), 4);
-        assert_eq!(Args::new().u32(1).bytes(&[2], usize::MAX).places, [(0, 4), (4096, 1)]);
+        assert_eq!(Args::new().u32(1).bytes(&[2], usize::MAX).places[..], [(0, 4), (4096, 1)]);
         assert_eq!(args.read(2), Some(&[3; 5][..]));
         assert_eq!(args.read(4), None);
         assert_eq!((args.read_u32(0), args.read_u64(1), args.read_u64(2)), (Some(1), Some(2), None));

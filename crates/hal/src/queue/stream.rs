@@ -199,21 +199,21 @@ impl Stream {
     /// The arguments are what the kernel takes. What it touches is accessible to the device, and is in `operands` or
     /// outlives the work. It keeps to the rights that were granted.
     #[doc(alias = "cuLaunchKernel")]
-    pub unsafe fn launch(
+    pub unsafe fn launch<'a>(
         &self,
         function: &Function,
         shape: &LaunchShape,
         args: &Args,
-        operands: &[Span],
+        operands: impl IntoIterator<Item = &'a Span, IntoIter: Clone>,
     ) -> Result<()> {
         let attempt = || Attempt::Launch { name: function.name() };
-        let strangers = operands.iter().any(|span| span.memory().backend() != self.device().backend());
+        let operands = operands.into_iter();
+        let strangers = operands.clone().any(|span| span.memory().backend() != self.device().backend());
         if function.device().backend() != self.device().backend() || strangers {
             return Err(Error::WrongBackend { attempt: attempt() });
         }
         self.check_device(function.device().label(), attempt)?;
-        let kernel = Arc::new(function.clone()) as Operand;
-        let held = operands.iter().map(hold).chain([kernel]);
+        let held = operands.map(hold).chain(std::iter::once_with(|| function.operand()));
         self.enqueue(attempt(), Recording::Allowed, held, |queue, stream| {
             // SAFETY: the function is held until the work has run; the caller answers for arguments and memory.
             unsafe { queue.launch(stream, function.raw(), shape, args) }
@@ -401,7 +401,8 @@ impl Stream {
         result.and(graph)
     }
 
-    /// Enqueues work; during a capture, records or refuses it.
+    /// Enqueues work; during a capture, records or refuses it. Operands are asked for only where work may run later than
+    /// this call: in a recording, and on streams that do not run inline.
     fn enqueue(
         &self,
         attempt: Attempt,
