@@ -1,6 +1,6 @@
 //! The word in which kernels note the first index that names no row.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use wholemem_hal::{Device, PinnedBuffer, Span};
 
@@ -13,36 +13,42 @@ const NONE: u64 = u64::MAX;
 #[derive(Debug)]
 pub(crate) struct Note {
     word: PinnedBuffer,
+    span: Span,
 }
 
 impl Note {
     /// A clean word.
     pub(crate) fn create(device: &Device) -> Result<Self> {
-        let note = Self { word: PinnedBuffer::create(device, size_of::<u64>())? };
-        note.swap(NONE)?;
+        let word = PinnedBuffer::create(device, size_of::<u64>())?;
+        let note = Self { span: word.all(), word };
+        note.word()?.store(NONE, Ordering::Release);
         Ok(note)
     }
 
     /// What kernels are given.
-    pub(crate) fn span(&self) -> Span {
-        self.word.all()
+    pub(crate) fn span(&self) -> &Span {
+        &self.span
     }
 
     /// The error that was noted, which is forgotten.
     pub(crate) fn take(&self) -> Result<()> {
-        match self.swap(NONE)? {
+        let word = self.word()?;
+        // A look first: it is nearly always clean, and every call asks.
+        if word.load(Ordering::Acquire) == NONE {
+            return Ok(());
+        }
+        match word.swap(NONE, Ordering::AcqRel) {
             NONE => Ok(()),
             position => Err(Error::BadIndex { position }),
         }
     }
 
-    fn swap(&self, value: u64) -> Result<u64> {
+    fn word(&self) -> Result<&AtomicU64> {
         // The first word of memory that begins on a page.
-        let bytes = self.word.bytes()?;
-        let word = bytes.atomic_u64(0).map_err(|cause| wholemem_hal::Error::Failed {
+        let word = self.word.bytes()?.atomic_u64(0).map_err(|cause| wholemem_hal::Error::Failed {
             attempt: wholemem_hal::Attempt::Access { len: size_of::<u64>() },
             cause: cause.into(),
         })?;
-        Ok(word.swap(value, Ordering::AcqRel))
+        Ok(word)
     }
 }

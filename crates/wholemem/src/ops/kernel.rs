@@ -1,9 +1,9 @@
 //! The kernels of gather and scatter on one device, and the one place where they are launched.
 
-use wholemem_hal::{Args, Attempt, Device, Function, KernelImage, Module, Rights, Span, Stream};
+use wholemem_hal::{Args, Attempt, BackendKind, Device, Function, KernelImage, Module, Rights, Span, Stream};
 
 use super::plan::{Request, Table, plan};
-use super::shape::{Shape, shape};
+use super::shape::{Shape, shape, whole};
 use super::{Dense, Indices, Op};
 use crate::{Result, host};
 
@@ -63,19 +63,20 @@ impl Kernels {
             Request::Rows(request) => Args::new().bytes(&request.to_bytes(), align_of::<u64>()),
             Request::Elements(request) => Args::new().bytes(&request.to_bytes(), align_of::<u64>()),
         };
-        let Shape { launch, tiles } = shape(op, &request, indices.kind);
+        let device = stream.device();
+        let Shape { launch, tiles } = match device.backend().kind() {
+            BackendKind::Host => whole(indices.kind),
+            _ => shape(op, &request, indices.kind),
+        };
         let args = args.bytes(&tiles.to_bytes(), align_of::<u64>());
         let attempt = || Attempt::Launch { name: function.name() };
-        let device = stream.device();
         indices.span.check(device, Rights::Read, attempt)?;
         let needed = if op == Op::Gather { Rights::ReadWrite } else { Rights::Read };
         dense.span.check(device, needed, attempt)?;
-        let mut operands = Vec::with_capacity(held.len() + 3);
-        operands.extend_from_slice(held);
-        operands.extend([&indices.span, &dense.span].into_iter().chain(note).cloned());
+        let operands = held.iter().chain([&indices.span, &dense.span]).chain(note);
         // SAFETY: the request and its tiles are what the function of its operation takes, and the plan made it of spans that are all
         // among the operands: indices and rows within theirs, rights checked above; the table's rows within `held`, which
         // this rank's device may read and write, and a launch on another device is refused.
-        Ok(unsafe { stream.launch(function, &launch, &args, &operands) }?)
+        Ok(unsafe { stream.launch(function, &launch, &args, operands) }?)
     }
 }

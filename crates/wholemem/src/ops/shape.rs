@@ -4,7 +4,8 @@
 //! Rows whose addresses have nothing in common are staged: they are read in aligned vectors and written in others
 //! (`kernels/rows.cu`). The sizes are those that measured best on an H200, over rows of 1 byte to 2 MiB.
 //!
-//! Host functions take the whole request in one call. Of all this they read the type of the indices alone.
+//! Host functions take the whole request in one call. Of all this they read the type of the indices
+//! alone, and nothing else is worked out for them (`whole`).
 
 use wholemem_hal::LaunchShape;
 
@@ -121,6 +122,12 @@ pub(crate) fn shape(op: Op, request: &Request, index: IndexType) -> Shape {
     let lines = blocks.div_ceil(MOST_BLOCKS);
     let grid = [number(blocks.div_ceil(lines)), number(lines), 1];
     Shape { launch: LaunchShape { grid, block: [THREADS, 1, 1], shared_len: number(shared_len) }, tiles }
+}
+
+/// How a host runs any request: whole, in one call.
+pub(crate) fn whole(index: IndexType) -> Shape {
+    let tiles = RowTiles { index_len: number(index.len() as u64), ..RowTiles::default() };
+    Shape { launch: LaunchShape::line(1, 1), tiles }
 }
 
 /// Rows as bytes: how they are cut, and how much shared memory that takes.

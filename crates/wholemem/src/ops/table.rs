@@ -1,6 +1,6 @@
 //! The operations of a tensor that move rows by their indices.
 
-use wholemem_hal::{Span, Stream};
+use wholemem_hal::Stream;
 use wholemem_os::Deadline;
 
 use super::{Dense, Indices, OnBadIndex, Op, Order};
@@ -104,10 +104,9 @@ impl WholeTensor {
     }
 
     pub(super) fn launch(&self, stream: &Stream, op: Op, indices: &Indices, dense: &Dense) -> Result<()> {
-        let note: Option<Span> = (indices.on_bad == OnBadIndex::Note).then(|| self.memory().note().span());
-        let table = self.table();
+        let note = (indices.on_bad == OnBadIndex::Note).then(|| self.memory().note().span());
         let held = self.memory().operands();
-        self.group().kernels().launch(stream, op, (&table, held), indices, dense, note.as_ref())
+        self.group().kernels().launch(stream, op, (&self.table(), held), indices, dense, note)
     }
 
     fn finish(&self, stream: &Stream) -> Result<()> {
