@@ -1,11 +1,10 @@
 //! Dividing positions among threads.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rayon::prelude::*;
-
-/// Below this many bytes one thread is done before a second would have begun.
-const ALONE: u64 = 256 << 10;
+/// Below this many bytes one thread is done before a second would have been worth waking.
+const ALONE: u64 = 1 << 20;
 
 /// How many bytes a thread takes at a time.
 const SHARE: u64 = 128 << 10;
@@ -14,13 +13,22 @@ const SHARE: u64 = 128 << 10;
 /// one position costs, in bytes.
 pub(super) fn walk(count: u64, row_len: u64, work: impl Fn(Range<u64>) + Sync) {
     // A position costs a cache line at least, however short its row is.
-    let cost = row_len.max(16);
+    let cost = row_len.max(64);
     if count.saturating_mul(cost) < ALONE {
         return work(0..count);
     }
     let step = (SHARE / cost).max(1);
-    let shares = count.div_ceil(step);
-    (0..shares).into_par_iter().for_each(|share| work(share * step..count.min((share + 1) * step)));
+    let next = AtomicU64::new(0);
+    let take_shares = || {
+        let shares = std::iter::repeat_with(|| next.fetch_add(step, Ordering::Relaxed));
+        shares.take_while(|start| *start < count).for_each(|start| work(start..count.min(start + step)));
+    };
+    let threads = rayon::current_num_threads() as u64;
+    // This thread is one of them: it begins at once, while others are still waking up.
+    rayon::in_place_scope(|scope| {
+        (1..threads.min(count.div_ceil(step))).for_each(|_| scope.spawn(|_| take_shares()));
+        take_shares();
+    });
 }
 
 #[cfg(test)]
