@@ -1,7 +1,9 @@
 //! Rows gathered and scattered as they are, byte by byte.
 //!
-//! A random row is a miss in every cache and in the page table. So addresses are found some rows ahead, and the
-//! processor is told of their lines before they are needed.
+//! A random row is a miss in every cache and in the page table. The processor moves short rows many at a time, and fetches
+//! the rest of a long one by itself once it has seen its beginning. Only where rows go past the caches, or into a table,
+//! are addresses found some rows ahead, and the processor told of their lines before they are needed: elsewhere the hints
+//! would take the buffers that it fetches with.
 
 use std::ops::Range;
 
@@ -15,8 +17,8 @@ use crate::RowsRequest;
 /// A cache line.
 const LINE: usize = 64;
 
-/// Rows up to this length are moved one after the other: the processor is busy with so many of them at once that nobody
-/// needs to look ahead.
+/// Rows up to this length are moved one after the other in any case: the processor is busy with so many of them at once
+/// that nobody needs to look ahead.
 const SHORT: usize = 192;
 
 /// The most rows, and about how many bytes, whose addresses are found ahead.
@@ -30,6 +32,11 @@ const STREAMING: u64 = 32 << 20;
 trait Mover: Copy + Sync {
     /// How many bytes.
     fn len(&self) -> usize;
+
+    /// Whether the processor is told of rows before they are moved.
+    fn looks_ahead(&self) -> bool {
+        false
+    }
 
     /// # Safety
     /// `from` is readable and `to` writable for as many bytes, as raw memory.
@@ -85,6 +92,11 @@ impl Mover for Any {
         // SAFETY: passed on from the caller.
         unsafe { machine::any(from, to, self.0) }
     }
+
+    #[inline(always)]
+    fn looks_ahead(&self) -> bool {
+        self.0 > SHORT
+    }
 }
 
 /// Rows that are whole cache lines, and so many that they are not to stay in the caches.
@@ -101,6 +113,11 @@ impl Mover for Streaming {
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
         // SAFETY: passed on from the caller; only targets of whole lines are moved so.
         unsafe { machine::streaming(from, to, self.0) }
+    }
+
+    #[inline(always)]
+    fn looks_ahead(&self) -> bool {
+        self.0 > SHORT
     }
 }
 
@@ -207,7 +224,7 @@ pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
 /// # Safety
 /// As [`gather`] or [`scatter`].
 unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(finder: Finder<'_>, mover: M, range: Range<u64>) {
-    if mover.len() <= SHORT {
+    if !mover.looks_ahead() {
         for position in range {
             // SAFETY: a position of the request.
             let row = unsafe { finder.table_row::<I>(position) };

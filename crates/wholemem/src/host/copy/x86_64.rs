@@ -6,6 +6,9 @@ use std::sync::LazyLock;
 /// Whether there are registers of 32 bytes.
 static WIDE: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx"));
 
+/// Whether there are registers of 64 bytes.
+static WIDEST: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx512f"));
+
 /// A load and a store of one register. Short loads fill the whole register: what they left of it would have to wait for
 /// whatever was there before.
 macro_rules! step {
@@ -67,6 +70,10 @@ pub(in crate::host) unsafe fn alone(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: passed on from the caller.
         return unsafe { any_sse(from, to, len) };
     }
+    if *WIDEST {
+        // SAFETY: passed on from the caller; the processor has such registers.
+        return unsafe { alone_widest(from, to, len) };
+    }
     // From the beginning in groups of 128 bytes, and then the last 128, or as many as there are on either side.
     let mut at = 0;
     while len - at > 256 {
@@ -114,6 +121,83 @@ pub(in crate::host) unsafe fn alone(from: *const u8, to: *mut u8, len: usize) {
     }
     // SAFETY: it touches no memory; the processor has such registers.
     unsafe { asm!("vzeroupper", out("xmm0") _, options(nomem, nostack, preserves_flags)) };
+}
+
+/// Moves more than 32 bytes as [`alone`] does, by registers of 64 bytes.
+///
+/// # Safety
+/// As [`any`]; the processor has registers of 64 bytes.
+#[inline]
+unsafe fn alone_widest(from: *const u8, to: *mut u8, len: usize) {
+    let mut at = 0;
+    while len - at > 512 {
+        // SAFETY: 256 bytes within the caller's range; the processor has such registers.
+        unsafe { widest_group(from.wrapping_add(at), to.wrapping_add(at), 256) };
+        at += 256;
+    }
+    let (from, to, len) = (from.wrapping_add(at), to.wrapping_add(at), len - at);
+    if len > 256 {
+        // SAFETY: as above.
+        unsafe { widest_group(from, to, 256) };
+        let rest = len - 256;
+        // SAFETY: as above, to the end.
+        unsafe { widest_group(from.wrapping_add(rest), to.wrapping_add(rest), 256) };
+    } else if len > 128 {
+        // SAFETY: 128 bytes from the beginning and 128 to the end, within the caller's range.
+        unsafe { widest_group(from, to, len) };
+    } else if len > 64 {
+        // SAFETY: 64 bytes from the beginning and 64 to the end, within the caller's range.
+        unsafe {
+            asm!(
+                "vmovdqu64 zmm0, [{from}]",
+                "vmovdqu64 zmm1, [{from} + {len} - 64]",
+                "vmovdqu64 [{to}], zmm0",
+                "vmovdqu64 [{to} + {len} - 64], zmm1",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len,
+                out("xmm0") _, out("xmm1") _,
+                options(nostack, preserves_flags)
+            );
+        }
+    } else {
+        // SAFETY: 32 bytes from the beginning and 32 to the end, within the caller's range.
+        unsafe {
+            asm!(
+                "vmovdqu ymm0, [{from}]",
+                "vmovdqu ymm1, [{from} + {len} - 32]",
+                "vmovdqu [{to}], ymm0",
+                "vmovdqu [{to} + {len} - 32], ymm1",
+                from = in(reg) from, to = in(reg) to, len = in(reg) len,
+                out("xmm0") _, out("xmm1") _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+    // SAFETY: it touches no memory; the processor has such registers.
+    unsafe { asm!("vzeroupper", out("xmm0") _, options(nomem, nostack, preserves_flags)) };
+}
+
+/// Moves 128 bytes from the beginning and 128 to the end of `len`, which are 128 to 256.
+///
+/// # Safety
+/// As [`any`]; the processor has registers of 64 bytes.
+#[inline(always)]
+unsafe fn widest_group(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: by the caller's word.
+    unsafe {
+        asm!(
+            "vmovdqu64 zmm0, [{from}]",
+            "vmovdqu64 zmm1, [{from} + 64]",
+            "vmovdqu64 zmm2, [{from} + {len} - 128]",
+            "vmovdqu64 zmm3, [{from} + {len} - 64]",
+            "vmovdqu64 [{to}], zmm0",
+            "vmovdqu64 [{to} + 64], zmm1",
+            "vmovdqu64 [{to} + {len} - 128], zmm2",
+            "vmovdqu64 [{to} + {len} - 64], zmm3",
+            from = in(reg) from, to = in(reg) to, len = in(reg) len,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            options(nostack, preserves_flags)
+        );
+    }
 }
 
 /// Moves 128 bytes.
