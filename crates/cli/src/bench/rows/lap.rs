@@ -66,7 +66,6 @@ struct Player<'a> {
 struct Pair {
     dense: Span,
     indices: Span,
-    calls: Vec<(Indices, Dense)>,
     draw: Draw,
     /// The copy's.
     plain: Span,
@@ -89,10 +88,9 @@ impl<'a> Player<'a> {
         for _ in 0..pairs {
             let dense = map(dense_len)?.span(0, dense_len)?;
             let indices = map(index_len)?.span(0, index_len)?;
-            let calls = calls(course, &dense, &indices)?;
             let plain = map(dense_len)?.span(0, dense_len)?;
             let draw = Draw::new(course.spread, course.reach(), 0);
-            all.push(Pair { dense, indices, calls, draw, plain, pieces: Vec::new() });
+            all.push(Pair { dense, indices, draw, plain, pieces: Vec::new() });
         }
         let check = match course.op {
             Op::Scatter if pairs > 0 => Some(map(dense_len)?.span(0, dense_len)?),
@@ -225,11 +223,12 @@ impl<'a> Player<'a> {
     fn ours(&self, pair: &Pair) -> Result<Duration> {
         let (tensor, stream, [begin, end]) = (&self.table.tensor, &self.stream, &self.events);
         let on_device = stream.device().backend().kind() == BackendKind::Cuda;
+        let calls = calls(self.course, &pair.dense, &pair.indices)?;
         let start = Instant::now();
         if on_device {
             stream.record(begin)?;
         }
-        for (indices, dense) in &pair.calls {
+        for (indices, dense) in &calls {
             match self.course.op {
                 Op::Gather => tensor.gather(stream, indices, dense)?,
                 Op::Scatter => tensor.scatter(stream, dense, indices, Order::Any)?,
