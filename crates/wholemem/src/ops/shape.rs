@@ -404,6 +404,7 @@ mod tests {
         for index in [IndexType::I32, IndexType::I64] {
             let shape = shape(Op::Gather, &Request::Rows(request(1, 8, 4096)), index);
             assert_eq!(RowTiles::index_type(&shape.tiles.to_bytes()), Some(index));
+            assert_eq!(RowTiles::index_type(&whole(index).tiles.to_bytes()), Some(index));
         }
         assert_eq!(RowTiles::index_type(&[0; RowTiles::LEN]), None);
     }
