@@ -1,6 +1,7 @@
 //! The headers that users' kernels include: compiled by the host's C++ compiler, and run against a plain loop.
 //!
-//! The same headers under NVRTC are the kernels' own business: `kernels/sample.cu` is compiled and assembled like every other.
+//! The same headers under NVRTC are the kernels' own business: the samples among them are compiled and assembled like every
+//! other.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +14,7 @@ use crate::command;
 use crate::toolchain::Skip;
 
 /// Programs that include the headers and check them; each ends with 0 if all is well.
-const PROGRAMS: &[&str] = &["kernels/tests/ptr_gen.cpp"];
+const PROGRAMS: &[&str] = &["kernels/tests/ptr_gen.cpp", "kernels/tests/window.cpp"];
 
 /// The oldest C++ that the headers promise to work with, and one of today.
 const STANDARDS: &[&str] = &["c++11", "c++17"];

@@ -1,0 +1,21 @@
+// Collectives: one call is one of these kernels on each rank, with equal grids.
+
+#include "ops/all_reduce.cuh"
+#include "ops/gather.cuh"
+
+#define COLLECTIVE(NAME, BLOCKS)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(wholemem::THREADS, BLOCKS)                                            \
+        NAME(const __grid_constant__ wholemem::CollectiveRequest request)                                              \
+    {                                                                                                                  \
+        wholemem::NAME(request, blockIdx.x, gridDim.x);                                                                \
+    }
+
+// Two blocks on a multiprocessor leave a thread 64 registers for its packs in flight.
+COLLECTIVE(all_reduce_ll, 1)
+COLLECTIVE(all_reduce_one_shot, 2)
+COLLECTIVE(all_reduce_two_shot, 2)
+COLLECTIVE(all_gather_ll, 1)
+COLLECTIVE(all_gather, 2)
+COLLECTIVE(broadcast_ll, 1)
+COLLECTIVE(broadcast, 2)
+COLLECTIVE(barrier, 2)

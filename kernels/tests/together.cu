@@ -1,0 +1,26 @@
+// The collectives with all ranks in one kernel, each a group of its blocks: for tools under which kernels do not run beside
+// each other, so that ranks that wait for each other would wait for ever.
+
+#include "ops/all_reduce.cuh"
+#include "ops/gather.cuh"
+
+#define TOGETHER(NAME)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(wholemem::THREADS, 1)                                                 \
+        NAME##_together(const wholemem::CollectiveRequest *requests, unsigned count)                                   \
+    {                                                                                                                  \
+        __shared__ wholemem::CollectiveRequest request;                                                                \
+        const unsigned blocks = gridDim.x / count, rank = blockIdx.x / blocks;                                         \
+        if (threadIdx.x == 0)                                                                                          \
+            request = requests[rank];                                                                                  \
+        __syncthreads();                                                                                               \
+        wholemem::NAME(request, blockIdx.x - rank * blocks, blocks);                                                   \
+    }
+
+TOGETHER(all_reduce_ll)
+TOGETHER(all_reduce_one_shot)
+TOGETHER(all_reduce_two_shot)
+TOGETHER(all_gather_ll)
+TOGETHER(all_gather)
+TOGETHER(broadcast_ll)
+TOGETHER(broadcast)
+TOGETHER(barrier)
