@@ -4,10 +4,12 @@ use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
+use std::sync::LazyLock;
 
 use super::bindings::*;
 use super::code::give_back;
 use super::driver::Driver;
+use super::parked::Parked;
 use super::{DriverCode, Gpus};
 use crate::raw::{Address, Fact, Imported, Properties, RawAllocation, RawMemory};
 use crate::{
@@ -25,11 +27,24 @@ const PTX: &str = "8.4";
 #[derive(Debug)]
 pub(super) struct CudaMemory {
     gpus: &'static Gpus,
+    parked: &'static Parked,
 }
 
 impl CudaMemory {
     pub(super) fn new(gpus: &'static Gpus) -> Self {
-        Self { gpus }
+        // Contexts, and what was pinned in them, last as long as the process.
+        static PARKED: LazyLock<Parked> = LazyLock::new(Parked::default);
+        Self { gpus, parked: &PARKED }
+    }
+
+    /// Has the driver pin memory.
+    fn pin_anew(&self, device: DeviceId, len: usize) -> Result<*mut u8, Cause> {
+        let _current = self.gpus.enter(device)?;
+        let mut at = std::ptr::null_mut();
+        let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: `at` is writable.
+        unsafe { (self.driver().cuMemHostAlloc)(&raw mut at, len, flags) }.ok("cuMemHostAlloc")?;
+        Ok(at.cast())
     }
 
     fn driver(&self) -> &'static Driver {
@@ -324,17 +339,19 @@ unsafe impl RawMemory for CudaMemory {
     }
 
     unsafe fn pin(&self, device: DeviceId, len: usize) -> Result<Address, Cause> {
-        let _current = self.gpus.enter(device)?;
-        let mut at = std::ptr::null_mut();
-        let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: `at` is writable.
-        unsafe { (self.driver().cuMemHostAlloc)(&raw mut at, len, flags) }.ok("cuMemHostAlloc")?;
-        // SAFETY: the driver made the buffer with this length, and nobody else knows it.
-        unsafe { at.cast::<u8>().write_bytes(0, len) };
+        let at = match self.parked.take(len).and_then(Address::to_host) {
+            Some(at) => at.as_ptr(),
+            None => self.pin_anew(device, Parked::round_up(len))?,
+        };
+        // SAFETY: the buffer is at least this long, and nobody else knows it, or knows it any more.
+        unsafe { at.write_bytes(0, len) };
         Ok(Address::of_host(at))
     }
 
-    unsafe fn unpin(&self, at: Address, _len: usize) -> Result<(), Cause> {
+    unsafe fn unpin(&self, at: Address, len: usize) -> Result<(), Cause> {
+        if self.parked.keep(at, len) {
+            return Ok(());
+        }
         let _current = self.gpus.enter(ANY)?;
         let at = at.to_host().map_or(std::ptr::null_mut(), NonNull::as_ptr);
         // SAFETY: the buffer was made by `pin`, and is given up once.

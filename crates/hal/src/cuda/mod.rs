@@ -6,6 +6,7 @@
 //! | [`code`] | what the driver answers, as an open set |
 //! | [`gpus`] | the GPUs of this process, and their contexts |
 //! | [`memory`], [`queue`] | the two raw traits |
+//! | [`parked`] | pinned memory that is kept, since freeing it waits |
 //! | [`limits`] | the same calls without anything around them, for benchmarks |
 //!
 //! What it keeps true: nothing calls the driver before a backend is opened; a missing library, a missing function or an
@@ -18,6 +19,7 @@ mod driver;
 mod gpus;
 pub(crate) mod limits;
 mod memory;
+mod parked;
 mod queue;
 
 /// Types and versions of the driver's functions.
