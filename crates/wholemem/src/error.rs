@@ -2,7 +2,7 @@
 
 use wholemem_comm::Rank;
 
-use crate::Dtype;
+use crate::{Dtype, ReduceOp};
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -172,6 +172,87 @@ pub enum Error {
         /// What the address and the stride must be multiples of.
         align: usize,
     },
+
+    /// An operation that elements of a type have not.
+    #[error("cannot take the {op} of {dtype}: operations on bits are for integers")]
+    OpNotForType {
+        /// The operation.
+        op: ReduceOp,
+        /// The type.
+        dtype: Dtype,
+    },
+
+    /// An input and an output that overlap without being the same.
+    #[error("{len} bytes of input at {input:#x} overlap the output at {output:#x}, and are not the same")]
+    Overlap {
+        /// Where the input is.
+        input: u64,
+        /// Where the output is.
+        output: u64,
+        /// How long the input is.
+        len: u64,
+    },
+
+    /// A lane that there is not.
+    #[error("there is no lane {index}: there are {lanes}")]
+    NoSuchLane {
+        /// The lane asked for.
+        index: usize,
+        /// How many there are.
+        lanes: usize,
+    },
+
+    /// Ranks on one device whose kernels cannot run at the same time, and would wait for each other for ever.
+    #[error("{sharing} ranks share the device of rank {rank}, which runs {fits} blocks at once")]
+    NotResident {
+        /// A rank on that device.
+        rank: Rank,
+        /// How many ranks it has.
+        sharing: usize,
+        /// How many blocks it runs at once.
+        fits: u32,
+    },
+
+    /// A window of another group.
+    #[error("the window belongs to another group")]
+    ForeignWindow,
+
+    /// A window without a byte on any rank.
+    #[error("no rank has a byte of the window")]
+    EmptyWindow,
+
+    /// Bytes of a window that a rank has not.
+    #[error("cannot use {len} bytes at {offset} of rank {rank}'s part of the window: it has {has} there")]
+    NoPart {
+        /// The rank.
+        rank: Rank,
+        /// Where they would begin.
+        offset: usize,
+        /// How many.
+        len: usize,
+        /// How many there are.
+        has: usize,
+    },
+
+    /// No addresses left for windows.
+    #[error("cannot place a window of {len} bytes: {free} bytes of addresses are free on each rank")]
+    NoWindowSpace {
+        /// How long it is.
+        len: usize,
+        /// The longest free range.
+        free: usize,
+    },
+
+    /// A variable of the environment that makes no sense.
+    #[error("`{name}` is `{value}`: {why}")]
+    Environment {
+        /// Its name.
+        name: &'static str,
+        /// What it says.
+        value: String,
+        /// What it should say.
+        why: &'static str,
+    },
 }
 
 impl Error {
@@ -201,6 +282,15 @@ impl Error {
             Self::RowsDiffer { .. } => 1016,
             Self::File(_) => 1017,
             Self::Interrupted => 1018,
+            Self::OpNotForType { .. } => 1019,
+            Self::Overlap { .. } => 1020,
+            Self::NoSuchLane { .. } => 1021,
+            Self::NotResident { .. } => 1022,
+            Self::ForeignWindow => 1023,
+            Self::EmptyWindow => 1024,
+            Self::NoPart { .. } => 1025,
+            Self::NoWindowSpace { .. } => 1026,
+            Self::Environment { .. } => 1027,
         }
     }
 
@@ -216,6 +306,8 @@ impl Error {
             Self::NoCommonAddress { .. } => Some(
                 "ranks find memory by its offset too: ask for equal addresses only where pointers are shared",
             ),
+            Self::NoWindowSpace { .. } => Some("set `WHOLEMEM_WINDOW_SPACE` to more bytes, or drop windows"),
+            Self::NotResident { .. } => Some("put fewer ranks on one device"),
             _ => None,
         }
     }

@@ -132,6 +132,7 @@ mod ops;
 mod partition;
 mod placement;
 mod reduce;
+mod symmetric;
 mod tensor;
 mod verdict;
 
@@ -144,6 +145,14 @@ pub use memory::{MemorySpec, WholeMemory};
 pub use ops::{Dense, ElementsRequest, IndexType, Indices, OnBadIndex, Order, RowsRequest};
 pub use partition::Partition;
 pub use placement::{Extent, Placement};
+#[doc(hidden)]
+pub use reduce::combine_naive;
 pub use reduce::{ReduceOp, UnknownReduceOp};
+pub use symmetric::{
+    Algorithm, Buffer, CollectiveRequest, Lane, LaneRef, Symmetric, SymmetricSpec, Tuning, UnknownAlgorithm,
+    Window, WindowRef,
+};
+#[doc(hidden)]
+pub use symmetric::{Chaos, Mutants};
 pub use tensor::{LocalRows, TensorSpec, WholeTensor};
 pub use wholemem_comm::{Communicator, Rank};

@@ -177,8 +177,7 @@ floats! {
 }
 
 /// The elements of all ranks, one slice a rank, combined one by one; `op` applies to the type.
-#[cfg_attr(not(test), expect(dead_code, reason = "what the collectives are compared with"))]
-pub(crate) fn combine_naive(sources: &[&[u8]], dtype: Dtype, op: ReduceOp) -> Vec<u8> {
+pub fn combine_naive(sources: &[&[u8]], dtype: Dtype, op: ReduceOp) -> Vec<u8> {
     let len = sources.first().map_or(0, |source| source.len());
     let mut target = vec![0; len];
     // A type is of one family with itself.

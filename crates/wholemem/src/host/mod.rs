@@ -4,13 +4,16 @@
 //! into (`copy`), elements by volatile and atomic accesses: a race shows as old bytes among new ones, never as anything
 //! else. Indices are read once and checked after that.
 
-#[cfg_attr(not(test), expect(dead_code, reason = "the collectives that call it come next"))]
+mod collective;
 mod combine;
 mod copy;
 mod elements;
 mod find;
+mod meet;
 mod rows;
 mod walk;
+
+pub(crate) use collective::COLLECTIVES;
 
 use wholemem_hal::{Args, HostFunction, LaunchShape};
 

@@ -1,0 +1,306 @@
+//! One collective call, as ranks of the processor meet in it: a word that only grows, spun on for a while and slept on
+//! after that.
+//!
+//! ```text
+//!   rank r's memory of the lane:  line r            the last phase that r has announced; all others wait for it here
+//!                                 line ranks + r    how many of them sleep
+//! ```
+//!
+//! A GPU's ranks store their flags into each other's memory; here each stores one word, and its cache line goes to
+//! whoever looks. Who announces looks whether anybody sleeps, who goes to sleep says so first and looks again: one of the
+//! two sees the other.
+
+use std::hint::spin_loop;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use wholemem_comm::Rank;
+use wholemem_os::{Deadline, futex};
+
+use crate::symmetric::{ABORT, ASLEEP, CAUSE, GIVEN_UP, LINE, MISSED, MISSING, PHASE, SEQUENCE, cause};
+use crate::{LaneRef, Mutants};
+
+/// Words of a lane's counters.
+const POISON: u64 = 0;
+const PATIENCE: u64 = 2;
+const COUNTER: u64 = 16;
+
+/// How often a rank looks before it lets others run, where each rank has a core, and where they share them.
+const SPINS_ALONE: u32 = 2000;
+const SPINS_SHARED: u32 = 20;
+
+/// How often it lets others run before it sleeps.
+const YIELDS: u32 = 50;
+
+static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+
+/// Why a meeting came to nothing. The report says the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct GaveUp;
+
+/// One call, on one rank.
+#[derive(Debug)]
+pub(super) struct Meeting<'a> {
+    lane: &'a LaneRef,
+    /// The number of the call.
+    number: u64,
+    mutants: u64,
+    /// When this rank first looked whether it should go on.
+    began: Option<Instant>,
+}
+
+impl<'a> Meeting<'a> {
+    /// Begins the next call of a lane; none that has failed before.
+    ///
+    /// # Safety
+    /// The lane's memory, counters and report are accessible for as long as this lives, and no other call of this rank on
+    /// this lane is under way.
+    pub(super) unsafe fn begin(lane: &'a LaneRef) -> Result<Self, GaveUp> {
+        let mut meeting = Self { lane, number: 0, mutants: 0, began: None };
+        if meeting.control(POISON).load(Ordering::Relaxed) != 0 {
+            return Err(GaveUp);
+        }
+        meeting.number = meeting.control(COUNTER).load(Ordering::Relaxed);
+        if lane.debug != 0 {
+            meeting.mutants = meeting.word(lane.debug).load(Ordering::Relaxed);
+        }
+        meeting.pause(0);
+        Ok(meeting)
+    }
+
+    /// Which of two buffers the `piece`th piece of this call takes.
+    pub(super) fn parity(&self, piece: u64) -> u64 {
+        if self.breaks(Mutants::ONE_BUFFER) { 0 } else { (self.number + piece) & 1 }
+    }
+
+    /// Whether a test wants a rule to be broken.
+    pub(super) fn breaks(&self, mutant: Mutants) -> bool {
+        self.mutants & mutant.0 != 0
+    }
+
+    /// What others see of this rank when it has announced a phase.
+    pub(super) fn flag(&self, phase: u64) -> u64 {
+        self.number << 16 | phase
+    }
+
+    /// A place in a rank's memory of the lane.
+    pub(super) fn place(&self, rank: u32, at: u64) -> u64 {
+        self.lane.base + u64::from(rank) * self.lane.stride + at
+    }
+
+    /// Every rank but this one.
+    pub(super) fn others(&self) -> impl Iterator<Item = u32> + use<> {
+        let own = self.lane.rank;
+        (0..self.lane.ranks).filter(move |rank| *rank != own)
+    }
+
+    /// Says that this rank has come to a phase: what it has written before can be read by those who hear it.
+    pub(super) fn announce(&self, phase: u64) {
+        self.pause(2 * phase);
+        let own = self.lane.rank;
+        // In one order with the look at who sleeps.
+        self.said(own).store(self.flag(phase), Ordering::SeqCst);
+        if self.sleepers(own).load(Ordering::SeqCst) != 0 {
+            wake(self.said(own));
+        }
+    }
+
+    /// Waits until all ranks have come to a phase.
+    pub(super) fn await_all(&mut self, phase: u64) -> Result<(), GaveUp> {
+        for rank in self.others() {
+            let flag = self.flag(phase);
+            let said = self.said(rank);
+            self.wait(rank, phase, || has_come(said.load(Ordering::Acquire), flag))?;
+        }
+        self.pause(2 * phase + 1);
+        Ok(())
+    }
+
+    /// A barrier. `mutant` is the wish that it be none.
+    pub(super) fn sync(&mut self, phase: u64, mutant: Mutants) -> Result<(), GaveUp> {
+        self.announce(phase);
+        if self.breaks(mutant) {
+            return Ok(());
+        }
+        self.await_all(phase)
+    }
+
+    /// Waits until `is_there`, which becomes true before `rank` announces `phase`.
+    pub(super) fn wait(&mut self, rank: u32, phase: u64, is_there: impl Fn() -> bool) -> Result<(), GaveUp> {
+        let alone = self.lane.ranks as usize <= *CORES;
+        for _ in 0..if alone { SPINS_ALONE } else { SPINS_SHARED } {
+            if is_there() {
+                return Ok(());
+            }
+            spin_loop();
+        }
+        for _ in 0..YIELDS {
+            if is_there() {
+                return Ok(());
+            }
+            std::thread::yield_now();
+        }
+        self.sleep(rank, phase, is_there)
+    }
+
+    #[cold]
+    fn sleep(&mut self, rank: u32, phase: u64, is_there: impl Fn() -> bool) -> Result<(), GaveUp> {
+        let (said, sleepers, asleep) = (self.said(rank), self.sleepers(rank), self.report(ASLEEP));
+        let deadline = self.deadline();
+        sleepers.fetch_add(1, Ordering::SeqCst);
+        asleep.store(1, Ordering::SeqCst);
+        let outcome = loop {
+            let seen = said.load(Ordering::SeqCst);
+            if is_there() {
+                break Ok(());
+            }
+            if let Some(cause) = self.cause_to_give_up() {
+                break Err(cause);
+            }
+            // The lower half of the word changes with every phase.
+            let half = u32::try_from(seen & 0xffff_ffff).unwrap_or_default();
+            if futex::wait(lower_half(said), half, deadline) == Err(wholemem_os::Error::TimedOut) {
+                break if is_there() { Ok(()) } else { Err(cause(MISSED, Rank(rank))) };
+            }
+        };
+        asleep.store(0, Ordering::SeqCst);
+        sleepers.fetch_sub(1, Ordering::SeqCst);
+        outcome.map_err(|cause| self.give_up(phase, cause))
+    }
+
+    /// When this rank's patience is over.
+    fn deadline(&mut self) -> Deadline {
+        let nanoseconds = self.control(PATIENCE).load(Ordering::Relaxed);
+        if nanoseconds == 0 {
+            return Deadline::NEVER;
+        }
+        let began = *self.began.get_or_insert_with(Instant::now);
+        Deadline::after(Duration::from_nanos(nanoseconds).saturating_sub(began.elapsed()))
+    }
+
+    /// Whether this rank was told to give up, or another has.
+    fn cause_to_give_up(&self) -> Option<u64> {
+        let notice = |rank: u32| self.notice(self.lane.rank, rank).load(Ordering::Acquire);
+        let told = self.report(ABORT).load(Ordering::SeqCst);
+        [told].into_iter().chain(self.others().map(notice)).find(|cause| *cause != 0)
+    }
+
+    /// Says why, here and to the others, and that no further call is to begin.
+    #[cold]
+    fn give_up(&self, phase: u64, why: u64) -> GaveUp {
+        self.control(POISON).store(1, Ordering::Relaxed);
+        let flag = self.flag(phase);
+        for rank in self.others() {
+            if why >> 32 == MISSED && !has_come(self.said(rank).load(Ordering::Acquire), flag) {
+                self.report(MISSING + rank as usize / 64).fetch_or(1 << (rank % 64), Ordering::Relaxed);
+            }
+            self.notice(rank, self.lane.rank).store(why, Ordering::Release);
+        }
+        self.report(SEQUENCE).store(self.number, Ordering::Relaxed);
+        self.report(PHASE).store(phase, Ordering::Relaxed);
+        self.report(CAUSE).store(why, Ordering::Relaxed);
+        self.report(GIVEN_UP).store(1, Ordering::Release);
+        // Whoever sleeps looks at the notices.
+        (0..self.lane.ranks).for_each(|rank| wake(self.said(rank)));
+        GaveUp
+    }
+
+    /// Ends the call.
+    pub(super) fn end(self) {
+        self.control(COUNTER).store(self.number.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Waits as long as a test wants this rank to, at a point of a call.
+    pub(super) fn pause(&self, point: u64) {
+        if self.lane.debug != 0 {
+            self.pause_as_wanted(point);
+        }
+    }
+
+    #[cold]
+    fn pause_as_wanted(&self, point: u64) {
+        let wish = |index: u64| self.word(self.lane.debug + 8 * index).load(Ordering::Relaxed);
+        let (seed, most) = (wish(1), wish(2));
+        let fixed = wish(16 + point.min(7) * u64::from(crate::symmetric::BLOCKS));
+        let random =
+            if most == 0 { 0 } else { scramble(seed ^ scramble(self.number << 3 | point)) % (most + 1) };
+        if fixed + random > 0 {
+            std::thread::sleep(Duration::from_nanos(fixed + random));
+        }
+    }
+
+    /// The flag at the beginning of a slot of this lane.
+    pub(super) fn slot(&self, address: u64) -> &'a AtomicU64 {
+        self.word(address)
+    }
+
+    /// Says that this rank's slot is filled.
+    pub(super) fn set_slot(&self, address: u64, flag: u64) {
+        self.word(address).store(flag, Ordering::Release);
+    }
+
+    /// A word of the lane's memory, counters, report or wishes.
+    fn word(&self, address: u64) -> &'a AtomicU64 {
+        let at = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0));
+        // SAFETY: whoever began the meeting answers for all of them, in which words are aligned, and accessed as atomics
+        // alone.
+        unsafe { AtomicU64::from_ptr(at) }
+    }
+
+    fn said(&self, rank: u32) -> &'a AtomicU64 {
+        self.word(self.place(rank, u64::from(rank) * LINE))
+    }
+
+    fn sleepers(&self, rank: u32) -> &'a AtomicU32 {
+        lower_half(self.word(self.place(rank, u64::from(self.lane.ranks + rank) * LINE)))
+    }
+
+    /// Where `from` tells `rank` that it has given up.
+    fn notice(&self, rank: u32, from: u32) -> &'a AtomicU64 {
+        self.word(self.place(rank, self.lane.notices_at + u64::from(from) * 8))
+    }
+
+    fn control(&self, index: u64) -> &'a AtomicU64 {
+        self.word(self.lane.control + index * 8)
+    }
+
+    fn report(&self, index: usize) -> &'a AtomicU64 {
+        self.word(self.lane.report + index as u64 * 8)
+    }
+}
+
+/// Whether a word that only grows has reached another, also behind its largest number.
+fn has_come(said: u64, flag: u64) -> bool {
+    said.wrapping_sub(flag) < 1 << 63
+}
+
+/// The half of a word that the kernel compares before it puts anybody to sleep.
+fn lower_half(word: &AtomicU64) -> &AtomicU32 {
+    const { assert!(cfg!(target_endian = "little"), "the lower half comes first") };
+    // SAFETY: the lower half of a word that lives as long; it is a word's own, or passed to the kernel alone.
+    unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
+}
+
+fn wake(said: &AtomicU64) {
+    // It fails only where the memory is gone, and then nobody sleeps on it.
+    let _ = futex::wake_all(lower_half(said));
+}
+
+/// Numbers that look random.
+fn scramble(number: u64) -> u64 {
+    let mixed = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_compared_over_their_end() {
+        assert!(has_come(5, 5) && has_come(6, 5) && !has_come(4, 5));
+        assert!(has_come(1, u64::MAX) && !has_come(u64::MAX, 1));
+    }
+}

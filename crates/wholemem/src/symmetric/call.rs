@@ -1,0 +1,263 @@
+//! The calls: what is asked for is checked and planned here, and then launched.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use wholemem_comm::Rank;
+use wholemem_hal::{Attempt, Rights, Span, Stream};
+
+use super::kernel::Collective;
+use super::tuning::{Algorithm, Shape, blocks, choose};
+use super::window::Window;
+use super::{Buffer, Lane};
+use crate::{CollectiveRequest, Dtype, Error, LaneRef, ReduceOp, Result, WindowRef};
+
+/// The most pieces of a staged call: as many as its phases can be told apart.
+const MOST_PIECES: u64 = 1 << 14;
+
+/// A buffer of a call, found to be what the call needs.
+#[derive(Debug, Clone, Copy)]
+struct Found<'a> {
+    address: u64,
+    /// Every rank's, where the others reach it.
+    reference: WindowRef,
+    window: Option<&'a Window>,
+    own: Option<&'a Span>,
+}
+
+impl Lane {
+    /// Reduces the elements of all ranks, in the order of ranks, and gives the outcome to all of them. Collective: all
+    /// ranks give the same length, type and operation, and the same kind of buffer.
+    ///
+    /// The outcome is the same to the bit on every rank, whatever the algorithm, the size and the device. `input` and
+    /// `output` are the same buffer, or do not overlap.
+    ///
+    /// ```
+    /// use wholemem::{Dtype, Group, ReduceOp, Symmetric, SymmetricSpec};
+    /// use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
+    ///
+    /// let device = Backend::host(HostConfig::default())?.device(0)?;
+    /// let groups = Group::local(&[device.clone(), device])?;
+    /// let sums = Group::on_each(&groups, |group| {
+    ///     let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
+    ///     let stream = group.device().stream()?;
+    ///     let buffer = PinnedBuffer::create(group.device(), 12)?.all();
+    ///     let own = (group.rank().0 + 1) as f32;
+    ///     stream.write(&buffer, &[own; 3].map(f32::to_ne_bytes).concat())?;
+    ///     symmetric.all_reduce(&stream, &buffer, &buffer, Dtype::F32, ReduceOp::Sum)?;
+    ///     let mut sum = [0; 4];
+    ///     stream.read(&buffer.part(8, 4)?, &mut sum)?;
+    ///     Ok(f32::from_ne_bytes(sum))
+    /// })?;
+    /// assert_eq!(sums, [3.0; 2]);
+    /// # Ok::<(), wholemem::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OpNotForType`], [`Error::Misaligned`], [`Error::TooShort`], [`Error::Overlap`], [`Error::NoPart`],
+    /// [`Error::ForeignWindow`] before anything is enqueued; [`Error::Hal`]; [`Error::Comm`] when an earlier call failed, or
+    /// this one where work runs inline.
+    #[doc(alias("ncclAllReduce", "one_shot_all_reduce", "two_shot_all_reduce_"))]
+    pub fn all_reduce<'a>(
+        &self,
+        stream: &Stream,
+        input: impl Into<Buffer<'a>>,
+        output: impl Into<Buffer<'a>>,
+        dtype: Dtype,
+        op: ReduceOp,
+    ) -> Result<()> {
+        if !op.applies_to(dtype) {
+            return Err(Error::OpNotForType { op, dtype });
+        }
+        let input = input.into();
+        let count = (input.len() / dtype.len()) as u64;
+        let call = Call { what: Collective::AllReduce, dtype, op, root: Rank(0), count, times: 1 };
+        self.call(stream, &call, &input, &output.into())
+    }
+
+    /// Gives every rank's bytes to all ranks, in the order of ranks. Collective: all ranks give the same length.
+    ///
+    /// `input` may be this rank's place in `output`; otherwise they do not overlap.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    #[doc(alias = "ncclAllGather")]
+    pub fn all_gather<'a>(
+        &self,
+        stream: &Stream,
+        input: impl Into<Buffer<'a>>,
+        output: impl Into<Buffer<'a>>,
+    ) -> Result<()> {
+        let input = input.into();
+        let (count, times) = (input.len() as u64, u64::from(self.group.size()));
+        let (what, dtype, op) = (Collective::AllGather, Dtype::U8, ReduceOp::Sum);
+        let call = Call { what, dtype, op, root: Rank(0), count, times };
+        self.call(stream, &call, &input, &output.into())
+    }
+
+    /// Gives the root's bytes to all ranks. Collective: all ranks give the same length and root. The input of the others
+    /// is not looked at.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`Error::Comm`] for a root that there is not.
+    #[doc(alias = "ncclBroadcast")]
+    pub fn broadcast<'a>(
+        &self,
+        stream: &Stream,
+        root: Rank,
+        input: impl Into<Buffer<'a>>,
+        output: impl Into<Buffer<'a>>,
+    ) -> Result<()> {
+        let size = self.group.size();
+        if root.0 >= size {
+            return Err(wholemem_comm::Error::NoSuchRank { rank: root, size }.into());
+        }
+        let input = input.into();
+        let count = input.len() as u64;
+        let (what, dtype, op) = (Collective::Broadcast, Dtype::U8, ReduceOp::Sum);
+        self.call(stream, &Call { what, dtype, op, root, count, times: 1 }, &input, &output.into())
+    }
+
+    /// Makes what every rank enqueues behind it come after what all ranks have enqueued before it. Collective; where
+    /// work does not run inline, nobody waits but the streams.
+    ///
+    /// # Errors
+    /// [`Error::Hal`], [`Error::Comm`].
+    pub fn barrier(&self, stream: &Stream) -> Result<()> {
+        self.check()?;
+        let request = CollectiveRequest { lane: self.current(), ..CollectiveRequest::default() };
+        let what = (Collective::Barrier, Algorithm::OneShot);
+        self.in_turn(stream, || self.kernels.launch(stream, what, 1, &request, &self.operands))?;
+        if stream.runs_inline() { self.check() } else { Ok(()) }
+    }
+
+    fn call(&self, stream: &Stream, call: &Call, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
+        self.check()?;
+        let len = call.count * call.dtype.len() as u64;
+        let from = self.find(stream, call, input, len, Rights::Read)?;
+        let to = self.find(stream, call, output, len * call.times, Rights::ReadWrite)?;
+        let in_place = place(call, &from, &to, len, self.group.rank())?;
+        if call.count == 0 {
+            return Ok(());
+        }
+        let reduces = call.what == Collective::AllReduce;
+        // Only a reduction writes where others still read.
+        let window = !from.reference.is_none();
+        let shape = Shape { ranks: self.group.size(), len, window, in_place: in_place && reduces, reduces };
+        let algorithm = choose(&shape, &self.tuning, &self.limits);
+        if !window && len > self.reference.staging_len.saturating_mul(MOST_PIECES) {
+            return Err(Error::TooLong { rows: 1, row_len: usize::try_from(len).unwrap_or(usize::MAX) });
+        }
+        let request = CollectiveRequest {
+            lane: self.current(),
+            input: from.address,
+            output: to.address,
+            count: call.count,
+            inputs: from.reference,
+            outputs: to.reference,
+            dtype: call.dtype.code(),
+            op: call.op.code(),
+            root: call.root.0,
+            spare: 0,
+        };
+        let blocks = blocks(algorithm, &shape, &self.limits);
+        let what = (call.what, algorithm);
+        let launch = |operands: &[Span]| {
+            self.in_turn(stream, || self.kernels.launch(stream, what, blocks, &request, operands))
+        };
+        if stream.runs_inline() && !stream.is_capturing() {
+            // It has run when the call returns, and the caller holds the buffers until then.
+            launch(&[])?;
+            return self.check();
+        }
+        let mut operands = self.operands.clone();
+        for found in [&from, &to] {
+            operands.extend(found.own.cloned());
+            let spans = found.window.iter().flat_map(|window| &window.core().spans);
+            operands.extend(spans.flatten().cloned());
+        }
+        launch(&operands)
+    }
+
+    /// What kernels know of this lane now.
+    fn current(&self) -> LaneRef {
+        LaneRef { debug: self.debug.load(Ordering::Acquire), ..self.reference }
+    }
+
+    /// Checks that a buffer has `len` bytes, here and wherever others reach it.
+    fn find<'a>(
+        &self,
+        stream: &Stream,
+        call: &Call,
+        buffer: &'a Buffer<'_>,
+        len: u64,
+        needed: Rights,
+    ) -> Result<Found<'a>> {
+        let align = call.dtype.len();
+        let found = match buffer {
+            Buffer::Own(span) => {
+                if (span.len() as u64) < len {
+                    let (count, needed) = (call.count * call.times, u128::from(len));
+                    return Err(Error::TooShort { what: "elements", count, needed, len: span.len() });
+                }
+                let attempt = || Attempt::Access { len: span.len() };
+                span.check(stream.device(), needed, attempt)?;
+                let (reference, window) = (WindowRef::default(), None);
+                Found { address: span.address(), reference, window, own: Some(span) }
+            }
+            Buffer::Window { window, range } => self.find_in_window(window, range.start, range.len(), len)?,
+        };
+        if !found.address.is_multiple_of(align as u64) {
+            return Err(Error::Misaligned { what: "elements", address: found.address, stride: align, align });
+        }
+        Ok(found)
+    }
+
+    fn find_in_window<'a>(
+        &self,
+        window: &'a Window,
+        offset: usize,
+        has: usize,
+        len: u64,
+    ) -> Result<Found<'a>> {
+        if !Arc::ptr_eq(&window.core().dropped, &self.dropped) {
+            return Err(Error::ForeignWindow);
+        }
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        for rank in (0..self.group.size()).map(Rank) {
+            let end = offset.saturating_add(len.max(has));
+            if len > has || end > window.len_of(rank) {
+                let has = window.len_of(rank).saturating_sub(offset).min(has);
+                return Err(Error::NoPart { rank, offset, len, has });
+            }
+        }
+        let reference = window.window_ref();
+        let reference = WindowRef { base: reference.base + offset as u64, ..reference };
+        let address = if window.is_empty() { 0 } else { window.local().address() + offset as u64 };
+        Ok(Found { address, reference, window: Some(window), own: None })
+    }
+}
+
+/// A call, as all ranks make it.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    what: Collective,
+    dtype: Dtype,
+    op: ReduceOp,
+    root: Rank,
+    /// Elements of the input.
+    count: u64,
+    /// How many inputs long the output is.
+    times: u64,
+}
+
+/// Whether the output is where the input is.
+fn place(call: &Call, from: &Found<'_>, to: &Found<'_>, len: u64, own: Rank) -> Result<bool> {
+    let (start, end) = (to.address, to.address + len * call.times);
+    let overlaps = from.address < end && start < from.address + len;
+    let same = start + if call.what == Collective::AllGather { len * u64::from(own.0) } else { 0 };
+    if overlaps && from.address != same {
+        return Err(Error::Overlap { input: from.address, output: start, len });
+    }
+    Ok(overlaps)
+}

@@ -1,0 +1,103 @@
+//! The kernels of collectives on one device, and the one place where they are launched.
+
+use wholemem_hal::{Args, Device, Function, KernelImage, LaunchShape, Module, Span, Stream};
+
+use wholemem_os::Deadline;
+
+use super::layout::THREADS;
+use super::tuning::Algorithm;
+use crate::{CollectiveRequest, Result, host};
+
+const COLLECTIVE: KernelImage = KernelImage {
+    ptx: Some(include_str!("../../../../kernels/ptx/collective.ptx")),
+    host: host::COLLECTIVES,
+};
+
+/// What ranks do together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Collective {
+    AllReduce,
+    AllGather,
+    Broadcast,
+    Barrier,
+}
+
+/// The kernels, loaded.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    all_reduce: [Function; 3],
+    all_gather: [Function; 2],
+    broadcast: [Function; 2],
+    barrier: Function,
+}
+
+impl Kernels {
+    /// Loads the kernels: before anything waits, since drivers wait here for what runs.
+    pub(super) fn load(device: &Device) -> Result<Self> {
+        // SAFETY: the functions of the image take a request, and are launched with one below.
+        let module = unsafe { Module::load(device, &COLLECTIVE) }?;
+        Ok(Self {
+            all_reduce: [
+                module.function("all_reduce_ll")?,
+                module.function("all_reduce_one_shot")?,
+                module.function("all_reduce_two_shot")?,
+            ],
+            all_gather: [module.function("all_gather_ll")?, module.function("all_gather")?],
+            broadcast: [module.function("broadcast_ll")?, module.function("broadcast")?],
+            barrier: module.function("barrier")?,
+        })
+    }
+
+    /// How many blocks of any of them run at once on the device.
+    pub(super) fn resident_blocks(&self) -> Result<u32> {
+        let all =
+            self.all_reduce.iter().chain(&self.all_gather).chain(&self.broadcast).chain([&self.barrier]);
+        let counts = all.map(|function| function.occupancy(THREADS, 0)).collect::<Result<Vec<_>, _>>()?;
+        Ok(counts.into_iter().min().unwrap_or(0))
+    }
+
+    /// Runs each of them once, on a lane that has ended, so that they do nothing. Drivers load a kernel when it is first
+    /// launched, and wait for what runs: later, that could be a kernel which waits for this one.
+    pub(super) fn warm_up(
+        &self,
+        stream: &Stream,
+        request: &CollectiveRequest,
+        operands: &[Span],
+    ) -> Result<()> {
+        for algorithm in Algorithm::ALL {
+            for what in
+                [Collective::AllReduce, Collective::AllGather, Collective::Broadcast, Collective::Barrier]
+            {
+                self.launch(stream, (what, algorithm), 1, request, operands)?;
+            }
+        }
+        Ok(stream.synchronize(Deadline::NEVER)?)
+    }
+
+    fn function(&self, what: Collective, algorithm: Algorithm) -> &Function {
+        let packets = usize::from(algorithm != Algorithm::Packets);
+        match what {
+            Collective::AllReduce => &self.all_reduce[algorithm as usize],
+            Collective::AllGather => &self.all_gather[packets],
+            Collective::Broadcast => &self.broadcast[packets],
+            Collective::Barrier => &self.barrier,
+        }
+    }
+
+    /// Enqueues this rank's part in a call, as `call` has planned it: the request is of a lane of this rank; its input and
+    /// output have as many elements as it says and the rights that it needs, and so have windows on every rank. All of
+    /// that is among the operands, or work runs inline and the caller holds it.
+    pub(super) fn launch(
+        &self,
+        stream: &Stream,
+        (what, algorithm): (Collective, Algorithm),
+        blocks: u32,
+        request: &CollectiveRequest,
+        operands: &[Span],
+    ) -> Result<()> {
+        let args = Args::new().bytes(&request.to_bytes(), align_of::<u64>());
+        let shape = LaunchShape::line(blocks, THREADS);
+        // SAFETY: the functions take a request, and what it names was checked, and is held as said above.
+        Ok(unsafe { stream.launch(self.function(what, algorithm), &shape, &args, operands) }?)
+    }
+}

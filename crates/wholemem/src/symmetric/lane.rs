@@ -1,0 +1,214 @@
+//! What the calls of one sequence need: the memory through which the ranks meet, and the words in which they fail.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use wholemem_comm::Watch;
+use wholemem_hal::{Event, EventKind, Mapping, Span, Stream};
+use wholemem_os::futex;
+
+use super::kernel::Kernels;
+use super::layout::{BLOCKS, LINE, LaneLayout};
+use super::report::Report;
+use super::space::Pieces;
+use super::tuning::{Limits, Tuning};
+use super::window::Dropped;
+use crate::{CollectiveRequest, Group, LaneRef, Result};
+
+/// What a lane takes of a rank's own memory: its counters, and what tests want to go wrong.
+pub(super) const PRIVATE_LEN: usize = CONTROL_LEN + DEBUG_LEN;
+const CONTROL_LEN: usize = 4 << 10;
+const DEBUG_LEN: usize = 12 << 10;
+
+/// Words of the counters.
+const DEADLINE: usize = 2;
+const FIRST_COUNTER: usize = 16;
+
+/// One sequence of collective calls: they run one after the other, on whatever streams they are enqueued. Calls that are
+/// to overlap take lanes of their own.
+#[derive(Debug)]
+pub struct Lane {
+    pub(super) group: Group,
+    pub(super) kernels: Arc<Kernels>,
+    pub(super) limits: Limits,
+    pub(super) tuning: Tuning,
+    pub(super) timeout: Duration,
+    pub(super) reference: LaneRef,
+    pub(super) report: Report,
+    /// All that every call touches.
+    pub(super) operands: Vec<Span>,
+    /// By which windows are told from those of other groups.
+    pub(super) dropped: Dropped,
+    /// Where kernels look for what tests want; zero, as a rule.
+    pub(super) debug: AtomicU64,
+    private: Span,
+    /// Every rank's memory of all lanes, and where this lane's begins.
+    memory: Vec<(Span, usize)>,
+    /// The stream of the last call.
+    last: Mutex<Option<Stream>>,
+    _watch: Watch,
+}
+
+/// What all lanes of a rank have in common.
+#[derive(Debug, Clone)]
+pub(super) struct Common {
+    pub(super) group: Group,
+    pub(super) kernels: Arc<Kernels>,
+    pub(super) limits: Limits,
+    pub(super) tuning: Tuning,
+    pub(super) timeout: Duration,
+    pub(super) layout: LaneLayout,
+    pub(super) dropped: Dropped,
+}
+
+impl Lane {
+    /// The lane whose memory is at `offset` of every rank's, the first of which begins at `base`, with counters of its own.
+    pub(super) fn create(
+        common: &Common,
+        memory: &[Pieces],
+        (base, stride): (u64, u64),
+        offset: usize,
+        private: Span,
+    ) -> Result<Self> {
+        let Common { group, kernels, limits, tuning, timeout, layout, dropped } = common.clone();
+        let device = group.device();
+        let report = Report::create(device, group.size())?;
+        let mut counters = vec![0_u8; CONTROL_LEN];
+        let mut set = |index: usize, value: u64| {
+            counters[index * 8..index * 8 + 8].copy_from_slice(&value.to_ne_bytes());
+        };
+        set(DEADLINE, u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        (0..BLOCKS as usize).for_each(|block| set(FIRST_COUNTER + block, 1));
+        let reference = LaneRef {
+            base: base + offset as u64,
+            stride,
+            control: private.address(),
+            report: report.span().address(),
+            debug: 0,
+            notices_at: layout.notices_at,
+            ll_at: layout.ll_at,
+            ll_len: layout.ll_len,
+            staging_at: layout.staging_at,
+            staging_len: layout.staging_len,
+            result_at: layout.result_at,
+            rank: group.rank().0,
+            ranks: group.size(),
+        };
+        let maps: Vec<_> = memory.iter().flatten().cloned().collect();
+        let operands: Vec<_> =
+            maps.iter().map(Mapping::all).chain([private.clone(), report.span()]).collect();
+        let stream = device.stream()?;
+        // Ended, for the time in which kernels are loaded by running them.
+        stream.fill(&private, 1)?;
+        let request = CollectiveRequest { lane: reference, ..CollectiveRequest::default() };
+        kernels.warm_up(&stream, &request, &operands)?;
+        stream.write(&private.part(0, CONTROL_LEN)?, &counters)?;
+        stream.write(&private.part(CONTROL_LEN, DEBUG_LEN)?, &vec![0; DEBUG_LEN])?;
+        let memory = maps.iter().map(|map| (map.all(), offset)).collect();
+        let watch = watch(&group, report.clone(), maps, offset);
+        let (last, debug) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Self {
+            group,
+            kernels,
+            limits,
+            tuning,
+            timeout,
+            reference,
+            report,
+            operands,
+            dropped,
+            debug,
+            private,
+            memory,
+            last,
+            _watch: watch,
+        })
+    }
+
+    /// Says whether a call has failed, without waiting. Synchronize the stream first to hear of all that was enqueued.
+    ///
+    /// # Errors
+    /// [`Error::Comm`](crate::Error::Comm) with the ranks that are lost, or did not come in time. The lane does nothing more
+    /// then, and neither do graphs that use it; a new group goes on.
+    pub fn check(&self) -> Result<()> {
+        self.report.check(self.group.communicator(), self.timeout)
+    }
+
+    /// What kernels of one's own meet the other ranks by: the `Lane` of `barrier.cuh`.
+    #[must_use]
+    pub fn lane_ref(&self) -> LaneRef {
+        self.reference
+    }
+
+    /// Enqueues a call behind the one before it, on whichever stream that was.
+    pub(super) fn in_turn(&self, stream: &Stream, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut last = self.last();
+        // Work that has run is behind nothing; what is recorded is ordered by who launches the graph.
+        if !stream.runs_inline() && !stream.is_capturing() && last.as_ref() != Some(stream) {
+            if let Some(before) = last.as_ref() {
+                let event = Event::create(before.device(), EventKind::Order)?;
+                before.record(&event)?;
+                stream.await_event(&event)?;
+            }
+            *last = Some(stream.clone());
+        }
+        enqueue()
+    }
+
+    /// Overwrites the counters and the wishes of tests, while no call is under way.
+    pub(super) fn preset(&self, counter: Option<u64>, debug: &[u8]) -> Result<()> {
+        let stream = self.group.device().stream()?;
+        if let Some(counter) = counter {
+            let counters = counter.to_ne_bytes().repeat(BLOCKS as usize);
+            stream.write(&self.private.part(FIRST_COUNTER * 8, counters.len())?, &counters)?;
+            self.forge(&stream, counter.wrapping_sub(1) << 16)?;
+        }
+        if !debug.is_empty() {
+            stream.write(&self.private.part(CONTROL_LEN, debug.len())?, debug)?;
+        }
+        Ok(())
+    }
+
+    /// Makes all ranks see this one as far as a flag says. Ranks of hosts use the signals of the first block alone.
+    fn forge(&self, stream: &Stream, flag: u64) -> Result<()> {
+        let blocks = if stream.runs_inline() { 1 } else { u64::from(BLOCKS) };
+        let LaneRef { rank, ranks, .. } = self.reference;
+        for (memory, offset) in &self.memory {
+            for block in 0..blocks {
+                let line = (block * u64::from(ranks) + u64::from(rank)) * LINE;
+                let at = offset + usize::try_from(line).unwrap_or(usize::MAX);
+                stream.write(&memory.part(at, 8)?, &flag.to_ne_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the wishes of tests are.
+    pub(super) fn debug_address(&self) -> u64 {
+        self.private.address() + CONTROL_LEN as u64
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<Stream>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells kernels to give up as soon as the group has fallen.
+fn watch(group: &Group, report: Report, maps: Vec<Mapping>, offset: usize) -> Watch {
+    group.communicator().watch(move |error| {
+        // Only a child of a fork has no report, and no kernels either.
+        let _ = report.abort(error);
+        // A thread that has looked for the order just before it came is about to sleep: it is woken until it is awake.
+        while report.is_asleep() {
+            for (rank, map) in maps.iter().enumerate() {
+                if let Ok(bytes) = map.bytes()
+                    && let Ok(word) = bytes.atomic_u32(offset + rank * usize::try_from(LINE).unwrap_or(0))
+                {
+                    let _ = futex::wake_all(word);
+                }
+            }
+            std::thread::yield_now();
+        }
+    })
+}

@@ -1,0 +1,227 @@
+//! Memory that every rank has, and what ranks do together through it: reduce, gather, broadcast, wait for each other.
+//!
+//! ```text
+//!   Symmetric ── space: addresses of all windows ── book: which window is where (pure)
+//!       └─ lanes: one sequence of calls each ── tuning: which algorithm (pure) ── kernel: the one launch
+//!                    └─ report: how a call fails, and is told to
+//! ```
+//!
+//! Why no call hangs, and none is wrong: every call is a meeting. Before it ends, every rank has heard from every rank in
+//! that call; so who has heard from a rank in call k + 1 knows that it has finished call k. Buffers alternate between two,
+//! and need no acknowledgement. Where ranks read each other's memory directly, a barrier at the end says that they have.
+//! A kernel that waits in vain looks now and then whether it has been told to give up, or its time is over; then it says
+//! who is missing, tells the others, and ends.
+
+mod book;
+mod call;
+mod debug;
+#[allow(unsafe_code, reason = "a launch is")]
+mod kernel;
+mod lane;
+mod layout;
+mod offer;
+mod report;
+mod request;
+mod space;
+mod spec;
+mod tuning;
+mod window;
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use wholemem_hal::{Allocation, PlainBuffer, Rights};
+
+pub use debug::{Chaos, Mutants};
+pub use lane::Lane;
+pub use request::{CollectiveRequest, LaneRef, WindowRef};
+pub use spec::SymmetricSpec;
+pub use tuning::{Algorithm, Tuning, UnknownAlgorithm};
+pub use window::{Buffer, Window};
+
+pub(crate) use layout::{BLOCKS, LINE};
+pub(crate) use report::{ABORT, ASLEEP, CAUSE, GIVEN_UP, MISSED, MISSING, PHASE, SEQUENCE, cause};
+
+use kernel::Kernels;
+use lane::{Common, PRIVATE_LEN};
+use layout::LaneLayout;
+use offer::Offer;
+use space::Space;
+use tuning::Limits;
+
+use crate::verdict::agree;
+use crate::{Error, Group, Result};
+
+/// How much is staged at once, if nothing else was asked for.
+const STAGING_ON_HOSTS: usize = 256 << 10;
+const STAGING_ON_DEVICES: usize = 8 << 20;
+
+/// A group's windows, and the collective calls over them. Clones are the same.
+///
+/// The calls of its first [lane](Self::lane) are its own.
+#[derive(Debug, Clone)]
+#[doc(alias("ncclComm_t", "ncclDevComm"))]
+pub struct Symmetric {
+    core: Arc<Core>,
+}
+
+#[derive(Debug)]
+struct Core {
+    group: Group,
+    space: Space,
+    /// At least one.
+    lanes: Vec<Lane>,
+}
+
+impl Symmetric {
+    /// Makes what the ranks of a group meet through. Collective, with the same specification on all ranks.
+    ///
+    /// `WHOLEMEM_ALGO` and `WHOLEMEM_WINDOW_SPACE` in the environment come before the specification.
+    ///
+    /// # Errors
+    /// [`Error::Differs`]; [`Error::NotResident`] when more ranks share a device than it can run at once;
+    /// [`Error::NoWindowSpace`], [`Error::Environment`], [`Error::OnRank`], [`Error::Comm`].
+    pub fn create(group: &Group, spec: &SymmetricSpec) -> Result<Self> {
+        let comm = group.communicator();
+        let kind = group.device().backend().kind();
+        let measured = Tuning::measured(kind, group.size());
+        let heard = spec.in_environment(measured, |name| std::env::var(name).ok());
+        let (spec, tuning) = agree(comm, heard)?;
+        let terms = [spec.to_bytes(), tuning.to_bytes()].concat();
+        let others = comm.all_gather(&terms)?;
+        if let Some(rank) = others.iter().position(|other| *other != terms) {
+            let rank = u32::try_from(rank).unwrap_or(u32::MAX).max(1);
+            return Err(Error::Differs { rank: wholemem_comm::Rank(rank) });
+        }
+        let kernels = Arc::new(agree(comm, Kernels::load(group.device()))?);
+        let blocks = resident(group, &kernels)?;
+        let staging_len = match (spec.staging_len, kind) {
+            (0, wholemem_hal::BackendKind::Host) => STAGING_ON_HOSTS,
+            (0, _) => STAGING_ON_DEVICES,
+            (given, _) => given,
+        };
+        let layout = LaneLayout::new(group.size(), spec.packets_len, staging_len)?;
+        let space = Space::reserve(group, spec.window_space)?;
+        let limits = Limits { packets: layout.ll_len, blocks };
+        let (dropped, timeout) = (space.dropped().clone(), spec.timeout);
+        let common = Common { group: group.clone(), kernels, limits, tuning, timeout, layout, dropped };
+        let lanes = lanes(&common, &space, spec.lanes.max(1) as usize)?;
+        Ok(Self { core: Arc::new(Core { group: group.clone(), space, lanes }) })
+    }
+
+    /// Makes a window of new memory, zero, of `len` bytes on this rank. Collective; the lengths may differ, and a rank
+    /// may have none.
+    ///
+    /// # Errors
+    /// [`Error::EmptyWindow`], [`Error::NoWindowSpace`]; [`Error::OnRank`] when a rank has not enough memory, for one;
+    /// [`Error::Comm`]. They are the same on all ranks, and nothing is left of the attempt.
+    #[doc(alias = "ncclMemAlloc")]
+    pub fn mem_alloc(&self, len: usize) -> Result<Window> {
+        self.core.space.allocate(len)
+    }
+
+    /// Makes a window of memory that is there: all of an allocation of this rank's device. Collective.
+    ///
+    /// Where the memory is mapped elsewhere too, kernels that run at the same time must not reach it both ways.
+    ///
+    /// # Errors
+    /// As [`mem_alloc`](Self::mem_alloc).
+    #[doc(alias("ncclCommWindowRegister", "register_buffer"))]
+    pub fn window_register(&self, memory: &Allocation) -> Result<Window> {
+        self.core.space.register(Ok(Offer::of(memory)))
+    }
+
+    /// Makes a window of `len` bytes that something else in this process has mapped at `address`: memory of a framework
+    /// that allocates in segments, for one. Collective; the memory is kept by the window, whatever its maker does.
+    ///
+    /// # Errors
+    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] on the rank whose address is of no such memory, and
+    /// [`Error::OnRank`] on the others.
+    pub fn window_register_mapped(&self, address: u64, len: usize) -> Result<Window> {
+        self.core.space.register(Offer::adopt(self.core.group.device(), address, len))
+    }
+
+    /// Makes a window of buffers that came from the driver's older allocator. Collective; each rank's buffer must outlive
+    /// the others' use of it, since their handles keep nothing.
+    ///
+    /// # Errors
+    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] where there is no such memory.
+    #[doc(alias("cudaIpcOpenMemHandle", "get_graph_buffer_ipc_meta"))]
+    pub fn window_register_plain(&self, buffer: &PlainBuffer) -> Result<Window> {
+        self.core.space.register_plain(buffer)
+    }
+
+    /// Gives up a window on all ranks, and its place. Collective; dropping it asks nobody, and its place is free when all
+    /// ranks have.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    #[doc(alias = "ncclCommWindowDeregister")]
+    pub fn window_unregister(&self, window: Window) -> Result<()> {
+        drop(window);
+        self.core.group.communicator().barrier()?;
+        Ok(())
+    }
+
+    /// One of the sequences of calls.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchLane`].
+    pub fn lane(&self, index: usize) -> Result<&Lane> {
+        let lanes = &self.core.lanes;
+        lanes.get(index).ok_or(Error::NoSuchLane { index, lanes: lanes.len() })
+    }
+
+    /// The group.
+    #[must_use]
+    pub fn group(&self) -> &Group {
+        &self.core.group
+    }
+}
+
+impl Deref for Symmetric {
+    type Target = Lane;
+
+    fn deref(&self) -> &Lane {
+        &self.core.lanes[0]
+    }
+}
+
+/// The lanes: their memory on all ranks, zeroed before anybody else gets it, and each rank's own counters.
+fn lanes(common: &Common, space: &Space, count: usize) -> Result<Vec<Lane>> {
+    let (group, layout) = (&common.group, &common.layout);
+    let len = usize::try_from(layout.len).unwrap_or(usize::MAX);
+    let (memory, base, stride) = space.make_zeroed(len.saturating_mul(count))?;
+    let made = || {
+        let device = group.device();
+        let private_len = device.granularity()?.minimum.round_up(PRIVATE_LEN * count).unwrap_or(usize::MAX);
+        let private = device.allocate(private_len)?.map(Rights::ReadWrite)?;
+        let lane = |index: usize| {
+            let private = private.span(index * PRIVATE_LEN, PRIVATE_LEN)?;
+            Lane::create(common, &memory, (base, stride), index * len, private)
+        };
+        (0..count).map(lane).collect()
+    };
+    agree(group.communicator(), made())
+}
+
+/// How many blocks of one rank run at once, on the device that has the least room for each of its ranks.
+fn resident(group: &Group, kernels: &Kernels) -> Result<u32> {
+    let comm = group.communicator();
+    let fit = agree(comm, kernels.resident_blocks())?;
+    let own = [&group.device().info().uuid[..], &fit.to_le_bytes()].concat();
+    let all = comm.all_gather(&own)?;
+    let uuid = |words: &[u8]| words.get(..16).map(<[u8]>::to_vec);
+    let mut least = BLOCKS;
+    for (rank, words) in (0..).map(wholemem_comm::Rank).zip(&all) {
+        let fits = words.get(16..20).and_then(|fit| fit.try_into().ok()).map_or(0, u32::from_le_bytes);
+        let sharing = all.iter().filter(|other| uuid(other) == uuid(words)).count();
+        let each = fits / u32::try_from(sharing).unwrap_or(u32::MAX).max(1);
+        let inline = group.device().backend().kind() == wholemem_hal::BackendKind::Host;
+        if each == 0 && !inline {
+            return Err(Error::NotResident { rank, sharing, fits });
+        }
+        least = least.min(each.max(1));
+    }
+    Ok(least)
+}

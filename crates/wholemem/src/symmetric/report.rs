@@ -1,0 +1,112 @@
+//! The words between a lane's kernels and the processor: the order to give up, and why a kernel did.
+//!
+//! ```text
+//!   [0] abort: a cause, stored by the processor     [1] whether a kernel has given up, stored last
+//!   [2] call   [3] phase   [4] cause                [5] somebody sleeps     [6..] bits of missing ranks
+//! ```
+//!
+//! A cause is what happened in its upper half, and 1 + the rank to blame in its lower one.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use wholemem_comm::{Communicator, Error as CommError, Rank};
+use wholemem_hal::{Attempt, Device, PinnedBuffer, Span};
+
+use crate::Result;
+
+pub(crate) const ABORT: usize = 0;
+pub(crate) const GIVEN_UP: usize = 1;
+pub(crate) const SEQUENCE: usize = 2;
+pub(crate) const PHASE: usize = 3;
+pub(crate) const CAUSE: usize = 4;
+pub(crate) const ASLEEP: usize = 5;
+pub(crate) const MISSING: usize = 6;
+
+/// A rank was lost.
+pub(crate) const LOST: u64 = 1;
+/// A rank has aborted.
+pub(crate) const ABORTED: u64 = 2;
+/// A rank did not come in time.
+pub(crate) const MISSED: u64 = 3;
+
+/// A cause, as it travels.
+pub(crate) fn cause(what: u64, blamed: Rank) -> u64 {
+    what << 32 | (u64::from(blamed.0) + 1)
+}
+
+/// The words of one lane on one rank.
+#[derive(Debug, Clone)]
+pub(super) struct Report {
+    words: PinnedBuffer,
+    ranks: u32,
+}
+
+impl Report {
+    pub(super) fn create(device: &Device, ranks: u32) -> Result<Self> {
+        let len = (MISSING + (ranks as usize).div_ceil(64)) * 8;
+        Ok(Self { words: PinnedBuffer::create(device, len)?, ranks })
+    }
+
+    /// What kernels are given.
+    pub(super) fn span(&self) -> Span {
+        self.words.all()
+    }
+
+    /// Tells kernels to give up.
+    pub(super) fn abort(&self, error: &CommError) -> Result<()> {
+        let cause = match error {
+            CommError::PeerLost { rank } => cause(LOST, *rank),
+            CommError::Aborted { by } => cause(ABORTED, *by),
+            CommError::Poisoned { missing } => cause(MISSED, missing.first().copied().unwrap_or(Rank(0))),
+            _ => cause(ABORTED, Rank(0)),
+        };
+        // The first is the one that counts.
+        self.with(ABORT, |word| {
+            let _ = word.compare_exchange(0, cause, Ordering::SeqCst, Ordering::SeqCst);
+        })
+    }
+
+    /// Whether this rank's thread sleeps, or is about to.
+    pub(super) fn is_asleep(&self) -> bool {
+        self.with(ASLEEP, |word| word.load(Ordering::SeqCst)).is_ok_and(|asleep| asleep != 0)
+    }
+
+    /// Why a kernel has given up, if one has.
+    pub(super) fn check(&self, comm: &Communicator, timeout: Duration) -> Result<()> {
+        if self.with(GIVEN_UP, |word| word.load(Ordering::Acquire))? == 0 {
+            return Ok(());
+        }
+        let cause = self.with(CAUSE, |word| word.load(Ordering::Relaxed))?;
+        let blamed = Rank(u32::try_from(cause & 0xffff_ffff).unwrap_or(0).saturating_sub(1));
+        let error = match cause >> 32 {
+            MISSED => CommError::Timeout { missing: self.missing(blamed)?, timeout, joining: false },
+            LOST => CommError::PeerLost { rank: blamed },
+            _ => CommError::Aborted { by: blamed },
+        };
+        // What the communicator itself has heard of comes first: all survivors then say the same.
+        comm.check()?;
+        Err(error.into())
+    }
+
+    fn missing(&self, blamed: Rank) -> Result<Vec<Rank>> {
+        let mut missing = Vec::new();
+        for rank in 0..self.ranks {
+            let bits = self.with(MISSING + rank as usize / 64, |word| word.load(Ordering::Relaxed))?;
+            if bits >> (rank % 64) & 1 == 1 {
+                missing.push(Rank(rank));
+            }
+        }
+        Ok(if missing.is_empty() { vec![blamed] } else { missing })
+    }
+
+    fn with<T>(&self, index: usize, use_it: impl FnOnce(&AtomicU64) -> T) -> Result<T> {
+        let bytes = self.words.bytes()?;
+        // Words of memory that begins on a page.
+        let word = bytes.atomic_u64(index * 8).map_err(|cause| wholemem_hal::Error::Failed {
+            attempt: Attempt::Access { len: size_of::<u64>() },
+            cause: cause.into(),
+        })?;
+        Ok(use_it(word))
+    }
+}

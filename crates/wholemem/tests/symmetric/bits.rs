@@ -1,0 +1,234 @@
+//! The outcome of a reduction is the same to the bit on every rank, whatever the algorithm, and equal to the plainest loop.
+
+use wholemem::{Algorithm, Buffer, Dtype, Rank, ReduceOp, Symmetric, Window, combine_naive};
+use wholemem_hal::{Backend, Span};
+use wholemem_testkit::{cuda, exhaustive, seed};
+
+use super::values::{Random, elements};
+use super::world::{Guarded, STAGING, host, on_ranks};
+
+/// Elements of padding around buffers, so that each rank's can begin elsewhere.
+const ROOM: usize = 16;
+
+/// Where the buffers of a call are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Places {
+    Own,
+    OwnInPlace,
+    InputWindow,
+    Windows,
+    WindowInPlace,
+    OutputWindow,
+}
+
+const PLACES: [Places; 6] = [
+    Places::Own,
+    Places::OwnInPlace,
+    Places::InputWindow,
+    Places::Windows,
+    Places::WindowInPlace,
+    Places::OutputWindow,
+];
+
+/// One rank's memory for all cases.
+struct Memory {
+    own: [Span; 2],
+    windows: [Window; 2],
+}
+
+impl Memory {
+    fn new(symmetric: &Symmetric, len: usize) -> Self {
+        let own = [(); 2].map(|()| Guarded::buffer(symmetric, len));
+        Self { own, windows: [(); 2].map(|()| symmetric.mem_alloc(len).unwrap()) }
+    }
+}
+
+fn counts(dtype: Dtype) -> Vec<usize> {
+    let piece = STAGING / dtype.len();
+    let mut counts: Vec<_> = (0..=67).collect();
+    counts.extend([
+        piece - 1,
+        piece,
+        piece + 1,
+        2 * piece,
+        2 * piece + 3,
+        8192 / dtype.len() + 1,
+        5 * piece + 7,
+    ]);
+    counts
+}
+
+/// Every algorithm, type, operation and place among so many ranks, with some counts each, or all.
+fn reductions_agree(backend: &Backend, ranks: u32, all: bool) {
+    let chance = seed();
+    for algorithm in Algorithm::ALL {
+        on_ranks(backend, ranks, Some(algorithm), |symmetric| {
+            let memory = Memory::new(symmetric, (6 * STAGING + 2 * ROOM * 8).max(1 << 10));
+            let mut random = Random(chance);
+            for dtype in Dtype::ALL {
+                for op in ReduceOp::ALL.into_iter().filter(|op| op.applies_to(dtype)) {
+                    let counts = counts(dtype);
+                    let some = if all { counts.len() } else { 3 };
+                    for at in 0..some {
+                        let count = if all { counts[at] } else { counts[random.below(counts.len())] };
+                        let places = PLACES[random.below(PLACES.len())];
+                        reduce(symmetric, &memory, (dtype, op, count), places, random.next());
+                    }
+                }
+            }
+        });
+    }
+}
+
+fn reduce(
+    symmetric: &Symmetric,
+    memory: &Memory,
+    (dtype, op, count): (Dtype, ReduceOp, usize),
+    places: Places,
+    seed: u64,
+) {
+    let what = format!("{op} of {count} {dtype} {places:?}, seed {seed}");
+    let group = symmetric.group();
+    let (own, stream) = (group.rank().index(), group.device().stream().unwrap());
+    let input = |rank: usize| elements(dtype, count, seed ^ rank as u64);
+    let inputs: Vec<_> = (0..group.size() as usize).map(input).collect();
+    let sources: Vec<_> = inputs.iter().map(Vec::as_slice).collect();
+    let expected = combine_naive(&sources, dtype, op);
+    let len = count * dtype.len();
+    // A window's range is the same on all ranks; other memory begins elsewhere on each.
+    let own_at = (seed as usize % ROOM + own * 3) % ROOM * dtype.len();
+    let window_at = (seed >> 8) as usize % ROOM * dtype.len();
+    let window_span = |index: usize| memory.windows[index].local().clone();
+    let (from, to) = match places {
+        Places::Own => {
+            (Guarded::new(&stream, memory.own[0].clone(), own_at, len), Some(memory.own[1].clone()))
+        }
+        Places::OwnInPlace => (Guarded::new(&stream, memory.own[0].clone(), own_at, len), None),
+        Places::InputWindow => {
+            (Guarded::new(&stream, window_span(0), window_at, len), Some(memory.own[0].clone()))
+        }
+        Places::Windows => (Guarded::new(&stream, window_span(0), window_at, len), Some(window_span(1))),
+        Places::WindowInPlace => (Guarded::new(&stream, window_span(0), window_at, len), None),
+        Places::OutputWindow => {
+            (Guarded::new(&stream, memory.own[0].clone(), own_at, len), Some(window_span(1)))
+        }
+    };
+    let to_at = if matches!(places, Places::Windows | Places::OutputWindow) { window_at } else { own_at };
+    let to = to.map(|memory| Guarded::new(&stream, memory, to_at, len));
+    from.put(&inputs[own]);
+    if let Some(to) = &to {
+        to.put(&vec![0x5A; len]);
+    }
+    // Buffers in windows are written by the others: all have put theirs before anybody begins.
+    symmetric.barrier(&stream).unwrap();
+    let (from_span, to_span) = (from.span(), to.as_ref().map(Guarded::span));
+    let range = window_at..window_at + len;
+    let input = match places {
+        Places::InputWindow | Places::Windows | Places::WindowInPlace => {
+            memory.windows[0].range(range.clone())
+        }
+        _ => Buffer::from(&from_span),
+    };
+    let output = match (places, &to_span) {
+        (Places::WindowInPlace, _) => memory.windows[0].range(range),
+        (Places::Windows | Places::OutputWindow, _) => memory.windows[1].range(range),
+        (_, Some(span)) => Buffer::from(span),
+        (_, None) => Buffer::from(&from_span),
+    };
+    symmetric.all_reduce(&stream, input, output, dtype, op).unwrap();
+    stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
+    symmetric.check().unwrap();
+    // What this rank looks at, no other overwrites before it has.
+    symmetric.barrier(&stream).unwrap();
+    stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
+    let seen = to.as_ref().unwrap_or(&from).take(&what);
+    assert!(
+        seen == expected,
+        "{what} on rank {own}: {seen:02x?} instead of {expected:02x?} of {inputs:02x?}"
+    );
+    if to.is_some() {
+        assert_eq!(from.take(&what), inputs[own], "{what}: the input was written");
+    }
+    symmetric.barrier(&stream).unwrap();
+    stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
+}
+
+#[test]
+fn reductions_agree_with_the_plainest_loop() {
+    for ranks in 1..=9 {
+        reductions_agree(&host(), ranks, exhaustive());
+    }
+}
+
+#[test]
+fn gpu_reductions_agree_with_the_plainest_loop() {
+    if let Some(backend) = cuda::backend() {
+        for ranks in 1..=9 {
+            reductions_agree(&backend, ranks, false);
+        }
+    }
+}
+
+/// Gathers and broadcasts of bytes, long and short, aligned and not, staged and from windows.
+fn copies_agree(backend: &Backend, ranks: u32) {
+    let chance = seed();
+    for algorithm in [Algorithm::Packets, Algorithm::OneShot] {
+        on_ranks(backend, ranks, Some(algorithm), |symmetric| {
+            let group = symmetric.group();
+            let (own, stream) = (group.rank().index(), group.device().stream().unwrap());
+            let mut random = Random(chance);
+            let most = 3 * STAGING;
+            let count = group.size() as usize;
+            let from = symmetric.mem_alloc(most + 64).unwrap();
+            let output = Guarded::buffer(symmetric, count * most + 64);
+            let own_input = Guarded::buffer(symmetric, most + 64);
+            for round in 0..60 {
+                let len = [0, 1, 7, 16, 100, 4096, 4097, 8192, most][random.below(9)];
+                let (from_at, to_at, seed) = (random.below(64), random.below(64), random.next());
+                let root = Rank(random.below(count) as u32);
+                let inputs: Vec<_> =
+                    (0..count).map(|rank| elements(Dtype::U8, len, seed ^ rank as u64)).collect();
+                let in_window = round % 2 == 0;
+                let memory = if in_window { from.local().clone() } else { own_input.clone() };
+                let input = Guarded::new(&stream, memory, from_at, len);
+                input.put(&inputs[own]);
+                symmetric.barrier(&stream).unwrap();
+                let span = input.span();
+                let buffer =
+                    || if in_window { from.range(from_at..from_at + len) } else { Buffer::from(&span) };
+                let gathered = Guarded::new(&stream, output.clone(), to_at, count * len);
+                gathered.put(&vec![0x5A; count * len]);
+                symmetric.all_gather(&stream, buffer(), &gathered.span()).unwrap();
+                stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
+                symmetric.check().unwrap();
+                let what = format!("round {round}, seed {seed}");
+                assert!(gathered.take(&what) == inputs.concat(), "{what}: gathered on rank {own}");
+                let copied = Guarded::new(&stream, output.clone(), to_at, len);
+                copied.put(&vec![0x5A; len]);
+                symmetric.broadcast(&stream, root, buffer(), &copied.span()).unwrap();
+                stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
+                symmetric.check().unwrap();
+                assert!(copied.take(&what) == inputs[root.index()], "{what}: from rank {root} on rank {own}");
+                assert_eq!(input.take(&what), inputs[own], "{what}: the input was written");
+                symmetric.barrier(&stream).unwrap();
+                stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn gathers_and_broadcasts_give_every_byte_to_all() {
+    for ranks in [1, 2, 3, 8] {
+        copies_agree(&host(), ranks);
+    }
+}
+
+#[test]
+fn gpu_gathers_and_broadcasts_give_every_byte_to_all() {
+    if let Some(backend) = cuda::backend() {
+        for ranks in [1, 2, 3, 8] {
+            copies_agree(&backend, ranks);
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Collectives through symmetric memory: every bit, every rule of synchronization, every way to fail.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test fails by panic, and its numbers are small"
+)]
+
+mod bits;
+mod deaths;
+mod rules;
+mod values;
+mod windows;
+mod world;
