@@ -11,6 +11,7 @@ use std::str::FromStr;
 
 use wholemem_hal::BackendKind;
 
+use super::Lane;
 use super::layout::{BLOCKS, THREADS};
 
 /// How a collective call is done.
@@ -112,6 +113,16 @@ pub(super) struct Limits {
     pub(super) packets: u64,
     /// How many blocks of one rank run at once.
     pub(super) blocks: u32,
+}
+
+impl Lane {
+    /// Which algorithm a call takes whose inputs have `len` bytes: for measurements that tell it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn algorithm_of(&self, len: usize, window: bool, in_place: bool, reduces: bool) -> Algorithm {
+        let shape = Shape { ranks: self.group.size(), len: len as u64, window, in_place, reduces };
+        choose(&shape, &self.tuning, &self.limits)
+    }
 }
 
 /// The algorithm of a call.
