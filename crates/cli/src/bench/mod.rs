@@ -8,6 +8,7 @@ mod alloc;
 mod bootstrap;
 mod comm;
 mod copy;
+mod crew;
 mod death;
 mod group;
 mod report;

@@ -14,7 +14,6 @@
 
 mod content;
 mod course;
-mod crew;
 mod indices;
 mod lap;
 mod report;
@@ -27,11 +26,11 @@ use wholemem::{Communicator, Group};
 use wholemem_hal::{Backend, BackendKind, Device, HostConfig};
 
 use self::course::{Course, Room};
-pub(crate) use self::crew::rank;
 pub(crate) use self::report::Measured;
 use self::turns::Turns;
+use super::crew;
 use super::sample::{Pair, Summary};
-use crate::cli::{LocationChoice, RowsArgs};
+use crate::cli::{LocationChoice, RankRole, RowsArgs};
 use crate::progress::Progress;
 use crate::{backend, memory};
 
@@ -43,17 +42,7 @@ pub(crate) enum Op {
 }
 
 /// What is told while rows are moved.
-#[derive(Debug, Serialize, Deserialize)]
-enum Told {
-    /// All is prepared for another round.
-    Ready,
-    /// Another round is over.
-    Round(Pair),
-    /// A course is over.
-    Done(Summary),
-    /// It went wrong.
-    Failed { what: String, hint: Option<String> },
-}
+type Told = crew::Told<Pair, Summary>;
 
 pub(super) fn run(op: Op, args: &RowsArgs) -> Result<()> {
     let opened = backend::open(args.backend)?;
@@ -114,10 +103,15 @@ fn measure(device: &Device, courses: &[Course], turns: Option<Turns>) -> Result<
         let comm = Communicator::local(1)?.pop().ok_or_else(|| anyhow!("a group of one rank has none"))?;
         play(&Group::create(comm, device)?, courses, &mut hear)?;
     } else {
-        crew::play(device.backend().kind(), courses, &mut hear)?;
+        crew::play((RankRole::Rows, first.ranks), device.backend().kind(), courses, &mut hear)?;
     }
     ensure!(measured.len() == courses.len(), "{} of {} were measured", measured.len(), courses.len());
     Ok(measured)
+}
+
+/// Plays one rank.
+pub(crate) fn rank(plan: &str) -> Result<()> {
+    crew::rank(plan, |group, courses: &[Course], mut tell| play(group, courses, &mut tell))
 }
 
 /// Plays courses as one rank, and tells how it goes.

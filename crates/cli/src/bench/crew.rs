@@ -1,4 +1,4 @@
-//! Ranks that are processes: this program started again as each of them.
+//! Ranks that are processes: this program started again as each of them, to play courses of a bench.
 //!
 //! Rank 0 tells its standard output how it goes, a line at a time. The others are silent unless something goes wrong.
 
@@ -6,35 +6,53 @@ use std::io::{BufRead, BufReader, Write};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use wholemem::{Communicator, Group};
 use wholemem_hal::BackendKind;
 
-use super::{Course, Told};
-use crate::bench::group;
+use super::group;
 use crate::cli::{BackendChoice, RankRole};
 use crate::{backend, failure};
 
 /// How long a rank waits for the others, who may be checking what they moved.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// What is told while courses are played.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Told<Round, Course> {
+    /// All is prepared for another round.
+    Ready,
+    /// Another round is over.
+    Round(Round),
+    /// A course is over.
+    Done(Course),
+    /// It went wrong.
+    Failed { what: String, hint: Option<String> },
+}
+
 /// What ranks are to do.
 #[derive(Debug, Serialize, Deserialize)]
-struct Plan {
+struct Plan<C> {
     on_gpu: bool,
-    courses: Vec<Course>,
+    courses: Vec<C>,
 }
 
 /// Has ranks play courses, and passes on what rank 0 tells.
-pub(super) fn play(
+pub(super) fn play<C, R, D>(
+    (role, ranks): (RankRole, u32),
     kind: BackendKind,
-    courses: &[Course],
-    hear: &mut impl FnMut(Told) -> Result<()>,
-) -> Result<()> {
-    let ranks = courses.first().map_or(0, |course| course.ranks);
+    courses: &[C],
+    hear: &mut impl FnMut(Told<R, D>) -> Result<()>,
+) -> Result<()>
+where
+    C: Serialize + Clone,
+    R: DeserializeOwned,
+    D: DeserializeOwned,
+{
     let plan = Plan { on_gpu: kind == BackendKind::Cuda, courses: courses.to_vec() };
     let plan = serde_json::to_string(&plan)?;
-    let role = |_| (RankRole::Rows, vec!["--plan".to_owned(), plan.clone()]);
+    let role = |_| (role, vec!["--plan".to_owned(), plan.clone()]);
     let mut crew = group::Group::start_with(ranks, role, true)?;
     let mut outputs = Vec::new();
     for child in &mut crew.ranks {
@@ -60,7 +78,7 @@ pub(super) fn play(
     crew.leave()
 }
 
-fn read(output: &mut impl BufRead) -> Result<Option<Told>> {
+fn read<T: DeserializeOwned>(output: &mut impl BufRead) -> Result<Option<T>> {
     let mut line = String::new();
     output.read_line(&mut line)?;
     if line.is_empty() {
@@ -69,19 +87,33 @@ fn read(output: &mut impl BufRead) -> Result<Option<Told>> {
     Ok(Some(serde_json::from_str(&line).context("a rank said something unexpected")?))
 }
 
+/// What a rank tells by.
+pub(super) type Tell<'a, R, D> = &'a mut dyn FnMut(Told<R, D>) -> Result<()>;
+
 /// Plays one rank.
-pub(crate) fn rank(plan: &str) -> Result<()> {
-    let plan: Plan = serde_json::from_str(plan).context("this command is for wholemem itself to start")?;
-    match join(&plan) {
+pub(super) fn rank<C, R, D>(
+    plan: &str,
+    play: impl FnOnce(&Group, &[C], Tell<'_, R, D>) -> Result<()>,
+) -> Result<()>
+where
+    C: DeserializeOwned,
+    R: Serialize,
+    D: Serialize,
+{
+    let plan: Plan<C> = serde_json::from_str(plan).context("this command is for wholemem itself to start")?;
+    match join(&plan, play) {
         Ok(()) => Ok(()),
         Err(error) => {
             let what = format!("{error:#}");
-            say(&Told::Failed { what, hint: failure::hint(&error) })
+            say(&Told::<R, D>::Failed { what, hint: failure::hint(&error) })
         }
     }
 }
 
-fn join(plan: &Plan) -> Result<()> {
+fn join<C, R: Serialize, D: Serialize>(
+    plan: &Plan<C>,
+    play: impl FnOnce(&Group, &[C], Tell<'_, R, D>) -> Result<()>,
+) -> Result<()> {
     let mut comm = Communicator::from_env()?;
     comm.set_timeout(PATIENCE);
     let is_first = comm.rank().0 == 0;
@@ -90,10 +122,10 @@ fn join(plan: &Plan) -> Result<()> {
     ensure!(devices > 0, "there is no device");
     let device = opened.backend.device(comm.rank().0 % devices)?;
     let group = Group::create(comm, &device)?;
-    super::play(&group, &plan.courses, &mut |told| if is_first { say(&told) } else { Ok(()) })
+    play(&group, &plan.courses, &mut |told| if is_first { say(&told) } else { Ok(()) })
 }
 
-fn say(told: &Told) -> Result<()> {
+fn say(told: &impl Serialize) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all((serde_json::to_string(told)? + "\n").as_bytes())?;
     Ok(stdout.flush()?)
