@@ -6,6 +6,7 @@
 
 mod alloc;
 mod bootstrap;
+mod collective;
 mod comm;
 mod copy;
 mod crew;
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use wholemem_hal::{BackendKind, Device};
 
+use self::collective::What;
 use self::report::{Case, Report};
 use self::sample::{Comparison, Side};
 use self::sizes::Plan;
@@ -32,6 +34,7 @@ use crate::size::Rough;
 use crate::terminal::Colour;
 use crate::{backend, memory, terminal};
 
+pub(crate) use self::collective::rank as collective_rank;
 pub(crate) use self::death::Doomed;
 pub(crate) use self::rows::{Op, rank as rows_rank, tour};
 pub(crate) use self::share::receiver;
@@ -86,6 +89,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Death(args) => death::run(args),
         BenchCommand::Gather(args) => rows::run(Op::Gather, args),
         BenchCommand::Scatter(args) => rows::run(Op::Scatter, args),
+        BenchCommand::Allreduce(args) => collective::reduce(args),
+        BenchCommand::Allgather(args) => collective::moves(What::Allgather, args),
+        BenchCommand::Broadcast(args) => collective::moves(What::Broadcast, args),
+        BenchCommand::Barrier(args) => collective::barrier(args),
         BenchCommand::Store(args) => store::run(args),
     }
 }

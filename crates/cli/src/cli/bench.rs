@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::BackendChoice;
+use super::{BackendChoice, BarrierArgs, MovesArgs, ReduceArgs};
 use crate::size::ByteCount;
 
 #[derive(Debug, Args)]
@@ -38,6 +38,17 @@ pub(crate) enum BenchCommand {
     ///
     /// As `gather`, the other way. What was scattered is gathered again and checked, and so is, in the end, the whole table.
     Scatter(RowsArgs),
+    /// Reducing the elements of all ranks, beside a flag's round trip and a plain copy
+    ///
+    /// Ranks are processes. They begin each round together, make as many calls as take a millisecond, and the slowest of them
+    /// is what counts. Inputs are others in every round, and all that comes out is checked.
+    Allreduce(ReduceArgs),
+    /// Giving the bytes of every rank to all ranks, measured as `allreduce`
+    Allgather(MovesArgs),
+    /// Giving the bytes of one rank to all ranks, measured as `allreduce`
+    Broadcast(MovesArgs),
+    /// Ranks waiting for each other, beside a flag's round trip, measured as `allreduce`
+    Barrier(BarrierArgs),
     /// A store's objects: made, got, deleted, attached as packs and waited for, beside a socket's round trip
     Store(StoreArgs),
 }

@@ -1,6 +1,7 @@
 //! The command line: its words, its defaults and its help. Nothing here does anything.
 
 mod bench;
+mod collective;
 mod store;
 
 use std::ffi::OsString;
@@ -12,6 +13,7 @@ use wholemem::Dtype;
 use crate::size::ByteCount;
 
 pub(crate) use self::bench::*;
+pub(crate) use self::collective::*;
 pub(crate) use self::store::*;
 
 /// One memory over many GPUs, processes and nodes.
@@ -173,6 +175,8 @@ pub(crate) enum RankRole {
     Doomed,
     /// Joins, and moves rows of a table with the others
     Rows,
+    /// Joins, and reduces, gathers, broadcasts and waits with the others
+    Collective,
 }
 
 #[derive(Debug, Args)]

@@ -26,6 +26,7 @@ pub(crate) fn serve(args: &RankArgs) -> Result<()> {
         RankRole::Survive => survive(),
         RankRole::Doomed => be_killed(args.resident),
         RankRole::Rows => bench::rows_rank(&args.plan),
+        RankRole::Collective => bench::collective_rank(&args.plan),
     }
 }
 

@@ -95,6 +95,43 @@ fn gather_explains_what_can_be_chosen() {
 }
 
 #[test]
+fn allreduce_explains_what_can_be_chosen() {
+    let run = run(&["bench", "allreduce", "-h"]);
+    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
+    insta::assert_snapshot!(run.stdout, @r"
+    Reducing the elements of all ranks, beside a flag's round trip and a plain copy
+
+    Usage: wholemem bench allreduce [OPTIONS]
+
+    Options:
+          --backend <BACKEND>       Which machinery moves the bytes [default: auto] [possible values:
+                                    auto, host, cuda]
+          --ranks <COUNTS>          How many ranks [default: 2,3,4,8]
+          --mode <MODES>            How calls are enqueued [default: eager on a host, and both on a GPU]
+                                    [possible values: eager, graph]
+          --any-core                Let ranks run on any core, instead of each on its own where there
+                                    are enough
+          --calls <CALLS>           How many calls are timed together [default: as many as take about a
+                                    millisecond, and 100 on a GPU]
+          --rounds <ROUNDS>         How often to measure each [default: 15]
+          --json                    Print one JSON object instead of a table
+          --sizes <SIZES>           How many bytes each rank brings along [default: from 8B to 64MiB, on
+                                    a GPU to 256MiB, or what leaves enough free]
+          --buffers <BUFFERS>       Where inputs and outputs are [default: window,staged] [possible
+                                    values: window, staged]
+          --algorithm <ALGORITHMS>  How it is done, wherever it can be done so [default: as the library
+                                    chooses] [possible values: packets, one-shot, two-shot]
+          --place <PLACES>          Whether the output is where the input is [default: out,in] [possible
+                                    values: out, in]
+          --dtype <TYPES>           The type of the elements [default: f32 on a host, bf16 on a GPU]
+          --op <OPS>                How elements become one [default: sum]
+          --tune                    Measure every algorithm at every size, and print the table of which
+                                    is best up to where
+      -h, --help                    Print help (see more with '--help')
+    ");
+}
+
+#[test]
 fn the_demo_tells_beforehand_what_it_will_do() {
     let run = run(&["demo", "-h"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));

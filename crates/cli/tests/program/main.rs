@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "all of this is tests")]
 
 mod bench;
+mod collective;
 mod demo;
 mod doctor;
 mod errors;

@@ -1,0 +1,139 @@
+//! What ranks bring along, and what must come of it: small numbers that come again after a prime number of elements, so
+//! that elements at a wrong place are found out, and so that what is expected is known without a second buffer.
+
+use anyhow::{Result, bail};
+use half::{bf16, f16};
+use wholemem::{Dtype, ReduceOp, combine_naive};
+use wholemem_hal::pattern::word;
+use wholemem_hal::{Span, Stream};
+
+const SEED: u64 = 0x0b57_ac1e_0000_0006;
+
+/// Elements before they come again.
+const PERIOD: usize = 1021;
+
+/// About how many bytes are written or compared at once.
+const PIECE: usize = 1 << 20;
+
+/// One period of elements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Period(Vec<u8>);
+
+impl Period {
+    /// What a rank brings along in a round.
+    pub(super) fn of(dtype: Dtype, round: u64, rank: u32) -> Self {
+        let seed = word(word(SEED, round), u64::from(rank));
+        let number = |at: u64| u8::try_from(word(seed, at) >> 61).unwrap_or(0) + 1;
+        Self((0..PERIOD as u64).flat_map(|at| element(dtype, number(at))).collect())
+    }
+
+    /// What comes of what all ranks bring along, when it is combined once, and again in its place.
+    pub(super) fn combined(all: &[Self], dtype: Dtype, op: ReduceOp, times: u32) -> Self {
+        let sources: Vec<&[u8]> = all.iter().map(|period| &period.0[..]).collect();
+        let mut once = combine_naive(&sources, dtype, op);
+        // There are few different numbers: it is enough to know what becomes of each.
+        let mut numbers: Vec<&[u8]> = once.chunks_exact(dtype.len()).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut outcomes = numbers.concat();
+        for _ in 1..times {
+            outcomes = combine_naive(&vec![&outcomes[..]; all.len()], dtype, op);
+        }
+        let numbers: Vec<Vec<u8>> = numbers.into_iter().map(<[u8]>::to_vec).collect();
+        for element in once.chunks_exact_mut(dtype.len()) {
+            if let Ok(at) = numbers.binary_search_by(|number| number[..].cmp(element)) {
+                element.copy_from_slice(&outcomes[at * dtype.len()..(at + 1) * dtype.len()]);
+            }
+        }
+        Self(once)
+    }
+
+    /// As many periods as make a piece, or `len` bytes.
+    fn repeated(&self, len: usize) -> Vec<u8> {
+        let count = len.min(PIECE).div_ceil(self.0.len()).max(1);
+        self.0.repeat(count)
+    }
+
+    /// Writes periods to memory, from its beginning on.
+    pub(super) fn write(&self, stream: &Stream, to: &Span) -> Result<()> {
+        let piece = self.repeated(to.len());
+        for at in (0..to.len()).step_by(piece.len()) {
+            let len = piece.len().min(to.len() - at);
+            stream.write(&to.part(at, len)?, &piece[..len])?;
+        }
+        Ok(())
+    }
+
+    /// Looks that memory holds periods, from its beginning on.
+    pub(super) fn check(&self, stream: &Stream, from: &Span) -> Result<()> {
+        let piece = self.repeated(from.len());
+        let mut seen = vec![0; piece.len().min(from.len())];
+        for at in (0..from.len()).step_by(piece.len()) {
+            let len = piece.len().min(from.len() - at);
+            stream.read(&from.part(at, len)?, &mut seen[..len])?;
+            if seen[..len] != piece[..len] {
+                let wrong = seen.iter().zip(&piece).position(|(seen, expected)| seen != expected);
+                bail!("byte {} is wrong", at + wrong.unwrap_or(0));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A small number as an element.
+fn element(dtype: Dtype, number: u8) -> Vec<u8> {
+    match dtype {
+        Dtype::F16 => f16::from(number).to_ne_bytes().to_vec(),
+        Dtype::Bf16 => bf16::from(number).to_ne_bytes().to_vec(),
+        Dtype::F32 => f32::from(number).to_ne_bytes().to_vec(),
+        Dtype::F64 => f64::from(number).to_ne_bytes().to_vec(),
+        integer => {
+            let mut bytes = vec![0; integer.len()];
+            let lowest = if cfg!(target_endian = "little") { 0 } else { bytes.len() - 1 };
+            bytes[lowest] = number;
+            bytes
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
+
+    use super::*;
+
+    #[test]
+    fn combining_again_is_what_it_is_one_by_one() {
+        for (dtype, op) in
+            [(Dtype::F32, ReduceOp::Sum), (Dtype::Bf16, ReduceOp::Avg), (Dtype::U16, ReduceOp::Prod)]
+        {
+            let all: Vec<_> = (0..3).map(|rank| Period::of(dtype, 5, rank)).collect();
+            let mut expected = Period::combined(&all, dtype, op, 1);
+            for times in 2..6 {
+                expected = Period::combined(&vec![expected; 3], dtype, op, 1);
+                assert_eq!(Period::combined(&all, dtype, op, times), expected, "{dtype} {op} {times}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_wrong_byte_is_found() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let stream = device.stream().unwrap();
+        let period = Period::of(Dtype::F32, 1, 0);
+        for len in [4, 4084, 3 << 20] {
+            let buffer = PinnedBuffer::create(&device, len).unwrap();
+            period.write(&stream, &buffer.all()).unwrap();
+            period.check(&stream, &buffer.all()).unwrap();
+            buffer.bytes().unwrap().write_at(len - 3, &[0xEE]).unwrap();
+            let error = period.check(&stream, &buffer.all()).unwrap_err();
+            assert_eq!(error.to_string(), format!("byte {} is wrong", len - 3));
+        }
+    }
+
+    #[test]
+    fn rounds_and_ranks_bring_other_elements() {
+        let first = Period::of(Dtype::U8, 1, 0);
+        assert!(first != Period::of(Dtype::U8, 2, 0) && first != Period::of(Dtype::U8, 1, 1));
+    }
+}
