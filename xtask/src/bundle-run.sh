@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Runs wholemem's suite and benches on this machine's GPU, and writes a report, of at most 8 files a part.
 #
-#   run REPORT-FOLDER [PART]     all (the default), memory, rows, peers
+#   run REPORT-FOLDER [PART]     all (the default), memory, rows, reduce, peers
 #
-# memory: suites, and the benches of memory; rows: gather and scatter; peers: gather beside PyTorch and WholeGraph, where
-# the bundle was made with --peers.
+# memory: suites, and the benches of memory; rows: gather and scatter; reduce: what ranks that share the GPU do together,
+# and all-reduce beside PyTorch; peers: gather beside PyTorch and WholeGraph, where the bundle was made with --peers.
 # Every step has a time limit. Tests that need several processes on one GPU at once run under an MPS server of our own,
 # in private folders, which is ended with the script. Nothing of the card's settings is changed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 report=${1:?usage: run REPORT-FOLDER [PART]}
 part=${2:-all}
-case "$part" in all | memory | rows | peers) ;; *) echo "there is no part $part" >&2 && exit 2 ;; esac
+case "$part" in all | memory | rows | reduce | peers) ;; *) echo "there is no part $part" >&2 && exit 2 ;; esac
 mkdir -p "$report"
 failed=0
 private=$(mktemp -d)
@@ -108,6 +108,20 @@ rows() {
     fi
 }
 
+# Windows and collectives, all of it under MPS: without, ranks would take turns of milliseconds on the GPU.
+reduce() {
+    begin_mps "windows and collectives" || return
+    step "windows and collectives" 300 "$here/test-symmetric" --test-threads=1 gpu_
+    OUTPUT="$report/allreduce.json" bench allreduce 200 allreduce --ranks 2,4,8 --rounds 7 --place out
+    OUTPUT="$report/allreduce-tune.json" bench "allreduce, every algorithm" 200 allreduce --tune --ranks 2,4 --rounds 5
+    OUTPUT="$report/allgather.json" bench allgather 100 allgather --ranks 2,4 --rounds 5 --sizes 8,4KiB,64KiB,1MiB,16MiB
+    OUTPUT="$report/broadcast.json" bench broadcast 100 broadcast --ranks 2,4 --rounds 5 --sizes 8,4KiB,64KiB,1MiB,16MiB
+    OUTPUT="$report/barrier.json" bench barrier 60 barrier --ranks 2,3,4,8
+    step "peers allreduce" 300 python3 "$here/allreduce.py" gpu --program "$here/wholemem" --turns 3 \
+        --json "$report/peers-allreduce.json"
+    end_mps
+}
+
 # Nothing of this is installed: the rivals are unpacked beside the script, and NCCL is PyTorch's.
 peers() {
     if [ ! -d "$here/peers" ]; then
@@ -124,5 +138,6 @@ peers() {
 
 [ "$part" = all ] || [ "$part" = memory ] && memory
 [ "$part" = all ] || [ "$part" = rows ] && rows
+[ "$part" = all ] || [ "$part" = reduce ] && reduce
 [ "$part" = all ] || [ "$part" = peers ] && peers
 exit "$failed"

@@ -19,8 +19,13 @@ const MOST_BYTES: u64 = 20 << 20;
 const PEERS_BYTES: u64 = 44 << 20;
 
 /// The test targets that have something to say about a GPU: package, target, and what it is called in the bundle.
-const TESTS: &[(&str, &str)] =
-    &[("wholemem-hal", "cuda"), ("wholemem", "rows"), ("wholemem", "whole"), ("wholemem-store", "store")];
+const TESTS: &[(&str, &str)] = &[
+    ("wholemem-hal", "cuda"),
+    ("wholemem", "rows"),
+    ("wholemem", "whole"),
+    ("wholemem", "symmetric"),
+    ("wholemem-store", "store"),
+];
 
 const SCRIPT: &str = include_str!("bundle-run.sh");
 
@@ -43,6 +48,7 @@ pub(crate) fn pack(with_peers: bool) -> Result<()> {
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     fs::write(folder.join("commit"), commit()?)?;
 
+    crate::peers::pack_allreduce(folder)?;
     let mut most = MOST_BYTES;
     if with_peers {
         crate::peers::pack(&folder.join("peers"))?;

@@ -10,7 +10,7 @@
 //! | [`arrows`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies |
 //! | [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
-//! | [`peers`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
+//! | [`peers`], [`open_mpi`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
 //! | [`tree`], [`leftovers`] | that a run leaves nothing behind: files, shared memory, processes |
 //!
 //! What it keeps true: it depends on no crate of the workspace, so it runs while they do not compile. Rules are
@@ -34,6 +34,7 @@ mod leftovers;
 mod licences;
 mod metadata;
 mod miri;
+mod open_mpi;
 mod peers;
 mod plots;
 mod report;

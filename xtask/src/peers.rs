@@ -12,47 +12,68 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 
 use crate::command;
+use crate::open_mpi::OpenMpi;
 use crate::wheels::{NUMPY, WHOLEGRAPH};
 
 /// What is compared.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Peers {
     /// Gathering rows, beside numpy on a host, and beside PyTorch and WholeGraph on a GPU.
-    Gather(GatherArguments),
+    Gather(Arguments),
+    /// All-reduce, beside Open MPI on a host, and beside PyTorch's symmetric memory on a GPU.
+    Allreduce(Arguments),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct GatherArguments {
+pub(crate) struct Arguments {
     /// On the host, also where there is a GPU.
     #[arg(long, conflicts_with = "gpu")]
     host: bool,
     /// On the GPU; PyTorch must be there already.
     #[arg(long)]
     gpu: bool,
-    /// What is passed on to `bench/peers/gather.py`, such as `--row-bytes 64,1024 --rounds 5 --json FILE`.
+    /// What is passed on to `bench/peers/NAME.py`, such as `--rounds 5 --json FILE`.
     #[arg(last = true, value_name = "ARGUMENTS")]
     rest: Vec<OsString>,
 }
 
-const SCRIPT: &str = "bench/peers/gather.py";
+const GATHER: &str = "bench/peers/gather.py";
+const ALLREDUCE: &str = "bench/peers/allreduce.py";
+
+/// The rival's side of all-reduce, on a host.
+const ALLREDUCE_SOURCE: &str = "bench/peers/allreduce.c";
 
 pub(crate) fn run(peers: &Peers) -> Result<()> {
-    let Peers::Gather(arguments) = peers;
+    let (Peers::Gather(arguments) | Peers::Allreduce(arguments)) = peers;
     let on_gpu = arguments.gpu || !arguments.host && command::succeeds(&mut Command::new("nvidia-smi"));
     let mut build = command::cargo();
     build.args(["build", "--release", "--locked", "--package", "wholemem-cli"]);
     command::run(&mut build)?;
     let program = command::target_folder()?.join("release/wholemem");
 
+    let mut python = Command::new("python3");
+    let script = if matches!(peers, Peers::Gather(_)) { GATHER } else { ALLREDUCE };
+    python.arg(script).arg(if on_gpu { "gpu" } else { "host" }).arg("--program").arg(program);
+    match peers {
+        Peers::Gather(_) => add_rivals_of_gather(&mut python, on_gpu)?,
+        Peers::Allreduce(_) if on_gpu => {}
+        Peers::Allreduce(_) => {
+            let (mpi, rival) = (OpenMpi::find()?, command::target_folder()?.join("tools/open-mpi-allreduce"));
+            mpi.compile(Path::new(ALLREDUCE_SOURCE), &rival)?;
+            python.arg("--rival").arg(rival).arg("--mpirun").arg(mpi.mpirun()).envs(mpi.environment()?);
+        }
+    }
+    command::run(python.args(&arguments.rest))
+}
+
+fn add_rivals_of_gather(python: &mut Command, on_gpu: bool) -> Result<()> {
     let wheels: Vec<_> = if on_gpu { WHOLEGRAPH.to_vec() } else { vec![NUMPY] };
     let folders = wheels.into_iter().map(crate::wheels::Wheel::folder).collect::<Result<Vec<_>>>()?;
-    let mut python = Command::new("python3");
-    python.arg(SCRIPT).arg(if on_gpu { "gpu" } else { "host" }).arg("--program").arg(program);
-    python.args(&arguments.rest).env("PYTHONPATH", joined(&folders)?);
+    python.env("PYTHONPATH", joined(&folders)?);
     if on_gpu {
         python.env("LD_LIBRARY_PATH", joined(&libraries(&folders)?)?);
     }
-    command::run(&mut python)
+    Ok(())
 }
 
 fn joined(folders: &[PathBuf]) -> Result<OsString> {
@@ -75,10 +96,21 @@ fn libraries(folders: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(libraries)
 }
 
-/// Copies the script and the rivals for a GPU to a folder, without what only their developers need.
+/// Copies the script of all-reduce to a folder: its rival on a GPU comes with PyTorch, which is there or not.
+pub(crate) fn pack_allreduce(folder: &Path) -> Result<()> {
+    copy_script(ALLREDUCE, folder)
+}
+
+fn copy_script(script: &str, folder: &Path) -> Result<()> {
+    let name = Path::new(script).file_name().unwrap_or_default();
+    fs::copy(script, folder.join(name)).with_context(|| format!("cannot copy {script}"))?;
+    Ok(())
+}
+
+/// Copies the script and the rivals of gather for a GPU to a folder, without what only their developers need.
 pub(crate) fn pack(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
-    fs::copy(SCRIPT, folder.join("gather.py")).with_context(|| format!("cannot copy {SCRIPT}"))?;
+    copy_script(GATHER, folder)?;
     for wheel in WHOLEGRAPH {
         copy_needed(&wheel.folder()?, folder)?;
     }
