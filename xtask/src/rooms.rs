@@ -31,6 +31,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/wholemem/src/host/rows.rs",
     "crates/wholemem/src/ops/kernel.rs",
     "crates/wholemem/src/symmetric/kernel.rs",
+    "examples/all_reduce_device.rs",
     "examples/custom_kernel.rs",
     "crates/testkit/src/conformance/paths.rs",
     "crates/testkit/src/conformance/queue.rs",

@@ -34,7 +34,7 @@ use crate::size::Rough;
 use crate::terminal::Colour;
 use crate::{backend, memory, terminal};
 
-pub(crate) use self::collective::rank as collective_rank;
+pub(crate) use self::collective::{rank as collective_rank, tour as reduce_tour};
 pub(crate) use self::death::Doomed;
 pub(crate) use self::rows::{Op, rank as rows_rank, tour};
 pub(crate) use self::share::receiver;

@@ -32,8 +32,8 @@ pub(crate) enum Command {
     ///
     /// A second process creates memory, fills it and passes it on as a file descriptor. This one maps it, checks every
     /// byte, kills the other, and checks every byte again. Then four processes join as ranks, and one of them is killed:
-    /// the others say which. Four others make one table between them, and gather and scatter its rows. At last an object is put
-    /// into a store, whose server is killed, and got from the next one.
+    /// the others say which. Four others make one table between them, and gather and scatter its rows. Others add up what each
+    /// of them has in a window. At last an object is put into a store, whose server is killed, and got from the next one.
     Demo(DemoArgs),
     /// Run a command as several ranks
     ///

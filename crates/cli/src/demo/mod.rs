@@ -5,6 +5,7 @@
 
 mod pattern;
 mod ranks;
+mod reduce;
 mod rows;
 mod sharing;
 mod stage;
@@ -28,7 +29,7 @@ pub(crate) use self::sharing::creator;
 type Chapter = fn(&mut Stage, &Setting) -> Result<()>;
 
 /// The tour, in order.
-const CHAPTERS: &[Chapter] = &[sharing::play, ranks::play, rows::play, store::play];
+const CHAPTERS: &[Chapter] = &[sharing::play, ranks::play, rows::play, reduce::play, store::play];
 
 /// What all chapters have in common.
 #[derive(Debug)]

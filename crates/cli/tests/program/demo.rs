@@ -3,7 +3,7 @@
 use crate::json::{assert_keys, list, object};
 use crate::run::run;
 
-const STEPS: [&str; 16] = [
+const STEPS: [&str; 17] = [
     "create",
     "send",
     "import",
@@ -16,6 +16,7 @@ const STEPS: [&str; 16] = [
     "lose",
     "gather",
     "scatter",
+    "reduce",
     "serve",
     "put",
     "kill-server",

@@ -121,6 +121,28 @@ impl Course {
         Ok(args.ranks.iter().flat_map(|ranks| modes.iter().map(|mode| course(*ranks, *mode))).collect())
     }
 
+    /// A few reductions in windows, in place.
+    pub(super) fn of_the_tour(ranks: u32, len: usize) -> Self {
+        let (calls, rounds) = (10, 3);
+        let course = Self {
+            what: What::Allreduce,
+            ranks,
+            len,
+            dtype: 0,
+            op: 0,
+            algorithm: None,
+            mode: Mode::Eager,
+            buffers: Buffers::Window,
+            place: Place::In,
+            calls,
+            asked: Some(calls),
+            slots: 1,
+            rounds,
+            bound: false,
+        };
+        course.of(Dtype::F32, ReduceOp::Sum, Place::In)
+    }
+
     /// The same, of elements of a type that are combined so.
     fn of(mut self, dtype: Dtype, op: ReduceOp, place: Place) -> Self {
         (self.dtype, self.op, self.place) = (dtype.code(), op.code(), place);

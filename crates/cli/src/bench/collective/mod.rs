@@ -89,6 +89,14 @@ pub(super) fn barrier(args: &BarrierArgs) -> Result<()> {
     tell(What::Barrier, &device, &cases, None, args.json)
 }
 
+/// A reduction for the tour, in windows and in place: how long a call took.
+pub(crate) fn tour(device: &Device, ranks: u32, len: usize) -> Result<Duration> {
+    let course = Course::of_the_tour(ranks, len);
+    let cases = measure(device, &[course])?;
+    let case = cases.first().context("nothing was measured")?;
+    Ok(Duration::from_secs_f64(case.value / 1e6))
+}
+
 fn open(choice: BackendChoice) -> Result<(Device, Machine)> {
     let device = backend::open(choice)?.backend.device(0)?;
     let (kind, available) = (device.backend().kind(), device.available()?);

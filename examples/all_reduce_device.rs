@@ -1,0 +1,78 @@
+//! All-reduce by a kernel of one's own: it finds every rank's input by the window, and adds them up.
+//!
+//! The kernel is below, as a processor runs it; ranks meet before it, so that all inputs are written, and after it, so that
+//! none is overwritten while another rank reads it.
+
+#![expect(clippy::print_stdout, reason = "an example shows what it did")]
+
+use std::error::Error;
+
+use wholemem::{Group, Symmetric, SymmetricSpec, WindowRef};
+use wholemem_hal::{Args, Backend, HostConfig, KernelImage, LaunchShape, Module, PinnedBuffer};
+use wholemem_os::Deadline;
+
+const IMAGE: KernelImage = KernelImage { ptx: None, host: &[("add_up", add_up)] };
+
+const RANKS: u32 = 4;
+const COUNT: usize = 1000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let device = Backend::host(HostConfig::default())?.device(0)?;
+    let groups = Group::local(&vec![device; RANKS as usize])?;
+    let sums = Group::on_each(&groups, |group| {
+        let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
+        let inputs = symmetric.mem_alloc(COUNT * size_of::<f32>())?;
+        let output = PinnedBuffer::create(group.device(), COUNT * size_of::<f32>())?;
+        let stream = group.device().stream()?;
+        let own: Vec<u8> =
+            (0..COUNT).flat_map(|at| (at as f32 + group.rank().0 as f32).to_ne_bytes()).collect();
+        stream.write(inputs.local(), &own)?;
+
+        // SAFETY: the image has one function, which is launched with what it takes.
+        let module = unsafe { Module::load(group.device(), &IMAGE) }?;
+        let kernel = module.function("add_up")?;
+        let WindowRef { base, stride, .. } = inputs.window_ref(); // in even steps, as all memory of `mem_alloc` is
+        let args = Args::new()
+            .u64(base)
+            .u64(stride)
+            .u64(u64::from(RANKS))
+            .u64(output.all().address())
+            .u64(COUNT as u64);
+        let operands = [inputs.local().clone(), output.all()];
+        symmetric.barrier(&stream)?;
+        // SAFETY: the arguments are what the kernel takes; the window has `COUNT` elements on every rank, and so has the
+        // output. Every rank holds its window until all have met again.
+        unsafe { stream.launch(&kernel, &LaunchShape::line(1, 32), &args, &operands) }?;
+        symmetric.barrier(&stream)?;
+
+        stream.synchronize(Deadline::NEVER)?;
+        let mut last = [0; 4];
+        stream.read(&output.all().part(COUNT * 4 - 4, 4)?, &mut last)?;
+        Ok(f32::from_ne_bytes(last))
+    })?;
+    for (rank, sum) in sums.iter().enumerate() {
+        println!("rank {rank} has {sum}");
+    }
+    Ok(())
+}
+
+/// The kernel as a processor runs it: the whole grid in one call.
+///
+/// # Safety
+/// The arguments are those of the kernel, and what they describe is mapped.
+unsafe fn add_up(_: &LaunchShape, args: &Args) {
+    let number = |index| args.read_u64(index).expect("the kernel takes eight bytes here");
+    let (base, stride, ranks, output, count) = (number(0), number(1), number(2), number(3), number(4));
+    for at in 0..count {
+        let element = |array: u64| usize::try_from(array + at * size_of::<f32>() as u64).expect("an address");
+        let mut sum = 0.0;
+        for rank in 0..ranks {
+            let place = std::ptr::with_exposed_provenance::<f32>(element(base + rank * stride));
+            // SAFETY: every rank's part of the window has `count` elements, which nobody writes meanwhile.
+            sum += unsafe { place.read() };
+        }
+        let place = std::ptr::with_exposed_provenance_mut::<f32>(element(output));
+        // SAFETY: so has the output, which is this rank's own.
+        unsafe { place.write(sum) };
+    }
+}

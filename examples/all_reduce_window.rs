@@ -1,0 +1,36 @@
+//! All-reduce through windows: four ranks add up their gradients where they lie, without a copy, and to the same bits.
+
+#![expect(clippy::print_stdout, reason = "an example shows what it did")]
+
+use std::error::Error;
+
+use wholemem::{Dtype, Group, ReduceOp, Symmetric, SymmetricSpec};
+use wholemem_hal::Backend;
+use wholemem_os::Deadline;
+
+const COUNT: usize = 1 << 20;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // Four ranks share a device; processes would say `Group::create(Communicator::from_env()?, &device)?`.
+    let device = Backend::auto()?.device(0)?;
+    let groups = Group::local(&vec![device; 4])?;
+    let sums = Group::on_each(&groups, |group| {
+        let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
+        let gradients = symmetric.mem_alloc(COUNT * size_of::<f32>())?; // the same window on every rank
+        let stream = group.device().stream()?;
+        let own = 0.1 * (group.rank().0 + 1) as f32;
+        stream.write(gradients.local(), &own.to_ne_bytes().repeat(COUNT))?;
+
+        symmetric.all_reduce(&stream, &gradients, &gradients, Dtype::F32, ReduceOp::Sum)?;
+
+        stream.synchronize(Deadline::NEVER)?;
+        symmetric.check()?; // a rank that did not come would be named here
+        let mut last = [0; 4];
+        stream.read(&gradients.local().part(COUNT * 4 - 4, 4)?, &mut last)?;
+        Ok(f32::from_ne_bytes(last))
+    })?;
+    for (rank, sum) in sums.iter().enumerate() {
+        println!("rank {rank} has {sum}, which is {:#010x}", sum.to_bits());
+    }
+    Ok(())
+}
