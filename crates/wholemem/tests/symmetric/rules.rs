@@ -46,7 +46,7 @@ fn goes_wrong(backend: &Backend, course: &Course, mutants: Mutants, (late, delay
     let spec = SymmetricSpec { timeout, ..spec(backend, 2, Some(course.algorithm)) };
     let wrong = on_ranks_like(backend, 2, &spec, |symmetric| {
         let group = symmetric.group();
-        let late = group.rank() == Rank(1);
+        let late = group.rank() == late;
         let delays =
             if late { (0..4).map(|block| (course.late_at, block, delay)).collect() } else { Vec::new() };
         let counter = course.counter;
