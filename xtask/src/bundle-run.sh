@@ -108,12 +108,14 @@ rows() {
     fi
 }
 
-# Windows and collectives, all of it under MPS: without, ranks would take turns of milliseconds on the GPU.
+# Windows and collectives: ranks in one process, and then ranks that are processes, under MPS; without, they would take turns
+# of milliseconds on the GPU.
 reduce() {
-    begin_mps "windows and collectives" || return
-    # The tests have up to nine ranks in one process: with fewer queues, one rank's work would wait behind another's.
-    export CUDA_DEVICE_MAX_CONNECTIONS=32
-    step "windows and collectives" 300 "$here/test-symmetric" --test-threads=1 gpu_
+    # Up to nine ranks in one process: with fewer queues, one rank's work would wait behind another's.
+    step "windows and collectives" 300 env CUDA_DEVICE_MAX_CONNECTIONS=32 "$here/test-symmetric" --test-threads=1 gpu_ \
+        --skip who_dies --skip of_processes
+    begin_mps "collectives of processes" || return
+    step "collectives of processes" 120 "$here/test-symmetric" --test-threads=1 gpu_who_dies of_processes
     OUTPUT="$report/allreduce.json" bench allreduce 200 allreduce --ranks 2,4,8 --rounds 7 --place out
     OUTPUT="$report/allreduce-tune.json" bench "allreduce, every algorithm" 200 allreduce --tune --ranks 2,4 --rounds 5
     OUTPUT="$report/allgather.json" bench allgather 100 allgather --ranks 2,4 --rounds 5 --sizes 8,4KiB,64KiB,1MiB,16MiB
