@@ -18,6 +18,12 @@ private=$(mktemp -d)
 export WHOLEMEM_REQUIRE_CUDA=1 WHOLEMEM_TEST_SECONDS=120 NO_COLOR=1
 export CUDA_MPS_PIPE_DIRECTORY="$private/pipe" CUDA_MPS_LOG_DIRECTORY="$private/log"
 mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+tests="$private/tests"
+mkdir -p "$tests"
+for packed in "$here"/test-*.gz; do
+    binary="$tests/$(basename "$packed" .gz)"
+    gunzip --stdout "$packed" >"$binary" && chmod +x "$binary"
+done
 
 mps_runs=0
 end_mps() {
@@ -65,10 +71,10 @@ bench() {
 
 memory() {
     step "doctor" 120 sh -c '"$0" doctor --json >"$1"' "$here/wholemem" "$report/doctor.json"
-    step "suite" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
-    step "rows" 300 "$here/test-rows" --test-threads=1 gpu::
-    step "graphs and large" 120 "$here/test-whole" --test-threads=1 graphs::gpu_ large::gpu_
-    step "store" 120 "$here/test-store" --test-threads=1 gpu::suite
+    step "suite" 300 "$tests/test-cuda" --test-threads=1 suite:: gpu::
+    step "rows" 300 "$tests/test-rows" --test-threads=1 gpu::
+    step "graphs and large" 120 "$tests/test-whole" --test-threads=1 graphs::gpu_ large::gpu_
+    step "store" 120 "$tests/test-store" --test-threads=1 gpu::suite
     step "demo" 120 "$here/wholemem" demo --backend cuda --size 1GiB
     OUTPUT="$report/alloc.json" bench alloc 180 alloc --sizes 2MiB,8MiB,32MiB,128MiB,512MiB,2GiB,8GiB,16GiB,64GiB
     OUTPUT="$report/share.json" bench share 180 share --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
@@ -76,17 +82,17 @@ memory() {
     OUTPUT="$report/copy.json" bench copy 120 copy
 
     if begin_mps "suite under MPS"; then
-        step "suite under MPS" 300 "$here/test-cuda" --test-threads=1 suite:: gpu::
-        step "processes under MPS" 200 "$here/test-whole" --test-threads=1 processes::gpu_
+        step "suite under MPS" 300 "$tests/test-cuda" --test-threads=1 suite:: gpu::
+        step "processes under MPS" 200 "$tests/test-whole" --test-threads=1 processes::gpu_
         end_mps
     fi
 
     if command -v compute-sanitizer >/dev/null; then
         # One process at a time, and without the ten thousand cycles, which the sanitizer would make an hour of.
         step "suite under memcheck" 400 compute-sanitizer --tool memcheck --error-exitcode 9 --report-api-errors no \
-            "$here/test-cuda" --test-threads=1 suite:: gpu:: --skip ten_thousand --skip two_processes --skip outlives
+            "$tests/test-cuda" --test-threads=1 suite:: gpu:: --skip ten_thousand --skip two_processes --skip outlives
         step "rows under memcheck" 300 env PROPTEST_CASES=24 compute-sanitizer --tool memcheck --error-exitcode 9 \
-            --report-api-errors no "$here/test-rows" --test-threads=1 gpu::
+            --report-api-errors no "$tests/test-rows" --test-threads=1 gpu::
     else
         echo "suite under memcheck         skipped: no compute-sanitizer" | tee -a "$report/summary.txt"
     fi
@@ -112,10 +118,10 @@ rows() {
 # of milliseconds on the GPU.
 reduce() {
     # Up to nine ranks in one process: with fewer queues, one rank's work would wait behind another's.
-    step "windows and collectives" 300 env CUDA_DEVICE_MAX_CONNECTIONS=32 "$here/test-symmetric" --test-threads=1 gpu_ \
+    step "windows and collectives" 300 env CUDA_DEVICE_MAX_CONNECTIONS=32 "$tests/test-symmetric" --test-threads=1 gpu_ \
         --skip who_dies --skip of_processes
     begin_mps "collectives of processes" || return
-    step "collectives of processes" 120 "$here/test-symmetric" --test-threads=1 gpu_who_dies of_processes
+    step "collectives of processes" 300 "$tests/test-symmetric" --test-threads=1 gpu_who_dies of_processes
     OUTPUT="$report/allreduce.json" bench allreduce 200 allreduce --ranks 2,4,8 --rounds 7 --place out
     OUTPUT="$report/allreduce-tune.json" bench "allreduce, every algorithm" 200 allreduce --tune --ranks 2,4 --rounds 5
     OUTPUT="$report/allgather.json" bench allgather 100 allgather --ranks 2,4 --rounds 5 --sizes 8,4KiB,64KiB,1MiB,16MiB

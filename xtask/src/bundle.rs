@@ -1,6 +1,6 @@
 //! `cargo xtask gpu-bundle`: what a machine with a GPU needs to run the suite and the benches, in one folder.
 //!
-//! The folder holds stripped test binaries, the program and a script, `run`. Built here, it runs on any machine with a
+//! The folder holds stripped and packed test binaries, the program and a script, `run`. Built here, it runs on any machine with a
 //! driver and a C library no older than this one's; nothing has to be installed there.
 
 use std::fs;
@@ -37,7 +37,9 @@ pub(crate) fn pack(with_peers: bool) -> Result<()> {
     fs::create_dir_all(folder)?;
     for (package, target) in TESTS {
         let binary = test_binary(package, target)?;
-        strip(&binary, &folder.join(format!("test-{target}")))?;
+        let stripped = folder.join(format!("test-{target}"));
+        strip(&binary, &stripped)?;
+        command::run(Command::new("gzip").arg("-9").arg(&stripped))?;
     }
     let mut build = command::cargo();
     build.args(["build", "--release", "--locked", "--package", "wholemem-cli"]);
