@@ -3,6 +3,7 @@
 //! A picture is a function of a report: the same file gives the same bytes, and the step `generated` sees when one was
 //! changed without the other. Of several reports of a backend the newest is drawn, by the name of its folder.
 
+mod allreduce;
 mod svg;
 
 use std::collections::BTreeMap;
@@ -18,26 +19,31 @@ use svg::{Figure, Series, Style};
 const REPORTS: &str = "docs/measured";
 const PICTURES: &str = "docs/plots";
 
-/// What `cargo xtask peers gather` writes.
-const GATHER: &str = "peers-gather.json";
+/// From the text of a report.
+type Draw = fn(&str) -> Result<Figure>;
+
+/// What `cargo xtask peers` writes, and how it is drawn.
+const KINDS: [(&str, Draw); 2] = [("gather", gather), ("allreduce", allreduce::figure)];
 
 /// Draws, or only looks that what is there would be drawn.
 pub(crate) fn generate(check: bool) -> Result<()> {
-    for (backend, path) in newest(Path::new(REPORTS))? {
-        let text = fs::read_to_string(&path)?;
-        let figure = gather(&text).with_context(|| format!("cannot draw {}", path.display()))?;
-        let picture = Path::new(PICTURES).join(format!("gather-{backend}.svg"));
-        generated::put(&picture, &svg::draw(&figure), check)?;
+    for (name, figure) in KINDS {
+        for (backend, path) in newest(Path::new(REPORTS), &format!("peers-{name}.json"))? {
+            let text = fs::read_to_string(&path)?;
+            let figure = figure(&text).with_context(|| format!("cannot draw {}", path.display()))?;
+            let picture = Path::new(PICTURES).join(format!("{name}-{backend}.svg"));
+            generated::put(&picture, &svg::draw(&figure), check)?;
+        }
     }
     Ok(())
 }
 
 /// The newest report of each backend.
-fn newest(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
+fn newest(folder: &Path, name: &str) -> Result<BTreeMap<String, PathBuf>> {
     let mut folders = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     folders.sort();
     let mut reports = BTreeMap::new();
-    for path in folders.iter().map(|folder| folder.join(GATHER)).filter(|path| path.is_file()) {
+    for path in folders.iter().map(|folder| folder.join(name)).filter(|path| path.is_file()) {
         let report: Value = serde_json::from_str(&fs::read_to_string(&path)?)
             .with_context(|| format!("{} is no JSON", path.display()))?;
         let backend = report["backend"].as_str().context("a report names its backend")?;
@@ -92,6 +98,7 @@ fn gather(report: &str) -> Result<Figure> {
     Ok(Figure {
         title: format!("Gathering random rows of a {table} GiB table"),
         subtitle: format!("GB/s of payload by row size; {machine}; {}", versions.join(", ")),
+        axis: "bytes of a row",
         series,
     })
 }

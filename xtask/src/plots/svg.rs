@@ -7,6 +7,8 @@ use std::fmt::Write;
 pub(crate) struct Figure {
     pub(crate) title: String,
     pub(crate) subtitle: String,
+    /// What is to the right.
+    pub(crate) axis: &'static str,
     pub(crate) series: Vec<Series>,
 }
 
@@ -15,7 +17,7 @@ pub(crate) struct Figure {
 pub(crate) struct Series {
     pub(crate) name: String,
     pub(crate) style: Style,
-    /// A row's bytes, and a rate.
+    /// Bytes, and a rate.
     pub(crate) points: Vec<(u64, f64)>,
 }
 
@@ -44,6 +46,9 @@ const LEFT: f64 = 56.0;
 const RIGHT: f64 = 668.0;
 const TOP: f64 = 76.0;
 const BOTTOM: f64 = 372.0;
+
+/// How many sizes are named along the plane at most.
+const MOST_LABELS: usize = 14;
 
 /// How far apart the names of two lines are at least.
 const LINE: f64 = 17.0;
@@ -111,10 +116,8 @@ pub(crate) fn draw(figure: &Figure) -> String {
         );
         rate += step;
     }
-    for power in (0..40).map(|power| f64::from(power).exp2()) {
-        if power.log2() < first || power.log2() > last {
-            continue;
-        }
+    let powers: Vec<_> = (0..40).map(f64::from).filter(|power| (first..=last).contains(power)).collect();
+    for power in powers.iter().step_by(powers.len().div_ceil(MOST_LABELS).max(1)).map(|power| power.exp2()) {
         let (x, y) = (x_of(power), BOTTOM + 20.0);
         line(
             &mut out,
@@ -124,7 +127,7 @@ pub(crate) fn draw(figure: &Figure) -> String {
     let (middle, y) = (f64::midpoint(LEFT, RIGHT), BOTTOM + 40.0);
     line(
         &mut out,
-        &format!(r#"<text x="{middle:.1}" y="{y:.1}" text-anchor="middle">bytes of a row</text>"#),
+        &format!(r#"<text x="{middle:.1}" y="{y:.1}" text-anchor="middle">{}</text>"#, figure.axis),
     );
 
     for series in &figure.series {
@@ -196,7 +199,11 @@ fn number(value: f64) -> String {
 }
 
 fn bytes(value: f64) -> String {
-    if value < 1024.0 { format!("{value}") } else { format!("{}K", value / 1024.0) }
+    match value {
+        value if value < 1024.0 => format!("{value}"),
+        value if value < 1_048_576.0 => format!("{}K", value / 1024.0),
+        value => format!("{}M", value / 1_048_576.0),
+    }
 }
 
 fn escaped(text: &str) -> String {
@@ -213,7 +220,7 @@ mod tests {
             style: if number == 0 { Style::Limit } else { Style::Peer(number) },
             points: vec![(4, 1.0), (12, 2.0), (1024, *end)],
         });
-        Figure { title: "t & t".to_owned(), subtitle: String::new(), series: series.collect() }
+        Figure { title: "t & t".to_owned(), subtitle: String::new(), axis: "bytes", series: series.collect() }
     }
 
     #[test]
@@ -245,7 +252,12 @@ mod tests {
 
     #[test]
     fn an_empty_figure_is_drawn_too() {
-        let picture = draw(&Figure { title: String::new(), subtitle: String::new(), series: Vec::new() });
+        let picture = draw(&Figure {
+            title: String::new(),
+            subtitle: String::new(),
+            axis: "bytes",
+            series: Vec::new(),
+        });
         assert!(picture.ends_with("</svg>\n") && !picture.contains("NaN"), "{picture}");
     }
 }
