@@ -13,7 +13,7 @@ use clap::{Args, Subcommand};
 
 use crate::command;
 use crate::open_mpi::OpenMpi;
-use crate::wheels::{NUMPY, WHOLEGRAPH};
+use crate::wheels::{NUMPY, VINEYARD, WHOLEGRAPH};
 
 /// What is compared.
 #[derive(Debug, Subcommand)]
@@ -22,6 +22,15 @@ pub(crate) enum Peers {
     Gather(Arguments),
     /// All-reduce, beside Open MPI on a host, and beside PyTorch's symmetric memory on a GPU.
     Allreduce(Arguments),
+    /// A store's objects in host memory, beside Vineyard.
+    Store(StoreArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StoreArguments {
+    /// What is passed on to `bench/peers/store.py`, such as `--sizes 1048576 --rounds 9 --burst 4 --json FILE`.
+    #[arg(last = true, value_name = "ARGUMENTS")]
+    rest: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]
@@ -39,41 +48,63 @@ pub(crate) struct Arguments {
 
 const GATHER: &str = "bench/peers/gather.py";
 const ALLREDUCE: &str = "bench/peers/allreduce.py";
+const STORE: &str = "bench/peers/store.py";
 
 /// The rival's side of all-reduce, on a host.
 const ALLREDUCE_SOURCE: &str = "bench/peers/allreduce.c";
 
 pub(crate) fn run(peers: &Peers) -> Result<()> {
-    let (Peers::Gather(arguments) | Peers::Allreduce(arguments)) = peers;
-    let on_gpu = arguments.gpu || !arguments.host && command::succeeds(&mut Command::new("nvidia-smi"));
+    match peers {
+        Peers::Gather(arguments) => gather(arguments),
+        Peers::Allreduce(arguments) => allreduce(arguments),
+        Peers::Store(arguments) => store(arguments),
+    }
+}
+
+/// Builds our own side.
+fn program() -> Result<PathBuf> {
     let mut build = command::cargo();
     build.args(["build", "--release", "--locked", "--package", "wholemem-cli"]);
     command::run(&mut build)?;
-    let program = command::target_folder()?.join("release/wholemem");
+    Ok(command::target_folder()?.join("release/wholemem"))
+}
 
+/// A script that runs on a host or on a GPU, with our own side.
+fn script(name: &str, arguments: &Arguments) -> Result<(Command, bool)> {
+    let on_gpu = arguments.gpu || !arguments.host && command::succeeds(&mut Command::new("nvidia-smi"));
     let mut python = Command::new("python3");
-    let script = if matches!(peers, Peers::Gather(_)) { GATHER } else { ALLREDUCE };
-    python.arg(script).arg(if on_gpu { "gpu" } else { "host" }).arg("--program").arg(program);
-    match peers {
-        Peers::Gather(_) => add_rivals_of_gather(&mut python, on_gpu)?,
-        Peers::Allreduce(_) if on_gpu => {}
-        Peers::Allreduce(_) => {
-            let (mpi, rival) = (OpenMpi::find()?, command::target_folder()?.join("tools/open-mpi-allreduce"));
-            mpi.compile(Path::new(ALLREDUCE_SOURCE), &rival)?;
-            python.arg("--rival").arg(rival).arg("--mpirun").arg(mpi.mpirun()).envs(mpi.environment()?);
-        }
+    python.arg(name).arg(if on_gpu { "gpu" } else { "host" }).arg("--program").arg(program()?);
+    Ok((python, on_gpu))
+}
+
+fn store(arguments: &StoreArguments) -> Result<()> {
+    let program = program()?;
+    let [client, daemon] = VINEYARD.map(crate::wheels::Wheel::folder);
+    let mut python = Command::new("python3");
+    python.arg(STORE).arg("--program").arg(program);
+    python.arg("--vineyard").arg(client?).arg("--vineyardd").arg(daemon?.join("vineyard/bdist/vineyardd"));
+    command::run(python.args(&arguments.rest))
+}
+
+fn allreduce(arguments: &Arguments) -> Result<()> {
+    let (mut python, on_gpu) = script(ALLREDUCE, arguments)?;
+    if !on_gpu {
+        let (mpi, rival) = (OpenMpi::find()?, command::target_folder()?.join("tools/open-mpi-allreduce"));
+        mpi.compile(Path::new(ALLREDUCE_SOURCE), &rival)?;
+        python.arg("--rival").arg(rival).arg("--mpirun").arg(mpi.mpirun()).envs(mpi.environment()?);
     }
     command::run(python.args(&arguments.rest))
 }
 
-fn add_rivals_of_gather(python: &mut Command, on_gpu: bool) -> Result<()> {
+fn gather(arguments: &Arguments) -> Result<()> {
+    let (mut python, on_gpu) = script(GATHER, arguments)?;
     let wheels: Vec<_> = if on_gpu { WHOLEGRAPH.to_vec() } else { vec![NUMPY] };
     let folders = wheels.into_iter().map(crate::wheels::Wheel::folder).collect::<Result<Vec<_>>>()?;
     python.env("PYTHONPATH", joined(&folders)?);
     if on_gpu {
         python.env("LD_LIBRARY_PATH", joined(&libraries(&folders)?)?);
     }
-    Ok(())
+    command::run(python.args(&arguments.rest))
 }
 
 fn joined(folders: &[PathBuf]) -> Result<OsString> {

@@ -37,6 +37,10 @@ pub(crate) const LIBCLANG: Wheel = Wheel { name: "libclang", version: "18.1.1" }
 /// The rival on a host.
 pub(crate) const NUMPY: Wheel = Wheel { name: "numpy", version: "2.3.5" };
 
+/// Vineyard, the rival of the store: its client, and its daemon.
+pub(crate) const VINEYARD: [Wheel; 2] =
+    [Wheel { name: "vineyard", version: "0.24.2" }, Wheel { name: "vineyard-bdist", version: "0.24.2" }];
+
 /// WholeGraph, the rival on a GPU, with what it needs beside PyTorch.
 pub(crate) const WHOLEGRAPH: [Wheel; 5] = [
     Wheel { name: "pylibwholegraph-cu13", version: "26.10.0" },

@@ -143,6 +143,11 @@ impl Case {
     }
 }
 
+/// The time that half of them do not exceed.
+pub(super) fn median(times: &[Duration]) -> Duration {
+    percentile(times, 50)
+}
+
 /// The time that so many of a hundred do not exceed. Of no times, nothing.
 fn percentile(times: &[Duration], percent: usize) -> Duration {
     let mut sorted = times.to_vec();

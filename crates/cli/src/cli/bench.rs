@@ -67,6 +67,12 @@ pub(crate) struct StoreArgs {
     /// How often to measure each
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
+    /// Take turns with another program: say `"ready"`, wait for a line on stdin before each round, and print its times
+    #[arg(long, hide = true)]
+    pub(crate) in_turns: bool,
+    /// How many objects are made in a row in each turn
+    #[arg(long, hide = true, requires = "in_turns", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) burst: u32,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,

@@ -3,6 +3,8 @@
 //! Server, keeper and clients are tied to one core, as both ends of the round trip are: across cores a wake-up takes many
 //! times longer, and differs from moment to moment.
 
+mod turns;
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
@@ -19,6 +21,9 @@ use crate::store::OwnStore;
 const BATCH: u32 = 1000;
 
 pub(super) fn run(args: &StoreArgs) -> Result<()> {
+    if args.in_turns {
+        return turns::run(args);
+    }
     let core = pin()?;
     let served = OwnStore::start()?;
     let client = served.connect()?;
