@@ -44,6 +44,7 @@ mod error;
 pub mod fault;
 pub mod fork;
 pub mod futex;
+mod large;
 pub mod memfd;
 pub mod meminfo;
 pub mod numa;

@@ -177,21 +177,20 @@ pub unsafe fn protect(at: NonNull<u8>, len: usize, protection: Protection) -> Re
     })
 }
 
-/// Enters all pages of a mapped range into the page table at once, some twenty times faster than touching each.
+/// Enters all pages of a mapped memory file into the page table at once, some twenty times faster than touching each.
+///
+/// Pages are entered as by a load, which the kernel does in groups, and with all rights of the map: only of a file that is
+/// not in memory yet they are made one by one.
 ///
 /// # Errors
 /// `madvise` with `EINVAL` before Linux 5.14, `ENOMEM` where something is not mapped, `EFAULT` where a page cannot be
 /// had.
 ///
 /// # Safety
-/// The range is a map of the caller's with at least the rights that `protection` names.
-pub unsafe fn populate(at: NonNull<u8>, len: usize, protection: Protection) -> Result<()> {
-    let advice = match protection {
-        Protection::ReadWrite => Advice::LinuxPopulateWrite,
-        Protection::Read | Protection::None => Advice::LinuxPopulateRead,
-    };
+/// The range is a map of the caller's that can be read.
+pub unsafe fn populate(at: NonNull<u8>, len: usize) -> Result<()> {
     // SAFETY: populating changes no byte and takes no right away.
-    call("madvise", || unsafe { rustix::mm::madvise(at.as_ptr().cast(), len, advice) })
+    call("madvise", || unsafe { rustix::mm::madvise(at.as_ptr().cast(), len, Advice::LinuxPopulateRead) })
 }
 
 /// The length of a large page: what one entry of the page table above the last holds.
@@ -291,8 +290,8 @@ impl SharedMap {
     /// # Errors
     /// As [`populate`].
     pub fn populate(&self) -> Result<()> {
-        // SAFETY: the range is our map, and these are its rights.
-        unsafe { populate(self.at, self.len, self.protection) }
+        // SAFETY: the range is our map; the kernel refuses where it cannot be read.
+        unsafe { populate(self.at, self.len) }
     }
 
     /// The bytes, as shared bytes are to be reached. A map without access has none.
@@ -452,7 +451,7 @@ mod tests {
             unsafe { protect(place, page, Protection::ReadWrite) }.unwrap();
             assert_eq!(crate::numa::node_of_page(place), Ok(None), "no page is entered yet");
             // SAFETY: as above; the map has both rights.
-            unsafe { populate(place, page, Protection::ReadWrite) }.unwrap();
+            unsafe { populate(place, page) }.unwrap();
             assert!(crate::numa::node_of_page(place).unwrap().is_some(), "the page is entered, untouched");
             // SAFETY: mapped with both rights until `unmap_at` below.
             let bytes = unsafe { SharedSlice::new(place, page, true) };

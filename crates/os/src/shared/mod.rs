@@ -22,6 +22,7 @@
 
 mod copy;
 mod slice;
+mod stream;
 mod word;
 
 pub use slice::SharedSlice;

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::copy::{copy, fill};
+use super::stream::copy_apart;
 use super::word::{ReadU32, ReadU64};
 use crate::{Error, Result};
 
@@ -81,7 +82,7 @@ impl<'a> SharedSlice<'a> {
     pub fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let from = self.place(offset, target.len())?;
         // SAFETY: `place` checked the source against a range that is readable for `'a`; the target is exclusive.
-        unsafe { copy(from.as_ptr(), target.as_mut_ptr(), target.len()) };
+        unsafe { copy_apart(from.as_ptr(), target.as_mut_ptr(), target.len()) };
         Ok(())
     }
 
@@ -93,7 +94,7 @@ impl<'a> SharedSlice<'a> {
         let to = self.writable_place(offset, source.len())?;
         // SAFETY: `writable_place` checked the target against a range that is writable for `'a`, and `source` cannot
         // overlap it: no reference to shared bytes exists.
-        unsafe { copy(source.as_ptr(), to.as_ptr(), source.len()) };
+        unsafe { copy_apart(source.as_ptr(), to.as_ptr(), source.len()) };
         Ok(())
     }
 
