@@ -79,7 +79,8 @@ pub fn requests(bytes: &[u8]) {
     let memory = Memfd::create("fuzz", geometry.len()).expect("memory");
     let map = SharedMap::create(&memory, Protection::ReadWrite).expect("a map");
     let index = Index::format(MappedCells::new(map), geometry);
-    let settings = Settings { host: TERMS, device: TERMS, devices: Vec::new(), user: 0 };
+    let settings =
+        Settings { host: TERMS, device: TERMS, devices: Vec::new(), user: 0, ahead: TERMS.quota / 4 };
     let (mut yard, now) = (Yard::default(), Now { elapsed: Duration::ZERO, unix: 0 });
     let (mut server, _) = Server::recover(index, settings, &Survivors::default(), now, &mut yard);
     let client = ClientId(1);
@@ -104,7 +105,7 @@ pub fn requests(bytes: &[u8]) {
                     Output::Release { allocation } => {
                         assert!(yard.0.remove(&allocation).is_some(), "memory is released once");
                     }
-                    Output::CloseForWriting { allocation } => {
+                    Output::CloseForWriting { allocation, .. } => {
                         inputs.push(Input::Closed { allocation, outcome: Ok(()) });
                     }
                     Output::Say { .. } | Output::Welcome { .. } | Output::Dismiss { .. } => {}

@@ -1,7 +1,9 @@
 //! An object that is being written: until it is sealed, its maker's alone.
 
-use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::num::NonZero;
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use wholemem_hal::{Device, Event, EventKind, Mapping, Rights, Span, Stream};
 use wholemem_os::{Deadline, SharedSlice};
@@ -24,7 +26,7 @@ pub struct Sealed {
 #[derive(Debug)]
 pub(super) enum Target {
     /// Small, on the host: goes to the server with the request, whole.
-    Small { label: Label, members: Vec<Member>, bytes: Vec<u8> },
+    Small { label: Label, members: Vec<Member>, bytes: Vec<u8>, wait: Duration },
     /// Mapped here.
     Mapped(Mapped),
 }
@@ -48,17 +50,20 @@ impl Target {
         members: Vec<Member>,
         len: usize,
         place: u32,
+        wait: Duration,
     ) -> Result<Self> {
         core.check_fork()?;
         label.check()?;
         let is_cpu = place == 0;
         if is_cpu && (len as u64) < SMALL {
-            return Ok(Self::Small { label, members, bytes: vec![0; len] });
+            return Ok(Self::Small { label, members, bytes: vec![0; len], wait });
         }
         // The length of a pack is what its members make.
         let single = if members.is_empty() { len as u64 } else { 0 };
         let ask = Ask::Create { label, len: single, members, place };
-        let (create, answer, fds) = core.request_with_id(ask, &[], Deadline::after(Client::PATIENCE))?;
+        let (create, answer, fds) = core.with_room(len, place, wait, || {
+            core.request_with_id(ask.clone(), &[], Deadline::after(Client::PATIENCE))
+        })?;
         let (Answer::Created { object, memory }, Ok([fd])) = (answer, <[_; 1]>::try_from(fds)) else {
             return Err(unexpected());
         };
@@ -85,7 +90,7 @@ impl Target {
             }
             Self::Mapped(mapped) if mapped.is_cpu => {
                 let map = mapped.mapping()?.bytes()?.part(mapped.offset, size)?;
-                map.write_at(offset, source).map_err(|_| out_of_range)
+                copy_in(map, offset, source).map_err(|_| out_of_range)
             }
             Self::Mapped(mapped) => Err(Error::OnDevice { object: mapped.object }),
         }
@@ -100,9 +105,10 @@ impl Target {
 
     pub(super) fn seal(self, core: &Core) -> Result<Sealed> {
         match self {
-            Self::Small { label, members, bytes } => {
+            Self::Small { label, members, bytes, wait } => {
                 let single = if members.is_empty() { bytes.len() as u64 } else { 0 };
-                core.request_sealed(Ask::Create { label, len: single, members, place: 0 }, &bytes)
+                let ask = Ask::Create { label, len: single, members, place: 0 };
+                core.with_room(bytes.len(), 0, wait, || core.request_sealed(ask.clone(), &bytes))
             }
             Self::Mapped(mut mapped) => {
                 mapped.unmap()?;
@@ -112,6 +118,28 @@ impl Target {
             }
         }
     }
+}
+
+/// Copies bytes to shared memory: one core alone does not move as many as there could be.
+fn copy_in(to: SharedSlice<'_>, offset: usize, source: &[u8]) -> wholemem_os::Result<()> {
+    const WORTH_A_THREAD: usize = 4 << 20;
+    const MOST_THREADS: usize = 4;
+    // Counting cores takes longer than a short copy.
+    static CORES: OnceLock<usize> = OnceLock::new();
+    let cores = || *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get));
+    let threads = match source.len() / WORTH_A_THREAD {
+        0 | 1 => 1,
+        parts => parts.min(MOST_THREADS).min(cores()),
+    };
+    let to = to.part(offset, source.len())?;
+    let share = source.len().div_ceil(threads).max(1);
+    let mut parts = source.chunks(share).enumerate().map(|(number, part)| (number * share, part));
+    let Some((first, own)) = parts.next() else { return Ok(()) };
+    thread::scope(|scope| {
+        let others: Vec<_> = parts.map(|(at, part)| scope.spawn(move || to.write_at(at, part))).collect();
+        let written = to.write_at(first, own);
+        others.into_iter().fold(written, |all, other| all.and(other.join().expect("copying does not panic")))
+    })
 }
 
 impl Mapped {
@@ -177,8 +205,14 @@ impl Sealing {
 }
 
 impl Draft {
-    pub(super) fn create(core: &Arc<Core>, label: Label, len: usize, place: u32) -> Result<Self> {
-        let target = Target::create(core, label, Vec::new(), len, place)?;
+    pub(super) fn create(
+        core: &Arc<Core>,
+        label: Label,
+        len: usize,
+        place: u32,
+        wait: Duration,
+    ) -> Result<Self> {
+        let target = Target::create(core, label, Vec::new(), len, place, wait)?;
         Ok(Self { target, len, is_cpu: place == 0, core: Arc::clone(core) })
     }
 
@@ -268,7 +302,7 @@ impl Draft {
             reached.wait(Deadline::NEVER)?;
             self.seal()
         };
-        let thread = std::thread::Builder::new().name("wm-store-seal".to_owned()).spawn(seal);
+        let thread = thread::Builder::new().name("wm-store-seal".to_owned()).spawn(seal);
         thread.map(Sealing).map_err(|source| Error::Launch { source })
     }
 }

@@ -1,10 +1,13 @@
 //! Memory that this process has mapped, kept for the next object that lies in it.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use wholemem_hal::{Allocation, Backend, BackendKind, Device, HostConfig, Mapping, Rights};
+use wholemem_hal::{
+    Allocation, Backend, BackendKind, Device, Grant, HostConfig, Mapping, Reservation, Rights,
+};
 
 use crate::cells::MappedCells;
 use crate::id::AllocationId;
@@ -45,7 +48,14 @@ impl Maps {
     pub(super) fn map_once(&self, memory: &Memory, fd: OwnedFd, rights: Rights) -> Result<Mapping> {
         let device = self.device(memory.place)?;
         let len = usize::try_from(memory.allocation_len).unwrap_or(usize::MAX);
-        Ok(Allocation::import(&device, fd.into(), len)?.map(rights)?)
+        let allocation = Allocation::import(&device, fd.into(), len)?;
+        // Where large pages begin, they are mapped as such.
+        let align = allocation.granularity().recommended.len();
+        if len < align {
+            return Ok(allocation.map(rights)?);
+        }
+        let reservation = Reservation::create_aligned(device.backend(), len, align)?;
+        Ok(Mapping::create(&reservation, 0, &allocation, &[Grant { device: device.id(), rights }])?)
     }
 
     /// The device of this process that a place of the server is.
@@ -68,6 +78,17 @@ impl Maps {
     /// Lets go maps of memory that is no more, and that nobody here uses.
     pub(super) fn trim(&self, index: &Index<MappedCells>) {
         self.lock().retain(|id, mapping| index.allocation(*id).is_some() || Arc::strong_count(mapping) > 1);
+    }
+
+    /// Lets go the map of an allocation whose object is gone, if nobody here uses it and it is no arena of others.
+    pub(super) fn forget(&self, index: &Index<MappedCells>, allocation: AllocationId) {
+        let is_shared = index.allocation(allocation).is_some_and(|record| record.is_arena);
+        if let Entry::Occupied(known) = self.lock().entry(allocation)
+            && !is_shared
+            && Arc::strong_count(known.get()) == 1
+        {
+            known.remove();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<AllocationId, Arc<Mapping>>> {

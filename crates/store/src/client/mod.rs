@@ -21,6 +21,7 @@ mod watch;
 mod wire;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -64,6 +65,8 @@ const TRIES: usize = 8;
 #[derive(Debug, Clone)]
 pub struct Client {
     core: Arc<Core>,
+    /// How long objects that are created wait for room.
+    wait: Duration,
 }
 
 /// What there is to know of an object without holding it.
@@ -96,6 +99,8 @@ pub(crate) struct Core {
     index: Index<MappedCells>,
     pins: PinPage<MappedCells>,
     maps: Maps,
+    /// How many allocations had gone when maps were last looked at.
+    seen_gone: AtomicU64,
     wire: Mutex<Wire>,
     /// Kicks that could not be said while another thread was asking something.
     kicks: Mutex<Vec<ObjectId>>,
@@ -132,12 +137,28 @@ impl Client {
             index: Index::open(MappedCells::new(index))?,
             pins: PinPage::new(MappedCells::new(pins)),
             maps: Maps::new(uuids, devices.clone())?,
+            seen_gone: AtomicU64::new(0),
             wire: Mutex::new(wire),
             kicks: Mutex::default(),
             epoch,
             devices,
         };
-        Ok(Self { core: Arc::new(core) })
+        Ok(Self { core: Arc::new(core), wait: Duration::ZERO })
+    }
+
+    /// The same connection, through which creating something waits so long for others to delete something, where the quota
+    /// is full. By default it does not wait.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # let client = wholemem_store::Client::connect("socket")?;
+    /// let patient = client.waiting_for_room(Duration::from_secs(10));
+    /// let draft = patient.create("weights", 16 << 30)?;
+    /// # Ok::<(), wholemem_store::Error>(())
+    /// ```
+    #[must_use]
+    pub fn waiting_for_room(&self, wait: Duration) -> Self {
+        Self { core: Arc::clone(&self.core), wait }
     }
 
     /// Begins an object in host memory. An empty name makes one that is known by its id alone.
@@ -154,7 +175,7 @@ impl Client {
     /// # Errors
     /// As [`Client::create`]; [`Refusal::MetaTooLong`].
     pub fn create_described(&self, name: &str, meta: &[u8], len: usize) -> Result<Draft> {
-        Draft::create(&self.core, label(name, meta), len, 0)
+        Draft::create(&self.core, label(name, meta), len, 0, self.wait)
     }
 
     /// Begins an object in the memory of a device.
@@ -165,7 +186,7 @@ impl Client {
     #[doc(alias = "create_gpu_buffer")]
     pub fn create_on(&self, device: &Device, name: &str, len: usize) -> Result<Draft> {
         let place = self.core.maps.place(device)?;
-        Draft::create(&self.core, label(name, &[]), len, place)
+        Draft::create(&self.core, label(name, &[]), len, place, self.wait)
     }
 
     /// Begins a pack: many objects in one piece of memory, sealed and found together or each by its name.
@@ -173,7 +194,7 @@ impl Client {
     /// # Errors
     /// As [`Client::create`]; [`Refusal::TooManyMembers`].
     pub fn create_pack(&self, pack: &Pack) -> Result<PackDraft> {
-        PackDraft::create(&self.core, pack)
+        PackDraft::create(&self.core, pack, self.wait)
     }
 
     /// Makes an object of these bytes in host memory, sealed.
@@ -185,7 +206,9 @@ impl Client {
             let label = label(name, &[]);
             label.check()?;
             let ask = Ask::Create { label, len: bytes.len() as u64, members: Vec::new(), place: 0 };
-            return self.core.request_sealed(ask, bytes);
+            return self
+                .core
+                .with_room(bytes.len(), 0, self.wait, || self.core.request_sealed(ask.clone(), bytes));
         }
         let mut draft = self.create(name, bytes.len())?;
         draft.write_at(0, bytes)?;
@@ -195,10 +218,10 @@ impl Client {
     /// The object that has a name now.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchName`]; [`Error::TooManyPins`].
+    /// [`Refusal::NoSuchName`]; [`Error::TooManyPins`]; [`Error::Disconnected`] when the store has ended.
     #[inline]
     pub fn get(&self, name: &str) -> Result<Object> {
-        self.core.check_fork()?;
+        self.core.check()?;
         if let Some(object) = self.core.get_known(name)? {
             return Ok(object);
         }
@@ -228,7 +251,7 @@ impl Client {
     #[doc(alias = "GetGPUBuffer")]
     #[doc(alias = "get_gpu_buffer")]
     pub fn get_by_id(&self, id: ObjectId) -> Result<Object> {
-        self.core.check_fork()?;
+        self.core.check()?;
         self.core.pin(id)?.ok_or_else(|| Refusal::NoSuchObject { object: id }.into())
     }
 
@@ -268,16 +291,16 @@ impl Client {
     #[doc(alias = "del_data")]
     pub fn delete(&self, id: ObjectId) -> Result<()> {
         self.core.request(Ask::Delete { object: id }, &[], Deadline::after(Self::PATIENCE))?;
-        self.core.maps.trim(&self.core.index);
+        self.core.trim();
         Ok(())
     }
 
     /// The objects there are whose names begin so, by name. No server is asked.
     ///
     /// # Errors
-    /// [`Error::Forked`].
+    /// [`Error::Forked`]; [`Error::Disconnected`].
     pub fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
-        self.core.check_fork()?;
+        self.core.check()?;
         let sealed = self.core.index.objects().filter(|(_, state, _)| *state == State::Sealed);
         let named = sealed.filter(|(_, _, record)| record.name.starts_with(prefix));
         let mut entries: Vec<_> = named.map(|(id, _, record)| self.core.entry(id, record)).collect();
@@ -313,11 +336,11 @@ impl Client {
         }
     }
 
-    /// Lets go maps of memory whose objects are gone. Any call that asks the server does the same; a process that only
-    /// reads for long may want to.
+    /// Lets go maps of memory whose objects are gone. Any other call does the same; a process that makes none for long may
+    /// want to.
     pub fn trim(&self) {
         if self.core.epoch.is_current() {
-            self.core.maps.trim(&self.core.index);
+            self.core.trim();
         }
     }
 }
@@ -325,6 +348,28 @@ impl Client {
 impl Core {
     pub(super) fn check_fork(&self) -> Result<()> {
         if self.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    /// Whether anything can be got at all; and lets go maps of memory that has gone since the last time.
+    #[inline]
+    fn check(&self) -> Result<()> {
+        self.check_fork()?;
+        if self.index.is_superseded() {
+            return Err(Error::Disconnected);
+        }
+        self.trim();
+        Ok(())
+    }
+
+    /// Lets go maps of memory that is no more, if any has gone since the last time.
+    #[inline]
+    fn trim(&self) {
+        let gone = self.index.gone();
+        if self.seen_gone.load(Ordering::Relaxed) != gone {
+            // Before the look: what goes meanwhile is found the next time.
+            self.seen_gone.store(gone, Ordering::Relaxed);
+            self.maps.trim(&self.index);
+        }
     }
 
     /// Looks a name up without asking anybody.
@@ -400,7 +445,7 @@ impl Core {
     }
 
     fn fetch(&self, object: ObjectId) -> Result<Arc<Mapping>> {
-        self.maps.trim(&self.index);
+        self.trim();
         let answer = self.request(Ask::Fetch { object }, &[], Deadline::after(Client::PATIENCE))?;
         let (Answer::Fetched { memory }, Ok([fd])) = (answer.0, <[_; 1]>::try_from(answer.1)) else {
             return Err(unexpected());
@@ -409,7 +454,13 @@ impl Core {
     }
 
     pub(super) fn unpin(&self, id: ObjectId, pin_at: usize) {
+        // While it is pinned its record says where it is.
+        let location = self.index.location(id);
         let kick = self.pins.unpin(&self.index, id, pin_at);
+        if kick && let Some(location) = location {
+            // Deleted, and let go: its memory goes now, unless others lie there too.
+            self.maps.forget(&self.index, location.allocation);
+        }
         self.kick_if(kick, id);
     }
 
@@ -453,6 +504,30 @@ impl Core {
         }
     }
 
+    /// Does what takes memory, and if the quota is full, again when somebody has made room.
+    pub(super) fn with_room<T>(
+        &self,
+        len: usize,
+        place: u32,
+        wait: Duration,
+        mut attempt: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        let deadline = Deadline::after(wait);
+        loop {
+            match attempt() {
+                Err(Error::Refused(Refusal::OverQuota { .. })) if !deadline.has_passed() => {}
+                outcome => return outcome,
+            }
+            // On a connection of its own, so that other threads may delete something meanwhile.
+            let (mut aside, _) = Wire::connect(&self.path, Deadline::after(Client::PATIENCE))?;
+            let left = deadline.remaining().unwrap_or(Client::PATIENCE);
+            let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            let ask = Ask::AwaitRoom { len: len as u64, place, wait };
+            aside.request(ask, &[], Deadline::after(left + Client::PATIENCE))?;
+            aside.tell(Ask::Goodbye);
+        }
+    }
+
     /// The same as [`Core::request`], with the id of the request.
     pub(super) fn request_with_id(
         &self,
@@ -465,6 +540,8 @@ impl Core {
         let id = wire.last_id() + 1;
         let outcome = wire.request(ask, payload, deadline);
         self.say_kicks(&mut wire);
+        drop(wire);
+        self.trim();
         outcome.map(|(answer, fds)| (id, answer, fds))
     }
 

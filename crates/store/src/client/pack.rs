@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use wholemem_hal::{Device, Span};
 use wholemem_os::SharedSlice;
@@ -78,7 +79,7 @@ pub struct PackDraft {
 }
 
 impl PackDraft {
-    pub(super) fn create(core: &Arc<Core>, pack: &Pack) -> Result<Self> {
+    pub(super) fn create(core: &Arc<Core>, pack: &Pack, wait: Duration) -> Result<Self> {
         let place = pack.device.as_ref().map_or(Ok(0), |device| core.maps.place(device))?;
         let too_long = || Refusal::malformed("a pack is longer than there are numbers");
         let lens = || pack.members.iter().map(|member| member.len);
@@ -87,7 +88,7 @@ impl PackDraft {
         let ranges = offsets.into_iter().zip(lens()).map(|(offset, len)| Ok((narrow(offset)?, narrow(len)?)));
         let ranges = ranges.collect::<Result<Vec<_>, Refusal>>()?;
         let len = narrow(total)?;
-        let target = Target::create(core, pack.label.clone(), pack.members.clone(), len, place)?;
+        let target = Target::create(core, pack.label.clone(), pack.members.clone(), len, place, wait)?;
         Ok(Self { target, ranges, len, core: Arc::clone(core) })
     }
 

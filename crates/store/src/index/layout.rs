@@ -11,7 +11,7 @@ use super::record::RECORD_CELLS;
 const MAGIC: u64 = u64::from_le_bytes(*b"wmindex1");
 
 /// Changes when the meaning of any cell does.
-pub(crate) const LAYOUT: u64 = 1;
+pub(crate) const LAYOUT: u64 = 2;
 
 const HEADER_CELLS: usize = 64;
 const ALLOCATION_CELLS: usize = 4;
@@ -24,6 +24,8 @@ const AT_SLOTS: usize = 3;
 const AT_ALLOCATIONS: usize = 4;
 const AT_EPOCH: usize = 5;
 const AT_USED_SLOTS: usize = 6;
+const AT_SUPERSEDED: usize = 7;
+const AT_GONE: usize = 8;
 
 /// Why an index cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -171,6 +173,21 @@ impl<C: Cells> Index<C> {
         epoch
     }
 
+    /// Says to whoever maps this index that nobody writes it any more: what it says of names may be old from here on.
+    pub(crate) fn supersede(&self) {
+        self.cells.store_release(AT_SUPERSEDED, 1);
+    }
+
+    /// Whether nobody writes this index any more.
+    pub(crate) fn is_superseded(&self) -> bool {
+        self.cells.load_acquire(AT_SUPERSEDED) != 0
+    }
+
+    /// How many allocations have gone so far: whoever has maps of some looks again when this changes.
+    pub(crate) fn gone(&self) -> u64 {
+        self.cells.load(AT_GONE)
+    }
+
     /// Slots from here on were never used.
     pub(crate) fn used_slots(&self) -> usize {
         usize::try_from(self.cells.load_acquire(AT_USED_SLOTS))
@@ -246,6 +263,8 @@ impl<C: Cells> Index<C> {
     pub(crate) fn remove_allocation(&self, id: AllocationId) {
         let word = Word { generation: id.generation() + 1, state: State::Free };
         self.cells.store_release(self.allocation_cell(id.slot()), word.encode());
+        // A server that dies in between leaves a map cached until the next allocation goes.
+        self.cells.store(AT_GONE, self.gone() + 1);
     }
 
     /// All allocations there are.
@@ -283,10 +302,10 @@ pub(crate) mod tests {
         assert_eq!(refused(RecordedCells::new(10)), IndexError::NotAnIndex);
         assert_eq!(refused(RecordedCells::new(1000)), IndexError::NotAnIndex);
         let newer = small();
-        newer.cells().store(AT_LAYOUT, 2);
-        let unknown = IndexError::UnknownLayout { found: 2, known: 1 };
+        newer.cells().store(AT_LAYOUT, 3);
+        let unknown = IndexError::UnknownLayout { found: 3, known: 2 };
         assert_eq!(refused(newer.cells().clone()), unknown);
-        assert_eq!(unknown.to_string(), "the index has layout 2, and this version knows layout 1");
+        assert_eq!(unknown.to_string(), "the index has layout 3, and this version knows layout 2");
         for slots in [0, 9, u64::MAX] {
             let damaged = small();
             damaged.cells().store(AT_SLOTS, slots);
@@ -305,6 +324,15 @@ pub(crate) mod tests {
         for count in 0..prefixes.stores.len() {
             assert_eq!(Index::open(prefixes.replay(count)).unwrap_err(), IndexError::NotAnIndex);
         }
+    }
+
+    #[test]
+    fn an_index_that_is_superseded_says_so_to_everybody_who_maps_it() {
+        let index = small();
+        let mapped = Index::open(index.cells().clone()).unwrap();
+        assert!(!mapped.is_superseded());
+        index.supersede();
+        assert!(mapped.is_superseded());
     }
 
     #[test]
@@ -332,8 +360,9 @@ pub(crate) mod tests {
         index.add_allocation(id, &record);
         assert_eq!(index.allocation(id), Some(record));
         assert_eq!(index.allocations().collect::<Vec<_>>(), [(id, record)]);
+        assert_eq!(index.gone(), 0);
         index.remove_allocation(id);
-        assert_eq!((index.allocation(id), index.allocations().count()), (None, 0));
+        assert_eq!((index.allocation(id), index.allocations().count(), index.gone()), (None, 0, 1));
         assert_eq!(index.allocation(AllocationId::new(4, 0)), None);
     }
 }

@@ -18,7 +18,7 @@ use crate::index::{MAX_META, MAX_NAME};
 pub use refusal::Refusal;
 
 /// Changes when any message does.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// The most objects of one pack.
 pub(crate) const MAX_MEMBERS: usize = 16 << 10;
@@ -79,6 +79,8 @@ pub(crate) enum Ask {
     Delete { object: ObjectId },
     /// Which object has a name, now or within so many milliseconds.
     Find { name: String, wait: u64 },
+    /// Whether there is room for an object of `len` bytes at a place, now or within so many milliseconds.
+    AwaitRoom { len: u64, place: u32, wait: u64 },
     /// The memory of an object.
     Fetch { object: ObjectId },
     /// A pin of a deleted object was let go.

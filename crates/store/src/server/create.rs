@@ -9,6 +9,9 @@ use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::{Record, Region};
 use crate::protocol::{Answer, Ask, Label, MAX_MEMBERS, Member, Memory, Refusal, Request, lay_out};
 
+/// Closing memory of up to this length for writing takes less than telling a worker to do it.
+const CLOSED_AT_ONCE: u64 = 16 << 20;
+
 /// What is to be created, checked.
 struct Plan<'a> {
     label: &'a Label,
@@ -76,9 +79,7 @@ impl<C: Cells> Server<C> {
             ));
         }
         if !is_small {
-            let allocation = self.ledger.open(plan.place, plan.len, false)?;
-            self.make(allocation);
-            return Ok(Begun::Needs(allocation));
+            return self.begin_large(pending, &plan);
         }
         let Some(region) = self.ledger.carve(plan.place, plan.len) else {
             return self.begin_arena(plan.place, plan.len);
@@ -95,6 +96,31 @@ impl<C: Cells> Server<C> {
         }
         self.answer_created(pending.client, pending.request.id, object);
         Ok(Begun::Done)
+    }
+
+    /// Creates a large object in memory that was made ahead, or has memory made for it.
+    fn begin_large(&mut self, pending: &Pending, plan: &Plan<'_>) -> Result<Begun, Refusal> {
+        let Some((allocation, is_ready)) = self.take_ahead(plan.place, plan.len) else {
+            let allocation = self.ledger.open(plan.place, plan.len, false)?;
+            self.make(allocation);
+            return Ok(Begun::Needs(allocation));
+        };
+        if !is_ready {
+            return Ok(Begun::Needs(allocation));
+        }
+        if let Some(record) = self.ledger.record(allocation) {
+            self.index.add_allocation(allocation, &record);
+            self.ledger.ready(allocation);
+        }
+        self.fill_whole(pending, plan, allocation);
+        Ok(Begun::Done)
+    }
+
+    /// Writes a large object down that has an allocation to itself.
+    fn fill_whole(&mut self, pending: &Pending, plan: &Plan<'_>, allocation: AllocationId) {
+        let Some(region) = self.ledger.whole(allocation) else { return };
+        let object = self.write_down(pending.client, &pending.request, plan, region, State::Created);
+        self.answer_created(pending.client, pending.request.id, object);
     }
 
     /// Waits for the arena that is being made, or has one made.
@@ -126,6 +152,9 @@ impl<C: Cells> Server<C> {
         outcome: Result<(), String>,
         premises: &mut impl Premises,
     ) {
+        if self.made_ahead(allocation, outcome.is_ok()) {
+            return;
+        }
         let waiting = self.making.remove(&allocation).unwrap_or_default();
         let Some(record) = self.ledger.record(allocation) else { return };
         if let Err(reason) = outcome {
@@ -146,16 +175,13 @@ impl<C: Cells> Server<C> {
             }
             if record.is_arena {
                 self.create(pending, premises);
-            } else if let (Ok(plan), Some(region)) =
-                (Plan::new(&pending.request.ask), self.ledger.whole(allocation))
-            {
+            } else if let Ok(plan) = Plan::new(&pending.request.ask) {
                 if self.slots.left() < 1 + plan.members.len() {
                     let refusal = Refusal::IndexFull { slots: self.index.geometry().slots };
                     self.answer(pending.client, pending.request.id, Err(refusal));
                     continue;
                 }
-                let object = self.write_down(pending.client, &pending.request, &plan, region, State::Created);
-                self.answer_created(pending.client, pending.request.id, object);
+                self.fill_whole(&pending, &plan, allocation);
             }
         }
         // Whoever wanted it may have left meanwhile.
@@ -261,7 +287,12 @@ impl<C: Cells> Server<C> {
         match (state, known) {
             (State::Created, Some(known)) if known.place == HOST && !known.is_arena => {
                 if self.closing.insert(allocation, (client, id, object)).is_none() {
-                    self.outputs.push(Output::CloseForWriting { allocation });
+                    // Whoever keeps a hold on pages has the kernel wait for it, so others than ourselves are left to
+                    // a worker.
+                    let is_trusted =
+                        self.clients.get(&client).is_some_and(|client| client.user == self.settings.user);
+                    let at_once = is_trusted && known.len <= CLOSED_AT_ONCE;
+                    self.outputs.push(Output::CloseForWriting { allocation, at_once });
                 }
             }
             (State::Created, _) => {
@@ -290,6 +321,10 @@ impl<C: Cells> Server<C> {
             Answer::Sealed { object, version }
         });
         self.answer(client, id, outcome);
+        // Not before: its writer would have to share the machine with who makes memory.
+        if let Some(record) = self.ledger.record(allocation) {
+            self.stock_for_next(record.place, record.len);
+        }
     }
 
     /// The bytes of an object under one more name: another record of the same region, sealed from the beginning.

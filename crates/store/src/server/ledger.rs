@@ -100,6 +100,52 @@ impl Ledger {
         Ok(id)
     }
 
+    /// Whether an object of this length could be held if nothing else were.
+    pub(super) fn could_hold(&self, place: u32, len: u64) -> bool {
+        self.rounded(place, len).is_some_and(|len| len <= self.terms(place).quota)
+    }
+
+    /// That there is no room for an object of this length.
+    pub(super) fn over_quota(&self, place: u32, len: u64) -> Refusal {
+        let kind = if place == HOST { &self.host } else { &self.device };
+        Refusal::OverQuota { wanted: len, used: kind.used, quota: kind.terms.quota }
+    }
+
+    /// How much of the quota an object of this length would need, if there is room for it besides what was promised: nothing
+    /// where it fits an arena that is there.
+    pub(super) fn room_for(&mut self, place: u32, len: u64, promised: u64) -> Option<u64> {
+        if len < self.terms(place).small
+            && let Some(region) = self.carve(place, len)
+        {
+            self.give_up(region);
+            return Some(0);
+        }
+        let kind = self.kind(place);
+        let left = kind.terms.quota.saturating_sub(kind.used).saturating_sub(promised);
+        self.rounded(place, len).filter(|needed| *needed <= left)
+    }
+
+    /// How long an allocation is that holds so many bytes alone.
+    pub(super) fn rounded(&self, place: u32, len: u64) -> Option<u64> {
+        len.max(1).checked_next_multiple_of(self.terms(place).granule)
+    }
+
+    /// An id for memory that is made before anybody wants it.
+    pub(super) fn number(&mut self) -> Option<AllocationId> {
+        self.slots.take().map(|(slot, generation)| AllocationId::new(slot, generation))
+    }
+
+    /// Memory that was made before anybody wanted it is let go.
+    pub(super) fn return_number(&mut self, id: AllocationId) {
+        self.slots.give_back(id.slot(), id.generation() + 1);
+    }
+
+    /// Memory that was made before anybody wanted it is wanted now, and taken out of the quota.
+    pub(super) fn enter_ahead(&mut self, id: AllocationId, place: u32, len: u64) {
+        self.kind(place).used += len;
+        self.enter(id, AllocationRecord { len, place, is_arena: false });
+    }
+
     fn enter(&mut self, id: AllocationId, record: AllocationRecord) {
         let whole = usize::try_from(record.len).unwrap_or(0);
         let arena = record.is_arena.then(|| Suballocator::new(whole));

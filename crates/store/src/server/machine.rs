@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use super::ledger::{Ledger, Terms};
 use super::slots::Slots;
+use super::stock::Stock;
+use super::waiting::Waiter;
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::Index;
 use crate::protocol::frame::Payload;
 use crate::protocol::{Answer, Ask, Event, EventKind, PROTOCOL, Refusal, Request, Response, Status};
-
-/// How many questions for a name one client may have waiting.
-const MOST_WAITING: usize = 1024;
 
 /// How often all pins are looked at while something waits for them. A kick says so at once, and a death; this is for a
 /// kick that was lost.
@@ -27,6 +26,8 @@ pub(crate) struct Settings {
     pub(crate) devices: Vec<[u8; 16]>,
     /// Its own user, who may delete everything.
     pub(crate) user: u32,
+    /// How many bytes of host memory may be made ahead.
+    pub(crate) ahead: u64,
 }
 
 /// The memory that a step may touch: the index is the machine's own, and this is the rest.
@@ -85,8 +86,9 @@ pub(crate) enum Output {
     Welcome { client: ClientId, request: u64 },
     /// Make memory, give it to the keeper, and say when both are done.
     Make { allocation: AllocationId, len: u64, place: u32 },
-    /// See to it that nobody can write this memory any more.
-    CloseForWriting { allocation: AllocationId },
+    /// See to it that nobody can write this memory any more: where it is short and its writer is trusted, without
+    /// leaving it to a worker.
+    CloseForWriting { allocation: AllocationId, at_once: bool },
     /// Let this memory go, here and with the keeper.
     Release { allocation: AllocationId },
     /// Let this client go.
@@ -107,15 +109,6 @@ pub(super) struct Client {
     has_greeted: bool,
 }
 
-/// A question for a name that nobody has yet.
-#[derive(Debug)]
-struct Waiter {
-    name: String,
-    client: ClientId,
-    request: u64,
-    until: Duration,
-}
-
 /// A request to create something, while its memory is being made.
 #[derive(Debug)]
 pub(super) struct Pending {
@@ -131,6 +124,7 @@ pub(crate) struct Server<C> {
     pub(super) settings: Settings,
     pub(super) ledger: Ledger,
     pub(super) slots: Slots,
+    pub(super) stock: Stock,
     /// What each name means.
     pub(super) names: BTreeMap<String, ObjectId>,
     pub(super) clients: BTreeMap<ClientId, Client>,
@@ -142,7 +136,7 @@ pub(crate) struct Server<C> {
     pub(super) making: BTreeMap<AllocationId, Vec<Pending>>,
     /// Who waits for memory to be closed for writing: the client, and its request to seal.
     pub(super) closing: BTreeMap<AllocationId, (ClientId, u64, ObjectId)>,
-    waiting: Vec<Waiter>,
+    pub(super) waiting: Vec<Waiter>,
     /// What is deleted and not yet free.
     pub(super) retired: BTreeSet<ObjectId>,
     /// When all pins were looked at last.
@@ -153,11 +147,13 @@ pub(crate) struct Server<C> {
 
 impl<C: Cells> Server<C> {
     pub(super) fn empty(index: Index<C>, settings: Settings, ledger: Ledger, slots: Slots) -> Self {
+        let stock = Stock::new(settings.ahead);
         Self {
             index,
             settings,
             ledger,
             slots,
+            stock,
             names: BTreeMap::new(),
             clients: BTreeMap::new(),
             made: BTreeMap::new(),
@@ -179,7 +175,8 @@ impl<C: Cells> Server<C> {
     /// When to step again though nothing has happened: a question has waited long enough, or pins are to be looked at.
     pub(crate) fn wake_at(&self) -> Option<Duration> {
         let look = (!self.retired.is_empty()).then(|| self.swept + LOOK_AT_PINS);
-        self.waiting.iter().map(|waiter| waiter.until).chain(look).min()
+        let waits = self.waiting.iter().map(Waiter::until);
+        waits.chain(look).chain(self.stock.wake_at()).min()
     }
 
     pub(crate) fn step(&mut self, now: Now, input: Input, premises: &mut impl Premises) -> Vec<Output> {
@@ -192,6 +189,8 @@ impl<C: Cells> Server<C> {
             Input::Closed { allocation, outcome } => self.memory_closed(allocation, outcome, premises),
             Input::Tick => self.sweep(premises),
         }
+        self.trim_stock();
+        self.tell_of_room();
         self.expire();
         std::mem::take(&mut self.outputs)
     }
@@ -225,8 +224,9 @@ impl<C: Cells> Server<C> {
             Ask::Delete { object } => self.delete(client, object, again, premises),
             Ask::Find { name, wait } => match self.names.get(&name) {
                 Some(object) => Ok(Answer::Found { object: *object }),
-                None => return self.wait(client, id, name, wait),
+                None => return self.await_name(client, id, name, wait),
             },
+            Ask::AwaitRoom { len, place, wait } => return self.await_room(client, id, len, place, wait),
             Ask::Fetch { object } => return self.fetch(client, id, object),
             Ask::Kick { object } => return self.free_unpinned(&[object], premises),
             Ask::Watch { prefix } => {
@@ -247,34 +247,9 @@ impl<C: Cells> Server<C> {
         self.outputs.push(Output::Say { client, response: Response { id, answer }, share });
     }
 
-    fn wait(&mut self, client: ClientId, request: u64, name: String, wait: u64) {
-        let limit = MOST_WAITING;
-        let waiting = self.waiting.iter().filter(|waiter| waiter.client == client).count();
-        let refusal = match wait {
-            0 => Refusal::NoSuchName { name },
-            _ if waiting >= limit => Refusal::TooManyWaiting { limit },
-            _ => {
-                let until = self.now.elapsed.saturating_add(Duration::from_millis(wait));
-                return self.waiting.push(Waiter { name, client, request, until });
-            }
-        };
-        self.answer(client, request, Err(refusal));
-    }
-
-    /// Answers the questions whose time is over.
-    fn expire(&mut self) {
-        let now = self.now.elapsed;
-        for waiter in self.waiting.extract_if(.., |waiter| waiter.until <= now).collect::<Vec<_>>() {
-            let refusal = Refusal::NoSuchName { name: waiter.name };
-            self.answer(waiter.client, waiter.request, Err(refusal));
-        }
-    }
-
     /// An object has become what its name means: whoever waited for that is told.
     pub(super) fn announce(&mut self, name: &str, object: ObjectId, version: u64) {
-        for waiter in self.waiting.extract_if(.., |waiter| waiter.name == name).collect::<Vec<_>>() {
-            self.answer(waiter.client, waiter.request, Ok(Answer::Found { object }));
-        }
+        self.tell_of_name(name, object);
         self.tell(name, object, EventKind::Published { version });
     }
 
@@ -291,7 +266,7 @@ impl<C: Cells> Server<C> {
 
     fn left(&mut self, client: ClientId, premises: &mut impl Premises) {
         self.clients.remove(&client);
-        self.waiting.retain(|waiter| waiter.client != client);
+        self.forget_waiting(client);
         let range = (client, 0)..=(client, u64::MAX);
         let made: Vec<_> = self.made.range(range).map(|(key, object)| (*key, *object)).collect();
         for (key, object) in made {

@@ -4,8 +4,9 @@
 //! |---|---|
 //! | [`machine`] | `step(now, input) -> outputs`, and who asks and is told what |
 //! | [`create`], [`retire`] | how objects come about, and how they go |
+//! | [`waiting`] | questions that are answered later: for a name, and for room |
 //! | [`recover`] | taking over from a server that died |
-//! | [`ledger`], [`slots`] | which memory and which slots are taken |
+//! | [`ledger`], [`slots`], [`stock`] | which memory and which slots are taken, and what is made ahead |
 //! | [`run`](mod@run) | the loop: what happens is told to the machine, and what it says is done |
 //! | [`connection`], [`outbox`] | clients, and what waits to be sent to them |
 //! | [`yard`], [`workers`] | memory and pins, and the threads that make memory |
@@ -24,7 +25,11 @@ mod replay;
 mod retire;
 mod run;
 mod slots;
+mod stock;
+mod waiting;
 mod workers;
+#[cfg(test)]
+mod world;
 mod yard;
 
 pub(crate) use ledger::Terms;

@@ -103,7 +103,11 @@ impl<C: Cells> Server<C> {
         self.index.commit(id, State::Free);
         self.slots.give_back(id.slot(), id.generation() + 1);
         if let Some(allocation) = idle {
+            let gone = self.ledger.record(allocation).filter(|record| !record.is_arena);
             self.close_allocation(allocation);
+            if let Some(gone) = gone {
+                self.stock_for_gone(gone.place, gone.len);
+            }
         }
     }
 

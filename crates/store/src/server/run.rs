@@ -16,7 +16,7 @@ use super::connection::{Connection, Heard};
 use super::machine::{Input, Now, Output, Server, Settings};
 use super::outbox::{Flushed, Outbox};
 use super::recover::Survivors;
-use super::workers::{Done, Job, Workers};
+use super::workers::{self, Done, Job, Workers};
 use super::yard::Yard;
 use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId};
@@ -87,6 +87,8 @@ pub(crate) fn run(
     while !running.is_stopping {
         running.turn()?;
     }
+    // Whoever has it mapped would find names in it for ever.
+    running.server.index().supersede();
     Ok(())
 }
 
@@ -230,7 +232,12 @@ impl<'a> Loop<'a> {
                     self.places.insert(allocation, place);
                     self.workers.add(Job::Make { allocation, len, place });
                 }
-                Output::CloseForWriting { allocation } => {
+                Output::CloseForWriting { allocation, at_once: true } => {
+                    let closed = self.yard.fd(allocation).map(|fd| workers::close(fd.as_fd()));
+                    let outcome = closed.unwrap_or(Err(crate::Refusal::NothingToSeal));
+                    self.step(Input::Closed { allocation, outcome });
+                }
+                Output::CloseForWriting { allocation, at_once: false } => {
                     let fd = self.yard.fd(allocation).map(|fd| memfd::share_fd(fd.as_fd()));
                     if let Some(Ok(fd)) = fd {
                         self.workers.add(Job::Close { allocation, fd });

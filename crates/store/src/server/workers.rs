@@ -1,6 +1,6 @@
 //! Threads for calls that take long: making memory, and closing it for writing.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -13,6 +13,9 @@ use crate::id::AllocationId;
 use crate::protocol::Refusal;
 
 const THREADS: usize = 2;
+
+/// From this length on, what the machine has left is looked at first. Below, the look takes longer than the memory.
+const LOOK_FIRST: usize = 16 << 20;
 
 /// Something that takes long.
 #[derive(Debug)]
@@ -83,13 +86,7 @@ fn work(
             Job::Make { allocation, len, place } => {
                 Done::Made { allocation, outcome: make(devices, len, place) }
             }
-            Job::Close { allocation, fd } => {
-                let outcome = memfd::close_for_writing(fd.as_fd()).map_err(|error| match error {
-                    OsError::Call { errno: Errno::BUSY, .. } => Refusal::StillMapped,
-                    error => Refusal::NoMemory { len: 0, reason: error.to_string() },
-                });
-                Done::Closed { allocation, outcome }
-            }
+            Job::Close { allocation, fd } => Done::Closed { allocation, outcome: close(fd.as_fd()) },
         };
         if report.send(done).is_err() {
             return;
@@ -99,15 +96,25 @@ fn work(
     }
 }
 
+/// Sees to it that nobody can write memory any more.
+pub(super) fn close(fd: BorrowedFd<'_>) -> Result<(), Refusal> {
+    memfd::close_for_writing(fd).map_err(|error| match error {
+        OsError::Call { errno: Errno::BUSY, .. } => Refusal::StillMapped,
+        error => Refusal::NoMemory { len: 0, reason: error.to_string() },
+    })
+}
+
 fn make(devices: Option<&Backend>, len: u64, place: u32) -> Result<OwnedFd, String> {
     let len = usize::try_from(len).map_err(|_| "there are not so many addresses".to_owned())?;
     let Some(device) = place.checked_sub(1) else {
         // Where there is too little memory, the kernel kills instead of refusing.
-        let available = meminfo::available().map_err(|error| error.to_string())?;
-        if len > available {
-            return Err(format!("only {} are available", Size(available)));
+        if len >= LOOK_FIRST {
+            let available = meminfo::available().map_err(|error| error.to_string())?;
+            if len > available {
+                return Err(format!("only {} are available", Size(available)));
+            }
         }
-        return Ok(Memfd::create("wholemem-object", len).map_err(|error| error.to_string())?.into_fd());
+        return Ok(Memfd::create_large("wholemem-object", len).map_err(|error| error.to_string())?.into_fd());
     };
     let make = || {
         let device = devices.map(|backend| backend.device(device)).transpose()?;

@@ -76,6 +76,81 @@ fn a_name_is_waited_for_until_it_comes_or_the_deadline_does() {
 }
 
 #[test]
+fn room_is_waited_for_until_somebody_makes_it_or_the_deadline_comes() {
+    const MOST: usize = 200 << 20;
+    let served = Served::start();
+    let client = served.client();
+    let draft = client.create("first", MOST).unwrap();
+    let over_quota = Refusal::OverQuota { wanted: 100 << 20, used: MOST as u64, quota: 256 << 20 };
+    let brief = client.waiting_for_room(Duration::from_millis(50));
+    assert_eq!(refusal(client.create("second", 100 << 20)), over_quota);
+    assert_eq!(refusal(brief.create("second", 100 << 20)), over_quota);
+    let patient = client.waiting_for_room(Duration::from_secs(60));
+    assert_eq!(refusal(patient.create("never", 300 << 20)).code(), "over-quota");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| patient.create("second", 100 << 20));
+        // Until it waits, on a connection of its own; this one is free meanwhile.
+        while client.status().unwrap().clients < 2 && !waiting.is_finished() {
+            std::thread::yield_now();
+        }
+        drop(draft);
+        waiting.join().unwrap().unwrap().seal().unwrap();
+    });
+    assert_eq!(client.get("second").unwrap().len(), 100 << 20);
+}
+
+/// How many bytes of objects this process has mapped.
+fn mapped_objects() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let objects = maps.lines().filter(|line| line.contains("wholemem-object"));
+    let len = |line: &str| {
+        let (start, end) = line.split_whitespace().next().unwrap().split_once('-').unwrap();
+        usize::from_str_radix(end, 16).unwrap() - usize::from_str_radix(start, 16).unwrap()
+    };
+    objects.map(len).sum()
+}
+
+#[test]
+fn maps_of_what_others_deleted_go_with_the_next_call_whatever_it_is() {
+    const NAME: &str = "maps_of_what_others_deleted_go_with_the_next_call_whatever_it_is";
+    // In a process of its own: other tests map objects too.
+    if std::env::var_os("WHOLEMEM_STORE_TEST_ALONE").is_none() {
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        alone.args(["--exact", &format!("objects::{NAME}"), "--nocapture"]);
+        assert!(alone.env("WHOLEMEM_STORE_TEST_ALONE", "1").status().unwrap().success());
+        return;
+    }
+    let served = Served::start();
+    let (maker, reader) = (served.client(), served.client());
+    maker.put("stays", b"small").unwrap();
+    let arena = {
+        reader.get("stays").unwrap();
+        mapped_objects()
+    };
+    let calls: [fn(&Client); 4] = [
+        |client| drop(client.get("stays").unwrap()),
+        |client| drop(client.list("").unwrap()),
+        |client| assert!(client.status().unwrap().clients > 0),
+        Client::trim,
+    ];
+    for call in calls {
+        let sealed = maker.put("large", &pattern(LARGE, 1)).unwrap();
+        drop(reader.get("large").unwrap());
+        assert!(mapped_objects() >= arena + LARGE, "kept for the next time");
+        maker.delete(sealed.id).unwrap();
+        call(&reader);
+        assert_eq!(mapped_objects(), arena);
+    }
+    // And that of an object which is let go after it was deleted, with no call at all.
+    let sealed = maker.put("large", &pattern(LARGE, 1)).unwrap();
+    let held = reader.get("large").unwrap();
+    maker.delete(sealed.id).unwrap();
+    assert_eq!(held.to_vec().unwrap(), pattern(LARGE, 1));
+    drop(held);
+    assert_eq!(mapped_objects(), arena);
+}
+
+#[test]
 fn a_pack_is_one_map_and_many_names() {
     let served = Served::start();
     let (maker, reader) = (served.client(), served.client());

@@ -1,5 +1,9 @@
 //! Servers and keepers that are killed: nothing sealed is lost, and readers notice nothing.
 
+use std::process::{Command, Stdio};
+
+use wholemem_store::Error;
+
 use crate::served::Served;
 
 #[test]
@@ -38,4 +42,19 @@ fn a_killed_keeper_is_replaced_and_then_the_server_may_die_too() {
         assert_eq!(served.client().get("name").unwrap().to_vec().unwrap(), b"value");
         assert_eq!(client.get("more").unwrap().to_vec().unwrap(), b"something");
     }
+}
+
+#[test]
+fn a_store_that_has_ended_has_no_names_any_more_and_what_is_held_stays() {
+    let process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let mut served = Served::start_for(&process);
+    let client = served.client();
+    client.put("name", b"value").unwrap();
+    let held = client.get("name").unwrap();
+    served.stop(process);
+    // Without this, the index would give the name for ever.
+    assert!(matches!(client.get("name"), Err(Error::Disconnected)));
+    assert!(matches!(client.get_by_id(held.id()), Err(Error::Disconnected)));
+    assert!(matches!(client.list(""), Err(Error::Disconnected)));
+    assert_eq!(held.to_vec().unwrap(), b"value");
 }

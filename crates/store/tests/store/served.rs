@@ -33,6 +33,7 @@ fn serve(folder: &Path) -> Serve {
     let devices = std::fs::read_to_string(folder.join("devices")).unwrap();
     serve.devices = Some(if devices == "cuda" { BackendKind::Cuda } else { BackendKind::Host });
     serve.objects = 16 << 10;
+    serve.parent = std::fs::read_to_string(folder.join("parent")).ok().map(|id| id.parse().unwrap());
     serve
 }
 
@@ -96,6 +97,13 @@ impl Served {
         Self::start_in(tempfile::tempdir_in("/tmp").unwrap(), devices)
     }
 
+    /// Serves until a process ends.
+    pub(crate) fn start_for(process: &Child) -> Self {
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        std::fs::write(folder.path().join("parent"), process.id().to_string()).unwrap();
+        Self::start_in(folder, "host")
+    }
+
     /// Serves with so few descriptors for each process.
     pub(crate) fn start_limited(descriptors: u64) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
@@ -153,6 +161,14 @@ impl Served {
         for (path, mode) in [(self.folder.path().to_owned(), 0o755), (self.socket(), 0o666)] {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
         }
+    }
+
+    /// Has the store end because the process has for which it was served, and waits for that.
+    pub(crate) fn stop(&mut self, mut process: Child) {
+        process.kill().unwrap();
+        process.wait().unwrap();
+        let ended = self.keeper.wait().unwrap();
+        assert!(ended.success(), "{ended}");
     }
 
     /// Stops all processes of the store, for good.

@@ -1,0 +1,289 @@
+//! Memory made ahead: zeroed, kept by the keeper, and nobody's yet, so that the next large object need not wait for it.
+//!
+//! The memory of a sealed object can never be written again. When the object goes, so does its memory, and fresh memory of
+//! the same length is made while there is time: whoever replaces an object by its next version finds it ready. Of short
+//! lengths some are made as soon as one was asked for.
+//!
+//! What it keeps true: what is taken and what was made ahead are within the quota together, and what was made ahead is
+//! within its own part of it; what nobody has asked for in a while is given back. The index does not know of it, so a
+//! server that takes over lets it go.
+
+use std::time::Duration;
+
+use super::ledger::HOST;
+use super::machine::{Output, Server};
+use crate::cells::Cells;
+use crate::id::AllocationId;
+
+/// How long memory waits to be asked for.
+const KEPT: Duration = Duration::from_secs(10);
+
+/// Memory up to this length is made ahead also before any of it went.
+const SHORT: u64 = 16 << 20;
+
+/// How many pieces of one short length are made ahead.
+const OF_ONE_LENGTH: usize = 2;
+
+const MOST_PIECES: usize = 16;
+
+#[derive(Debug)]
+struct Piece {
+    id: AllocationId,
+    len: u64,
+    is_ready: bool,
+    since: Duration,
+}
+
+/// What was made ahead in host memory, or is being made, oldest first.
+#[derive(Debug)]
+pub(super) struct Stock {
+    pieces: Vec<Piece>,
+    /// How many bytes it may be.
+    limit: u64,
+}
+
+impl Stock {
+    pub(super) fn new(limit: u64) -> Self {
+        Self { pieces: Vec::new(), limit }
+    }
+
+    /// How many bytes there are.
+    pub(super) fn held(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.len).sum()
+    }
+
+    /// A piece of this length, and whether it is ready: one that is, if there is any.
+    fn take(&mut self, len: u64) -> Option<(AllocationId, bool)> {
+        let fits = |piece: &Piece| piece.len == len;
+        let ready = self.pieces.iter().position(|piece| fits(piece) && piece.is_ready);
+        let at = ready.or_else(|| self.pieces.iter().position(fits))?;
+        let piece = self.pieces.remove(at);
+        Some((piece.id, piece.is_ready))
+    }
+
+    /// Takes out the oldest pieces that are ready, until no more bytes than this are left.
+    fn shrink(&mut self, room: u64) -> Vec<AllocationId> {
+        let mut held = self.held();
+        let mut too_many = |piece: &mut Piece| {
+            let goes = piece.is_ready && held > room;
+            held -= if goes { piece.len } else { 0 };
+            goes
+        };
+        self.pieces.extract_if(.., &mut too_many).map(|piece| piece.id).collect()
+    }
+
+    /// Takes out what has waited too long.
+    fn expire(&mut self, now: Duration) -> Vec<AllocationId> {
+        let late = |piece: &mut Piece| piece.is_ready && now.saturating_sub(piece.since) >= KEPT;
+        self.pieces.extract_if(.., late).map(|piece| piece.id).collect()
+    }
+
+    /// When the next piece will have waited too long.
+    pub(super) fn wake_at(&self) -> Option<Duration> {
+        self.pieces.iter().filter(|piece| piece.is_ready).map(|piece| piece.since + KEPT).min()
+    }
+
+    #[cfg(test)]
+    pub(super) fn ids(&self) -> impl Iterator<Item = AllocationId> {
+        self.pieces.iter().map(|piece| piece.id)
+    }
+}
+
+impl<C: Cells> Server<C> {
+    /// Memory of a length that was made ahead, or is being made, and whether it is ready. It is taken out of the quota
+    /// from now on.
+    pub(super) fn take_ahead(&mut self, place: u32, len: u64) -> Option<(AllocationId, bool)> {
+        if place != HOST {
+            return None;
+        }
+        let len = self.ledger.rounded(place, len)?;
+        let (id, is_ready) = self.stock.take(len)?;
+        self.ledger.enter_ahead(id, place, len);
+        Some((id, is_ready))
+    }
+
+    /// An object in memory of its own of this length has been sealed: others may follow.
+    pub(super) fn stock_for_next(&mut self, place: u32, len: u64) {
+        if place == HOST && len <= SHORT {
+            self.make_ahead(len, OF_ONE_LENGTH);
+        }
+    }
+
+    /// Memory of this length has gone with its object: another may take that object's place.
+    pub(super) fn stock_for_gone(&mut self, place: u32, len: u64) {
+        if place == HOST {
+            self.make_ahead(len, 1);
+        }
+    }
+
+    fn make_ahead(&mut self, len: u64, count: usize) {
+        let of_length = self.stock.pieces.iter().filter(|piece| piece.len == len).count();
+        let used = self.ledger.usage().0;
+        if of_length >= count || len > self.stock.limit.min(used.quota.saturating_sub(used.used)) {
+            return;
+        }
+        // Older lengths make room for this one.
+        let room = self.stock_room().saturating_sub(len);
+        let crowded = self.stock.shrink(room);
+        self.release_ahead(crowded);
+        if self.stock.held() > room || self.stock.pieces.len() >= MOST_PIECES {
+            return;
+        }
+        if let Some(id) = self.ledger.number() {
+            self.stock.pieces.push(Piece { id, len, is_ready: false, since: self.now.elapsed });
+            self.outputs.push(Output::Make { allocation: id, len, place: HOST });
+        }
+    }
+
+    /// What the stock may hold now.
+    fn stock_room(&self) -> u64 {
+        let used = self.ledger.usage().0;
+        self.stock.limit.min(used.quota.saturating_sub(used.used))
+    }
+
+    /// Something that was to be made ahead is there, or cannot be: whether it was such a thing.
+    pub(super) fn made_ahead(&mut self, id: AllocationId, is_there: bool) -> bool {
+        let now = self.now.elapsed;
+        let Some(at) = self.stock.pieces.iter().position(|piece| piece.id == id) else { return false };
+        if is_there {
+            self.stock.pieces[at].is_ready = true;
+            self.stock.pieces[at].since = now;
+            self.trim_stock();
+        } else {
+            self.stock.pieces.remove(at);
+            self.release_ahead(vec![id]);
+        }
+        true
+    }
+
+    /// Lets go what there is no room for any more, and what nobody has asked for in a while.
+    pub(super) fn trim_stock(&mut self) {
+        if self.stock.pieces.is_empty() {
+            return;
+        }
+        let room = self.stock_room();
+        let mut gone = self.stock.expire(self.now.elapsed);
+        gone.extend(self.stock.shrink(room));
+        self.release_ahead(gone);
+    }
+
+    fn release_ahead(&mut self, ids: Vec<AllocationId>) {
+        for allocation in ids {
+            self.ledger.return_number(allocation);
+            self.outputs.push(Output::Release { allocation });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::machine::{Input, Now};
+    use super::super::world::{TERMS, World, create, sealed};
+    use super::*;
+    use crate::protocol::{Answer, Ask};
+
+    fn stock(lens: &[(u64, bool)]) -> Stock {
+        let piece = |(slot, (len, is_ready)): (usize, &(u64, bool))| Piece {
+            id: AllocationId::new(slot, 0),
+            len: *len,
+            is_ready: *is_ready,
+            since: Duration::from_secs(slot as u64),
+        };
+        Stock { pieces: lens.iter().enumerate().map(piece).collect(), limit: 100 }
+    }
+
+    #[test]
+    fn a_piece_that_is_ready_is_taken_before_one_that_is_being_made() {
+        let mut stock = stock(&[(8, false), (4, true), (8, true)]);
+        assert_eq!(stock.take(8), Some((AllocationId::new(2, 0), true)));
+        assert_eq!(stock.take(8), Some((AllocationId::new(0, 0), false)));
+        assert_eq!((stock.take(8), stock.held()), (None, 4));
+    }
+
+    #[test]
+    fn the_oldest_that_are_ready_make_room() {
+        let mut stock = stock(&[(8, false), (4, true), (8, true), (2, true)]);
+        assert_eq!(stock.shrink(12), [AllocationId::new(1, 0), AllocationId::new(2, 0)]);
+        assert_eq!((stock.held(), stock.shrink(12)), (10, vec![]));
+        assert_eq!(stock.shrink(0), [AllocationId::new(3, 0)]);
+    }
+
+    #[test]
+    fn what_has_waited_long_goes_and_what_is_being_made_does_not() {
+        let mut stock = stock(&[(8, false), (4, true), (8, true)]);
+        let first = Duration::from_secs(1) + KEPT;
+        assert_eq!(stock.wake_at(), Some(first));
+        assert_eq!(stock.expire(first - Duration::from_nanos(1)), []);
+        assert_eq!(stock.expire(first), [AllocationId::new(1, 0)]);
+        assert_eq!(stock.wake_at(), Some(first + Duration::from_secs(1)));
+    }
+
+    const LEN: u64 = 100 << 10;
+
+    fn put(world: &mut World, client: crate::id::ClientId, name: &str, len: u64) -> crate::ObjectId {
+        let (made, answer) = world.create(client, name, len);
+        assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
+        sealed(&world.one(client, Ask::Seal { create: made }, &[]))
+    }
+
+    #[test]
+    fn memory_is_made_ahead_after_an_object_and_used_by_the_next_of_its_length() {
+        let mut world = World::with_ahead(4 * LEN);
+        let client = world.join(1);
+        put(&mut world, client, "first", LEN);
+        let ready: Vec<_> = world.server.stock.ids().collect();
+        assert_eq!((ready.len(), world.server.stock.held()), (1, LEN));
+        assert_eq!(world.status(client).host.used, LEN, "what is made ahead is not taken");
+        let Answer::Created { memory, .. } = world.create(client, "second", LEN).1 else { panic!("created") };
+        assert_eq!(memory.allocation, ready[0]);
+        assert_eq!((world.status(client).host.used, world.server.stock.held()), (2 * LEN, 0));
+    }
+
+    #[test]
+    fn memory_of_any_length_is_made_again_when_it_goes() {
+        let mut world = World::with_ahead(TERMS.quota);
+        let client = world.join(1);
+        let object = put(&mut world, client, "object", LEN);
+        let before = world.server.stock.held();
+        world.one(client, Ask::Delete { object }, &[]);
+        assert!(world.server.stock.held() >= before.max(LEN));
+        assert_eq!(world.status(client).host.used, 0);
+    }
+
+    #[test]
+    fn what_was_made_ahead_never_stands_in_the_way() {
+        let mut world = World::with_ahead(TERMS.quota);
+        let client = world.join(1);
+        let object = put(&mut world, client, "object", LEN);
+        world.one(client, Ask::Delete { object }, &[]);
+        assert!(world.server.stock.held() > 0);
+        put(&mut world, client, "all", TERMS.quota);
+        assert_eq!((world.server.stock.held(), world.parked.len()), (0, 1));
+    }
+
+    #[test]
+    fn what_nobody_asks_for_is_given_back() {
+        let mut world = World::with_ahead(4 * LEN);
+        let client = world.join(1);
+        put(&mut world, client, "object", LEN);
+        let wake = world.server.wake_at().expect("something to look at");
+        let outputs = world.server.step(Now { elapsed: wake, unix: 0 }, Input::Tick, &mut world.yard);
+        assert!(matches!(outputs[..], [Output::Release { .. }]), "{outputs:?}");
+        assert_eq!((world.server.stock.held(), world.server.wake_at()), (0, None));
+    }
+
+    #[test]
+    fn memory_that_is_being_made_ahead_is_waited_for() {
+        let mut world = World::with_ahead(4 * LEN);
+        let client = world.join(1);
+        put(&mut world, client, "object", LEN);
+        let id = world.server.stock.ids().next().expect("one");
+        world.server.stock.pieces[0].is_ready = false;
+        let request = crate::protocol::Request { id: 99, again: false, ask: create("next", LEN, &[], 0) };
+        let input = Input::Asked { client, request, payload: Vec::new().into() };
+        assert_eq!(world.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, input, &mut world.yard), []);
+        let made = Input::Made { allocation: id, outcome: Ok(()) };
+        let outputs = world.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, made, &mut world.yard);
+        assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
+    }
+}

@@ -1,0 +1,260 @@
+//! A server with its surroundings, killed after every store: each prefix is recovered, and is the world before the operation
+//! or after it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::*;
+use crate::cells::Cells;
+use crate::cells::recorded::{Prefixes, RecordedCells};
+use crate::id::{AllocationId, ClientId, ObjectId, State};
+use crate::index::{Geometry, Index, Region};
+use crate::protocol::{Answer, Ask, Label, Member, PROTOCOL, Refusal, Request, Status};
+
+pub(super) const GEOMETRY: Geometry = Geometry { slots: 24, allocations: 6 };
+pub(super) const TERMS: Terms = Terms { quota: 1 << 20, granule: 4 << 10, small: 16 << 10, arena: 64 << 10 };
+pub(super) const USER: u32 = 1000;
+
+pub(super) fn settings(ahead: u64) -> Settings {
+    Settings { host: TERMS, device: TERMS, devices: vec![[1; 16]], user: 0, ahead }
+}
+
+/// The pins there are, and what was written to arenas.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Yard {
+    pub(super) pins: BTreeSet<ObjectId>,
+    pub(super) bytes: BTreeMap<(AllocationId, u64), Vec<u8>>,
+}
+
+impl Premises for Yard {
+    fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool {
+        self.bytes.insert((allocation, offset), bytes.to_vec());
+        true
+    }
+
+    fn is_pinned(&self, object: ObjectId) -> bool {
+        self.pins.contains(&object)
+    }
+}
+
+/// Everything that must be as it was before an operation, or as it is after it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct View {
+    objects: Vec<(ObjectId, State, String, u64, Region, u64)>,
+    names: BTreeMap<String, ObjectId>,
+    found: BTreeMap<String, Option<ObjectId>>,
+    used: (u64, u64),
+    free_slots: usize,
+    unused: Vec<AllocationId>,
+}
+
+pub(super) fn view<C: Cells>(server: &Server<C>) -> View {
+    let index = server.index();
+    let mut objects: Vec<_> = index
+        .objects()
+        .map(|(id, state, record)| {
+            // A version counts when its object is sealed.
+            let version = if state == State::Sealed { record.version } else { 0 };
+            (id, state, record.name, version, record.region, record.len)
+        })
+        .collect();
+    objects.sort();
+    let find = |name: &String| {
+        let mut candidates = index.candidates(name);
+        let named = |id: &ObjectId| index.read(*id).is_some_and(|(_, record)| record.name == *name);
+        let found = candidates.find(|found| named(&found.id));
+        (name.clone(), found.map(|found| found.id))
+    };
+    let is_used = |id: &AllocationId| objects.iter().any(|object| object.4.allocation == *id);
+    let record = |id: AllocationId| Some((id, server.ledger.record(id)?));
+    let allocations: Vec<_> = server.ledger.allocations().filter_map(record).collect();
+    // An arena that is empty is there for the next object, and says nothing about the last operation.
+    let counted = |place| {
+        let counted = allocations.iter().filter(|(id, record)| record.place == place && is_used(id));
+        counted.map(|(_, record)| record.len).sum()
+    };
+    View {
+        found: server.names.keys().map(find).collect(),
+        names: server.names.clone(),
+        used: (counted(0), counted(1)),
+        free_slots: server.slots.left(),
+        unused: allocations
+            .iter()
+            .filter(|(id, record)| !record.is_arena && !is_used(id))
+            .map(|(id, _)| *id)
+            .collect(),
+        objects,
+    }
+}
+
+pub(super) fn now() -> Now {
+    Now { elapsed: Duration::from_secs(1), unix: 7 }
+}
+
+/// A server whose every store is looked at, with its surroundings.
+pub(super) struct World {
+    pub(super) cells: RecordedCells,
+    pub(super) server: Server<RecordedCells>,
+    pub(super) yard: Yard,
+    pub(super) parked: BTreeSet<AllocationId>,
+    pub(super) clients: BTreeMap<ClientId, u32>,
+    ahead: u64,
+    pub(super) requests: u64,
+    pub(super) prefixes: usize,
+    pub(super) writable: bool,
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        Self::with_ahead(0)
+    }
+
+    /// One that may make so many bytes ahead.
+    pub(super) fn with_ahead(ahead: u64) -> Self {
+        let cells = RecordedCells::new(GEOMETRY.cells());
+        let index = Index::format(cells.clone(), GEOMETRY);
+        let mut yard = Yard::default();
+        let (server, outputs) =
+            Server::recover(index, settings(ahead), &Survivors::default(), now(), &mut yard);
+        assert!(outputs.is_empty());
+        cells.take();
+        let (parked, clients) = (BTreeSet::new(), BTreeMap::new());
+        Self { cells, server, yard, parked, clients, ahead, requests: 0, prefixes: 0, writable: false }
+    }
+
+    pub(super) fn survivors(&self) -> Survivors {
+        Survivors { allocations: self.parked.clone(), clients: self.clients.clone() }
+    }
+
+    pub(super) fn recover(&self, cells: RecordedCells) -> (Server<RecordedCells>, Vec<Output>) {
+        let index = Index::open(cells).expect("an index");
+        Server::recover(index, settings(self.ahead), &self.survivors(), now(), &mut self.yard.clone())
+    }
+
+    /// One step, after which every prefix of its stores is recovered.
+    pub(super) fn step(&mut self, input: Input) -> Vec<Output> {
+        let before = self.cells.snapshot();
+        let outputs = self.server.step(now(), input, &mut self.yard);
+        let prefixes = Prefixes { before, ..self.cells.take() };
+        let count = prefixes.stores.len();
+        let first = view(&self.recover(prefixes.replay(0)).0);
+        let last = view(&self.recover(prefixes.replay(count)).0);
+        let mut is_done = first == last;
+        for stores in 0..=count {
+            let cells = prefixes.replay(stores);
+            let begin = cells.snapshot();
+            let recovered = view(&self.recover(cells.clone()).0);
+            is_done |= recovered == last;
+            let expected = if is_done { &last } else { &first };
+            assert_eq!(&recovered, expected, "after {stores} of {count} stores");
+            self.prefixes += 1;
+            // And a server that is killed while it recovers.
+            let recovery = Prefixes { before: begin, ..cells.take() };
+            for stores in (0..recovery.stores.len()).step_by(7) {
+                assert_eq!(&view(&self.recover(recovery.replay(stores)).0), expected);
+            }
+        }
+        self.cells.take();
+        outputs
+    }
+
+    /// A step and all that follows from it, until somebody is answered.
+    pub(super) fn run(&mut self, input: Input) -> Vec<Answer> {
+        let mut answers = Vec::new();
+        let mut outputs = self.step(input);
+        while !outputs.is_empty() {
+            let output = outputs.remove(0);
+            let follows = match output {
+                Output::Say { response, .. } => {
+                    answers.push(response.answer);
+                    None
+                }
+                Output::Make { allocation, .. } => {
+                    assert!(self.parked.insert(allocation), "memory is made once");
+                    Some(Input::Made { allocation, outcome: Ok(()) })
+                }
+                Output::CloseForWriting { allocation, .. } => {
+                    let outcome = if self.writable { Err(Refusal::StillMapped) } else { Ok(()) };
+                    Some(Input::Closed { allocation, outcome })
+                }
+                Output::Release { allocation } => {
+                    assert!(self.parked.remove(&allocation), "memory is released once");
+                    None
+                }
+                Output::Welcome { .. } | Output::Dismiss { .. } => None,
+            };
+            if let Some(input) = follows {
+                outputs.extend(self.step(input));
+            }
+        }
+        self.check();
+        answers
+    }
+
+    /// A server that recovers now is the server that is.
+    pub(super) fn check(&self) {
+        let (recovered, outputs) =
+            self.recover(Prefixes { before: self.cells.snapshot(), stores: vec![] }.replay(0));
+        assert_eq!(view(&recovered), view(&self.server));
+        // What was made ahead is nobody's, and goes.
+        let ahead: BTreeSet<_> = self.server.stock.ids().collect();
+        let released = outputs.iter().filter_map(|output| match output {
+            Output::Release { allocation } => Some(*allocation),
+            _ => None,
+        });
+        assert_eq!(released.collect::<BTreeSet<_>>(), ahead, "nothing else was left behind: {outputs:?}");
+        let known: BTreeSet<_> = self.server.ledger.allocations().chain(ahead).collect();
+        assert_eq!(known, self.parked);
+    }
+
+    pub(super) fn join(&mut self, client: u64) -> ClientId {
+        let client = ClientId(client);
+        self.clients.insert(client, USER);
+        self.run(Input::Joined { client, user: USER });
+        self.ask(client, Ask::Hello { protocol: PROTOCOL }, &[]);
+        client
+    }
+
+    pub(super) fn ask(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Vec<Answer> {
+        self.requests += 1;
+        let request = Request { id: self.requests, again: false, ask };
+        self.run(Input::Asked { client, request, payload: payload.to_vec().into() })
+    }
+
+    pub(super) fn one(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Answer {
+        let mut answers = self.ask(client, ask, payload);
+        assert_eq!(answers.len(), 1, "{answers:?}");
+        answers.remove(0)
+    }
+
+    pub(super) fn create(&mut self, client: ClientId, name: &str, len: u64) -> (u64, Answer) {
+        let ask = create(name, len, &[], 0);
+        let is_small = len < TERMS.small;
+        let payload = vec![7; if is_small { usize::try_from(len).unwrap() } else { 0 }];
+        let answer = self.one(client, ask, &payload);
+        (self.requests, answer)
+    }
+
+    pub(super) fn status(&mut self, client: ClientId) -> Status {
+        match self.one(client, Ask::Status, &[]) {
+            Answer::Status(status) => status,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+pub(super) fn label(name: &str) -> Label {
+    Label { name: name.to_owned(), meta: b"meta".to_vec() }
+}
+
+pub(super) fn create(name: &str, len: u64, members: &[(&str, u64)], place: u32) -> Ask {
+    let members = members.iter().map(|(name, len)| Member { label: label(name), len: *len }).collect();
+    Ask::Create { label: label(name), len, members, place }
+}
+
+pub(super) fn sealed(answer: &Answer) -> ObjectId {
+    match answer {
+        Answer::Sealed { object, .. } => *object,
+        other => panic!("{other:?}"),
+    }
+}
