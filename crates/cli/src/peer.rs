@@ -112,6 +112,7 @@ fn play(role: PeerRole, link: &Link, backend: &Backend) -> Result<()> {
     match role {
         PeerRole::Creator => demo::creator(link, &device),
         PeerRole::Receiver => bench::receiver(link, &device),
+        PeerRole::Echo => bench::echo(link),
     }
 }
 

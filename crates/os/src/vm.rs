@@ -294,6 +294,16 @@ impl SharedMap {
         unsafe { populate(self.at, self.len) }
     }
 
+    /// Whether the kernel would let this process write through the map, if it asked for that: for who hands memory out for
+    /// reading and wants to know that it is.
+    #[must_use]
+    pub fn could_be_written(&self) -> bool {
+        // SAFETY: the range is our map, and rights only grow.
+        let could = unsafe { protect(self.at, self.len, Protection::ReadWrite) }.is_ok();
+        // SAFETY: these are the rights it had before, which nobody has been told are more.
+        could && unsafe { protect(self.at, self.len, self.protection) }.is_ok()
+    }
+
     /// The bytes, as shared bytes are to be reached. A map without access has none.
     #[must_use]
     pub fn bytes(&self) -> SharedSlice<'_> {
@@ -398,7 +408,8 @@ mod tests {
         let memory = Memfd::create("test", page_size()).unwrap();
         let received = Memfd::import(memory.read_only_fd().unwrap(), page_size()).unwrap();
         assert_eq!(SharedMap::create(&received, Protection::ReadWrite).unwrap_err(), Error::ReadOnly);
-        SharedMap::create(&received, Protection::Read).unwrap();
+        assert!(!SharedMap::create(&received, Protection::Read).unwrap().could_be_written());
+        assert!(SharedMap::create(&memory, Protection::Read).unwrap().could_be_written());
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::io::{Read, Seek};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -58,6 +59,7 @@ pub struct Ranks {
     variables: BTreeMap<OsString, OsString>,
     parameter: String,
     apart: Vec<usize>,
+    rooted: Vec<usize>,
     patience: Deadline,
 }
 
@@ -66,8 +68,8 @@ impl Ranks {
     #[must_use]
     pub fn of(count: usize) -> Self {
         let (killed, users, variables) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        let (parameter, apart) = (String::new(), Vec::new());
-        Self { count, killed, users, variables, parameter, apart, patience: patience() }
+        let (parameter, apart, rooted) = (String::new(), Vec::new(), Vec::new());
+        Self { count, killed, users, variables, parameter, apart, rooted, patience: patience() }
     }
 
     /// A rank that is to be killed in the course of the test. It is a failure if it is not.
@@ -109,6 +111,25 @@ impl Ranks {
     pub fn apart(mut self, rank: usize) -> Self {
         self.apart.push(rank);
         self
+    }
+
+    /// A rank that is another user, and root of a user namespace of its own.
+    #[must_use]
+    pub fn as_root_within(mut self, rank: usize, user: u32) -> Self {
+        self.rooted.push(rank);
+        self.as_user(rank, user)
+    }
+
+    /// Whether a rank can be root of a user namespace here, as that user. In a rank one already is.
+    #[must_use]
+    pub fn can_be_root_within(user: u32) -> bool {
+        let tried = || {
+            let program = std::env::current_exe().ok()?;
+            let mut command = rooted(program);
+            command.arg("--list").uid(user).gid(user).stdout(Stdio::null()).stderr(Stdio::null());
+            command.status().ok().filter(ExitStatus::success)
+        };
+        std::env::var_os(TEST).is_some() || tried().is_some()
     }
 
     /// Whether ranks can run in namespaces of their own here. In a rank they already do.
@@ -278,11 +299,15 @@ impl Member {
         let output = File::from(output);
         let copy = || Stdio::from(output.try_clone().expect("a descriptor can be had"));
         // Through /proc, so that a user who may not read the build folder can run it too.
-        let mut command = if ranks.apart.contains(&rank) {
-            let program = std::env::current_exe().expect("this program has a name");
-            let mut command = unshare(program);
+        let elsewhere = |unshare: fn(PathBuf) -> Command| {
+            let mut command = unshare(std::env::current_exe().expect("this program has a name"));
             command.env(APART, "1");
             command
+        };
+        let mut command = if ranks.apart.contains(&rank) {
+            elsewhere(unshare)
+        } else if ranks.rooted.contains(&rank) {
+            elsewhere(rooted)
         } else {
             Command::new("/proc/self/exe")
         };
@@ -314,6 +339,13 @@ fn unshare(program: impl AsRef<std::ffi::OsStr>) -> Command {
         command.args(["--user", "--map-root-user"]);
     }
     command.args(["--net", "--pid", "--fork", "--kill-child", "--"]).arg(program);
+    command
+}
+
+/// A command that runs `program` as root of a user namespace of its own.
+fn rooted(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--fork", "--kill-child", "--"]).arg(program);
     command
 }
 

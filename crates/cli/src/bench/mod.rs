@@ -38,6 +38,7 @@ pub(crate) use self::collective::{rank as collective_rank, tour as reduce_tour};
 pub(crate) use self::death::Doomed;
 pub(crate) use self::rows::{Op, rank as rows_rank, tour};
 pub(crate) use self::share::receiver;
+pub(crate) use self::store::echo;
 
 /// How long a size is measured, unless a number of rounds is asked for.
 const CASE_TIME: Duration = Duration::from_secs(4);

@@ -221,6 +221,8 @@ pub(crate) enum PeerRole {
     Creator,
     /// Receives what `bench share` creates
     Receiver,
+    /// Answers every packet by one byte
+    Echo,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -16,7 +16,7 @@ use crate::call::{call, call_libc};
 use crate::{Deadline, Errno, Error, PidFd, Result};
 
 /// The longest packet, in bytes. A socket's default buffer takes three of them, and refuses 256 KiB.
-pub const MAX_PACKET: usize = 64 << 10;
+pub const MAX_PACKET: usize = 68 << 10;
 
 /// The most file descriptors in one packet. The kernel's own limit is 253.
 pub const MAX_FDS: usize = 64;
@@ -94,8 +94,18 @@ impl PacketSocket {
     #[doc(alias = "SCM_RIGHTS")]
     #[doc(alias = "sendmsg")]
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], deadline: Deadline) -> Result<()> {
+        self.send_parts(&[IoSlice::new(bytes)], fds, deadline)
+    }
+
+    /// Like [`PacketSocket::send`], with a packet whose parts lie in several places.
+    pub fn send_parts(
+        &self,
+        parts: &[IoSlice<'_>],
+        fds: &[BorrowedFd<'_>],
+        deadline: Deadline,
+    ) -> Result<()> {
         let too_many = Error::TooManyFds { count: fds.len(), limit: MAX_FDS };
-        match (bytes.len(), fds.len()) {
+        match (parts.iter().map(|part| part.len()).sum(), fds.len()) {
             (0, _) => return Err(Error::EmptyPacket),
             (len, _) if len > MAX_PACKET => return Err(Error::PacketTooLong { len, limit: MAX_PACKET }),
             (_, count) if count > MAX_FDS => return Err(too_many),
@@ -108,9 +118,7 @@ impl PacketSocket {
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         self.attempt(PollFlags::OUT, deadline, || {
-            match call("sendmsg", || {
-                rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, flags)
-            }) {
+            match call("sendmsg", || rustix::net::sendmsg(&self.0, parts, &mut control, flags)) {
                 Err(Error::Call { errno: Errno::PIPE | Errno::CONNRESET, .. }) => Err(Error::Closed),
                 sent => sent.map(drop),
             }

@@ -116,9 +116,7 @@ impl Wire {
     pub(super) fn tell(&mut self, ask: Ask) {
         self.last_id += 1;
         let request = Request { id: self.last_id, again: false, ask };
-        if let Ok(packets) = frame::encode(&request, &[]) {
-            let _ = frame::send(&self.socket, &packets, &[], Deadline::NOW);
-        }
+        let _ = frame::send_message(&self.socket, &request, &[], Deadline::NOW);
     }
 
     pub(super) fn kick(&mut self, object: ObjectId) {
@@ -137,9 +135,8 @@ impl Wire {
     }
 
     fn send(&mut self, request: &Request, payload: &[u8], deadline: Deadline) -> Result<()> {
-        let packets =
-            frame::encode(request, payload).map_err(|malformed| Error::Protocol { rule: malformed.0 })?;
-        frame::send(&self.socket, &packets, &[], deadline).map_err(said)
+        let sent = frame::send_message(&self.socket, request, payload, deadline);
+        sent.map_err(|malformed| Error::Protocol { rule: malformed.0 })?.map_err(said)
     }
 
     fn receive(&mut self, deadline: Deadline) -> Result<(Response, Vec<OwnedFd>)> {

@@ -3,6 +3,8 @@
 //! A packet is one byte and a piece of the message. In the byte, bit 0 says that more follow, and bit 1 that a message
 //! begins here: a server that takes over from one that died in the middle of a message waits for the next beginning.
 
+use std::borrow::Cow;
+use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 
 use serde::Serialize;
@@ -25,9 +27,11 @@ const BEGIN: u8 = 2;
 #[error("{0}")]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
+const UNENCODABLE: Malformed = Malformed("a message that cannot be encoded");
+
 /// A message as its packets.
 pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec<u8>>, Malformed> {
-    let head = postcard::to_allocvec(message).map_err(|_| Malformed("a message that cannot be encoded"))?;
+    let head = postcard::to_allocvec(message).map_err(|_| UNENCODABLE)?;
     let len = head.len() + payload.len();
     if len > MAX_MESSAGE {
         return Err(Malformed("a message is longer than a message may be"));
@@ -46,23 +50,28 @@ pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec
     Ok((0..len.max(1)).step_by(PIECE).map(packet).collect())
 }
 
-/// The bytes behind a request, still in the message they came in.
+/// The bytes behind a request, still in the message they came in, or in the packet.
 #[derive(Debug, Default)]
-pub(crate) struct Payload {
-    message: Vec<u8>,
+pub(crate) struct Payload<'a> {
+    message: Cow<'a, [u8]>,
     start: usize,
 }
 
-impl Payload {
+impl<'a> Payload<'a> {
     /// Takes a message apart.
-    pub(crate) fn split<T: DeserializeOwned>(message: Vec<u8>) -> Result<(T, Self), Malformed> {
+    pub(crate) fn split<T: DeserializeOwned>(message: Cow<'a, [u8]>) -> Result<(T, Self), Malformed> {
         let (decoded, rest) = decode(&message)?;
         let start = message.len() - rest.len();
         Ok((decoded, Self { message, start }))
     }
+
+    /// The same bytes, for later.
+    pub(crate) fn into_owned(self) -> Payload<'static> {
+        Payload { message: Cow::Owned(self.message.into_owned()), start: self.start }
+    }
 }
 
-impl std::ops::Deref for Payload {
+impl std::ops::Deref for Payload<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -70,15 +79,20 @@ impl std::ops::Deref for Payload {
     }
 }
 
-impl From<Vec<u8>> for Payload {
+impl From<Vec<u8>> for Payload<'_> {
     fn from(message: Vec<u8>) -> Self {
-        Self { message, start: 0 }
+        Self { message: Cow::Owned(message), start: 0 }
     }
 }
 
 /// A message, and the bytes behind it.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), Malformed> {
     postcard::take_from_bytes(bytes).map_err(|_| Malformed("a message that cannot be decoded"))
+}
+
+/// Whether no packet of the same message follows.
+pub(crate) fn is_last(packet: &[u8]) -> bool {
+    packet.first().is_none_or(|kind| kind & MORE == 0)
 }
 
 /// Packets on their way to a message.
@@ -104,8 +118,8 @@ impl Assembly {
         Self { bytes: Vec::new(), phase: Phase::Lost }
     }
 
-    /// Takes in a packet; the message, if that was its last.
-    pub(crate) fn push(&mut self, packet: &[u8]) -> Result<Option<Vec<u8>>, Malformed> {
+    /// Takes in a packet; the message, if that was its last. One of a single packet stays where it is.
+    pub(crate) fn push<'a>(&mut self, packet: &'a [u8]) -> Result<Option<Cow<'a, [u8]>>, Malformed> {
         let Some((&kind, piece)) = packet.split_first() else { return Err(Malformed("an empty packet")) };
         match (kind & !MORE, &self.phase) {
             (BEGIN, Phase::Between | Phase::Lost) | (0, Phase::Within) => {}
@@ -115,11 +129,32 @@ impl Assembly {
         if self.bytes.len() + piece.len() > MAX_MESSAGE {
             return Err(Malformed("a message is longer than a message may be"));
         }
+        if kind == BEGIN {
+            self.phase = Phase::Between;
+            return Ok(Some(Cow::Borrowed(piece)));
+        }
         self.bytes.extend_from_slice(piece);
         let is_last = kind & MORE == 0;
         self.phase = if is_last { Phase::Between } else { Phase::Within };
-        Ok(is_last.then(|| std::mem::take(&mut self.bytes)))
+        Ok(is_last.then(|| Cow::Owned(std::mem::take(&mut self.bytes))))
     }
+}
+
+/// Sends a message: as one packet of its parts where it fits, so that the payload is not copied first.
+pub(crate) fn send_message(
+    socket: &PacketSocket,
+    message: &impl Serialize,
+    payload: &[u8],
+    deadline: Deadline,
+) -> Result<wholemem_os::Result<()>, Malformed> {
+    let head = postcard::to_allocvec(message).map_err(|_| UNENCODABLE)?;
+    if head.len() + payload.len() > PIECE {
+        return encode(message, payload).map(|packets| send(socket, &packets, &[], deadline));
+    }
+    let parts = [&[BEGIN][..], &head, payload].map(IoSlice::new);
+    // A part without bytes is none.
+    let count = if payload.is_empty() { 2 } else { 3 };
+    Ok(socket.send_parts(&parts[..count], &[], deadline))
 }
 
 /// Sends the packets of a message, waiting where the socket is full, with descriptors on the last.

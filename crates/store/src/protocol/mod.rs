@@ -79,8 +79,6 @@ pub(crate) enum Ask {
     Delete { object: ObjectId },
     /// Which object has a name, now or within so many milliseconds.
     Find { name: String, wait: u64 },
-    /// Whether there is room for an object of `len` bytes at a place, now or within so many milliseconds.
-    AwaitRoom { len: u64, place: u32, wait: u64 },
     /// The memory of an object.
     Fetch { object: ObjectId },
     /// A pin of a deleted object was let go.
@@ -92,6 +90,8 @@ pub(crate) enum Ask {
     /// The last of all: this client holds nothing any more. One that just closes its connection may still write what it
     /// had begun, and is waited for to end.
     Goodbye,
+    /// Whether there is room for an object of `len` bytes at a place, now or within so many milliseconds.
+    AwaitRoom { len: u64, place: u32, wait: u64 },
 }
 
 /// What the server says. An id of zero answers no request.

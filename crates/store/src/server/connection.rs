@@ -34,8 +34,8 @@ pub(super) struct Connection {
 
 /// A message of a client.
 #[derive(Debug)]
-pub(super) enum Heard {
-    Request(Request, Payload),
+pub(super) enum Heard<'a> {
+    Request(Request, Payload<'a>),
     /// The connection is at its end, or the client broke the protocol.
     End,
 }
@@ -109,22 +109,31 @@ impl Connection {
     }
 
     /// Reads the next message, if it has come; then it is another's turn. `packet` is room for one.
-    pub(super) fn hear(&mut self, packet: &mut [u8]) -> Option<Heard> {
+    pub(super) fn hear<'a>(&mut self, packet: &'a mut [u8]) -> Option<Heard<'a>> {
         let socket = self.socket.as_ref()?;
-        loop {
+        let len = loop {
             let len = match socket.recv(packet, Deadline::NOW) {
                 Ok(len) => len,
                 Err(OsError::TimedOut) => return None,
                 Err(_) => return Some(Heard::End),
             };
-            match self.assembly.push(&packet[..len]).map(|message| message.map(Payload::split)) {
-                Ok(None) => {}
-                Ok(Some(Ok((request, payload)))) => return Some(Heard::Request(request, payload)),
-                Ok(Some(Err(malformed))) | Err(malformed) => {
-                    tracing::warn!(user = self.user, %malformed, "a client broke the protocol");
-                    return Some(Heard::End);
-                }
+            // Only the last packet of a message can be one that the next is not read over.
+            if frame::is_last(&packet[..len]) {
+                break len;
             }
+            if let Err(malformed) = self.assembly.push(&packet[..len]) {
+                return Some(self.broken(malformed));
+            }
+        };
+        match self.assembly.push(&packet[..len]).map(|message| message.map(Payload::split)) {
+            Ok(None) => None,
+            Ok(Some(Ok((request, payload)))) => Some(Heard::Request(request, payload)),
+            Ok(Some(Err(malformed))) | Err(malformed) => Some(self.broken(malformed)),
         }
+    }
+
+    fn broken(&self, malformed: frame::Malformed) -> Heard<'static> {
+        tracing::warn!(user = self.user, %malformed, "a client broke the protocol");
+        Heard::End
     }
 }

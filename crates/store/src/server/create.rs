@@ -7,6 +7,7 @@ use super::machine::{Output, Pending, Premises, Server, Share};
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::{Record, Region};
+use crate::protocol::frame::Payload;
 use crate::protocol::{Answer, Ask, Label, MAX_MEMBERS, Member, Memory, Refusal, Request, lay_out};
 
 /// Closing memory of up to this length for writing takes less than telling a worker to do it.
@@ -46,8 +47,14 @@ impl<'a> Plan<'a> {
 
 impl<C: Cells> Server<C> {
     /// Creates an object or a pack: at once in an arena, or as soon as there is memory for it.
-    pub(super) fn create(&mut self, pending: Pending, premises: &mut impl Premises) {
-        let (client, id) = (pending.client, pending.request.id);
+    pub(super) fn create(
+        &mut self,
+        client: ClientId,
+        request: Request,
+        payload: Payload<'_>,
+        premises: &mut impl Premises,
+    ) {
+        let id = request.id;
         if let Some(object) = self.made.get(&(client, id)).copied() {
             // Said again after a restart, and done before it.
             return self.answer_created(client, id, object);
@@ -57,49 +64,63 @@ impl<C: Cells> Server<C> {
             // Said again while it is being done.
             return;
         }
-        let outcome = self.begin(&pending, premises);
+        let outcome = self.begin(client, &request, &payload, premises);
         match outcome {
             Ok(Begun::Done) => {}
-            Ok(Begun::Needs(allocation)) => self.making.entry(allocation).or_default().push(pending),
+            Ok(Begun::Needs(allocation)) => {
+                let pending = Pending { client, request, payload: payload.into_owned() };
+                self.making.entry(allocation).or_default().push(pending);
+            }
             Err(refusal) => self.answer(client, id, Err(refusal)),
         }
     }
 
-    fn begin(&mut self, pending: &Pending, premises: &mut impl Premises) -> Result<Begun, Refusal> {
-        let plan = Plan::new(&pending.request.ask)?;
+    fn begin(
+        &mut self,
+        client: ClientId,
+        request: &Request,
+        payload: &[u8],
+        premises: &mut impl Premises,
+    ) -> Result<Begun, Refusal> {
+        let plan = Plan::new(&request.ask)?;
         self.ledger.check_place(plan.place)?;
         if self.slots.left() < 1 + plan.members.len() {
             return Err(Refusal::IndexFull { slots: self.index.geometry().slots });
         }
         let is_small = plan.len < self.ledger.terms(plan.place).small;
         let brings_bytes = plan.place == HOST && is_small;
-        if pending.payload.len() as u64 != if brings_bytes { plan.len } else { 0 } {
+        if payload.len() as u64 != if brings_bytes { plan.len } else { 0 } {
             return Err(Refusal::malformed(
                 "small host objects bring their bytes along, and others bring none",
             ));
         }
         if !is_small {
-            return self.begin_large(pending, &plan);
+            return self.begin_large(client, request, &plan);
         }
         let Some(region) = self.ledger.carve(plan.place, plan.len) else {
             return self.begin_arena(plan.place, plan.len);
         };
-        if brings_bytes && !premises.write(region.allocation, region.offset, &pending.payload) {
+        if brings_bytes && !premises.write(region.allocation, region.offset, payload) {
             self.ledger.give_up(region);
             let reason = "the arena cannot be mapped".to_owned();
             return Err(Refusal::NoMemory { len: plan.len, reason });
         }
         let state = if brings_bytes { State::Sealed } else { State::Created };
-        let object = self.write_down(pending.client, &pending.request, &plan, region, state);
+        let object = self.write_down(client, request, &plan, region, state);
         if brings_bytes {
             self.follow(object, premises);
         }
-        self.answer_created(pending.client, pending.request.id, object);
+        self.answer_created(client, request.id, object);
         Ok(Begun::Done)
     }
 
     /// Creates a large object in memory that was made ahead, or has memory made for it.
-    fn begin_large(&mut self, pending: &Pending, plan: &Plan<'_>) -> Result<Begun, Refusal> {
+    fn begin_large(
+        &mut self,
+        client: ClientId,
+        request: &Request,
+        plan: &Plan<'_>,
+    ) -> Result<Begun, Refusal> {
         let Some((allocation, is_ready)) = self.take_ahead(plan.place, plan.len) else {
             let allocation = self.ledger.open(plan.place, plan.len, false)?;
             self.make(allocation);
@@ -112,15 +133,15 @@ impl<C: Cells> Server<C> {
             self.index.add_allocation(allocation, &record);
             self.ledger.ready(allocation);
         }
-        self.fill_whole(pending, plan, allocation);
+        self.fill_whole(client, request, plan, allocation);
         Ok(Begun::Done)
     }
 
     /// Writes a large object down that has an allocation to itself.
-    fn fill_whole(&mut self, pending: &Pending, plan: &Plan<'_>, allocation: AllocationId) {
+    fn fill_whole(&mut self, client: ClientId, request: &Request, plan: &Plan<'_>, allocation: AllocationId) {
         let Some(region) = self.ledger.whole(allocation) else { return };
-        let object = self.write_down(pending.client, &pending.request, plan, region, State::Created);
-        self.answer_created(pending.client, pending.request.id, object);
+        let object = self.write_down(client, request, plan, region, State::Created);
+        self.answer_created(client, request.id, object);
     }
 
     /// Waits for the arena that is being made, or has one made.
@@ -174,14 +195,14 @@ impl<C: Cells> Server<C> {
                 continue;
             }
             if record.is_arena {
-                self.create(pending, premises);
+                self.create(pending.client, pending.request, pending.payload, premises);
             } else if let Ok(plan) = Plan::new(&pending.request.ask) {
                 if self.slots.left() < 1 + plan.members.len() {
                     let refusal = Refusal::IndexFull { slots: self.index.geometry().slots };
                     self.answer(pending.client, pending.request.id, Err(refusal));
                     continue;
                 }
-                self.fill_whole(&pending, &plan, allocation);
+                self.fill_whole(pending.client, &pending.request, &plan, allocation);
             }
         }
         // Whoever wanted it may have left meanwhile.

@@ -49,7 +49,7 @@ pub(crate) struct Now {
 
 /// What happens.
 #[derive(Debug)]
-pub(crate) enum Input {
+pub(crate) enum Input<'a> {
     Joined {
         client: ClientId,
         user: u32,
@@ -57,7 +57,7 @@ pub(crate) enum Input {
     Asked {
         client: ClientId,
         request: Request,
-        payload: Payload,
+        payload: Payload<'a>,
     },
     /// The process of a client is gone, or has been disconnected; its pins are no longer looked at.
     Left {
@@ -114,7 +114,7 @@ pub(super) struct Client {
 pub(super) struct Pending {
     pub(super) client: ClientId,
     pub(super) request: Request,
-    pub(super) payload: Payload,
+    pub(super) payload: Payload<'static>,
 }
 
 /// The server. What it knows of objects is in the index; the rest can be found out from there again.
@@ -179,7 +179,7 @@ impl<C: Cells> Server<C> {
         waits.chain(look).chain(self.stock.wake_at()).min()
     }
 
-    pub(crate) fn step(&mut self, now: Now, input: Input, premises: &mut impl Premises) -> Vec<Output> {
+    pub(crate) fn step(&mut self, now: Now, input: Input<'_>, premises: &mut impl Premises) -> Vec<Output> {
         self.now = now;
         match input {
             Input::Joined { client, user } => self.join(client, user, false),
@@ -199,7 +199,13 @@ impl<C: Cells> Server<C> {
         self.clients.insert(client, Client { user, watches: None, has_greeted });
     }
 
-    fn asked(&mut self, client: ClientId, request: Request, payload: Payload, premises: &mut impl Premises) {
+    fn asked(
+        &mut self,
+        client: ClientId,
+        request: Request,
+        payload: Payload<'_>,
+        premises: &mut impl Premises,
+    ) {
         let Some(known) = self.clients.get_mut(&client) else { return };
         let (id, again) = (request.id, request.again);
         if !known.has_greeted && !matches!(request.ask, Ask::Hello { .. }) {
@@ -215,7 +221,7 @@ impl<C: Cells> Server<C> {
                 self.outputs.push(Output::Welcome { client, request: id });
                 return;
             }
-            Ask::Create { .. } => return self.create(Pending { client, request, payload }, premises),
+            Ask::Create { .. } => return self.create(client, request, payload, premises),
             Ask::Seal { create } => return self.seal(client, id, create, premises),
             Ask::Abandon { create } => self.abandon(client, create, premises),
             Ask::Publish { label, object } => {

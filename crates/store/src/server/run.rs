@@ -206,7 +206,7 @@ impl<'a> Loop<'a> {
         Ok(())
     }
 
-    fn step(&mut self, input: Input) {
+    fn step(&mut self, input: Input<'_>) {
         let outputs = self.server.step(now(self.start), input, &mut self.yard);
         self.act(outputs);
     }
@@ -276,12 +276,14 @@ impl<'a> Loop<'a> {
 
     fn hear(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(&client) else { return };
-        match connection.hear(&mut self.packet) {
+        let mut packet = std::mem::take(&mut self.packet);
+        match connection.hear(&mut packet) {
             Some(Heard::Request(request, _)) if request.ask == Ask::Goodbye => self.gone(client),
             Some(Heard::Request(request, payload)) => self.step(Input::Asked { client, request, payload }),
             Some(Heard::End) => self.close(client),
             None => {}
         }
+        self.packet = packet;
     }
 
     /// Takes in everybody who waits at the door.

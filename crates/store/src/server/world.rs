@@ -132,7 +132,7 @@ impl World {
     }
 
     /// One step, after which every prefix of its stores is recovered.
-    pub(super) fn step(&mut self, input: Input) -> Vec<Output> {
+    pub(super) fn step(&mut self, input: Input<'_>) -> Vec<Output> {
         let before = self.cells.snapshot();
         let outputs = self.server.step(now(), input, &mut self.yard);
         let prefixes = Prefixes { before, ..self.cells.take() };
@@ -159,7 +159,7 @@ impl World {
     }
 
     /// A step and all that follows from it, until somebody is answered.
-    pub(super) fn run(&mut self, input: Input) -> Vec<Answer> {
+    pub(super) fn run(&mut self, input: Input<'_>) -> Vec<Answer> {
         let mut answers = Vec::new();
         let mut outputs = self.step(input);
         while !outputs.is_empty() {

@@ -1,4 +1,4 @@
-//! What another user can do with everything a store gives: read, and nothing else.
+//! What another user can do with everything a store gives, also as root of a user namespace: read, and nothing else.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fchmod, ftruncate};
 use rustix::io::Errno;
 use wholemem_os::packet::Address;
-use wholemem_os::{Deadline, PacketSocket};
+use wholemem_os::vm::Protection;
+use wholemem_os::{Deadline, Memfd, PacketSocket, SharedMap};
 use wholemem_store::{Client, Error, ObjectId, Refusal};
 use wholemem_testkit::{Rank, Ranks, skipped, test_name};
 
@@ -38,7 +39,7 @@ fn descriptors(socket: &std::path::Path, objects: &[ObjectId]) -> (PacketSocket,
     let wire = PacketSocket::connect(&Address::Path(socket.to_owned())).unwrap();
     let mut packet = vec![0; 65_536];
     let mut all = Vec::new();
-    let hello = request(1, 0, &[1]);
+    let hello = request(1, 0, &[2]);
     let fetches = objects.iter().zip(2..).map(|(object, id)| request(id, 7, &[object.as_u64()]));
     for request in [hello].into_iter().chain(fetches) {
         wire.send(&request, &[], Deadline::NEVER).unwrap();
@@ -61,6 +62,9 @@ fn attack(fd: &OwnedFd) {
     assert_eq!(fallocate(fd, punch, 0, 4096), Err(Errno::BADF), "punching a hole");
     assert_eq!(ftruncate(fd, 0), Err(Errno::INVAL), "ftruncate");
     assert_eq!(rustix::fs::fcntl_add_seals(fd, rustix::fs::SealFlags::SEAL), Err(Errno::PERM), "sealing");
+    let memory = Memfd::import(fd.try_clone().unwrap(), wholemem_os::memfd::len_of(fd.as_fd()).unwrap());
+    let map = SharedMap::create(&memory.unwrap(), Protection::Read).unwrap();
+    assert!(!map.could_be_written(), "mprotect");
 }
 
 /// Writes through the kernel's door to this process's own memory, which asks for no rights of the page.
@@ -70,6 +74,10 @@ fn force(address: u64) -> bool {
 }
 
 fn intruder(rank: &Rank) {
+    // What it is outside, the store sees; what it is inside, the kernel's checks of this process might.
+    let inside = std::fs::read_to_string("/proc/self/uid_map").unwrap();
+    let is_rooted = inside.split_whitespace().nth(1) == Some("65534");
+    assert_eq!(rustix::process::geteuid().as_raw(), if is_rooted { 0 } else { NOBODY });
     let parameter = rank.parameter();
     let socket = std::path::Path::new(&parameter);
     let client = Client::connect(socket).unwrap();
@@ -113,8 +121,23 @@ fn another_user_reads_and_can_do_nothing_else() {
     if !Ranks::can_change_user() {
         return skipped("only root can start a process as another user");
     }
+    play(test_name!(), |ranks| ranks.as_user(1, NOBODY));
+}
+
+#[test]
+fn root_of_a_user_namespace_reads_and_can_do_nothing_else() {
+    if !Ranks::can_change_user() {
+        return skipped("only root can start a process as another user");
+    }
+    if !Ranks::can_be_root_within(NOBODY) {
+        return skipped("another user cannot have a user namespace here");
+    }
+    play(test_name!(), |ranks| ranks.as_root_within(1, NOBODY));
+}
+
+fn play(test: &str, intrude: impl Fn(Ranks) -> Ranks) {
     if Ranks::is_rank() {
-        return Ranks::of(2).run(test_name!(), body);
+        return Ranks::of(2).run(test, body);
     }
     let served = Served::start();
     served.open_to_all();
@@ -123,7 +146,7 @@ fn another_user_reads_and_can_do_nothing_else() {
         client.put(name, &vec![0x11; len]).unwrap();
     }
     let parameter = served.socket().to_str().unwrap().to_owned();
-    Ranks::of(2).as_user(1, NOBODY).parameter(parameter).run(test_name!(), body);
+    intrude(Ranks::of(2)).parameter(parameter).run(test, body);
     assert_eq!(client.status().unwrap().clients, 1, "the intruder is gone");
     assert_eq!(client.status().unwrap().objects, 0, "and holds nothing");
 }

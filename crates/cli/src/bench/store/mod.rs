@@ -1,8 +1,10 @@
 //! `wholemem bench store`: what clients of a store wait for, beside a socket's round trip.
 //!
 //! Server, keeper and clients are tied to one core, as both ends of the round trip are: across cores a wake-up takes many
-//! times longer, and differs from moment to moment.
+//! times longer, and differs from moment to moment. The round trip is one between two processes that carries the same
+//! bytes as the request ([`limit`]).
 
+mod limit;
 mod turns;
 
 use std::time::{Duration, Instant};
@@ -11,11 +13,14 @@ use anyhow::{Result, anyhow, ensure};
 use wholemem_os::Deadline;
 use wholemem_store::{Client, Object, Pack};
 
-use super::comm::{pin, round_trips};
+use self::limit::Limit;
+use super::comm::pin;
 use super::group::{Case, tell};
 use crate::cli::StoreArgs;
 use crate::progress::Progress;
 use crate::store::OwnStore;
+
+pub(crate) use self::limit::echo;
 
 /// How often a cached object is got for one time, since the clock itself takes as long.
 const BATCH: u32 = 1000;
@@ -27,16 +32,22 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
     let core = pin()?;
     let served = OwnStore::start()?;
     let client = served.connect()?;
-    let limits = round_trips(1, args.rounds)?;
+    let mut limit = Limit::start()?;
+    let limits = limit.round_trips(1, args.rounds)?;
     let mut cases = Vec::new();
-    let mut add = |clients: u32, what: &str, bytes: Option<usize>, times: &[Duration]| {
-        cases.push(Case { bytes, ..Case::of_times(clients, what, "us", times, &limits) });
-    };
+    let mut add =
+        |clients: u32, what: &str, bytes: Option<usize>, times: &[Duration], limits: &[Duration]| {
+            cases.push(Case { bytes, ..Case::of_times(clients, what, "us", times, limits) });
+        };
     for size in &args.sizes {
         let _progress = Progress::of_step(&format!("objects of {} bytes", size.0));
         let times = by_size(&served, &client, size.0, args.rounds)?;
+        // Measured beside, as the machine changes its speed; only what is created brings its bytes along.
+        let [bringing, asking] = [size.0, 1].map(|len| limit.round_trips(len, args.rounds));
+        let (bringing, asking) = (bringing?, asking?);
         for (what, times) in ["create+write+seal", "get first", "get cached", "delete"].iter().zip(&times) {
-            add(1, what, Some(size.0), times);
+            let limits = if *what == "create+write+seal" { &bringing } else { &asking };
+            add(1, what, Some(size.0), times, limits);
         }
     }
     for &objects in &args.packs {
@@ -46,16 +57,18 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
             "attach pack",
             Some(objects as usize),
             &attach(&served, &client, objects, args.rounds.min(20))?,
+            &limits,
         );
     }
-    add(2, "publish to visible", None, &publish(&served, &client, args.rounds)?);
+    add(2, "publish to visible", None, &publish(&served, &client, args.rounds)?, &limits);
     for &clients in &args.clients {
         let others = (1..clients).map(|_| served.connect()).collect::<Result<Vec<_>>>()?;
         let times = (0..args.rounds).map(|_| timed(|| Ok(client.status()?)));
         let times = times.collect::<Result<Vec<_>>>()?;
         let seen = client.status()?.clients;
         ensure!(seen == others.len() as u64 + 1, "{seen} clients are there");
-        add(clients, "status", None, &times.iter().map(|(took, _)| *took).collect::<Vec<_>>());
+        let times: Vec<_> = times.iter().map(|(took, _)| *took).collect();
+        add(clients, "status", None, &times, &limits);
     }
     drop(client);
     let title =
