@@ -80,6 +80,7 @@ memory() {
     OUTPUT="$report/share.json" bench share 180 share --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
     OUTPUT="$report/hand.json" bench hand 180 hand --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB
     OUTPUT="$report/copy.json" bench copy 120 copy
+    OUTPUT="$report/store.json" bench store 120 store --packs 300,10000 --pack-bytes 16GiB
 
     if begin_mps "suite under MPS"; then
         step "suite under MPS" 300 "$tests/test-cuda" --test-threads=1 suite:: gpu::

@@ -52,7 +52,8 @@ fn whole<T: serde::de::DeserializeOwned>(packets: &[Vec<u8>]) -> Option<(T, Vec<
     decode(&message).ok().map(|(decoded, payload)| (decoded, payload.to_vec()))
 }
 
-const TERMS: Terms = Terms { quota: 1 << 20, granule: 4 << 10, small: 16 << 10, arena: 64 << 10 };
+const TERMS: Terms =
+    Terms { quota: 1 << 20, granule: 4 << 10, page: 4 << 10, small: 16 << 10, arena: 64 << 10 };
 
 /// The lengths of the allocations there are, so that no byte is written beside them.
 #[derive(Default)]

@@ -17,6 +17,7 @@ use crate::{Error, Result};
 
 const HOST_GRANULE: u64 = 64 << 10;
 const DEVICE_GRANULE: u64 = 2 << 20;
+const LARGE_PAGE: u64 = wholemem_os::vm::LARGE_PAGE as u64;
 
 /// How a store is served.
 ///
@@ -30,7 +31,8 @@ pub struct Serve {
     pub listen: PathBuf,
     /// Who may connect, as the mode of that file.
     pub mode: u32,
-    /// How much host memory objects may take, in bytes; by default three quarters of what is available.
+    /// How much host memory objects may take, in bytes; by default three quarters of what is available. An object of a
+    /// mebibyte or more takes whole large pages of two.
     pub size: Option<u64>,
     /// How much device memory objects may take, in bytes; by default nine tenths of what the devices have.
     pub device_size: Option<u64>,
@@ -100,10 +102,17 @@ impl Serve {
         let all = || infos.iter().map(|info| info.memory_len as u64).sum::<u64>() / 10 * 9;
         let device_size = self.device_size.unwrap_or_else(all);
         let settings = Settings {
-            host: Terms { quota: size, granule: HOST_GRANULE, small: SMALL, arena: 16 << 20 },
+            host: Terms {
+                quota: size,
+                granule: HOST_GRANULE,
+                page: LARGE_PAGE,
+                small: SMALL,
+                arena: 16 << 20,
+            },
             device: Terms {
                 quota: device_size,
                 granule: DEVICE_GRANULE,
+                page: DEVICE_GRANULE,
                 small: DEVICE_GRANULE,
                 arena: 32 << 20,
             },

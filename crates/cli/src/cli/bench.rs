@@ -55,6 +55,12 @@ pub(crate) enum BenchCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct StoreArgs {
+    /// Where the objects are: with `cuda`, packs on a GPU are attached, and nothing else is measured
+    #[arg(long, value_enum, default_value_t = BackendChoice::Host)]
+    pub(crate) backend: BackendChoice,
+    /// How many bytes the objects of a pack on a GPU have together
+    #[arg(long, default_value = "16GiB")]
+    pub(crate) pack_bytes: ByteCount,
     /// How long the objects are
     #[arg(long, value_delimiter = ',', default_value = "1B,4KiB,64KiB,1MiB,16MiB,256MiB")]
     pub(crate) sizes: Vec<ByteCount>,

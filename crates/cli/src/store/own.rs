@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use wholemem_hal::Backend;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
 use wholemem_store::Client;
@@ -21,11 +22,16 @@ pub(crate) struct OwnStore {
 
 impl OwnStore {
     pub(crate) fn start() -> Result<Self> {
+        Self::start_on("host")
+    }
+
+    /// Serves the memory of a backend's devices too.
+    pub(crate) fn start_on(backend: &str) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("wholemem-store-{}", std::process::id()));
         std::fs::DirBuilder::new().mode(0o700).create(&folder).context("cannot make a folder")?;
         let mut keeper = Command::new("/proc/self/exe")
             .arg0("wholemem")
-            .args(["serve", "--backend", "host", "--parent", &std::process::id().to_string(), "--listen"])
+            .args(["serve", "--backend", backend, "--parent", &std::process::id().to_string(), "--listen"])
             .arg(folder.join("socket"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -41,6 +47,10 @@ impl OwnStore {
 
     pub(crate) fn connect(&self) -> Result<Client> {
         Ok(Client::connect(self.folder.join("socket"))?)
+    }
+
+    pub(crate) fn connect_with(&self, devices: &Backend) -> Result<Client> {
+        Ok(Client::connect_with(self.folder.join("socket"), Some(devices.clone()))?)
     }
 
     /// The process that serves now: the keeper's one child.

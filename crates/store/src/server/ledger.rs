@@ -22,6 +22,9 @@ pub(crate) struct Terms {
     pub(crate) quota: u64,
     /// Allocations are multiples of this.
     pub(crate) granule: u64,
+    /// Allocations for one object are multiples of this where the quota allows it: large pages are so much faster to make
+    /// and to map that the rest of the last one is a small price.
+    pub(crate) page: u64,
     /// Anything shorter shares an arena.
     pub(crate) small: u64,
     /// How long an arena is.
@@ -84,15 +87,17 @@ impl Ledger {
     /// ready before [`Ledger::ready`].
     pub(super) fn open(&mut self, place: u32, len: u64, is_arena: bool) -> Result<AllocationId, Refusal> {
         let kind = self.kind(place);
-        let Terms { quota, granule, arena, .. } = kind.terms;
+        let Terms { quota, granule, page, arena, .. } = kind.terms;
         let used = kind.used;
         let refused = Refusal::OverQuota { wanted: len, used, quota };
         let left = quota.saturating_sub(used);
-        let Some(least) = len.max(1).checked_next_multiple_of(granule).filter(|least| *least <= left) else {
-            return Err(refused);
+        let rounded = |step: u64| len.max(1).checked_next_multiple_of(step).filter(|len| *len <= left);
+        let Some(least) = rounded(granule) else { return Err(refused) };
+        // The last arena is what the quota leaves, and so are the last pages.
+        let len = match is_arena {
+            true => least.max(arena.min(left / granule * granule)),
+            false => rounded(page).unwrap_or(least),
         };
-        // The last arena is what the quota leaves.
-        let len = if is_arena { least.max(arena.min(left / granule * granule)) } else { least };
         let Some((slot, generation)) = self.slots.take() else { return Err(refused) };
         self.kind(place).used += len;
         let id = AllocationId::new(slot, generation);
@@ -102,7 +107,7 @@ impl Ledger {
 
     /// Whether an object of this length could be held if nothing else were.
     pub(super) fn could_hold(&self, place: u32, len: u64) -> bool {
-        self.rounded(place, len).is_some_and(|len| len <= self.terms(place).quota)
+        self.least(place, len).is_some_and(|len| len <= self.terms(place).quota)
     }
 
     /// That there is no room for an object of this length.
@@ -122,11 +127,16 @@ impl Ledger {
         }
         let kind = self.kind(place);
         let left = kind.terms.quota.saturating_sub(kind.used).saturating_sub(promised);
-        self.rounded(place, len).filter(|needed| *needed <= left)
+        self.least(place, len).filter(|needed| *needed <= left)
     }
 
-    /// How long an allocation is that holds so many bytes alone.
+    /// How long an allocation is that holds so many bytes alone, where there is room.
     pub(super) fn rounded(&self, place: u32, len: u64) -> Option<u64> {
+        len.max(1).checked_next_multiple_of(self.terms(place).page)
+    }
+
+    /// The least that holds so many bytes.
+    fn least(&self, place: u32, len: u64) -> Option<u64> {
         len.max(1).checked_next_multiple_of(self.terms(place).granule)
     }
 
@@ -268,7 +278,8 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    const TERMS: Terms = Terms { quota: 100 << 10, granule: 4 << 10, small: 8 << 10, arena: 32 << 10 };
+    const TERMS: Terms =
+        Terms { quota: 100 << 10, granule: 4 << 10, page: 4 << 10, small: 8 << 10, arena: 32 << 10 };
 
     fn ledger() -> Ledger {
         Ledger::new(TERMS, TERMS, 1, Slots::used_up_to(8, 0))
@@ -287,6 +298,15 @@ mod tests {
         assert_eq!(ledger.usage().0.used, 0);
         let again = ledger.open(HOST, u64::MAX, false).unwrap_err();
         assert_eq!(again, Refusal::OverQuota { wanted: u64::MAX, used: 0, quota: 100 << 10 });
+    }
+
+    #[test]
+    fn memory_of_one_object_is_whole_pages_until_the_quota_has_no_room_for_them() {
+        let mut ledger = Ledger::new(Terms { page: 32 << 10, ..TERMS }, TERMS, 0, Slots::used_up_to(8, 0));
+        let mut open = |len| ledger.open(HOST, len, false).map(|id| ledger.record(id).unwrap().len);
+        assert_eq!([open(9 << 10), open(40 << 10)], [Ok(32 << 10), Ok(64 << 10)]);
+        assert_eq!(open(4 << 10), Ok(4 << 10), "all that is left");
+        assert!(open(1).is_err());
     }
 
     #[test]

@@ -12,7 +12,8 @@ use crate::index::{Geometry, Index, Region};
 use crate::protocol::{Answer, Ask, Label, Member, PROTOCOL, Refusal, Request, Status};
 
 pub(super) const GEOMETRY: Geometry = Geometry { slots: 24, allocations: 6 };
-pub(super) const TERMS: Terms = Terms { quota: 1 << 20, granule: 4 << 10, small: 16 << 10, arena: 64 << 10 };
+pub(super) const TERMS: Terms =
+    Terms { quota: 1 << 20, granule: 4 << 10, page: 4 << 10, small: 16 << 10, arena: 64 << 10 };
 pub(super) const USER: u32 = 1000;
 
 pub(super) fn settings(ahead: u64) -> Settings {

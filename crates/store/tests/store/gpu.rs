@@ -1,8 +1,11 @@
 //! Objects on a GPU: the real one where there is one, and the fake driver's everywhere.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
 use wholemem_hal::Backend;
+use wholemem_hal::pattern::{self, Pattern};
 use wholemem_store::{Client, Mirror, Pack};
-use wholemem_testkit::{FakeCuda, cuda};
+use wholemem_testkit::{FakeCuda, Ranks, cuda, test_name};
 
 use crate::served::Served;
 
@@ -75,6 +78,72 @@ mod suite {
     }
 
     #[test]
+    fn kernels_on_an_object_end_right_while_the_server_is_killed() {
+        const LEN: usize = 48 << 20;
+        let Some(backend) = cuda::backend() else { return };
+        let served = Served::start_with("cuda");
+        let device = backend.device(0).unwrap();
+        let (maker, reader) = (connect(&served, &backend), connect(&served, &backend));
+        let kernels = Pattern::load(&device).unwrap();
+        let stream = device.stream().unwrap();
+        let draft = maker.create_on(&device, "object", LEN).unwrap();
+        kernels.fill(&stream, &draft.span().unwrap().unwrap(), 5).unwrap();
+        draft.seal_after(&stream).unwrap().wait().unwrap();
+        let expected = pattern::expected(5, LEN);
+        let object = reader.get("object").unwrap();
+        let (begun, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            // One kernel after the other, so that there is always one that reads the object.
+            let reading = scope.spawn(|| {
+                while !is_over.load(Ordering::Acquire) {
+                    begun.fetch_add(1, Ordering::AcqRel);
+                    assert_eq!(kernels.checksum(&stream, &object.span().unwrap()).unwrap(), expected);
+                }
+            });
+            for _ in 0..3 {
+                let before = begun.load(Ordering::Acquire);
+                while begun.load(Ordering::Acquire) < before + 2 && !reading.is_finished() {
+                    std::thread::yield_now();
+                }
+                served.kill("server");
+            }
+            is_over.store(true, Ordering::Release);
+            reading.join().unwrap();
+        });
+        assert_eq!(
+            first_and_last(&connect(&served, &backend), "object").0,
+            pattern::word(5, 0).to_ne_bytes()[0]
+        );
+    }
+
+    #[test]
+    fn a_server_takes_next_to_nothing_of_a_gpu() {
+        if cuda::backend().is_none() && !Ranks::is_rank() {
+            return;
+        }
+        // Alone, so that no other test changes how much is available.
+        Ranks::of(1).run(test_name!(), |_| measure_a_server(&cuda::backend().unwrap()));
+    }
+
+    fn measure_a_server(backend: &Backend) {
+        const MOST: usize = 8 << 20;
+        let device = backend.device(0).unwrap();
+        // The context of this process is not the server's.
+        drop(device.stream().unwrap());
+        let before = device.available().unwrap();
+        let served = Served::start_with("cuda");
+        let client = connect(&served, backend);
+        fill(&client, backend, "object", 4 << 20, 1);
+        client.delete(client.stat("object").unwrap().id).unwrap();
+        drop(client);
+        let after = device.available().unwrap();
+        let taken = before.saturating_sub(after);
+        println!("a server takes {} KiB of the GPU", taken >> 10);
+        // Where others use the GPU too, this may be theirs.
+        assert!(taken <= MOST, "{taken} bytes");
+    }
+
+    #[test]
     fn memory_of_a_device_comes_back() {
         let Some(backend) = cuda::backend() else { return };
         let served = Served::start_with("cuda");
@@ -93,5 +162,5 @@ mod suite {
 fn objects_live_on_the_fake_driver_too() {
     let Some(fake) = FakeCuda::install() else { return };
     let passed = fake.rerun(&["gpu::suite::"], &[]);
-    assert!(passed >= 3, "{passed} tests ran");
+    assert!(passed >= 5, "{passed} tests ran");
 }

@@ -4,6 +4,7 @@
 //! times longer, and differs from moment to moment. The round trip is one between two processes that carries the same
 //! bytes as the request ([`limit`]).
 
+mod gpu;
 mod limit;
 mod turns;
 
@@ -16,7 +17,7 @@ use wholemem_store::{Client, Object, Pack};
 use self::limit::Limit;
 use super::comm::pin;
 use super::group::{Case, tell};
-use crate::cli::StoreArgs;
+use crate::cli::{BackendChoice, StoreArgs};
 use crate::progress::Progress;
 use crate::store::OwnStore;
 
@@ -28,6 +29,9 @@ const BATCH: u32 = 1000;
 pub(super) fn run(args: &StoreArgs) -> Result<()> {
     if args.in_turns {
         return turns::run(args);
+    }
+    if args.backend == BackendChoice::Cuda {
+        return gpu::run(args);
     }
     let core = pin()?;
     let served = OwnStore::start()?;
