@@ -38,7 +38,8 @@ pub(crate) fn fill(file: BorrowedFd<'_>, len: usize) -> Result<()> {
     let mapped = unsafe { vm::map_at(at, len, file, Protection::ReadWrite) };
     let filled = mapped.and_then(|()| fill_range(Range { at, len }));
     // SAFETY: the range is the reservation, and nobody uses it any more.
-    filled.and(unsafe { vm::release(at, len) })
+    let released = unsafe { vm::release(at, len) };
+    filled.and(released)
 }
 
 /// Mapped addresses of this process: whole large pages, which nobody else uses.

@@ -339,7 +339,7 @@ mod tests {
             let memory = Memfd::create_large("test", len).unwrap();
             let stat = rustix::fs::fstat(&memory).unwrap();
             assert!(u64::try_from(stat.st_blocks).unwrap() * 512 >= len as u64, "{} blocks", stat.st_blocks);
-            assert_eq!((stat.st_size as usize, stat.st_mode & 0o777), (len, 0o600));
+            assert_eq!((usize::try_from(stat.st_size), stat.st_mode & 0o777), (Ok(len), 0o600));
             assert_eq!(rustix::fs::ftruncate(&memory, 0), Err(Errno::PERM));
             let map = vm::SharedMap::create(&memory, Protection::ReadWrite).unwrap();
             for offset in (0..len).step_by(vm::LARGE_PAGE / 2).chain([len - 1]) {

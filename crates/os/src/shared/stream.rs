@@ -48,7 +48,9 @@ unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
     }
     let done = head + blocks * BLOCK;
     // SAFETY: `done` is at most the length.
-    let (source, target) = unsafe { (from.add(done), to.add(done)) };
+    let source = unsafe { from.add(done) };
+    // SAFETY: as above.
+    let target = unsafe { to.add(done) };
     // Stores past the caches come in no order with others; after this they are in order again.
     // SAFETY: the instruction has no operands.
     unsafe { std::arch::x86_64::_mm_sfence() };

@@ -138,7 +138,8 @@ fn copy_in(to: SharedSlice<'_>, offset: usize, source: &[u8]) -> wholemem_os::Re
     thread::scope(|scope| {
         let others: Vec<_> = parts.map(|(at, part)| scope.spawn(move || to.write_at(at, part))).collect();
         let written = to.write_at(first, own);
-        others.into_iter().fold(written, |all, other| all.and(other.join().expect("copying does not panic")))
+        let others = others.into_iter().map(|other| other.join().expect("copying does not panic"));
+        others.fold(written, Result::and)
     })
 }
 

@@ -15,6 +15,10 @@ use super::machine::{Output, Server};
 use crate::cells::Cells;
 use crate::id::AllocationId;
 
+/// How long after something has happened memory is made: whoever did it mostly goes on at once, and would have to share the
+/// machine.
+const REST: Duration = Duration::from_millis(5);
+
 /// How long memory waits to be asked for.
 const KEPT: Duration = Duration::from_secs(10);
 
@@ -34,17 +38,27 @@ struct Piece {
     since: Duration,
 }
 
+/// What is to be made when there is time.
+#[derive(Debug)]
+struct Wish {
+    len: u64,
+    /// How many of this length there are to be.
+    count: usize,
+    at: Duration,
+}
+
 /// What was made ahead in host memory, or is being made, oldest first.
 #[derive(Debug)]
 pub(super) struct Stock {
     pieces: Vec<Piece>,
+    wishes: Vec<Wish>,
     /// How many bytes it may be.
     limit: u64,
 }
 
 impl Stock {
     pub(super) fn new(limit: u64) -> Self {
-        Self { pieces: Vec::new(), limit }
+        Self { pieces: Vec::new(), wishes: Vec::new(), limit }
     }
 
     /// How many bytes there are.
@@ -78,9 +92,10 @@ impl Stock {
         self.pieces.extract_if(.., late).map(|piece| piece.id).collect()
     }
 
-    /// When the next piece will have waited too long.
+    /// When the next piece is to be made, or will have waited too long.
     pub(super) fn wake_at(&self) -> Option<Duration> {
-        self.pieces.iter().filter(|piece| piece.is_ready).map(|piece| piece.since + KEPT).min()
+        let late = self.pieces.iter().filter(|piece| piece.is_ready).map(|piece| piece.since + KEPT);
+        late.chain(self.wishes.iter().map(|wish| wish.at)).min()
     }
 
     #[cfg(test)]
@@ -105,14 +120,33 @@ impl<C: Cells> Server<C> {
     /// An object in memory of its own of this length has been sealed: others may follow.
     pub(super) fn stock_for_next(&mut self, place: u32, len: u64) {
         if place == HOST && len <= SHORT {
-            self.make_ahead(len, OF_ONE_LENGTH);
+            self.wish(len, OF_ONE_LENGTH);
         }
     }
 
     /// Memory of this length has gone with its object: another may take that object's place.
     pub(super) fn stock_for_gone(&mut self, place: u32, len: u64) {
         if place == HOST {
-            self.make_ahead(len, 1);
+            self.wish(len, 1);
+        }
+    }
+
+    fn wish(&mut self, len: u64, count: usize) {
+        let at = self.now.elapsed + REST;
+        match self.stock.wishes.iter_mut().find(|wish| wish.len == len) {
+            Some(wish) => *wish = Wish { len, count: wish.count.max(count), at },
+            None if len <= self.stock.limit => self.stock.wishes.push(Wish { len, count, at }),
+            None => {}
+        }
+    }
+
+    /// Makes what is to be made by now.
+    fn grant_wishes(&mut self) {
+        let now = self.now.elapsed;
+        for wish in self.stock.wishes.extract_if(.., |wish| wish.at <= now).collect::<Vec<_>>() {
+            for _ in 0..wish.count {
+                self.make_ahead(wish.len, wish.count);
+            }
         }
     }
 
@@ -158,6 +192,7 @@ impl<C: Cells> Server<C> {
 
     /// Lets go what there is no room for any more, and what nobody has asked for in a while.
     pub(super) fn trim_stock(&mut self) {
+        self.grant_wishes();
         if self.stock.pieces.is_empty() {
             return;
         }
@@ -189,7 +224,7 @@ mod tests {
             is_ready: *is_ready,
             since: Duration::from_secs(slot as u64),
         };
-        Stock { pieces: lens.iter().enumerate().map(piece).collect(), limit: 100 }
+        Stock { pieces: lens.iter().enumerate().map(piece).collect(), wishes: Vec::new(), limit: 100 }
     }
 
     #[test]
@@ -220,6 +255,18 @@ mod tests {
 
     const LEN: u64 = 100 << 10;
 
+    /// Lets some time pass, in which memory is made.
+    fn rest(world: &mut World) {
+        let later = Now { elapsed: Duration::from_secs(1) + REST, unix: 7 };
+        for output in world.server.step(later, Input::Tick, &mut world.yard) {
+            let Output::Make { allocation, .. } = output else { panic!("{output:?}") };
+            assert!(world.parked.insert(allocation));
+            let made = Input::Made { allocation, outcome: Ok(()) };
+            assert_eq!(world.server.step(later, made, &mut world.yard), []);
+        }
+        world.cells.take();
+    }
+
     fn put(world: &mut World, client: crate::id::ClientId, name: &str, len: u64) -> crate::ObjectId {
         let (made, answer) = world.create(client, name, len);
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
@@ -231,12 +278,14 @@ mod tests {
         let mut world = World::with_ahead(4 * LEN);
         let client = world.join(1);
         put(&mut world, client, "first", LEN);
+        assert_eq!(world.server.stock.held(), 0, "not while its writer may go on");
+        rest(&mut world);
         let ready: Vec<_> = world.server.stock.ids().collect();
-        assert_eq!((ready.len(), world.server.stock.held()), (1, LEN));
+        assert_eq!((ready.len(), world.server.stock.held()), (2, 2 * LEN));
         assert_eq!(world.status(client).host.used, LEN, "what is made ahead is not taken");
         let Answer::Created { memory, .. } = world.create(client, "second", LEN).1 else { panic!("created") };
         assert_eq!(memory.allocation, ready[0]);
-        assert_eq!((world.status(client).host.used, world.server.stock.held()), (2 * LEN, 0));
+        assert_eq!((world.status(client).host.used, world.server.stock.held()), (2 * LEN, LEN));
     }
 
     #[test]
@@ -244,10 +293,10 @@ mod tests {
         let mut world = World::with_ahead(TERMS.quota);
         let client = world.join(1);
         let object = put(&mut world, client, "object", LEN);
-        let before = world.server.stock.held();
+        world.server.stock.wishes.clear();
         world.one(client, Ask::Delete { object }, &[]);
-        assert!(world.server.stock.held() >= before.max(LEN));
-        assert_eq!(world.status(client).host.used, 0);
+        rest(&mut world);
+        assert_eq!((world.server.stock.held(), world.status(client).host.used), (LEN, 0));
     }
 
     #[test]
@@ -256,6 +305,7 @@ mod tests {
         let client = world.join(1);
         let object = put(&mut world, client, "object", LEN);
         world.one(client, Ask::Delete { object }, &[]);
+        rest(&mut world);
         assert!(world.server.stock.held() > 0);
         put(&mut world, client, "all", TERMS.quota);
         assert_eq!((world.server.stock.held(), world.parked.len()), (0, 1));
@@ -266,9 +316,10 @@ mod tests {
         let mut world = World::with_ahead(4 * LEN);
         let client = world.join(1);
         put(&mut world, client, "object", LEN);
+        rest(&mut world);
         let wake = world.server.wake_at().expect("something to look at");
         let outputs = world.server.step(Now { elapsed: wake, unix: 0 }, Input::Tick, &mut world.yard);
-        assert!(matches!(outputs[..], [Output::Release { .. }]), "{outputs:?}");
+        assert!(matches!(outputs[..], [Output::Release { .. }, Output::Release { .. }]), "{outputs:?}");
         assert_eq!((world.server.stock.held(), world.server.wake_at()), (0, None));
     }
 
@@ -277,6 +328,8 @@ mod tests {
         let mut world = World::with_ahead(4 * LEN);
         let client = world.join(1);
         put(&mut world, client, "object", LEN);
+        rest(&mut world);
+        world.server.stock.pieces.truncate(1);
         let id = world.server.stock.ids().next().expect("one");
         world.server.stock.pieces[0].is_ready = false;
         let request = crate::protocol::Request { id: 99, again: false, ask: create("next", LEN, &[], 0) };

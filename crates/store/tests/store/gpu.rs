@@ -138,7 +138,6 @@ mod suite {
         drop(client);
         let after = device.available().unwrap();
         let taken = before.saturating_sub(after);
-        println!("a server takes {} KiB of the GPU", taken >> 10);
         // Where others use the GPU too, this may be theirs.
         assert!(taken <= MOST, "{taken} bytes");
     }

@@ -28,7 +28,7 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
     let client = served.connect_with(&backend)?;
     let taken = before.saturating_sub(device.available()?);
     let mut cases = Vec::new();
-    let limits = Limit::start()?.round_trips(1, args.rounds)?;
+    let limits = Limit::start()?.round_trips(args.rounds)?;
     for &objects in &args.packs {
         let _progress = Progress::of_step(&format!("a pack of {objects} on the GPU"));
         let len = (args.pack_bytes.0 / objects as usize).max(256) / 256 * 256;

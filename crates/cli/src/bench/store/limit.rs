@@ -31,24 +31,26 @@ impl Limit {
         Ok(Self(Peer::start(PeerRole::Echo, BackendKind::Host)?))
     }
 
-    /// How long so many bytes there and one back take.
-    pub(super) fn round_trips(&mut self, len: usize, rounds: u32) -> Result<Vec<Duration>> {
-        let len = if len > LONGEST { 1 } else { len.max(1) };
+    /// How long these bytes there and one back take; of more than a packet brings along, one byte.
+    pub(super) fn round_trip(&mut self, bytes: &[u8]) -> Result<Duration> {
+        let packet = if bytes.is_empty() || bytes.len() > LONGEST { &[7] } else { bytes };
         self.0.with(|link| {
-            let (packet, mut answer) = (vec![7; len], [0; 8]);
-            let mut times = Vec::new();
-            for round in 0..WARM_UP + rounds {
-                let start = Instant::now();
-                link.socket().send(&packet, &[], Deadline::NEVER)?;
-                let got = link.socket().recv(&mut answer, Deadline::NEVER)?;
-                let took = start.elapsed();
-                ensure!(got == 1, "an answer of {got} bytes came");
-                if round >= WARM_UP {
-                    times.push(took);
-                }
-            }
-            Ok(times)
+            let mut answer = [0; 8];
+            let start = Instant::now();
+            link.socket().send(packet, &[], Deadline::NEVER)?;
+            let got = link.socket().recv(&mut answer, Deadline::NEVER)?;
+            let took = start.elapsed();
+            ensure!(got == 1, "an answer of {got} bytes came");
+            Ok(took)
         })
+    }
+
+    /// The same for one byte, again and again.
+    pub(super) fn round_trips(&mut self, rounds: u32) -> Result<Vec<Duration>> {
+        for _ in 0..WARM_UP {
+            self.round_trip(&[])?;
+        }
+        (0..rounds).map(|_| self.round_trip(&[])).collect()
     }
 }
 

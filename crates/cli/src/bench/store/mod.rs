@@ -37,7 +37,7 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
     let served = OwnStore::start()?;
     let client = served.connect()?;
     let mut limit = Limit::start()?;
-    let limits = limit.round_trips(1, args.rounds)?;
+    let limits = limit.round_trips(args.rounds)?;
     let mut cases = Vec::new();
     let mut add =
         |clients: u32, what: &str, bytes: Option<usize>, times: &[Duration], limits: &[Duration]| {
@@ -45,12 +45,10 @@ pub(super) fn run(args: &StoreArgs) -> Result<()> {
         };
     for size in &args.sizes {
         let _progress = Progress::of_step(&format!("objects of {} bytes", size.0));
-        let times = by_size(&served, &client, size.0, args.rounds)?;
-        // Measured beside, as the machine changes its speed; only what is created brings its bytes along.
-        let [bringing, asking] = [size.0, 1].map(|len| limit.round_trips(len, args.rounds));
-        let (bringing, asking) = (bringing?, asking?);
-        for (what, times) in ["create+write+seal", "get first", "get cached", "delete"].iter().zip(&times) {
-            let limits = if *what == "create+write+seal" { &bringing } else { &asking };
+        let Times { kinds, limits } = by_size(&served, &client, &mut limit, size.0, args.rounds)?;
+        for (what, times) in ["create+write+seal", "get first", "get cached", "delete"].iter().zip(&kinds) {
+            // Only what is created brings its bytes along.
+            let limits = if *what == "create+write+seal" { &limits[0] } else { &limits[1] };
             add(1, what, Some(size.0), times, limits);
         }
     }
@@ -86,19 +84,36 @@ fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<(Duration, T)> {
     Ok((start.elapsed(), outcome))
 }
 
-/// Times of the four things that happen to an object, of one size.
-fn by_size(served: &OwnStore, client: &Client, len: usize, rounds: u32) -> Result<[Vec<Duration>; 4]> {
+/// Times of the four things that happen to an object, of one size; and of round trips beside them, of as many bytes and of
+/// one.
+#[derive(Debug, Default)]
+struct Times {
+    kinds: [Vec<Duration>; 4],
+    limits: [Vec<Duration>; 2],
+}
+
+fn by_size(served: &OwnStore, client: &Client, limit: &mut Limit, len: usize, rounds: u32) -> Result<Times> {
+    const WARM_UP: u32 = 10;
     const MOST_BYTES: usize = 4 << 30;
     let rounds = rounds.min(u32::try_from(MOST_BYTES / len.max(1)).unwrap_or(u32::MAX)).max(3);
-    let mut times: [Vec<Duration>; 4] = Default::default();
+    let mut all = Times::default();
+    let (times, limits) = (&mut all.kinds, &mut all.limits);
     let mut bytes = vec![0; len];
-    // Each by itself: who comes and goes meanwhile would be measured too.
-    for round in 0..rounds {
+    // Each by itself: who comes and goes meanwhile would be measured too. And the limit beside it in every round, as the
+    // machine changes its speed.
+    for round in 0..WARM_UP + rounds {
         bytes.fill(round.to_le_bytes()[0]);
-        let (took, sealed) = timed(|| Ok(client.put("bench", &bytes)?))?;
-        times[0].push(took);
+        let (put, sealed) = timed(|| Ok(client.put("bench", &bytes)?))?;
+        let bringing = limit.round_trip(&bytes)?;
         check(&client.get("bench")?, len, round.to_le_bytes()[0])?;
-        times[3].push(timed(|| Ok(client.delete(sealed.id)?))?.0);
+        let (deleted, ()) = timed(|| Ok(client.delete(sealed.id)?))?;
+        let asking = limit.round_trip(&[])?;
+        if round >= WARM_UP {
+            times[0].push(put);
+            times[3].push(deleted);
+            limits[0].push(bringing);
+            limits[1].push(asking);
+        }
     }
     bytes.fill(7);
     let sealed = client.put("bench", &bytes)?;
@@ -114,7 +129,7 @@ fn by_size(served: &OwnStore, client: &Client, len: usize, rounds: u32) -> Resul
         times[2].push(took / BATCH);
     }
     client.delete(sealed.id)?;
-    Ok(times)
+    Ok(all)
 }
 
 fn check(object: &Object, len: usize, value: u8) -> Result<()> {
