@@ -4,12 +4,13 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::Serialize;
+use wholemem::files::safetensors;
 use wholemem_os::SharedSlice;
 use wholemem_store::{Client, Pack, Sealed};
 
-use super::tensors::{self, Tensor};
+use super::tensors;
 use crate::cli::{GetArgs, PutArgs};
 use crate::progress::Progress;
 use crate::size::Rough;
@@ -79,24 +80,22 @@ fn put_safetensors(
 ) -> Result<(Sealed, usize, usize)> {
     let mut start = [0; 8];
     file.read_exact(&mut start)?;
-    let header_len = tensors::safetensors_header(start)?;
-    ensure!(header_len + 8 <= len, "the file is shorter than its header");
-    let mut header = vec![0; header_len];
+    let mut header = vec![0; safetensors::header_len(start, len as u64)?];
     file.read_exact(&mut header)?;
-    let found = tensors::read_safetensors(&header)?;
+    let found = safetensors::decode(&header, len as u64)?;
     let mut pack = Pack::new(name).described(b"safetensors");
+    let mut places = Vec::new();
     for tensor in &found {
-        let end = tensor.offset.checked_add(tensor.len);
-        ensure!(end.is_some_and(|end| end <= len), "`{}` lies outside the file", tensor.name);
-        pack = pack.add_described(&format!("{name}/{}", tensor.name), tensor.meta.as_bytes(), tensor.len);
+        let (offset, len) = (usize::try_from(tensor.offset)?, usize::try_from(tensor.len)?);
+        let meta = tensors::describe(tensor);
+        pack = pack.add_described(&format!("{name}/{}", tensor.name), meta.as_bytes(), len);
+        places.push((offset, len));
     }
     let mut draft = client.create_pack(&pack)?;
-    let total = found.iter().map(|tensor| tensor.len).sum();
+    let total = places.iter().map(|(_, len)| len).sum();
     let progress = Progress::of_bytes("putting", total);
-    for (member, tensor) in found.iter().enumerate() {
-        copy_in(file, tensor.offset, tensor.len, &progress, |at, bytes| {
-            Ok(draft.write_at(member, at, bytes)?)
-        })?;
+    for (member, (offset, len)) in places.into_iter().enumerate() {
+        copy_in(file, offset, len, &progress, |at, bytes| Ok(draft.write_at(member, at, bytes)?))?;
     }
     Ok((draft.seal()?, total, found.len()))
 }
@@ -150,20 +149,19 @@ fn get_safetensors(client: &Client, name: &str, path: &Path) -> Result<(usize, u
     let own = format!("{name}/");
     let mut found = Vec::new();
     for (full, member) in pack.members() {
-        let meta = String::from_utf8(member.meta.clone()).context("a tensor does not say what it is")?;
-        let name = full.strip_prefix(&own).unwrap_or(full).to_owned();
-        found.push((full, Tensor { name, meta, offset: member.offset, len: member.len }));
+        let name = full.strip_prefix(&own).unwrap_or(full);
+        found.push((full, member, tensors::understand(name, &member.meta, member.len)?));
     }
-    found.sort_by_key(|(_, tensor)| tensor.offset);
-    let tensors: Vec<_> = found.iter().map(|(_, tensor)| tensor.clone()).collect();
-    let total = tensors.iter().map(|tensor| tensor.len).sum();
+    found.sort_by_key(|(_, member, _)| member.offset);
+    let entries: Vec<_> = found.iter().map(|(_, _, entry)| entry.clone()).collect();
+    let total = found.iter().map(|(_, member, _)| member.len).sum();
     let mut file = File::create(path)?;
-    file.write_all(&tensors::write_safetensors(&tensors)?)?;
+    file.write_all(&safetensors::front(&entries)?)?;
     let progress = Progress::of_bytes("getting", total);
-    for (full, _) in &found {
+    for (full, _, _) in &found {
         copy_out(&pack.bytes(full)?, &mut file, &progress)?;
     }
-    Ok((total, tensors.len()))
+    Ok((total, found.len()))
 }
 
 fn copy_out(bytes: &SharedSlice<'_>, file: &mut File, progress: &Progress) -> Result<()> {

@@ -16,9 +16,9 @@
 mod error;
 mod export;
 mod load;
-mod npy;
+pub mod npy;
 mod parallel;
-mod safetensors;
+pub mod safetensors;
 mod save;
 mod shard;
 mod stored;

@@ -6,7 +6,7 @@ use crate::Dtype;
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 
 /// The longest header that is read. An array has at most 64 dimensions; real headers have about a hundred bytes.
-pub(super) const LONGEST: usize = 64 << 10;
+pub const LONGEST: usize = 64 << 10;
 
 /// What a header says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,9 +17,16 @@ pub(super) struct Npy {
     pub(super) offset: u64,
 }
 
-/// Reads the header at the front of a file, of which `bytes` are the first [`LONGEST`] or all.
-pub(super) fn decode(bytes: &[u8]) -> Result<Npy, FileProblem> {
-    let malformed = |what| FileProblem::Malformed { format: ".npy file", what };
+fn malformed(what: &'static str) -> FileProblem {
+    FileProblem::Malformed { format: ".npy file", what }
+}
+
+/// The text of the header at the front of a file, and where the elements begin. `bytes` are the first [`LONGEST`] of the
+/// file, or all.
+///
+/// # Errors
+/// [`FileProblem::Malformed`].
+pub fn text(bytes: &[u8]) -> Result<(&str, u64), FileProblem> {
     let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| malformed("its first bytes are others"))?;
     let (version, rest) = rest.split_first_chunk::<2>().ok_or_else(|| malformed("its header is cut off"))?;
     let (len, rest) = match version {
@@ -30,9 +37,13 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Npy, FileProblem> {
     .ok_or_else(|| malformed("its header is cut off"))?;
     let text = rest.get(..len).ok_or_else(|| malformed("its header is cut off"))?;
     let text = std::str::from_utf8(text).map_err(|_| malformed("its header is no text"))?;
-    let offset = (bytes.len() - rest.len() + len) as u64;
-    let header =
-        Dictionary { rest: text.trim() }.read().ok_or_else(|| malformed("its header is no dictionary"))?;
+    Ok((text.trim(), (bytes.len() - rest.len() + len) as u64))
+}
+
+/// Reads the header at the front of a file, of which `bytes` are the first [`LONGEST`] or all.
+pub(super) fn decode(bytes: &[u8]) -> Result<Npy, FileProblem> {
+    let (text, offset) = text(bytes)?;
+    let header = Dictionary { rest: text }.read().ok_or_else(|| malformed("its header is no dictionary"))?;
     let (Some(descr), Some(columns_first), Some(shape)) = (header.descr, header.columns_first, header.shape)
     else {
         return Err(malformed("its header lacks one of descr, fortran_order and shape"));
@@ -158,16 +169,19 @@ pub(super) fn encode(dtype: Dtype, shape: &[u64]) -> Result<Vec<u8>, FileProblem
     let numbers: String = shape.iter().map(|len| format!("{len}, ")).collect();
     // One dimension keeps its comma; more have none behind the last.
     let numbers = if shape.len() == 1 { numbers.trim_end() } else { numbers.trim_end_matches(", ") };
-    let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({numbers}), }}");
+    front(&format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({numbers}), }}"))
+}
+
+/// The front of a file whose header is this text, up to where its elements begin: at a multiple of 64.
+///
+/// # Errors
+/// [`FileProblem::Malformed`] for a text that is longer than 64 KiB.
+pub fn front(text: &str) -> Result<Vec<u8>, FileProblem> {
     const FRONT: usize = 10;
     let len = (FRONT + text.len() + 1).next_multiple_of(64) - FRONT;
-    text.extend(std::iter::repeat_n(' ', len - 1 - text.len()));
-    text.push('\n');
-    let len = u16::try_from(len).map_err(|_| FileProblem::Malformed {
-        format: ".npy file",
-        what: "it would have too many dimensions",
-    })?;
-    Ok([&MAGIC[..], &[1, 0], &len.to_le_bytes(), text.as_bytes()].concat())
+    let padding = " ".repeat(len - 1 - text.len());
+    let len = u16::try_from(len).map_err(|_| malformed("it would have too many dimensions"))?;
+    Ok([&MAGIC[..], &[1, 0], &len.to_le_bytes(), text.as_bytes(), padding.as_bytes(), b"\n"].concat())
 }
 
 #[cfg(test)]

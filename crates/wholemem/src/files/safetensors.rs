@@ -1,23 +1,40 @@
 //! The header of a `.safetensors` file: a JSON object that says of each tensor what it is and where.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::error::FileProblem;
 use crate::Dtype;
 
 /// The longest header that is read, as others have it.
-pub(super) const LONGEST: u64 = 100_000_000;
+const LONGEST: u64 = 100_000_000;
 
 const FRONT: u64 = 8;
 
 /// One tensor of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) name: String,
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<u64>,
-    /// Where its elements begin in the file.
-    pub(super) offset: u64,
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// The name of its type, as it is in the file: such as `BF16`.
+    pub type_name: String,
+    /// Its shape; a single number has none.
+    pub shape: Vec<u64>,
+    /// Where its bytes begin in the file.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub len: u64,
+}
+
+impl Entry {
+    /// Its type, if that is one of ours.
+    pub(super) fn dtype(&self) -> Result<Dtype, FileProblem> {
+        dtype(&self.type_name)
+    }
+
+    /// Its shape as that of rows: a single number is one of one element.
+    pub(super) fn rows_shape(&self) -> Vec<u64> {
+        if self.shape.is_empty() { vec![1] } else { self.shape.clone() }
+    }
 }
 
 fn malformed(what: &'static str) -> FileProblem {
@@ -25,7 +42,10 @@ fn malformed(what: &'static str) -> FileProblem {
 }
 
 /// How long the header is, from the first eight bytes of a file that is `file_len` long.
-pub(super) fn header_len(front: [u8; 8], file_len: u64) -> Result<usize, FileProblem> {
+///
+/// # Errors
+/// [`FileProblem::Malformed`].
+pub fn header_len(front: [u8; 8], file_len: u64) -> Result<usize, FileProblem> {
     let len = u64::from_le_bytes(front);
     let fits = len <= LONGEST && len.checked_add(FRONT).is_some_and(|end| end <= file_len);
     match usize::try_from(len) {
@@ -34,8 +54,12 @@ pub(super) fn header_len(front: [u8; 8], file_len: u64) -> Result<usize, FilePro
     }
 }
 
-/// Reads the header of a file that is `file_len` long, and returns its tensors in the order of their places.
-pub(super) fn decode(header: &[u8], file_len: u64) -> Result<Vec<Entry>, FileProblem> {
+/// Reads the header of a file that is `file_len` long, and returns its tensors in the order of their places. Every tensor lies
+/// in the file; of one whose type is known, the length is what type and shape make.
+///
+/// # Errors
+/// [`FileProblem::Malformed`].
+pub fn decode(header: &[u8], file_len: u64) -> Result<Vec<Entry>, FileProblem> {
     let data = FRONT + header.len() as u64;
     let room = file_len.checked_sub(data).ok_or_else(|| malformed("its header is longer than it"))?;
     let header: Map<String, Value> =
@@ -54,16 +78,34 @@ fn entry(name: String, value: &Value, data: u64, room: u64) -> Result<Entry, Fil
     let shape = numbers("shape").ok_or_else(|| malformed("a tensor has no shape"))?;
     let places = numbers("data_offsets").ok_or_else(|| malformed("a tensor has no place"))?;
     let &[start, end] = &places[..] else { return Err(malformed("a tensor has no place")) };
-    let dtype =
+    let type_name =
         value.get("dtype").and_then(Value::as_str).ok_or_else(|| malformed("a tensor has no type"))?;
-    let dtype = self::dtype(dtype)?;
-    let len = shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
-    if start > end || end > room || len != Some(end - start) {
-        return Err(malformed("a tensor is not of the length that its type and shape make"));
+    let wrong = || malformed("a tensor is not of the length that its type and shape make");
+    let len = end.checked_sub(start).filter(|_| end <= room).ok_or_else(wrong)?;
+    if let Ok(dtype) = dtype(type_name) {
+        let made = shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
+        made.filter(|made| *made == len).ok_or_else(wrong)?;
     }
-    // A tensor here has rows: a single number is one of one element.
-    let shape = if shape.is_empty() { vec![1] } else { shape };
-    Ok(Entry { name, dtype, shape, offset: data + start })
+    Ok(Entry { name, type_name: type_name.to_owned(), shape, offset: data + start, len })
+}
+
+/// The front of a file with these tensors, whose bytes follow each other in this order. Where they are now does not matter.
+///
+/// # Errors
+/// [`FileProblem::Malformed`] for more than there are numbers.
+pub fn front(entries: &[Entry]) -> Result<Vec<u8>, FileProblem> {
+    let mut header = Map::new();
+    let mut end: u64 = 0;
+    for Entry { name, type_name, shape, len, .. } in entries {
+        let start = end;
+        end = end.checked_add(*len).ok_or_else(|| malformed("it would be too long"))?;
+        let value = json!({ "dtype": type_name, "shape": shape, "data_offsets": [start, end] });
+        header.insert(name.clone(), value);
+    }
+    let mut text = Value::Object(header).to_string();
+    // The bytes begin at a multiple of 8.
+    text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
+    Ok([&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat())
 }
 
 fn dtype(name: &str) -> Result<Dtype, FileProblem> {
@@ -98,12 +140,33 @@ mod tests {
             "a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}"#;
         let data = 8 + header.len() as u64;
         let entries = decode(header, data + 16).unwrap();
-        let expected = [("a", Dtype::F32, vec![1], data), ("b", Dtype::Bf16, vec![2, 3], data + 4)];
+        let expected = [("a", Ok(Dtype::F32), vec![1], data), ("b", Ok(Dtype::Bf16), vec![2, 3], data + 4)];
         let found: Vec<_> = entries
             .iter()
-            .map(|entry| (&entry.name[..], entry.dtype, entry.shape.clone(), entry.offset))
+            .map(|entry| (&entry.name[..], entry.dtype(), entry.rows_shape(), entry.offset))
             .collect();
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_front_is_read_as_it_was_written_whatever_the_types_are() {
+        let entry = |name: &str, type_name: &str, shape: &[u64], len| Entry {
+            name: name.to_owned(),
+            type_name: type_name.to_owned(),
+            shape: shape.to_vec(),
+            offset: 0,
+            len,
+        };
+        let written = [entry("b", "F32", &[2], 8), entry("a", "C64", &[], 8), entry("c", "U8", &[0], 0)];
+        let file = front(&written).unwrap();
+        let len = header_len(file[..8].try_into().unwrap(), file.len() as u64 + 16).unwrap();
+        assert_eq!((len + 8, len % 8), (file.len(), 0));
+        let mut read = decode(&file[8..], file.len() as u64 + 16).unwrap();
+        let unknown = Err(FileProblem::UnknownType { name: "C64".to_owned() });
+        assert_eq!(read[1].dtype(), unknown, "bytes of it can be passed on all the same");
+        let offsets: Vec<_> = read.iter_mut().map(|entry| std::mem::take(&mut entry.offset)).collect();
+        assert_eq!(offsets, [0, 8, 16].map(|at| at + file.len() as u64));
+        assert_eq!(read, written);
     }
 
     #[test]

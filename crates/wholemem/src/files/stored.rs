@@ -194,7 +194,7 @@ impl Stored {
                 None => return Err(FileProblem::NoSuchTensor { name: name.to_owned(), known: known() }),
             },
         };
-        Self::plain(path, file, len, entry.offset, entry.dtype, entry.shape.clone())
+        Self::plain(path, file, len, entry.offset, entry.dtype()?, entry.rows_shape())
     }
 
     fn plain(
