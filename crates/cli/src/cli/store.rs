@@ -53,6 +53,9 @@ pub(crate) struct PutArgs {
     pub(crate) name: String,
     /// The file: .npy and .safetensors are taken apart, any other is taken as it is
     pub(crate) file: PathBuf,
+    /// How many seconds to wait for others to delete something, if the quota is full
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
+    pub(crate) wait: f64,
     #[command(flatten)]
     pub(crate) socket: SocketArgs,
     /// Print one JSON object instead of a line

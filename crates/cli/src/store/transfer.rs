@@ -34,7 +34,8 @@ fn extension(path: &Path) -> &str {
 
 pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let path = &args.file;
-    let client = super::connect(&args.socket)?;
+    let wait = std::time::Duration::from_secs_f64(args.wait);
+    let client = super::connect(&args.socket)?.waiting_for_room(wait);
     let context = || format!("cannot put {}", path.display());
     let mut file = File::open(path).with_context(context)?;
     let len = usize::try_from(file.metadata().with_context(context)?.len())?;
