@@ -296,7 +296,7 @@ fn random_operations_recover_after_every_store() {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (dice >> 33) % below
     };
-    let mut world = World::new();
+    let mut world = World::with_ahead(TERMS.quota / 4);
     let mut next = 3;
     let mut clients = vec![world.join(1), world.join(2)];
     let mut unsealed: Vec<(ClientId, u64)> = Vec::new();
@@ -310,7 +310,7 @@ fn random_operations_recover_after_every_store() {
         match (roll(10), object) {
             (0..=2, _) => drop(world.create(client, &name, roll(16 << 10))),
             (3, _) => {
-                let (create, answer) = world.create(client, &name, (16 << 10) + roll(200 << 10));
+                let (create, answer) = world.create(client, &name, (1 + roll(4)) * (48 << 10));
                 if matches!(answer, Answer::Created { .. }) {
                     unsealed.push((client, create));
                 }
@@ -344,7 +344,8 @@ fn random_operations_recover_after_every_store() {
             }
             _ => {
                 world.yard.pins.clear();
-                world.run(Input::Tick);
+                // Nothing happens, or memory is made ahead, or what was is given back.
+                world.rest(Duration::from_millis([0, 10, 20_000][usize::try_from(roll(3)).unwrap()]));
             }
         }
     }

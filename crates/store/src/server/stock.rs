@@ -255,18 +255,6 @@ mod tests {
 
     const LEN: u64 = 100 << 10;
 
-    /// Lets some time pass, in which memory is made.
-    fn rest(world: &mut World) {
-        let later = Now { elapsed: Duration::from_secs(1) + REST, unix: 7 };
-        for output in world.server.step(later, Input::Tick, &mut world.yard) {
-            let Output::Make { allocation, .. } = output else { panic!("{output:?}") };
-            assert!(world.parked.insert(allocation));
-            let made = Input::Made { allocation, outcome: Ok(()) };
-            assert_eq!(world.server.step(later, made, &mut world.yard), []);
-        }
-        world.cells.take();
-    }
-
     fn put(world: &mut World, client: crate::id::ClientId, name: &str, len: u64) -> crate::ObjectId {
         let (made, answer) = world.create(client, name, len);
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
@@ -279,7 +267,7 @@ mod tests {
         let client = world.join(1);
         put(&mut world, client, "first", LEN);
         assert_eq!(world.server.stock.held(), 0, "not while its writer may go on");
-        rest(&mut world);
+        world.rest(REST);
         let ready: Vec<_> = world.server.stock.ids().collect();
         assert_eq!((ready.len(), world.server.stock.held()), (2, 2 * LEN));
         assert_eq!(world.status(client).host.used, LEN, "what is made ahead is not taken");
@@ -295,7 +283,7 @@ mod tests {
         let object = put(&mut world, client, "object", LEN);
         world.server.stock.wishes.clear();
         world.one(client, Ask::Delete { object }, &[]);
-        rest(&mut world);
+        world.rest(REST);
         assert_eq!((world.server.stock.held(), world.status(client).host.used), (LEN, 0));
     }
 
@@ -305,7 +293,7 @@ mod tests {
         let client = world.join(1);
         let object = put(&mut world, client, "object", LEN);
         world.one(client, Ask::Delete { object }, &[]);
-        rest(&mut world);
+        world.rest(REST);
         assert!(world.server.stock.held() > 0);
         put(&mut world, client, "all", TERMS.quota);
         assert_eq!((world.server.stock.held(), world.parked.len()), (0, 1));
@@ -316,7 +304,7 @@ mod tests {
         let mut world = World::with_ahead(4 * LEN);
         let client = world.join(1);
         put(&mut world, client, "object", LEN);
-        rest(&mut world);
+        world.rest(REST);
         let wake = world.server.wake_at().expect("something to look at");
         let outputs = world.server.step(Now { elapsed: wake, unix: 0 }, Input::Tick, &mut world.yard);
         assert!(matches!(outputs[..], [Output::Release { .. }, Output::Release { .. }]), "{outputs:?}");
@@ -328,7 +316,7 @@ mod tests {
         let mut world = World::with_ahead(4 * LEN);
         let client = world.join(1);
         put(&mut world, client, "object", LEN);
-        rest(&mut world);
+        world.rest(REST);
         world.server.stock.pieces.truncate(1);
         let id = world.server.stock.ids().next().expect("one");
         world.server.stock.pieces[0].is_ready = false;

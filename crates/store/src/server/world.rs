@@ -100,6 +100,7 @@ pub(super) struct World {
     pub(super) parked: BTreeSet<AllocationId>,
     pub(super) clients: BTreeMap<ClientId, u32>,
     ahead: u64,
+    time: Duration,
     pub(super) requests: u64,
     pub(super) prefixes: usize,
     pub(super) writable: bool,
@@ -120,7 +121,18 @@ impl World {
         assert!(outputs.is_empty());
         cells.take();
         let (parked, clients) = (BTreeSet::new(), BTreeMap::new());
-        Self { cells, server, yard, parked, clients, ahead, requests: 0, prefixes: 0, writable: false }
+        Self {
+            cells,
+            server,
+            yard,
+            parked,
+            clients,
+            ahead,
+            time: now().elapsed,
+            requests: 0,
+            prefixes: 0,
+            writable: false,
+        }
     }
 
     pub(super) fn survivors(&self) -> Survivors {
@@ -135,7 +147,8 @@ impl World {
     /// One step, after which every prefix of its stores is recovered.
     pub(super) fn step(&mut self, input: Input<'_>) -> Vec<Output> {
         let before = self.cells.snapshot();
-        let outputs = self.server.step(now(), input, &mut self.yard);
+        let time = Now { elapsed: self.time, ..now() };
+        let outputs = self.server.step(time, input, &mut self.yard);
         let prefixes = Prefixes { before, ..self.cells.take() };
         let count = prefixes.stores.len();
         let first = view(&self.recover(prefixes.replay(0)).0);
@@ -157,6 +170,12 @@ impl World {
         }
         self.cells.take();
         outputs
+    }
+
+    /// Lets so much time pass, and whatever is to be done by then happen.
+    pub(super) fn rest(&mut self, time: Duration) {
+        self.time += time;
+        self.run(Input::Tick);
     }
 
     /// A step and all that follows from it, until somebody is answered.
