@@ -523,8 +523,9 @@ impl Core {
             let left = deadline.remaining().unwrap_or(Client::PATIENCE);
             let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
             let ask = Ask::AwaitRoom { len: len as u64, place, wait };
-            aside.request(ask, &[], Deadline::after(left + Client::PATIENCE))?;
+            let told = aside.request(ask, &[], Deadline::after(left + Client::PATIENCE));
             aside.tell(Ask::Goodbye);
+            told?;
         }
     }
 
