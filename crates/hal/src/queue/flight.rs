@@ -19,8 +19,12 @@ pub(crate) trait Held: fmt::Debug + Send + Sync {}
 
 impl<T: fmt::Debug + Send + Sync> Held for T {}
 
-/// How many operands share one event.
+/// How many operands share one event, and how much work.
 const BATCH: usize = 32;
+const WORKS: usize = 64;
+
+/// Among how many of the last ones an operand is looked for before it is held once more.
+const RECENT: usize = 16;
 
 /// What the work of one stream still uses, oldest first.
 #[derive(Debug, Default)]
@@ -28,6 +32,8 @@ pub(super) struct Flight {
     batches: VecDeque<Batch>,
     /// Operands of work behind the last event.
     open: Vec<Operand>,
+    /// How much work that is.
+    works: usize,
     /// Events that have passed.
     spare: Vec<Fence>,
 }
@@ -56,9 +62,17 @@ impl Flight {
         operands: impl IntoIterator<Item = Operand>,
         foreign: bool,
     ) {
-        self.open.extend(operands);
+        for operand in operands {
+            // The same work again and again would fill a batch with the same operands. What is open is held until the
+            // newest work is over.
+            let recent = self.open.len().saturating_sub(RECENT);
+            if !self.open[recent..].iter().any(|held| Arc::ptr_eq(held, &operand)) {
+                self.open.push(operand);
+            }
+        }
         // A stream that is not ours may be gone when the next event is due.
-        if foreign || self.open.len() >= BATCH {
+        self.works += 1;
+        if foreign || self.open.len() >= BATCH || self.works >= WORKS {
             self.reap(device.backend());
             if let Err(cause) = self.close(device, stream) {
                 tracing::debug!(%cause, "no event behind a batch of work; keeping its operands longer");
@@ -79,6 +93,7 @@ impl Flight {
         };
         // SAFETY: the event is ours and nobody waits for an older record of it; the stream is the caller's.
         unsafe { queue.record(fence.event, stream) }?;
+        self.works = 0;
         self.batches.push_back(Batch { fence, _operands: std::mem::take(&mut self.open) });
         Ok(())
     }
@@ -101,6 +116,7 @@ impl Flight {
     /// Lets go of everything: the stream was seen to be idle.
     pub(super) fn clear(&mut self) {
         self.open.clear();
+        self.works = 0;
         self.spare.extend(self.batches.drain(..).map(|batch| batch.fence));
     }
 
@@ -110,6 +126,7 @@ impl Flight {
         self.batches.append(&mut earlier.batches);
         // Behind the next event instead of an earlier one: held longer, never shorter.
         self.open.append(&mut earlier.open);
+        self.works += earlier.works;
         self.spare.append(&mut earlier.spare);
     }
 }

@@ -142,7 +142,10 @@ impl Lane {
         }
         let reduces = call.what == Collective::AllReduce;
         // Only a reduction writes where others still read.
-        let window = !from.reference.is_none();
+        let window = !from.reference.is_none() && self.tuning.reads_window(len);
+        let reached = |found: &Found<'_>| {
+            if self.tuning.reads_window(len) { found.reference } else { WindowRef::default() }
+        };
         let shape = Shape { ranks: self.group.size(), len, window, in_place: in_place && reduces, reduces };
         let algorithm = choose(&shape, &self.tuning, &self.limits);
         if !window && len > self.reference.staging_len.saturating_mul(MOST_PIECES) {
@@ -153,8 +156,8 @@ impl Lane {
             input: from.address,
             output: to.address,
             count: call.count,
-            inputs: from.reference,
-            outputs: to.reference,
+            inputs: reached(&from),
+            outputs: reached(&to),
             dtype: call.dtype.code(),
             op: call.op.code(),
             root: call.root.0,

@@ -30,7 +30,7 @@ mod window;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use wholemem_hal::{Allocation, PlainBuffer, Rights};
+use wholemem_hal::{Allocation, BackendKind, PlainBuffer, Rights};
 
 pub use debug::{Chaos, Mutants};
 pub use lane::Lane;
@@ -55,6 +55,11 @@ use crate::{Error, Group, Result};
 /// How much is staged at once, if nothing else was asked for.
 const STAGING_ON_HOSTS: usize = 256 << 10;
 const STAGING_ON_DEVICES: usize = 8 << 20;
+
+/// How much goes in packets at most, likewise; among many ranks, all together.
+const PACKETS_ON_HOSTS: usize = 8 << 10;
+const PACKETS_ON_DEVICES: usize = 256 << 10;
+const ALL_PACKETS: usize = 4 << 20;
 
 /// A group's windows, and the collective calls over them. Clones are the same.
 ///
@@ -95,12 +100,13 @@ impl Symmetric {
         }
         let kernels = Arc::new(agree(comm, Kernels::load(group.device()))?);
         let blocks = resident(group, &kernels)?;
-        let staging_len = match (spec.staging_len, kind) {
-            (0, wholemem_hal::BackendKind::Host) => STAGING_ON_HOSTS,
-            (0, _) => STAGING_ON_DEVICES,
-            (given, _) => given,
+        let (staging, packets) = match kind {
+            BackendKind::Host => (STAGING_ON_HOSTS, PACKETS_ON_HOSTS),
+            _ => (STAGING_ON_DEVICES, PACKETS_ON_DEVICES.min(ALL_PACKETS / group.size().max(1) as usize)),
         };
-        let layout = LaneLayout::new(group.size(), spec.packets_len, staging_len)?;
+        let or = |given: usize, usual: usize| if given == 0 { usual } else { given };
+        let (packets_len, staging_len) = (or(spec.packets_len, packets), or(spec.staging_len, staging));
+        let layout = LaneLayout::new(group.size(), packets_len, staging_len)?;
         let space = Space::reserve(group, spec.window_space)?;
         let limits = Limits { packets: layout.ll_len, blocks };
         let (dropped, timeout) = (space.dropped().clone(), spec.timeout);
@@ -217,7 +223,7 @@ fn resident(group: &Group, kernels: &Kernels) -> Result<u32> {
         let fits = words.get(16..20).and_then(|fit| fit.try_into().ok()).map_or(0, u32::from_le_bytes);
         let sharing = all.iter().filter(|other| uuid(other) == uuid(words)).count();
         let each = fits / u32::try_from(sharing).unwrap_or(u32::MAX).max(1);
-        let inline = group.device().backend().kind() == wholemem_hal::BackendKind::Host;
+        let inline = group.device().backend().kind() == BackendKind::Host;
         if each == 0 && !inline {
             return Err(Error::NotResident { rank, sharing, fits });
         }

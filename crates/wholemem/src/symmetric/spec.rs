@@ -26,9 +26,11 @@ pub struct SymmetricSpec {
     pub lanes: u32,
     /// How many bytes of addresses the windows get, all ranks together.
     pub window_space: usize,
-    /// How many bytes of memory that is no window go at once; four times as much is taken of each rank's memory for it.
+    /// How many bytes of memory that is no window go at once, of which every rank has three times as much; as much as pays,
+    /// for zero.
     pub staging_len: usize,
-    /// How many bytes a rank can send in packets.
+    /// How many bytes a rank can send in packets, of which every rank has four times as much for each rank; as much as
+    /// pays, for zero.
     pub packets_len: usize,
     /// How long a call waits for the others.
     pub timeout: Duration,
@@ -42,7 +44,7 @@ impl Default for SymmetricSpec {
             lanes: 1,
             window_space: 8 << 40,
             staging_len: 0,
-            packets_len: 64 << 10,
+            packets_len: 0,
             timeout: Duration::from_secs(60),
             tuning: None,
         }

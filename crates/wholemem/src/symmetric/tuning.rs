@@ -68,6 +68,8 @@ pub struct Tuning {
     pub one_shot_staged: usize,
     /// The most bytes in one shot, where inputs are in windows.
     pub one_shot_window: usize,
+    /// The most bytes of a window that are staged all the same: that takes a copy more, and a barrier less.
+    pub stage_window: usize,
     /// An algorithm that is always taken where it can be.
     pub always: Option<Algorithm>,
 }
@@ -76,18 +78,34 @@ impl Tuning {
     /// What was measured to be best: on two cores of a server, and on one H200 that all ranks share.
     #[must_use]
     pub fn measured(backend: BackendKind, ranks: u32) -> Self {
-        let (packets, one_shot_staged, one_shot_window) = match backend {
-            BackendKind::Cuda => {
-                (32 << 10, (1 << 20) / ranks.max(1) as usize, (512 << 10) / ranks.max(1) as usize)
-            }
-            _ => (2 << 10, 4 << 10, 4 << 10),
-        };
-        Self { packets, one_shot_staged, one_shot_window, always: None }
+        let ranks = ranks.max(1) as usize;
+        match backend {
+            BackendKind::Cuda => Self {
+                packets: ((1 << 20) / ranks).min(256 << 10),
+                one_shot_staged: if ranks <= 2 { usize::MAX } else { (8 << 20) / ranks },
+                one_shot_window: (1 << 20) / ranks,
+                stage_window: (4 << 20) / ranks,
+                always: None,
+            },
+            _ => Self {
+                packets: 2 << 10,
+                one_shot_staged: 4 << 10,
+                one_shot_window: 4 << 10,
+                stage_window: 0,
+                always: None,
+            },
+        }
+    }
+
+    /// Whether a call reads inputs where they are, if they are in a window.
+    pub(super) fn reads_window(&self, len: u64) -> bool {
+        len > self.stage_window as u64
     }
 
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let always = self.always.map_or(0, |always| 1 + always as u64);
-        let words = [self.packets as u64, self.one_shot_staged as u64, self.one_shot_window as u64, always];
+        let [packets, staged] = [self.packets as u64, self.one_shot_staged as u64];
+        let words = [packets, staged, self.one_shot_window as u64, self.stage_window as u64, always];
         words.into_iter().flat_map(u64::to_le_bytes).collect()
     }
 }
@@ -120,6 +138,7 @@ impl Lane {
     #[doc(hidden)]
     #[must_use]
     pub fn algorithm_of(&self, len: usize, window: bool, in_place: bool, reduces: bool) -> Algorithm {
+        let window = window && self.tuning.reads_window(len as u64);
         let shape = Shape { ranks: self.group.size(), len: len as u64, window, in_place, reduces };
         choose(&shape, &self.tuning, &self.limits)
     }
@@ -164,7 +183,8 @@ mod tests {
 
     const SHAPE: Shape = Shape { ranks: 2, len: 0, window: false, in_place: false, reduces: true };
     const LIMITS: Limits = Limits { packets: 100, blocks: 40 };
-    const TUNING: Tuning = Tuning { packets: 200, one_shot_staged: 1000, one_shot_window: 500, always: None };
+    const TUNING: Tuning =
+        Tuning { packets: 200, one_shot_staged: 1000, one_shot_window: 500, stage_window: 0, always: None };
 
     #[test]
     fn longer_calls_take_more_shots() {
@@ -208,6 +228,7 @@ mod tests {
             Tuning { packets: 1, ..TUNING },
             Tuning { one_shot_staged: 1, ..TUNING },
             Tuning { one_shot_window: 1, ..TUNING },
+            Tuning { stage_window: 1, ..TUNING },
             Tuning { always: Some(Algorithm::Packets), ..TUNING },
         ];
         assert!(others.iter().all(|other| other.to_bytes() != TUNING.to_bytes()));

@@ -1,11 +1,11 @@
 //! The outcome of a reduction is the same to the bit on every rank, whatever the algorithm, and equal to the plainest loop.
 
 use wholemem::{Algorithm, Buffer, Dtype, Rank, ReduceOp, Symmetric, Window, combine_naive};
-use wholemem_hal::{Backend, Span};
-use wholemem_testkit::{cuda, exhaustive, seed};
+use wholemem_hal::Span;
+use wholemem_testkit::{Ranks, cuda, exhaustive, seed, test_name};
 
 use super::values::{Random, elements};
-use super::world::{Guarded, STAGING, host, on_ranks};
+use super::world::{Guarded, STAGING, host, on_ranks, spec};
 
 /// Elements of padding around buffers, so that each rank's can begin elsewhere.
 const ROOM: usize = 16;
@@ -58,25 +58,20 @@ fn counts(dtype: Dtype) -> Vec<usize> {
     counts
 }
 
-/// Every algorithm, type, operation and place among so many ranks, with some counts each, or all.
-fn reductions_agree(backend: &Backend, ranks: u32, all: bool) {
-    let chance = seed();
-    for algorithm in Algorithm::ALL {
-        on_ranks(backend, ranks, Some(algorithm), |symmetric| {
-            let memory = Memory::new(symmetric, (6 * STAGING + 2 * ROOM * 8).max(1 << 10));
-            let mut random = Random(chance);
-            for dtype in Dtype::ALL {
-                for op in ReduceOp::ALL.into_iter().filter(|op| op.applies_to(dtype)) {
-                    let counts = counts(dtype);
-                    let some = if all { counts.len() } else { 3 };
-                    for at in 0..some {
-                        let count = if all { counts[at] } else { counts[random.below(counts.len())] };
-                        let places = PLACES[random.below(PLACES.len())];
-                        reduce(symmetric, &memory, (dtype, op, count), places, random.next());
-                    }
-                }
+/// Every type, operation and place, with some counts each, or all, as one rank does them.
+fn reductions_agree(symmetric: &Symmetric, chance: u64, all: bool) {
+    let memory = Memory::new(symmetric, (6 * STAGING + 2 * ROOM * 8).max(1 << 10));
+    let mut random = Random(chance);
+    for dtype in Dtype::ALL {
+        for op in ReduceOp::ALL.into_iter().filter(|op| op.applies_to(dtype)) {
+            let counts = counts(dtype);
+            let some = if all { counts.len() } else { 3 };
+            for at in 0..some {
+                let count = if all { counts[at] } else { counts[random.below(counts.len())] };
+                let places = PLACES[random.below(PLACES.len())];
+                reduce(symmetric, &memory, (dtype, op, count), places, random.next());
             }
-        });
+        }
     }
 }
 
@@ -156,79 +151,94 @@ fn reduce(
 #[test]
 fn reductions_agree_with_the_plainest_loop() {
     for ranks in 1..=9 {
-        reductions_agree(&host(), ranks, exhaustive());
-    }
-}
-
-#[test]
-fn gpu_reductions_agree_with_the_plainest_loop() {
-    if let Some(backend) = cuda::backend() {
-        for ranks in 1..=9 {
-            reductions_agree(&backend, ranks, false);
+        let chance = seed();
+        for algorithm in Algorithm::ALL {
+            on_ranks(&host(), ranks, Some(algorithm), |symmetric| {
+                reductions_agree(symmetric, chance, exhaustive());
+            });
         }
     }
 }
 
+#[test]
+fn gpu_reductions_of_processes_agree_with_the_plainest_loop() {
+    for ranks in 1..=9 {
+        of_processes(ranks, test_name!(), |symmetric, chance| reductions_agree(symmetric, chance, false));
+    }
+}
+
+/// Ranks that are processes on one GPU, with every algorithm.
+fn of_processes(ranks: usize, test: &str, work: impl Fn(&Symmetric, u64)) {
+    if !Ranks::is_rank() && cuda::backend().is_none() {
+        return;
+    }
+    Ranks::of(ranks).parameter(seed().to_string()).run(test, |rank| {
+        let backend = cuda::backend().unwrap();
+        let members: Vec<_> = (0..rank.count()).collect();
+        let group = super::deaths::join(rank, &members, &backend);
+        for algorithm in Algorithm::ALL {
+            let symmetric =
+                Symmetric::create(&group, &spec(&backend, ranks as u32, Some(algorithm))).unwrap();
+            work(&symmetric, rank.parameter().parse().unwrap());
+            group.communicator().barrier().unwrap();
+        }
+    });
+}
+
 /// Gathers and broadcasts of bytes, long and short, aligned and not, staged and from windows.
-fn copies_agree(backend: &Backend, ranks: u32) {
-    let chance = seed();
-    for algorithm in [Algorithm::Packets, Algorithm::OneShot] {
-        on_ranks(backend, ranks, Some(algorithm), |symmetric| {
-            let group = symmetric.group();
-            let (own, stream) = (group.rank().index(), group.device().stream().unwrap());
-            let mut random = Random(chance);
-            let most = 3 * STAGING;
-            let count = group.size() as usize;
-            let from = symmetric.mem_alloc(most + 64).unwrap();
-            let output = Guarded::buffer(symmetric, count * most + 64);
-            let own_input = Guarded::buffer(symmetric, most + 64);
-            for round in 0..60 {
-                let len = [0, 1, 7, 16, 100, 4096, 4097, 8192, most][random.below(9)];
-                let (from_at, to_at, seed) = (random.below(64), random.below(64), random.next());
-                let root = Rank(random.below(count) as u32);
-                let inputs: Vec<_> =
-                    (0..count).map(|rank| elements(Dtype::U8, len, seed ^ rank as u64)).collect();
-                let in_window = round % 2 == 0;
-                let memory = if in_window { from.local().clone() } else { own_input.clone() };
-                let input = Guarded::new(&stream, memory, from_at, len);
-                input.put(&inputs[own]);
-                symmetric.barrier(&stream).unwrap();
-                let span = input.span();
-                let buffer =
-                    || if in_window { from.range(from_at..from_at + len) } else { Buffer::from(&span) };
-                let gathered = Guarded::new(&stream, output.clone(), to_at, count * len);
-                gathered.put(&vec![0x5A; count * len]);
-                symmetric.all_gather(&stream, buffer(), &gathered.span()).unwrap();
-                stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
-                symmetric.check().unwrap();
-                let what = format!("round {round}, seed {seed}");
-                assert!(gathered.take(&what) == inputs.concat(), "{what}: gathered on rank {own}");
-                let copied = Guarded::new(&stream, output.clone(), to_at, len);
-                copied.put(&vec![0x5A; len]);
-                symmetric.broadcast(&stream, root, buffer(), &copied.span()).unwrap();
-                stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
-                symmetric.check().unwrap();
-                assert!(copied.take(&what) == inputs[root.index()], "{what}: from rank {root} on rank {own}");
-                assert_eq!(input.take(&what), inputs[own], "{what}: the input was written");
-                symmetric.barrier(&stream).unwrap();
-                stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
-            }
-        });
+fn copies_agree(symmetric: &Symmetric, chance: u64) {
+    let group = symmetric.group();
+    let (own, stream) = (group.rank().index(), group.device().stream().unwrap());
+    let mut random = Random(chance);
+    let most = 3 * STAGING;
+    let count = group.size() as usize;
+    let from = symmetric.mem_alloc(most + 64).unwrap();
+    let output = Guarded::buffer(symmetric, count * most + 64);
+    let own_input = Guarded::buffer(symmetric, most + 64);
+    for round in 0..60 {
+        let len = [0, 1, 7, 16, 100, 4096, 4097, 8192, most][random.below(9)];
+        let (from_at, to_at, seed) = (random.below(64), random.below(64), random.next());
+        let root = Rank(random.below(count) as u32);
+        let inputs: Vec<_> = (0..count).map(|rank| elements(Dtype::U8, len, seed ^ rank as u64)).collect();
+        let in_window = round % 2 == 0;
+        let memory = if in_window { from.local().clone() } else { own_input.clone() };
+        let input = Guarded::new(&stream, memory, from_at, len);
+        input.put(&inputs[own]);
+        symmetric.barrier(&stream).unwrap();
+        let span = input.span();
+        let buffer = || if in_window { from.range(from_at..from_at + len) } else { Buffer::from(&span) };
+        let gathered = Guarded::new(&stream, output.clone(), to_at, count * len);
+        gathered.put(&vec![0x5A; count * len]);
+        symmetric.all_gather(&stream, buffer(), &gathered.span()).unwrap();
+        stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
+        symmetric.check().unwrap();
+        let what = format!("round {round}, seed {seed}");
+        assert!(gathered.take(&what) == inputs.concat(), "{what}: gathered on rank {own}");
+        let copied = Guarded::new(&stream, output.clone(), to_at, len);
+        copied.put(&vec![0x5A; len]);
+        symmetric.broadcast(&stream, root, buffer(), &copied.span()).unwrap();
+        stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
+        symmetric.check().unwrap();
+        assert!(copied.take(&what) == inputs[root.index()], "{what}: from rank {root} on rank {own}");
+        assert_eq!(input.take(&what), inputs[own], "{what}: the input was written");
+        symmetric.barrier(&stream).unwrap();
+        stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
     }
 }
 
 #[test]
 fn gathers_and_broadcasts_give_every_byte_to_all() {
     for ranks in [1, 2, 3, 8] {
-        copies_agree(&host(), ranks);
+        let chance = seed();
+        for algorithm in [Algorithm::Packets, Algorithm::OneShot] {
+            on_ranks(&host(), ranks, Some(algorithm), |symmetric| copies_agree(symmetric, chance));
+        }
     }
 }
 
 #[test]
-fn gpu_gathers_and_broadcasts_give_every_byte_to_all() {
-    if let Some(backend) = cuda::backend() {
-        for ranks in [1, 2, 3, 8] {
-            copies_agree(&backend, ranks);
-        }
+fn gpu_gathers_and_broadcasts_of_processes_give_every_byte_to_all() {
+    for ranks in [1, 2, 3, 8] {
+        of_processes(ranks, test_name!(), copies_agree);
     }
 }
