@@ -69,6 +69,7 @@ struct World {
     {
         lane = Lane();
         lane.ranks = ranks;
+        lane.near = ranks % 2 == 0; // either scope
         lane.notices_at = (u64)MOST_BLOCKS * ranks * SIGNAL_STRIDE;
         lane.ll_at = round_up(lane.notices_at + ranks * 8, 128);
         lane.ll_len = ll_len;

@@ -22,7 +22,7 @@ struct CollectiveRequest {
     __device__ __forceinline__ u64 bytes() const { return count * element_len(dtype); }
 };
 
-static_assert(sizeof(CollectiveRequest) == 184, "the layout is shared with Rust");
+static_assert(sizeof(CollectiveRequest) == 192, "the layout is shared with Rust");
 
 // The parts of all ranks' staging memory that have a parity, as a window.
 __device__ __forceinline__ Window staging(const Lane &lane, u32 parity)

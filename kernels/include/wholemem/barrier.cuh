@@ -86,6 +86,8 @@ struct Lane {
     u64 result_at;
     u32 rank;
     u32 ranks;
+    u32 near; // not 0: all ranks are on one device
+    u32 spare;
 
     WHOLEMEM_HOST_DEVICE u64 memory(u32 rank) const { return base + rank * stride; }
 
@@ -112,7 +114,7 @@ struct Lane {
     WHOLEMEM_HOST_DEVICE u64 result(u32 of) const { return memory(of) + result_at; }
 };
 
-static_assert(sizeof(Lane) == 96, "the layout is shared with Rust");
+static_assert(sizeof(Lane) == 104, "the layout is shared with Rust");
 
 #if defined(__CUDACC__)
 
@@ -258,7 +260,7 @@ public:
 #pragma unroll 1
         for (u32 peer = threadIdx.x; peer < lane.ranks; peer += blockDim.x)
             if (peer != lane.rank)
-                store_release(lane.signal(peer, block, lane.rank), flag());
+                store_release(lane.signal(peer, block, lane.rank), flag(), lane.near != 0);
     }
 
     // Waits until this block of every rank has arrived. False: somebody will not, and the kernel is to return.
@@ -377,7 +379,7 @@ private:
     {
         const u64 signal = lane.signal(lane.rank, block, peer);
         Patience patience;
-        while ((i64)(load_acquire(signal) - flag()) < 0)
+        while ((i64)(load_acquire(signal, lane.near != 0) - flag()) < 0)
             if (patience.ends(*this, {lane.signal(lane.rank, block, 0), SIGNAL_STRIDE, flag(), 0, 0, lane.ranks}))
                 return;
     }

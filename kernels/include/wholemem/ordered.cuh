@@ -1,6 +1,7 @@
 // Loads and stores that order what other ranks see, of whole words in global memory.
 //
-// The scope is the system in all of them: a peer may be another device, and an observer the processor. Each is volatile and
+// The scope is the system: a peer may be another device, and an observer the processor. Where all ranks are on this device,
+// `near`, releases and acquires of their signals reach only as far, and a release takes half the time. Each is volatile and
 // clobbers memory, so that the compiler moves nothing across it either.
 //
 // release: what this thread did before, and what other threads did before a __syncthreads that it passed, is seen by whoever
@@ -26,6 +27,23 @@ __device__ __forceinline__ u64 load_acquire(u64 address)
 __device__ __forceinline__ void store_release(u64 address, u64 value)
 {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ u64 load_acquire(u64 address, bool near)
+{
+    if (!near)
+        return load_acquire(address);
+    u64 value;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_release(u64 address, u64 value, bool near)
+{
+    if (near)
+        asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+    else
+        store_release(address, value);
 }
 
 __device__ __forceinline__ u64 load_relaxed(u64 address)

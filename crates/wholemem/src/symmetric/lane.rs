@@ -94,6 +94,8 @@ impl Lane {
             result_at: layout.result_at,
             rank: group.rank().0,
             ranks: group.size(),
+            near: u32::from(limits.near),
+            spare: 0,
         };
         let maps: Vec<_> = memory.iter().flatten().cloned().collect();
         let operands: Vec<_> =

@@ -99,7 +99,7 @@ impl Symmetric {
             return Err(Error::Differs { rank: wholemem_comm::Rank(rank) });
         }
         let kernels = Arc::new(agree(comm, Kernels::load(group.device()))?);
-        let blocks = resident(group, &kernels)?;
+        let (blocks, near) = resident(group, &kernels)?;
         let (staging, packets) = match kind {
             BackendKind::Host => (STAGING_ON_HOSTS, PACKETS_ON_HOSTS),
             _ => (STAGING_ON_DEVICES, PACKETS_ON_DEVICES.min(ALL_PACKETS / group.size().max(1) as usize)),
@@ -108,7 +108,7 @@ impl Symmetric {
         let (packets_len, staging_len) = (or(spec.packets_len, packets), or(spec.staging_len, staging));
         let layout = LaneLayout::new(group.size(), packets_len, staging_len)?;
         let space = Space::reserve(group, spec.window_space)?;
-        let limits = Limits { packets: layout.ll_len, blocks };
+        let limits = Limits { packets: layout.ll_len, blocks, near };
         let (dropped, timeout) = (space.dropped().clone(), spec.timeout);
         let common = Common { group: group.clone(), kernels, limits, tuning, timeout, layout, dropped };
         let lanes = lanes(&common, &space, spec.lanes.max(1) as usize)?;
@@ -211,8 +211,9 @@ fn lanes(common: &Common, space: &Space, count: usize) -> Result<Vec<Lane>> {
     agree(group.communicator(), made())
 }
 
-/// How many blocks of one rank run at once, on the device that has the least room for each of its ranks.
-fn resident(group: &Group, kernels: &Kernels) -> Result<u32> {
+/// How many blocks of one rank run at once, on the device that has the least room for each of its ranks; and whether there
+/// is only one.
+fn resident(group: &Group, kernels: &Kernels) -> Result<(u32, bool)> {
     let comm = group.communicator();
     let fit = agree(comm, kernels.resident_blocks())?;
     let own = [&group.device().info().uuid[..], &fit.to_le_bytes()].concat();
@@ -229,5 +230,5 @@ fn resident(group: &Group, kernels: &Kernels) -> Result<u32> {
         }
         least = least.min(each.max(1));
     }
-    Ok(least)
+    Ok((least, all.iter().all(|words| uuid(words) == uuid(&own))))
 }

@@ -51,6 +51,10 @@ pub struct LaneRef {
     pub rank: u32,
     /// How many there are.
     pub ranks: u32,
+    /// Not zero where all ranks are on one device.
+    pub near: u32,
+    /// Zero.
+    pub spare: u32,
 }
 
 /// One rank's part in one call.
@@ -96,23 +100,24 @@ impl WindowRef {
 
 impl LaneRef {
     /// How many bytes it takes.
-    pub const LEN: usize = 96;
+    pub const LEN: usize = 104;
 
     /// Its bytes, as a kernel is given them.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let Self { base, stride, control, report, debug, notices_at, ll_at, ll_len, .. } = *self;
-        let Self { staging_at, staging_len, result_at, rank, ranks, .. } = *self;
+        let Self { staging_at, staging_len, result_at, rank, ranks, near, spare, .. } = *self;
         let words = [base, stride, control, report, debug, notices_at, ll_at, ll_len];
         let mut bytes = [0; Self::LEN];
-        put(&mut bytes, words.into_iter().chain([staging_at, staging_len, result_at, pair(rank, ranks)]));
+        let rest = [staging_at, staging_len, result_at, pair(rank, ranks), pair(near, spare)];
+        put(&mut bytes, words.into_iter().chain(rest));
         bytes
     }
 }
 
 impl CollectiveRequest {
     /// How many bytes it takes.
-    pub const LEN: usize = 184;
+    pub const LEN: usize = 192;
 
     /// Its bytes, as a kernel is given them.
     #[must_use]
@@ -154,18 +159,20 @@ impl CollectiveRequest {
             result_at: word(10),
             rank: half(22),
             ranks: half(23),
+            near: half(24),
+            spare: half(25),
         };
         Some(Self {
             lane,
-            input: word(12),
-            output: word(13),
-            count: word(14),
-            inputs: window(15),
-            outputs: window(18),
-            dtype: half(42),
-            op: half(43),
-            root: half(44),
-            spare: half(45),
+            input: word(13),
+            output: word(14),
+            count: word(15),
+            inputs: window(16),
+            outputs: window(19),
+            dtype: half(44),
+            op: half(45),
+            root: half(46),
+            spare: half(47),
         })
     }
 
@@ -198,12 +205,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn requests_are_read_as_they_were_written(words: [u64; 20], halves: [u32; 6]) {
+        fn requests_are_read_as_they_were_written(words: [u64; 20], halves: [u32; 8]) {
             let window = |at: usize| WindowRef { base: words[at], stride: words[at + 1], table: words[at + 2] };
             let lane = LaneRef {
                 base: words[0], stride: words[1], control: words[2], report: words[3], debug: words[4],
                 notices_at: words[5], ll_at: words[6], ll_len: words[7], staging_at: words[8],
-                staging_len: words[9], result_at: words[10], rank: halves[0], ranks: halves[1],
+                staging_len: words[9], result_at: words[10], rank: halves[0], ranks: halves[1], near: halves[6], spare: halves[7],
             };
             let request = CollectiveRequest {
                 lane, input: words[11], output: words[12], count: words[13], inputs: window(14),
@@ -211,7 +218,7 @@ mod tests {
             };
             let bytes = request.to_bytes();
             prop_assert_eq!(CollectiveRequest::from_bytes(&bytes), Some(request));
-            prop_assert_eq!(CollectiveRequest::from_bytes(&bytes[..183]), None);
+            prop_assert_eq!(CollectiveRequest::from_bytes(&bytes[..191]), None);
             prop_assert_eq!(&bytes[..LaneRef::LEN], &lane.to_bytes());
         }
     }

@@ -131,6 +131,8 @@ pub(super) struct Limits {
     pub(super) packets: u64,
     /// How many blocks of one rank run at once.
     pub(super) blocks: u32,
+    /// Whether all ranks are on one device.
+    pub(super) near: bool,
 }
 
 impl Lane {
@@ -182,7 +184,7 @@ mod tests {
     use super::*;
 
     const SHAPE: Shape = Shape { ranks: 2, len: 0, window: false, in_place: false, reduces: true };
-    const LIMITS: Limits = Limits { packets: 100, blocks: 40 };
+    const LIMITS: Limits = Limits { packets: 100, blocks: 40, near: false };
     const TUNING: Tuning =
         Tuning { packets: 200, one_shot_staged: 1000, one_shot_window: 500, stage_window: 0, always: None };
 
