@@ -81,10 +81,10 @@ impl Tuning {
         let ranks = ranks.max(1) as usize;
         match backend {
             BackendKind::Cuda => Self {
-                packets: ((1 << 20) / ranks).min(256 << 10),
-                one_shot_staged: if ranks <= 2 { usize::MAX } else { (8 << 20) / ranks },
+                packets: (512 << 10) / ranks,
+                one_shot_staged: if ranks <= 2 { usize::MAX } else { (4 << 20) / ranks },
                 one_shot_window: (1 << 20) / ranks,
-                stage_window: (4 << 20) / ranks,
+                stage_window: (8 << 20) / ranks.saturating_mul(ranks),
                 always: None,
             },
             _ => Self {
