@@ -82,6 +82,36 @@
 //! An index that names no row is never undefined: its row of the output is zero, nothing else is touched, and the
 //! [smallest position](Error::BadIndex) of one comes out of [`check`](WholeTensor::check) or of the next call.
 //!
+//! # Windows, and what ranks do through them
+//!
+//! A [`Window`] is memory that every rank has and every rank reaches: new, by [`Symmetric::mem_alloc`], or of memory that is
+//! there already. Through windows, and through memory of their own that is staged, ranks
+//! [reduce](Lane::all_reduce), [gather](Lane::all_gather) and [broadcast](Lane::broadcast), and
+//! [wait for each other](Lane::barrier). The outcome of a reduction is the same to the bit on every rank, whatever the
+//! algorithm and the device. All of it is work of a stream, and can be captured in a graph. A rank that dies or does not
+//! come is an error that names it, never a wait without end.
+//!
+//! ```
+//! # use wholemem::{Dtype, Group, ReduceOp, Symmetric, SymmetricSpec};
+//! # use wholemem_hal::{Backend, HostConfig};
+//! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
+//! # let groups = Group::local(&[backend.device(0)?, backend.device(1)?])?;
+//! let sums = Group::on_each(&groups, |group| {
+//!     let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
+//!     let window = symmetric.mem_alloc(1000 * 4)?;
+//!     let stream = group.device().stream()?;
+//!     stream.write(window.local(), &1.5_f32.to_ne_bytes().repeat(1000))?;
+//!
+//!     symmetric.all_reduce(&stream, &window, &window, Dtype::F32, ReduceOp::Sum)?; // in place
+//!     let mut sum = [0; 4];
+//!     stream.read(&window.local().part(4 * 999, 4)?, &mut sum)?;
+//!     symmetric.check()?;
+//!     Ok(f32::from_ne_bytes(sum))
+//! })?;
+//! assert_eq!(sums, [3.0; 2]);
+//! # Ok::<(), wholemem::Error>(())
+//! ```
+//!
 //! # When something is wrong
 //!
 //! Making memory is collective: it succeeds on all ranks or fails on all of them with the same [`Error`], which names the
@@ -109,6 +139,7 @@
 //! | [`WholeMemory`] | bytes over ranks, and how all ranks make them together |
 //! | [`WholeTensor`] | elements over ranks: views, parts, copies of rows |
 //! | [`GlobalRef`] | the address of any row, as kernels of one's own take it too |
+//! | [`Symmetric`], [`Window`], [`Lane`] | memory that every rank has, and the calls that ranks make together through it |
 //! | `ops` | gather and scatter: the plan, the one launch, and the fixed order by way of the owner |
 //! | `host` | the kernels as the processor runs them, and the oracle for those of GPUs |
 //! | `house` | ranks of one process, which share one map |
