@@ -1,7 +1,7 @@
 // Loads and stores that order what other ranks see, of whole words in global memory.
 //
 // The scope is the system: a peer may be another device, and an observer the processor. Where all ranks are on this device,
-// `near`, releases and acquires of their signals reach only as far, and a release takes half the time. Each is volatile and
+// `near`, releases and acquires of their signals reach only as far, which costs less. Each is volatile and
 // clobbers memory, so that the compiler moves nothing across it either.
 //
 // release: what this thread did before, and what other threads did before a __syncthreads that it passed, is seen by whoever
