@@ -199,6 +199,8 @@ impl Crew {
 
     /// Passes on what dead ranks have left in their pipes. A signal ends the wait for a reader that does not read.
     fn finish(&mut self, signals: &Signals, sinks: &mut [Sink; 2]) -> Result<()> {
+        // First, so that the pipes have an end, and nothing runs or lies about dead while a reader stands still.
+        orphans::end();
         let mut is_told = false;
         loop {
             let mut any = false;

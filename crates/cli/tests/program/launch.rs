@@ -179,8 +179,10 @@ fn a_command_need_not_be_text() {
 
 #[test]
 fn a_reader_that_stands_still_keeps_no_failure_and_no_signal_waiting() {
-    // Rank 0 writes more than a pipe and the launcher hold, and nobody reads it; rank 1 fails then.
-    let script = "if [ $RANK = 1 ]; then read line < $FIFO; exit 7; fi; yes | head -c 4000000; sleep 1000";
+    // Rank 0 writes more than a pipe and the launcher hold, and nobody reads it; rank 1 fails then. It leaves somebody
+    // in a session of its own, who is ended as well.
+    let script = "if [ $RANK = 1 ]; then setsid sleep 1000 & read line < $FIFO; exit 7; fi; \
+                  yes | head -c 4000000; sleep 1000";
     let folder = tempfile::tempdir().unwrap();
     let fifo = folder.path().join("fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
