@@ -78,10 +78,10 @@ pub struct PacketListener {
 }
 
 impl PacketListener {
-    /// Listens at a name that nobody has. A file that a killed listener left behind is replaced.
+    /// Listens at a name that nobody has. A socket that a killed listener left behind is replaced, and no other file.
     ///
     /// # Errors
-    /// `bind` with `EADDRINUSE` when somebody listens there.
+    /// `bind` with `EADDRINUSE` when somebody listens there, or another file is there.
     pub fn bind(address: &Address) -> Result<Self> {
         let listener = Self::bind_only(address)?;
         call("listen", || rustix::net::listen(&listener.fd, BACKLOG))?;
@@ -196,9 +196,15 @@ fn socket() -> Result<OwnedFd> {
     })
 }
 
-/// Whether a socket's file has outlived its listener.
+/// Whether a socket's file has outlived its listener. The kernel says the same of a file that never was a socket, and that
+/// is somebody's.
 fn is_dead(address: &Address) -> bool {
-    matches!(PacketSocket::connect(address), Err(Error::Call { errno: Errno::CONNREFUSED, .. }))
+    let is_socket = match address {
+        Address::Path(path) => rustix::fs::lstat(path)
+            .is_ok_and(|file| rustix::fs::FileType::from_raw_mode(file.st_mode).is_socket()),
+        Address::Abstract(_) => true,
+    };
+    is_socket && matches!(PacketSocket::connect(address), Err(Error::Call { errno: Errno::CONNREFUSED, .. }))
 }
 
 #[cfg(test)]
@@ -262,6 +268,18 @@ mod tests {
         drop(taken_over);
         assert_eq!(errno(PacketSocket::connect(&address)), Errno::NOENT);
         std::fs::remove_dir(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_is_left_alone() {
+        let folder = folder("file");
+        let path = folder.join("name");
+        let address = Address::Path(path.clone());
+        std::fs::write(&path, b"precious").unwrap();
+        assert_eq!(errno(PacketListener::bind(&address)), Errno::ADDRINUSE);
+        address.clear_away();
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
