@@ -96,7 +96,7 @@ pub(crate) fn is_last(packet: &[u8]) -> bool {
 }
 
 /// Packets on their way to a message.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Assembly {
     bytes: Vec<u8>,
     phase: Phase,

@@ -80,13 +80,20 @@ impl Connection {
         Ok(fds)
     }
 
+    /// Ends the connection. Nothing that waited for it is kept: its process may live for long.
+    pub(super) fn close(&mut self) {
+        self.socket = None;
+        self.outbox = Outbox::default();
+        self.assembly = Assembly::default();
+    }
+
     pub(super) fn has_to_say(&self) -> bool {
         !self.outbox.is_empty()
     }
 
     /// Says something, now or when the client reads. `false` if it has not read for too long.
     pub(super) fn say(&mut self, response: &Response, fds: Vec<Rc<OwnedFd>>) -> bool {
-        if self.is_deaf {
+        if self.is_deaf || self.socket.is_none() {
             return true;
         }
         match frame::encode(response, &[]) {
@@ -135,5 +142,31 @@ impl Connection {
     fn broken(&self, malformed: frame::Malformed) -> Heard<'static> {
         tracing::warn!(user = self.user, %malformed, "a client broke the protocol");
         Heard::End
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Answer;
+
+    fn connection() -> (Connection, PacketSocket) {
+        let (here, there) = PacketSocket::pair().unwrap();
+        let pins = Memfd::create("wholemem-pins", PINS_LEN).unwrap();
+        (Connection::new(Some(here), None, pins, 0), there)
+    }
+
+    #[test]
+    fn nothing_is_kept_for_a_connection_that_is_closed() {
+        let (mut connection, there) = connection();
+        let done = Response { id: 1, answer: Answer::Done };
+        // It does not read, and has begun to say something long.
+        while connection.say(&done, Vec::new()) {}
+        there.send(&[&[3][..], &[0; 1000]].concat(), &[], Deadline::NOW).unwrap();
+        assert!(connection.hear(&mut [0; 2000]).is_none());
+        assert!(connection.outbox.len() > MOST_WAITING && connection.assembly != Assembly::default());
+        connection.close();
+        assert!((0..100).all(|_| connection.say(&done, Vec::new())), "it is not closed again");
+        assert_eq!((connection.outbox.len(), connection.assembly), (0, Assembly::default()));
     }
 }

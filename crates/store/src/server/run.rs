@@ -321,7 +321,7 @@ impl<'a> Loop<'a> {
     /// A connection is at its end. What its process holds stays until that has ended too.
     fn close(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(&client) else { return };
-        connection.socket = None;
+        connection.close();
         if connection.process.is_none() {
             return self.gone(client);
         }
