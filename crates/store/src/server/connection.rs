@@ -16,6 +16,9 @@ use crate::protocol::{Request, Response};
 /// What may wait for a client that does not read, in bytes. A slower one is let go.
 const MOST_WAITING: usize = 256 << 10;
 
+/// How many descriptors may: they are the server's own until they are sent, and it has few for all its clients.
+const MOST_DESCRIPTORS: usize = 64;
+
 #[derive(Debug)]
 pub(super) struct Connection {
     /// `None` when it was closed, and only the process is waited for.
@@ -101,7 +104,7 @@ impl Connection {
             Err(malformed) => tracing::error!(%malformed, "an answer cannot be said"),
         }
         self.flush();
-        self.outbox.len() <= MOST_WAITING
+        self.outbox.len() <= MOST_WAITING && self.outbox.descriptors() <= MOST_DESCRIPTORS
     }
 
     /// Sends what the client takes now. One that has closed its end hears nothing more, but what it said before, such as
@@ -168,5 +171,16 @@ mod tests {
         connection.close();
         assert!((0..100).all(|_| connection.say(&done, Vec::new())), "it is not closed again");
         assert_eq!((connection.outbox.len(), connection.assembly), (0, Assembly::default()));
+    }
+
+    #[test]
+    fn who_asks_for_memory_and_does_not_read_is_let_go_before_the_server_has_no_descriptors_left() {
+        let (mut connection, _there) = connection();
+        let done = Response { id: 1, answer: Answer::Done };
+        let fd = Rc::new(OwnedFd::from(std::fs::File::open("/dev/zero").unwrap()));
+        while connection.say(&done, vec![Rc::clone(&fd)]) {}
+        assert_eq!(connection.outbox.descriptors(), MOST_DESCRIPTORS + 1);
+        connection.close();
+        assert_eq!(Rc::strong_count(&fd), 1);
     }
 }

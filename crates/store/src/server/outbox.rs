@@ -11,6 +11,7 @@ use wholemem_os::{Deadline, Errno, Error, PacketSocket};
 pub(super) struct Outbox {
     queue: VecDeque<(Vec<u8>, Vec<Rc<OwnedFd>>)>,
     len: usize,
+    descriptors: usize,
 }
 
 /// How a flush ended.
@@ -29,6 +30,11 @@ impl Outbox {
         self.len
     }
 
+    /// How many descriptors wait.
+    pub(super) fn descriptors(&self) -> usize {
+        self.descriptors
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
@@ -36,6 +42,7 @@ impl Outbox {
     /// Adds the packets of one message, with descriptors on the last.
     pub(super) fn push(&mut self, packets: Vec<Vec<u8>>, mut fds: Vec<Rc<OwnedFd>>) {
         let count = packets.len();
+        self.descriptors += fds.len();
         for (index, packet) in packets.into_iter().enumerate() {
             let fds = if index + 1 == count { std::mem::take(&mut fds) } else { Vec::new() };
             self.len += packet.len();
@@ -50,6 +57,7 @@ impl Outbox {
             match socket.send(packet, &borrowed, Deadline::NOW) {
                 Ok(()) => {
                     self.len -= packet.len();
+                    self.descriptors -= fds.len();
                     self.queue.pop_front();
                 }
                 // Too many descriptors of this user are on their way: some will be taken.
@@ -75,7 +83,7 @@ mod tests {
         for number in 0..20_u8 {
             outbox.push(vec![vec![number; 30_000], vec![number; 10]], vec![zero.clone()]);
         }
-        assert_eq!(outbox.len(), 20 * 30_010);
+        assert_eq!((outbox.len(), outbox.descriptors()), (20 * 30_010, 20));
         assert_eq!(outbox.flush(&here), Flushed::Full);
         let mut buffer = vec![0; 40_000];
         for number in 0..20_u8 {
@@ -85,7 +93,7 @@ mod tests {
             assert_eq!((len, fds.len(), buffer[0]), (10, 1, number));
             outbox.flush(&here);
         }
-        assert_eq!((outbox.queue.len(), outbox.len), (0, 0));
+        assert_eq!((outbox.queue.len(), outbox.len(), outbox.descriptors()), (0, 0, 0));
         drop(there);
         outbox.push(vec![vec![1]], vec![]);
         assert_eq!(outbox.flush(&here), Flushed::Broken);
