@@ -19,6 +19,9 @@ pub(crate) const MAX_MESSAGE: usize = 8 << 20;
 pub(crate) const MAX_FDS: usize = 2;
 
 const PIECE: usize = MAX_PACKET - 1;
+/// The most packets of one message.
+pub(crate) const MOST_PACKETS: usize = MAX_MESSAGE.div_ceil(PIECE);
+
 const MORE: u8 = 1;
 const BEGIN: u8 = 2;
 

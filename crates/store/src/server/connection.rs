@@ -10,7 +10,7 @@ use crate::Result;
 use crate::id::ClientId;
 use crate::keeper::{Kept, Key};
 use crate::pin::PINS_LEN;
-use crate::protocol::frame::{self, Assembly, Payload};
+use crate::protocol::frame::{self, Assembly, MOST_PACKETS, Payload};
 use crate::protocol::{Request, Response};
 
 /// What may wait for a client that does not read, in bytes. A slower one is let go.
@@ -118,10 +118,16 @@ impl Connection {
         }
     }
 
-    /// Reads the next message, if it has come; then it is another's turn. `packet` is room for one.
+    /// Reads the next message, if it has come, or as many packets as one may have; then it is another's turn. `packet` is
+    /// room for one.
     pub(super) fn hear<'a>(&mut self, packet: &'a mut [u8]) -> Option<Heard<'a>> {
         let socket = self.socket.as_ref()?;
+        let mut read = 0;
         let len = loop {
+            if read == MOST_PACKETS {
+                return None;
+            }
+            read += 1;
             let len = match socket.recv(packet, Deadline::NOW) {
                 Ok(len) => len,
                 Err(OsError::TimedOut) => return None,
@@ -182,5 +188,23 @@ mod tests {
         assert_eq!(connection.outbox.descriptors(), MOST_DESCRIPTORS + 1);
         connection.close();
         assert_eq!(Rc::strong_count(&fd), 1);
+    }
+
+    #[test]
+    fn who_never_comes_to_an_end_is_heard_in_turn_with_others() {
+        let (mut connection, there) = connection();
+        // Behind a message whose beginning another server has read, any number of packets may be.
+        connection.assembly = Assembly::inherited();
+        let mut left = 0;
+        while there.send(&[1], &[], Deadline::NOW).is_ok() {
+            left += 1;
+        }
+        assert!(left > MOST_PACKETS, "{left} packets");
+        assert!(connection.hear(&mut [0; 8]).is_none());
+        let mut rest = 0;
+        while connection.socket.as_ref().unwrap().recv(&mut [0; 8], Deadline::NOW).is_ok() {
+            rest += 1;
+        }
+        assert_eq!(rest, left - MOST_PACKETS);
     }
 }
