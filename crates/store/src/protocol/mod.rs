@@ -46,13 +46,16 @@ pub(crate) struct Label {
 impl Label {
     /// Whether the index has room for it.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
-        let (len, meta) = (self.name.len(), self.meta.len());
-        match () {
-            () if len > MAX_NAME => Err(Refusal::NameTooLong { len, limit: MAX_NAME }),
-            () if meta > MAX_META => Err(Refusal::MetaTooLong { len: meta, limit: MAX_META }),
-            () => Ok(()),
-        }
+        check_name(&self.name)?;
+        let (len, limit) = (self.meta.len(), MAX_META);
+        if len > limit { Err(Refusal::MetaTooLong { len, limit }) } else { Ok(()) }
     }
+}
+
+/// Whether any object could have this name, or one that begins so.
+pub(crate) fn check_name(name: &str) -> Result<(), Refusal> {
+    let (len, limit) = (name.len(), MAX_NAME);
+    if len > limit { Err(Refusal::NameTooLong { len, limit }) } else { Ok(()) }
 }
 
 /// An object of a pack.

@@ -11,7 +11,9 @@ use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::Index;
 use crate::protocol::frame::Payload;
-use crate::protocol::{Answer, Ask, Event, EventKind, PROTOCOL, Refusal, Request, Response, Status};
+use crate::protocol::{
+    Answer, Ask, Event, EventKind, PROTOCOL, Refusal, Request, Response, Status, check_name,
+};
 
 /// How often all pins are looked at while something waits for them. A kick says so at once, and a death; this is for a
 /// kick that was lost.
@@ -230,15 +232,18 @@ impl<C: Cells> Server<C> {
             Ask::Delete { object } => self.delete(client, object, again, premises),
             Ask::Find { name, wait } => match self.names.get(&name) {
                 Some(object) => Ok(Answer::Found { object: *object }),
-                None => return self.await_name(client, id, name, wait),
+                None => match check_name(&name) {
+                    Ok(()) => return self.await_name(client, id, name, wait),
+                    Err(refusal) => Err(refusal),
+                },
             },
             Ask::AwaitRoom { len, place, wait } => return self.await_room(client, id, len, place, wait),
             Ask::Fetch { object } => return self.fetch(client, id, object),
             Ask::Kick { object } => return self.free_unpinned(&[object], premises),
-            Ask::Watch { prefix } => {
+            Ask::Watch { prefix } => check_name(&prefix).map(|()| {
                 known.watches = Some(prefix);
-                Ok(Answer::Done)
-            }
+                Answer::Done
+            }),
             Ask::Status => Ok(Answer::Status(self.status())),
             Ask::Goodbye => return self.left(client, premises),
         };

@@ -169,6 +169,8 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         (Ask::Seal { create: 1 }, 0, "nothing-to-seal"),
         (Ask::Fetch { object: nobody }, 0, "no-such-object"),
         (Ask::Publish { label: label("a"), object: nobody }, 0, "no-such-object"),
+        (Ask::Find { name: long.clone(), wait: u64::MAX }, 0, "name-too-long"),
+        (Ask::Watch { prefix: long.clone() }, 0, "name-too-long"),
         (Ask::Hello { protocol: 9 }, 0, "other-protocol"),
     ] {
         match world.one(client, ask, &vec![0; payload]) {
