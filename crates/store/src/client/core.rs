@@ -1,0 +1,290 @@
+//! What clones of a client share: the connection, the index, the pins, and the memory that is mapped.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use wholemem_hal::{Backend, Mapping};
+use wholemem_os::vm::Protection;
+use wholemem_os::{Deadline, ForkEpoch, Memfd, SharedMap};
+
+use super::draft::Sealed;
+use super::memory::Maps;
+use super::object::{self, Object};
+use super::wire::{Greeting, Wire};
+use super::{Client, Entry, unexpected};
+use crate::cells::MappedCells;
+use crate::index::{Index, Record};
+use crate::pin::{PINS_LEN, PinPage, Pinned};
+use crate::protocol::{Answer, Ask};
+use crate::{Error, ObjectId, Refusal, Result};
+
+/// How often a name that flips under the reader's eyes is looked up before the server is asked.
+const TRIES: usize = 8;
+
+/// A connection, and what is known through it.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) path: PathBuf,
+    pub(super) index: Index<MappedCells>,
+    pins: PinPage<MappedCells>,
+    pub(super) maps: Maps,
+    /// How many allocations had gone when maps were last looked at.
+    seen_gone: AtomicU64,
+    wire: Mutex<Wire>,
+    /// Kicks that could not be said while another thread was asking something.
+    kicks: Mutex<Vec<ObjectId>>,
+    pub(super) epoch: ForkEpoch,
+    /// Given to connections that this one opens besides.
+    pub(super) devices: Option<Backend>,
+}
+
+impl Core {
+    pub(super) fn connect(path: &Path, devices: Option<Backend>) -> Result<Self> {
+        let epoch = ForkEpoch::current()?;
+        let (wire, greeting) = Wire::connect(path, Deadline::after(Client::PATIENCE))?;
+        let Greeting { index, index_len, pins, devices: uuids } = greeting;
+        let index = SharedMap::create(&Memfd::import(index, index_len)?, Protection::Read)?;
+        let pins = SharedMap::create(&Memfd::import(pins, PINS_LEN)?, Protection::ReadWrite)?;
+        Ok(Self {
+            path: path.to_owned(),
+            index: Index::open(MappedCells::new(index))?,
+            pins: PinPage::new(MappedCells::new(pins)),
+            maps: Maps::new(uuids, devices.clone())?,
+            seen_gone: AtomicU64::new(0),
+            wire: Mutex::new(wire),
+            kicks: Mutex::default(),
+            epoch,
+            devices,
+        })
+    }
+
+    pub(super) fn check_fork(&self) -> Result<()> {
+        if self.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    /// Whether anything can be got at all; and lets go maps of memory that has gone since the last time.
+    #[inline]
+    pub(super) fn check(&self) -> Result<()> {
+        self.check_fork()?;
+        if self.index.is_superseded() {
+            return Err(Error::Disconnected);
+        }
+        self.trim();
+        Ok(())
+    }
+
+    /// Lets go maps of memory that is no more, if any has gone since the last time.
+    #[inline]
+    pub(super) fn trim(&self) {
+        let gone = self.index.gone();
+        if self.seen_gone.load(Ordering::Relaxed) != gone {
+            // Before the look: what goes meanwhile is found the next time.
+            self.seen_gone.store(gone, Ordering::Relaxed);
+            self.maps.trim(&self.index);
+        }
+    }
+
+    /// Looks a name up without asking anybody.
+    pub(super) fn get_known(self: &Arc<Self>, name: &str) -> Result<Option<Object>> {
+        for _ in 0..TRIES {
+            let mut has_moved = false;
+            for found in self.index.candidates(name) {
+                match self.pins.pin(&self.index, found.id) {
+                    Pinned::Held(pin_at) if self.index.is_named(found.id, name) => {
+                        return self.hold(found.id, pin_at).map(Some);
+                    }
+                    Pinned::Held(pin_at) => self.unpin(found.id, pin_at),
+                    Pinned::Missed { kick } => {
+                        has_moved |= kick;
+                        self.kick_if(kick, found.id);
+                    }
+                    Pinned::NoneLeft => return Err(too_many_pins()),
+                }
+            }
+            if !has_moved {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Asks the server for a name, until what it says can be pinned.
+    pub(super) fn get_asked(self: &Arc<Self>, name: &str, deadline: Deadline) -> Result<Object> {
+        loop {
+            let id = self.find(name, deadline)?;
+            if let Some(object) = self.pin(id)? {
+                return Ok(object);
+            }
+        }
+    }
+
+    pub(super) fn find(&self, name: &str, deadline: Deadline) -> Result<ObjectId> {
+        loop {
+            // Waiting for ever is waiting for long, again and again.
+            let left = deadline.remaining().unwrap_or(Client::PATIENCE).min(Client::PATIENCE);
+            let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            let ask = Ask::Find { name: name.to_owned(), wait };
+            match self.request(ask, &[], Deadline::after(left + Client::PATIENCE)) {
+                Ok((Answer::Found { object }, _)) => return Ok(object),
+                Ok(_) => return Err(unexpected()),
+                Err(Error::Refused(Refusal::NoSuchName { .. })) if !deadline.has_passed() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Pins an object and maps its memory; `None` if it is gone.
+    pub(super) fn pin(self: &Arc<Self>, id: ObjectId) -> Result<Option<Object>> {
+        match self.pins.pin(&self.index, id) {
+            Pinned::Held(pin_at) => self.hold(id, pin_at).map(Some),
+            Pinned::Missed { kick } => {
+                self.kick_if(kick, id);
+                Ok(None)
+            }
+            Pinned::NoneLeft => Err(too_many_pins()),
+        }
+    }
+
+    /// What a pin holds, with its memory.
+    fn hold(self: &Arc<Self>, id: ObjectId, pin_at: usize) -> Result<Object> {
+        let held = object::Hold::new(self, id, pin_at);
+        let location = self.index.location(id).ok_or(Error::Protocol { rule: "an object has a place" })?;
+        let mapping = match self.maps.known(location.allocation) {
+            Some(mapping) => mapping,
+            None => self.fetch(id)?,
+        };
+        Object::new(held, location, mapping)
+    }
+
+    fn fetch(&self, object: ObjectId) -> Result<Arc<Mapping>> {
+        self.trim();
+        let answer = self.request(Ask::Fetch { object }, &[], Deadline::after(Client::PATIENCE))?;
+        let (Answer::Fetched { memory }, Ok([fd])) = (answer.0, <[_; 1]>::try_from(answer.1)) else {
+            return Err(unexpected());
+        };
+        self.maps.map(&memory, fd)
+    }
+
+    pub(super) fn unpin(&self, id: ObjectId, pin_at: usize) {
+        // While it is pinned its record says where it is.
+        let location = self.index.location(id);
+        let kick = self.pins.unpin(&self.index, id, pin_at);
+        if kick && let Some(location) = location {
+            // Deleted, and let go: its memory goes now, unless others lie there too.
+            self.maps.forget(&self.index, location.allocation);
+        }
+        self.kick_if(kick, id);
+    }
+
+    /// Tells the server that a deleted object may be free, now or when another thread has done asking.
+    fn kick_if(&self, kick: bool, id: ObjectId) {
+        if kick {
+            self.kicks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+            match self.wire.try_lock() {
+                Ok(mut wire) => self.say_kicks(&mut wire),
+                Err(TryLockError::Poisoned(wire)) => self.say_kicks(&mut wire.into_inner()),
+                Err(TryLockError::WouldBlock) => {}
+            }
+        }
+    }
+
+    fn say_kicks(&self, wire: &mut Wire) {
+        let kicks = std::mem::take(&mut *self.kicks.lock().unwrap_or_else(PoisonError::into_inner));
+        for id in kicks {
+            wire.kick(id);
+        }
+    }
+
+    pub(super) fn wire(&self) -> MutexGuard<'_, Wire> {
+        self.wire.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn request(
+        &self,
+        ask: Ask,
+        payload: &[u8],
+        deadline: Deadline,
+    ) -> Result<(Answer, Vec<std::os::fd::OwnedFd>)> {
+        self.request_with_id(ask, payload, deadline).map(|(_, answer, fds)| (answer, fds))
+    }
+
+    /// Asks for what is answered by a sealed object.
+    pub(super) fn request_sealed(&self, ask: Ask, payload: &[u8]) -> Result<Sealed> {
+        match self.request(ask, payload, Deadline::after(Client::PATIENCE))? {
+            (Answer::Sealed { object, version }, _) => Ok(Sealed { id: object, version }),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Does what takes memory, and if the quota is full, again when somebody has made room.
+    pub(super) fn with_room<T>(
+        &self,
+        len: usize,
+        place: u32,
+        wait: Duration,
+        mut attempt: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        let deadline = Deadline::after(wait);
+        loop {
+            match attempt() {
+                Err(Error::Refused(Refusal::OverQuota { .. })) if !deadline.has_passed() => {}
+                outcome => return outcome,
+            }
+            // On a connection of its own, so that other threads may delete something meanwhile.
+            let (mut aside, _) = Wire::connect(&self.path, Deadline::after(Client::PATIENCE))?;
+            let left = deadline.remaining().unwrap_or(Client::PATIENCE);
+            let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            let ask = Ask::AwaitRoom { len: len as u64, place, wait };
+            let told = aside.request(ask, &[], Deadline::after(left + Client::PATIENCE));
+            aside.tell(Ask::Goodbye);
+            told?;
+        }
+    }
+
+    /// The same as [`Core::request`], with the id of the request.
+    pub(super) fn request_with_id(
+        &self,
+        ask: Ask,
+        payload: &[u8],
+        deadline: Deadline,
+    ) -> Result<(u64, Answer, Vec<std::os::fd::OwnedFd>)> {
+        self.check_fork()?;
+        let mut wire = self.wire();
+        let id = wire.last_id() + 1;
+        let outcome = wire.request(ask, payload, deadline);
+        self.say_kicks(&mut wire);
+        drop(wire);
+        self.trim();
+        outcome.map(|(answer, fds)| (id, answer, fds))
+    }
+
+    pub(super) fn entry(&self, id: ObjectId, record: Record) -> Entry {
+        let place = self.index.allocation(record.region.allocation).map_or(0, |record| record.place);
+        Entry {
+            id,
+            name: record.name,
+            meta: record.meta,
+            len: usize::try_from(record.len).unwrap_or(usize::MAX),
+            version: record.version,
+            owner: record.owner,
+            created: record.created,
+            is_cpu: place == 0,
+            pack: record.pack,
+        }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if self.epoch.is_current() {
+            let mut wire = self.wire();
+            wire.tell(Ask::Goodbye);
+        }
+    }
+}
+
+fn too_many_pins() -> Error {
+    Error::TooManyPins { limit: PINS_LEN / size_of::<u64>() - 1 }
+}
