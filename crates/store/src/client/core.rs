@@ -237,9 +237,7 @@ impl Core {
             let left = deadline.remaining().unwrap_or(Client::PATIENCE);
             let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
             let ask = Ask::AwaitRoom { len: len as u64, place, wait };
-            let told = aside.request(ask, &[], Deadline::after(left + Client::PATIENCE));
-            aside.tell(Ask::Goodbye);
-            told?;
+            aside.request(ask, &[], Deadline::after(left + Client::PATIENCE))?;
         }
     }
 
@@ -272,15 +270,6 @@ impl Core {
             created: record.created,
             is_cpu: place == 0,
             pack: record.pack,
-        }
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        if self.epoch.is_current() {
-            let mut wire = self.wire();
-            wire.tell(Ask::Goodbye);
         }
     }
 }

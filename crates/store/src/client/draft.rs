@@ -104,6 +104,7 @@ impl Target {
     }
 
     pub(super) fn seal(self, core: &Core) -> Result<Sealed> {
+        core.check_fork()?;
         match self {
             Self::Small { label, members, bytes, wait } => {
                 let single = if members.is_empty() { bytes.len() as u64 } else { 0 };

@@ -283,6 +283,7 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`].
     pub fn watch(&self, prefix: &str) -> Result<Watch> {
+        self.core.check_fork()?;
         Watch::open(&self.core.path, prefix)
     }
 

@@ -1,18 +1,19 @@
 //! A client's end of the connection: one request at a time, said again when the server was restarted.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use wholemem_os::packet::{Address, MAX_PACKET};
-use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket};
+use wholemem_os::{Deadline, Errno, Error as OsError, ForkEpoch, PacketSocket};
 
 use crate::protocol::frame::{self, Assembly, MAX_FDS};
 use crate::protocol::{Answer, Ask, Event, PROTOCOL, Request, Response};
 use crate::{Error, ObjectId, Result};
 
-/// A connection to the server, which stays the same when the server is another.
-#[derive(Debug)]
+/// A connection to the server, which stays the same when the server is another. Dropping it says goodbye: a client that just
+/// closes its connection is waited for to end.
 pub(super) struct Wire {
     socket: PacketSocket,
     assembly: Assembly,
@@ -20,6 +21,8 @@ pub(super) struct Wire {
     last_id: u64,
     /// Requests whose answer came too late, or may still come.
     given_up: BTreeSet<u64>,
+    /// In a forked child the connection is the parent's.
+    epoch: ForkEpoch,
 }
 
 /// What a server said first.
@@ -44,6 +47,7 @@ impl Wire {
     }
 
     fn connect_once(path: &Path, deadline: Deadline) -> Result<(Self, Greeting)> {
+        let epoch = ForkEpoch::current()?;
         let not_served = || Error::NotServed { path: PathBuf::from(path) };
         let socket = match PacketSocket::connect(&Address::Path(path.to_owned())) {
             Ok(socket) => socket,
@@ -51,9 +55,8 @@ impl Wire {
             Err(OsError::Call { errno: Errno::AGAIN, .. }) => return Err(Error::Disconnected),
             Err(error) => return Err(error.into()),
         };
-        let packet = vec![0; MAX_PACKET];
-        let mut wire =
-            Self { socket, assembly: Assembly::default(), packet, last_id: 0, given_up: BTreeSet::new() };
+        let (assembly, packet, given_up) = (Assembly::default(), vec![0; MAX_PACKET], BTreeSet::new());
+        let mut wire = Self { socket, assembly, packet, last_id: 0, given_up, epoch };
         let (answer, mut fds) = wire.request(Ask::Hello { protocol: PROTOCOL }, &[], deadline)?;
         let (Answer::Welcome { index_len, devices, .. }, 2) = (answer, fds.len()) else {
             return Err(Error::Protocol { rule: "a greeting is answered by a welcome" });
@@ -63,6 +66,10 @@ impl Wire {
         };
         let index_len = usize::try_from(index_len).unwrap_or(usize::MAX);
         Ok((wire, Greeting { index, index_len, pins, devices }))
+    }
+
+    fn check_fork(&self) -> Result<()> {
+        if self.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// The id of the request that was made last.
@@ -77,6 +84,7 @@ impl Wire {
         payload: &[u8],
         deadline: Deadline,
     ) -> Result<(Answer, Vec<OwnedFd>)> {
+        self.check_fork()?;
         self.last_id += 1;
         let request = Request { id: self.last_id, again: false, ask };
         let outcome = self.ask(request, payload, deadline);
@@ -125,6 +133,7 @@ impl Wire {
 
     /// The next event; `None` when another server has taken over, who has to be told what is watched for.
     pub(super) fn event(&mut self, deadline: Deadline) -> Result<Option<Event>> {
+        self.check_fork()?;
         loop {
             match self.receive(deadline)?.0.answer {
                 Answer::Event(event) => return Ok(Some(event)),
@@ -151,6 +160,24 @@ impl Wire {
                 return Ok((response, all));
             }
         }
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        if self.epoch.is_current() {
+            self.tell(Ask::Goodbye);
+        }
+    }
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without room for a packet, which is of no interest and long.
+        f.debug_struct("Wire")
+            .field("socket", &self.socket)
+            .field("last_id", &self.last_id)
+            .finish_non_exhaustive()
     }
 }
 

@@ -6,6 +6,7 @@ mod attacks;
 mod gpu;
 mod kills;
 mod load;
+mod misuse;
 mod objects;
 mod places;
 mod restarts;

@@ -1,0 +1,107 @@
+//! A program that asks for what cannot be, forks, drops in any order, and forgets what it began.
+
+use std::time::Duration;
+
+use wholemem_os::Deadline;
+use wholemem_store::{Client, Error, Pack};
+use wholemem_testkit::{Ranks, in_forked_child, test_name};
+
+use crate::served::Served;
+
+const LARGE: usize = 2 << 20;
+
+fn code<T: std::fmt::Debug>(outcome: Result<T, Error>) -> &'static str {
+    outcome.unwrap_err().code()
+}
+
+/// Waits until the server knows of so many clients.
+fn wait_for_clients(client: &Client, count: u64) {
+    let deadline = Deadline::after(Duration::from_secs(60));
+    while client.status().unwrap().clients != count {
+        assert!(!deadline.has_passed(), "{:?}", client.status());
+    }
+}
+
+#[test]
+fn a_watch_that_is_dropped_leaves_nothing_though_its_process_lives() {
+    let served = Served::start();
+    let client = served.client();
+    let watches: Vec<_> = (0..20).map(|_| client.watch("").unwrap()).collect();
+    wait_for_clients(&client, 21);
+    drop(watches);
+    wait_for_clients(&client, 1);
+}
+
+#[test]
+fn what_is_held_is_dropped_in_any_order() {
+    let served = Served::start();
+    let observer = served.client();
+    let before = {
+        observer.put("small", b"x").unwrap();
+        observer.status().unwrap()
+    };
+    for order in 0..4 {
+        let client = served.client();
+        client.put("large", &vec![1; LARGE]).unwrap();
+        let (small, large) = (client.get("small").unwrap(), client.get("large").unwrap());
+        let pack = {
+            client.create_pack(&Pack::new("p").add("p/a", LARGE)).unwrap().seal().unwrap();
+            client.get_pack("p").unwrap()
+        };
+        let draft = client.create("draft", LARGE).unwrap();
+        let watch = client.watch("").unwrap();
+        for name in ["large", "p"] {
+            client.delete(client.stat(name).unwrap().id).unwrap();
+        }
+        match order {
+            0 => drop((client, watch, draft, pack, large, small)),
+            1 => drop((small, large, pack, draft, watch, client)),
+            2 => drop((pack, client, small, watch, large, draft)),
+            _ => drop((draft, large, client, small, pack, watch)),
+        }
+        wait_for_clients(&observer, 1);
+        assert_eq!(observer.status().unwrap(), before, "order {order}");
+    }
+}
+
+#[test]
+fn a_forked_child_can_use_and_undo_nothing_of_its_parent() {
+    // In a process of its own: other tests have threads.
+    Ranks::of(1).run(test_name!(), |_| {
+        let served = Served::start();
+        let client = served.client();
+        client.put("name", b"value").unwrap();
+        let object = client.get("name").unwrap();
+        let draft = client.create("draft", LARGE).unwrap();
+        draft.bytes().unwrap().unwrap().fill(3).unwrap();
+        let mut watch = client.watch("").unwrap();
+        let id = object.id();
+        let mut parts = Some((client, object, draft, watch));
+        in_forked_child(|| {
+            let (client, object, draft, mut watch) = parts.take().unwrap();
+            assert_eq!(code(client.get("name")), "forked");
+            assert_eq!(code(client.get_within("name", Deadline::NOW)), "forked");
+            assert_eq!(code(client.put("name", b"child")), "forked");
+            assert_eq!(code(client.create("other", LARGE)), "forked");
+            assert_eq!(code(client.delete(id)), "forked");
+            assert_eq!(code(client.list("")), "forked");
+            assert_eq!(code(client.stat("name")), "forked");
+            assert_eq!(code(client.status()), "forked");
+            assert_eq!(code(client.watch("")), "forked");
+            assert_eq!(code(watch.next(Deadline::NOW)), "forked");
+            assert_eq!(code(draft.seal()), "forked");
+            client.trim();
+            drop((object, watch, client));
+        });
+        let (client, object, draft);
+        (client, object, draft, watch) = parts.take().unwrap();
+        client.delete(id).unwrap();
+        assert_eq!(client.status().unwrap().retired, 1, "still held here");
+        assert_eq!(object.to_vec().unwrap(), b"value");
+        draft.seal().unwrap();
+        assert_eq!(client.get("draft").unwrap().to_vec().unwrap(), vec![3; LARGE]);
+        let patience = Deadline::after(Duration::from_secs(60));
+        let told: Vec<_> = (0..2).map(|_| watch.next(patience).unwrap().name).collect();
+        assert_eq!(told, ["name", "draft"]);
+    });
+}
