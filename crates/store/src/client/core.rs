@@ -15,6 +15,7 @@ use super::object::{self, Object};
 use super::wire::{Greeting, Wire};
 use super::{Client, Entry, unexpected};
 use crate::cells::MappedCells;
+use crate::id::State;
 use crate::index::{Index, Record};
 use crate::pin::{PINS_LEN, PinPage, Pinned};
 use crate::protocol::{Answer, Ask};
@@ -131,6 +132,25 @@ impl Core {
                 Ok(_) => return Err(unexpected()),
                 Err(Error::Refused(Refusal::NoSuchName { .. })) if !deadline.has_passed() => {}
                 Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// What there is to know of the object that has a name, without holding it.
+    pub(super) fn look_up(&self, name: &str) -> Result<Entry> {
+        let named = |id: ObjectId| match self.index.read(id) {
+            Some((State::Sealed, record)) if record.name == name => Some(self.entry(id, record)),
+            _ => None,
+        };
+        loop {
+            let known = self.index.candidates(name).find_map(|found| named(found.id));
+            let entry = match known {
+                Some(entry) => Some(entry),
+                // It may be gone again by now: then another has the name, or none.
+                None => named(self.find(name, Deadline::NOW)?),
+            };
+            if let Some(entry) = entry {
+                return Ok(entry);
             }
         }
     }

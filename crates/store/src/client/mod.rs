@@ -269,13 +269,13 @@ impl Client {
         Ok(entries)
     }
 
-    /// What there is to know of the object that has a name now.
+    /// What there is to know of the object that has a name now. It is neither held nor mapped.
     ///
     /// # Errors
-    /// As [`Client::get`].
+    /// [`Refusal::NoSuchName`]; [`Error::Disconnected`] when the store has ended.
     pub fn stat(&self, name: &str) -> Result<Entry> {
-        let object = self.get(name)?;
-        object.entry()
+        self.core.check()?;
+        self.core.look_up(name)
     }
 
     /// Begins to be told of what happens to names that begin so.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use wholemem_hal::{Backend, BackendKind};
 use wholemem_os::Deadline;
 use wholemem_store::{Client, Error, Pack};
 use wholemem_testkit::{Ranks, in_forked_child, test_name};
@@ -104,4 +105,18 @@ fn a_forked_child_can_use_and_undo_nothing_of_its_parent() {
         let told: Vec<_> = (0..2).map(|_| watch.next(patience).unwrap().name).collect();
         assert_eq!(told, ["name", "draft"]);
     });
+}
+
+#[test]
+fn what_is_on_a_device_is_described_to_who_does_not_see_the_device() {
+    let served = Served::start();
+    let devices = Backend::open(BackendKind::Host).unwrap();
+    let maker = Client::connect_with(served.socket(), Some(devices.clone())).unwrap();
+    let sealed = maker.create_on(&devices.device(0).unwrap(), "far", 10).unwrap().seal().unwrap();
+    let blind = served.client();
+    assert_eq!(code(blind.get("far")), "device-hidden");
+    let entry = blind.stat("far").unwrap();
+    assert_eq!((entry.id, entry.len, entry.is_cpu, entry.version), (sealed.id, 10, false, 1));
+    blind.delete(entry.id).unwrap();
+    assert_eq!(code(blind.stat("far")), "no-such-name");
 }
