@@ -18,7 +18,7 @@ use crate::cells::MappedCells;
 use crate::id::State;
 use crate::index::{Index, Record};
 use crate::pin::{PINS_LEN, PinPage, Pinned};
-use crate::protocol::{Answer, Ask};
+use crate::protocol::{Answer, Ask, check_name};
 use crate::{Error, ObjectId, Refusal, Result};
 
 /// How often a name that flips under the reader's eyes is looked up before the server is asked.
@@ -122,6 +122,7 @@ impl Core {
     }
 
     pub(super) fn find(&self, name: &str, deadline: Deadline) -> Result<ObjectId> {
+        check_name(name)?;
         loop {
             // Waiting for ever is waiting for long, again and again.
             let left = deadline.remaining().unwrap_or(Client::PATIENCE).min(Client::PATIENCE);

@@ -9,7 +9,7 @@ use wholemem_hal::{Device, Event, EventKind, Mapping, Rights, Span, Stream};
 use wholemem_os::{Deadline, SharedSlice};
 
 use super::{Client, Core, unexpected};
-use crate::protocol::{Answer, Ask, Label, Member, SMALL};
+use crate::protocol::{Answer, Ask, Label, Member, SMALL, check_labels};
 use crate::{Error, ObjectId, Refusal, Result};
 
 /// An object that has just been sealed.
@@ -53,7 +53,7 @@ impl Target {
         wait: Duration,
     ) -> Result<Self> {
         core.check_fork()?;
-        label.check()?;
+        check_labels(&label, &members)?;
         let is_cpu = place == 0;
         if is_cpu && (len as u64) < SMALL {
             return Ok(Self::Small { label, members, bytes: vec![0; len], wait });

@@ -30,7 +30,7 @@ use wholemem_os::Deadline;
 
 use self::core::Core;
 use crate::id::State;
-use crate::protocol::{Answer, Ask, Label, SMALL, Status};
+use crate::protocol::{Answer, Ask, Label, SMALL, Status, check_name};
 use crate::{Error, ObjectId, Refusal, Result};
 
 pub use draft::{Draft, Sealed, Sealing};
@@ -153,7 +153,7 @@ impl Client {
     /// Begins a pack: many objects in one piece of memory, sealed and found together or each by its name.
     ///
     /// # Errors
-    /// As [`Client::create`]; [`Refusal::TooManyMembers`].
+    /// As [`Client::create`]; [`Refusal::TooManyMembers`]; [`Refusal::Malformed`] when two of its objects have one name.
     pub fn create_pack(&self, pack: &Pack) -> Result<PackDraft> {
         PackDraft::create(&self.core, pack, self.wait)
     }
@@ -240,6 +240,7 @@ impl Client {
     /// [`Refusal::NoSuchObject`], [`Refusal::NameTooLong`].
     #[doc(alias = "PutName")]
     pub fn publish(&self, name: &str, object: ObjectId) -> Result<Sealed> {
+        check_name(name)?;
         self.core.request_sealed(Ask::Publish { label: label(name, &[]), object }, &[])
     }
 
@@ -284,6 +285,7 @@ impl Client {
     /// As [`Client::connect`].
     pub fn watch(&self, prefix: &str) -> Result<Watch> {
         self.core.check_fork()?;
+        check_name(prefix)?;
         Watch::open(&self.core.path, prefix)
     }
 

@@ -10,6 +10,8 @@
 pub(crate) mod frame;
 mod refusal;
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::id::{AllocationId, ClientId, ObjectId};
@@ -198,6 +200,23 @@ pub struct Usage {
     pub used: u64,
     /// Bytes that may be taken.
     pub quota: u64,
+}
+
+/// Whether there can be an object with this label, or a pack of these members: both sides look, the client before anything is
+/// written.
+pub(crate) fn check_labels(label: &Label, members: &[Member]) -> Result<(), Refusal> {
+    let (count, limit) = (members.len(), MAX_MEMBERS);
+    if count > limit {
+        return Err(Refusal::TooManyMembers { count, limit });
+    }
+    let mut names = BTreeSet::new();
+    for label in members.iter().map(|member| &member.label).chain([label]) {
+        label.check()?;
+        if !label.name.is_empty() && !names.insert(&label.name) {
+            return Err(Refusal::malformed(&format!("two objects of a pack are named `{}`", label.name)));
+        }
+    }
+    Ok(())
 }
 
 /// Where the objects of a pack lie in it, and how long it is altogether.

@@ -1,14 +1,12 @@
 //! How objects come about: their memory, their records, and the store that makes them everybody's.
 
-use std::collections::BTreeSet;
-
 use super::ledger::HOST;
 use super::machine::{Output, Pending, Premises, Server, Share};
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::{Record, Region};
 use crate::protocol::frame::Payload;
-use crate::protocol::{Answer, Ask, Label, MAX_MEMBERS, Member, Memory, Refusal, Request, lay_out};
+use crate::protocol::{Answer, Ask, Label, Member, Memory, Refusal, Request, check_labels, lay_out};
 
 /// Closing memory of up to this length for writing takes less than telling a worker to do it.
 const CLOSED_AT_ONCE: u64 = 16 << 20;
@@ -27,17 +25,7 @@ impl<'a> Plan<'a> {
         let Ask::Create { label, len, members, place } = ask else {
             return Err(Refusal::malformed("only creation is planned"));
         };
-        let (count, limit) = (members.len(), MAX_MEMBERS);
-        if count > limit {
-            return Err(Refusal::TooManyMembers { count, limit });
-        }
-        let mut names = BTreeSet::new();
-        for label in members.iter().map(|member| &member.label).chain([label]) {
-            label.check()?;
-            if !label.name.is_empty() && !names.insert(&label.name) {
-                return Err(Refusal::malformed("two objects of a pack have one name"));
-            }
-        }
+        check_labels(label, members)?;
         let too_long = || Refusal::malformed("a pack is longer than there are numbers");
         let (offsets, total) = lay_out(members.iter().map(|member| member.len)).ok_or_else(too_long)?;
         let len = if members.is_empty() { *len } else { total };

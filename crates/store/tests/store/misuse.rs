@@ -120,3 +120,56 @@ fn what_is_on_a_device_is_described_to_who_does_not_see_the_device() {
     blind.delete(entry.id).unwrap();
     assert_eq!(code(blind.stat("far")), "no-such-name");
 }
+
+#[test]
+fn names_that_no_object_can_have_are_refused_by_every_call() {
+    let served = Served::start();
+    let client = served.client();
+    let id = client.put("name", b"x").unwrap().id;
+    // Longer than an object's name may be, and longer than any message.
+    for name in ["x".repeat(201), "x".repeat(9 << 20)] {
+        assert_eq!(code(client.get(&name)), "name-too-long");
+        assert_eq!(code(client.get_within(&name, Deadline::NEVER)), "name-too-long");
+        assert_eq!(code(client.stat(&name)), "name-too-long");
+        assert_eq!(code(client.put(&name, b"x")), "name-too-long");
+        assert_eq!(code(client.put(&name, &vec![0; LARGE])), "name-too-long");
+        assert_eq!(code(client.publish(&name, id)), "name-too-long");
+        assert_eq!(code(client.watch(&name)), "name-too-long");
+        assert_eq!(code(client.get_pack(&name)), "name-too-long");
+        for len in [1, LARGE] {
+            assert_eq!(code(client.create_pack(&Pack::new("p").add(&name, len))), "name-too-long");
+            assert_eq!(code(client.create_pack(&Pack::new(&name).add("a", len))), "name-too-long");
+        }
+        assert_eq!(client.list(&name).unwrap(), []);
+    }
+    let described = |len| client.create_described("name", &vec![0; len], 1);
+    assert_eq!(code(described(217)), "meta-too-long");
+    assert_eq!(client.get("name").unwrap().id(), id, "the connection is as good as before");
+}
+
+#[test]
+fn packs_that_cannot_be_are_refused_before_anything_is_written() {
+    let served = Served::start();
+    let client = served.client();
+    for len in [1, LARGE] {
+        let twice = client.create_pack(&Pack::new("p").add("a", len).add("b", 1).add("a", len));
+        assert_eq!(
+            twice.unwrap_err().to_string(),
+            "the request breaks the protocol: two objects of a pack are named `a`"
+        );
+        let itself = client.create_pack(&Pack::new("p").add("p", len));
+        assert_eq!(code(itself), "malformed");
+    }
+    let mut many = Pack::new("p");
+    for number in 0..20_000 {
+        many = many.add(&format!("{number:0200}"), 1);
+    }
+    let refused = client.create_pack(&many).unwrap_err().to_string();
+    assert_eq!(refused, "a pack of 20000 objects is too large: the limit is 16384");
+    let endless = Pack::new("p").add("a", usize::MAX).add("b", usize::MAX);
+    assert_eq!(code(client.create_pack(&endless)), "malformed");
+    // Nameless objects are as many as one likes.
+    let nameless = client.create_pack(&Pack::new("p").add("", 1).add("", 1)).unwrap();
+    nameless.seal().unwrap();
+    assert_eq!(client.status().unwrap().objects, 3);
+}
