@@ -42,9 +42,9 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn connect(path: &Path, devices: Option<Backend>) -> Result<Self> {
+    pub(super) fn connect(path: &Path, devices: Option<Backend>, deadline: Deadline) -> Result<Self> {
         let epoch = ForkEpoch::current()?;
-        let (wire, greeting) = Wire::connect(path, Deadline::after(Client::PATIENCE))?;
+        let (wire, greeting) = Wire::connect(path, deadline)?;
         let Greeting { index, index_len, pins, devices: uuids } = greeting;
         let index = SharedMap::create(&Memfd::import(index, index_len)?, Protection::Read)?;
         let pins = SharedMap::create(&Memfd::import(pins, PINS_LEN)?, Protection::ReadWrite)?;
@@ -112,26 +112,31 @@ impl Core {
     }
 
     /// Asks the server for a name, until what it says can be pinned.
-    pub(super) fn get_asked(self: &Arc<Self>, name: &str, deadline: Deadline) -> Result<Object> {
+    pub(super) fn get_asked(
+        self: &Arc<Self>,
+        name: &str,
+        until: Deadline,
+        patience: Deadline,
+    ) -> Result<Object> {
         loop {
-            let id = self.find(name, deadline)?;
+            let id = self.find(name, until, patience)?;
             if let Some(object) = self.pin(id)? {
                 return Ok(object);
             }
         }
     }
 
-    pub(super) fn find(&self, name: &str, deadline: Deadline) -> Result<ObjectId> {
+    /// Asks the server for a name that is there now or by some moment, and waits for its answer no longer than to another.
+    pub(super) fn find(&self, name: &str, until: Deadline, patience: Deadline) -> Result<ObjectId> {
         check_name(name)?;
         loop {
             // Waiting for ever is waiting for long, again and again.
-            let left = deadline.remaining().unwrap_or(Client::PATIENCE).min(Client::PATIENCE);
+            let left = until.remaining().unwrap_or(Client::PATIENCE).min(Client::PATIENCE);
             let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-            let ask = Ask::Find { name: name.to_owned(), wait };
-            match self.request(ask, &[], Deadline::after(left + Client::PATIENCE)) {
+            match self.request(Ask::Find { name: name.to_owned(), wait }, &[], patience) {
                 Ok((Answer::Found { object }, _)) => return Ok(object),
                 Ok(_) => return Err(unexpected()),
-                Err(Error::Refused(Refusal::NoSuchName { .. })) if !deadline.has_passed() => {}
+                Err(Error::Refused(Refusal::NoSuchName { .. })) if !until.has_passed() => {}
                 Err(error) => return Err(error),
             }
         }
@@ -148,7 +153,7 @@ impl Core {
             let entry = match known {
                 Some(entry) => Some(entry),
                 // It may be gone again by now: then another has the name, or none.
-                None => named(self.find(name, Deadline::NOW)?),
+                None => named(self.find(name, Deadline::NOW, Deadline::after(Client::PATIENCE))?),
             };
             if let Some(entry) = entry {
                 return Ok(entry);

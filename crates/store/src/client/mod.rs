@@ -39,6 +39,10 @@ pub use object::Object;
 pub use pack::{Pack, PackDraft, PackMember, PackObject};
 pub use watch::Watch;
 
+/// How much later than a deadline an answer may come that says that it has passed: from a server that is busy, or just
+/// being replaced.
+const GRACE: Duration = Duration::from_secs(5);
+
 /// A connection to a store.
 ///
 /// Clones are the same connection, and threads may share it. It goes when the last clone and the last object it gave
@@ -103,7 +107,7 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`].
     pub fn connect_with(path: impl AsRef<Path>, devices: Option<Backend>) -> Result<Self> {
-        let core = Core::connect(path.as_ref(), devices)?;
+        let core = Core::connect(path.as_ref(), devices, Deadline::after(Self::PATIENCE))?;
         Ok(Self { core: Arc::new(core), wait: Duration::ZERO })
     }
 
@@ -186,23 +190,29 @@ impl Client {
         if let Some(object) = self.core.get_known(name)? {
             return Ok(object);
         }
-        self.core.get_asked(name, Deadline::NOW)
+        self.core.get_asked(name, Deadline::NOW, Deadline::after(Self::PATIENCE))
     }
 
     /// The object that has a name, now or before the deadline.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchName`] when nobody had it in time; [`Error::TooManyPins`].
+    /// [`Refusal::NoSuchName`] when nobody had it in time; [`Error::TimedOut`] when no server said so, a few seconds
+    /// later; [`Error::TooManyPins`].
     pub fn get_within(&self, name: &str, deadline: Deadline) -> Result<Object> {
-        self.core.check_fork()?;
-        match self.get(name) {
+        self.core.check()?;
+        if let Some(object) = self.core.get_known(name)? {
+            return Ok(object);
+        }
+        let left = deadline.remaining();
+        let patience = left.map_or(Deadline::NEVER, |left| Deadline::after(left.saturating_add(GRACE)));
+        match self.core.get_asked(name, Deadline::NOW, patience) {
             Err(Error::Refused(Refusal::NoSuchName { .. })) if !deadline.has_passed() => {}
             outcome => return outcome,
         }
         // On a connection of its own, so that other threads need not wait for their turn meanwhile.
-        let aside = Self::connect_with(&self.core.path, self.core.devices.clone())?;
-        aside.core.find(name, deadline)?;
-        self.core.get_asked(name, deadline)
+        let aside = Core::connect(&self.core.path, self.core.devices.clone(), patience)?;
+        aside.find(name, deadline, patience)?;
+        self.core.get_asked(name, deadline, patience)
     }
 
     /// The object with an id.

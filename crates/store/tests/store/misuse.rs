@@ -1,5 +1,6 @@
 //! A program that asks for what cannot be, forks, drops in any order, and forgets what it began.
 
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use wholemem_hal::{Backend, BackendKind};
@@ -172,4 +173,29 @@ fn packs_that_cannot_be_are_refused_before_anything_is_written() {
     let nameless = client.create_pack(&Pack::new("p").add("", 1).add("", 1)).unwrap();
     nameless.seal().unwrap();
     assert_eq!(client.status().unwrap().objects, 3);
+}
+
+#[test]
+fn a_deadline_is_kept_also_when_the_server_does_not_answer() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let served = Served::start();
+        let (client, patient) = (served.client(), served.client());
+        served.freeze();
+        let (ended, first) = channel();
+        std::thread::scope(|scope| {
+            let late = ended.clone();
+            scope.spawn(move || {
+                assert_eq!(code(patient.get("nothing")), "no-such-name");
+                late.send("without a deadline").unwrap();
+            });
+            scope.spawn(move || {
+                let brief = Deadline::after(Duration::from_millis(50));
+                assert_eq!(code(client.get_within("nothing", brief)), "timed-out");
+                ended.send("with a deadline").unwrap();
+            });
+            assert_eq!(first.recv().unwrap(), "with a deadline");
+            served.thaw();
+            assert_eq!(first.recv().unwrap(), "without a deadline");
+        });
+    });
 }

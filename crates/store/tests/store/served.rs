@@ -171,10 +171,30 @@ impl Served {
         assert!(ended.success(), "{ended}");
     }
 
-    /// Stops all processes of the store, for good.
+    /// Stops all processes of the store, and waits until every thread of the server stands.
     pub(crate) fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let stands = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        };
+        let tasks = format!("/proc/{}/task", self.process("server"));
+        let deadline = Deadline::after(Duration::from_secs(60));
+        while !std::fs::read_dir(&tasks).unwrap().all(stands) {
+            assert!(!deadline.has_passed(), "the server does not stop");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Lets them go on.
+    pub(crate) fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Sends a signal to all processes of the store, as a terminal does.
+    pub(crate) fn signal(&self, signal: Signal) {
         let group = i32::try_from(self.keeper.id()).ok().and_then(Pid::from_raw).unwrap();
-        kill_process_group(group, Signal::STOP).unwrap();
+        kill_process_group(group, signal).unwrap();
     }
 
     pub(crate) fn wait_for_another(&self, name: &str, before: u32) {
