@@ -56,10 +56,10 @@ impl<W: Cells, P: Cells> Hold<'_, W, P> {
     }
 }
 
-/// Whether a page pins an object. `used` is its owner's word for how far to look.
-pub(crate) fn is_pinned(page: &impl Cells, id: u64) -> bool {
+/// What a page pins, as its owner says: any numbers, as many as the page is long. How far to look is its owner's word too.
+pub(crate) fn pinned(page: &impl Cells) -> impl Iterator<Item = u64> {
     let used = usize::try_from(page.load_acquire(0)).unwrap_or(usize::MAX).min(page.count());
-    (1..used).any(|at| page.load_acquire(at) == id)
+    (1..used).map(|at| page.load_acquire(at))
 }
 
 #[cfg(test)]
@@ -152,7 +152,7 @@ mod tests {
             // The server.
             object.store_release(WORD, word(1, State::Deleted));
             object.fence(Fence::Retire);
-            let deferred = is_pinned(&*page, ID);
+            let deferred = pinned(&*page).any(|pin| pin == ID);
             if !deferred {
                 object.store(BYTES, NEW);
                 object.store_release(WORD, word(2, State::Free));
@@ -206,7 +206,7 @@ mod tests {
                     cells.store_release(bucket, 2);
                     cells.store_release(first, word(1, State::Deleted));
                     cells.fence(Fence::Retire);
-                    if !is_pinned(&*page, 1) {
+                    if pinned(&*page).all(|pin| pin != 1) {
                         cells.store(2, 0);
                     }
                 })

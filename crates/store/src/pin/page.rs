@@ -100,10 +100,14 @@ fn sealed(id: ObjectId) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::is_pinned;
+    use super::super::pinned;
     use super::*;
     use crate::cells::recorded::RecordedCells;
     use crate::index::Geometry;
+
+    fn is_pinned(cells: &RecordedCells, id: u64) -> bool {
+        pinned(cells).any(|pin| pin == id)
+    }
 
     fn index() -> Index<RecordedCells> {
         let geometry = Geometry { slots: 4, allocations: 1 };

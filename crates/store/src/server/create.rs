@@ -238,7 +238,7 @@ impl<C: Cells> Server<C> {
             self.ledger.hold(region, false);
         }
         if !others.is_empty() {
-            self.members.insert(first, others);
+            self.members.insert(first, others.into_iter().collect());
         }
         self.made.insert((client, request.id), first);
         first

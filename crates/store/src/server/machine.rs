@@ -36,8 +36,8 @@ pub(crate) struct Settings {
 pub(crate) trait Premises {
     /// Writes bytes of a small object into an arena, and says whether that could be done.
     fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool;
-    /// Whether any client has an object pinned.
-    fn is_pinned(&self, object: ObjectId) -> bool;
+    /// Which of some objects any client has pinned. All pins are looked at once, however many objects there are.
+    fn pinned(&self, objects: &BTreeSet<ObjectId>) -> BTreeSet<ObjectId>;
 }
 
 /// The time of a step.
@@ -133,7 +133,7 @@ pub(crate) struct Server<C> {
     /// What each request of a client that is still there has made: the first object of it.
     pub(super) made: BTreeMap<(ClientId, u64), ObjectId>,
     /// The other objects of each pack, by its first.
-    pub(super) members: BTreeMap<ObjectId, Vec<ObjectId>>,
+    pub(super) members: BTreeMap<ObjectId, BTreeSet<ObjectId>>,
     /// Who waits for memory that is being made.
     pub(super) making: BTreeMap<AllocationId, Vec<Pending>>,
     /// Who waits for memory to be closed for writing: the client, and its request to seal.

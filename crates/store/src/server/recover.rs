@@ -110,7 +110,7 @@ impl<C: Cells> Server<C> {
             self.index.commit(id, state);
         }
         match first {
-            Some(first) => self.members.entry(first).or_default().push(id),
+            Some(first) => drop(self.members.entry(first).or_default().insert(id)),
             None => drop(self.made.insert((record.client, record.request), id)),
         }
         if state == State::Deleted {

@@ -79,9 +79,11 @@ impl<C: Cells> Server<C> {
         let first_of =
             |id: &ObjectId| self.index.read(*id).and_then(|(_, record)| record.pack).unwrap_or(*id);
         let firsts: BTreeSet<_> = ids.iter().map(first_of).collect();
+        let retired = |id: &&ObjectId| self.retired.contains(*id);
+        let pinned = premises.pinned(&ids.iter().chain(&firsts).filter(retired).copied().collect());
         for id in ids.iter().filter(|id| !firsts.contains(id)).chain(&firsts) {
-            let is_last = self.members.get(id).is_none_or(Vec::is_empty);
-            if self.retired.contains(id) && is_last && !premises.is_pinned(*id) {
+            let is_last = self.members.get(id).is_none_or(BTreeSet::is_empty);
+            if self.retired.contains(id) && is_last && !pinned.contains(id) {
                 self.free(*id);
             }
         }
@@ -93,7 +95,7 @@ impl<C: Cells> Server<C> {
         self.members.remove(&id);
         let Some((_, record)) = self.index.read(id) else { return };
         if let Some(others) = record.pack.and_then(|first| self.members.get_mut(&first)) {
-            others.retain(|other| *other != id);
+            others.remove(&id);
         }
         let key = (record.client, record.request);
         if self.made.get(&key) == Some(&id) {
@@ -115,5 +117,31 @@ impl<C: Cells> Server<C> {
         self.index.remove_allocation(allocation);
         self.ledger.close(allocation);
         self.outputs.push(Output::Release { allocation });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::world::{World, create, sealed};
+    use super::*;
+    use crate::protocol::Ask;
+
+    /// A world with a sealed pack of three.
+    fn packed() -> (World, ClientId, ObjectId) {
+        let mut world = World::new();
+        let client = world.join(1);
+        let members = [("p/a", 5000), ("p/b", 6000), ("p/c", 20_000)];
+        world.one(client, create("p", 0, &members, 0), &[]);
+        let made = world.requests;
+        let first = sealed(&world.one(client, Ask::Seal { create: made }, &[]));
+        (world, client, first)
+    }
+
+    #[test]
+    fn all_pins_are_looked_at_once_for_a_pack() {
+        let (mut world, client, first) = packed();
+        let before = world.yard.looks.get();
+        world.one(client, Ask::Delete { object: first }, &[]);
+        assert_eq!(world.yard.looks.get() - before, 1);
     }
 }

@@ -1,6 +1,7 @@
 //! A server with its surroundings, killed after every store: each prefix is recovered, and is the world before the operation
 //! or after it.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub(super) fn settings(ahead: u64) -> Settings {
 pub(super) struct Yard {
     pub(super) pins: BTreeSet<ObjectId>,
     pub(super) bytes: BTreeMap<(AllocationId, u64), Vec<u8>>,
+    /// How often all pins were looked at.
+    pub(super) looks: Cell<usize>,
 }
 
 impl Premises for Yard {
@@ -33,8 +36,9 @@ impl Premises for Yard {
         true
     }
 
-    fn is_pinned(&self, object: ObjectId) -> bool {
-        self.pins.contains(&object)
+    fn pinned(&self, objects: &BTreeSet<ObjectId>) -> BTreeSet<ObjectId> {
+        self.looks.set(self.looks.get() + 1);
+        self.pins.intersection(objects).copied().collect()
     }
 }
 

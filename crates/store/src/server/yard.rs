@@ -1,6 +1,6 @@
 //! The memory and the pins that a server has: what its machine may touch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
@@ -89,7 +89,8 @@ impl Premises for Yard {
         is_written
     }
 
-    fn is_pinned(&self, object: ObjectId) -> bool {
-        self.pins.values().any(|page| pin::is_pinned(page, object.as_u64()))
+    fn pinned(&self, objects: &BTreeSet<ObjectId>) -> BTreeSet<ObjectId> {
+        let pins = self.pins.values().flat_map(pin::pinned).filter_map(ObjectId::from_u64);
+        pins.filter(|pin| objects.contains(pin)).collect()
     }
 }
