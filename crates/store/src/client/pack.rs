@@ -155,7 +155,7 @@ impl PackObject {
             core.index.read(object.id()).ok_or(crate::Error::Protocol { rule: "a pin holds" })?;
         let narrow = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let others = core.index.objects().filter(|(id, state, record)| {
-            // One whose name has another object now is still part of the pack, while its record is there.
+            // One whose name has another object now is still part of the pack.
             record.pack == Some(object.id()) && *id != object.id() && *state != State::Created
         });
         let members = others.map(|(id, _, record)| {

@@ -113,7 +113,7 @@ impl<C: Cells> Server<C> {
             Some(first) => drop(self.members.entry(first).or_default().insert(id)),
             None => drop(self.made.insert((record.client, record.request), id)),
         }
-        if state == State::Deleted {
+        if state == State::Deleted && !self.is_of_a_pack_that_stays(id, record) {
             self.retired.insert(id);
         }
         true
