@@ -102,7 +102,7 @@ pub(crate) mod recorded {
             Self::from_cells(vec![0; count])
         }
 
-        fn from_cells(cells: Vec<u64>) -> Self {
+        pub(crate) fn from_cells(cells: Vec<u64>) -> Self {
             Self(Rc::new(RefCell::new(Recording { cells, stores: Vec::new() })))
         }
 

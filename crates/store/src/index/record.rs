@@ -102,10 +102,17 @@ impl<C: Cells> Index<C> {
 
     /// An object and its state, if there is one with this id. Not pinned: it may be gone by now.
     pub(crate) fn read(&self, id: ObjectId) -> Option<(State, Record)> {
-        let state = self.state(id)?;
-        let record = self.record(id)?;
-        self.cells().fence(Fence::Record);
-        (self.state(id) == Some(state)).then_some((state, record))
+        let mut state = self.state(id)?;
+        loop {
+            let record = self.record(id);
+            self.cells().fence(Fence::Record);
+            let now = self.state(id)?;
+            if now == state {
+                return Some((state, record?));
+            }
+            // The same object, a step on in its life: there are no more than three.
+            state = now;
+        }
     }
 
     /// The objects that are there now, in no order.
@@ -192,6 +199,7 @@ pub(crate) mod tests {
 
     use super::super::layout::tests::small;
     use super::*;
+    use crate::cells::recorded::RecordedCells;
 
     pub(crate) fn record(name: &str) -> Record {
         let region = Region { allocation: AllocationId::new(1, 2), offset: 4096, len: 8192 };
@@ -270,5 +278,51 @@ pub(crate) mod tests {
         let expected = [(ids[0], State::Sealed, "a".to_owned()), (ids[1], State::Created, "b".to_owned())];
         assert_eq!(found, expected);
         assert_eq!(index.read(ObjectId::new(0, 1)), None);
+    }
+
+    /// Cells whose server deletes an object while its record is being read.
+    #[derive(Debug)]
+    struct Deleting {
+        cells: RecordedCells,
+        word_at: usize,
+        word: u64,
+    }
+
+    impl Cells for Deleting {
+        fn count(&self) -> usize {
+            self.cells.count()
+        }
+        fn load(&self, at: usize) -> u64 {
+            self.cells.load(at)
+        }
+        fn load_acquire(&self, at: usize) -> u64 {
+            self.cells.load(at)
+        }
+        fn store(&self, at: usize, value: u64) {
+            self.cells.store(at, value);
+        }
+        fn store_release(&self, at: usize, value: u64) {
+            self.cells.store(at, value);
+        }
+        fn fence(&self, _: Fence) {
+            self.cells.store(self.word_at, self.word);
+        }
+    }
+
+    #[test]
+    fn an_object_that_is_deleted_while_it_is_read_is_read_all_the_same() {
+        let index = small();
+        let id = ObjectId::new(3, 1);
+        index.fill(id, &record("name"));
+        index.commit(id, State::Sealed);
+        let during = |generation: u64, state: State| {
+            let word = Word { generation, state }.encode();
+            let cells = RecordedCells::from_cells(index.cells().snapshot());
+            let cells = Deleting { cells, word_at: index.word_cell(3), word };
+            Index::open(cells).unwrap().read(id)
+        };
+        assert_eq!(during(1, State::Deleted), Some((State::Deleted, record("name"))));
+        assert_eq!(during(2, State::Free), None);
+        assert_eq!(during(2, State::Created), None);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use wholemem_store::{Client, Error, Refusal};
+use wholemem_store::{Client, Error, Pack, Refusal};
 use wholemem_testkit::{Ranks, test_name, without_system_calls};
 
 use crate::served::Served;
@@ -197,4 +197,45 @@ fn a_cached_object_is_got_without_a_system_call_also_when_nobody_serves() {
         assert!(!without_system_calls(move || drop(threads.get("nothing"))));
         std::mem::forget(client);
     });
+}
+
+#[test]
+fn a_pack_is_found_whole_by_whoever_finds_it_while_others_replace_it() {
+    const MEMBERS: usize = 300;
+    let served = Served::start();
+    let (maker, reader) = (served.client(), served.client());
+    let make = |version: u64| {
+        let mut pack = Pack::new("pack");
+        for member in 0..MEMBERS {
+            pack = pack.add(&format!("pack/{member}"), 100);
+        }
+        let mut draft = maker.create_pack(&pack).unwrap();
+        for member in 0..MEMBERS {
+            draft.write_at(member, 0, &content("pack", version, 100)).unwrap();
+        }
+        draft.seal().unwrap();
+    };
+    make(0);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let mut reads = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let pack = reader.get_pack("pack").unwrap();
+                let versions = pack.members().map(|(name, _)| {
+                    let mut bytes = vec![0; 100];
+                    pack.bytes(name).unwrap().read_at(0, &mut bytes).unwrap();
+                    check("pack", &bytes)
+                });
+                let versions: Vec<_> = versions.collect();
+                assert_eq!(versions, vec![versions[0]; MEMBERS], "all of it, and of one version");
+                reads += 1;
+            }
+            reads
+        });
+        (1..150).for_each(make);
+        stop.store(true, Ordering::Relaxed);
+        wholemem_testkit::report(&format!("{} packs read", reading.join().unwrap()));
+    });
+    assert_eq!(reader.status().unwrap().retired, 0);
 }
