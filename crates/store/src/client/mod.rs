@@ -129,7 +129,8 @@ impl Client {
     /// Begins an object in host memory. An empty name makes one that is known by its id alone.
     ///
     /// # Errors
-    /// [`Refusal::OverQuota`], [`Refusal::NameTooLong`], [`Refusal::NoMemory`].
+    /// [`Refusal::OverQuota`], [`Refusal::NameTooLong`], [`Refusal::NoMemory`]; [`Refusal::NameTaken`] for the name of
+    /// another user's object.
     #[doc(alias = "CreateBuffer")]
     pub fn create(&self, name: &str, len: usize) -> Result<Draft> {
         self.create_described(name, &[], len)
@@ -247,7 +248,7 @@ impl Client {
     /// Gives a sealed object one more name. If another object had it, that one is deleted: readers keep theirs.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchObject`], [`Refusal::NameTooLong`].
+    /// [`Refusal::NoSuchObject`], [`Refusal::NameTooLong`], [`Refusal::NameTaken`].
     #[doc(alias = "PutName")]
     pub fn publish(&self, name: &str, object: ObjectId) -> Result<Sealed> {
         check_name(name)?;

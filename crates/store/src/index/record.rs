@@ -168,6 +168,12 @@ impl<C: Cells> Index<C> {
         Some(Location { allocation, offset, len })
     }
 
+    /// Who made an object, as the server's own records say.
+    pub(crate) fn owner(&self, id: ObjectId) -> Option<u32> {
+        self.state(id)?;
+        u32::try_from(self.cells().load(self.record_cell(id.slot()) + AT_OWNER) & u64::from(u32::MAX)).ok()
+    }
+
     /// Whether a pinned object has this name.
     pub(crate) fn is_named(&self, id: ObjectId, name: &str) -> bool {
         let at = self.record_cell(id.slot());

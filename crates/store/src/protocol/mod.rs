@@ -20,7 +20,7 @@ use crate::index::{MAX_META, MAX_NAME};
 pub use refusal::Refusal;
 
 /// Changes when any message does.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 
 /// The most objects of one pack.
 pub(crate) const MAX_MEMBERS: usize = 16 << 10;

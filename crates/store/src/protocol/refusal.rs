@@ -113,6 +113,14 @@ pub enum Refusal {
         /// The client's.
         client: u32,
     },
+    /// Another user's object has the name.
+    #[error("`{name}` is the name of an object of user {owner}; take another, or have it deleted")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// Who made the object that has it.
+        owner: u32,
+    },
     /// The client did not keep to the protocol.
     #[error("the request breaks the protocol: {rule}")]
     Malformed {
@@ -145,6 +153,7 @@ impl Refusal {
             Self::NoMemory { .. } => "no-memory",
             Self::TooManyWaiting { .. } => "too-many-waiting",
             Self::OtherProtocol { .. } => "other-protocol",
+            Self::NameTaken { .. } => "name-taken",
             Self::Malformed { .. } => "malformed",
         }
     }

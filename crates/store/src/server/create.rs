@@ -71,6 +71,9 @@ impl<C: Cells> Server<C> {
         premises: &mut impl Premises,
     ) -> Result<Begun, Refusal> {
         let plan = Plan::new(&request.ask)?;
+        for label in plan.members.iter().map(|member| &member.label).chain([plan.label]) {
+            self.check_owner(client, &label.name)?;
+        }
         self.ledger.check_place(plan.place)?;
         if self.slots.left() < 1 + plan.members.len() {
             return Err(Refusal::IndexFull { slots: self.index.geometry().slots });
@@ -305,8 +308,8 @@ impl<C: Cells> Server<C> {
                 }
             }
             (State::Created, _) => {
-                let version = self.seal_now(object, premises);
-                self.answer(client, id, Ok(Answer::Sealed { object, version }));
+                let outcome = self.seal_now(client, object, premises);
+                self.answer(client, id, outcome);
             }
             (State::Sealed, _) => {
                 self.answer(client, id, Ok(Answer::Sealed { object, version: record.version }));
@@ -325,10 +328,7 @@ impl<C: Cells> Server<C> {
         // Its maker may have given it up meanwhile, or left and taken it along.
         let is_there = self.index.state(object) == Some(State::Created);
         let outcome = outcome.and(if is_there { Ok(()) } else { Err(Refusal::NothingToSeal) });
-        let outcome = outcome.map(|()| {
-            let version = self.seal_now(object, premises);
-            Answer::Sealed { object, version }
-        });
+        let outcome = outcome.and_then(|()| self.seal_now(client, object, premises));
         self.answer(client, id, outcome);
         // Not before: its writer would have to share the machine with who makes memory.
         if let Some(record) = self.ledger.record(allocation) {
@@ -350,6 +350,7 @@ impl<C: Cells> Server<C> {
             return self.answer_created(client, id, made);
         }
         let outcome = label.check().and_then(|()| {
+            self.check_owner(client, &label.name)?;
             let (_, record) = match self.index.read(object) {
                 Some(found) if found.0 == State::Sealed => found,
                 Some((State::Created, _)) => return Err(Refusal::NotSealed { object }),
@@ -381,18 +382,37 @@ impl<C: Cells> Server<C> {
     }
 
     /// Gives an object, or all objects of a pack, their versions, and makes them everybody's by the one store that
-    /// counts. Says which version the first one is.
-    fn seal_now(&mut self, first: ObjectId, premises: &mut impl Premises) -> u64 {
+    /// counts. Says which version the first one is. A name may have become another's meanwhile.
+    fn seal_now(
+        &mut self,
+        client: ClientId,
+        first: ObjectId,
+        premises: &mut impl Premises,
+    ) -> Result<Answer, Refusal> {
+        let name = |id: ObjectId| self.index.read(id).map(|(_, record)| record.name).unwrap_or_default();
+        let pack: Vec<_> = self.pack(first).into_iter().map(|id| (id, name(id))).collect();
+        for (_, name) in &pack {
+            self.check_owner(client, name)?;
+        }
         let mut version = 0;
-        for id in self.pack(first) {
-            let name = self.index.read(id).map(|(_, record)| record.name).unwrap_or_default();
+        for (id, name) in pack {
             let next = self.next_version(&name);
             self.index.set_version(id, next);
             version = if id == first { next } else { version };
         }
         self.index.commit(first, State::Sealed);
         self.follow(first, premises);
-        version
+        Ok(Answer::Sealed { object: first, version })
+    }
+
+    /// Whether a client may make a name mean another object: that deletes the one it means now.
+    fn check_owner(&self, client: ClientId, name: &str) -> Result<(), Refusal> {
+        let user = self.clients.get(&client).map(|client| client.user);
+        let Some(owner) = self.names.get(name).and_then(|id| self.index.owner(*id)) else { return Ok(()) };
+        if user == Some(owner) || user == Some(self.settings.user) {
+            return Ok(());
+        }
+        Err(Refusal::NameTaken { name: name.to_owned(), owner })
     }
 
     /// What follows when the first object of a pack, or the only one, has been sealed.

@@ -151,6 +151,45 @@ fn only_its_owner_deletes_an_object() {
 }
 
 #[test]
+fn only_its_owner_gives_a_name_to_another_object() {
+    let mut world = World::new();
+    let owner = world.join(1);
+    let mine = sealed(&world.create(owner, "mine", 100).1);
+    let other = ClientId(8);
+    world.clients.insert(other, 1001);
+    world.run(Input::Joined { client: other, user: 1001 });
+    world.ask(other, Ask::Hello { protocol: PROTOCOL }, &[]);
+    let before = world.status(owner);
+    let taken = |name: &str| Answer::Refused(Refusal::NameTaken { name: name.to_owned(), owner: USER });
+    assert_eq!(world.create(other, "mine", 200).1, taken("mine"));
+    assert_eq!(world.create(other, "mine", 100 << 10).1, taken("mine"));
+    let pack = create("pack", 0, &[("a", 5000), ("mine", 100 << 10)], 0);
+    assert_eq!(world.one(other, pack, &[]), taken("mine"));
+    assert_eq!(world.one(other, Ask::Publish { label: label("mine"), object: mine }, &[]), taken("mine"));
+    // A name that is taken while its next object is being written.
+    let (create, _) = world.create(other, "late", 100 << 10);
+    sealed(&world.create(owner, "late", 10).1);
+    assert_eq!(world.one(other, Ask::Seal { create }, &[]), taken("late"));
+    world.one(other, Ask::Abandon { create }, &[]);
+    let after = world.status(owner);
+    assert_eq!((after.objects, after.host), (before.objects + 1, before.host));
+    let find = Ask::Find { name: "mine".to_owned(), wait: 0 };
+    assert_eq!(world.one(other, find, &[]), Answer::Found { object: mine });
+    // The server's user may, and so may anybody when the name is free.
+    let root = ClientId(9);
+    world.clients.insert(root, 0);
+    world.run(Input::Joined { client: root, user: 0 });
+    world.ask(root, Ask::Hello { protocol: PROTOCOL }, &[]);
+    let roots = sealed(&world.create(root, "mine", 10).1);
+    assert_eq!(
+        world.create(owner, "mine", 10).1,
+        Answer::Refused(Refusal::NameTaken { name: "mine".to_owned(), owner: 0 })
+    );
+    world.one(root, Ask::Delete { object: roots }, &[]);
+    sealed(&world.create(other, "mine", 10).1);
+}
+
+#[test]
 fn what_cannot_be_is_refused_and_changes_nothing() {
     let mut world = World::new();
     let client = world.join(1);

@@ -39,7 +39,7 @@ fn descriptors(socket: &std::path::Path, objects: &[ObjectId]) -> (PacketSocket,
     let wire = PacketSocket::connect(&Address::Path(socket.to_owned())).unwrap();
     let mut packet = vec![0; 65_536];
     let mut all = Vec::new();
-    let hello = request(1, 0, &[2]);
+    let hello = request(1, 0, &[3]);
     let fetches = objects.iter().zip(2..).map(|(object, id)| request(id, 7, &[object.as_u64()]));
     for request in [hello].into_iter().chain(fetches) {
         wire.send(&request, &[], Deadline::NEVER).unwrap();
@@ -88,6 +88,9 @@ fn intruder(rank: &Rank) {
         assert!(!force(object.span().unwrap().address()), "a store through /proc/self/mem");
         let refused = client.delete(object.id()).unwrap_err();
         assert!(matches!(refused, Error::Refused(Refusal::NotYours { .. })), "{refused}");
+        for refused in [client.put(name, &vec![0; len]), client.publish(name, object.id())] {
+            assert_eq!(refused.unwrap_err().code(), "name-taken", "replacing is deleting");
+        }
         ids.push(object.id());
     }
     let (wire, fds) = descriptors(socket, &ids);
