@@ -40,6 +40,8 @@ pub(super) enum Output {
     /// The first server serves: whoever waits for that is told.
     TellReady,
     TellServerToStop,
+    /// The server was told to stop before, and did not.
+    KillServer,
     /// The keeper ends: well, or because no server ever served.
     End {
         well: bool,
@@ -89,6 +91,7 @@ impl Keeper {
                 self.phase = Phase::Stopping;
                 Some(Output::TellServerToStop)
             }
+            (Phase::Stopping, Input::StopAsked) => Some(Output::KillServer),
             (Phase::Stopping, Input::Died) => Some(Output::End { well: true }),
             _ => None,
         }
@@ -150,13 +153,22 @@ mod tests {
     fn everything_ends_when_it_is_asked_to_and_the_server_has_ended() {
         let mut keeper = Keeper::new(true);
         assert_eq!(keeper.step(at(1), Input::StopAsked), Some(Output::TellServerToStop));
-        assert_eq!(keeper.step(at(2), Input::StopAsked), None);
+        assert_eq!(keeper.step(at(2), Input::Tick), None);
         assert_eq!(keeper.step(at(3), Input::Died), Some(Output::End { well: true }));
         let mut resting = Keeper::new(true);
         resting.step(at(1), Input::Died);
         resting.step(at(1), Input::Died);
         assert!(resting.wake_at().is_some());
         assert_eq!(resting.step(at(2), Input::StopAsked), Some(Output::End { well: true }));
+    }
+
+    #[test]
+    fn a_server_that_does_not_end_is_killed_when_that_is_asked_for_again() {
+        let mut keeper = Keeper::new(true);
+        assert_eq!(keeper.step(at(1), Input::StopAsked), Some(Output::TellServerToStop));
+        assert_eq!(keeper.step(at(60_000), Input::Tick), None, "it is waited for, however long that takes");
+        assert_eq!(keeper.step(at(60_001), Input::StopAsked), Some(Output::KillServer));
+        assert_eq!(keeper.step(at(60_002), Input::Died), Some(Output::End { well: true }));
     }
 
     #[test]

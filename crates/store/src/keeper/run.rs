@@ -179,6 +179,11 @@ pub(crate) fn run(
                     running.say(&ToServer::Stop);
                 }
             }
+            Some(Output::KillServer) => {
+                if let Some(running) = &running {
+                    let _ = running.process.kill();
+                }
+            }
             Some(Output::End { well: true }) => return Ok(()),
             Some(Output::End { well: false }) => return Err(Error::NeverServed),
         }
