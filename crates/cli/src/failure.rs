@@ -26,8 +26,8 @@ fn render(error: &anyhow::Error, colour: Colour) -> String {
 /// What a person could do about it.
 pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
     let store = error.chain().find_map(|cause| cause.downcast_ref::<wholemem_store::Error>());
-    if let Some(wholemem_store::Error::NotServed { .. }) = store {
-        return Some("`wholemem serve` serves one; `--socket` or `WHOLEMEM_SOCKET` names another".to_owned());
+    if let Some(hint) = store.and_then(store_hint) {
+        return Some(hint.to_owned());
     }
     let cause = error.chain().find_map(|cause| cause.downcast_ref::<Error>());
     if let Some(Error::Unavailable { backend: BackendKind::Cuda, .. }) = cause {
@@ -43,6 +43,27 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
     }
     let peers = error.chain().find_map(|cause| cause.downcast_ref::<PeerFailed>()?.hint.clone());
     peers.or_else(|| cause.and_then(Error::hint).map(str::to_owned))
+}
+
+/// The same, of what went wrong with a store.
+fn store_hint(error: &wholemem_store::Error) -> Option<&'static str> {
+    use wholemem_os::{Errno, Error as Os};
+    use wholemem_store::Error as Store;
+    match error {
+        Store::NotServed { .. } => {
+            Some("`wholemem serve` serves one; `--socket` or `WHOLEMEM_SOCKET` names another")
+        }
+        Store::Socket { source: Os::Call { errno: Errno::NAMETOOLONG, .. }, .. } => {
+            Some("the path of a socket has at most 107 bytes")
+        }
+        Store::Socket { source: Os::Call { errno: Errno::ACCESS, .. }, .. } => {
+            Some("a store is for the user who serves it, unless that one opens its socket to others")
+        }
+        Store::TimedOut => {
+            Some("the server is stopped or busy; its process is the child of `wholemem serve`")
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -30,6 +30,22 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// A file is where the socket was to be, and is none.
+    #[error("`{}` is a file already, and no socket", path.display())]
+    NotASocket {
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// The socket can be neither made nor connected to.
+    #[error("cannot use the socket `{}`", path.display())]
+    Socket {
+        /// Where it is, or was to be.
+        path: PathBuf,
+        /// What the kernel said.
+        source: wholemem_os::Error,
+    },
+
     /// The deadline came before the answer.
     #[error("the deadline passed before the server answered")]
     TimedOut,
@@ -117,6 +133,8 @@ impl Error {
             Self::Refused(refusal) => refusal.code(),
             Self::NotServed { .. } => "not-served",
             Self::AlreadyServed { .. } => "already-served",
+            Self::NotASocket { .. } => "not-a-socket",
+            Self::Socket { .. } => "socket",
             Self::TimedOut => "timed-out",
             Self::Disconnected => "disconnected",
             Self::Protocol { .. } => "protocol",

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
@@ -66,14 +67,19 @@ impl Serve {
     /// Serves until this process is told to end by a signal. `ready` is called when clients can come.
     ///
     /// # Errors
-    /// [`Error::AlreadyServed`]; [`Error::NeverServed`] when the server could not begin.
+    /// [`Error::AlreadyServed`], [`Error::NotASocket`], [`Error::Socket`]; [`Error::NeverServed`] when the server could not
+    /// begin.
     pub fn run(&self, launch: &Launch<'_>, ready: &mut dyn FnMut()) -> Result<()> {
-        let listener = match PacketListener::bind_with_mode(&self.listen, self.mode) {
-            Err(OsError::Call { errno: Errno::ADDRINUSE, .. }) => {
-                return Err(Error::AlreadyServed { path: self.listen.clone() });
+        let listener = PacketListener::bind_with_mode(&self.listen, self.mode).map_err(|source| {
+            let path = self.listen.clone();
+            let is_taken = matches!(source, OsError::Call { errno: Errno::ADDRINUSE, .. });
+            let is_socket = || path.symlink_metadata().is_ok_and(|file| file.file_type().is_socket());
+            match is_taken {
+                true if is_socket() => Error::AlreadyServed { path },
+                true => Error::NotASocket { path },
+                false => Error::Socket { path, source },
             }
-            outcome => outcome?,
-        };
+        })?;
         keeper::run(Origin::First(listener), self.parent, launch, ready)
     }
 

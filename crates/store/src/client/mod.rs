@@ -96,7 +96,7 @@ impl Client {
     /// Connects to the store that is served at a socket.
     ///
     /// # Errors
-    /// [`Error::NotServed`]; [`Refusal::OtherProtocol`].
+    /// [`Error::NotServed`]; [`Error::Socket`]; [`Refusal::OtherProtocol`].
     pub fn connect(path: impl AsRef<Path>) -> Result<Self> {
         Self::connect_with(path, None)
     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::time::Duration;
 
 use wholemem_os::packet::{Address, MAX_PACKET};
 use wholemem_os::{Deadline, Errno, Error as OsError, ForkEpoch, PacketSocket};
@@ -11,6 +12,9 @@ use wholemem_os::{Deadline, Errno, Error as OsError, ForkEpoch, PacketSocket};
 use crate::protocol::frame::{self, Assembly, MAX_FDS};
 use crate::protocol::{Answer, Ask, Event, PROTOCOL, Request, Response};
 use crate::{Error, ObjectId, Result};
+
+/// How long to wait before connecting again.
+const RETRY: Duration = Duration::from_millis(1);
 
 /// A connection to the server, which stays the same when the server is another. Dropping it says goodbye: a client that just
 /// closes its connection is waited for to end.
@@ -40,7 +44,8 @@ impl Wire {
         loop {
             match Self::connect_once(path, deadline) {
                 // The server died before the keeper had this connection. Its name is there while its keeper is.
-                Err(Error::Disconnected) if !deadline.has_passed() => std::thread::yield_now(),
+                // So it is when many wait to connect; neither is over at once.
+                Err(Error::Disconnected) if !deadline.has_passed() => std::thread::sleep(RETRY),
                 outcome => return outcome,
             }
         }
@@ -48,12 +53,13 @@ impl Wire {
 
     fn connect_once(path: &Path, deadline: Deadline) -> Result<(Self, Greeting)> {
         let epoch = ForkEpoch::current()?;
-        let not_served = || Error::NotServed { path: PathBuf::from(path) };
         let socket = match PacketSocket::connect(&Address::Path(path.to_owned())) {
             Ok(socket) => socket,
-            Err(OsError::Call { errno: Errno::NOENT | Errno::CONNREFUSED, .. }) => return Err(not_served()),
+            Err(OsError::Call { errno: Errno::NOENT | Errno::CONNREFUSED, .. }) => {
+                return Err(Error::NotServed { path: path.to_owned() });
+            }
             Err(OsError::Call { errno: Errno::AGAIN, .. }) => return Err(Error::Disconnected),
-            Err(error) => return Err(error.into()),
+            Err(source) => return Err(Error::Socket { path: path.to_owned(), source }),
         };
         let (assembly, packet, given_up) = (Assembly::default(), vec![0; MAX_PACKET], BTreeSet::new());
         let mut wire = Self { socket, assembly, packet, last_id: 0, given_up, epoch };

@@ -305,3 +305,25 @@ fn nobody_serves_is_said_so_and_so_is_who_serves_already() {
     let error = again.run(&launch, &mut || ()).unwrap_err();
     assert_eq!(error.to_string(), format!("a store is served at `{}` already", served.socket().display()));
 }
+
+#[test]
+fn a_place_that_is_none_for_a_socket_is_named_and_left_alone() {
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let launch = |_, _| -> std::io::Result<std::process::Child> { panic!("nothing is started") };
+    let serve = |path: &std::path::Path| {
+        let error = wholemem_store::Serve::at(path).run(&launch, &mut || ()).unwrap_err();
+        (error.code(), error.to_string())
+    };
+    let file = folder.path().join("file");
+    std::fs::write(&file, b"precious").unwrap();
+    assert_eq!(
+        serve(&file),
+        ("not-a-socket", format!("`{}` is a file already, and no socket", file.display()))
+    );
+    assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+    for path in [folder.path().join("missing/socket"), folder.path().join("x".repeat(120))] {
+        assert_eq!(serve(&path), ("socket", format!("cannot use the socket `{}`", path.display())));
+    }
+    let long = Client::connect(folder.path().join("x".repeat(120))).unwrap_err();
+    assert_eq!(long.code(), "socket", "{long}");
+}
