@@ -20,7 +20,9 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
 fn render(error: &anyhow::Error, colour: Colour) -> String {
     let title = colour.paint(Tone::Bad, "error:");
     let hint = hint(error).map(|hint| format!("\n{} {hint}\n", colour.paint(Tone::Good, "hint:")));
-    format!("{title} {error:#}\n{}", hint.unwrap_or_default())
+    // Names in it are anybody's.
+    let text = format!("{error:#}").split('\n').map(terminal::plain).collect::<Vec<_>>().join("\n");
+    format!("{title} {text}\n{}", hint.unwrap_or_default())
 }
 
 /// What a person could do about it.

@@ -81,6 +81,15 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
+/// Text that somebody else has chosen, with what would act on the terminal made visible.
+pub(crate) fn plain(text: &str) -> String {
+    let visible = |letter: char| match letter.is_control() {
+        true => letter.escape_debug().to_string(),
+        false => letter.to_string(),
+    };
+    text.chars().map(visible).collect()
+}
+
 /// Writes one object in one line.
 ///
 /// # Errors
@@ -108,6 +117,11 @@ mod tests {
         assert_eq!(Colour::Off.paint(Tone::Bad, "no"), "no");
         assert_eq!(Colour::On.paint(Tone::Bad, "no"), "\x1b[31mno\x1b[0m");
         assert_eq!(Colour::On.paint(Tone::Plain, "no"), "no");
+    }
+
+    #[test]
+    fn text_of_others_does_nothing_to_the_terminal() {
+        assert_eq!(plain("a\u{1b}[2J\r\n\tb \u{9b}é日"), r"a\u{1b}[2J\r\n\tb \u{9b}é日");
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<()> {
     for entry in &entries {
         let size = Rough(entry.len).to_string();
         let (version, owner) = (entry.version.to_string(), entry.owner.to_string());
-        table.row(Tone::Plain, [entry.name.clone(), size, version, place(entry).to_owned(), owner]);
+        table.row(Tone::Plain, [terminal::plain(&entry.name), size, version, place(entry).to_owned(), owner]);
     }
     terminal::print(&table.render(Colour::of_stdout()))
 }
@@ -77,7 +77,7 @@ pub(crate) fn stat(args: &StatArgs) -> Result<()> {
             return terminal::print_json(&described);
         }
         let mut lines = vec![
-            ("name", entry.name.clone()),
+            ("name", terminal::plain(&entry.name)),
             ("size", format!("{} ({} bytes)", Rough(entry.len), entry.len)),
             ("version", entry.version.to_string()),
             ("place", place(&entry).to_owned()),
@@ -85,7 +85,7 @@ pub(crate) fn stat(args: &StatArgs) -> Result<()> {
             ("id", entry.id.to_string()),
         ];
         if !described.description.is_empty() {
-            lines.push(("description", described.description));
+            lines.push(("description", terminal::plain(&described.description)));
         }
         let text = lines.iter().map(|(name, value)| format!("  {name:<12}{value}\n"));
         return terminal::print(&text.collect::<String>());
@@ -140,7 +140,7 @@ pub(crate) fn watch(args: &WatchArgs) -> Result<()> {
             terminal::print_json(&Happened { event: what, name, id, version })?;
         } else {
             let version = version.map(|version| format!(" version {version}")).unwrap_or_default();
-            terminal::print(&format!("{what:<10}{}{version}\n", event.name))?;
+            terminal::print(&format!("{what:<10}{}{version}\n", terminal::plain(&event.name)))?;
         }
         left = left.map(|left| left - 1);
     }
