@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 
 use super::BackendChoice;
@@ -50,6 +51,7 @@ pub(crate) enum ServeRole {
 #[derive(Debug, Args)]
 pub(crate) struct PutArgs {
     /// The name of the object, or of the pack
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) name: String,
     /// The file: .npy and .safetensors are taken apart, any other is taken as it is
     pub(crate) file: PathBuf,

@@ -5,12 +5,20 @@ use serde_json::{Value, json};
 use wholemem::files::npy;
 use wholemem::files::safetensors::Entry;
 
+use crate::terminal;
+
 /// How the description of an object begins that was a .npy file.
 const NPY: &str = "npy ";
 
-/// Where the bytes of a .npy file begin, and what they are.
-pub(super) fn read_npy(start: &[u8]) -> Result<(usize, String)> {
-    let (text, offset) = npy::text(start)?;
+/// How the description of a pack begins that was a .safetensors file. What the file said of itself follows.
+const SAFETENSORS: &str = "safetensors";
+
+/// How long that can be, in bytes: the longest description, less its beginning.
+const LONGEST_METADATA: usize = 216 - SAFETENSORS.len() - 1;
+
+/// Where the bytes of a .npy file begin that is so long, and what they are.
+pub(super) fn read_npy(start: &[u8], file_len: u64) -> Result<(usize, String)> {
+    let (text, offset) = npy::header(start, file_len)?;
     Ok((usize::try_from(offset)?, format!("{NPY}{text}")))
 }
 
@@ -18,6 +26,27 @@ pub(super) fn read_npy(start: &[u8]) -> Result<(usize, String)> {
 pub(super) fn write_npy(meta: &[u8]) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(meta).ok()?.strip_prefix(NPY)?;
     npy::front(text).ok()
+}
+
+/// What the users of a pack are told whose file says this of itself.
+pub(super) fn describe_pack(metadata: Option<&str>) -> String {
+    match metadata {
+        None => SAFETENSORS.to_owned(),
+        Some(metadata) if metadata.len() <= LONGEST_METADATA => format!("{SAFETENSORS} {metadata}"),
+        Some(metadata) => {
+            let len = metadata.len();
+            terminal::note(&format!(
+                "`__metadata__` of {len} bytes is left out: there is room for {LONGEST_METADATA}"
+            ));
+            SAFETENSORS.to_owned()
+        }
+    }
+}
+
+/// What a pack's file said of itself, if the pack was a file.
+pub(super) fn understand_pack(meta: &[u8]) -> Option<Option<&str>> {
+    let rest = std::str::from_utf8(meta).ok()?.strip_prefix(SAFETENSORS)?;
+    if rest.is_empty() { Some(None) } else { rest.strip_prefix(' ').map(Some) }
 }
 
 /// What the users of a tensor's object are told.
@@ -44,11 +73,22 @@ mod tests {
         let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
         let written = write_npy(format!("npy {header}").as_bytes()).unwrap();
         assert_eq!(written.len() % 64, 0);
-        let (offset, meta) = read_npy(&written).unwrap();
+        let (offset, meta) = read_npy(&written, written.len() as u64 + 24).unwrap();
         assert_eq!((offset, meta), (written.len(), format!("npy {header}")));
         assert_eq!(write_npy(b"something else"), None);
-        assert!(read_npy(b"\x93NUMPY\x01\x00\xff\xff").is_err());
-        assert!(read_npy(b"PK").is_err());
+        assert!(read_npy(&written, written.len() as u64 + 23).is_err());
+        assert!(read_npy(b"\x93NUMPY\x01\x00\xff\xff", 10).is_err());
+        assert!(read_npy(b"PK", 2).is_err());
+    }
+
+    #[test]
+    fn a_pack_is_understood_as_it_was_described() {
+        for metadata in [None, Some(r#"{"format":"pt"}"#)] {
+            assert_eq!(understand_pack(describe_pack(metadata).as_bytes()), Some(metadata));
+        }
+        for meta in [&b""[..], b"npy {}", b"safetensorsish", b"\xff"] {
+            assert_eq!(understand_pack(meta), None);
+        }
     }
 
     #[test]

@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
-use wholemem::files::safetensors;
+use wholemem::files::{npy, safetensors};
 use wholemem_os::SharedSlice;
-use wholemem_store::{Client, Pack, Sealed};
+use wholemem_store::{Client, Entry, Object, Pack, Sealed};
 
 use super::tensors;
 use crate::cli::{GetArgs, PutArgs};
@@ -37,25 +37,33 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let wait = std::time::Duration::from_secs_f64(args.wait);
     let client = super::connect(&args.socket)?.waiting_for_room(wait);
     let context = || format!("cannot put {}", path.display());
-    let mut file = File::open(path).with_context(context)?;
-    let len = usize::try_from(file.metadata().with_context(context)?.len())?;
-    let (sealed, len, objects) = match extension(path) {
-        "safetensors" => put_safetensors(&client, &args.name, &mut file, len).with_context(context)?,
-        "npy" => {
-            let mut start = vec![0; len.min(STEP)];
-            file.read_exact(&mut start).with_context(context)?;
-            let (offset, meta) = tensors::read_npy(&start).with_context(context)?;
-            put_bytes(&client, &args.name, meta.as_bytes(), &mut file, offset, len - offset)?
-        }
-        _ => put_bytes(&client, &args.name, &[], &mut file, 0, len)?,
-    };
+    let (sealed, len, objects) = put_file(&client, &args.name, path).with_context(context)?;
     let Sealed { id, version, .. } = sealed;
     if args.json {
         let report = Report { name: &args.name, id: id.as_u64(), version, len, objects };
         return terminal::print_json(&report);
     }
     let count = if objects == 1 { String::new() } else { format!(", {objects} objects") };
-    terminal::print(&format!("{} version {version}, {}{count}\n", args.name, Rough(len)))
+    let name = terminal::plain(&args.name);
+    terminal::print(&format!("{name} version {version}, {}{count}\n", Rough(len)))
+}
+
+fn put_file(client: &Client, name: &str, path: &Path) -> Result<(Sealed, usize, usize)> {
+    // Before it is opened: that would wait for who writes a pipe.
+    let is_ordinary = std::fs::metadata(path)?.is_file();
+    ensure!(is_ordinary, "it is no ordinary file, and its length is not known beforehand");
+    let mut file = File::open(path)?;
+    let len = usize::try_from(file.metadata()?.len())?;
+    match extension(path) {
+        "safetensors" => put_safetensors(client, name, &mut file, len),
+        "npy" => {
+            let mut start = vec![0; len.min(npy::LONGEST)];
+            file.read_exact(&mut start)?;
+            let (offset, meta) = tensors::read_npy(&start, len as u64)?;
+            put_bytes(client, name, meta.as_bytes(), &mut file, offset, len - offset)
+        }
+        _ => put_bytes(client, name, &[], &mut file, 0, len),
+    }
 }
 
 fn put_bytes(
@@ -69,6 +77,8 @@ fn put_bytes(
     let mut draft = client.create_described(name, meta, len)?;
     let progress = Progress::of_bytes("putting", len);
     copy_in(file, offset, len, &progress, |at, bytes| Ok(draft.write_at(at, bytes)?))?;
+    let said = offset + len;
+    ensure!(file.read(&mut [0])? == 0, "it is longer than the {said} bytes it was said to have");
     Ok((draft.seal()?, len, 1))
 }
 
@@ -80,11 +90,13 @@ fn put_safetensors(
     len: usize,
 ) -> Result<(Sealed, usize, usize)> {
     let mut start = [0; 8];
+    ensure!(len >= start.len(), "it is no .safetensors file: it is shorter than its front");
     file.read_exact(&mut start)?;
     let mut header = vec![0; safetensors::header_len(start, len as u64)?];
     file.read_exact(&mut header)?;
     let found = safetensors::decode(&header, len as u64)?;
-    let mut pack = Pack::new(name).described(b"safetensors");
+    let about = tensors::describe_pack(safetensors::metadata(&header).as_deref());
+    let mut pack = Pack::new(name).described(about.as_bytes());
     let mut places = Vec::new();
     for tensor in &found {
         let (offset, len) = (usize::try_from(tensor.offset)?, usize::try_from(tensor.len)?);
@@ -112,7 +124,7 @@ fn copy_in(
     file.seek(SeekFrom::Start(offset as u64))?;
     for at in (0..len).step_by(STEP) {
         let part = &mut buffer[..STEP.min(len - at)];
-        file.read_exact(part)?;
+        file.read_exact(part).context("it became shorter while it was read")?;
         write(at, part)?;
         progress.advance(part.len());
     }
@@ -123,31 +135,43 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
     let client = super::connect(&args.socket)?;
     let deadline = wholemem_os::Deadline::after(std::time::Duration::from_secs_f64(args.wait));
     let object = client.get_within(&args.name, deadline)?;
+    // While it is held: its name may be another's when it has been written.
+    let entry = object.entry()?;
     let context = || format!("cannot write {}", args.file.display());
-    let (len, objects) = if extension(&args.file) == "safetensors" {
-        drop(object);
-        get_safetensors(&client, &args.name, &args.file).with_context(context)?
-    } else {
-        let meta = object.entry()?.meta;
-        let start = if extension(&args.file) == "npy" { tensors::write_npy(&meta) } else { None };
-        let bytes = object.bytes()?;
-        let mut file = File::create(&args.file).with_context(context)?;
-        file.write_all(&start.unwrap_or_default()).with_context(context)?;
-        let progress = Progress::of_bytes("getting", object.len());
-        copy_out(&bytes, &mut file, &progress).with_context(context)?;
-        (object.len(), 1)
-    };
-    let entry = client.stat(&args.name)?;
+    let (len, objects) = match extension(&args.file) {
+        "safetensors" => get_safetensors(object, &entry, &args.file),
+        kind => get_bytes(&object, &entry, kind == "npy", &args.file),
+    }
+    .with_context(context)?;
+    let (id, version) = (entry.id.as_u64(), entry.version);
     if args.json {
-        let (id, version) = (entry.id.as_u64(), entry.version);
         return terminal::print_json(&Report { name: &args.name, id, version, len, objects });
     }
-    terminal::print(&format!("{} version {}, {}\n", args.name, entry.version, Rough(len)))
+    terminal::print(&format!("{} version {version}, {}\n", terminal::plain(&args.name), Rough(len)))
 }
 
-fn get_safetensors(client: &Client, name: &str, path: &Path) -> Result<(usize, usize)> {
-    let pack = client.get_pack(name)?;
-    let own = format!("{name}/");
+/// That an object was put from another kind of file than it is to become.
+fn never_was(entry: &Entry, kind: &str) -> anyhow::Error {
+    let name = &entry.name;
+    anyhow!("`{name}` was no {kind} file when it was put; another ending takes its bytes as they are")
+}
+
+fn get_bytes(object: &Object, entry: &Entry, is_npy: bool, path: &Path) -> Result<(usize, usize)> {
+    let front = match is_npy {
+        true => tensors::write_npy(&entry.meta).ok_or_else(|| never_was(entry, ".npy"))?,
+        false => Vec::new(),
+    };
+    let bytes = object.bytes()?;
+    let mut file = File::create(path)?;
+    write(&mut file, &front)?;
+    copy_out(&bytes, &mut file, &Progress::of_bytes("getting", object.len()))?;
+    Ok((object.len(), 1))
+}
+
+fn get_safetensors(object: Object, entry: &Entry, path: &Path) -> Result<(usize, usize)> {
+    let about = tensors::understand_pack(&entry.meta).ok_or_else(|| never_was(entry, ".safetensors"))?;
+    let pack = object.into_pack()?;
+    let own = format!("{}/", entry.name);
     let mut found = Vec::new();
     for (full, member) in pack.members() {
         let name = full.strip_prefix(&own).unwrap_or(full);
@@ -157,7 +181,7 @@ fn get_safetensors(client: &Client, name: &str, path: &Path) -> Result<(usize, u
     let entries: Vec<_> = found.iter().map(|(_, _, entry)| entry.clone()).collect();
     let total = found.iter().map(|(_, member, _)| member.len).sum();
     let mut file = File::create(path)?;
-    file.write_all(&safetensors::front(&entries)?)?;
+    write(&mut file, &safetensors::front(&entries, about)?)?;
     let progress = Progress::of_bytes("getting", total);
     for (full, _, _) in &found {
         copy_out(&pack.bytes(full)?, &mut file, &progress)?;
@@ -170,8 +194,13 @@ fn copy_out(bytes: &SharedSlice<'_>, file: &mut File, progress: &Progress) -> Re
     for at in (0..bytes.len()).step_by(STEP) {
         let part = &mut buffer[..STEP.min(bytes.len() - at)];
         bytes.read_at(at, part)?;
-        file.write_all(part)?;
+        write(file, part)?;
         progress.advance(part.len());
     }
     Ok(())
+}
+
+fn write(file: &mut File, bytes: &[u8]) -> Result<()> {
+    // As text: the cause of a full disk is not to be taken for that of full memory.
+    file.write_all(bytes).map_err(|error| anyhow!("{error}"))
 }

@@ -15,3 +15,4 @@ mod leftovers;
 mod run;
 mod store;
 mod table;
+mod transfer;

@@ -10,14 +10,14 @@ use wholemem_os::pidfd::Signal;
 use crate::run::{Run, finish, patience, program};
 
 /// A store that is served until this is dropped.
-struct Served {
+pub(crate) struct Served {
     folder: tempfile::TempDir,
     keeper: Child,
     _stdout: BufReader<ChildStdout>,
 }
 
 impl Served {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         let socket = folder.path().join("socket");
         let mut keeper = program(&["serve", "--backend", "host", "--size", "64MiB", "--listen"])
@@ -32,19 +32,19 @@ impl Served {
         Self { folder, keeper, _stdout: stdout }
     }
 
-    fn run(&self, args: &[&str]) -> Run {
+    pub(crate) fn run(&self, args: &[&str]) -> Run {
         let mut command = program(args);
         command.env("WHOLEMEM_SOCKET", self.folder.path().join("socket"));
         finish(command)
     }
 
-    fn say(&self, args: &[&str]) -> String {
+    pub(crate) fn say(&self, args: &[&str]) -> String {
         let run = self.run(args);
         assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{args:?}");
         run.stdout
     }
 
-    fn file(&self, name: &str) -> String {
+    pub(crate) fn file(&self, name: &str) -> String {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
 

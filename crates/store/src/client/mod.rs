@@ -242,7 +242,7 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     pub fn get_pack(&self, name: &str) -> Result<PackObject> {
-        PackObject::open(self.get(name)?)
+        self.get(name)?.into_pack()
     }
 
     /// Gives a sealed object one more name. If another object had it, that one is deleted: readers keep theirs.

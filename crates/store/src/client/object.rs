@@ -5,7 +5,7 @@ use std::sync::Arc;
 use wholemem_hal::{BackendKind, Device, Mapping, Span};
 use wholemem_os::SharedSlice;
 
-use super::{Core, Entry};
+use super::{Core, Entry, PackObject};
 use crate::index::Location;
 use crate::{Error, ObjectId, Result};
 
@@ -124,6 +124,14 @@ impl Object {
     #[doc(alias = "data")]
     pub fn span(&self) -> Result<Span> {
         Ok(self.mapping.span(self.offset, self.len)?)
+    }
+
+    /// All objects of the pack that this is the first of, held by the same pin.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`].
+    pub fn into_pack(self) -> Result<PackObject> {
+        PackObject::open(self)
     }
 
     pub(super) fn device(&self) -> Device {

@@ -21,12 +21,27 @@ fn malformed(what: &'static str) -> FileProblem {
     FileProblem::Malformed { format: ".npy file", what }
 }
 
-/// The text of the header at the front of a file, and where the elements begin. `bytes` are the first [`LONGEST`] of the
-/// file, or all.
+/// The text of the header at the front of a file that is `file_len` long, and where the elements begin. `bytes` are the first
+/// [`LONGEST`] of the file, or all. The elements are there, where their type is one of ours; how they are ordered does not
+/// matter.
 ///
 /// # Errors
-/// [`FileProblem::Malformed`].
-pub fn text(bytes: &[u8]) -> Result<(&str, u64), FileProblem> {
+/// [`FileProblem::Malformed`], [`FileProblem::WrongLength`].
+pub fn header(bytes: &[u8], file_len: u64) -> Result<(&str, u64), FileProblem> {
+    let (text, offset) = text(bytes)?;
+    let (descr, _, shape) = read(text)?;
+    if let Ok(dtype) = dtype(&descr) {
+        let len = shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
+        let needed = len.and_then(|len| len.checked_add(offset));
+        let needed = needed.ok_or_else(|| malformed("it would be too long"))?;
+        if needed > file_len {
+            return Err(FileProblem::WrongLength { len: file_len, needed });
+        }
+    }
+    Ok((text, offset))
+}
+
+fn text(bytes: &[u8]) -> Result<(&str, u64), FileProblem> {
     let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| malformed("its first bytes are others"))?;
     let (version, rest) = rest.split_first_chunk::<2>().ok_or_else(|| malformed("its header is cut off"))?;
     let (len, rest) = match version {
@@ -43,15 +58,20 @@ pub fn text(bytes: &[u8]) -> Result<(&str, u64), FileProblem> {
 /// Reads the header at the front of a file, of which `bytes` are the first [`LONGEST`] or all.
 pub(super) fn decode(bytes: &[u8]) -> Result<Npy, FileProblem> {
     let (text, offset) = text(bytes)?;
-    let header = Dictionary { rest: text }.read().ok_or_else(|| malformed("its header is no dictionary"))?;
-    let (Some(descr), Some(columns_first), Some(shape)) = (header.descr, header.columns_first, header.shape)
-    else {
-        return Err(malformed("its header lacks one of descr, fortran_order and shape"));
-    };
+    let (descr, columns_first, shape) = read(text)?;
     if columns_first && shape.len() > 1 {
         return Err(FileProblem::ColumnsFirst);
     }
     Ok(Npy { dtype: dtype(&descr)?, shape, offset })
+}
+
+/// What a header says of type, order and shape.
+fn read(text: &str) -> Result<(String, bool, Vec<u64>), FileProblem> {
+    let header = Dictionary { rest: text }.read().ok_or_else(|| malformed("its header is no dictionary"))?;
+    match (header.descr, header.columns_first, header.shape) {
+        (Some(descr), Some(columns_first), Some(shape)) => Ok((descr, columns_first, shape)),
+        _ => Err(malformed("its header lacks one of descr, fortran_order and shape")),
+    }
 }
 
 fn dtype(descr: &str) -> Result<Dtype, FileProblem> {
@@ -230,7 +250,7 @@ mod tests {
 
         #[test]
         fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..80), text in "[{}(),:'a-z0-9 ]{0,60}") {
-            let _ = decode(&bytes);
+            let _ = (decode(&bytes), header(&file(&text), 100));
             let _ = decode(&file(&text));
             let _ = decode(&[&MAGIC[..], &bytes].concat());
         }

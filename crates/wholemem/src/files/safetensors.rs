@@ -10,6 +10,9 @@ const LONGEST: u64 = 100_000_000;
 
 const FRONT: u64 = 8;
 
+/// What a header calls what it says of the file as a whole.
+const METADATA: &str = "__metadata__";
+
 /// One tensor of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
@@ -64,7 +67,7 @@ pub fn decode(header: &[u8], file_len: u64) -> Result<Vec<Entry>, FileProblem> {
     let room = file_len.checked_sub(data).ok_or_else(|| malformed("its header is longer than it"))?;
     let header: Map<String, Value> =
         serde_json::from_slice(header).map_err(|_| malformed("its header is no JSON object"))?;
-    let tensors = header.into_iter().filter(|(name, _)| name != "__metadata__");
+    let tensors = header.into_iter().filter(|(name, _)| name != METADATA);
     let mut entries =
         tensors.map(|(name, value)| entry(name, &value, data, room)).collect::<Result<Vec<_>, _>>()?;
     entries.sort_by(|a, b| (a.offset, &a.name).cmp(&(b.offset, &b.name)));
@@ -89,12 +92,24 @@ fn entry(name: String, value: &Value, data: u64, room: u64) -> Result<Entry, Fil
     Ok(Entry { name, type_name: type_name.to_owned(), shape, offset: data + start, len })
 }
 
-/// The front of a file with these tensors, whose bytes follow each other in this order. Where they are now does not matter.
+/// What the header of a file says of the file as a whole, in JSON, if anything.
+#[must_use]
+pub fn metadata(header: &[u8]) -> Option<String> {
+    let header: Map<String, Value> = serde_json::from_slice(header).ok()?;
+    header.get(METADATA).filter(|value| value.is_object()).map(Value::to_string)
+}
+
+/// The front of a file with these tensors, whose bytes follow each other in this order, and with what is said of the file as a
+/// whole. Where they are now does not matter.
 ///
 /// # Errors
-/// [`FileProblem::Malformed`] for more than there are numbers.
-pub fn front(entries: &[Entry]) -> Result<Vec<u8>, FileProblem> {
+/// [`FileProblem::Malformed`] for more than there are numbers, or what is no JSON.
+pub fn front(entries: &[Entry], metadata: Option<&str>) -> Result<Vec<u8>, FileProblem> {
     let mut header = Map::new();
+    if let Some(metadata) = metadata {
+        let value = serde_json::from_str(metadata).map_err(|_| malformed("its metadata are no JSON"))?;
+        header.insert(METADATA.to_owned(), value);
+    }
     let mut end: u64 = 0;
     for Entry { name, type_name, shape, len, .. } in entries {
         let start = end;
@@ -158,7 +173,8 @@ mod tests {
             len,
         };
         let written = [entry("b", "F32", &[2], 8), entry("a", "C64", &[], 8), entry("c", "U8", &[0], 0)];
-        let file = front(&written).unwrap();
+        let file = front(&written, Some(r#"{"by":"us"}"#)).unwrap();
+        assert_eq!(metadata(&file[8..]).as_deref(), Some(r#"{"by":"us"}"#));
         let len = header_len(file[..8].try_into().unwrap(), file.len() as u64 + 16).unwrap();
         assert_eq!((len + 8, len % 8), (file.len(), 0));
         let mut read = decode(&file[8..], file.len() as u64 + 16).unwrap();

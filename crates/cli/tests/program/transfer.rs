@@ -1,0 +1,179 @@
+//! Files that are none, names that are none, and objects that were never such files: refused, not guessed at.
+
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::run::{patience, program};
+use crate::store::Served;
+
+fn fails(served: &Served, args: &[&str]) -> String {
+    let run = served.run(args);
+    assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""), "{args:?}");
+    run.stderr
+}
+
+fn make_pipe(path: &str) {
+    let path = Path::new(std::ffi::OsStr::from_bytes(path.as_bytes()));
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+}
+
+#[test]
+fn what_is_no_ordinary_file_is_not_put() {
+    let served = Served::start();
+    let pipe = served.file("pipe");
+    make_pipe(&pipe);
+    for path in [&pipe, "/dev/null", "/tmp"] {
+        let expected = format!(
+            "error: cannot put {path}: it is no ordinary file, and its length is not known beforehand\n"
+        );
+        assert_eq!(fails(&served, &["put", "name", path]), expected);
+    }
+    // The kernel says of its own files that they are empty.
+    let said = fails(&served, &["put", "name", "/proc/self/status"]);
+    assert_eq!(
+        said,
+        "error: cannot put /proc/self/status: it is longer than the 0 bytes it was said to have\n"
+    );
+    assert_eq!(served.say(&["stat"]).lines().next(), Some("  objects     0"));
+}
+
+#[test]
+fn an_object_that_nobody_could_find_is_not_put() {
+    let served = Served::start();
+    std::fs::write(served.file("in"), b"x").unwrap();
+    let run = served.run(&["put", "", &served.file("in")]);
+    assert_eq!(run.code, Some(2));
+    assert!(run.stderr.contains("a value is required for '<NAME>'"), "{}", run.stderr);
+}
+
+#[test]
+fn names_cannot_write_to_the_terminal() {
+    let served = Served::start();
+    std::fs::write(served.file("in"), b"x").unwrap();
+    let name = "red\u{1b}[31m\nnext \u{9b}é";
+    let shown = r"red\u{1b}[31m\nnext \u{9b}é";
+    assert_eq!(served.say(&["put", name, &served.file("in")]), format!("{shown} version 1, 1 B\n"));
+    assert_eq!(served.say(&["get", name, &served.file("out")]), format!("{shown} version 1, 1 B\n"));
+    for args in [vec!["ls"], vec!["stat", name]] {
+        let said = served.say(&args);
+        assert!(said.contains(shown) && !said.contains('\u{1b}'), "{said:?}");
+    }
+    let error = fails(&served, &["rm", "no\u{1b}[2J"]);
+    assert_eq!(error, "error: there is no object named `no\\u{1b}[2J`\n");
+    assert!(served.say(&["ls", "--json"]).contains(r#""red\u001b[31m\nnext "#), "programs get what it is");
+}
+
+#[test]
+fn an_object_comes_out_as_a_file_of_a_kind_only_if_it_was_one() {
+    let served = Served::start();
+    std::fs::write(served.file("in"), b"x").unwrap();
+    served.say(&["put", "plain", &served.file("in")]);
+    for (file, kind) in [("out.npy", ".npy file"), ("out.safetensors", ".safetensors file")] {
+        let path = served.file(file);
+        let expected = format!(
+            "error: cannot write {path}: `plain` was no {kind} when it was put; another ending takes its bytes as they are\n"
+        );
+        assert_eq!(fails(&served, &["get", "plain", &path]), expected);
+        assert!(!Path::new(&path).exists());
+    }
+}
+
+#[test]
+fn arrays_that_are_cut_off_are_not_put() {
+    let served = Served::start();
+    let npy = |header: &str, elements: &[u8]| {
+        let len = u16::try_from(header.len()).unwrap().to_le_bytes();
+        [b"\x93NUMPY\x01\x00", &len[..], header.as_bytes(), elements].concat()
+    };
+    let path = served.file("v.npy");
+    let whole = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }\n";
+    for (file, reason) in [
+        (npy(whole, &[0; 47]), "it has 117 bytes, and what it holds takes 118"),
+        (npy("{'x': 1}", &[0; 47]), "it is no .npy file: its header is no dictionary"),
+        (
+            npy("{'descr': '<f4'}", &[0; 4]),
+            "it is no .npy file: its header lacks one of descr, fortran_order and shape",
+        ),
+        (b"\x93NUMPY\x01\x00\xff\xff".to_vec(), "it is no .npy file: its header is cut off"),
+        (Vec::new(), "it is no .npy file: its first bytes are others"),
+    ] {
+        std::fs::write(&path, file).unwrap();
+        assert_eq!(fails(&served, &["put", "v", &path]), format!("error: cannot put {path}: {reason}\n"));
+    }
+    // Of a type that is not ours, the length is not known, and the bytes are passed as they are.
+    std::fs::write(
+        &path,
+        npy("{'descr': [('a', '<f4')], 'fortran_order': True, 'shape': (2, 1), }", b"12345678"),
+    )
+    .unwrap();
+    served.say(&["put", "v", &path]);
+    std::fs::write(served.file("m.safetensors"), b"abc").unwrap();
+    let path = served.file("m.safetensors");
+    let expected =
+        format!("error: cannot put {path}: it is no .safetensors file: it is shorter than its front\n");
+    assert_eq!(fails(&served, &["put", "m", &path]), expected);
+}
+
+#[test]
+fn what_a_safetensors_file_says_of_itself_comes_out_again() {
+    let served = Served::start();
+    let file = |header: &str, elements: &[u8]| {
+        let len = u64::try_from(header.len()).unwrap().to_le_bytes();
+        [&len[..], header.as_bytes(), elements].concat()
+    };
+    let (path, out) = (served.file("m.safetensors"), served.file("out.safetensors"));
+    let header = r#"{"__metadata__":{"format":"pt"},"a":{"data_offsets":[0,3],"dtype":"U8","shape":[3]}} "#;
+    std::fs::write(&path, file(header, b"xyz")).unwrap();
+    served.say(&["put", "m", &path]);
+    served.say(&["get", "m", &out]);
+    let written = std::fs::read(&out).unwrap();
+    assert!(String::from_utf8_lossy(&written).contains(r#""__metadata__":{"format":"pt"}"#), "{written:?}");
+    assert!(written.ends_with(b"xyz"));
+    // More than an object's description holds is left out, and that is said.
+    let long = "x".repeat(300);
+    let header = format!(r#"{{"__metadata__":{{"by":"{long}"}}}}"#);
+    std::fs::write(&path, file(&header, b"")).unwrap();
+    let run = served.run(&["put", "m", &path]);
+    assert_eq!((run.code, run.stdout.as_str()), (Some(0), "m version 2, 0 B, 0 objects\n"));
+    assert_eq!(run.stderr, "note: `__metadata__` of 309 bytes is left out: there is room for 204\n");
+}
+
+#[test]
+fn what_is_held_is_written_and_told_though_its_name_is_gone_meanwhile() {
+    let served = Served::start();
+    std::fs::write(served.file("in"), b"bytes").unwrap();
+    let pipe = served.file("pipe");
+    make_pipe(&pipe);
+    served.say(&["put", "name", &served.file("in")]);
+    let mut get = program(&["get", "name", &pipe, "--wait", "60"]);
+    let get = get.env("WHOLEMEM_SOCKET", served.file("socket")).spawn().unwrap();
+    // It holds the object, and waits for a reader.
+    while !served.say(&["stat"]).contains("clients     2") {
+        std::thread::yield_now();
+    }
+    let (mut deleted, deadline) = (false, patience());
+    while !deleted {
+        assert!(!deadline.has_passed(), "nobody holds the object");
+        deleted =
+            served.run(&["rm", "name"]).code == Some(0) && served.say(&["stat"]).contains("retired     1");
+        if !deleted {
+            served.run(&["put", "name", &served.file("in")]);
+        }
+    }
+    let mut bytes = Vec::new();
+    std::fs::File::open(&pipe).unwrap().read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes, b"bytes");
+    let output = get.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "name version 1, 5 B\n");
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr)), (Some(0), "".into()));
+}
+
+#[test]
+fn a_disk_that_is_full_is_not_taken_for_full_memory() {
+    let served = Served::start();
+    std::fs::write(served.file("in"), b"x").unwrap();
+    served.say(&["put", "name", &served.file("in")]);
+    let said = fails(&served, &["get", "name", "/dev/full"]);
+    assert_eq!(said, "error: cannot write /dev/full: No space left on device (os error 28)\n");
+}
