@@ -124,7 +124,8 @@ impl Serve {
             },
             devices: infos.iter().map(|info| info.uuid).collect(),
             user: rustix::process::geteuid().as_raw(),
-            ahead: size / 8,
+            // Follows from the quota, which the index may know better.
+            ahead: 0,
         };
         let geometry = Geometry { slots: self.objects, allocations: self.objects.min(16 << 10) };
         server::run(socket, settings, geometry, devices.as_ref(), launch)

@@ -18,10 +18,15 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn start() -> Self {
+        Self::start_with(&["--size", "64MiB"])
+    }
+
+    fn start_with(args: &[&str]) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         let socket = folder.path().join("socket");
-        let mut keeper = program(&["serve", "--backend", "host", "--size", "64MiB", "--listen"])
+        let mut keeper = program(&["serve", "--backend", "host", "--listen"])
             .arg(&socket)
+            .args(args)
             .stderr(std::process::Stdio::inherit())
             .spawn()
             .unwrap();
@@ -90,6 +95,21 @@ fn files_go_in_and_come_out_as_they_were_also_when_the_server_is_killed_between(
     assert_eq!(served.say(&["rm", "weights"]), "");
     let run = served.run(&["get", "weights", &served.file("out")]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(1), "error: there is no object named `weights`\n"));
+}
+
+#[test]
+fn what_objects_may_take_stays_as_it_was_though_the_server_is_another() {
+    // Without `--size`: a part of what is available, which is less when objects have taken some.
+    let served = Served::start_with(&[]);
+    std::fs::write(served.file("in"), vec![1; 64 << 20]).unwrap();
+    let quota = |served: &Served| {
+        let status = served.say(&["stat", "--json"]);
+        status.split_once("\"host\":").unwrap().1.split_once('}').unwrap().0.to_owned()
+    };
+    served.say(&["put", "weights", &served.file("in")]);
+    let before = quota(&served);
+    PidFd::open(served.server()).unwrap().kill().unwrap();
+    assert_eq!(quota(&served), before);
 }
 
 #[test]

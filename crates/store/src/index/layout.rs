@@ -11,7 +11,7 @@ use super::record::RECORD_CELLS;
 const MAGIC: u64 = u64::from_le_bytes(*b"wmindex1");
 
 /// Changes when the meaning of any cell does.
-pub(crate) const LAYOUT: u64 = 2;
+pub(crate) const LAYOUT: u64 = 3;
 
 const HEADER_CELLS: usize = 64;
 const ALLOCATION_CELLS: usize = 4;
@@ -26,6 +26,7 @@ const AT_EPOCH: usize = 5;
 const AT_USED_SLOTS: usize = 6;
 const AT_SUPERSEDED: usize = 7;
 const AT_GONE: usize = 8;
+const AT_QUOTA: usize = 9;
 
 /// Why an index cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -183,6 +184,16 @@ impl<C: Cells> Index<C> {
         self.cells.load_acquire(AT_SUPERSEDED) != 0
     }
 
+    /// How many bytes of host memory objects may take: what the first server found, for all that follow.
+    pub(crate) fn quota(&self) -> u64 {
+        self.cells.load(AT_QUOTA)
+    }
+
+    /// The first server says how many bytes of host memory objects may take.
+    pub(crate) fn set_quota(&self, quota: u64) {
+        self.cells.store(AT_QUOTA, quota);
+    }
+
     /// How many allocations have gone so far: whoever has maps of some looks again when this changes.
     pub(crate) fn gone(&self) -> u64 {
         self.cells.load(AT_GONE)
@@ -291,8 +302,9 @@ pub(crate) mod tests {
     #[test]
     fn an_index_is_found_again_as_it_was_made() {
         let made = small();
+        made.set_quota(7);
         let found = Index::open(made.cells().clone()).unwrap();
-        assert_eq!(found.geometry(), SMALL);
+        assert_eq!((found.geometry(), found.quota()), (SMALL, 7));
         assert_eq!((made.begin_epoch(), made.begin_epoch(), found.epoch()), (1, 2, 2));
     }
 
@@ -302,10 +314,10 @@ pub(crate) mod tests {
         assert_eq!(refused(RecordedCells::new(10)), IndexError::NotAnIndex);
         assert_eq!(refused(RecordedCells::new(1000)), IndexError::NotAnIndex);
         let newer = small();
-        newer.cells().store(AT_LAYOUT, 3);
-        let unknown = IndexError::UnknownLayout { found: 3, known: 2 };
+        newer.cells().store(AT_LAYOUT, 4);
+        let unknown = IndexError::UnknownLayout { found: 4, known: 3 };
         assert_eq!(refused(newer.cells().clone()), unknown);
-        assert_eq!(unknown.to_string(), "the index has layout 3, and this version knows layout 2");
+        assert_eq!(unknown.to_string(), "the index has layout 4, and this version knows layout 3");
         for slots in [0, 9, u64::MAX] {
             let damaged = small();
             damaged.cells().store(AT_SLOTS, slots);

@@ -32,6 +32,14 @@ pub(crate) struct Settings {
     pub(crate) ahead: u64,
 }
 
+impl Settings {
+    /// Hands out so much host memory, and makes an eighth of that ahead at most.
+    pub(crate) fn limit_host(&mut self, quota: u64) {
+        self.host.quota = quota;
+        self.ahead = quota / 8;
+    }
+}
+
 /// The memory that a step may touch: the index is the machine's own, and this is the rest.
 pub(crate) trait Premises {
     /// Writes bytes of a small object into an arena, and says whether that could be done.

@@ -96,7 +96,7 @@ impl<'a> Loop<'a> {
     fn take_over(
         mut kept: Kept,
         socket: PacketSocket,
-        settings: Settings,
+        mut settings: Settings,
         geometry: Geometry,
         devices: Option<&Backend>,
         launch: &'a Launch<'a>,
@@ -106,8 +106,10 @@ impl<'a> Loop<'a> {
         let mut keeper = Keeper { socket, outbox: Outbox::default(), child: None };
         let (index, cells) = match kept.take(Key::Index) {
             Some(fd) => open_index(fd)?,
-            None => make_index(geometry, &mut keeper)?,
+            None => make_index(geometry, settings.host.quota, &mut keeper)?,
         };
+        // What is available is less now than it was for the first server, by what objects have taken.
+        settings.limit_host(cells.quota());
         let mut yard = Yard::default();
         let mut connections = BTreeMap::new();
         let (mut allocations, mut clients) = (BTreeMap::new(), BTreeSet::new());
@@ -556,10 +558,11 @@ fn open_index(fd: OwnedFd) -> Result<(Memfd, Index<MappedCells>)> {
 }
 
 /// Makes the index of a new store, and waits until the keeper has it.
-fn make_index(geometry: Geometry, keeper: &mut Keeper) -> Result<(Memfd, Index<MappedCells>)> {
+fn make_index(geometry: Geometry, quota: u64, keeper: &mut Keeper) -> Result<(Memfd, Index<MappedCells>)> {
     let memory = Memfd::create_sparse("wholemem-index", geometry.len())?;
     let cells = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite)?);
     let index = Index::format(cells, geometry);
+    index.set_quota(quota);
     let park = postcard::to_allocvec(&ToKeeper::Park(vec![Key::Index.encode()]));
     let park = park.map_err(|_| Error::Protocol { rule: "a word for the keeper cannot be encoded" })?;
     keeper.socket.send(&park, &[memory.as_fd()], Deadline::NEVER)?;
