@@ -13,8 +13,12 @@ use crate::pin::PINS_LEN;
 use crate::protocol::frame::{self, Assembly, MOST_PACKETS, Payload};
 use crate::protocol::{Request, Response};
 
-/// What may wait for a client that does not read, in bytes. A slower one is let go.
+/// What may wait for a client in any case, in bytes. For one that is told of the many objects of a pack more may, and for all
+/// together [`MOST_FOR_ALL`].
 const MOST_WAITING: usize = 256 << 10;
+
+/// What may wait for all clients that have more waiting than any may, in bytes. Then one that is told something is let go.
+pub(super) const MOST_FOR_ALL: usize = 64 << 20;
 
 /// How many descriptors may: they are the server's own until they are sent, and it has few for all its clients.
 const MOST_DESCRIPTORS: usize = 64;
@@ -41,6 +45,16 @@ pub(super) enum Heard<'a> {
     Request(Request, Payload<'a>),
     /// The connection is at its end, or the client broke the protocol.
     End,
+}
+
+/// How a client reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    Good,
+    /// More waits for it than for any in any case.
+    Slow,
+    /// It is to be let go.
+    Bad,
 }
 
 impl Connection {
@@ -94,17 +108,26 @@ impl Connection {
         !self.outbox.is_empty()
     }
 
-    /// Says something, now or when the client reads. `false` if it has not read for too long.
-    pub(super) fn say(&mut self, response: &Response, fds: Vec<Rc<OwnedFd>>) -> bool {
+    /// How many bytes more than any client may have waiting for it this one has.
+    pub(super) fn excess(&self) -> usize {
+        self.outbox.len().saturating_sub(MOST_WAITING)
+    }
+
+    /// Says something, now or when the client reads, and says how it stands with it.
+    pub(super) fn say(&mut self, response: &Response, fds: Vec<Rc<OwnedFd>>) -> Standing {
         if self.is_deaf || self.socket.is_none() {
-            return true;
+            return Standing::Good;
         }
         match frame::encode(response, &[]) {
             Ok(packets) => self.outbox.push(packets, fds),
             Err(malformed) => tracing::error!(%malformed, "an answer cannot be said"),
         }
         self.flush();
-        self.outbox.len() <= MOST_WAITING && self.outbox.descriptors() <= MOST_DESCRIPTORS
+        match () {
+            () if self.outbox.descriptors() > MOST_DESCRIPTORS => Standing::Bad,
+            () if self.excess() > 0 => Standing::Slow,
+            () => Standing::Good,
+        }
     }
 
     /// Sends what the client takes now. One that has closed its end hears nothing more, but what it said before, such as
@@ -170,12 +193,13 @@ mod tests {
         let (mut connection, there) = connection();
         let done = Response { id: 1, answer: Answer::Done };
         // It does not read, and has begun to say something long.
-        while connection.say(&done, Vec::new()) {}
+        while connection.say(&done, Vec::new()) == Standing::Good {}
         there.send(&[&[3][..], &[0; 1000]].concat(), &[], Deadline::NOW).unwrap();
         assert!(connection.hear(&mut [0; 2000]).is_none());
-        assert!(connection.outbox.len() > MOST_WAITING && connection.assembly != Assembly::default());
+        assert!(connection.excess() > 0 && connection.assembly != Assembly::default());
         connection.close();
-        assert!((0..100).all(|_| connection.say(&done, Vec::new())), "it is not closed again");
+        let good = |_| connection.say(&done, Vec::new()) == Standing::Good;
+        assert!((0..100).all(good), "it is not closed again");
         assert_eq!((connection.outbox.len(), connection.assembly), (0, Assembly::default()));
     }
 
@@ -184,7 +208,7 @@ mod tests {
         let (mut connection, _there) = connection();
         let done = Response { id: 1, answer: Answer::Done };
         let fd = Rc::new(OwnedFd::from(std::fs::File::open("/dev/zero").unwrap()));
-        while connection.say(&done, vec![Rc::clone(&fd)]) {}
+        while connection.say(&done, vec![Rc::clone(&fd)]) != Standing::Bad {}
         assert_eq!(connection.outbox.descriptors(), MOST_DESCRIPTORS + 1);
         connection.close();
         assert_eq!(Rc::strong_count(&fd), 1);

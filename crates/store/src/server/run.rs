@@ -12,7 +12,7 @@ use wholemem_os::packet::{MAX_PACKET, PacketListener};
 use wholemem_os::vm::Protection;
 use wholemem_os::{Deadline, Error as OsError, Memfd, PacketSocket, PidFd, SharedMap, memfd};
 
-use super::connection::{Connection, Heard};
+use super::connection::{Connection, Heard, MOST_FOR_ALL, Standing};
 use super::machine::{Input, Now, Output, Server, Settings};
 use super::outbox::{Flushed, Outbox};
 use super::recover::Survivors;
@@ -55,6 +55,8 @@ struct Loop<'a> {
     devices: Vec<[u8; 16]>,
     yard: Yard,
     connections: BTreeMap<ClientId, Connection>,
+    /// How much waits for those clients that do not read.
+    excess: usize,
     /// Room for what is being received.
     packet: Vec<u8>,
     next_client: u64,
@@ -154,6 +156,7 @@ impl<'a> Loop<'a> {
             devices: device_ids,
             yard,
             connections,
+            excess: 0,
             packet: vec![0; MAX_PACKET],
             next_client,
             listener,
@@ -201,6 +204,7 @@ impl<'a> Loop<'a> {
             self.step(Input::Tick);
         }
         self.connections.values_mut().for_each(Connection::flush);
+        self.excess = self.connections.values().map(Connection::excess).sum();
         let broken = |keeper: &mut Keeper| keeper.outbox.flush(&keeper.socket) == Flushed::Broken;
         if self.keeper.as_mut().is_some_and(broken) {
             self.lose_keeper();
@@ -262,7 +266,15 @@ impl<'a> Loop<'a> {
 
     fn say(&mut self, client: ClientId, response: &Response, fds: Vec<Rc<OwnedFd>>) {
         let Some(connection) = self.connections.get_mut(&client) else { return };
-        if !connection.say(response, fds) {
+        let before = connection.excess();
+        let standing = connection.say(response, fds);
+        self.excess = (self.excess + connection.excess()).saturating_sub(before);
+        let is_bad = match standing {
+            Standing::Good => false,
+            Standing::Slow => self.excess > MOST_FOR_ALL,
+            Standing::Bad => true,
+        };
+        if is_bad {
             self.close(client);
         }
     }

@@ -35,6 +35,24 @@ fn a_watch_that_is_dropped_leaves_nothing_though_its_process_lives() {
 }
 
 #[test]
+fn a_watcher_that_reads_is_told_of_every_object_of_a_large_pack() {
+    const COUNT: usize = 10_000;
+    let served = Served::start();
+    let client = served.client();
+    let mut watch = client.watch("model/").unwrap();
+    let name =
+        |number: usize| format!("model/layers.{number}.a.name.as.long.as.that.of.a.tensor.of.a.large.model");
+    let pack = (0..COUNT).fold(Pack::new("model"), |pack, number| pack.add(&name(number), 1));
+    client.create_pack(&pack).unwrap().seal().unwrap();
+    let patience = Deadline::after(Duration::from_secs(60));
+    let mut told: Vec<_> = (0..COUNT).map(|_| watch.next(patience).unwrap().name).collect();
+    let mut expected: Vec<_> = (0..COUNT).map(name).collect();
+    told.sort();
+    expected.sort();
+    assert!(told == expected);
+}
+
+#[test]
 fn what_is_held_is_dropped_in_any_order() {
     let served = Served::start();
     let observer = served.client();
