@@ -79,10 +79,10 @@ pub enum Refusal {
         /// How much may be.
         quota: u64,
     },
-    /// The index has no free slot.
-    #[error("the index is full: it has room for {slots} objects")]
+    /// The index has no free slot: for one more object, or for memory of its own.
+    #[error("the index is full, with room for {slots}; delete something, or serve with more `--objects`")]
     IndexFull {
-        /// How many objects it has room for.
+        /// How many objects, or pieces of memory, it has room for.
         slots: usize,
     },
     /// The server has no such place.

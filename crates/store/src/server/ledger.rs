@@ -98,7 +98,8 @@ impl Ledger {
             true => least.max(arena.min(left / granule * granule)),
             false => rounded(page).unwrap_or(least),
         };
-        let Some((slot, generation)) = self.slots.take() else { return Err(refused) };
+        let full = Refusal::IndexFull { slots: self.slots.count() };
+        let (slot, generation) = self.slots.take().ok_or(full)?;
         self.kind(place).used += len;
         let id = AllocationId::new(slot, generation);
         self.enter(id, AllocationRecord { len, place, is_arena });
@@ -298,6 +299,19 @@ mod tests {
         assert_eq!(ledger.usage().0.used, 0);
         let again = ledger.open(HOST, u64::MAX, false).unwrap_err();
         assert_eq!(again, Refusal::OverQuota { wanted: u64::MAX, used: 0, quota: 100 << 10 });
+    }
+
+    #[test]
+    fn an_index_without_room_for_memory_is_not_taken_for_a_full_quota() {
+        let mut ledger = Ledger::new(TERMS, TERMS, 0, Slots::used_up_to(2, 0));
+        let mut open = || ledger.open(HOST, 1, false).map(drop);
+        assert_eq!([open(), open()], [Ok(()), Ok(())]);
+        assert_eq!(
+            open(),
+            Err(Refusal::IndexFull { slots: 2 }),
+            "waiting for room would be told that there is some"
+        );
+        assert_eq!(ledger.usage().0.used, 8 << 10);
     }
 
     #[test]

@@ -23,6 +23,11 @@ impl Slots {
         Self { again: VecDeque::new(), fresh: used, count }
     }
 
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
     /// How many can be taken.
     pub(super) fn left(&self) -> usize {
         self.again.len() + self.count - self.fresh
