@@ -113,7 +113,7 @@ impl<C: Cells> Server<C> {
         plan: &Plan<'_>,
     ) -> Result<Begun, Refusal> {
         let Some((allocation, is_ready)) = self.take_ahead(plan.place, plan.len) else {
-            let allocation = self.ledger.open(plan.place, plan.len, false)?;
+            let allocation = self.open_allocation(plan.place, plan.len, false)?;
             self.make(allocation);
             return Ok(Begun::Needs(allocation));
         };
@@ -143,7 +143,7 @@ impl<C: Cells> Server<C> {
         let allocation = match opening {
             Some(opening) => opening,
             None => {
-                let allocation = self.ledger.open(place, len, true)?;
+                let allocation = self.open_allocation(place, len, true)?;
                 self.make(allocation);
                 allocation
             }

@@ -141,6 +141,11 @@ impl Ledger {
         len.max(1).checked_next_multiple_of(self.terms(place).granule)
     }
 
+    /// Whether the index has room for more memory.
+    pub(super) fn has_slots(&self) -> bool {
+        self.slots.left() > 0
+    }
+
     /// An id for memory that is made before anybody wants it.
     pub(super) fn number(&mut self) -> Option<AllocationId> {
         self.slots.take().map(|(slot, generation)| AllocationId::new(slot, generation))

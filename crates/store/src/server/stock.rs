@@ -14,6 +14,7 @@ use super::ledger::HOST;
 use super::machine::{Output, Server};
 use crate::cells::Cells;
 use crate::id::AllocationId;
+use crate::protocol::Refusal;
 
 /// How long after something has happened memory is made: whoever did it mostly goes on at once, and would have to share the
 /// machine.
@@ -117,6 +118,20 @@ impl<C: Cells> Server<C> {
         Some((id, is_ready))
     }
 
+    /// Takes memory out of the quota. What was made ahead gives up the slots it has, where there is no other.
+    pub(super) fn open_allocation(
+        &mut self,
+        place: u32,
+        len: u64,
+        is_arena: bool,
+    ) -> Result<AllocationId, Refusal> {
+        if !self.ledger.has_slots() {
+            let all = self.stock.shrink(0);
+            self.release_ahead(all);
+        }
+        self.ledger.open(place, len, is_arena)
+    }
+
     /// An object in memory of its own of this length has been sealed: others may follow.
     pub(super) fn stock_for_next(&mut self, place: u32, len: u64) {
         if place == HOST && len <= SHORT {
@@ -213,7 +228,7 @@ impl<C: Cells> Server<C> {
 #[cfg(test)]
 mod tests {
     use super::super::machine::{Input, Now};
-    use super::super::world::{TERMS, World, create, sealed};
+    use super::super::world::{GEOMETRY, TERMS, World, create, sealed};
     use super::*;
     use crate::protocol::{Answer, Ask};
 
@@ -297,6 +312,19 @@ mod tests {
         assert!(world.server.stock.held() > 0);
         put(&mut world, client, "all", TERMS.quota);
         assert_eq!((world.server.stock.held(), world.parked.len()), (0, 1));
+    }
+
+    #[test]
+    fn what_was_made_ahead_takes_no_slot_that_is_needed() {
+        let mut world = World::with_ahead(TERMS.quota / 2);
+        let client = world.join(1);
+        let slots = GEOMETRY.allocations as u64;
+        for number in 0..slots {
+            // Each of another length, so that none is made of what was made ahead.
+            put(&mut world, client, &format!("object {number}"), LEN / 2 + number * TERMS.granule);
+            world.rest(REST);
+        }
+        assert_eq!(world.status(client).objects, slots);
     }
 
     #[test]
