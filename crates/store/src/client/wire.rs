@@ -63,7 +63,14 @@ impl Wire {
         };
         let (assembly, packet, given_up) = (Assembly::default(), vec![0; MAX_PACKET], BTreeSet::new());
         let mut wire = Self { socket, assembly, packet, last_id: 0, given_up, epoch };
-        let (answer, mut fds) = wire.request(Ask::Hello { protocol: PROTOCOL }, &[], deadline)?;
+        let (answer, mut fds) = match wire.request(Ask::Hello { protocol: PROTOCOL }, &[], deadline) {
+            // Turned away before the greeting was said: then that is what there is to be read.
+            Err(Error::Disconnected) => match wire.receive(Deadline::NOW)?.0.answer {
+                Answer::Refused(refusal) => return Err(refusal.into()),
+                _ => return Err(Error::Disconnected),
+            },
+            outcome => outcome?,
+        };
         let (Answer::Welcome { index_len, devices, .. }, 2) = (answer, fds.len()) else {
             return Err(Error::Protocol { rule: "a greeting is answered by a welcome" });
         };
@@ -114,7 +121,10 @@ impl Wire {
                     request.again = true;
                     self.send(&request, payload, deadline)?;
                 }
-                Answer::Refused(refusal) if response.id == request.id => return Err(refusal.into()),
+                // With an id of zero, all of this client is.
+                Answer::Refused(refusal) if [0, request.id].contains(&response.id) => {
+                    return Err(refusal.into());
+                }
                 answer if response.id == request.id => return Ok((answer, fds)),
                 // Made for nobody.
                 Answer::Created { .. } if self.given_up.remove(&response.id) => {

@@ -113,6 +113,11 @@ pub enum Refusal {
         /// The client's.
         client: u32,
     },
+    /// The server has as many descriptors open as it may.
+    #[error(
+        "the server has no descriptor left for one more client; raise its limit (`ulimit -n`), or delete something"
+    )]
+    NoDescriptors,
     /// Another user's object has the name.
     #[error("`{name}` is the name of an object of user {owner}; take another, or have it deleted")]
     NameTaken {
@@ -153,6 +158,7 @@ impl Refusal {
             Self::NoMemory { .. } => "no-memory",
             Self::TooManyWaiting { .. } => "too-many-waiting",
             Self::OtherProtocol { .. } => "other-protocol",
+            Self::NoDescriptors => "no-descriptors",
             Self::NameTaken { .. } => "name-taken",
             Self::Malformed { .. } => "malformed",
         }

@@ -8,7 +8,7 @@
 //! | [`recover`] | taking over from a server that died |
 //! | [`ledger`], [`slots`], [`stock`] | which memory and which slots are taken, and what is made ahead |
 //! | [`run`](mod@run) | the loop: what happens is told to the machine, and what it says is done |
-//! | [`connection`], [`outbox`] | clients, and what waits to be sent to them |
+//! | [`door`], [`connection`], [`outbox`] | how clients come, what they say, and what waits to be sent to them |
 //! | [`yard`], [`workers`] | memory and pins, and the threads that make memory |
 //!
 //! What it keeps true: an operation counts from one store into the index on, and is answered after that; no sealed object
@@ -16,6 +16,7 @@
 
 mod connection;
 mod create;
+mod door;
 mod ledger;
 mod machine;
 mod outbox;

@@ -13,6 +13,7 @@ use wholemem_os::vm::Protection;
 use wholemem_os::{Deadline, Error as OsError, Memfd, PacketSocket, PidFd, SharedMap, memfd};
 
 use super::connection::{Connection, Heard, MOST_FOR_ALL, Standing};
+use super::door::Door;
 use super::machine::{Input, Now, Output, Server, Settings};
 use super::outbox::{Flushed, Outbox};
 use super::recover::Survivors;
@@ -60,7 +61,7 @@ struct Loop<'a> {
     /// Room for what is being received.
     packet: Vec<u8>,
     next_client: u64,
-    listener: PacketListener,
+    door: Door,
     keeper: Option<Keeper>,
     /// What the keeper was given, by its first key, and when.
     parking: BTreeMap<u64, (Parking, Instant)>,
@@ -104,7 +105,7 @@ impl<'a> Loop<'a> {
         launch: &'a Launch<'a>,
     ) -> Result<Self> {
         let listener = kept.take(Key::Listener).ok_or(Error::Incomplete { what: "the listening socket" })?;
-        let listener = PacketListener::adopt(listener, None)?;
+        let door = Door::new(PacketListener::adopt(listener, None)?);
         let mut keeper = Keeper { socket, outbox: Outbox::default(), child: None };
         let (index, cells) = match kept.take(Key::Index) {
             Some(fd) => open_index(fd)?,
@@ -159,7 +160,7 @@ impl<'a> Loop<'a> {
             excess: 0,
             packet: vec![0; MAX_PACKET],
             next_client,
-            listener,
+            door,
             keeper: Some(keeper),
             parking: BTreeMap::new(),
             places: BTreeMap::new(),
@@ -303,10 +304,10 @@ impl<'a> Loop<'a> {
     /// Takes in everybody who waits at the door.
     fn accept(&mut self) {
         loop {
-            let accepted = match self.listener.accept() {
+            let accepted = match self.door.next() {
                 Ok(None) => return,
                 Ok(Some(socket)) => Connection::accept(socket),
-                Err(error) => Err(error.into()),
+                Err(error) => Err(error),
             };
             let parked = accepted.and_then(|connection| {
                 let client = ClientId(self.next_client);
@@ -476,7 +477,7 @@ impl<'a> Loop<'a> {
     fn everything(&self) -> Result<Kept> {
         let mut kept = Kept::default();
         kept.insert(Key::Index, self.index.share_fd()?);
-        kept.insert(Key::Listener, self.listener.share_fd()?);
+        kept.insert(Key::Listener, self.door.share_fd()?);
         kept.insert(Key::Server, PidFd::of_self()?.into());
         for (allocation, fd) in self.yard.fds() {
             kept.insert(Key::Allocation(allocation), memfd::share_fd(fd.as_fd())?);
@@ -498,7 +499,7 @@ impl<'a> Loop<'a> {
             who.push(Source::Keeper);
         }
         if self.is_accepting {
-            polls.push(PollFd::new(&self.listener, PollFlags::IN));
+            polls.push(PollFd::new(&self.door, PollFlags::IN));
             who.push(Source::Listener);
         }
         for (client, connection) in &self.connections {

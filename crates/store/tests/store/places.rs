@@ -119,6 +119,10 @@ fn descriptors_that_run_out_are_an_answer_and_no_loss() {
         assert!(ids.len() < 100, "64 descriptors do not hold 100 objects");
     };
     assert_eq!(refused.code(), "no-memory", "{refused}");
+    // Who comes now is told so, and does not wait.
+    for _ in 0..3 {
+        assert_eq!(Client::connect(served.socket()).unwrap_err().code(), "no-descriptors");
+    }
     assert!(ids.len() > 20, "{} objects", ids.len());
     assert_eq!(client.get("kept").unwrap().to_vec().unwrap(), vec![1; 1 << 20]);
     for id in ids {

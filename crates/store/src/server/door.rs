@@ -1,0 +1,75 @@
+//! The door at which clients come: they are let in, or told that there is no descriptor left for them.
+//!
+//! Whoever is not accepted waits, and does not know for what. So one descriptor is kept for turning people away: it is
+//! given up, somebody is accepted in its place, told why not, and let go.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use wholemem_os::packet::{MAX_PACKET, PacketListener};
+use wholemem_os::{Deadline, PacketSocket};
+
+use crate::Result;
+use crate::protocol::frame;
+use crate::protocol::{Answer, Refusal, Response};
+
+/// How many descriptors a client takes: its connection, its process and its pins, here and on their way to the keeper.
+const FOR_A_CLIENT: usize = 6;
+
+#[derive(Debug)]
+pub(super) struct Door {
+    listener: PacketListener,
+    /// Given up to turn somebody away.
+    spare: Option<OwnedFd>,
+}
+
+impl Door {
+    pub(super) fn new(listener: PacketListener) -> Self {
+        Self { listener, spare: spare() }
+    }
+
+    /// Another descriptor of the listener, for another process.
+    pub(super) fn share_fd(&self) -> Result<OwnedFd> {
+        Ok(self.listener.share_fd()?)
+    }
+
+    /// The next who waits, if one does and there is room.
+    pub(super) fn next(&mut self) -> Result<Option<PacketSocket>> {
+        while !self.has_room() {
+            self.spare = None;
+            let came = self.listener.accept()?;
+            let is_nobody = came.is_none();
+            if let Some(socket) = came {
+                tracing::warn!("no descriptor is left for one more client");
+                turn_away(&socket);
+            }
+            self.spare = spare();
+            if is_nobody {
+                return Ok(None);
+            }
+        }
+        Ok(self.listener.accept()?)
+    }
+
+    fn has_room(&self) -> bool {
+        let taken: Result<Vec<_>> = (0..FOR_A_CLIENT).map(|_| self.share_fd()).collect();
+        taken.is_ok()
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+fn spare() -> Option<OwnedFd> {
+    File::open("/dev/null").map(OwnedFd::from).ok()
+}
+
+/// Tells a client why it is let go. It may not have said anything yet, so that this answers nothing in particular.
+fn turn_away(socket: &PacketSocket) {
+    let _ = socket.recv(&mut [0; MAX_PACKET], Deadline::NOW);
+    let response = Response { id: 0, answer: Answer::Refused(Refusal::NoDescriptors) };
+    let _ = frame::send_message(socket, &response, &[], Deadline::NOW);
+}
