@@ -298,7 +298,10 @@ impl<C: Cells> Server<C> {
         let known = self.ledger.record(allocation);
         match (state, known) {
             (State::Created, Some(known)) if known.place == HOST && !known.is_arena => {
-                if self.closing.insert(allocation, (client, id, object)).is_none() {
+                let (_, _, seals) =
+                    self.closing.entry(allocation).or_insert_with(|| (client, object, Vec::new()));
+                seals.push(id);
+                if seals.len() == 1 {
                     // Whoever keeps a hold on pages has the kernel wait for it, so others than ourselves are left to
                     // a worker.
                     let is_trusted =
@@ -324,12 +327,14 @@ impl<C: Cells> Server<C> {
         outcome: Result<(), Refusal>,
         premises: &mut impl Premises,
     ) {
-        let Some((client, id, object)) = self.closing.remove(&allocation) else { return };
+        let Some((client, object, seals)) = self.closing.remove(&allocation) else { return };
         // Its maker may have given it up meanwhile, or left and taken it along.
         let is_there = self.index.state(object) == Some(State::Created);
         let outcome = outcome.and(if is_there { Ok(()) } else { Err(Refusal::NothingToSeal) });
         let outcome = outcome.and_then(|()| self.seal_now(client, object, premises));
-        self.answer(client, id, outcome);
+        for id in seals {
+            self.answer(client, id, outcome.clone());
+        }
         // Not before: its writer would have to share the machine with who makes memory.
         if let Some(record) = self.ledger.record(allocation) {
             self.stock_for_next(record.place, record.len);

@@ -144,8 +144,8 @@ pub(crate) struct Server<C> {
     pub(super) members: BTreeMap<ObjectId, BTreeSet<ObjectId>>,
     /// Who waits for memory that is being made.
     pub(super) making: BTreeMap<AllocationId, Vec<Pending>>,
-    /// Who waits for memory to be closed for writing: the client, and its request to seal.
-    pub(super) closing: BTreeMap<AllocationId, (ClientId, u64, ObjectId)>,
+    /// Who waits for memory to be closed for writing: the client, the object, and its requests to seal.
+    pub(super) closing: BTreeMap<AllocationId, (ClientId, ObjectId, Vec<u64>)>,
     pub(super) waiting: Vec<Waiter>,
     /// What is deleted and not yet free.
     pub(super) retired: BTreeSet<ObjectId>,

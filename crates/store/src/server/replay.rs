@@ -319,6 +319,26 @@ fn what_is_given_up_while_it_is_being_sealed_is_not_sealed_and_said_so() {
 }
 
 #[test]
+fn what_is_sealed_twice_at_once_is_answered_twice() {
+    let mut world = World::new();
+    let client = world.join(1);
+    let (create, _) = world.create(client, "large", 30 << 10);
+    let mut closing = Vec::new();
+    for id in [50, 51] {
+        let request = Request { id, again: false, ask: Ask::Seal { create } };
+        closing.extend(world.step(Input::Asked { client, request, payload: Payload::default() }));
+    }
+    let [Output::CloseForWriting { allocation, .. }] = closing[..] else { panic!("{closing:?}") };
+    let outputs = world.step(Input::Closed { allocation, outcome: Ok(()) });
+    let answered = outputs.iter().filter_map(|output| match output {
+        Output::Say { response, .. } => Some((response.id, sealed(&response.answer))),
+        _ => None,
+    });
+    let answered: Vec<_> = answered.collect();
+    assert_eq!(answered, [(50, answered[0].1), (51, answered[0].1)]);
+}
+
+#[test]
 fn a_client_that_does_not_greet_is_let_go() {
     let mut world = World::new();
     let client = ClientId(4);
