@@ -50,6 +50,71 @@ fn descriptors(socket: &std::path::Path, objects: &[ObjectId]) -> (PacketSocket,
     (wire, all)
 }
 
+/// A client that says what it likes: real requests and changed ones, in any order, with descriptors, unread, cut off.
+fn babble(socket: &std::path::Path, dice: &mut u64, packets: usize) {
+    let mut roll = |below: usize| {
+        *dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(*dice >> 33).unwrap() % below
+    };
+    let corpus: Vec<Vec<u8>> = wholemem_store::fuzz::corpus().into_iter().map(|(_, bytes)| bytes).collect();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let mut wires: Vec<PacketSocket> = Vec::new();
+    let mut room = vec![0; 65_536];
+    for _ in 0..packets {
+        if wires.len() < 4 {
+            // Others may have left no room.
+            let Ok(wire) = PacketSocket::connect(&Address::Path(socket.to_owned())) else { continue };
+            let _ = wire.send(&request(1, 0, &[3]), &[], Deadline::NOW);
+            wires.push(wire);
+        }
+        let at = roll(wires.len());
+        // Packets of a file of the corpus, each behind its length; of some, a byte is another.
+        let mut rest = &corpus[roll(corpus.len())][..];
+        while let Some(([low, high], after)) = rest.split_first_chunk::<2>() {
+            let len = usize::from(u16::from_le_bytes([*low, *high])).min(after.len());
+            let (packet, after) = after.split_at(len);
+            rest = after;
+            let mut packet = packet.to_vec();
+            if roll(2) == 0 && !packet.is_empty() {
+                let place = roll(packet.len());
+                packet[place] = roll(256).to_le_bytes()[0];
+            }
+            let fds = if roll(50) == 0 { vec![null.as_fd()] } else { vec![] };
+            let _ = wires[at].send(&packet, &fds, Deadline::NOW);
+        }
+        match roll(8) {
+            0 => drop(wires.remove(at)),
+            1..=3 => while wires[at].recv_with_fds(&mut room, 2, Deadline::NOW).is_ok() {},
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_told_anything_by_many_serves_on() {
+    let served = Served::start();
+    let client = served.client();
+    client.put("kept", &vec![0x11; 2 << 20]).unwrap();
+    // They are of its user, and may delete it.
+    let held = client.get("kept").unwrap();
+    let server = served.process("server");
+    let seed = wholemem_testkit::seed();
+    let packets = if wholemem_testkit::exhaustive() { 50_000 } else { 2000 };
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let socket = served.socket();
+            scope.spawn(move || babble(&socket, &mut (seed ^ thread), packets));
+        }
+        for round in 0..packets / 10 {
+            client.put(&format!("own {}", round % 7), &vec![7; 1000 * (round % 9)]).unwrap();
+        }
+    });
+    assert_eq!(held.to_vec().unwrap(), vec![0x11; 2 << 20]);
+    let status = client.status().unwrap();
+    assert!(status.host.used <= status.host.quota, "{status:?}");
+    assert_eq!(served.process("server"), server, "no other server was needed");
+}
+
 fn reopen(fd: &OwnedFd, flags: OFlags) -> Result<OwnedFd, Errno> {
     rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty())
 }
