@@ -125,7 +125,9 @@ impl Assembly {
     pub(crate) fn push<'a>(&mut self, packet: &'a [u8]) -> Result<Option<Cow<'a, [u8]>>, Malformed> {
         let Some((&kind, piece)) = packet.split_first() else { return Err(Malformed("an empty packet")) };
         match (kind & !MORE, &self.phase) {
-            (BEGIN, Phase::Between | Phase::Lost) | (0, Phase::Within) => {}
+            // Where another was not finished, its sender has given it up.
+            (BEGIN, _) => self.bytes.clear(),
+            (0, Phase::Within) => {}
             (0, Phase::Lost) => return Ok(None),
             _ => return Err(Malformed("a packet that does not follow the one before it")),
         }
@@ -213,14 +215,25 @@ mod tests {
             assert_eq!(Assembly::default().push(&[kind]), out_of_order);
         }
         let mut assembly = Assembly::default();
-        assert_eq!(assembly.push(&[BEGIN | MORE]), Ok(None));
-        assert_eq!(assembly.push(&[BEGIN]), out_of_order);
-        let mut assembly = Assembly::default();
         let refused = (0..=MAX_MESSAGE / PIECE).find_map(|index| {
             let kind = if index == 0 { BEGIN | MORE } else { MORE };
             assembly.push(&[&[kind][..], &[0; PIECE]].concat()).err()
         });
         assert_eq!(refused, Some(Malformed("a message is longer than a message may be")));
+    }
+
+    #[test]
+    fn a_message_that_was_given_up_is_followed_by_another() {
+        // Its sender has waited too long for the rest to be taken.
+        let long = encode(&request(), &[5; 150_000]).unwrap();
+        let mut assembly = Assembly::default();
+        assert_eq!(assembly.push(&long[0]), Ok(None));
+        let short = encode(&request(), &[]).unwrap();
+        let message = assembly.push(&short[0]).unwrap().unwrap();
+        assert_eq!(decode::<Request>(&message).unwrap(), (request(), &[][..]));
+        assert_eq!(assembly.push(&long[0]), Ok(None));
+        let whole = long.iter().find_map(|packet| assembly.push(packet).unwrap()).unwrap();
+        assert_eq!(decode::<Request>(&whole).unwrap(), (request(), &[5; 150_000][..]));
     }
 
     #[test]
