@@ -260,10 +260,11 @@ impl Core {
             }
             // On a connection of its own, so that other threads may delete something meanwhile.
             let (mut aside, _) = Wire::connect(&self.path, Deadline::after(Client::PATIENCE))?;
-            let left = deadline.remaining().unwrap_or(Client::PATIENCE);
+            let left = deadline.remaining().unwrap_or(Duration::MAX);
             let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            let patience = Deadline::after(left.saturating_add(Client::PATIENCE));
             let ask = Ask::AwaitRoom { len: len as u64, place, wait };
-            aside.request(ask, &[], Deadline::after(left + Client::PATIENCE))?;
+            aside.request(ask, &[], patience)?;
         }
     }
 
