@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wholemem_os::packet::{MAX_FDS, MAX_PACKET, PacketListener};
 use wholemem_os::pidfd::Signal;
 use wholemem_os::signal::Signals;
-use wholemem_os::{Deadline, Error as OsError, PacketSocket, PidFd};
+use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket, PidFd};
 
 use super::machine::{Input, Keeper, Output};
 use super::wire::{Key, ToKeeper, ToServer};
@@ -118,6 +118,19 @@ impl Running {
 struct Ends {
     signals: Signals,
     parent: Option<PidFd>,
+    /// The process it was started for has ended before this one began.
+    is_over: bool,
+}
+
+impl Ends {
+    fn watch(signals: Signals, parent: Option<u32>) -> Result<Self> {
+        match parent.map(PidFd::open).transpose() {
+            Err(OsError::Call { errno: Errno::SRCH, .. }) => {
+                Ok(Self { signals, parent: None, is_over: true })
+            }
+            parent => Ok(Self { signals, parent: parent?, is_over: false }),
+        }
+    }
 }
 
 /// Keeps until somebody stops it: `ready` is called when the first server serves.
@@ -129,7 +142,7 @@ pub(crate) fn run(
 ) -> Result<()> {
     wholemem_os::descriptors::raise_limit();
     let signals = Signals::take(&[Signal::TERM, Signal::INT, Signal::HUP])?;
-    let mut ends = Ends { signals, parent: parent.map(PidFd::open).transpose()? };
+    let mut ends = Ends::watch(signals, parent)?;
     let mut kept = Kept::default();
     // Its file goes when this ends, and not before.
     let (mut keeper, mut running, _listener) = match origin {
@@ -198,6 +211,9 @@ fn wait(
     wake_at: Option<Duration>,
     start: Instant,
 ) -> Result<Input> {
+    if std::mem::take(&mut ends.is_over) {
+        return Ok(Input::StopAsked);
+    }
     let mut is_open = true;
     loop {
         let mut polls = vec![PollFd::new(&ends.signals, PollFlags::IN)];
@@ -218,7 +234,7 @@ fn wait(
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut polls, left.as_ref()) {
             Ok(0) => return Ok(Input::Tick),
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(OsError::Call { call: "poll", errno }.into()),
         }
         let happened = polls.iter().zip(who).filter(|(poll, _)| !poll.revents().is_empty());

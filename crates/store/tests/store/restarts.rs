@@ -1,7 +1,10 @@
 //! Servers and keepers that are killed: nothing sealed is lost, and readers notice nothing.
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use wholemem_os::pidfd::Signal;
+use wholemem_os::{Deadline, PidFd};
 use wholemem_store::Error;
 
 use crate::served::Served;
@@ -57,4 +60,22 @@ fn a_store_that_has_ended_has_no_names_any_more_and_what_is_held_stays() {
     assert!(matches!(client.get_by_id(held.id()), Err(Error::Disconnected)));
     assert!(matches!(client.list(""), Err(Error::Disconnected)));
     assert_eq!(held.to_vec().unwrap(), b"value");
+}
+
+#[test]
+fn a_store_ends_with_its_process_though_its_keeper_is_killed_at_the_same_time() {
+    let process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let mut served = Served::start_for(&process);
+    let server = PidFd::open(served.process("server")).unwrap();
+    // The process is gone and forgotten when the server starts another keeper.
+    server.signal(Signal::STOP).unwrap();
+    served.kill_with(process);
+    server.signal(Signal::CONT).unwrap();
+    let patience = Deadline::after(Duration::from_secs(60));
+    assert_eq!(server.wait_exit(patience), Ok(true));
+    // The keeper goes after it, and takes the socket along.
+    while served.socket().exists() {
+        assert!(!patience.has_passed(), "the keeper is still there");
+        std::thread::yield_now();
+    }
 }

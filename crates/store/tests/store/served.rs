@@ -171,6 +171,14 @@ impl Served {
         assert!(ended.success(), "{ended}");
     }
 
+    /// Kills the process for which the store is served, and the keeper.
+    pub(crate) fn kill_with(&mut self, mut process: Child) {
+        for child in [&mut process, &mut self.keeper] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
     /// Stops all processes of the store, and waits until every thread of the server stands.
     pub(crate) fn freeze(&self) {
         self.signal(Signal::STOP);
