@@ -154,6 +154,15 @@ pub fn corpus() -> Vec<(&'static str, Vec<u8>)> {
         ("publish", play(vec![small(2), request(3, Ask::Publish { label: label("other"), object })])),
         ("find", play(vec![request(2, find), small(3), request(4, Ask::Fetch { object })])),
         ("watch", play(vec![request(2, Ask::Watch { prefix: "s".to_owned() }), small(3), small(4)])),
+        (
+            "room",
+            play(vec![
+                request(2, create("large", 1 << 19)),
+                request(3, Ask::AwaitRoom { len: 1 << 20, place: 0, wait: 5 }),
+                request(4, Ask::Abandon { create: 2 }),
+            ]),
+        ),
+        ("goodbye", play(vec![request(2, create("large", 50_000)), request(3, Ask::Goodbye), small(4)])),
         ("status", play(vec![request(2, Ask::Status), request(3, Ask::Kick { object })])),
         ("answers", play(vec![answer(Answer::Restarted), answer(Answer::Found { object })])),
         ("refused", play(vec![answer(Answer::Refused(Refusal::NoSuchObject { object }))])),
