@@ -82,7 +82,7 @@ pub fn requests(bytes: &[u8]) {
     let index = Index::format(MappedCells::new(map), geometry);
     let settings =
         Settings { host: TERMS, device: TERMS, devices: Vec::new(), user: 0, ahead: TERMS.quota / 4 };
-    let (mut yard, now) = (Yard::default(), Now { elapsed: Duration::ZERO, unix: 0 });
+    let (mut yard, mut now) = (Yard::default(), Now { elapsed: Duration::ZERO, unix: 0 });
     let (mut server, _) = Server::recover(index, settings, &Survivors::default(), now, &mut yard);
     let client = ClientId(1);
     let hello = Request { id: 1, again: false, ask: Ask::Hello { protocol: PROTOCOL } };
@@ -93,6 +93,9 @@ pub fn requests(bytes: &[u8]) {
     let mut assembly = Assembly::default();
     let messages = packets(bytes).filter_map(|packet| assembly.push(packet).ok()?);
     for message in messages {
+        // Long enough for memory to be made ahead.
+        now.elapsed += Duration::from_millis(7);
+        inputs.push(Input::Tick);
         if let Ok((request, payload)) = Payload::split::<Request>(message) {
             inputs.push(Input::Asked { client, request, payload });
         }
