@@ -41,6 +41,9 @@ trait Mover: Copy + Sync {
     /// # Safety
     /// `from` is readable and `to` writable for as many bytes, as raw memory.
     unsafe fn apply(&self, from: *const u8, to: *mut u8);
+
+    /// Ends what it did for the rows of a range.
+    fn finish(&self) {}
 }
 
 /// Rows of a length that is known when this is compiled.
@@ -60,11 +63,11 @@ impl<const LEN: usize> Mover for Exact<LEN> {
     }
 }
 
-/// Rows of any length, into a place that is this call's alone.
+/// Rows that some registers hold, into a place that is this call's alone.
 #[derive(Clone, Copy)]
-struct Alone(usize);
+struct Ends<const WIDTH: usize, const COUNT: usize>(usize);
 
-impl Mover for Alone {
+impl<const WIDTH: usize, const COUNT: usize> Mover for Ends<WIDTH, COUNT> {
     #[inline(always)]
     fn len(&self) -> usize {
         self.0
@@ -72,8 +75,35 @@ impl Mover for Alone {
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: passed on from the caller.
-        unsafe { machine::alone(from, to, self.0) }
+        // SAFETY: passed on from the caller; only rows that such registers hold are moved so.
+        unsafe { machine::ends::<WIDTH, COUNT>(from, to, self.0) }
+    }
+
+    #[inline(always)]
+    fn finish(&self) {
+        machine::leave();
+    }
+}
+
+/// Longer rows, into a place that is this call's alone.
+#[derive(Clone, Copy)]
+struct Long<const WIDTH: usize>(usize);
+
+impl<const WIDTH: usize> Mover for Long<WIDTH> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn apply(&self, from: *const u8, to: *mut u8) {
+        // SAFETY: passed on from the caller; only rows of four registers and more are moved so.
+        unsafe { machine::long::<WIDTH>(from, to, self.0) }
+    }
+
+    #[inline(always)]
+    fn finish(&self) {
+        machine::leave();
     }
 }
 
@@ -116,67 +146,25 @@ impl Mover for Streaming {
     }
 
     #[inline(always)]
+    fn finish(&self) {
+        machine::finish();
+    }
+
+    #[inline(always)]
     fn looks_ahead(&self) -> bool {
         self.0 > SHORT
     }
 }
 
-/// Calls `$body` with a mover for rows of the request's length.
+/// Calls `$body` with the first mover whose pattern fits: what there is to ask about a row is asked once for all of them.
+/// So little is left to be done for a row that the processor has many of them under way.
 macro_rules! with_mover {
-    ($len:expr, $any:ident, $mover:ident => $body:expr) => {
-        match $len {
-            1 => {
-                let $mover = Exact::<1>;
+    ($what:expr, $mover:ident => $body:expr; $($pattern:pat => $choice:expr,)+) => {
+        match $what {
+            $($pattern => {
+                let $mover = $choice;
                 $body
-            }
-            2 => {
-                let $mover = Exact::<2>;
-                $body
-            }
-            4 => {
-                let $mover = Exact::<4>;
-                $body
-            }
-            8 => {
-                let $mover = Exact::<8>;
-                $body
-            }
-            12 => {
-                let $mover = Exact::<12>;
-                $body
-            }
-            16 => {
-                let $mover = Exact::<16>;
-                $body
-            }
-            24 => {
-                let $mover = Exact::<24>;
-                $body
-            }
-            32 => {
-                let $mover = Exact::<32>;
-                $body
-            }
-            48 => {
-                let $mover = Exact::<48>;
-                $body
-            }
-            64 => {
-                let $mover = Exact::<64>;
-                $body
-            }
-            96 => {
-                let $mover = Exact::<96>;
-                $body
-            }
-            128 => {
-                let $mover = Exact::<128>;
-                $body
-            }
-            other => {
-                let $mover = $any(usize_of(other));
-                $body
-            }
+            })+
         }
     };
 }
@@ -189,19 +177,32 @@ macro_rules! with_mover {
 pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
     // SAFETY: the directory is among what the request names.
     let finder = unsafe { Finder::new(request) };
+    let len = usize_of(request.row_len);
     let whole_lines = (request.rows | request.rows_stride | request.row_len).is_multiple_of(LINE as u64);
     if whole_lines && request.count.saturating_mul(request.row_len) >= STREAMING {
-        let mover = Streaming(usize_of(request.row_len));
-        return walk(request.count, request.row_len, |range| {
-            // SAFETY: passed on from the caller.
-            unsafe { move_rows::<I, _, true>(finder, mover, range) };
-            machine::finish();
-        });
-    }
-    with_mover!(request.row_len, Alone, mover => walk(request.count, request.row_len, |range| {
         // SAFETY: passed on from the caller.
-        unsafe { move_rows::<I, _, true>(finder, mover, range) }
-    }));
+        return unsafe { move_all::<I, _, true>(finder, request, Streaming(len)) };
+    }
+    with_mover!((machine::widest(), len), mover => {
+        // SAFETY: passed on from the caller.
+        unsafe { move_all::<I, _, true>(finder, request, mover) }
+    };
+        (_, 1) => Exact::<1>,
+        (_, 2) => Exact::<2>,
+        (_, 4) => Exact::<4>,
+        (_, 8) => Exact::<8>,
+        (_, 12) => Exact::<12>,
+        (_, 16) => Exact::<16>,
+        (_, ..16) => Any(len),
+        (_, ..=32) => Ends::<16, 1>(len),
+        (16, _) => Any(len),
+        (_, ..=64) => Ends::<32, 1>(len),
+        (32, ..=128) => Ends::<32, 2>(len),
+        (32, _) => Long::<32>(len),
+        (_, ..=128) => Ends::<64, 1>(len),
+        (_, ..=256) => Ends::<64, 2>(len),
+        _ => Long::<64>(len),
+    );
 }
 
 /// Copies rows of the dense side to the table; those of bad indices are left out.
@@ -211,10 +212,41 @@ pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
 pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
     // SAFETY: the directory is among what the request names.
     let finder = unsafe { Finder::new(request) };
-    with_mover!(request.row_len, Any, mover => walk(request.count, request.row_len, |range| {
+    let len = usize_of(request.row_len);
+    with_mover!(len, mover => {
         // SAFETY: passed on from the caller.
-        unsafe { move_rows::<I, _, false>(finder, mover, range) }
-    }));
+        unsafe { move_all::<I, _, false>(finder, request, mover) }
+    };
+        1 => Exact::<1>,
+        2 => Exact::<2>,
+        4 => Exact::<4>,
+        8 => Exact::<8>,
+        12 => Exact::<12>,
+        16 => Exact::<16>,
+        24 => Exact::<24>,
+        32 => Exact::<32>,
+        48 => Exact::<48>,
+        64 => Exact::<64>,
+        96 => Exact::<96>,
+        128 => Exact::<128>,
+        _ => Any(len),
+    );
+}
+
+/// Moves all rows, by several threads if there are many.
+///
+/// # Safety
+/// As [`gather`] or [`scatter`].
+unsafe fn move_all<I: Index, M: Mover, const GATHER: bool>(
+    finder: Finder<'_>,
+    request: &RowsRequest,
+    mover: M,
+) {
+    walk(request.count, request.row_len, |range| {
+        // SAFETY: passed on from the caller.
+        unsafe { move_rows::<I, M, GATHER>(finder, mover, range) };
+        mover.finish();
+    });
 }
 
 /// Moves the rows of some positions.

@@ -31,7 +31,8 @@ mod tests {
             .iter()
             .for_each(|hint| hint(std::ptr::null()));
         portable::finish();
-        copies.extend([(portable::alone as Copy, false), (machine::alone, false)]);
+        portable::leave();
+        assert!(portable::widest() <= machine::widest());
         copies.push((machine::streaming, true));
         copies.push((portable::streaming, true));
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -53,6 +54,7 @@ mod tests {
         // SAFETY: the source has `len` bytes from there on, the target room on both sides.
         unsafe { copy(source[from..].as_ptr(), target[start..].as_mut_ptr(), len) };
         machine::finish();
+        machine::leave();
         prop_assert_eq!(&target[start..start + len], &source[from..]);
         prop_assert!(target[..start].iter().chain(&target[start + len..]).all(|byte| *byte == 0xAA));
         Ok(())
@@ -75,6 +77,45 @@ mod tests {
                     check(copy, len, from, to, seed)?;
                 }
             }
+        }
+
+        #[test]
+        fn a_group_of_registers_moves_every_length_that_it_is_for(
+            extra in 0_usize..=128,
+            from in 0_usize..65,
+            to in 0_usize..64,
+            seed: u8,
+        ) {
+            macro_rules! ends {
+                ($($width:literal $count:literal)*) => {$(
+                    let len = $width * $count + extra % ($width * $count + 1);
+                    check(portable::ends::<$width, $count>, len, from, to, seed)?;
+                    if machine::widest() >= $width {
+                        check(machine::ends::<$width, $count>, len, from, to, seed)?;
+                    }
+                )*};
+            }
+            ends!(16 1 32 1 32 2 64 1 64 2);
+        }
+
+        #[test]
+        fn groups_of_registers_move_long_rows(
+            len in prop_oneof![256_usize..1100, 4000_usize..4300],
+            from in 0_usize..65,
+            to in 0_usize..64,
+            seed: u8,
+        ) {
+            let len = if cfg!(miri) { 256 + len % 100 } else { len };
+            macro_rules! long {
+                ($($width:literal)*) => {$(
+                    check(portable::long::<$width>, len, from, to, seed)?;
+                    if machine::widest() >= $width {
+                        check(machine::long::<$width>, len, from, to, seed)?;
+                        check(machine::long::<$width>, 4 * $width, from, to, seed)?;
+                    }
+                )*};
+            }
+            long!(32 64);
         }
 
         #[test]

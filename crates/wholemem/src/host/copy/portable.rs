@@ -28,14 +28,35 @@ pub(in crate::host) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// How many bytes the widest registers hold: there are none that we know of.
+pub(in crate::host) fn widest() -> usize {
+    16
+}
+
 /// Moves `len` bytes to a place that nobody else writes.
 ///
 /// # Safety
-/// As [`any`].
-pub(in crate::host) unsafe fn alone(from: *const u8, to: *mut u8, len: usize) {
+/// As [`any`]; `len` is `WIDTH * COUNT` to twice that.
+pub(in crate::host) unsafe fn ends<const WIDTH: usize, const COUNT: usize>(
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+) {
     // SAFETY: passed on from the caller.
     unsafe { any(from, to, len) }
 }
+
+/// Moves more bytes than [`ends`] can.
+///
+/// # Safety
+/// As [`any`]; `len` is `4 * WIDTH` at least.
+pub(in crate::host) unsafe fn long<const WIDTH: usize>(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: passed on from the caller.
+    unsafe { any(from, to, len) }
+}
+
+/// Lets go of wide registers.
+pub(in crate::host) fn leave() {}
 
 /// Moves `LEN` bytes.
 ///

@@ -45,7 +45,6 @@ pub(in crate::host) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
             "add {at}, 32",
             "cmp {at}, {whole}",
             "jb 2b",
-            "vzeroupper",
             from = in(reg) from,
             to = in(reg) to,
             whole = in(reg) whole,
@@ -55,172 +54,117 @@ pub(in crate::host) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
             options(nostack)
         );
     }
+    leave();
     // SAFETY: the rest of the caller's range.
     unsafe { any_sse(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
 }
 
-/// Moves `len` bytes to a place that nobody else writes: it may write some of them twice. All loads of a group come
-/// before its stores, which would hold up loads from addresses that look like theirs.
+/// How many bytes the widest registers hold.
+#[inline]
+pub(in crate::host) fn widest() -> usize {
+    match (*WIDEST, *WIDE) {
+        (true, _) => 64,
+        (false, true) => 32,
+        (false, false) => 16,
+    }
+}
+
+/// Two registers, from the beginning and to the end of `$len` bytes.
+macro_rules! two {
+    ($move:literal, $register:literal, $width:literal, $from:ident, $to:ident, $len:ident) => {
+        asm!(
+            concat!($move, " ", $register, "0, [{from}]"),
+            concat!($move, " ", $register, "1, [{from} + {len} - ", $width, "]"),
+            concat!($move, " [{to}], ", $register, "0"),
+            concat!($move, " [{to} + {len} - ", $width, "], ", $register, "1"),
+            from = in(reg) $from, to = in(reg) $to, len = in(reg) $len,
+            // The lower parts, by which the whole registers are meant.
+            out("xmm0") _, out("xmm1") _,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Four registers, two from the beginning and two to the end of `$len` bytes.
+macro_rules! four {
+    ($move:literal, $register:literal, $width:literal, $twice:literal, $from:ident, $to:ident, $len:ident) => {
+        asm!(
+            concat!($move, " ", $register, "0, [{from}]"),
+            concat!($move, " ", $register, "1, [{from} + ", $width, "]"),
+            concat!($move, " ", $register, "2, [{from} + {len} - ", $twice, "]"),
+            concat!($move, " ", $register, "3, [{from} + {len} - ", $width, "]"),
+            concat!($move, " [{to}], ", $register, "0"),
+            concat!($move, " [{to} + ", $width, "], ", $register, "1"),
+            concat!($move, " [{to} + {len} - ", $twice, "], ", $register, "2"),
+            concat!($move, " [{to} + {len} - ", $width, "], ", $register, "3"),
+            from = in(reg) $from, to = in(reg) $to, len = in(reg) $len,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Moves `len` bytes to a place that nobody else writes, some of them perhaps twice: by `COUNT` registers of `WIDTH` bytes
+/// from the beginning, and as many to the end. All loads come before all stores, which would hold up loads from addresses
+/// that look like theirs. [`leave`] is to be called when the last row was moved.
 ///
 /// # Safety
-/// As [`any`].
-#[inline]
-pub(in crate::host) unsafe fn alone(from: *const u8, to: *mut u8, len: usize) {
-    if len <= 32 || !*WIDE {
-        // SAFETY: passed on from the caller.
-        return unsafe { any_sse(from, to, len) };
-    }
-    if *WIDEST {
-        // SAFETY: passed on from the caller; the processor has such registers.
-        return unsafe { alone_widest(from, to, len) };
-    }
-    // From the beginning in groups of 128 bytes, and then the last 128, or as many as there are on either side.
-    let mut at = 0;
-    while len - at > 256 {
-        // SAFETY: 128 bytes within the caller's range; the processor has such registers.
-        unsafe { group(from.wrapping_add(at), to.wrapping_add(at)) };
-        at += 128;
-    }
-    let (from, to, len) = (from.wrapping_add(at), to.wrapping_add(at), len - at);
-    if len > 128 {
+/// As [`any`]; `len` is `WIDTH * COUNT` to twice that; the processor has such registers.
+#[inline(always)]
+pub(in crate::host) unsafe fn ends<const WIDTH: usize, const COUNT: usize>(
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+) {
+    const { assert!(matches!((WIDTH, COUNT), (16 | 32 | 64, 1) | (32 | 64, 2)), "no such group of registers") };
+    debug_assert!((WIDTH * COUNT..=2 * WIDTH * COUNT).contains(&len) && WIDTH <= widest());
+    match (WIDTH, COUNT) {
+        // SAFETY: within the caller's range.
+        (16, _) => unsafe { two!("movdqu", "xmm", "16", from, to, len) },
+        // SAFETY: as above; the processor has such registers.
+        (32, 1) => unsafe { two!("vmovdqu", "ymm", "32", from, to, len) },
         // SAFETY: as above.
-        unsafe { group(from, to) };
-        let rest = len - 128;
-        // SAFETY: as above, to the end.
-        unsafe { group(from.wrapping_add(rest), to.wrapping_add(rest)) };
-    } else if len > 64 {
-        // SAFETY: 64 bytes from the beginning and 64 to the end, within the caller's range.
+        (32, _) => unsafe { four!("vmovdqu", "ymm", "32", "64", from, to, len) },
+        // SAFETY: as above.
+        (_, 1) => unsafe { two!("vmovdqu64", "zmm", "64", from, to, len) },
+        // SAFETY: as above.
+        _ => unsafe { four!("vmovdqu64", "zmm", "64", "128", from, to, len) },
+    }
+}
+
+/// Moves more bytes than [`ends`] can, in groups of four registers.
+///
+/// # Safety
+/// As [`any`]; `len` is `4 * WIDTH` at least; the processor has such registers.
+#[inline(always)]
+pub(in crate::host) unsafe fn long<const WIDTH: usize>(from: *const u8, to: *mut u8, len: usize) {
+    let group = 4 * WIDTH;
+    let mut at = 0;
+    while len - at > group {
+        // SAFETY: a group within the caller's range.
+        unsafe { ends::<WIDTH, 2>(from.wrapping_add(at), to.wrapping_add(at), group) };
+        at += group;
+    }
+    let rest = len - group;
+    // SAFETY: the last group of the caller's range.
+    unsafe { ends::<WIDTH, 2>(from.wrapping_add(rest), to.wrapping_add(rest), group) };
+}
+
+/// Lets go of the wide registers: what is compiled for narrow ones would wait for them.
+#[inline]
+pub(in crate::host) fn leave() {
+    if *WIDE {
+        // SAFETY: it touches no memory, and what it clears of the registers is nobody's; the processor has such.
         unsafe {
             asm!(
-                "vmovdqu ymm0, [{from}]",
-                "vmovdqu ymm1, [{from} + 32]",
-                "vmovdqu ymm2, [{from} + {len} - 64]",
-                "vmovdqu ymm3, [{from} + {len} - 32]",
-                "vmovdqu [{to}], ymm0",
-                "vmovdqu [{to} + 32], ymm1",
-                "vmovdqu [{to} + {len} - 64], ymm2",
-                "vmovdqu [{to} + {len} - 32], ymm3",
-                from = in(reg) from, to = in(reg) to, len = in(reg) len,
+                "vzeroupper",
                 out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-                options(nostack, preserves_flags)
+                out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+                out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+                options(nomem, nostack, preserves_flags)
             );
         }
-    } else {
-        // SAFETY: 32 bytes from the beginning and 32 to the end, within the caller's range.
-        unsafe {
-            asm!(
-                "vmovdqu ymm0, [{from}]",
-                "vmovdqu ymm1, [{from} + {len} - 32]",
-                "vmovdqu [{to}], ymm0",
-                "vmovdqu [{to} + {len} - 32], ymm1",
-                from = in(reg) from, to = in(reg) to, len = in(reg) len,
-                out("xmm0") _, out("xmm1") _,
-                options(nostack, preserves_flags)
-            );
-        }
-    }
-    // SAFETY: it touches no memory; the processor has such registers.
-    unsafe { asm!("vzeroupper", out("xmm0") _, options(nomem, nostack, preserves_flags)) };
-}
-
-/// Moves more than 32 bytes as [`alone`] does, by registers of 64 bytes.
-///
-/// # Safety
-/// As [`any`]; the processor has registers of 64 bytes.
-#[inline]
-unsafe fn alone_widest(from: *const u8, to: *mut u8, len: usize) {
-    let mut at = 0;
-    while len - at > 512 {
-        // SAFETY: 256 bytes within the caller's range; the processor has such registers.
-        unsafe { widest_group(from.wrapping_add(at), to.wrapping_add(at), 256) };
-        at += 256;
-    }
-    let (from, to, len) = (from.wrapping_add(at), to.wrapping_add(at), len - at);
-    if len > 256 {
-        // SAFETY: as above.
-        unsafe { widest_group(from, to, 256) };
-        let rest = len - 256;
-        // SAFETY: as above, to the end.
-        unsafe { widest_group(from.wrapping_add(rest), to.wrapping_add(rest), 256) };
-    } else if len > 128 {
-        // SAFETY: 128 bytes from the beginning and 128 to the end, within the caller's range.
-        unsafe { widest_group(from, to, len) };
-    } else if len > 64 {
-        // SAFETY: 64 bytes from the beginning and 64 to the end, within the caller's range.
-        unsafe {
-            asm!(
-                "vmovdqu64 zmm0, [{from}]",
-                "vmovdqu64 zmm1, [{from} + {len} - 64]",
-                "vmovdqu64 [{to}], zmm0",
-                "vmovdqu64 [{to} + {len} - 64], zmm1",
-                from = in(reg) from, to = in(reg) to, len = in(reg) len,
-                out("xmm0") _, out("xmm1") _,
-                options(nostack, preserves_flags)
-            );
-        }
-    } else {
-        // SAFETY: 32 bytes from the beginning and 32 to the end, within the caller's range.
-        unsafe {
-            asm!(
-                "vmovdqu ymm0, [{from}]",
-                "vmovdqu ymm1, [{from} + {len} - 32]",
-                "vmovdqu [{to}], ymm0",
-                "vmovdqu [{to} + {len} - 32], ymm1",
-                from = in(reg) from, to = in(reg) to, len = in(reg) len,
-                out("xmm0") _, out("xmm1") _,
-                options(nostack, preserves_flags)
-            );
-        }
-    }
-    // SAFETY: it touches no memory; the processor has such registers.
-    unsafe { asm!("vzeroupper", out("xmm0") _, options(nomem, nostack, preserves_flags)) };
-}
-
-/// Moves 128 bytes from the beginning and 128 to the end of `len`, which are 128 to 256.
-///
-/// # Safety
-/// As [`any`]; the processor has registers of 64 bytes.
-#[inline(always)]
-unsafe fn widest_group(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: by the caller's word.
-    unsafe {
-        asm!(
-            "vmovdqu64 zmm0, [{from}]",
-            "vmovdqu64 zmm1, [{from} + 64]",
-            "vmovdqu64 zmm2, [{from} + {len} - 128]",
-            "vmovdqu64 zmm3, [{from} + {len} - 64]",
-            "vmovdqu64 [{to}], zmm0",
-            "vmovdqu64 [{to} + 64], zmm1",
-            "vmovdqu64 [{to} + {len} - 128], zmm2",
-            "vmovdqu64 [{to} + {len} - 64], zmm3",
-            from = in(reg) from, to = in(reg) to, len = in(reg) len,
-            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-            options(nostack, preserves_flags)
-        );
-    }
-}
-
-/// Moves 128 bytes.
-///
-/// # Safety
-/// As [`any`]; the processor has registers of 32 bytes.
-#[inline(always)]
-unsafe fn group(from: *const u8, to: *mut u8) {
-    // SAFETY: by the caller's word.
-    unsafe {
-        asm!(
-            "vmovdqu ymm0, [{from}]",
-            "vmovdqu ymm1, [{from} + 32]",
-            "vmovdqu ymm2, [{from} + 64]",
-            "vmovdqu ymm3, [{from} + 96]",
-            "vmovdqu [{to}], ymm0",
-            "vmovdqu [{to} + 32], ymm1",
-            "vmovdqu [{to} + 64], ymm2",
-            "vmovdqu [{to} + 96], ymm3",
-            from = in(reg) from, to = in(reg) to,
-            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-            options(nostack, preserves_flags)
-        );
     }
 }
 
