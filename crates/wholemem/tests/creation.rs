@@ -222,6 +222,33 @@ fn a_view_of_memory_fits_its_rows() {
     assert_eq!(WholeTensor::of_memory(memory, Dtype::F64, &[0]).unwrap_err(), Error::EmptyRow);
 }
 
+/// Rows of any length are moved as bytes, but elements are looked at only where their type allows.
+#[test]
+fn elements_of_rows_that_are_not_aligned_are_refused() {
+    let groups = local(2);
+    for kind in [Kind::Continuous, Kind::Chunked] {
+        let memory = &create(&groups, &MemorySpec { kind, ..MemorySpec::new(10, 13) })[0];
+        let tensor = WholeTensor::of_memory(memory, Dtype::F32, &[3]).unwrap();
+        let (device, stream) = (groups[0].device(), groups[0].device().stream().unwrap());
+        let indices = PinnedBuffer::create(device, 8).unwrap();
+        indices.bytes().unwrap().write_at(0, &7_i64.to_ne_bytes()).unwrap();
+        let indices = Indices::i64(indices.all());
+        let rows = PinnedBuffer::create(device, 12).unwrap();
+        let (same, half) =
+            (Dense::new(rows.all(), Dtype::F32), Dense::new(rows.all(), Dtype::F16).converted());
+        memory.write(&stream, 7 * 13, b"twelve bytes").unwrap();
+        assert_eq!(tensor.gather_sync(&stream, &indices, &same), Ok(()));
+        let mut seen = [0; 12];
+        rows.bytes().unwrap().read_at(0, &mut seen).unwrap();
+        assert_eq!(&seen, b"twelve bytes");
+
+        let is_refused = |outcome| matches!(outcome, Err(Error::Misaligned { stride: 13, align: 4, .. }));
+        assert!(is_refused(tensor.gather_sync(&stream, &indices, &half)));
+        assert!(is_refused(tensor.scatter_sync(&stream, &half, &indices, Order::Any)));
+        assert!(is_refused(tensor.scatter_add_sync(&stream, &same, &indices, Order::Any)));
+    }
+}
+
 #[test]
 fn a_bad_index_is_told_of_once_and_by_whoever_comes_next() {
     let groups = local(1);

@@ -13,6 +13,17 @@ pub(crate) struct Table {
     pub(crate) elements: u64,
 }
 
+impl Table {
+    /// Checks that its elements are aligned: a view of raw memory may have rows of any length.
+    fn check_aligned(&self) -> Result<()> {
+        let GlobalRef { base, offset, stride, chunks, .. } = self.global;
+        // Chunks begin on granules.
+        let first = if chunks == 1 { base } else { offset };
+        let stride = usize::try_from(stride).unwrap_or(usize::MAX);
+        check_aligned("rows of the table", first, stride, self.dtype.len())
+    }
+}
+
 /// Where indices are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexPlace {
@@ -77,6 +88,7 @@ pub(crate) fn plan(
     }
     let by_elements = converts || op == Op::ScatterAdd;
     if by_elements {
+        table.check_aligned()?;
         check_aligned("rows", dense.address, stride, dense.dtype.len())?;
     }
     if count == 0 {
@@ -197,5 +209,25 @@ mod tests {
         assert_eq!(ask(Op::Gather, odd, DENSE), misaligned("indices", 4100, 24, 8));
         let cut = IndexPlace { len: 23, ..INDICES };
         assert_eq!(ask(Op::Gather, cut, DENSE), misaligned("indices", 4096, 23, 8));
+    }
+
+    #[test]
+    fn elements_of_the_table_are_aligned_where_they_are_looked_at() {
+        let asked = DensePlace { address: 8192, dtype: Dtype::F16, convert: true, ..DENSE };
+        let refused =
+            |address, stride| Err(Error::Misaligned { what: "rows of the table", address, stride, align: 4 });
+        let of = |global| Table { global, ..TABLE };
+        let gather = |global, dense| plan(Op::Gather, &of(global), &INDICES, &dense, 0);
+        let odd = GlobalRef { base: 4096, stride: 101, ..TABLE.global };
+        assert_eq!(gather(odd, asked), refused(4096, 101));
+        assert!(gather(odd, DENSE).is_ok(), "bytes are moved from any address");
+        let behind = GlobalRef { base: 4097, ..TABLE.global };
+        assert_eq!(gather(behind, asked), refused(4097, 100));
+        // Of chunks, the base is where their addresses are.
+        let chunked = GlobalRef { base: 4097, chunks: 3, offset: 8, ..TABLE.global };
+        assert!(gather(chunked, asked).is_ok());
+        assert_eq!(gather(GlobalRef { offset: 2, ..chunked }, asked), refused(2, 100));
+        let sum = DensePlace { address: 8192, ..DENSE };
+        assert_eq!(plan(Op::ScatterAdd, &of(odd), &INDICES, &sum, 0), refused(4096, 101));
     }
 }
