@@ -87,7 +87,8 @@ impl WholeTensor {
     /// # Errors
     /// [`Error::NoDimensions`], and as [`WholeMemory::create`].
     pub fn create(group: &Group, spec: &TensorSpec) -> Result<Self> {
-        let memory = WholeMemory::create_if(group, spec.memory())?;
+        let meaning = [&[u64::from(spec.dtype.code())], &spec.shape[..]].concat();
+        let memory = WholeMemory::create_if(group, spec.memory(), &meaning)?;
         Ok(Self { memory, dtype: spec.dtype, shape: spec.shape.clone(), first_row: 0, offset: 0 })
     }
 

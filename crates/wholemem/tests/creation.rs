@@ -178,6 +178,16 @@ fn what_ranks_do_not_agree_on_is_refused_by_all() {
     });
     assert_eq!(outcomes.unwrap(), vec![Error::Differs { rank: Rank(1) }; 3]);
 
+    // Rows of the same length, in which ranks would see different elements.
+    for (dtype, shape) in [(Dtype::I32, &[10, 8][..]), (Dtype::F32, &[10, 4, 2]), (Dtype::F16, &[10, 16])] {
+        let outcomes = Group::on_each(&groups, |group| {
+            let is_odd = group.rank() == Rank(2);
+            let (dtype, shape) = if is_odd { (dtype, shape) } else { (Dtype::F32, &[10, 8][..]) };
+            Ok(WholeTensor::create(group, &TensorSpec::new(dtype, shape)).map(drop))
+        });
+        assert_eq!(outcomes.unwrap(), vec![Err(Error::Differs { rank: Rank(2) }); 3]);
+    }
+
     let outcomes = Group::on_each(&groups, |group| {
         let shape: &[u64] = if group.rank() == Rank(2) { &[] } else { &[10, 8] };
         Ok(WholeTensor::create(group, &TensorSpec::new(Dtype::U8, shape)).unwrap_err())

@@ -25,13 +25,14 @@ impl WholeMemory {
     /// makes no sense; [`Error::NoCommonAddress`]; [`Error::Comm`] when a rank is lost. They are the same on all ranks,
     /// and nothing is left of the attempt.
     pub fn create(group: &Group, spec: &MemorySpec) -> Result<Self> {
-        Self::create_if(group, Ok(spec.clone()))
+        Self::create_if(group, Ok(spec.clone()), &[])
     }
 
-    /// Makes a memory if all ranks know which: one that does not takes part until the others know that.
-    pub(crate) fn create_if(group: &Group, spec: Result<MemorySpec>) -> Result<Self> {
+    /// Makes a memory if all ranks know which: one that does not takes part until the others know that. `meaning` is what
+    /// they want to see in it, which is the same on all of them too.
+    pub(crate) fn create_if(group: &Group, spec: Result<MemorySpec>, meaning: &[u64]) -> Result<Self> {
         let comm = group.communicator();
-        let granularity = meet(group, &spec);
+        let granularity = meet(group, &spec, meaning);
         let plan = spec.and_then(|spec| Plan::new(&spec, group.size(), granularity?))?;
         let memory = group.device_of(plan.location);
         let own = agree(comm, allocate(&plan, memory, group.rank()))?;
@@ -46,14 +47,16 @@ impl WholeMemory {
     }
 }
 
-/// Compares the specification with every rank's, and finds the granules that suit all of them.
-fn meet(group: &Group, spec: &Result<MemorySpec>) -> Result<Granularity> {
+/// Compares the specification and its meaning with every rank's, and finds the granules that suit all of them.
+fn meet(group: &Group, spec: &Result<MemorySpec>, meaning: &[u64]) -> Result<Granularity> {
     const FINE: u8 = 0;
     const FAILED: u8 = 1;
     let own = spec.as_ref().map_err(Clone::clone).and_then(|spec| {
         let Granularity { minimum, recommended } = group.device_of(spec.location).granularity()?;
         let lens = [minimum, recommended].map(|granule| (granule.len() as u64).to_le_bytes());
-        Ok([&lens.concat()[..], &spec.to_bytes()].concat())
+        let meaning: Vec<_> = [&[meaning.len() as u64], meaning].concat();
+        let meaning: Vec<_> = meaning.into_iter().flat_map(u64::to_le_bytes).collect();
+        Ok([&lens.concat()[..], &meaning, &spec.to_bytes()].concat())
     });
     let hello = match own {
         Ok(own) => [&[FINE][..], &own].concat(),
