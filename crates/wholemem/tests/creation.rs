@@ -286,6 +286,37 @@ fn a_bad_index_is_told_of_once_and_by_whoever_comes_next() {
 }
 
 #[test]
+fn threads_that_wait_hear_of_their_own_indices_alone() {
+    const THREADS: i64 = 4;
+    const COUNT: i64 = 300;
+    let groups = local(1);
+    let group = &groups[0];
+    let tensor = &WholeTensor::create(group, &TensorSpec::new(Dtype::U8, &[1000, 64])).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                let (device, stream) = (group.device(), group.device().stream().unwrap());
+                let is_bad = thread % 2 == 0;
+                let number = |at: i64| if is_bad && at >= 7 + thread { -1 } else { at };
+                let bytes: Vec<u8> = (0..COUNT).flat_map(|at| number(at).to_ne_bytes()).collect();
+                let indices = PinnedBuffer::create(device, bytes.len()).unwrap();
+                indices.bytes().unwrap().write_at(0, &bytes).unwrap();
+                let indices = Indices::i64(indices.all());
+                let rows = PinnedBuffer::create(device, bytes.len() * 8).unwrap();
+                let dense = Dense::new(rows.all(), Dtype::U8);
+                let position = u64::try_from(7 + thread).unwrap();
+                let expected = if is_bad { Err(Error::BadIndex { position }) } else { Ok(()) };
+                for _ in 0..500 {
+                    assert_eq!(tensor.gather_sync(&stream, &indices, &dense), expected);
+                    assert_eq!(tensor.scatter_sync(&stream, &dense, &indices, Order::Any), expected);
+                }
+            });
+        }
+    });
+    assert_eq!(tensor.check(), Ok(()), "they have been told");
+}
+
+#[test]
 fn memory_outlives_the_ranks_that_are_done_with_it() {
     let groups = strangers(3);
     let mut memories = create(&groups, &MemorySpec::new(3 * GRANULE as u64, 1));

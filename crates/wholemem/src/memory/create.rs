@@ -8,7 +8,7 @@ use wholemem_hal::{Allocation, Device, Granularity, Granule, HandleKind, Mapping
 
 use super::address::{reserve, reserve_common};
 use super::maps::{Home, Maps, Part};
-use super::note::Note;
+use super::note::{Note, Notes};
 use super::plan::Plan;
 use super::{MemoryCore, MemorySpec, WholeMemory};
 use crate::verdict::{agree, from_text, to_text};
@@ -41,8 +41,8 @@ impl WholeMemory {
         let maps = map(group, &plan, memory, own.map(|(allocation, _)| allocation), handles)?;
         let (table, directory, operands) = agree(comm, look_up(group.device(), &plan, &maps))?;
         let note = agree(comm, Note::create(group.device()))?;
-        let core =
-            MemoryCore { group: group.clone(), plan, maps, _directory: directory, table, operands, note };
+        let (group, notes) = (group.clone(), Notes::default());
+        let core = MemoryCore { group, plan, maps, _directory: directory, table, operands, note, notes };
         Ok(Self { core: Arc::new(core) })
     }
 }

@@ -19,7 +19,8 @@ use wholemem_comm::Rank;
 use wholemem_hal::{Mapping, Span, Stream};
 
 use maps::Maps;
-use note::Note;
+pub(crate) use note::Note;
+use note::Notes;
 use plan::Plan;
 
 use crate::{GlobalRef, Group, Kind, Location, Partition, Placement, Result};
@@ -94,6 +95,7 @@ struct MemoryCore {
     /// All that kernels touch when they use the table.
     operands: Vec<Span>,
     note: Note,
+    notes: Notes,
 }
 
 impl WholeMemory {
@@ -261,7 +263,13 @@ impl WholeMemory {
         &self.core.operands
     }
 
+    /// The word for calls that do not wait.
     pub(crate) fn note(&self) -> &Note {
         &self.core.note
+    }
+
+    /// Calls `work`, which waits for what it has enqueued, with a word for it alone, and answers what was noted there.
+    pub(crate) fn with_own_note(&self, work: impl FnOnce(&Note) -> Result<()>) -> Result<()> {
+        self.core.notes.with(self.group().device(), work)
     }
 }

@@ -1,6 +1,7 @@
 //! The word in which kernels note the first index that names no row.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use wholemem_hal::{Device, PinnedBuffer, Span};
 
@@ -50,5 +51,25 @@ impl Note {
             cause: cause.into(),
         })?;
         Ok(word)
+    }
+}
+
+/// Words for calls that wait for their own outcome: one for each of those that wait at the same time.
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    /// Clean, and nobody's.
+    spare: Mutex<Vec<Note>>,
+}
+
+impl Notes {
+    /// Calls `work`, which waits for what it has enqueued, with a word of its own, and answers what was noted there.
+    pub(super) fn with(&self, device: &Device, work: impl FnOnce(&Note) -> Result<()>) -> Result<()> {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let note = spare.map_or_else(|| Note::create(device), Ok)?;
+        // After a failure nobody knows whether a kernel still writes it: it is not used again.
+        work(&note)?;
+        let noted = note.take();
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(note);
+        noted
     }
 }

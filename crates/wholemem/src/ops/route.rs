@@ -134,12 +134,12 @@ impl WholeTensor {
         let dense = Dense::new(buffer.all(), self.dtype());
         let mut rows = vec![0; buffer.len()];
         if op == Op::ScatterAdd {
-            self.launch(stream, Op::Gather, &indices, &dense)?;
+            self.launch(stream, Op::Gather, &indices, &dense, self.memory().note())?;
             stream.read(&buffer.all(), &mut rows)?;
         }
         merge(op, self.dtype(), &mut rows, &incoming);
         stream.write(&buffer.all(), &rows)?;
-        self.launch(stream, Op::Scatter, &indices, &dense)?;
+        self.launch(stream, Op::Scatter, &indices, &dense, self.memory().note())?;
         Ok(stream.synchronize(Deadline::NEVER)?)
     }
 }

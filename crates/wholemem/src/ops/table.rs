@@ -4,6 +4,7 @@ use wholemem_hal::Stream;
 use wholemem_os::Deadline;
 
 use super::{Dense, Indices, OnBadIndex, Op, Order};
+use crate::memory::Note;
 use crate::{Location, Result, WholeTensor};
 
 impl WholeTensor {
@@ -16,8 +17,7 @@ impl WholeTensor {
     /// What is wrong with the call: [`Error::TypesDiffer`](crate::Error::TypesDiffer), [`Error::TooShort`](crate::Error::TooShort) and the like,
     /// before anything is touched; [`Error::BadIndex`](crate::Error::BadIndex) of a call before this one, which is not made then.
     pub fn gather(&self, stream: &Stream, indices: &Indices, output: &Dense) -> Result<()> {
-        self.check()?;
-        self.launch(stream, Op::Gather, indices, output)
+        self.call(stream, Op::Gather, indices, output)
     }
 
     /// Gathers, and waits until the rows are there.
@@ -25,8 +25,7 @@ impl WholeTensor {
     /// # Errors
     /// As [`gather`](Self::gather); [`Error::BadIndex`](crate::Error::BadIndex) of this call too.
     pub fn gather_sync(&self, stream: &Stream, indices: &Indices, output: &Dense) -> Result<()> {
-        self.gather(stream, indices, output)?;
-        self.finish(stream)
+        self.call_sync(stream, Op::Gather, indices, output)
     }
 
     /// Enqueues a scatter: row `n` of `input` becomes row `indices[n]` of the tensor, for all of them. Other ranks see it
@@ -51,8 +50,7 @@ impl WholeTensor {
         indices: &Indices,
         order: Order,
     ) -> Result<()> {
-        self.scatter(stream, input, indices, order)?;
-        self.finish(stream)
+        self.put_sync(stream, Op::Scatter, input, indices, order)
     }
 
     /// Enqueues an addition: row `n` of `input` is added to row `indices[n]` of the tensor, for all of them. Integers wrap
@@ -77,12 +75,11 @@ impl WholeTensor {
         indices: &Indices,
         order: Order,
     ) -> Result<()> {
-        self.scatter_add(stream, input, indices, order)?;
-        self.finish(stream)
+        self.put_sync(stream, Op::ScatterAdd, input, indices, order)
     }
 
     /// Whether work that has run so far met an index that names no row, in any view of this tensor's memory. Asked once,
-    /// it is forgotten.
+    /// it is forgotten. Calls that wait tell of their own indices, and nobody else does.
     ///
     /// It does not wait: synchronize the stream first to hear of all that was enqueued.
     ///
@@ -93,24 +90,58 @@ impl WholeTensor {
     }
 
     fn put(&self, stream: &Stream, op: Op, input: &Dense, indices: &Indices, order: Order) -> Result<()> {
-        // Atomic additions of several devices to memory of the machine are no such thing on every machine.
-        let routed =
-            order == Order::Fixed || op == Op::ScatterAdd && self.memory().location() == Location::Host;
-        if routed {
+        if self.is_routed(op, order) {
             return self.put_in_order(stream, op, input, indices);
         }
-        self.check()?;
-        self.launch(stream, op, indices, input)
+        self.call(stream, op, indices, input)
     }
 
-    pub(super) fn launch(&self, stream: &Stream, op: Op, indices: &Indices, dense: &Dense) -> Result<()> {
-        let note = (indices.on_bad == OnBadIndex::Note).then(|| self.memory().note().span());
+    fn put_sync(
+        &self,
+        stream: &Stream,
+        op: Op,
+        input: &Dense,
+        indices: &Indices,
+        order: Order,
+    ) -> Result<()> {
+        if self.is_routed(op, order) {
+            self.put_in_order(stream, op, input, indices)?;
+            stream.synchronize(Deadline::NEVER)?;
+            return self.check();
+        }
+        self.call_sync(stream, op, indices, input)
+    }
+
+    fn is_routed(&self, op: Op, order: Order) -> bool {
+        // Atomic additions of several devices to memory of the machine are no such thing on every machine.
+        order == Order::Fixed || op == Op::ScatterAdd && self.memory().location() == Location::Host
+    }
+
+    fn call(&self, stream: &Stream, op: Op, indices: &Indices, dense: &Dense) -> Result<()> {
+        self.check()?;
+        self.launch(stream, op, indices, dense, self.memory().note())
+    }
+
+    /// Bad indices of this call are its own error, whoever else calls or checks meanwhile.
+    fn call_sync(&self, stream: &Stream, op: Op, indices: &Indices, dense: &Dense) -> Result<()> {
+        self.check()?;
+        self.memory().with_own_note(|note| {
+            self.launch(stream, op, indices, dense, note)?;
+            Ok(stream.synchronize(Deadline::NEVER)?)
+        })?;
+        self.check()
+    }
+
+    pub(super) fn launch(
+        &self,
+        stream: &Stream,
+        op: Op,
+        indices: &Indices,
+        dense: &Dense,
+        note: &Note,
+    ) -> Result<()> {
+        let note = (indices.on_bad == OnBadIndex::Note).then(|| note.span());
         let held = self.memory().operands();
         self.group().kernels().launch(stream, op, (&self.table(), held), indices, dense, note)
-    }
-
-    fn finish(&self, stream: &Stream) -> Result<()> {
-        stream.synchronize(Deadline::NEVER)?;
-        self.check()
     }
 }
