@@ -57,8 +57,8 @@ pub fn header_len(front: [u8; 8], file_len: u64) -> Result<usize, FileProblem> {
     }
 }
 
-/// Reads the header of a file that is `file_len` long, and returns its tensors in the order of their places. Every tensor lies
-/// in the file; of one whose type is known, the length is what type and shape make.
+/// Reads the header of a file that is `file_len` long, and returns its tensors in the order of their places. They follow each
+/// other, and are all there is in the file; of one whose type is known, the length is what type and shape make.
 ///
 /// # Errors
 /// [`FileProblem::Malformed`].
@@ -70,7 +70,18 @@ pub fn decode(header: &[u8], file_len: u64) -> Result<Vec<Entry>, FileProblem> {
     let tensors = header.into_iter().filter(|(name, _)| name != METADATA);
     let mut entries =
         tensors.map(|(name, value)| entry(name, &value, data, room)).collect::<Result<Vec<_>, _>>()?;
-    entries.sort_by(|a, b| (a.offset, &a.name).cmp(&(b.offset, &b.name)));
+    // Those without bytes come before those that begin where they are.
+    entries.sort_by(|a, b| (a.offset, a.len, &a.name).cmp(&(b.offset, b.len, &b.name)));
+    let mut end = data;
+    for entry in &entries {
+        if entry.offset != end {
+            return Err(malformed("its tensors overlap, or leave bytes between them"));
+        }
+        end += entry.len;
+    }
+    if end != file_len {
+        return Err(malformed("it goes on behind its last tensor"));
+    }
     Ok(entries)
 }
 
@@ -197,8 +208,27 @@ mod tests {
         assert_eq!(decode(&entry("[4]", 16), 15), wrong, "beyond the file");
         assert_eq!(decode(&entry("[5]", 16), 16), wrong, "another shape");
         assert_eq!(decode(&entry("[4294967296,4294967296]", 0), 16), wrong, "more than there are bytes");
+        assert_eq!(decode(&entry("[4]", 16), 17), Err(malformed("it goes on behind its last tensor")));
         assert_eq!(decode(b"[]", 0), Err(malformed("its header is no JSON object")));
         assert!(header_len(u64::MAX.to_le_bytes(), 100).is_err());
+    }
+
+    #[test]
+    fn every_byte_is_of_one_tensor() {
+        let decode = |places: &[(&str, u64, u64)]| {
+            let entry = |(name, start, end): &(&str, u64, u64)| {
+                let len = end - start;
+                format!("\"{name}\":{{\"dtype\":\"U8\",\"shape\":[{len}],\"data_offsets\":[{start},{end}]}}")
+            };
+            let header = format!("{{{}}}", places.iter().map(entry).collect::<Vec<_>>().join(","));
+            decode(header.as_bytes(), 8 + header.len() as u64 + 12).map(|entries| entries.len())
+        };
+        assert_eq!(decode(&[("b", 8, 12), ("a", 0, 8), ("none", 8, 8), ("last", 12, 12)]), Ok(4));
+        let wrong = Err(malformed("its tensors overlap, or leave bytes between them"));
+        assert_eq!(decode(&[("a", 0, 8), ("b", 4, 12)]), wrong);
+        assert_eq!(decode(&[("a", 0, 12), ("b", 0, 12)]), wrong);
+        assert_eq!(decode(&[("a", 0, 4), ("b", 8, 12)]), wrong);
+        assert_eq!(decode(&[("a", 0, 8), ("a", 8, 12)]), wrong, "of one name twice, the first is none's");
     }
 
     proptest! {
