@@ -4,12 +4,14 @@
 
 use std::fs;
 use std::ops::ControlFlow;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
+use rustix::fs::{CWD, FileType, MemfdFlags, Mode};
 use wholemem::files::{Copied, FileProblem, LoadSpec, SaveSpec, Source, Stored, unwatched};
 use wholemem::{Communicator, Dtype, Error, Group, Kind, Location, Rank, Result, TensorSpec, WholeTensor};
 use wholemem_comm::UniqueId;
@@ -328,4 +330,42 @@ fn arrays_that_others_wrote_are_read() {
     let missing = Stored::open(&Source::new(folder.path().join("none"))).unwrap_err();
     let words = "none: cannot open it: No such file or directory (os error 2)";
     assert!(missing.to_string().ends_with(words), "{missing}");
+}
+
+/// What a file says of itself is looked at before it is believed, and what is no file is not waited for.
+#[test]
+fn files_that_no_tensor_can_be_are_refused_when_they_are_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let problem = |source: &Source| Stored::open(source).unwrap_err().problem;
+    let npy = folder.path().join("a.npy");
+    let of_shape = |shape: &str| {
+        let header =
+            format!("{:<117}\n", format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"));
+        fs::write(&npy, [b"\x93NUMPY\x01\x00\x76\x00", header.as_bytes()].concat()).unwrap();
+        problem(&Source::new(&npy))
+    };
+    assert_eq!(of_shape("(4611686018427387904, 0)"), FileProblem::EmptyRow);
+    let endless = |len| FileProblem::WrongLength { len, needed: u64::MAX };
+    assert_eq!(of_shape("(0, 9223372036854775808, 4)"), endless(128));
+    assert_eq!(of_shape("(9223372036854775808, 4)"), endless(128));
+
+    let raw = folder.path().join("a.bin");
+    fs::write(&raw, []).unwrap();
+    assert_eq!(problem(&Source::raw(&raw, Dtype::F32, &[1 << 62, 1 << 62])), endless(0));
+    assert_eq!(problem(&Source::raw(&raw, Dtype::F32, &[0])), FileProblem::EmptyRow);
+    assert_eq!(problem(&Source::raw(folder.path(), Dtype::U8, &[])), FileProblem::NotAFile);
+    let pipe = folder.path().join("pipe.npy");
+    rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    assert_eq!(problem(&Source::new(&pipe)), FileProblem::NotAFile);
+}
+
+#[test]
+fn a_row_that_no_memory_holds_is_an_error() {
+    const LEN: u64 = 1 << 48;
+    let file = fs::File::from(rustix::fs::memfd_create("rows", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(LEN).unwrap();
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let stored = Stored::open(&Source::raw(&path, Dtype::U8, &[LEN])).unwrap();
+    let error = stored.verify(&unwatched).unwrap_err();
+    assert!(error.to_string().ends_with("cannot read it: Cannot allocate memory (os error 12)"), "{error}");
 }

@@ -28,6 +28,14 @@ pub enum FileProblem {
         errno: Errno,
     },
 
+    /// A folder, a pipe or a device where a file should be.
+    #[error("it is no file")]
+    NotAFile,
+
+    /// Rows of no bytes.
+    #[error("its rows have no bytes, and no tensor has such")]
+    EmptyRow,
+
     /// A file whose kind its name does not tell.
     #[error("it is no folder of a saved tensor, and its name ends neither in .npy nor in .safetensors")]
     UnknownKind,

@@ -168,6 +168,10 @@ impl Shard {
         if row_len != Some(numbers.u64(56)) || !within || len.is_none() || number >= count {
             return Err(contradiction());
         }
+        // A block is read at once: nobody makes longer ones, nor rows of nothing.
+        if row_len.is_none_or(|row_len| row_len == 0 || block_rows > Self::rows_of_a_block(row_len)) {
+            return Err(contradiction());
+        }
         let shard = Self { dtype, shape, save, number, count, first_row, rows, block_rows, digests };
         if numbers.u64(72) != shard.data_at() {
             return Err(contradiction());
@@ -221,6 +225,21 @@ mod tests {
         assert_eq!(shard().place_of(334), 4096 + 42);
         let needed = shard().file_len();
         assert_eq!(Shard::decode(&bytes, 5), Err(FileProblem::WrongLength { len: 5, needed }));
+    }
+
+    #[test]
+    fn blocks_are_never_longer_than_they_are_written() {
+        let of = |shape: &[u64], block_rows: u64| {
+            let digests = vec![[0; DIGEST]; usize::try_from(Shard::blocks(1000, block_rows)).unwrap()];
+            let shard =
+                Shard { shape: shape.to_vec(), first_row: 0, rows: 1000, block_rows, digests, ..shard() };
+            Shard::decode(&shard.encode(), shard.file_len()).map(|_| ())
+        };
+        // Rows of 64 KiB, of which 64 are a block.
+        assert_eq!(of(&[1000, 32 << 10], 64), Ok(()));
+        let contradiction = Err(malformed("its header contradicts itself"));
+        assert_eq!(of(&[1000, 32 << 10], 65), contradiction);
+        assert_eq!(of(&[1000, 0], 64), contradiction);
     }
 
     proptest! {

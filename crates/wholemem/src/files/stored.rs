@@ -5,6 +5,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
+use wholemem_os::Errno;
+
 use super::error::{FileError, FileProblem};
 use super::shard::{self, Shard};
 use super::{npy, safetensors};
@@ -118,10 +121,7 @@ impl Stored {
                 Some("npy") => Self::open_npy(path).map_err(at),
                 Some("safetensors") => Self::open_tensor(path, None).map_err(at),
                 // Whether it is there at all comes first.
-                _ => Err(at(File::open(path).map_or_else(
-                    |error| FileProblem::refused("open it", &error),
-                    |_| FileProblem::UnknownKind,
-                ))),
+                _ => Err(at(open(path).map_or_else(|problem| problem, |_| FileProblem::UnknownKind))),
             },
         }
     }
@@ -161,10 +161,11 @@ impl Stored {
         let (file, len) = open(path)?;
         let row_len = row_shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
         let row_len = row_len.unwrap_or(u64::MAX);
-        if row_len == 0 || !len.is_multiple_of(row_len) {
+        let Some(rows) = len.checked_div(row_len) else { return Err(FileProblem::EmptyRow) };
+        if !len.is_multiple_of(row_len) {
             return Err(FileProblem::PartialRow { len, row_len });
         }
-        let shape = [&[len / row_len], row_shape].concat();
+        let shape = [&[rows], row_shape].concat();
         Self::plain(path, file, len, 0, dtype, shape)
     }
 
@@ -205,11 +206,15 @@ impl Stored {
         dtype: Dtype,
         shape: Vec<u64>,
     ) -> Result<Self, FileProblem> {
-        let needed = shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
-        let needed = needed.and_then(|needed| needed.checked_add(offset)).unwrap_or(u64::MAX);
-        if len < needed {
-            return Err(FileProblem::WrongLength { len, needed });
+        // The rows' own length first: of no rows at all, any would do.
+        let row_len = shape[1..].iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
+        if row_len == Some(0) {
+            return Err(FileProblem::EmptyRow);
         }
+        let needed = row_len.and_then(|row_len| row_len.checked_mul(shape[0])?.checked_add(offset));
+        let Some(_) = needed.filter(|needed| *needed <= len) else {
+            return Err(FileProblem::WrongLength { len, needed: needed.unwrap_or(u64::MAX) });
+        };
         let rows = 0..shape[0];
         let parts = vec![Part { path: path.to_owned(), file, rows, layout: Layout::Plain { offset } }];
         Ok(Self { dtype, shape, parts })
@@ -277,9 +282,12 @@ impl Stored {
     pub(super) fn read<'b>(&self, piece: &Piece, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], FileError> {
         let part = &self.parts[piece.part];
         let row_len = self.row_len();
-        // A block is short, but for a row that is longer, which is in memory somewhere.
         let bytes = |rows: u64| usize::try_from(rows * row_len).unwrap_or(usize::MAX);
-        buffer.resize(bytes(piece.block.end - piece.block.start), 0);
+        let len = bytes(piece.block.end - piece.block.start);
+        // A block is short, but for a row that is longer, and a file may say that of any.
+        let too_long = |_| FileProblem::Refused { attempt: "read it", errno: Errno::NOMEM }.at(&part.path);
+        buffer.try_reserve(len.saturating_sub(buffer.len())).map_err(too_long)?;
+        buffer.resize(len, 0);
         let place = match &part.layout {
             Layout::Plain { offset } => offset + piece.block.start * row_len,
             Layout::Checked(shard) => shard.place_of(piece.block.start),
@@ -311,9 +319,15 @@ impl Part {
 
 fn open(path: &Path) -> Result<(File, u64), FileProblem> {
     let refused = |error| FileProblem::refused("open it", &error);
-    let file = File::open(path).map_err(refused)?;
-    let len = file.metadata().map_err(refused)?.len();
-    Ok((file, len))
+    // A pipe would otherwise be waited for until somebody writes.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file =
+        File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| refused(errno.into()))?);
+    let found = file.metadata().map_err(refused)?;
+    if !found.is_file() {
+        return Err(FileProblem::NotAFile);
+    }
+    Ok((file, found.len()))
 }
 
 fn open_shard(path: &Path) -> Result<(File, Shard), FileProblem> {
