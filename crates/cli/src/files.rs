@@ -29,27 +29,25 @@ struct Told {
 }
 
 pub(crate) fn run(args: &TableArgs) -> Result<()> {
-    // Before there is another thread, so that whoever is interrupted clears up.
-    let signals = Signals::take(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     match &args.what {
         TableCommand::Info(source) => tell(source, &open(source)?, None),
         TableCommand::Check(source) => {
             let stored = open(source)?;
-            watched(&signals, "check", |watch| stored.verify(watch))?;
+            watched("check", |watch| stored.verify(watch))?;
             let read = if stored.is_checked() { "checked" } else { "read; it has no checksums" };
             tell(source, &stored, Some(read))
         }
         TableCommand::Import(import) => {
             let stored = open(&import.source)?;
             let spec = SaveSpec { overwrite: import.overwrite };
-            watched(&signals, "import", |watch| stored.save(&import.to, import.parts, spec, watch))?;
+            watched("import", |watch| stored.save(&import.to, import.parts, spec, watch))?;
             let saved =
                 TableSource { path: import.to.clone(), json: import.source.json, ..TableSource::default() };
             tell(&saved, &open(&saved)?, Some("saved"))
         }
         TableCommand::Export(export) => {
             let stored = open(&export.source)?;
-            watched(&signals, "export", |watch| stored.export_npy(&export.to, watch))?;
+            watched("export", |watch| stored.export_npy(&export.to, watch))?;
             let written =
                 TableSource { path: export.to.clone(), json: export.source.json, ..TableSource::default() };
             tell(&written, &open(&written)?, Some("written"))
@@ -68,11 +66,9 @@ fn open(source: &TableSource) -> Result<Stored, wholemem::Error> {
 }
 
 /// Runs something long: with a bar, and to an early but orderly end when a signal comes.
-fn watched(
-    signals: &Signals,
-    label: &str,
-    work: impl FnOnce(wholemem::files::Watch<'_>) -> wholemem::Result<()>,
-) -> Result<()> {
+fn watched(label: &str, work: impl FnOnce(wholemem::files::Watch<'_>) -> wholemem::Result<()>) -> Result<()> {
+    // Before there is another thread, so that whoever is interrupted clears up; and not while there is nothing to clear up.
+    let signals = Signals::take(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let bar = Progress::of_bytes(label, 0);
     work(&|Copied { done, total }| {
         bar.set(done, total);

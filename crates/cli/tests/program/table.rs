@@ -1,9 +1,12 @@
 //! `wholemem table`.
 
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 
-use crate::run::{Run, run};
+use wholemem_os::PidFd;
+use wholemem_os::pidfd::Signal;
+
+use crate::run::{Run, patience, program, run};
 
 /// Runs a command on files in a folder.
 fn table(folder: &Path, args: &[&str]) -> Run {
@@ -67,4 +70,41 @@ fn what_is_wrong_with_a_file_is_told_with_a_hint() {
     let corrupt = table(folder.path(), &["check", "@saved"]);
     assert_eq!(corrupt.code, Some(1));
     assert!(corrupt.stderr.contains("rows 2..3 are not what was saved"), "{corrupt:?}");
+}
+
+fn listed(folder: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths
+}
+
+#[test]
+fn an_interrupted_import_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let (rows, saved) = (folder.path().join("rows.bin"), folder.path().join("saved"));
+    // Holes: what is read is nothing, and so much that nobody is done with it before the signal.
+    File::create(&rows).unwrap().set_len(1 << 40).unwrap();
+    let args = [
+        "table",
+        "import",
+        rows.to_str().unwrap(),
+        saved.to_str().unwrap(),
+        "--dtype",
+        "u8",
+        "--row-shape",
+        "64",
+    ];
+    let child = program(&args).spawn().unwrap();
+    let process = PidFd::open(child.id()).unwrap();
+    // It has begun when there are files besides the one that is read.
+    while listed(folder.path()).len() == 1 {
+        assert!(!process.has_exited().unwrap(), "{:?}", child.wait_with_output());
+        std::thread::yield_now();
+    }
+    process.signal(Signal::INT).unwrap();
+    assert!(process.wait_exit(patience()).unwrap(), "it goes on");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "error: it was interrupted\n");
+    assert_eq!(listed(folder.path()), [rows]);
 }
