@@ -5,6 +5,9 @@
 //! are addresses found some rows ahead, and the processor told of their lines before they are needed: elsewhere the hints
 //! would take the buffers that it fetches with.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 
 use wholemem_os::SharedSlice;
@@ -175,6 +178,15 @@ macro_rules! with_mover {
 /// What the request names is mapped: the indices and the rows of all valid ones readable, the dense side writable. Others
 /// may write all of it meanwhile.
 pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
+    // SAFETY: passed on from the caller; the processor has registers as wide as its widest.
+    unsafe { gather_by::<I>(machine::widest(), request) }
+}
+
+/// As [`gather`], by registers of at most `widest` bytes.
+///
+/// # Safety
+/// As [`gather`]; the processor has such registers.
+unsafe fn gather_by<I: Index>(widest: usize, request: &RowsRequest) {
     // SAFETY: the directory is among what the request names.
     let finder = unsafe { Finder::new(request) };
     let len = usize_of(request.row_len);
@@ -183,7 +195,7 @@ pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
         // SAFETY: passed on from the caller.
         return unsafe { move_all::<I, _, true>(finder, request, Streaming(len)) };
     }
-    with_mover!((machine::widest(), len), mover => {
+    with_mover!((widest, len), mover => {
         // SAFETY: passed on from the caller.
         unsafe { move_all::<I, _, true>(finder, request, mover) }
     };
@@ -353,66 +365,5 @@ pub(super) unsafe fn zero(at: *mut u8, len: usize) {
         let bytes = unsafe { SharedSlice::new(at, len, true) };
         // A writable view is filled.
         let _ = bytes.fill(0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::GlobalRef;
-
-    fn address(at: *const u8) -> u64 {
-        at.expose_provenance() as u64
-    }
-
-    /// A table of terabytes of which one row is there: addresses are counted in 64 bits, whatever the indices are.
-    #[test]
-    fn rows_beyond_four_gibibytes_are_found_by_short_indices() {
-        const STRIDE: u64 = 4096;
-        for (index, len) in [(i32::MAX, 100_usize), (i32::MAX - 1, 16), (1 << 21, 4096), (1 << 20, 1)] {
-            let row: Vec<u8> = (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect();
-            let mut output = vec![0xA5_u8; len + 2];
-            let indices = [index];
-            let offset = u64::from(index.cast_unsigned()) * STRIDE;
-            let table = GlobalRef::continuous(address(row.as_ptr()).wrapping_sub(offset), 1 << 31, STRIDE);
-            let request = RowsRequest {
-                table,
-                indices: address(indices.as_ptr().cast()),
-                count: 1,
-                rows: address(output[1..].as_mut_ptr()),
-                rows_stride: len as u64,
-                row_len: len as u64,
-                bad: 0,
-            };
-            // SAFETY: the one index names the row, and the output has room for it.
-            unsafe { gather::<i32>(&request) };
-            assert_eq!(output[1..=len], row);
-            assert_eq!((output[0], output[len + 1]), (0xA5, 0xA5));
-        }
-    }
-
-    #[test]
-    fn streamed_rows_are_the_same() {
-        const LEN: usize = 128;
-        let count = usize::try_from(STREAMING).unwrap() / LEN;
-        let table: Vec<u8> = (0..64 * LEN).map(|at| u8::try_from(at % 251).unwrap()).collect();
-        let indices: Vec<i64> = (0..).map(|at: i64| at * 7 % 64).take(count).collect();
-        let mut output = vec![0_u8; count * LEN + LINE];
-        let start = output.as_ptr().align_offset(LINE);
-        let request = RowsRequest {
-            table: GlobalRef::continuous(address(table.as_ptr()), 64, LEN as u64),
-            indices: address(indices.as_ptr().cast()),
-            count: count as u64,
-            rows: address(output[start..].as_mut_ptr()),
-            rows_stride: LEN as u64,
-            row_len: LEN as u64,
-            bad: 0,
-        };
-        // SAFETY: every index names a row, and the output has room for all of them.
-        unsafe { gather::<i64>(&request) };
-        for (row, index) in output[start..].chunks_exact(LEN).zip(&indices) {
-            let from = usize::try_from(*index).unwrap() * LEN;
-            assert_eq!(row, &table[from..from + LEN]);
-        }
     }
 }
