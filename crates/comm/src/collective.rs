@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use wholemem_os::interrupt;
+
 use crate::communicator::Turn;
 use crate::core::{Message, State};
 use crate::machine::converge::{Converge, Input, Merge, Output};
@@ -15,8 +17,8 @@ use crate::wire::Reader;
 use crate::wire::frame::{Header, Kind, What, decode_ranks, encode_ranks};
 use crate::{Communicator, Error, Rank, Result};
 
-/// How often a waiting rank looks whether its neighbours still run.
-const GLANCE: Duration = Duration::from_millis(100);
+/// How often a waiting rank looks whether its neighbours still run, and whether it is to wait at all.
+pub(crate) const GLANCE: Duration = Duration::from_millis(100);
 
 /// The most that one rank gives to an operation, in bytes. More is for shared memory.
 const MAX_PER_RANK: usize = 1 << 30;
@@ -171,6 +173,7 @@ impl Turn<'_> {
                 let wait = machine.next_tick(now).saturating_sub(now).min(GLANCE);
                 let waited = core.changed.wait_timeout(state, wait.max(Duration::from_micros(1)));
                 drop(waited.unwrap_or_else(PoisonError::into_inner).0);
+                self.abort_if_interrupted();
                 inputs.push(Input::Tick { parent_runs: core.parent_runs() });
             } else {
                 drop(state);
@@ -261,7 +264,17 @@ impl Turn<'_> {
                 return Err(self.fallen(&core.state(), op));
             }
             let waited = core.changed.wait_timeout(state, left.min(GLANCE));
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            drop(waited.unwrap_or_else(PoisonError::into_inner).0);
+            self.abort_if_interrupted();
+            state = core.state();
+        }
+    }
+
+    /// Ends the group where whoever called the operation has to go on with something else: the others would wait for
+    /// this rank in vain.
+    pub(crate) fn abort_if_interrupted(&self) {
+        if interrupt::is_interrupted() {
+            self.communicator.abort();
         }
     }
 

@@ -6,8 +6,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use wholemem_os::packet::PacketListener;
-use wholemem_os::{Deadline, Errno, Error as OsError};
+use wholemem_os::{Deadline, Errno, Error as OsError, interrupt};
 
+use crate::collective::GLANCE;
 use crate::core::{Core, Phase};
 use crate::door::Door;
 use crate::knock::Knock;
@@ -107,8 +108,12 @@ impl Communicator {
             if left.is_zero() {
                 return Err(Error::Timeout { missing: vec![self.core.tree.rank], timeout, joining: true });
             }
-            let wait = self.core.changed.wait_timeout(state, left);
-            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+            let wait = self.core.changed.wait_timeout(state, left.min(GLANCE));
+            drop(wait.unwrap_or_else(PoisonError::into_inner).0);
+            if interrupt::is_interrupted() {
+                return Err(Error::Aborted { by: self.core.tree.rank });
+            }
+            state = self.core.state();
         }
     }
 

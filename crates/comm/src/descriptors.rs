@@ -16,7 +16,7 @@ use std::sync::{Arc, PoisonError};
 
 use wholemem_os::packet::MAX_FDS;
 
-use crate::collective::Verdict;
+use crate::collective::{GLANCE, Verdict};
 use crate::communicator::Turn;
 use crate::core::Tagged;
 use crate::link::Packet;
@@ -189,8 +189,10 @@ impl Turn<'_> {
                 core.fall(Fault::Missing(vec![from]), None);
                 return Err(self.fallen(&core.state(), op));
             }
-            let waited = core.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = core.changed.wait_timeout(state, left.min(GLANCE));
+            drop(waited.unwrap_or_else(PoisonError::into_inner).0);
+            self.abort_if_interrupted();
+            state = core.state();
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use wholemem_comm::{Communicator, Error, Rank, UniqueId, Verdict};
+use wholemem_os::interrupt::interruptible;
 use wholemem_os::{Deadline, Memfd};
 
 const SIZES: [u32; 6] = [1, 2, 3, 5, 7, 22];
@@ -252,6 +253,37 @@ fn what_a_caller_gets_wrong_is_refused_and_harms_nobody() {
         }
         assert_eq!(comm.barrier(), Ok(()));
     });
+}
+
+#[test]
+fn an_operation_whose_caller_is_interrupted_ends_the_group() {
+    type Operation = fn(&Communicator) -> Result<(), Error>;
+    let memory = |comm: &Communicator| {
+        let memory = Memfd::create("test", 4096).expect("memory");
+        comm.all_gather_fds(&[memory.as_fd()]).map(drop)
+    };
+    let operations: [Operation; 3] =
+        [Communicator::barrier, |comm| comm.all_to_all(&[0; 2]).map(drop), memory];
+    for operation in operations {
+        let ranks = Communicator::local(2).expect("a group");
+        // Nobody else comes before.
+        let interrupted = interruptible(|| true, || operation(&ranks[0]));
+        assert_eq!(interrupted, Err(Error::Aborted { by: Rank(0) }));
+        assert_eq!(operation(&ranks[1]), Err(Error::Aborted { by: Rank(0) }));
+    }
+}
+
+#[test]
+fn an_operation_that_need_not_wait_is_not_interrupted() {
+    let alone = Communicator::local(1).expect("a group");
+    assert_eq!(interruptible(|| true, || alone[0].barrier()), Ok(()));
+}
+
+#[test]
+fn joining_can_be_interrupted() {
+    let id = UniqueId::create().expect("an id");
+    let join = || Communicator::create(&id, Rank(0), 2, Deadline::NEVER).map(drop);
+    assert_eq!(interruptible(|| true, join), Err(Error::Aborted { by: Rank(0) }));
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! | [`memfd`] | physical memory with a name only its file descriptor knows, sealed so that nobody can resize it |
 //! | [`vm`] | address ranges, and memory files mapped at chosen places in them |
 //! | [`shared`] | bytes that other processes may write at any moment: copied in and out, or reached by atomics |
-//! | [`futex`], [`deadline`] | waiting for a shared word to change, but never for ever |
+//! | [`futex`], [`deadline`], [`interrupt`] | waiting for a shared word to change, but never for ever |
 //! | [`packet`] | datagrams between processes that keep their boundaries and carry file descriptors |
 //! | [`pidfd`], [`robust`] | knowing that another process has died, without trusting its sockets |
 //! | [`fork`] | noticing that this process is a forked child, where inherited handles must do nothing |
@@ -44,6 +44,7 @@ mod error;
 pub mod fault;
 pub mod fork;
 pub mod futex;
+pub mod interrupt;
 mod large;
 pub mod memfd;
 pub mod meminfo;

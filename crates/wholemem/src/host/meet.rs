@@ -16,9 +16,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use wholemem_comm::Rank;
-use wholemem_os::{Deadline, futex};
+use wholemem_os::{Deadline, futex, interrupt};
 
-use crate::symmetric::{ABORT, ASLEEP, CAUSE, GIVEN_UP, LINE, MISSED, MISSING, PHASE, SEQUENCE, cause};
+use crate::symmetric::{
+    ABORT, ABORTED, ASLEEP, CAUSE, GIVEN_UP, LINE, MISSED, MISSING, PHASE, SEQUENCE, cause,
+};
 use crate::{LaneRef, Mutants};
 
 /// Words of a lane's counters.
@@ -160,8 +162,14 @@ impl<'a> Meeting<'a> {
             }
             // The lower half of the word changes with every phase.
             let half = u32::try_from(seen & 0xffff_ffff).unwrap_or_default();
-            if futex::wait(lower_half(said), half, deadline) == Err(wholemem_os::Error::TimedOut) {
-                break if is_there() { Ok(()) } else { Err(cause(MISSED, Rank(rank))) };
+            let ask_at = interrupt::next_question(deadline);
+            if futex::wait(lower_half(said), half, ask_at) == Err(wholemem_os::Error::TimedOut) {
+                if interrupt::is_interrupted() {
+                    break Err(cause(ABORTED, Rank(self.lane.rank)));
+                }
+                if deadline.has_passed() {
+                    break if is_there() { Ok(()) } else { Err(cause(MISSED, Rank(rank))) };
+                }
             }
         };
         asleep.store(0, Ordering::SeqCst);

@@ -40,7 +40,7 @@ pub use tuning::{Algorithm, Tuning, UnknownAlgorithm};
 pub use window::{Buffer, Window};
 
 pub(crate) use layout::{BLOCKS, LINE};
-pub(crate) use report::{ABORT, ASLEEP, CAUSE, GIVEN_UP, MISSED, MISSING, PHASE, SEQUENCE, cause};
+pub(crate) use report::{ABORT, ABORTED, ASLEEP, CAUSE, GIVEN_UP, MISSED, MISSING, PHASE, SEQUENCE, cause};
 
 use kernel::Kernels;
 use lane::{Common, PRIVATE_LEN};

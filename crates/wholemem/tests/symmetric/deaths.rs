@@ -6,6 +6,7 @@ use wholemem::{Algorithm, Communicator, Dtype, Error, Group, Rank, ReduceOp, Sym
 use wholemem_comm::{Error as CommError, UniqueId};
 use wholemem_hal::Backend;
 use wholemem_os::Deadline;
+use wholemem_os::interrupt::interruptible;
 use wholemem_testkit::{Ranks, cuda, test_name};
 
 use super::world::{Guarded, host, spec};
@@ -72,6 +73,19 @@ fn survive(rank: &wholemem_testkit::Rank, backend: &Backend, algorithm: Algorith
     let symmetric = Symmetric::create(&group, &spec).unwrap();
     assert_eq!(sum(&symmetric, 5 + group.rank().0).unwrap(), 11);
     group.communicator().barrier().unwrap();
+}
+
+#[test]
+fn a_rank_whose_caller_is_interrupted_gives_up_and_so_do_the_others() {
+    let backend = host();
+    let device = backend.device(0).unwrap();
+    let groups = Group::local(&[device.clone(), device]).unwrap();
+    let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&backend, 2, None) };
+    let symmetric = Group::on_each(&groups, |group| Symmetric::create(group, &spec)).unwrap();
+    let aborted = || Err(Error::Comm(CommError::Aborted { by: Rank(1) }));
+    assert_eq!(interruptible(|| true, || sum(&symmetric[1], 1)), aborted(), "nobody else comes meanwhile");
+    assert_eq!(sum(&symmetric[0], 1), Ok(2), "what the other gave before it gave up is there");
+    assert_eq!(sum(&symmetric[0], 1), aborted());
 }
 
 #[test]
