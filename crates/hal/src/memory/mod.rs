@@ -12,6 +12,7 @@
 //! are emptied before they are given back and memory is released after its last map.
 
 mod allocation;
+mod foreign;
 mod mapping;
 mod pinned;
 mod plain;
