@@ -5,7 +5,7 @@
 //! | [`steps`] | the steps in their order, and the loop that runs them all even when one fails |
 //! | [`report`] | what a run says at its end: the table, the failures, the count |
 //! | [`command`], [`toolchain`] | running other programs, and having rustup fetch the ones that are missing |
-//! | [`cargo`], [`miri`] | the steps that build and test |
+//! | [`cargo`], [`miri`], [`python`] | the steps that build and test |
 //! | [`rooms`], [`source`] | the rules for source files, and the reading of Rust they need |
 //! | [`arrows`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies |
 //! | [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
@@ -37,6 +37,7 @@ mod miri;
 mod open_mpi;
 mod peers;
 mod plots;
+mod python;
 mod report;
 mod rooms;
 mod source;

@@ -9,7 +9,9 @@ use crate::leftovers::SharedMemory;
 use crate::report::{Ended, Outcome, Report};
 use crate::toolchain::Skip;
 use crate::tree::Tree;
-use crate::{arrows, bindings, cargo, headers, kernels, leftovers, licences, miri, plots, rooms, tree};
+use crate::{
+    arrows, bindings, cargo, headers, kernels, leftovers, licences, miri, plots, python, rooms, tree,
+};
 
 /// One check. The order of the variants is the order of a run, and their sentences are what `--list` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -34,6 +36,8 @@ pub(crate) enum Step {
     Doctests,
     /// The documentation builds without a warning
     Rustdoc,
+    /// The Python package builds, and its tests and examples pass
+    Python,
     /// The modules that can run under Miri have no undefined behaviour there
     Miri,
     /// Everything compiles for 64-bit Arm
@@ -68,6 +72,7 @@ impl Step {
             Self::Tests => cargo::tests(run.exhaustive),
             Self::Doctests => cargo::doctests(),
             Self::Rustdoc => cargo::rustdoc(),
+            Self::Python => python::check(),
             Self::Miri => miri::check(),
             Self::Aarch64 => cargo::aarch64(),
             Self::CleanTree => tree::check(&run.tree),
@@ -128,8 +133,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naming_no_step_selects_all_fourteen() {
-        assert_eq!(select(&[]).len(), 14);
+    fn naming_no_step_selects_all_fifteen() {
+        assert_eq!(select(&[]).len(), 15);
     }
 
     #[test]

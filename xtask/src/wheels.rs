@@ -34,8 +34,14 @@ pub(crate) const NVCC: Wheel = Wheel { name: "nvidia-cuda-nvcc-cu12", version: "
 #[cfg_attr(not(feature = "bindings"), expect(dead_code, reason = "only bindgen needs it"))]
 pub(crate) const LIBCLANG: Wheel = Wheel { name: "libclang", version: "18.1.1" };
 
-/// The rival on a host.
+/// The rival on a host, and what arrays are in the tests of the Python package.
 pub(crate) const NUMPY: Wheel = Wheel { name: "numpy", version: "2.3.5" };
+
+/// What builds the Python package; `pyproject.toml` has the same version.
+pub(crate) const MATURIN: Wheel = Wheel { name: "maturin", version: "1.16.0" };
+
+/// What runs its tests.
+pub(crate) const PYTEST: Wheel = Wheel { name: "pytest", version: "8.4.2" };
 
 /// Vineyard, the rival of the store: its client, and its daemon.
 pub(crate) const VINEYARD: [Wheel; 2] =
@@ -53,6 +59,11 @@ pub(crate) const WHOLEGRAPH: [Wheel; 5] = [
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
 impl Wheel {
+    /// It at its version, as pip is asked for it.
+    pub(crate) fn pinned(&self) -> String {
+        format!("{}=={}", self.name, self.version)
+    }
+
     /// The folder it is installed in, fetching it first if need be.
     ///
     /// A machine that cannot fetch it skips the step that asked.
@@ -65,7 +76,7 @@ impl Wheel {
         if unfinished.is_dir() {
             fs::remove_dir_all(&unfinished)?;
         }
-        let pinned = format!("{}=={}", self.name, self.version);
+        let pinned = self.pinned();
         let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", "--target"])
             .arg(&unfinished)

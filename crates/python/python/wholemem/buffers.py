@@ -1,0 +1,47 @@
+"""Arrays as buffers of Python.
+
+One binary serves every Python from 3.9 on, and before 3.11 such a binary cannot have buffers of its own: ``ctypes`` has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._native import Array
+
+_FORMATS = {
+    "bool": "?",
+    "int8": "b",
+    "uint8": "B",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "uint64": "Q",
+    "float32": "f",
+    "float64": "d",
+}
+
+
+def memoryview_of(array: Array) -> memoryview:
+    """The array's memory, read-only where the array is; bytes where a buffer has no type like the array's.
+
+    >>> from wholemem import zeros
+    >>> view = memoryview_of(zeros((2, 3), "int32"))
+    >>> view.shape, view.format, view.readonly
+    ((2, 3), 'i', False)
+    """
+    # Of at least one byte: there is no address of none.
+    kind = type("wholemem_bytes", (ctypes.c_char * max(array.nbytes, 1),), {})
+    memory = kind.from_address(array.data_ptr())
+    # The view keeps this, and this the array.
+    memory.owner = array
+    view = memoryview(memory).cast("B")[: array.nbytes]
+    if array.nbytes:
+        shape = array.shape if array.ndim else ()
+        if array.dtype in _FORMATS:
+            view = view.cast(_FORMATS[array.dtype], shape) if shape else view.cast(_FORMATS[array.dtype])
+    return view.toreadonly() if array.readonly else view

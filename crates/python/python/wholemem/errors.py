@@ -1,0 +1,189 @@
+"""What can go wrong, as exceptions.
+
+Every exception of this package is an :class:`Error`, and also the builtin exception that fits, so that code which knows
+nothing of wholemem can still catch a ``TimeoutError`` or a ``MemoryError``. Where something can be done about it, ``hint``
+says what.
+
+>>> try:
+...     raise Timeout("no answer from rank 3 within 2s", missing=(3,), hint="start rank 3")
+... except TimeoutError as error:
+...     print(error.missing, error)
+(3,) no answer from rank 3 within 2s
+hint: start rank 3
+"""
+
+from __future__ import annotations
+
+from typing import Iterable, Optional
+
+__all__ = [
+    "Aborted",
+    "BadEnvironment",
+    "BadFile",
+    "BadIndex",
+    "Busy",
+    "CannotExport",
+    "Closed",
+    "Error",
+    "Forked",
+    "NotFound",
+    "OutOfMemory",
+    "PeerLost",
+    "RankFailed",
+    "RanksDisagree",
+    "ReadOnly",
+    "ServerLost",
+    "Timeout",
+    "Unsupported",
+    "WrongDevice",
+    "WrongStride",
+    "WrongType",
+    "WrongValue",
+]
+
+
+class Error(Exception):
+    """Something that wholemem could not do."""
+
+    hint: Optional[str]
+    """What can be done about it, where something can."""
+
+    code: Optional[str]
+    """What programs tell it by: it stays the same between versions, and is the same in Rust."""
+
+    def __init__(self, message: str, *, hint: Optional[str] = None, code: Optional[str] = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.code = code
+
+    def __str__(self) -> str:
+        message = str(self.args[0]) if self.args else ""
+        return f"{message}\nhint: {self.hint}" if self.hint else message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions travel between processes: through a pool, for one.
+        return (_restored, (type(self), self.args, self.__dict__))
+
+
+def _restored(kind: type[Error], args: tuple[object, ...], says: dict[str, object]) -> Error:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(says)
+    return error
+
+
+class _OfRank(Error):
+    """An error to which one rank belongs."""
+
+    rank: int
+
+    def __init__(
+        self, message: str, *, rank: int, hint: Optional[str] = None, code: Optional[str] = None
+    ) -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.rank = rank
+
+
+class PeerLost(_OfRank, ConnectionError):
+    """Rank ``rank`` has died or left. The communicator is of no more use."""
+
+
+class Aborted(_OfRank, ConnectionError):
+    """Rank ``rank`` has ended the communicator for all, by ``abort`` or because it was interrupted."""
+
+
+class RankFailed(_OfRank, RuntimeError):
+    """A call that all ranks make failed because of rank ``rank``; nothing is left of it, and the communicator stands."""
+
+
+class Timeout(Error, TimeoutError):
+    """Others did not come in time: at least the ranks in ``missing``."""
+
+    missing: tuple[int, ...]
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: Iterable[int] = (),
+        hint: Optional[str] = None,
+        code: Optional[str] = None,
+    ) -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.missing = tuple(missing)
+
+
+class RanksDisagree(Error, RuntimeError):
+    """Ranks make different calls, or the same with different arguments."""
+
+
+class Busy(Error, RuntimeError):
+    """Another thread is in a call of the same communicator."""
+
+
+class Closed(Error, ValueError):
+    """Something that was closed is used."""
+
+
+class Forked(Error, RuntimeError):
+    """A forked child uses what it has inherited, and what is its parent's."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """Memory, or addresses for it, are not to be had."""
+
+
+class Unsupported(Error, NotImplementedError):
+    """Something that this machine, or this memory, cannot do."""
+
+
+class WrongValue(Error, ValueError):
+    """An argument that makes no sense: a shape, a length, a range."""
+
+
+class WrongStride(WrongValue):
+    """An array whose elements do not lie as the call needs them."""
+
+
+class WrongDevice(WrongValue):
+    """An array, or a number, of another device than the one that is meant."""
+
+
+class ReadOnly(WrongValue):
+    """An array that cannot be written, where something would be."""
+
+
+class CannotExport(Error, BufferError):
+    """An array that cannot be given to another framework as was asked."""
+
+
+class WrongType(Error, TypeError):
+    """Elements of another type, or an object that is no array."""
+
+
+class BadIndex(Error, IndexError):
+    """An index that names no row; ``position`` is the first place where one stands."""
+
+    position: int
+
+    def __init__(
+        self, message: str, *, position: int, hint: Optional[str] = None, code: Optional[str] = None
+    ) -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.position = position
+
+
+class BadEnvironment(Error, RuntimeError):
+    """A variable of the environment is missing, or makes no sense."""
+
+
+class BadFile(Error, OSError):
+    """A file that cannot be read or written, or is not what it says."""
+
+
+class NotFound(Error, LookupError):
+    """Nothing has that name."""
+
+
+class ServerLost(Error, ConnectionError):
+    """No store is served there, or its server has gone."""

@@ -1,0 +1,151 @@
+//! Arrays that come as a buffer of Python (`bytes`, `bytearray`, `array.array`, `mmap`), or by an interface of numpy.
+//!
+//! The two calls for buffers have had the same form in every Python 3; they are part of its stable interface since 3.11,
+//! and so not among the declarations for 3.9.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::element::Element;
+use super::layout::Layout;
+use super::view::{Place, View};
+use crate::error::Raised;
+
+#[repr(C)]
+struct Buffer {
+    buf: *mut c_void,
+    obj: *mut ffi::PyObject,
+    len: isize,
+    itemsize: isize,
+    readonly: c_int,
+    ndim: c_int,
+    format: *mut c_char,
+    shape: *mut isize,
+    strides: *mut isize,
+    suboffsets: *mut isize,
+    internal: *mut c_void,
+}
+
+/// Strides and the format are wanted; whether it can be written is found out.
+const FULL_READ_ONLY: c_int = 0x0118 | 0x0004;
+
+unsafe extern "C" {
+    fn PyObject_CheckBuffer(object: *mut ffi::PyObject) -> c_int;
+    fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut Buffer, flags: c_int) -> c_int;
+    fn PyBuffer_Release(view: *mut Buffer);
+}
+
+/// A buffer that is held. It must not move: some producers point into it.
+struct Held(Pin<Box<Buffer>>);
+
+// SAFETY: the numbers are read only while it is made; afterwards it is only released, under the interpreter's lock.
+unsafe impl Send for Held {}
+// SAFETY: as above.
+unsafe impl Sync for Held {}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // An interpreter that is ending takes its objects along.
+        let _ = Python::try_attach(|_| {
+            // SAFETY: it was got once, is released once, and the lock is held.
+            unsafe { PyBuffer_Release(&raw mut *self.0) };
+        });
+    }
+}
+
+/// Whether an object has a buffer.
+pub(crate) fn is_buffer(given: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: any object may be asked.
+    unsafe { PyObject_CheckBuffer(given.as_ptr()) == 1 }
+}
+
+/// Takes a buffer.
+pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
+    let nothing = || std::ptr::null_mut();
+    let mut held = Held(Box::pin(Buffer {
+        buf: nothing(),
+        obj: std::ptr::null_mut(),
+        len: 0,
+        itemsize: 0,
+        readonly: 1,
+        ndim: 0,
+        format: std::ptr::null_mut(),
+        shape: std::ptr::null_mut(),
+        strides: std::ptr::null_mut(),
+        suboffsets: std::ptr::null_mut(),
+        internal: nothing(),
+    }));
+    // SAFETY: a live object, and a structure of the form that every Python 3 has. Failing, it leaves nothing to release,
+    // and releasing nothing is harmless.
+    if unsafe { PyObject_GetBuffer(given.as_ptr(), &raw mut *held.0, FULL_READ_ONLY) } != 0 {
+        return Err(PyErr::fetch(given.py()));
+    }
+    let Buffer { buf, itemsize, readonly, ndim, format, shape, strides, .. } = *held.0;
+    let format = if format.is_null() {
+        "B"
+    } else {
+        // SAFETY: a string that lives as long as the buffer is held.
+        unsafe { CStr::from_ptr(format) }.to_str().unwrap_or("?")
+    };
+    let element = Element::of_format(format)?;
+    let size = usize::try_from(itemsize).unwrap_or(0);
+    if element.len() != size {
+        return Err(Raised::new(
+            "WrongType",
+            format!("buffers of `{format}` with {size} bytes are not taken"),
+        )
+        .into());
+    }
+    let numbers = |from: *mut isize| match usize::try_from(ndim) {
+        Ok(count) if count > 0 && !from.is_null() => {
+            // SAFETY: as many numbers as there are dimensions, while the buffer is held.
+            unsafe { std::slice::from_raw_parts(from, count) }.iter().map(|number| *number as i64).collect()
+        }
+        _ => Vec::new(),
+    };
+    let layout = in_bytes(element, numbers(shape), numbers(strides))?;
+    let address = buf.expose_provenance() as u64;
+    Ok(View { address, layout, place: Place::CPU, readonly: readonly != 0, owner: Arc::new(held) })
+}
+
+/// Takes what an interface of numpy's kind describes: `__array_interface__`, or CUDA's.
+pub(crate) fn take_interface(
+    given: &Bound<'_, PyAny>,
+    says: &Bound<'_, PyDict>,
+    place: Place,
+) -> PyResult<View> {
+    let item = |name: &str| {
+        let missing =
+            || Raised::new("WrongType", format!("the interface of the array does not say its `{name}`"));
+        says.get_item(name)?.ok_or_else(|| PyErr::from(missing()))
+    };
+    let (address, readonly) = item("data")?.extract::<(u64, bool)>().map_err(|_: PyErr| {
+        Raised::new("WrongType", "the interface of the array names no address").hint("give the array itself")
+    })?;
+    let element = Element::of_typestr(&item("typestr")?.extract::<String>()?)?;
+    let strides = says.get_item("strides")?.filter(|strides| !strides.is_none());
+    let strides = strides.map(|strides| strides.extract()).transpose()?.unwrap_or_default();
+    let layout = in_bytes(element, item("shape")?.extract()?, strides)?;
+    Ok(View { address, layout, place, readonly, owner: Arc::new(given.clone().unbind()) })
+}
+
+/// A layout whose strides are in bytes; none for elements without gaps.
+fn in_bytes(element: Element, shape: Vec<i64>, mut strides: Vec<i64>) -> Result<Layout, Raised> {
+    if strides.is_empty() {
+        return Layout::contiguous(element, &shape);
+    }
+    let len = i64::try_from(element.len()).unwrap_or(1);
+    for (stride, count) in strides.iter_mut().zip(&shape) {
+        if *stride % len != 0 && *count > 1 {
+            let message = format!("elements of {len} bytes lie {stride} bytes apart");
+            return Err(Raised::new("WrongStride", message).hint("make the array contiguous first"));
+        }
+        *stride /= len;
+    }
+    Layout::strided(element, shape, strides)
+}

@@ -1,0 +1,260 @@
+//! Memory with a shape, a type and an owner, in and out by DLPack and its like.
+//!
+//! | room | what it holds |
+//! |---|---|
+//! | `view` | the memory itself: where it is, and who keeps it |
+//! | `layout`, `element` | how its elements lie, and what they are |
+//! | `dlpack` | arrays of other frameworks, taken and given |
+//! | `buffer` | buffers of Python, and numpy's interfaces |
+//!
+//! What it keeps true: nothing is copied. Whatever was made of an array, by however many frameworks, keeps its memory.
+
+mod buffer;
+mod dlpack;
+mod element;
+mod layout;
+mod view;
+
+use pyo3::exceptions::PyAttributeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+pub(crate) use element::Element;
+pub(crate) use layout::{Layout, Rows};
+pub(crate) use view::{Owner, Place, View};
+
+use crate::error::{Raised, Raises};
+
+/// A view of memory that keeps its owner: see `wholemem.Array` in Python.
+#[pyclass(frozen, module = "wholemem")]
+#[derive(Debug)]
+pub(crate) struct Array {
+    view: View,
+}
+
+impl Array {
+    pub(crate) fn new(view: View) -> Self {
+        Self { view }
+    }
+
+    pub(crate) fn view(&self) -> &View {
+        &self.view
+    }
+}
+
+/// An array of whatever kind, as a call takes it. `stream` is where a GPU will use it.
+pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
+    if let Ok(array) = given.cast::<Array>() {
+        return Ok(array.get().view.clone());
+    }
+    if given.hasattr("__dlpack__")? {
+        let (kind, id) = given.call_method0("__dlpack_device__")?.extract::<(i32, i32)>()?;
+        let place = Place { kind, id };
+        // Read-only arrays are not given to everybody who asks: they have other ways.
+        match dlpack::take(given, stream.filter(|_| place.is_cuda())) {
+            Err(_) if place.is_host() && buffer::is_buffer(given) => {}
+            view => return view,
+        }
+    }
+    if let Ok(says) = given.getattr("__cuda_array_interface__") {
+        // The number of the device is not said; who uses the array finds out whether it is the right one.
+        return buffer::take_interface(given, says.cast::<PyDict>()?, Place::cuda(0));
+    }
+    if buffer::is_buffer(given) {
+        return buffer::take(given);
+    }
+    if let Ok(says) = given.getattr("__array_interface__") {
+        return buffer::take_interface(given, says.cast::<PyDict>()?, Place::CPU);
+    }
+    let message = format!("`{}` is no array", given.get_type().name()?);
+    let hint = "give what has DLPack, a buffer or numpy's interface: an array of numpy, torch, CuPy or JAX, or `bytes`";
+    Err(Raised::new("WrongType", message).hint(hint).into())
+}
+
+#[pymethods]
+impl Array {
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.view.layout.shape)
+    }
+
+    #[getter]
+    fn stride<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.view.layout.strides)
+    }
+
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.view.layout.element.name
+    }
+
+    #[getter]
+    fn device(&self) -> String {
+        self.view.place.to_string()
+    }
+
+    #[getter]
+    fn readonly(&self) -> bool {
+        self.view.readonly
+    }
+
+    #[getter]
+    fn ndim(&self) -> usize {
+        self.view.layout.shape.len()
+    }
+
+    #[getter]
+    fn size(&self) -> usize {
+        self.view.layout.count()
+    }
+
+    #[getter]
+    fn itemsize(&self) -> usize {
+        self.view.layout.element.len()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.view.layout.len()
+    }
+
+    #[getter]
+    fn is_contiguous(&self) -> bool {
+        self.view.layout.is_contiguous()
+    }
+
+    fn data_ptr(&self) -> u64 {
+        self.view.address
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        let rows = self.view.layout.shape.first().and_then(|rows| usize::try_from(*rows).ok());
+        rows.ok_or_else(|| Raised::new("WrongType", "a single number has no length").into())
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let View { layout, place, readonly, .. } = &self.view;
+        let only = if *readonly { ", readonly" } else { "" };
+        Ok(format!("Array(shape={}, dtype={}, device={place}{only})", self.shape(py)?, layout.element.name))
+    }
+
+    /// As numpy has it, without a copy.
+    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let View { layout, place, .. } = &slf.get().view;
+        let refused = |message: String| Raised::new("Unsupported", message);
+        if !place.is_host() {
+            let hint = "take it with torch or CuPy: `torch.from_dlpack(array)`";
+            return Err(refused(format!("numpy does not reach memory of {place}")).hint(hint).into());
+        }
+        if layout.element.typestr.is_none() {
+            let hint = "take it with torch, or as bytes: `array.memoryview()`";
+            return Err(refused(format!("numpy has no type like {}", layout.element.name)).hint(hint).into());
+        }
+        slf.py().import("numpy")?.call_method1("asarray", (slf,))
+    }
+
+    /// As a buffer of Python, without a copy.
+    fn memoryview<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let View { layout, place, .. } = &slf.get().view;
+        if !place.is_host() {
+            return Err(Raised::new(
+                "Unsupported",
+                format!("the processor does not reach memory of {place}"),
+            )
+            .into());
+        }
+        layout.check_contiguous("the array").raised()?;
+        slf.py().import("wholemem.buffers")?.call_method1("memoryview_of", (slf,))
+    }
+
+    /// The same memory, which this array's users promise not to write.
+    fn as_readonly(&self) -> Self {
+        Self::new(View { readonly: true, ..self.view.clone() })
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (self.view.place.kind, self.view.place.id)
+    }
+
+    /// `stream` needs nothing: what is enqueued on a stream of the caller's is in order there.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let _ = stream;
+        let refused = |message: &str| Raised::new("CannotExport", message);
+        if dl_device.is_some_and(|device| device != self.__dlpack_device__()) {
+            let message = format!("the array is on {}, and is given away where it is", self.view.place);
+            return Err(refused(&message).hint("take it there, and copy it with your framework").into());
+        }
+        if copy == Some(true) {
+            return Err(refused("arrays are given away without a copy").hint("copy what you get").into());
+        }
+        let versioned = max_version.is_some_and(|(major, _)| major >= 1);
+        if self.view.readonly && !versioned {
+            let message = "the array is read-only, which DLPack cannot say before version 1";
+            return Err(refused(message).hint("use a newer numpy or torch, or `memoryview()`").into());
+        }
+        dlpack::give(py, &self.view, versioned)
+    }
+
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if !self.view.place.is_host() {
+            // numpy then looks for other ways, and finds none.
+            return Err(PyAttributeError::new_err("__array_interface__"));
+        }
+        self.interface(py)
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if !self.view.place.is_cuda() {
+            return Err(PyAttributeError::new_err("__cuda_array_interface__"));
+        }
+        let says = self.interface(py)?;
+        // Nothing has to be waited for.
+        says.set_item("stream", py.None())?;
+        Ok(says)
+    }
+}
+
+impl Array {
+    fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let View { address, layout, readonly, .. } = &self.view;
+        let Some(typestr) = layout.element.typestr else {
+            return Err(PyAttributeError::new_err(format!("numpy has no type like {}", layout.element.name)));
+        };
+        let says = PyDict::new(py);
+        says.set_item("version", 3)?;
+        says.set_item("shape", self.shape(py)?)?;
+        says.set_item("typestr", typestr)?;
+        says.set_item("data", (address, readonly))?;
+        let len = i64::try_from(layout.element.len()).unwrap_or(1);
+        let strides = PyTuple::new(py, layout.strides.iter().map(|stride| stride * len))?;
+        if layout.is_contiguous() {
+            says.set_item("strides", py.None())?;
+        } else {
+            says.set_item("strides", strides)?;
+        }
+        Ok(says)
+    }
+}
+
+/// New memory of this process, zero.
+#[pyfunction]
+pub(crate) fn zeros(shape: Vec<i64>, dtype: Element) -> PyResult<Array> {
+    let layout = Layout::contiguous(dtype, &shape).raised()?;
+    View::zeroed(layout).map(Array::new).raised()
+}
+
+/// A view of somebody else's array.
+#[pyfunction]
+pub(crate) fn asarray(object: &Bound<'_, PyAny>) -> PyResult<Array> {
+    take(object, None).map(Array::new)
+}

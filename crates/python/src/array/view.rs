@@ -1,0 +1,181 @@
+//! Memory with a shape and an owner: what an array is, wherever it came from.
+
+use std::alloc::{self, handle_alloc_error};
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use wholemem_hal::{BackendKind, Device, Rights, Span};
+
+use super::layout::Layout;
+use crate::error::Raised;
+
+/// Whatever keeps memory: a span of ours, or somebody else's array. Dropping it lets the memory go, in any thread, with the
+/// interpreter's lock or without.
+pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
+
+/// Where memory is, as DLPack says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) kind: i32,
+    pub(crate) id: i32,
+}
+
+impl Place {
+    pub(crate) const CPU: Self = Self { kind: 1, id: 0 };
+    const CUDA: i32 = 2;
+    /// Host memory that GPUs reach, and memory that moves between them.
+    const CUDA_HOST: i32 = 3;
+    const CUDA_MANAGED: i32 = 13;
+
+    pub(crate) fn cuda(id: i32) -> Self {
+        Self { kind: Self::CUDA, id }
+    }
+
+    /// Where memory of a device is.
+    pub(crate) fn of(device: &Device) -> Self {
+        match device.backend().kind() {
+            BackendKind::Host => Self::CPU,
+            _ => Self::cuda(i32::try_from(device.id().0).unwrap_or(i32::MAX)),
+        }
+    }
+
+    /// Whether the processor reads and writes it.
+    pub(crate) fn is_host(self) -> bool {
+        matches!(self.kind, 1 | Self::CUDA_HOST)
+    }
+
+    /// Whether GPUs read and write it.
+    pub(crate) fn is_cuda(self) -> bool {
+        matches!(self.kind, Self::CUDA | Self::CUDA_MANAGED)
+    }
+
+    /// Whether work of `device` reaches it.
+    fn is_reached_by(self, device: &Device) -> bool {
+        match device.backend().kind() {
+            BackendKind::Host => self.is_host(),
+            _ => self == Self::of(device) || matches!(self.kind, Self::CUDA_HOST | Self::CUDA_MANAGED),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            1 => f.write_str("cpu"),
+            Self::CUDA => write!(f, "cuda:{}", self.id),
+            Self::CUDA_HOST => f.write_str("cuda_host"),
+            Self::CUDA_MANAGED => f.write_str("cuda_managed"),
+            kind => write!(f, "dlpack:{kind}:{}", self.id),
+        }
+    }
+}
+
+/// Memory with a shape and an owner. Clones are views of the same memory.
+#[derive(Clone)]
+pub(crate) struct View {
+    /// Where the first element begins.
+    pub(crate) address: u64,
+    pub(crate) layout: Layout,
+    pub(crate) place: Place,
+    pub(crate) readonly: bool,
+    pub(crate) owner: Owner,
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { layout, place, readonly, .. } = self;
+        f.debug_struct("View")
+            .field("layout", layout)
+            .field("place", place)
+            .field("readonly", readonly)
+            .finish_non_exhaustive()
+    }
+}
+
+impl View {
+    /// A view of a span of `device`'s memory, which has at least as many bytes as the layout takes.
+    pub(crate) fn of_span(
+        span: Span,
+        device: &Device,
+        layout: Layout,
+        readonly: bool,
+    ) -> Result<Self, Raised> {
+        let (before, len) = layout.extent()?;
+        if before != 0 || len > span.len() {
+            let message = format!(
+                "an array of shape {:?} takes {len} bytes, and there are {}",
+                layout.shape,
+                span.len()
+            );
+            return Err(Raised::new("WrongValue", message));
+        }
+        let (address, place) = (span.address(), Place::of(device));
+        Ok(Self { address, layout, place, readonly, owner: Arc::new(span) })
+    }
+
+    /// New memory of this process, zero.
+    pub(crate) fn zeroed(layout: Layout) -> Result<Self, Raised> {
+        let memory = Zeroed::new(layout.len())?;
+        let address = memory.at.as_ptr().expose_provenance() as u64;
+        Ok(Self { address, layout, place: Place::CPU, readonly: false, owner: Arc::new(memory) })
+    }
+
+    /// The memory as work of `device` takes it.
+    pub(crate) fn span(&self, what: &str, device: &Device, rights: Rights) -> Result<Span, Raised> {
+        if !self.place.is_reached_by(device) {
+            let (here, there) = (self.place, Place::of(device));
+            let message = format!("{what} is on {here}, and the communicator on {there}");
+            return Err(Raised::new("WrongDevice", message).hint(format!("move it to {there} first")));
+        }
+        if self.readonly && rights == Rights::ReadWrite {
+            let message = format!("{what} would be written, and is read-only");
+            return Err(Raised::new("ReadOnly", message).hint("give an array that can be written"));
+        }
+        let (before, len) = self.layout.extent()?;
+        let rights = if self.readonly { Rights::Read } else { Rights::ReadWrite };
+        let owner = Arc::clone(&self.owner);
+        // SAFETY: whoever made the view says that the memory is there, for this device, while its owner lives. Nobody has
+        // a reference to it: Python's arrays are pointers, and who writes one while a call uses it gets what he wrote.
+        Ok(unsafe { Span::foreign(device, self.address - before as u64, before + len, rights, owner) })
+    }
+}
+
+/// Bytes of this process, on the cache lines that vector instructions like best.
+#[derive(Debug)]
+struct Zeroed {
+    at: NonNull<u8>,
+    layout: alloc::Layout,
+}
+
+// SAFETY: plain memory, reached through views only.
+unsafe impl Send for Zeroed {}
+// SAFETY: as above.
+unsafe impl Sync for Zeroed {}
+
+impl Zeroed {
+    const ALIGN: usize = 64;
+
+    fn new(len: usize) -> Result<Self, Raised> {
+        let too_long = |_| Raised::new("OutOfMemory", format!("{len} bytes are more than any memory has"));
+        // Never of no bytes: what has no elements has an address all the same.
+        let layout = alloc::Layout::from_size_align(len.max(1), Self::ALIGN).map_err(too_long)?;
+        // SAFETY: the size is not zero.
+        let at = NonNull::new(unsafe { alloc::alloc_zeroed(layout) });
+        match at {
+            Some(at) => Ok(Self { at, layout }),
+            None if len > 1 << 20 => {
+                Err(Raised::new("OutOfMemory", format!("{len} bytes are not to be had")))
+            }
+            None => handle_alloc_error(layout),
+        }
+    }
+}
+
+impl Drop for Zeroed {
+    fn drop(&mut self) {
+        // SAFETY: allocated above with this layout, and nobody has a view any more.
+        unsafe { alloc::dealloc(self.at.as_ptr(), self.layout) }
+    }
+}

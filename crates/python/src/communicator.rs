@@ -1,0 +1,211 @@
+//! Ranks that have devices, as Python joins them: see `wholemem.Communicator` there.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+use wholemem::{Group, Rank};
+use wholemem_comm::{Communicator as Ranks, UniqueId};
+use wholemem_hal::{Device, Stream};
+use wholemem_os::{Deadline, ForkEpoch};
+
+use crate::device::DeviceName;
+use crate::error::{Raised, Raises};
+use crate::wait::waiting;
+
+/// What a communicator has until it is closed. Clones are the same.
+#[derive(Debug, Clone)]
+pub(crate) struct Open {
+    pub(crate) group: Group,
+    /// Where work runs for which the caller names no stream.
+    pub(crate) stream: Stream,
+}
+
+/// A rank's membership in a group of ranks, each with a device.
+#[pyclass(frozen, module = "wholemem")]
+#[derive(Debug)]
+pub(crate) struct Communicator {
+    rank: u32,
+    size: u32,
+    device: Device,
+    epoch: ForkEpoch,
+    open: Mutex<Option<Open>>,
+}
+
+impl Communicator {
+    fn new(group: Group) -> Result<Self, Raised> {
+        let (rank, size, device) = (group.rank().0, group.size(), group.device().clone());
+        let (stream, epoch) = (device.stream()?, ForkEpoch::current()?);
+        Ok(Self { rank, size, device, epoch, open: Mutex::new(Some(Open { group, stream })) })
+    }
+
+    /// The group, unless it was closed, or this is a forked child.
+    pub(crate) fn open(&self) -> Result<Open, Raised> {
+        // Before the lock, which in a child may be held by a thread that is not there.
+        if !self.epoch.is_current() {
+            return Err(wholemem_comm::Error::Forked.into());
+        }
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.clone().ok_or_else(|| Raised::new("Closed", "the communicator is closed"))
+    }
+}
+
+/// How long to wait for other ranks.
+fn patience(seconds: Option<f64>) -> Result<Duration, Raised> {
+    let seconds = seconds.unwrap_or_else(|| wholemem_comm::DEFAULT_TIMEOUT.as_secs_f64());
+    let duration = Duration::try_from_secs_f64(seconds).ok().filter(|duration| !duration.is_zero());
+    duration.ok_or_else(|| Raised::new("WrongValue", format!("cannot wait for {seconds} seconds")))
+}
+
+/// The group of ranks that have found each other.
+fn group_of(ranks: Ranks, name: DeviceName) -> Result<Communicator, Raised> {
+    let device = name.device_of(&name.open()?, ranks.rank().0);
+    // A rank without a device comes all the same: the others would wait for it.
+    match device {
+        Ok(device) => Communicator::new(Group::create(ranks, &device)?),
+        Err(raised) => {
+            ranks.abort();
+            Err(raised)
+        }
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    #[classmethod]
+    #[pyo3(signature = (*, device=None))]
+    fn from_env(_class: &Bound<'_, PyType>, py: Python<'_>, device: Option<&str>) -> PyResult<Self> {
+        let name = DeviceName::parse(device).raised()?;
+        waiting(py, || group_of(Ranks::from_env()?, name))
+    }
+
+    #[classmethod]
+    #[pyo3(signature = (unique_id, rank, size, *, device=None, timeout=None))]
+    fn create(
+        _class: &Bound<'_, PyType>,
+        py: Python<'_>,
+        unique_id: &str,
+        rank: u32,
+        size: u32,
+        device: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let (name, timeout) = (DeviceName::parse(device).raised()?, patience(timeout).raised()?);
+        let id: UniqueId = unique_id.parse().raised()?;
+        waiting(py, || {
+            let mut ranks = Ranks::create(&id, Rank(rank), size, Deadline::after(timeout))?;
+            ranks.set_timeout(timeout);
+            group_of(ranks, name)
+        })
+    }
+
+    #[classmethod]
+    #[pyo3(signature = (group=None, *, device=None, timeout=None))]
+    fn from_torch<'py>(
+        class: &Bound<'py, PyType>,
+        group: Option<Bound<'py, PyAny>>,
+        device: Option<Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let meet = class.py().import("wholemem.rendezvous")?.getattr("through_torch")?;
+        meet.call1((class, group, device, timeout))
+    }
+
+    #[classmethod]
+    #[pyo3(signature = (size, *, device=None, timeout=None))]
+    fn local(
+        _class: &Bound<'_, PyType>,
+        py: Python<'_>,
+        size: u32,
+        device: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<Vec<Self>> {
+        let (name, timeout) = (DeviceName::parse(device).raised()?, patience(timeout).raised()?);
+        waiting(py, || {
+            if size == 0 {
+                return Err(wholemem::Error::NoRanks.into());
+            }
+            let backend = name.open()?;
+            let devices: Vec<_> =
+                (0..size).map(|rank| name.device_of(&backend, rank)).collect::<Result<_, _>>()?;
+            let ranks = Ranks::local(size)?;
+            // Making a group is what all ranks do together.
+            std::thread::scope(|scope| {
+                let join = |(mut ranks, device): (Ranks, Device)| {
+                    scope.spawn(move || {
+                        ranks.set_timeout(timeout);
+                        Communicator::new(Group::create(ranks, &device)?)
+                    })
+                };
+                let threads: Vec<_> = ranks.into_iter().zip(devices).map(join).collect();
+                let panicked = |_| Err(Raised::new("Error", "a thread has panicked"));
+                threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap_or_else(panicked))
+                    .collect::<Result<_, Raised>>()
+            })
+        })
+    }
+
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    #[getter]
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    #[getter]
+    fn device(&self) -> String {
+        crate::array::Place::of(&self.device).to_string()
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.epoch.is_current() && self.open.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        let open = self.open().raised()?;
+        waiting(py, || open.group.barrier(&open.stream))
+    }
+
+    fn check(&self) -> PyResult<()> {
+        self.open().raised()?.group.communicator().check().raised()
+    }
+
+    fn abort(&self) -> PyResult<()> {
+        self.open().raised()?.group.communicator().abort();
+        Ok(())
+    }
+
+    fn close(&self, py: Python<'_>) {
+        if self.epoch.is_current() {
+            // Leaving takes a thread its time, which needs no lock of ours or of the interpreter.
+            py.detach(|| drop(self.open.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        }
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyAny>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let closed = if self.closed() { ", closed" } else { "" };
+        format!("Communicator(rank={}, size={}, device={}{closed})", self.rank, self.size, self.device())
+    }
+}
+
+/// What ranks find each other by.
+#[pyfunction]
+pub(crate) fn unique_id() -> PyResult<String> {
+    UniqueId::create().map(|id| id.to_string()).raised()
+}

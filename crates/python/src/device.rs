@@ -1,0 +1,44 @@
+//! Devices as Python names them: `cpu`, `cuda`, `cuda:1`, or whatever is best here.
+
+use wholemem_hal::{Backend, BackendKind, Device};
+
+use crate::error::Raised;
+
+/// Which device a rank is to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DeviceName {
+    /// The best backend there is, if none is named.
+    backend: Option<BackendKind>,
+    /// One after the other for the ranks, if none is named.
+    id: Option<u32>,
+}
+
+impl DeviceName {
+    pub(crate) fn parse(name: Option<&str>) -> Result<Self, Raised> {
+        let Some(name) = name else { return Ok(Self { backend: None, id: None }) };
+        let (kind, id) = name.split_once(':').map_or((name, None), |(kind, id)| (kind, Some(id)));
+        let backend = match kind {
+            "cpu" | "host" => Some(BackendKind::Host),
+            "cuda" => Some(BackendKind::Cuda),
+            _ => None,
+        };
+        let number = id.map(str::parse::<u32>).transpose();
+        match (backend, number) {
+            (Some(_), Ok(id)) => Ok(Self { backend, id }),
+            _ => Err(Raised::new("WrongDevice", format!("no device is called `{name}`"))
+                .hint("devices are `cpu`, `cuda`, or `cuda:1` and so on")),
+        }
+    }
+
+    /// Opens the backend.
+    pub(crate) fn open(self) -> Result<Backend, Raised> {
+        let opened = self.backend.map_or_else(Backend::auto, Backend::open);
+        opened.map_err(Raised::from)
+    }
+
+    /// The device of a rank.
+    pub(crate) fn device_of(self, backend: &Backend, rank: u32) -> Result<Device, Raised> {
+        let count = u32::try_from(backend.devices().len()).unwrap_or(1).max(1);
+        backend.device(self.id.unwrap_or(rank % count)).map_err(Raised::from)
+    }
+}

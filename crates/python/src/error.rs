@@ -1,0 +1,229 @@
+//! Every error of the layers below as an exception of `wholemem.errors`, with its values and its hint.
+//!
+//! The classes are written in Python, where each is also one of the builtin exceptions that fits; here is which error
+//! becomes which of them. What matters to a program is an attribute: `rank`, `missing`, `position`.
+
+use std::error::Error as _;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use wholemem::files::FileError;
+use wholemem_comm::{Error as CommError, Rank};
+use wholemem_hal::{Cause, Error as HalError};
+use wholemem_os::{Errno, Error as OsError};
+
+/// An exception to be.
+#[derive(Debug)]
+pub(crate) struct Raised(Box<Says>);
+
+#[derive(Debug)]
+struct Says {
+    class: &'static str,
+    message: String,
+    hint: Option<String>,
+    code: Option<String>,
+    detail: Detail,
+}
+
+/// What else an exception says, as an attribute.
+#[derive(Debug)]
+enum Detail {
+    None,
+    Rank(Rank),
+    Missing(Vec<Rank>),
+    Position(u64),
+}
+
+impl Raised {
+    /// An exception of a class of `wholemem.errors`.
+    pub(crate) fn new(class: &'static str, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self(Box::new(Says { class, message, hint: None, code: None, detail: Detail::None }))
+    }
+
+    /// What a person can do about it.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.0.hint = Some(hint.into());
+        self
+    }
+
+    /// What programs tell this error by.
+    pub(crate) fn code(mut self, code: impl ToString) -> Self {
+        self.0.code = Some(code.to_string());
+        self
+    }
+
+    fn with(mut self, detail: Detail) -> Self {
+        self.0.detail = detail;
+        self
+    }
+
+    fn rank(self, rank: Rank) -> Self {
+        self.with(Detail::Rank(rank))
+    }
+
+    fn missing(self, missing: &[Rank]) -> Self {
+        self.with(Detail::Missing(missing.to_vec()))
+    }
+
+    /// What a layer below says that can be done about it, if it does.
+    fn hinted(self, hint: Option<&'static str>) -> Self {
+        match hint {
+            Some(hint) => self.hint(hint),
+            None => self,
+        }
+    }
+
+    fn exception(self, py: Python<'_>) -> PyResult<PyErr> {
+        let Says { class, message, hint, code, detail } = *self.0;
+        let says = PyDict::new(py);
+        says.set_item("hint", hint)?;
+        says.set_item("code", code)?;
+        match detail {
+            Detail::None => {}
+            Detail::Rank(rank) => says.set_item("rank", rank.0)?,
+            Detail::Missing(ranks) => {
+                says.set_item("missing", ranks.iter().map(|rank| rank.0).collect::<Vec<_>>())?
+            }
+            Detail::Position(position) => says.set_item("position", position)?,
+        }
+        let class = py.import("wholemem.errors")?.getattr(class)?;
+        Ok(PyErr::from_value(class.call((message,), Some(&says))?))
+    }
+}
+
+impl From<Raised> for PyErr {
+    fn from(raised: Raised) -> Self {
+        // While the interpreter is ending there may be no class any more.
+        let made = Python::try_attach(|py| raised.exception(py));
+        made.and_then(Result::ok).unwrap_or_else(|| PyRuntimeError::new_err("wholemem.errors is gone"))
+    }
+}
+
+/// Something below that failed, and what Python is told of it.
+pub(crate) trait Raises<T> {
+    /// The same outcome, as Python takes it.
+    fn raised(self) -> PyResult<T>;
+}
+
+impl<T, E: Into<Raised>> Raises<T> for Result<T, E> {
+    fn raised(self) -> PyResult<T> {
+        self.map_err(|error| error.into().into())
+    }
+}
+
+impl From<wholemem::Error> for Raised {
+    fn from(error: wholemem::Error) -> Self {
+        use wholemem::Error;
+        let class = match error {
+            Error::Hal(error) => return error.into(),
+            Error::Comm(error) => return error.into(),
+            Error::File(error) => return error.into(),
+            Error::OnRank { rank, code, .. } => {
+                // The code of memory that is not to be had.
+                let class = if code == 105 { "OutOfMemory" } else { "RankFailed" };
+                return Self::new(class, error.to_string()).code(code).rank(rank);
+            }
+            Error::BadIndex { position } => {
+                let raised = Self::new("BadIndex", error.to_string()).code(error.code());
+                return raised.with(Detail::Position(position));
+            }
+            Error::Differs { .. } => "RanksDisagree",
+            Error::TypesDiffer { .. } | Error::NotConvertible { .. } | Error::OpNotForType { .. } => {
+                "WrongType"
+            }
+            Error::NoCommonAddress { .. } | Error::NoWindowSpace { .. } => "OutOfMemory",
+            Error::NotResident { .. } => "Unsupported",
+            Error::Environment { .. } => "BadEnvironment",
+            _ => "WrongValue",
+        };
+        Self::new(class, error.to_string()).code(error.code()).hinted(error.hint())
+    }
+}
+
+impl From<CommError> for Raised {
+    fn from(error: CommError) -> Self {
+        let raised = |class| Self::new(class, error.to_string()).code(error.code());
+        let again = "make a new communicator among the ranks that live";
+        match &error {
+            CommError::PeerLost { rank } => raised("PeerLost").rank(*rank).hint(again),
+            CommError::PeerLeft { rank } => raised("PeerLost").rank(*rank),
+            CommError::Aborted { by } => raised("Aborted").rank(*by).hint(again),
+            CommError::Timeout { missing, joining, .. } => {
+                let hint = if *joining {
+                    "start all ranks, and give each the same id and number of ranks"
+                } else {
+                    "a rank is stopped, slow, or elsewhere in its program; `WHOLEMEM_TIMEOUT` sets the seconds"
+                };
+                raised("Timeout").missing(missing).hint(hint)
+            }
+            CommError::Poisoned { missing } => raised("Timeout").missing(missing).hint(again),
+            CommError::Mismatch { .. } | CommError::Protocol { .. } => raised("RanksDisagree").hint(again),
+            CommError::SizeDiffers { .. } | CommError::RankTaken { .. } => raised("RanksDisagree"),
+            CommError::Environment { .. }
+            | CommError::SocketDir { .. }
+            | CommError::OtherNamespace { .. } => raised("BadEnvironment"),
+            CommError::Busy => {
+                raised("Busy").hint("a thread that calls at the same time needs a communicator of its own")
+            }
+            CommError::Forked => raised("Forked").hint("make a communicator in the child itself"),
+            CommError::Os(error) => os(error, error.to_string()).code("os"),
+            CommError::Descriptors { .. } => raised("Error"),
+            _ => raised("WrongValue"),
+        }
+    }
+}
+
+impl From<HalError> for Raised {
+    fn from(error: HalError) -> Self {
+        let mut message = error.to_string();
+        if let Some(source) = error.source() {
+            message = format!("{message}: {source}");
+        }
+        let raised = match &error {
+            HalError::Failed { cause: Cause::Os(cause), .. } => os(cause, message),
+            HalError::Failed { cause: Cause::OutOfMemory { .. }, .. } => Self::new("OutOfMemory", message),
+            HalError::Failed { cause: Cause::Driver { code, .. }, .. } if code.0 == 2 => {
+                Self::new("OutOfMemory", message)
+            }
+            HalError::Failed { .. } | HalError::InUse { .. } => Self::new("Error", message),
+            HalError::Forked { .. } => Self::new("Forked", message),
+            HalError::TimedOut { .. } => Self::new("Timeout", message).missing(&[]),
+            HalError::Unsupported { .. } | HalError::Unavailable { .. } | HalError::NotHostVisible { .. } => {
+                Self::new("Unsupported", message)
+            }
+            HalError::NoSuchDevice { .. } | HalError::WrongBackend { .. } | HalError::WrongDevice { .. } => {
+                Self::new("WrongDevice", message)
+            }
+            HalError::Denied { .. } | HalError::ReadOnlyHandle { .. } => Self::new("ReadOnly", message),
+            _ => Self::new("WrongValue", message),
+        };
+        raised.code(error.code()).hinted(error.hint())
+    }
+}
+
+impl From<OsError> for Raised {
+    fn from(error: OsError) -> Self {
+        os(&error, error.to_string()).code("os")
+    }
+}
+
+impl From<FileError> for Raised {
+    fn from(error: FileError) -> Self {
+        let mut message = error.to_string();
+        if let Some(source) = error.source() {
+            message = format!("{message}: {source}");
+        }
+        Self::new("BadFile", message).code("file").hinted(error.hint())
+    }
+}
+
+fn os(error: &OsError, message: String) -> Raised {
+    let full = [Errno::NOMEM, Errno::NOSPC];
+    match error {
+        OsError::Call { errno, .. } if full.contains(errno) => Raised::new("OutOfMemory", message),
+        OsError::TimedOut => Raised::new("Timeout", message).missing(&[]),
+        _ => Raised::new("Error", message),
+    }
+}

@@ -1,0 +1,32 @@
+//! The Python package `wholemem`: its native half, which Python loads as `wholemem._native`.
+//!
+//! | room | what it holds |
+//! |---|---|
+//! | `error` | every error of the layers below as an exception of `wholemem.errors` |
+//! | `wait` | calls that may wait: without the interpreter's lock, and ended by Ctrl-C |
+//! | `array` | memory with a shape, a type and an owner, in and out by DLPack and its like |
+//! | `communicator`, `device` | ranks that have devices |
+//!
+//! What it keeps true: importing it touches no driver and starts nothing. An object of Python holds what it needs below,
+//! so that the order in which they are dropped, or collected, does not matter. Whatever may wait gives up the
+//! interpreter's lock first. A forked child that uses what it inherited gets an exception.
+//!
+//! What it will not do: decide anything. It says in Python what the crates below say in Rust; documentation for users is
+//! in `python/wholemem/`, beside the types.
+
+mod array;
+mod communicator;
+mod device;
+mod error;
+mod wait;
+
+#[pyo3::pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::array::{Array, asarray, zeros};
+    #[pymodule_export]
+    use crate::communicator::{Communicator, unique_id};
+
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+}

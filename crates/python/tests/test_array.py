@@ -1,0 +1,328 @@
+"""Arrays: in from every kind of producer, out to every kind of consumer, never copied, never leaked."""
+
+import array as stdlib_array
+import ctypes
+import gc
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wholemem
+from wholemem import errors
+
+NUMPY_TYPES = [
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128",
+]  # fmt: skip
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+def test_numpy_and_back_is_the_same_memory(dtype: str) -> None:
+    there = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    here = wholemem.asarray(there)
+    assert (here.shape, here.dtype, here.device) == ((2, 3, 4), dtype, "cpu")
+    assert here.stride == (12, 4, 1) and here.is_contiguous and not here.readonly
+    assert (here.ndim, here.size, here.itemsize, len(here)) == (3, 24, there.itemsize, 2)
+    assert here.nbytes == there.nbytes
+    for back in [here.numpy(), np.from_dlpack(here), np.asarray(here), np.asarray(here.memoryview())]:
+        assert address(back) == address(there) == here.data_ptr()
+        if back.dtype == there.dtype:
+            np.testing.assert_array_equal(back, there)
+        else:
+            # A buffer of bytes stands for what it has no letter for.
+            assert dtype in ("float16", "complex64", "complex128") and back.dtype == np.uint8
+
+
+@pytest.mark.parametrize("cut", ["[::2]", "[:, 1:]", "[::-1]", "[:, ::-2]", ".T", "[1, 1:2]", "[:0]", "[0, 0, ...]"])
+def test_strides_come_through(cut: str) -> None:
+    whole = np.arange(60, dtype=np.int32).reshape(5, 12)
+    there = eval(f"whole{cut}")
+    here = wholemem.asarray(there)
+    back = here.numpy()
+    np.testing.assert_array_equal(back, there)
+    np.testing.assert_array_equal(np.from_dlpack(here), there)
+    if there.size:
+        assert address(back) == address(there)
+
+
+def test_a_single_number_is_an_array() -> None:
+    here = wholemem.asarray(np.array(7.5))
+    assert (here.shape, here.size, here.stride) == ((), 1, ())
+    assert here.numpy() == 7.5
+    with pytest.raises(errors.WrongType, match="a single number has no length"):
+        len(here)
+
+
+def test_read_only_stays_so() -> None:
+    there = np.arange(4)
+    there.flags.writeable = False
+    here = wholemem.asarray(there)
+    assert here.readonly
+    assert not here.numpy().flags.writeable
+    assert not np.from_dlpack(here).flags.writeable
+    assert here.memoryview().readonly
+    assert "readonly" in repr(here)
+    assert wholemem.zeros((1,), "uint8").as_readonly().readonly
+
+
+def test_an_old_capsule_is_not_given_for_a_read_only_array() -> None:
+    array = wholemem.zeros((3,), "float32")
+    assert '"dltensor"' in repr(array.__dlpack__())
+    assert '"dltensor"' in repr(array.__dlpack__(max_version=(0, 8)))
+    assert '"dltensor_versioned"' in repr(array.__dlpack__(max_version=(1, 0)))
+    with pytest.raises(errors.CannotExport, match="read-only"):
+        array.as_readonly().__dlpack__()
+
+
+def test_what_cannot_be_given_is_refused_as_dlpack_says() -> None:
+    array = wholemem.zeros((3,), "float32")
+    assert array.__dlpack_device__() == (1, 0)
+    array.__dlpack__(dl_device=(1, 0), copy=False)
+    with pytest.raises(BufferError, match="is on cpu"):
+        array.__dlpack__(dl_device=(2, 0))
+    with pytest.raises(BufferError, match="without a copy"):
+        array.__dlpack__(copy=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "readonly"),
+    [
+        (b"hello", "uint8", True),
+        (bytearray(b"hello"), "uint8", False),
+        (memoryview(b"hello"), "uint8", True),
+        (stdlib_array.array("d", [1, 2]), "float64", False),
+        (stdlib_array.array("l", [1, 2]), "int64", False),
+        ((ctypes.c_float * 3)(), "float32", False),
+        (mmap.mmap(-1, 4096), "uint8", False),
+    ],
+)
+def test_buffers_are_taken(given: Any, dtype: str, readonly: bool) -> None:
+    here = wholemem.asarray(given)
+    assert (here.dtype, here.readonly) == (dtype, readonly)
+    assert here.memoryview().tobytes() == bytes(memoryview(given).cast("B"))
+
+
+def test_a_buffer_is_held_while_it_is_used() -> None:
+    given = bytearray(b"hello")
+    here = wholemem.asarray(given)
+    view = here.memoryview()
+    with pytest.raises(BufferError):
+        given.extend(b"!")
+    del here
+    with pytest.raises(BufferError):
+        given.extend(b"!")
+    del view
+    gc.collect()
+    given.extend(b"!")
+
+
+class ByInterface:
+    """Something that speaks only numpy's interface."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self.keeps = array
+
+
+def test_numpys_interface_is_taken() -> None:
+    there = np.arange(12, dtype=np.float32).reshape(3, 4)[:, 1:3]
+    keeper = ByInterface(there)
+    died = weakref.ref(keeper)
+    here = wholemem.asarray(keeper)
+    del keeper
+    gc.collect()
+    assert died() is not None
+    np.testing.assert_array_equal(here.numpy(), there)
+    del here
+    gc.collect()
+    assert died() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "says"),
+    [
+        (7, errors.WrongType, "`int` is no array"),
+        ([1, 2], errors.WrongType, "`list` is no array"),
+        (np.array(["text"]), errors.WrongType, "not taken"),
+        (np.array([1, 2], dtype=">i4"), errors.WrongType, "not taken"),
+        (np.zeros(3, dtype=[("a", "i4"), ("b", "f8")]), errors.WrongType, "not taken"),
+        (np.zeros(3, dtype=[("a", "i4"), ("b", "f8")])["b"], errors.WrongStride, "8 bytes lie 12 bytes apart"),
+    ],
+)
+def test_what_is_no_array_of_numbers_is_refused(given: Any, kind: type, says: str) -> None:
+    with pytest.raises(kind, match=says) as caught:
+        wholemem.asarray(given)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("dtype", ["float32", np.float32, np.dtype("float32"), "f32", "torch.float32"])
+def test_types_are_named_in_many_ways(dtype: Any) -> None:
+    assert wholemem.zeros((1,), dtype).dtype == "float32"
+
+
+def test_types_that_numpy_lacks() -> None:
+    for dtype, itemsize in [("bfloat16", 2), ("float8_e4m3fn", 1), ("float8_e5m2", 1)]:
+        array = wholemem.zeros((4,), dtype)
+        assert (array.dtype, array.itemsize) == (dtype, itemsize)
+        assert wholemem.asarray(Relay(array)).dtype == dtype
+        assert not hasattr(array, "__array_interface__")
+        with pytest.raises(errors.Unsupported, match=f"numpy has no type like {dtype}"):
+            array.numpy()
+        assert array.memoryview().nbytes == 4 * itemsize
+    with pytest.raises(errors.WrongType, match="no type of elements is called `float1`"):
+        wholemem.zeros((1,), "float1")
+
+
+class Relay:
+    """An array that is known only by DLPack, in the newest version or in the first."""
+
+    def __init__(self, array: Any, old: bool = False) -> None:
+        self.array, self.old = array, old
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        if self.old and asked:
+            raise TypeError("what is that?")
+        return self.array.__dlpack__(**asked)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_chain_of_frameworks_keeps_the_first_array(old: bool) -> None:
+    there = np.arange(6, dtype=np.int16)
+    died = weakref.ref(there)
+    chain = wholemem.asarray(Relay(wholemem.asarray(Relay(there, old)), old))
+    where = address(there)
+    del there
+    gc.collect()
+    assert died() is not None
+    last = np.from_dlpack(chain)
+    del chain
+    assert address(last) == where and last.tolist() == list(range(6))
+    del last
+    gc.collect()
+    assert died() is None
+
+
+def test_a_capsule_is_taken_once() -> None:
+    capsule = wholemem.zeros((1,), "int8").__dlpack__(max_version=(1, 0))
+
+    class Twice:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+        def __dlpack__(self, **_: Any) -> Any:
+            return capsule
+
+    wholemem.asarray(Twice())
+    with pytest.raises(errors.WrongType, match="taken already"):
+        wholemem.asarray(Twice())
+
+
+def test_a_capsule_that_nobody_takes_lets_go() -> None:
+    there = np.arange(3)
+    died = weakref.ref(there)
+    array = wholemem.asarray(there)
+    capsules = [array.__dlpack__(), array.__dlpack__(max_version=(1, 0))]
+    del there, array
+    gc.collect()
+    assert died() is not None
+    del capsules
+    gc.collect()
+    assert died() is None
+
+
+def test_new_arrays_are_zero_and_aligned() -> None:
+    array = wholemem.zeros((3, 5), "float64")
+    assert array.data_ptr() % 64 == 0
+    assert not array.numpy().any()
+    assert wholemem.zeros((0, 5), "int8").size == 0
+    for shape in [(-1,), (1 << 40, 1 << 40)]:
+        with pytest.raises(errors.WrongValue):
+            wholemem.zeros(shape, "int8")
+    with pytest.raises(errors.OutOfMemory):
+        wholemem.zeros((1 << 50,), "int8")
+
+
+def test_arrays_end_in_any_thread() -> None:
+    there = [np.arange(10) for _ in range(8)]
+    died = [weakref.ref(array) for array in there]
+    views = [[np.from_dlpack(wholemem.asarray(array)) for _ in range(50)] for array in there]
+    del there
+    threads = [threading.Thread(target=mine.clear) for mine in views]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    assert [ref() for ref in died] == [None] * 8
+
+
+def test_cycles_are_collected() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.memory = np.zeros(1 << 16, dtype=np.uint8)
+            self.array = wholemem.asarray(self.memory)
+            self.view = self.array.numpy()
+            self.me = self
+
+    died = []
+    for _ in range(10):
+        node = Node()
+        died.append(weakref.ref(node.memory))
+        del node
+    gc.collect()
+    assert [ref() for ref in died] == [None] * 10
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_ten_thousand_arrays_leave_nothing() -> None:
+    there = np.zeros(4096, dtype=np.uint8)
+
+    def cycle(times: int) -> None:
+        for _ in range(times):
+            array = wholemem.zeros((4096,), "uint8")
+            np.from_dlpack(wholemem.asarray(array.numpy()))
+            wholemem.asarray(there).memoryview().release()
+            array.__dlpack__(max_version=(1, 0))
+
+    cycle(1000)
+    gc.collect()
+    (memory, descriptors) = (resident(), len(os.listdir("/proc/self/fd")))
+    cycle(10_000)
+    gc.collect()
+    # 10,000 arrays are 40 MB.
+    assert resident() - memory < 4 << 20
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_what_lives_at_the_end_of_the_interpreter_does_no_harm() -> None:
+    script = """
+import sys, numpy as np, wholemem
+there = np.arange(10)
+here = wholemem.asarray(there)
+class Keeps:
+    pass
+keeps = Keeps()
+keeps.all = [here, here.numpy(), np.from_dlpack(here), here.memoryview(), here.__dlpack__(), keeps]
+keeps.buffer = wholemem.asarray(bytearray(10))
+sys.keeps = keeps
+"""
+    ended = subprocess.run([sys.executable, "-X", "faulthandler", "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

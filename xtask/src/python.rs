@@ -1,0 +1,99 @@
+//! The Python package, built as its users get it: one wheel, in an environment of its own, and its tests run there.
+//!
+//! The wheel is of the `dev` profile, so that it shares what the other steps have compiled.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::command;
+use crate::toolchain::Skip;
+use crate::wheels::{MATURIN, NUMPY, PYTEST, Wheel};
+
+/// What the environment holds beside the package itself.
+const PACKAGES: [Wheel; 3] = [MATURIN, NUMPY, PYTEST];
+
+const FETCH_LIMIT: Duration = Duration::from_secs(300);
+
+pub(crate) fn check() -> Result<()> {
+    let python = environment()?;
+    let target = command::target_folder()?;
+    let wheel = build(&python, &target)?;
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
+    command::run(Command::new(&python).args(install).arg("--force-reinstall").arg(&wheel))?;
+    // Ranks are started as a user starts them.
+    command::run(command::cargo().args(["build", "--quiet", "--locked", "--package", "wholemem-cli"]))?;
+    let program = target.join("debug/wholemem");
+    test(&python, &program, &["crates/python/tests"])?;
+    test(&python, &program, &["--doctest-modules", "--pyargs", "wholemem"])
+}
+
+fn test(python: &Path, program: &Path, what: &[&str]) -> Result<()> {
+    let mut pytest = Command::new(python);
+    pytest.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]).args(what);
+    pytest.env("PYTHONDONTWRITEBYTECODE", "1").env("WHOLEMEM_PROGRAM", program);
+    command::run(&mut pytest)
+}
+
+/// The interpreter of the environment, which is made first if need be. A machine that cannot fetch what belongs into it
+/// skips the step.
+fn environment() -> Result<PathBuf> {
+    let pinned: Vec<_> = PACKAGES.iter().map(Wheel::pinned).collect();
+    let folder = Path::new("target/tools/python");
+    let (python, complete) = (folder.join("bin/python"), folder.join("complete"));
+    // Whatever else it holds, it is made anew when a version changes.
+    if fs::read_to_string(&complete).is_ok_and(|text| text == pinned.join("\n")) {
+        return Ok(fs::canonicalize(folder)?.join("bin/python"));
+    }
+    let skip = |error: anyhow::Error| {
+        let packages = pinned.join(" ");
+        Skip::new(format!(
+            "cannot make a Python environment: {error:#}\nhint: python3 -m pip install {packages}"
+        ))
+    };
+    command::run_within(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder), FETCH_LIMIT)
+        .map_err(skip)?;
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    command::run_within(Command::new(&python).args(install).args(&pinned), FETCH_LIMIT).map_err(skip)?;
+    fs::write(&complete, pinned.join("\n"))
+        .with_context(|| format!("cannot write {}", complete.display()))?;
+    Ok(fs::canonicalize(folder)?.join("bin/python"))
+}
+
+/// The wheel, of which there must be one that serves every Python from 3.9 on.
+fn build(python: &Path, target: &Path) -> Result<PathBuf> {
+    let folder = target.join("wheels/test");
+    if folder.is_dir() {
+        fs::remove_dir_all(&folder)?;
+    }
+    let arguments = ["-m", "maturin", "build", "--quiet", "--profile", "dev", "--compatibility", "linux"];
+    command::run(
+        Command::new(python).args(arguments).arg("--interpreter").arg(python).arg("--out").arg(&folder),
+    )?;
+    let made: Vec<_> = fs::read_dir(&folder)?.collect::<Result<_, _>>()?;
+    let wheels: Vec<_> = made.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    match &wheels[..] {
+        [wheel] if serves_all(wheel) => Ok(folder.join(wheel)),
+        _ => bail!("expected one wheel for cp39-abi3, and found {}", wheels.join(", ")),
+    }
+}
+
+/// Whether a wheel's name says that it serves every Python from 3.9 on.
+fn serves_all(wheel: &str) -> bool {
+    wheel.ends_with(".whl") && wheel.contains("-cp39-abi3-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wheel_for_one_python_does_not_serve_all() {
+        assert!(serves_all("wholemem-0.1.0-cp39-abi3-linux_x86_64.whl"));
+        assert!(!serves_all("wholemem-0.1.0-cp311-cp311-linux_x86_64.whl"));
+        assert!(!serves_all("wholemem-0.1.0-cp39-abi3-linux_x86_64.tar.gz"));
+    }
+}
