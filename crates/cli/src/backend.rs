@@ -1,7 +1,8 @@
 //! Opening the backend that was asked for, and saying which one that is.
 
 use anyhow::Result;
-use wholemem_hal::{Backend, BackendKind, Error};
+use wholemem_hal::doctor::reason;
+use wholemem_hal::{Backend, BackendKind};
 
 use crate::cli::BackendChoice;
 
@@ -44,15 +45,6 @@ pub(crate) fn choice_of(kind: BackendKind) -> BackendChoice {
     }
 }
 
-/// Why something is not there, without repeating what it is: for places that have just named it.
-pub(crate) fn reason(error: &Error) -> String {
-    match error {
-        Error::Unavailable { reason, .. } => reason.clone(),
-        Error::Unsupported { reason, .. } => (*reason).to_owned(),
-        error => format!("{:#}", anyhow::Error::new(error.clone())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use wholemem_hal::HostConfig;
@@ -66,14 +58,5 @@ mod tests {
         assert_eq!(asked.describe(), "the host backend");
         let fallen_back = Opened { backend, no_gpu: Some("no driver".to_owned()) };
         assert_eq!(fallen_back.describe(), "the host backend (no GPU: no driver)");
-    }
-
-    #[test]
-    fn a_reason_does_not_repeat_what_it_is_about() {
-        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        let refused = device.prove(wholemem_hal::Capability::Fabric).outcome.unwrap_err();
-        assert_eq!(reason(&refused), "host memory travels as a file descriptor");
-        let zero = device.allocate(0).unwrap_err();
-        assert_eq!(reason(&zero), "cannot create 0 B on host:0: the length is zero");
     }
 }

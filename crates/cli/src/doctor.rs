@@ -4,10 +4,9 @@ use std::fmt::Write;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use wholemem_hal::{Backend, BackendKind, Capability, Device};
-use wholemem_os::probe;
+use wholemem_hal::doctor::{self, BackendFindings, DeviceFindings, Finding};
+use wholemem_hal::{BackendKind, Capability};
 
-use crate::backend;
 use crate::cli::DoctorArgs;
 use crate::size::Rough;
 use crate::table::{Align, Table};
@@ -54,71 +53,32 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 }
 
 fn examine() -> Report {
-    let backends = BackendKind::ALL.map(|kind| match Backend::open(kind) {
-        Ok(backend) => BackendReport {
-            name: kind.to_string(),
-            available: true,
-            reason: None,
-            devices: devices_of(&backend),
-        },
-        Err(error) => BackendReport {
-            name: kind.to_string(),
-            available: false,
-            reason: Some(backend::reason(&error)),
-            devices: Vec::new(),
-        },
-    });
-    Report { version: env!("CARGO_PKG_VERSION"), backends: backends.into() }
+    let backends = doctor::examine().into_iter().map(BackendReport::from);
+    Report { version: env!("CARGO_PKG_VERSION"), backends: backends.collect() }
 }
 
-fn devices_of(backend: &Backend) -> Vec<DeviceReport> {
-    // What holds for the kernel holds for every device whose memory is the kernel's.
-    let mut facts = if backend.kind() == BackendKind::Host { facts() } else { Vec::new() };
-    facts.extend(backend.facts().into_iter().map(|fact| CapabilityReport {
-        name: fact.name.to_owned(),
-        ok: fact.holds,
-        reason: Some(fact.detail),
-    }));
-    let devices = backend.devices().iter().filter_map(|info| backend.device(info.id).ok());
-    devices
-        .map(|device| {
-            let info = device.info();
-            let tried = capabilities_of(&device).chain(peers_of(&device));
-            let capabilities = tried.chain(facts.iter().cloned()).collect();
-            DeviceReport {
-                id: info.id.0,
-                name: info.name.clone(),
-                memory_bytes: info.memory_len,
-                capabilities,
-            }
-        })
-        .collect()
+impl From<BackendFindings> for BackendReport {
+    fn from(found: BackendFindings) -> Self {
+        let (available, reason, devices) = match found.devices {
+            Ok(devices) => (true, None, devices),
+            Err(reason) => (false, Some(reason), Vec::new()),
+        };
+        let devices = devices.into_iter().map(DeviceReport::from).collect();
+        Self { name: found.kind.to_string(), available, reason, devices }
+    }
 }
 
-fn capabilities_of(device: &Device) -> impl Iterator<Item = CapabilityReport> {
-    Capability::ALL.into_iter().map(|capability| {
-        let outcome = device.prove(capability).outcome;
-        let reason = outcome.err().map(|error| backend::reason(&error));
-        CapabilityReport { name: capability.name().to_owned(), ok: reason.is_none(), reason }
-    })
-}
-
-/// Whether work of a device reaches the memory of each other one.
-fn peers_of(device: &Device) -> impl Iterator<Item = CapabilityReport> {
-    let backend = device.backend();
-    let peers = backend.devices().iter().filter(|info| info.id != device.id());
-    peers.filter_map(|info| backend.device(info.id).ok()).map(|peer| {
-        let reason = device.reaches(&peer).err().map(|error| backend::reason(&error));
-        CapabilityReport { name: format!("reaches-{}", peer.label()), ok: reason.is_none(), reason }
-    })
-}
-
-fn facts() -> Vec<CapabilityReport> {
-    let facts = probe::all().into_iter().map(|probe| {
-        let reason = probe.outcome.err().map(|error| error.to_string());
-        CapabilityReport { name: probe.name.to_owned(), ok: reason.is_none(), reason }
-    });
-    facts.collect()
+impl From<DeviceFindings> for DeviceReport {
+    fn from(found: DeviceFindings) -> Self {
+        let report = |finding: Finding| CapabilityReport {
+            name: finding.name,
+            ok: finding.works,
+            reason: finding.reason,
+        };
+        let capabilities = found.findings.into_iter().map(report).collect();
+        let info = found.info;
+        Self { id: info.id.0, name: info.name, memory_bytes: info.memory_len, capabilities }
+    }
 }
 
 impl Report {

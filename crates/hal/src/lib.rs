@@ -128,6 +128,7 @@ mod backend;
 mod capability;
 mod cuda;
 mod device;
+pub mod doctor;
 mod error;
 mod granule;
 #[doc(hidden)]
