@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use wholemem_comm::Rank;
 use wholemem_hal::{Span, Stream};
 
 use crate::ops::Table;
@@ -70,7 +71,7 @@ pub struct WholeTensor {
     offset: usize,
 }
 
-/// This rank's own rows of a tensor.
+/// Rows of a tensor that are one range of addresses: a rank's, as a rule.
 #[derive(Debug, Clone)]
 pub struct LocalRows {
     /// Which rows they are, in the tensor's own count.
@@ -199,20 +200,55 @@ impl WholeTensor {
     /// # Errors
     /// [`Error::Hal`].
     pub fn local(&self) -> Result<Option<LocalRows>> {
-        let own = self.memory.partition().range(self.group().rank());
+        self.rows_of(self.group().rank())
+    }
+
+    /// A rank's rows of it, as this rank reaches them; `None` if it has none.
+    ///
+    /// ```
+    /// # use wholemem::{Dtype, Error, Group, Kind, Rank, TensorSpec, WholeTensor};
+    /// # use wholemem_hal::{Backend, HostConfig};
+    /// # let backend = Backend::host(HostConfig::virtual_devices(2))?;
+    /// # let groups = Group::local(&[backend.device(0)?, backend.device(1)?])?;
+    /// let spec = TensorSpec { kind: Kind::Chunked, ..TensorSpec::new(Dtype::U8, &[10, 3]) };
+    /// let tables = Group::on_each(&groups, |group| WholeTensor::create(group, &spec))?;
+    ///
+    /// let part = tables[0].rows(3..7)?;
+    /// assert_eq!(part.rows_of(Rank(1))?.map(|own| (own.rows, own.span.len())), Some((2..4, 6)));
+    /// assert!(part.all_rows().is_err()); // they are in two chunks
+    /// assert!(matches!(part.rows_of(Rank(2)), Err(Error::Comm(_))));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Hal`]; [`Error::Comm`] for a rank that there is not.
+    pub fn rows_of(&self, rank: Rank) -> Result<Option<LocalRows>> {
+        let size = self.group().size();
+        if rank.0 >= size {
+            return Err(wholemem_comm::Error::NoSuchRank { rank, size }.into());
+        }
+        let own = self.memory.partition().range(rank);
         let start = own.start.clamp(self.first_row, self.first_row + self.row_count());
         let end = own.end.clamp(self.first_row, self.first_row + self.row_count());
-        if start == end {
+        self.as_rows(start - self.first_row..end - self.first_row)
+    }
+
+    /// All rows, where they are one range of addresses: in continuous memory, or where one rank has them all; `None` if
+    /// there are none.
+    ///
+    /// # Errors
+    /// [`Error::Hal`] for the rows of several chunks.
+    pub fn all_rows(&self) -> Result<Option<LocalRows>> {
+        self.as_rows(0..self.row_count())
+    }
+
+    fn as_rows(&self, rows: Range<u64>) -> Result<Option<LocalRows>> {
+        if rows.is_empty() {
             return Ok(None);
         }
-        let last = self.offset_of(end - 1 - self.first_row);
-        let first = self.offset_of(start - self.first_row);
+        let (first, last) = (self.offset_of(rows.start), self.offset_of(rows.end - 1));
         let span = self.memory.span(first, last + self.row_len() - first)?;
-        Ok(Some(LocalRows {
-            rows: start - self.first_row..end - self.first_row,
-            span,
-            stride: self.stride(),
-        }))
+        Ok(Some(LocalRows { rows, span, stride: self.stride() }))
     }
 
     /// Copies rows in from the row `first` on, one after the other, and waits until they are there.
