@@ -1,18 +1,21 @@
 //! Ranks that have devices, as Python joins them: see `wholemem.Communicator` there.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyType;
-use wholemem::{Group, Rank};
+use wholemem::{Group, Rank, Symmetric};
 use wholemem_comm::{Communicator as Ranks, UniqueId};
-use wholemem_hal::{Device, Stream};
+use wholemem_hal::{Device, PlainBuffer, Stream};
 use wholemem_os::{Deadline, ForkEpoch};
 
+use crate::array::{Layout, Place, View};
 use crate::device::DeviceName;
 use crate::error::{Raised, Raises};
+use crate::stream::Target;
 use crate::wait::waiting;
+use crate::window::Windows;
 
 /// What a communicator has until it is closed. Clones are the same.
 #[derive(Debug, Clone)]
@@ -20,6 +23,26 @@ pub(crate) struct Open {
     pub(crate) group: Group,
     /// Where work runs for which the caller names no stream.
     pub(crate) stream: Stream,
+    /// What the ranks meet through, made by the first call that needs it.
+    pub(crate) symmetric: Arc<OnceLock<Symmetric>>,
+    pub(crate) windows: Arc<Windows>,
+}
+
+impl Open {
+    fn new(group: Group) -> Result<Self, Raised> {
+        let stream = group.device().stream()?;
+        Ok(Self { group, stream, symmetric: Arc::default(), windows: Arc::default() })
+    }
+
+    /// New memory where this rank's device reaches it.
+    pub(crate) fn make(&self, layout: Layout) -> Result<View, Raised> {
+        let device = self.group.device();
+        if Place::of(device) == Place::CPU || layout.len() == 0 {
+            return View::zeroed(layout);
+        }
+        let buffer = PlainBuffer::create(device, layout.len())?;
+        View::of_span(buffer.all(), device, layout, false)
+    }
 }
 
 /// A rank's membership in a group of ranks, each with a device.
@@ -36,8 +59,8 @@ pub(crate) struct Communicator {
 impl Communicator {
     fn new(group: Group) -> Result<Self, Raised> {
         let (rank, size, device) = (group.rank().0, group.size(), group.device().clone());
-        let (stream, epoch) = (device.stream()?, ForkEpoch::current()?);
-        Ok(Self { rank, size, device, epoch, open: Mutex::new(Some(Open { group, stream })) })
+        let (open, epoch) = (Open::new(group)?, ForkEpoch::current()?);
+        Ok(Self { rank, size, device, epoch, open: Mutex::new(Some(open)) })
     }
 
     /// The group, unless it was closed, or this is a forked child.
@@ -160,7 +183,7 @@ impl Communicator {
 
     #[getter]
     fn device(&self) -> String {
-        crate::array::Place::of(&self.device).to_string()
+        Place::of(&self.device).to_string()
     }
 
     #[getter]
@@ -168,13 +191,20 @@ impl Communicator {
         self.epoch.is_current() && self.open.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+    #[pyo3(signature = (*, stream=None))]
+    fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let open = self.open().raised()?;
-        waiting(py, || open.group.barrier(&open.stream))
+        let target = Target::of(&open, stream)?;
+        waiting(py, || -> Result<(), Raised> {
+            target.finish()?;
+            Ok(open.group.barrier(&target.stream)?)
+        })
     }
 
     fn check(&self) -> PyResult<()> {
-        self.open().raised()?.group.communicator().check().raised()
+        let open = self.open().raised()?;
+        open.group.communicator().check().raised()?;
+        open.symmetric.get().map_or(Ok(()), |symmetric| symmetric.check()).raised()
     }
 
     fn abort(&self) -> PyResult<()> {

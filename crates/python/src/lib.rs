@@ -5,7 +5,10 @@
 //! | `error` | every error of the layers below as an exception of `wholemem.errors` |
 //! | `wait` | calls that may wait: without the interpreter's lock, and ended by Ctrl-C |
 //! | `array` | memory with a shape, a type and an owner, in and out by DLPack and its like |
-//! | `communicator`, `device` | ranks that have devices |
+//! | `communicator`, `device`, `stream` | ranks that have devices, and where their work runs |
+//! | `tensor`, `rows` | elements over many ranks, gathered and scattered |
+//! | `doctor` | what this machine can do |
+//! | `window`, `collective` | memory that every rank has, and what ranks do together through it |
 //!
 //! What it keeps true: importing it touches no driver and starts nothing. An object of Python holds what it needs below,
 //! so that the order in which they are dropped, or collected, does not matter. Whatever may wait gives up the
@@ -15,10 +18,16 @@
 //! in `python/wholemem/`, beside the types.
 
 mod array;
+mod collective;
 mod communicator;
 mod device;
+mod doctor;
 mod error;
+mod rows;
+mod stream;
+mod tensor;
 mod wait;
+mod window;
 
 #[pyo3::pymodule]
 mod _native {
@@ -26,6 +35,15 @@ mod _native {
     use crate::array::{Array, asarray, zeros};
     #[pymodule_export]
     use crate::communicator::{Communicator, unique_id};
+
+    #[pymodule_export]
+    use crate::doctor::findings;
+
+    #[pymodule_export]
+    use crate::tensor::WholeTensor;
+
+    #[pymodule_export]
+    use crate::window::Window;
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,5 +1,6 @@
 """The native half of the package. Its parts are used by the names they have in ``wholemem``."""
 
+from os import PathLike
 from types import TracebackType
 from typing import Any, Optional, Sequence, Union
 
@@ -128,8 +129,25 @@ class Communicator:
     @property
     def closed(self) -> bool:
         """Whether this rank has left."""
-    def barrier(self) -> None:
-        """Waits until all ranks are here, and what they have done so far can be seen."""
+    def barrier(self, *, stream: Any = None) -> None:
+        """Waits until all ranks are here, and what they have done so far, on that stream too, can be seen by all."""
+    def stream_barrier(self, *, stream: Any = None) -> None:
+        """A barrier for what is enqueued on a stream: on a GPU nobody waits but the streams."""
+    def mem_alloc(self, nbytes: int) -> Window:
+        """Makes a window of new memory, zero, with so many bytes on this rank. All ranks call it; a rank may have none."""
+    def window_register(self, array: Any, *, stream: Any = None) -> Window:
+        """Makes a window of memory that is there: of a GPU, mapped in segments. All ranks call it."""
+    def all_reduce(self, array: Any, out: Any = None, *, op: str = "sum", stream: Any = None) -> Any:
+        """Combines the elements of all ranks, and gives all of them the outcome, the same to the bit.
+
+        ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``. The outcome is in ``out``, which
+        may be ``array`` itself, or in a new :class:`Array`. Arrays that lie in a window are read where they are; all ranks
+        give such ones, at the same place, or none does.
+        """
+    def all_gather(self, array: Any, out: Any = None, *, stream: Any = None) -> Any:
+        """Gives every rank's array to all ranks, one after the other."""
+    def broadcast(self, array: Any, root: int = 0, *, stream: Any = None) -> Any:
+        """Makes every rank's array what the root's is, and returns it."""
     def check(self) -> None:
         """Raises what keeps the group from going on, if anything does, without waiting."""
     def abort(self) -> None:
@@ -143,3 +161,162 @@ class Communicator:
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None: ...
+
+class Window:
+    """Memory that every rank has, and that all of them reach. It stays while it, or an array made of it, lives.
+
+    >>> import wholemem
+    >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
+    >>> window = comm.mem_alloc(1 << 20)
+    >>> mine = window.local("float32", (4, 2))
+    >>> comm.all_reduce(mine, mine) is mine
+    True
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes this rank has of it."""
+    def nbytes_of(self, rank: int) -> int:
+        """How many bytes a rank has of it."""
+    def local(
+        self, dtype: Any = None, shape: Optional[Sequence[int]] = None, *, offset: int = 0
+    ) -> Array:
+        """This rank's part from some byte on, as an array: of bytes, if nothing else is asked for."""
+    def peer(
+        self, rank: int, dtype: Any = None, shape: Optional[Sequence[int]] = None, *, offset: int = 0
+    ) -> Array:
+        """A rank's part, as this rank reaches it."""
+
+class WholeTensor:
+    """A tensor whose rows are divided among ranks: each stores its own, and reaches all.
+
+    >>> import numpy, wholemem
+    >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
+    >>> table = wholemem.WholeTensor.create(comm, (1000, 4), "float32")
+    >>> table.scatter_add(numpy.ones((2, 4), "float32"), numpy.array([7, 7]))
+    >>> table.gather(numpy.array([7, 8])).numpy()
+    array([[2., 2., 2., 2.],
+           [0., 0., 0., 0.]], dtype=float32)
+    """
+
+    @classmethod
+    def create(
+        cls,
+        comm: Communicator,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        kind: str = "continuous",
+        location: str = "device",
+        rows_of_each: Optional[Sequence[int]] = None,
+        equal_addresses: bool = False,
+    ) -> WholeTensor:
+        """Makes a tensor, zero. All ranks call it with the same arguments.
+
+        ``kind`` is ``continuous``, one range of addresses, or ``chunked``, one for each rank. ``location`` is the
+        ``device`` of each rank, or the ``host``. Rows are shared out evenly, or as ``rows_of_each`` says.
+        """
+    @classmethod
+    def load(
+        cls,
+        comm: Communicator,
+        path: Union[str, PathLike[str]],
+        *,
+        name: Optional[str] = None,
+        kind: str = "continuous",
+        location: str = "device",
+        rows_of_each: Optional[Sequence[int]] = None,
+    ) -> WholeTensor:
+        """Makes a tensor of a file: of what was saved, of a ``.npy``, or of a ``.safetensors``, where ``name`` says which.
+
+        All ranks call it; each reads the rows that it has.
+        """
+    def save(self, path: Union[str, PathLike[str]], *, overwrite: bool = False) -> None:
+        """Saves the tensor as a folder, which appears when it is complete. All ranks call it."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many elements there are in each dimension, rows first."""
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """How many elements lie from one to the next in each dimension."""
+    @property
+    def dtype(self) -> str:
+        """The type of the elements, by numpy's name."""
+    @property
+    def kind(self) -> str:
+        """``continuous`` or ``chunked``."""
+    @property
+    def location(self) -> str:
+        """``device`` or ``host``."""
+    @property
+    def local_rows(self) -> tuple[int, int]:
+        """The first of this rank's rows, and the one behind the last."""
+    def __len__(self) -> int: ...
+    def local(self) -> Array:
+        """This rank's rows, without a copy."""
+    def rows_of(self, rank: int) -> Array:
+        """A rank's rows, as this rank reaches them, without a copy."""
+    def all(self) -> Array:
+        """All rows, without a copy: of a continuous tensor."""
+    def rows(self, start: int, stop: int) -> WholeTensor:
+        """Some of the rows, as a tensor."""
+    def columns(self, start: int, stop: int) -> WholeTensor:
+        """Some of the columns, as a tensor: a range of the second dimension."""
+    def write(self, first: int, array: Any, *, stream: Any = None) -> None:
+        """Copies the rows of an array to the rows from ``first`` on."""
+    def read(self, first: int, out: Any, *, stream: Any = None) -> None:
+        """Copies the rows from ``first`` on to the rows of an array."""
+    def gather(
+        self,
+        indices: Any,
+        out: Any = None,
+        *,
+        dtype: Any = None,
+        convert: bool = False,
+        skip_bad: bool = False,
+        stream: Any = None,
+    ) -> Any:
+        """The rows that the indices name, in ``out`` or in a new :class:`Array`.
+
+        Elements are converted where ``dtype`` or ``convert`` asks for it: floats to floats, integers to integers. An index
+        that names no row raises :class:`~wholemem.errors.BadIndex`, of a GPU's work in the next call or in :meth:`check`;
+        its row is zero, and nothing else is touched. With ``skip_bad`` nobody is told.
+        """
+    def scatter(
+        self,
+        array: Any,
+        indices: Any,
+        *,
+        order: str = "any",
+        convert: bool = False,
+        skip_bad: bool = False,
+        stream: Any = None,
+    ) -> None:
+        """Writes rows to where the indices say. Other ranks see them behind the next ``barrier``.
+
+        Where several go to one place, the order ``fixed`` leaves the last of the last rank, and is a call of all ranks.
+        """
+    def scatter_add(
+        self,
+        array: Any,
+        indices: Any,
+        *,
+        order: str = "any",
+        convert: bool = False,
+        skip_bad: bool = False,
+        stream: Any = None,
+    ) -> None:
+        """Adds rows to where the indices say. With the order ``fixed``, and at the ``host``, it is a call of all ranks."""
+    def check(self) -> None:
+        """Raises :class:`~wholemem.errors.BadIndex` if work that has run met an index that names no row."""
+    def reference_ptr(self) -> int:
+        """The address of the ``wholemem::GlobalRef`` by which kernels find rows. It is good as long as this lives."""
+
+def findings() -> list[
+    tuple[
+        str,
+        Optional[str],
+        list[tuple[int, str, int, list[tuple[str, bool, Optional[str]]]]],
+    ]
+]:
+    """What :func:`wholemem.doctor` makes its report of."""

@@ -20,8 +20,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 pub(crate) use element::Element;
-pub(crate) use layout::{Layout, Rows};
-pub(crate) use view::{Owner, Place, View};
+pub(crate) use layout::Layout;
+pub(crate) use view::{Place, View};
 
 use crate::error::{Raised, Raises};
 
@@ -35,10 +35,6 @@ pub(crate) struct Array {
 impl Array {
     pub(crate) fn new(view: View) -> Self {
         Self { view }
-    }
-
-    pub(crate) fn view(&self) -> &View {
-        &self.view
     }
 }
 

@@ -1,0 +1,165 @@
+//! Rows moved by their indices: the gathers and scatters of a `WholeTensor`.
+
+use pyo3::prelude::*;
+use wholemem::{Dense, Indices, OnBadIndex, Order};
+use wholemem_hal::Rights;
+
+use crate::array::{Array, Element, Layout};
+use crate::error::{Raised, Raises};
+use crate::stream::Target;
+use crate::tensor::WholeTensor;
+use crate::wait::waiting;
+
+/// Indices, and the shape they have.
+struct Asked {
+    indices: Indices,
+    shape: Vec<i64>,
+}
+
+#[pymethods]
+impl WholeTensor {
+    #[pyo3(signature = (indices, out=None, *, dtype=None, convert=false, skip_bad=false, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn gather<'py>(
+        &self,
+        py: Python<'py>,
+        indices: &Bound<'py, PyAny>,
+        out: Option<Bound<'py, PyAny>>,
+        dtype: Option<Element>,
+        convert: bool,
+        skip_bad: bool,
+        stream: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let target = Target::of(&self.open, stream)?;
+        let Asked { indices, shape } = self.asked(&target, indices, skip_bad)?;
+        let out = match out {
+            Some(out) => out,
+            None => {
+                let layout =
+                    Layout::contiguous(dtype.unwrap_or(self.element), &self.shape_of(&shape)).raised()?;
+                Bound::new(py, Array::new(self.open.make(layout).raised()?))?.into_any()
+            }
+        };
+        let convert = convert || dtype.is_some();
+        let rows = self.beside(&target, &out, "the output", &shape, Rights::ReadWrite, convert)?;
+        let (table, on) = (&self.rows, &target.stream);
+        if indices.count() > 0 {
+            waiting(py, || {
+                if target.runs_inline() {
+                    table.gather_sync(on, &indices, &rows)
+                } else {
+                    table.gather(on, &indices, &rows)
+                }
+            })?;
+        }
+        Ok(out)
+    }
+
+    #[pyo3(signature = (array, indices, *, order="any", convert=false, skip_bad=false, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        indices: &Bound<'_, PyAny>,
+        order: &str,
+        convert: bool,
+        skip_bad: bool,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (target, order) = (Target::of(&self.open, stream)?, order_of(order).raised()?);
+        let Asked { indices, shape } = self.asked(&target, indices, skip_bad)?;
+        let rows = self.beside(&target, array, "the array", &shape, Rights::Read, convert)?;
+        let (table, on) = (&self.rows, &target.stream);
+        waiting(py, || {
+            if target.runs_inline() {
+                table.scatter_sync(on, &rows, &indices, order)
+            } else {
+                table.scatter(on, &rows, &indices, order)
+            }
+        })
+    }
+
+    #[pyo3(signature = (array, indices, *, order="any", convert=false, skip_bad=false, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn scatter_add(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        indices: &Bound<'_, PyAny>,
+        order: &str,
+        convert: bool,
+        skip_bad: bool,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.element.number().raised()?;
+        let (target, order) = (Target::of(&self.open, stream)?, order_of(order).raised()?);
+        let Asked { indices, shape } = self.asked(&target, indices, skip_bad)?;
+        let rows = self.beside(&target, array, "the array", &shape, Rights::Read, convert)?;
+        let (table, on) = (&self.rows, &target.stream);
+        waiting(py, || {
+            if target.runs_inline() {
+                table.scatter_add_sync(on, &rows, &indices, order)
+            } else {
+                table.scatter_add(on, &rows, &indices, order)
+            }
+        })
+    }
+}
+
+fn order_of(name: &str) -> Result<Order, Raised> {
+    match name {
+        "any" => Ok(Order::Any),
+        "fixed" => Ok(Order::Fixed),
+        _ => Err(Raised::new("WrongValue", format!("no order is called `{name}`"))
+            .hint("it is `any`, or `fixed`: the same in every run, and a call of all ranks")),
+    }
+}
+
+impl WholeTensor {
+    fn asked(&self, target: &Target, given: &Bound<'_, PyAny>, skip_bad: bool) -> PyResult<Asked> {
+        let view = target.take(given)?;
+        view.layout.check_contiguous("the array of indices").raised()?;
+        let span = view.span("the array of indices", self.open.group.device(), Rights::Read).raised()?;
+        let indices = match view.layout.element.name {
+            "int32" => Indices::i32(span),
+            "int64" => Indices::i64(span),
+            name => {
+                let message = format!("indices are int32 or int64, and not {name}");
+                return Err(Raised::new("WrongType", message).hint("convert them to int64").into());
+            }
+        };
+        let on_bad = if skip_bad { OnBadIndex::Skip } else { OnBadIndex::Note };
+        Ok(Asked { indices: indices.on_bad(on_bad), shape: view.layout.shape })
+    }
+
+    /// The rows that stand beside indices of some shape.
+    fn beside(
+        &self,
+        target: &Target,
+        given: &Bound<'_, PyAny>,
+        what: &str,
+        shape: &[i64],
+        rights: Rights,
+        convert: bool,
+    ) -> PyResult<Dense> {
+        let view = target.take(given)?;
+        view.layout.check_shape(what, &self.shape_of(shape)).raised()?;
+        let element = view.layout.element;
+        let span = view.span(what, self.open.group.device(), rights).raised()?;
+        let dense = if convert && element != self.element {
+            // Both must be numbers, and of one kind.
+            self.element.number().raised()?;
+            Dense::new(span, element.number().raised()?).converted()
+        } else {
+            self.check_element(what, element)?;
+            Dense::new(span, self.element.stored().raised()?)
+        };
+        if shape.len() == 1 {
+            let rows = view.layout.rows(what).raised()?;
+            return Ok(dense.stride(rows.stride.max(rows.len)));
+        }
+        view.layout.check_contiguous(what).raised()?;
+        Ok(dense)
+    }
+}

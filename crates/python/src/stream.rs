@@ -1,0 +1,74 @@
+//! The stream that a call's work goes to.
+//!
+//! On the host, work has run when the call returns. On a GPU it is enqueued: on the stream that the caller names, or on the
+//! default one, with which frameworks begin too.
+
+use pyo3::prelude::*;
+use wholemem_hal::{BackendKind, Error as HalError, Stream};
+use wholemem_os::Deadline;
+use wholemem_os::interrupt::{MOMENT, is_interrupted};
+
+use crate::array::{View, take};
+use crate::communicator::Open;
+use crate::error::Raised;
+
+/// A stream, and how DLPack calls it.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) stream: Stream,
+    dlpack: Option<i64>,
+}
+
+impl Target {
+    /// The stream that was given: a number, or an object of torch, CuPy or cuda.core.
+    pub(crate) fn of(open: &Open, given: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let device = open.group.device();
+        if device.backend().kind() == BackendKind::Host {
+            return Ok(Self { stream: open.stream.clone(), dlpack: None });
+        }
+        let handle = given.map_or(Ok(0), handle_of)?;
+        // SAFETY: who names a stream says that it is one of the communicator's device, and stays while work is enqueued.
+        let stream = unsafe { Stream::from_foreign(device, handle) };
+        // Zero is not taken by DLPack, where one is the default stream.
+        let dlpack = i64::try_from(handle.max(1)).ok();
+        Ok(Self { stream, dlpack })
+    }
+
+    /// An array, ready to be used on this stream.
+    pub(crate) fn take(&self, given: &Bound<'_, PyAny>) -> PyResult<View> {
+        take(given, self.dlpack)
+    }
+
+    /// Waits until what is enqueued has run.
+    pub(crate) fn finish(&self) -> Result<(), HalError> {
+        loop {
+            match self.stream.synchronize(Deadline::after(MOMENT)) {
+                Err(HalError::TimedOut { .. }) if !is_interrupted() => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Whether work has run when the call that asked for it returns.
+    pub(crate) fn runs_inline(&self) -> bool {
+        self.stream.runs_inline()
+    }
+}
+
+fn handle_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if let Ok(handle) = given.extract::<u64>() {
+        return Ok(handle);
+    }
+    for name in ["cuda_stream", "ptr", "handle"] {
+        if let Ok(handle) = given.getattr(name).and_then(|handle| handle.extract::<u64>()) {
+            return Ok(handle);
+        }
+    }
+    if let Ok((_, handle)) =
+        given.call_method0("__cuda_stream__").and_then(|says| says.extract::<(u64, u64)>())
+    {
+        return Ok(handle);
+    }
+    let message = format!("`{}` is no stream", given.get_type().name()?);
+    Err(Raised::new("WrongType", message).hint("give a stream of torch or CuPy, or its number").into())
+}

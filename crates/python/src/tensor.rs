@@ -1,0 +1,282 @@
+//! Elements over many ranks: see `wholemem.WholeTensor` in Python.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyTuple, PyType};
+use wholemem::files::{LoadSpec, SaveSpec, Source};
+use wholemem::{Kind, LocalRows, Location, Rank, TensorSpec, WholeTensor as Rows};
+use wholemem_hal::{PinnedBuffer, Rights};
+use wholemem_os::interrupt::is_interrupted;
+
+use crate::array::{Array, Element, Layout, View};
+use crate::communicator::{Communicator, Open};
+use crate::error::{Raised, Raises};
+use crate::stream::Target;
+use crate::wait::waiting;
+
+/// A tensor whose rows are divided among ranks.
+#[pyclass(frozen, module = "wholemem")]
+#[derive(Debug)]
+pub(crate) struct WholeTensor {
+    pub(crate) rows: Rows,
+    /// What the elements are to Python; the tensor below may only know how long they are.
+    pub(crate) element: Element,
+    pub(crate) open: Open,
+    /// What kernels find rows by, where they can read it.
+    reference: OnceLock<PinnedBuffer>,
+}
+
+impl WholeTensor {
+    fn new(rows: Rows, element: Element, open: Open) -> Self {
+        Self { rows, element, open, reference: OnceLock::new() }
+    }
+
+    /// The shape of some of its rows.
+    pub(crate) fn shape_of(&self, rows: &[i64]) -> Vec<i64> {
+        let inner = self.rows.shape().iter().skip(1);
+        rows.iter().copied().chain(inner.map(|len| i64::try_from(*len).unwrap_or(i64::MAX))).collect()
+    }
+
+    /// Rows that are one range of addresses, as an array.
+    fn array(&self, found: Option<LocalRows>) -> Result<Array, Raised> {
+        let Some(LocalRows { rows, span, stride }) = found else {
+            return Ok(Array::new(View::zeroed(Layout::contiguous(self.element, &self.shape_of(&[0]))?)?));
+        };
+        let count = i64::try_from(rows.end - rows.start).unwrap_or(i64::MAX);
+        let mut layout = Layout::contiguous(self.element, &self.shape_of(&[count]))?;
+        if count > 1 {
+            layout.strides[0] = i64::try_from(stride / self.element.len()).unwrap_or(i64::MAX);
+        }
+        Ok(Array::new(View::of_span(span, self.open.group.device(), layout, false)?))
+    }
+}
+
+fn kind_of(name: &str) -> Result<Kind, Raised> {
+    match name {
+        "continuous" => Ok(Kind::Continuous),
+        "chunked" => Ok(Kind::Chunked),
+        _ => Err(Raised::new("WrongValue", format!("no kind of memory is called `{name}`"))
+            .hint("it is `continuous`: one range of addresses, or `chunked`: one for each rank")),
+    }
+}
+
+fn location_of(name: &str) -> Result<Location, Raised> {
+    match name {
+        "device" => Ok(Location::Device),
+        "host" | "cpu" => Ok(Location::Host),
+        _ => Err(Raised::new("WrongValue", format!("memory is not at `{name}`"))
+            .hint("it is at the `device` of each rank, or at the `host`")),
+    }
+}
+
+#[pymethods]
+impl WholeTensor {
+    #[classmethod]
+    #[pyo3(signature = (comm, shape, dtype, *, kind="continuous", location="device", rows_of_each=None, equal_addresses=false))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn create(
+        _class: &Bound<'_, PyType>,
+        py: Python<'_>,
+        comm: &Communicator,
+        shape: Vec<u64>,
+        dtype: Element,
+        kind: &str,
+        location: &str,
+        rows_of_each: Option<Vec<u64>>,
+        equal_addresses: bool,
+    ) -> PyResult<Self> {
+        let open = comm.open().raised()?;
+        let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
+        let spec = TensorSpec {
+            dtype: dtype.stored().raised()?,
+            shape,
+            kind,
+            location,
+            rows_of_each,
+            equal_addresses,
+        };
+        let rows = waiting(py, || Rows::create(&open.group, &spec))?;
+        Ok(Self::new(rows, dtype, open))
+    }
+
+    #[classmethod]
+    #[pyo3(signature = (comm, path, *, name=None, kind="continuous", location="device", rows_of_each=None))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn load(
+        _class: &Bound<'_, PyType>,
+        py: Python<'_>,
+        comm: &Communicator,
+        path: PathBuf,
+        name: Option<&str>,
+        kind: &str,
+        location: &str,
+        rows_of_each: Option<Vec<u64>>,
+    ) -> PyResult<Self> {
+        let open = comm.open().raised()?;
+        let source = match name {
+            Some(name) => Source::tensor(path, name),
+            None => Source::new(path),
+        };
+        let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
+        let spec = LoadSpec { kind, location, rows_of_each };
+        let rows = waiting(py, || Rows::load(&open.group, &source, &spec, &unless_interrupted))?;
+        let element = Element::of(rows.dtype());
+        Ok(Self::new(rows, element, open))
+    }
+
+    #[pyo3(signature = (path, *, overwrite=false))]
+    fn save(&self, py: Python<'_>, path: PathBuf, overwrite: bool) -> PyResult<()> {
+        waiting(py, || self.rows.save(&path, SaveSpec { overwrite }, &unless_interrupted))
+    }
+
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.rows.shape())
+    }
+
+    #[getter]
+    fn stride<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let mut strides = Layout::contiguous(self.element, &self.shape_of(&[1])).raised()?.strides;
+        strides[0] = i64::try_from(self.rows.stride() / self.element.len()).unwrap_or(i64::MAX);
+        PyTuple::new(py, strides)
+    }
+
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.element.name
+    }
+
+    #[getter]
+    fn kind(&self) -> String {
+        self.rows.memory().kind().to_string()
+    }
+
+    #[getter]
+    fn location(&self) -> String {
+        self.rows.memory().location().to_string()
+    }
+
+    #[getter]
+    fn local_rows(&self) -> PyResult<(u64, u64)> {
+        let local = self.rows.local().raised()?;
+        Ok(local.map_or((0, 0), |local| (local.rows.start, local.rows.end)))
+    }
+
+    fn __len__(&self) -> usize {
+        usize::try_from(self.rows.row_count()).unwrap_or(usize::MAX)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let (shape, dtype, kind) = (self.shape(py)?, self.element.name, self.kind());
+        Ok(format!("WholeTensor(shape={shape}, dtype={dtype}, kind={kind}, location={})", self.location()))
+    }
+
+    fn local(&self) -> PyResult<Array> {
+        self.array(self.rows.local().raised()?).raised()
+    }
+
+    fn rows_of(&self, rank: u32) -> PyResult<Array> {
+        self.array(self.rows.rows_of(Rank(rank)).raised()?).raised()
+    }
+
+    fn all(&self) -> PyResult<Array> {
+        let all = self.rows.all_rows().map_err(|error| {
+            Raised::from(error)
+                .hint("rows of several chunks are no array: take those of each rank by `rows_of`")
+        });
+        self.array(all.raised()?).raised()
+    }
+
+    fn rows(&self, start: u64, stop: u64) -> PyResult<Self> {
+        Ok(Self::new(self.rows.rows(start..stop).raised()?, self.element, self.open.clone()))
+    }
+
+    fn columns(&self, start: u64, stop: u64) -> PyResult<Self> {
+        Ok(Self::new(self.rows.columns(start..stop).raised()?, self.element, self.open.clone()))
+    }
+
+    #[pyo3(signature = (first, array, *, stream=None))]
+    fn write(
+        &self,
+        py: Python<'_>,
+        first: u64,
+        array: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let target = Target::of(&self.open, stream)?;
+        let span = self.dense(&target, array, "the array", Rights::Read)?;
+        match span {
+            Some(span) => waiting(py, || self.rows.copy_rows_in(&target.stream, first, &span)),
+            None => Ok(()),
+        }
+    }
+
+    #[pyo3(signature = (first, out, *, stream=None))]
+    fn read(
+        &self,
+        py: Python<'_>,
+        first: u64,
+        out: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let target = Target::of(&self.open, stream)?;
+        let span = self.dense(&target, out, "the output", Rights::ReadWrite)?;
+        match span {
+            Some(span) => waiting(py, || self.rows.copy_rows_out(&target.stream, first, &span)),
+            None => Ok(()),
+        }
+    }
+
+    fn check(&self) -> PyResult<()> {
+        self.rows.check().raised()
+    }
+
+    fn reference_ptr(&self) -> PyResult<u64> {
+        let reference = match self.reference.get() {
+            Some(reference) => reference,
+            None => {
+                let bytes = self.rows.memory().global_ref().to_bytes();
+                let buffer = PinnedBuffer::create(self.open.group.device(), bytes.len()).raised()?;
+                buffer.bytes().raised()?.write_at(0, &bytes).raised()?;
+                self.reference.get_or_init(|| buffer)
+            }
+        };
+        Ok(reference.all().address())
+    }
+}
+
+impl WholeTensor {
+    /// An array of whole rows without gaps, of this tensor's elements; `None` if it has none.
+    fn dense(
+        &self,
+        target: &Target,
+        given: &Bound<'_, PyAny>,
+        what: &str,
+        rights: Rights,
+    ) -> PyResult<Option<wholemem_hal::Span>> {
+        let view = target.take(given)?;
+        self.check_element(what, view.layout.element)?;
+        let rows = view.layout.shape.first().copied().unwrap_or(0);
+        view.layout.check_shape(what, &self.shape_of(&[rows])).raised()?;
+        view.layout.check_contiguous(what).raised()?;
+        let span = view.span(what, self.open.group.device(), rights).raised()?;
+        Ok((!span.is_empty()).then_some(span))
+    }
+
+    pub(crate) fn check_element(&self, what: &str, element: Element) -> PyResult<()> {
+        if element == self.element {
+            return Ok(());
+        }
+        let message = format!("{what} holds {}, and the tensor {}", element.name, self.element.name);
+        Err(Raised::new("WrongType", message)
+            .hint(format!("convert it to {} first", self.element.name))
+            .into())
+    }
+}
+
+/// Goes on until a signal's handler has raised.
+fn unless_interrupted(_: wholemem::files::Copied) -> std::ops::ControlFlow<()> {
+    if is_interrupted() { std::ops::ControlFlow::Break(()) } else { std::ops::ControlFlow::Continue(()) }
+}

@@ -1,0 +1,137 @@
+//! Memory that every rank has and every rank reaches: see `wholemem.Window` in Python.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use pyo3::prelude::*;
+use wholemem::{Rank, Window as Parts};
+
+use crate::array::{Array, Element, Layout, Place, View};
+use crate::communicator::{Communicator, Open};
+use crate::error::{Raised, Raises};
+use crate::stream::Target;
+use crate::wait::waiting;
+
+/// The windows of a communicator that something still holds.
+///
+/// An array that lies in one is a part of it, whatever it went through on its way: so all ranks find the same.
+#[derive(Debug, Default)]
+pub(crate) struct Windows(Mutex<Vec<Weak<Kept>>>);
+
+/// A window, held by Python's object and by every array that was made of it.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) parts: Parts,
+}
+
+impl Windows {
+    fn keep(&self, parts: Parts) -> Arc<Kept> {
+        let kept = Arc::new(Kept { parts });
+        let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        windows.retain(|window| window.strong_count() > 0);
+        windows.push(Arc::downgrade(&kept));
+        kept
+    }
+
+    /// The window in whose part of this rank some bytes lie, and where.
+    pub(crate) fn find(&self, address: u64, len: usize) -> Option<(Arc<Kept>, usize)> {
+        let windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        windows.iter().filter_map(Weak::upgrade).find_map(|kept| {
+            let has = kept.parts.len();
+            let begins = if has == 0 { return None } else { kept.parts.local().address() };
+            let offset = usize::try_from(address.checked_sub(begins)?).ok()?;
+            (offset.checked_add(len)? <= has).then(|| (Arc::clone(&kept), offset))
+        })
+    }
+}
+
+/// A window of a communicator.
+#[pyclass(frozen, module = "wholemem")]
+#[derive(Debug)]
+pub(crate) struct Window {
+    kept: Arc<Kept>,
+    open: Open,
+}
+
+impl Window {
+    /// Some bytes of a rank's part, as an array.
+    fn array(
+        &self,
+        rank: Rank,
+        element: Element,
+        shape: Option<Vec<i64>>,
+        offset: usize,
+    ) -> Result<Array, Raised> {
+        let has = self.kept.parts.len_of(rank).saturating_sub(offset);
+        let all = || vec![i64::try_from(has / element.len()).unwrap_or(i64::MAX)];
+        let layout = Layout::contiguous(element, &shape.unwrap_or_else(all))?;
+        let span = self.kept.parts.part_of(rank, offset, layout.len())?;
+        if !span.address().is_multiple_of(element.len() as u64) {
+            let message = format!("{} cannot begin at offset {offset}", element.name);
+            return Err(
+                Raised::new("WrongValue", message).hint(format!("take a multiple of {}", element.len()))
+            );
+        }
+        let place = Place::of(self.open.group.device());
+        let owner = Arc::clone(&self.kept);
+        Ok(Array::new(View { address: span.address(), layout, place, readonly: false, owner }))
+    }
+}
+
+#[pymethods]
+impl Window {
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.kept.parts.len()
+    }
+
+    fn nbytes_of(&self, rank: u32) -> usize {
+        self.kept.parts.len_of(Rank(rank))
+    }
+
+    #[pyo3(signature = (dtype=None, shape=None, *, offset=0))]
+    fn local(&self, dtype: Option<Element>, shape: Option<Vec<i64>>, offset: usize) -> PyResult<Array> {
+        self.peer(self.open.group.rank().0, dtype, shape, offset)
+    }
+
+    #[pyo3(signature = (rank, dtype=None, shape=None, *, offset=0))]
+    fn peer(
+        &self,
+        rank: u32,
+        dtype: Option<Element>,
+        shape: Option<Vec<i64>>,
+        offset: usize,
+    ) -> PyResult<Array> {
+        let element = dtype.unwrap_or_else(|| Element::of(wholemem::Dtype::U8));
+        self.array(Rank(rank), element, shape, offset).raised()
+    }
+
+    fn __repr__(&self) -> String {
+        let (rank, size) = (self.open.group.rank(), self.open.group.size());
+        format!("Window(nbytes={}, rank={rank}, size={size})", self.nbytes())
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    fn mem_alloc(&self, py: Python<'_>, nbytes: usize) -> PyResult<Window> {
+        let open = self.open().raised()?;
+        let parts = waiting(py, || open.symmetric()?.mem_alloc(nbytes).map_err(Raised::from))?;
+        Ok(Window { kept: open.windows.keep(parts), open })
+    }
+
+    #[pyo3(signature = (array, *, stream=None))]
+    fn window_register(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Window> {
+        let open = self.open().raised()?;
+        let view = Target::of(&open, stream)?.take(array)?;
+        view.layout.check_contiguous("the array").raised()?;
+        let (address, len) = (view.address, view.layout.len());
+        let parts =
+            waiting(py, || open.symmetric()?.window_register_mapped(address, len).map_err(Raised::from))?;
+        Ok(Window { kept: open.windows.keep(parts), open })
+    }
+}
