@@ -95,9 +95,9 @@ impl Raised {
 
 impl From<Raised> for PyErr {
     fn from(raised: Raised) -> Self {
-        // While the interpreter is ending there may be no class any more.
-        let made = Python::try_attach(|py| raised.exception(py));
-        made.and_then(Result::ok).unwrap_or_else(|| PyRuntimeError::new_err("wholemem.errors is gone"))
+        let made = Python::try_attach(|py| raised.exception(py).unwrap_or_else(|error| error));
+        // Nobody catches it while the interpreter is ending.
+        made.unwrap_or_else(|| PyRuntimeError::new_err("the interpreter is ending"))
     }
 }
 
@@ -121,9 +121,8 @@ impl From<wholemem::Error> for Raised {
             Error::Comm(error) => return error.into(),
             Error::File(error) => return error.into(),
             Error::OnRank { rank, code, .. } => {
-                // The code of memory that is not to be had.
-                let class = if code == 105 { "OutOfMemory" } else { "RankFailed" };
-                return Self::new(class, error.to_string()).code(code).rank(rank);
+                let (class, detail) = on_rank(rank, code);
+                return Self::new(class, error.to_string()).code(code).with(detail);
             }
             Error::BadIndex { position } => {
                 let raised = Self::new("BadIndex", error.to_string()).code(error.code());
@@ -139,6 +138,20 @@ impl From<wholemem::Error> for Raised {
             _ => "WrongValue",
         };
         Self::new(class, error.to_string()).code(error.code()).hinted(error.hint())
+    }
+}
+
+/// The class of what one rank met with in a call of all, by its [code](wholemem::Error::code): the same as where there are
+/// no other ranks.
+fn on_rank(rank: Rank, code: u32) -> (&'static str, Detail) {
+    match code {
+        7 | 8 | 25 => ("WrongDevice", Detail::None),
+        14 | 20 | 21 => ("Unsupported", Detail::None),
+        105 => ("OutOfMemory", Detail::None),
+        1002..=1008 | 1013..=1016 => ("WrongValue", Detail::None),
+        1017 => ("BadFile", Detail::None),
+        1018 => ("Aborted", Detail::Rank(rank)),
+        _ => ("RankFailed", Detail::Rank(rank)),
     }
 }
 

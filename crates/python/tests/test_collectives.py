@@ -1,0 +1,212 @@
+"""Windows, and what ranks do together, against numpy."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+from world import descriptors, each, resident
+
+import wholemem
+from wholemem import Communicator, errors
+
+OPS = {
+    "sum": np.sum,
+    "prod": np.prod,
+    "min": np.min,
+    "max": np.max,
+    "and": np.bitwise_and.reduce,
+    "or": np.bitwise_or.reduce,
+    "xor": np.bitwise_xor.reduce,
+}
+
+
+def inputs(size: int, shape: tuple[int, ...], dtype: str) -> list[np.ndarray]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(1, 5, shape).astype(dtype) for _ in range(size)]
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", ["int8", "uint64", "float32", "float64"])
+def test_all_reduce_is_what_numpy_finds(op: str, dtype: str) -> None:
+    given = inputs(3, (7, 11), dtype)
+
+    def work(comm: Communicator) -> Any:
+        return comm.all_reduce(given[comm.rank], op=op).numpy()
+
+    if dtype.startswith("float") and op in ("and", "or", "xor"):
+        with pytest.raises(errors.WrongType, match="operations on bits are for integers"):
+            each(3, work)
+        return
+    with np.errstate(all="ignore"):
+        expected = OPS[op](np.stack(given), axis=0, **({"dtype": dtype} if op in ("sum", "prod") else {}))
+    for outcome in each(3, work):
+        assert outcome.dtype == dtype
+        np.testing.assert_array_equal(outcome, expected)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 1000, 300_000])
+def test_any_length_in_place_and_into_an_output(count: int) -> None:
+    given = inputs(2, (count,), "int32")
+    expected = given[0] + given[1]
+
+    def work(comm: Communicator) -> None:
+        mine, out = given[comm.rank].copy(), np.zeros(count, np.int32)
+        assert comm.all_reduce(mine, out) is out
+        np.testing.assert_array_equal(out, expected)
+        assert comm.all_reduce(mine, mine, op="sum") is mine
+        np.testing.assert_array_equal(mine, expected)
+
+    each(2, work)
+
+
+def test_all_gather_and_broadcast() -> None:
+    given = inputs(3, (2, 5), "float32")
+
+    def work(comm: Communicator) -> None:
+        all_of_them = comm.all_gather(given[comm.rank])
+        assert all_of_them.shape == (3, 2, 5)
+        np.testing.assert_array_equal(all_of_them.numpy(), np.stack(given))
+        out = np.empty((3, 2, 5), np.float32)
+        assert comm.all_gather(given[comm.rank], out) is out
+        np.testing.assert_array_equal(out, np.stack(given))
+        mine = given[comm.rank].copy()
+        assert comm.broadcast(mine, 2) is mine
+        np.testing.assert_array_equal(mine, given[2])
+        comm.stream_barrier()
+        with pytest.raises(errors.WrongValue, match="there is no rank 3 among 3"):
+            comm.broadcast(mine, 3)
+
+    each(3, work)
+
+
+def test_halves_are_reduced_in_single_precision() -> None:
+    ones = np.full(8, 0x3F80, np.uint16).view(np.uint8)  # 1 in bfloat16
+
+    def work(comm: Communicator) -> bytes:
+        window = comm.mem_alloc(16)
+        array = window.local("bfloat16")
+        assert array.shape == (8,)
+        window.local().numpy()[:] = ones
+        comm.all_reduce(array, array)
+        return bytes(window.local().memoryview())
+
+    assert each(2, work) == [b"\x00\x40" * 8] * 2
+
+
+def test_a_window_is_one_memory_for_all() -> None:
+    def work(comm: Communicator) -> None:
+        window = comm.mem_alloc(4096)
+        assert (window.nbytes, window.nbytes_of(1 - comm.rank)) == (4096, 4096)
+        peer = window.peer(1 - comm.rank, np.int32, (8, 4), offset=256)
+        assert peer.data_ptr() % 4096 == 256
+        peer.numpy()[:] = comm.rank
+        comm.barrier()
+        mine = window.local("int32", (8, 4), offset=256)
+        assert (mine.numpy() == 1 - comm.rank).all()
+        assert window.local("float64", offset=8).shape == (511,)
+        assert "Window(nbytes=4096" in repr(window)
+
+    each(2, work)
+
+
+def test_arrays_that_lie_in_a_window_are_found_whatever_they_went_through() -> None:
+    def work(comm: Communicator) -> None:
+        window = comm.mem_alloc(1 << 20)
+        mine = window.local("int32", (1000,), offset=4096)
+        # One rank gives the array itself, the other what numpy made of it.
+        given = mine if comm.rank == 0 else mine.numpy()
+        mine.numpy()[:] = comm.rank + 1
+        comm.all_reduce(given, given)
+        assert (mine.numpy() == 3).all()
+        out = comm.all_reduce(given)
+        assert (out.numpy() == 6).all()
+
+    each(2, work)
+
+
+def test_parts_of_a_window_that_there_are_not() -> None:
+    def work(comm: Communicator) -> None:
+        window = comm.mem_alloc(4096 if comm.rank == 0 else 0)
+        assert window.nbytes_of(0) == 4096 and window.nbytes_of(1) == 0
+        with pytest.raises(errors.WrongValue, match="cannot use 8 bytes at 4090"):
+            window.peer(0, "uint8", (8,), offset=4090)
+        with pytest.raises(errors.WrongValue, match="cannot use 8 bytes at 0 of rank 1"):
+            window.peer(1, "float64", (1,))
+        with pytest.raises(errors.WrongValue, match="cannot begin at offset 2"):
+            window.peer(0, "float32", (1,), offset=2)
+        with pytest.raises(errors.WrongValue):
+            window.peer(2)
+        with pytest.raises(errors.WrongValue, match="no rank has a byte"):
+            comm.mem_alloc(0)
+        with pytest.raises(errors.Unsupported):
+            comm.window_register(np.zeros(4096, np.uint8))
+
+    each(2, work)
+
+
+def test_a_window_lives_as_long_as_an_array_of_it() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    before = descriptors()
+    array = comm.mem_alloc(1 << 16).local("uint8").numpy()
+    gc.collect()
+    array[:] = 7
+    comm.all_reduce(array, array)
+    assert array.sum() == 7 << 16
+    comm.close()
+    del comm
+    gc.collect()
+    assert array.sum() == 7 << 16
+    del array
+    gc.collect()
+    assert descriptors() <= before
+
+
+def test_windows_leave_nothing() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+
+    def cycle(times: int) -> None:
+        for _ in range(times):
+            array = comm.mem_alloc(4096).local("float32")
+            comm.all_reduce(array, array)
+
+    cycle(200)
+    gc.collect()
+    (memory, open_files) = (resident(), descriptors())
+    cycle(10_000)
+    gc.collect()
+    assert descriptors() == open_files
+    assert resident() - memory < 8 << 20
+
+
+@pytest.mark.parametrize(
+    ("array", "out", "kind", "says"),
+    [
+        (np.zeros(8, np.float32)[::2], None, errors.WrongStride, "the array is not contiguous"),
+        (np.zeros(4, np.float32), np.zeros(8, np.float32)[::2], errors.WrongStride, "the output is not contiguous"),
+        (np.zeros(4, np.float32), np.zeros(5, np.float32), errors.WrongValue, "must have the shape"),
+        (np.zeros(4, np.float32), np.zeros(4, np.float64), errors.WrongType, "the output holds float64"),
+        (np.zeros(4, np.complex64), None, errors.WrongType, "cannot compute with complex64"),
+        (np.zeros(4, bool), None, errors.WrongType, "cannot compute with bool"),
+        (b"1234", b"1234", errors.ReadOnly, "would be written"),
+        ("text", None, errors.WrongType, "`str` is no array"),
+    ],
+)
+def test_bad_arrays_are_refused(array: Any, out: Any, kind: type, says: str) -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    with pytest.raises(kind, match=says):
+        comm.all_reduce(array, out)
+    with pytest.raises(errors.WrongValue, match="`median`"):
+        comm.all_reduce(np.zeros(1), op="median")
+    assert comm.all_reduce(np.ones(1)).numpy() == [1]
+
+
+def test_partly_overlapping_arrays_are_refused() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    memory = np.zeros(10, np.float32)
+    with pytest.raises(errors.WrongValue, match="overlap"):
+        comm.all_reduce(memory[:5], memory[3:8])
+    with pytest.raises(errors.ReadOnly):
+        comm.broadcast(wholemem.zeros((1,), "int8").as_readonly())

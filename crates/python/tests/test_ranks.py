@@ -1,0 +1,371 @@
+"""Communicators: how ranks join and leave, die, fork, and are interrupted."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from world import PROGRAM, descriptors, each, launch, run
+
+import wholemem
+from wholemem import Communicator, WholeTensor, errors
+
+
+def test_ranks_of_one_process() -> None:
+    def work(comm: Communicator) -> tuple[int, int, str]:
+        assert not comm.closed
+        comm.check()
+        comm.barrier()
+        return comm.rank, comm.size, comm.device
+
+    assert each(3, work) == [(0, 3, "cpu"), (1, 3, "cpu"), (2, 3, "cpu")]
+    with pytest.raises(errors.WrongValue, match="at least one rank"):
+        Communicator.local(0, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu:one", "cuda:-1", ""])
+def test_devices_that_there_are_not(name: str) -> None:
+    with pytest.raises(errors.WrongDevice, match="no device is called"):
+        Communicator.local(1, device=name)
+
+
+def test_a_device_beyond_the_last_is_named() -> None:
+    with pytest.raises(errors.WrongDevice, match="there is no device 99 on host"):
+        Communicator.local(1, device="cpu:99")
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
+def test_a_wait_that_makes_no_sense(timeout: float) -> None:
+    with pytest.raises(errors.WrongValue, match="cannot wait"):
+        Communicator.local(1, device="cpu", timeout=timeout)
+
+
+def test_what_is_closed_says_so() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    with comm as same:
+        assert same is comm
+        table = WholeTensor.create(comm, (2, 2), "int8")
+    assert comm.closed and "closed" in repr(comm)
+    comm.close()
+    uses = [comm.barrier, comm.check, comm.abort, lambda: comm.mem_alloc(1), lambda: comm.all_reduce(np.zeros(1))]
+    for use in [*uses, lambda: WholeTensor.create(comm, (1, 1), "int8")]:
+        with pytest.raises(errors.Closed, match="the communicator is closed"):
+            use()
+    assert table.gather(np.array([1])).shape == (1, 2)
+
+
+def test_joining_by_an_id_and_who_does_not_come() -> None:
+    unique_id = wholemem.unique_id()
+    with pytest.raises(errors.Timeout) as caught:
+        Communicator.create(unique_id, 0, 2, device="cpu", timeout=0.2)
+    assert caught.value.missing == (1,)
+    assert caught.value.code == "timeout" and caught.value.hint
+    with pytest.raises(errors.WrongValue, match="unique id"):
+        Communicator.create("nonsense", 0, 1)
+    with pytest.raises(errors.WrongValue, match="there is no rank 2 among 2"):
+        Communicator.create(unique_id, 2, 2)
+    joined = Communicator.create(wholemem.unique_id(), 0, 1, device="cpu")
+    joined.barrier()
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    ranks = Communicator.local(2, device="cpu", timeout=2)
+    with pytest.raises(errors.Timeout, match="no answer from rank 1") as caught:
+        ranks[0].barrier()
+    assert caught.value.missing == (1,)
+    # And so says every later call.
+    with pytest.raises(TimeoutError):
+        ranks[0].check()
+    with pytest.raises(TimeoutError):
+        WholeTensor.create(ranks[0], (1, 1), "int8")
+
+
+def test_a_rank_that_does_not_come_to_a_collective_is_named() -> None:
+    told = threading.Event()
+
+    def work(comm: Communicator) -> None:
+        comm.all_reduce(np.ones(4))
+        if comm.rank == 1:
+            told.wait()
+            return
+        try:
+            with pytest.raises(errors.Timeout) as caught:
+                comm.all_reduce(np.ones(4))
+            assert caught.value.missing == (1,)
+        finally:
+            told.set()
+
+    each(2, work, timeout=2)
+
+
+def test_abort_ends_what_another_thread_waits_for() -> None:
+    ranks = Communicator.local(2, device="cpu")
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            ranks[0].barrier()
+        except errors.Aborted as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    ranks[1].abort()
+    thread.join()
+    assert [getattr(error, "rank", None) for error in caught] == [1]
+
+
+def test_ranks_at_different_calls_are_told() -> None:
+    def work(comm: Communicator) -> None:
+        with pytest.raises((errors.RanksDisagree, errors.PeerLost)):
+            if comm.rank == 0:
+                comm.barrier()
+            else:
+                WholeTensor.create(comm, (1, 1), "int8")
+
+    each(2, work)
+
+
+def test_the_environment_is_needed_and_named() -> None:
+    ended = run(
+        """
+        import wholemem
+        try:
+            wholemem.Communicator.from_env()
+        except wholemem.errors.BadEnvironment as error:
+            print(error)
+        """,
+        env={name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},
+    )
+    assert ended.stdout.startswith("`RANK` is not set"), ended.stderr
+
+
+def test_ranks_that_are_processes() -> None:
+    ended = launch(
+        3,
+        """
+        import numpy as np, wholemem
+        with wholemem.Communicator.from_env(device="cpu") as comm:
+            table = wholemem.WholeTensor.create(comm, (300, 8), "float32")
+            table.local().numpy()[:] = comm.rank
+            window = comm.mem_alloc(4096)
+            window.peer((comm.rank + 1) % 3, "int32", (4,)).numpy()[:] = comm.rank
+            comm.barrier()
+            seen = table.gather(np.array([0, 100, 299])).numpy()[:, 0].tolist()
+            total = comm.all_reduce(np.array([comm.rank + 1.0])).numpy()[0]
+            print(comm.rank, seen, window.local("int32", (1,)).numpy()[0], total, flush=True)
+            comm.barrier()
+        """,
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = sorted(line.split("]", 1)[-1].strip() if line.startswith("[") else line for line in ended.stdout.splitlines())
+    seen = [line[line.index(f"{rank} [") :] for rank, line in enumerate(lines)]
+    assert seen == [f"{rank} [0.0, 1.0, 2.0] {(rank - 1) % 3} 6.0" for rank in range(3)]
+
+
+def survive(unique_id: str, rank: int, ready: Any, outcome: Any) -> None:
+    comm = Communicator.create(unique_id, rank, 2, device="cpu")
+    comm.barrier()
+    if rank == 1:
+        ready.set()
+        signal.pause()
+    try:
+        while True:
+            comm.barrier()
+    except errors.PeerLost as error:
+        outcome.put((error.rank, error.hint))
+
+
+def test_a_rank_that_dies_is_named() -> None:
+    context = multiprocessing.get_context("spawn")
+    ready, outcome, unique_id = context.Event(), context.Queue(), wholemem.unique_id()
+    ranks = [context.Process(target=survive, args=(unique_id, rank, ready, outcome)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    ready.wait()
+    ranks[1].kill()
+    assert outcome.get() == (1, "make a new communicator among the ranks that live")
+    for process in ranks:
+        process.join()
+
+
+def test_a_forked_child_is_told_and_its_parent_goes_on() -> None:
+    ended = run(
+        """
+        import os, sys, numpy as np, wholemem
+        from wholemem import errors
+        (comm,) = wholemem.Communicator.local(1, device="cpu")
+        table = wholemem.WholeTensor.create(comm, (10, 2), "float32")
+        window = comm.mem_alloc(4096)
+        local = table.local().numpy()
+        local[:] = 7
+        indices = np.array([1])
+        child = os.fork()
+        if child == 0:
+            told = 0
+            for use in [
+                comm.barrier,
+                comm.check,
+                lambda: comm.mem_alloc(1),
+                lambda: comm.all_reduce(np.zeros(1)),
+                lambda: table.gather(indices),
+                lambda: table.write(0, np.zeros((1, 2), np.float32)),
+                lambda: wholemem.WholeTensor.create(comm, (1, 1), "int8"),
+            ]:
+                try:
+                    use()
+                except errors.Forked as error:
+                    told += bool(error.hint)
+            # Memory that is mapped is shared with the parent, and its drop is the parent's.
+            fine = told == 7 and local.sum() == 140
+            comm.close()
+            del table, window, local, comm
+            os._exit(0 if fine else 1)
+        _, status = os.waitpid(child, 0)
+        comm.barrier()
+        assert table.gather(indices).numpy().tolist() == [[7, 7]]
+        comm.all_reduce(window.local("int32"))
+        print(os.waitstatus_to_exitcode(status))
+        """
+    )
+    assert (ended.stdout, ended.returncode) == ("0\n", 0), ended.stderr
+
+
+def test_a_forked_child_ends_in_peace_with_all_it_has_inherited() -> None:
+    ended = run(
+        """
+        import os, sys, wholemem
+        ranks = wholemem.Communicator.local(3, device="cpu")
+        arrays = [wholemem.zeros((10,), "int8").numpy()]
+        child = os.fork()
+        if child:
+            _, status = os.waitpid(child, 0)
+            print(os.waitstatus_to_exitcode(status))
+        """
+    )
+    assert (ended.stdout, ended.returncode) == ("0\n", 0), ended.stderr
+
+
+INTERRUPTED = """
+import os, signal, threading, numpy as np, wholemem
+
+def wait_for(comm):
+    {wait}
+
+ranks = wholemem.Communicator.local(2, device="cpu")
+{prepare}
+seen = []
+interrupted = threading.Event()
+
+def handle(number, frame):
+    # One or two may come before the wait has begun. It goes on when a handler does not raise.
+    if frame.f_code.co_name == "wait_for" and not interrupted.is_set():
+        seen.append(number)
+        if len(seen) == 4:
+            interrupted.set()
+            raise KeyboardInterrupt
+
+def interrupt():
+    while not interrupted.wait(0.05):
+        os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, handle)
+thread = threading.Thread(target=interrupt)
+thread.start()
+try:
+    wait_for(ranks[0])
+except KeyboardInterrupt:
+    print("interrupted")
+finally:
+    interrupted.set()
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "prepare"),
+    [
+        ("comm.barrier()", ""),
+        ("wholemem.WholeTensor.create(comm, (1, 1), 'int8')", ""),
+        ("wholemem.Communicator.create(wholemem.unique_id(), 0, 2, device='cpu')", ""),
+        ("comm.all_reduce(np.zeros(1))", ""),
+        (
+            "comm.all_reduce(np.zeros(1))",
+            "ts = [threading.Thread(target=c.stream_barrier) for c in ranks]; "
+            "[t.start() for t in ts]; [t.join() for t in ts]",
+        ),
+    ],
+)
+def test_ctrl_c_ends_a_wait(wait: str, prepare: str) -> None:
+    ended = run(INTERRUPTED.format(wait=wait, prepare=prepare))
+    assert ended.stdout == "interrupted\n", ended.stderr
+
+
+def test_other_threads_run_while_one_waits() -> None:
+    ranks = Communicator.local(2, device="cpu")
+    came = []
+    thread = threading.Thread(target=lambda: (ranks[0].barrier(), came.append(0)))
+    thread.start()
+    # It could not be reached if the waiting thread held the interpreter's lock.
+    ranks[1].barrier()
+    thread.join()
+    assert came == [0]
+
+
+def test_communicators_leave_nothing() -> None:
+    def cycle(times: int) -> None:
+        for _ in range(times):
+            for comm in Communicator.local(2, device="cpu"):
+                comm.close()
+
+    cycle(5)
+    gc.collect()
+    (open_files, threads) = (descriptors(), len(os.listdir("/proc/self/task")))
+    cycle(50)
+    gc.collect()
+    assert descriptors() == open_files
+    assert len(os.listdir("/proc/self/task")) == threads
+
+
+def test_any_order_of_dropping_also_in_cycles_and_at_the_end() -> None:
+    ended = run(
+        """
+        import gc, itertools, os, numpy as np, wholemem
+        threads = os.listdir("/proc/self/task")
+        def make():
+            (comm,) = wholemem.Communicator.local(1, device="cpu")
+            table = wholemem.WholeTensor.create(comm, (10, 2), "float32")
+            window = comm.mem_alloc(4096)
+            return [comm, table, window, table.local(), window.local().numpy()]
+        for order in itertools.permutations(range(5)):
+            things = make()
+            for which in order:
+                things[which] = None
+        class Cycle:
+            pass
+        for _ in range(10):
+            cycle = Cycle()
+            cycle.me, cycle.things = cycle, make()
+            del cycle
+        gc.collect()
+        print(os.listdir("/proc/self/task") == threads)
+        last = Cycle()
+        last.me, last.things = last, make()
+        """
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("True\n", "", 0)
+
+
+def test_doctor_says_what_the_program_says() -> None:
+    report = dataclasses.asdict(wholemem.doctor())
+    program = json.loads(subprocess.run([PROGRAM, "doctor", "--json"], capture_output=True, check=True).stdout)
+    assert json.loads(json.dumps(report)) == program

@@ -1,0 +1,323 @@
+"""Tensors over ranks, against numpy: what is there, where it is, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from world import descriptors, each, resident
+
+import wholemem
+from wholemem import ChunkedTensor, Communicator, WholeTensor, errors
+
+KINDS = list(itertools.product(["continuous", "chunked"], ["device", "host"]))
+TYPES = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64"]
+
+
+def alone() -> Communicator:
+    (comm,) = Communicator.local(1, device="cpu")
+    return comm
+
+
+@pytest.mark.parametrize(("kind", "location"), KINDS)
+def test_every_rank_sees_the_rows_of_all(kind: str, location: str) -> None:
+    shape = (1000, 3, 5)
+    expected = np.arange(15_000, dtype=np.float32).reshape(shape)
+    rng = np.random.default_rng(7)
+    indices = rng.integers(0, 1000, 777)
+
+    def work(comm: Communicator) -> None:
+        table = WholeTensor.create(comm, shape, np.float32, kind=kind, location=location)
+        assert (table.shape, table.stride, table.dtype, len(table)) == (shape, (15, 5, 1), "float32", 1000)
+        assert (table.kind, table.location) == (kind, location)
+        (start, stop) = table.local_rows
+        local = table.local()
+        assert local.shape == (stop - start, 3, 5)
+        local.numpy()[:] = expected[start:stop]
+        comm.barrier()
+        np.testing.assert_array_equal(table.gather(indices).numpy(), expected[indices])
+        np.testing.assert_array_equal(table.gather(indices.astype(np.int32)).numpy(), expected[indices])
+        for rank in range(comm.size):
+            peer = table.rows_of(rank).numpy()
+            assert np.isin(peer, expected).all()
+        together = np.concatenate([table.rows_of(rank).numpy() for rank in range(comm.size)])
+        np.testing.assert_array_equal(together, expected)
+        if kind == "continuous":
+            np.testing.assert_array_equal(np.from_dlpack(table.all()), expected)
+        else:
+            with pytest.raises(errors.WrongValue, match="cannot join two ranges") as caught:
+                table.all()
+            assert "rows_of" in str(caught.value.hint)
+
+    each(3, work)
+
+
+def test_what_one_rank_writes_is_the_memory_that_another_reads() -> None:
+    def work(comm: Communicator) -> int:
+        table = WholeTensor.create(comm, (10, 4), "int64")
+        view = table.all().numpy()
+        view[comm.rank * 5] = 100 + comm.rank
+        comm.barrier()
+        assert view[0, 0] == 100 and view[5, 0] == 101
+        local = table.local()
+        assert local.data_ptr() == view[table.local_rows[0] :].__array_interface__["data"][0]
+        return local.data_ptr() - table.all().data_ptr()
+
+    assert each(2, work) == [0, 5 * 4 * 8]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_scatter_and_add_as_numpy_does(dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    expected = np.zeros((50, 6), dtype)
+    given = [rng.integers(0, 4, (40, 6)).astype(dtype) for _ in range(2)]
+    indices = [rng.integers(0, 50, 40) for _ in range(2)]
+    for rank in range(2):
+        np.add.at(expected, indices[rank], given[rank])
+
+    def work(comm: Communicator) -> None:
+        table = WholeTensor.create(comm, (50, 6), dtype)
+        table.scatter_add(given[comm.rank], indices[comm.rank])
+        comm.barrier()
+        np.testing.assert_array_equal(table.all().numpy(), expected)
+        comm.barrier()
+        if comm.rank == 1:
+            table.scatter(given[0][:5], np.arange(5))
+        comm.barrier()
+        np.testing.assert_array_equal(table.gather(np.arange(5)).numpy(), given[0][:5])
+
+    each(2, work)
+
+
+def test_in_fixed_order_the_last_row_of_the_last_rank_stays() -> None:
+    def work(comm: Communicator) -> float:
+        table = WholeTensor.create(comm, (4, 1), "float64")
+        rows = np.array([[10.0 * comm.rank + n] for n in range(3)])
+        table.scatter(rows, np.array([2, 2, 2]), order="fixed")
+        return float(table.gather(np.array([2])).numpy()[0, 0])
+
+    assert each(3, work) == [22.0] * 3
+
+
+def test_outputs_are_filled_where_they_are() -> None:
+    table = WholeTensor.create(alone(), (9, 2), "int32")
+    table.write(0, np.arange(18, dtype=np.int32).reshape(9, 2))
+    out = np.full((4, 5), -1, np.int32)
+    gaps = out[::2, 1:3]
+    assert table.gather(np.array([8, 0]), gaps) is gaps
+    assert out.tolist() == [[-1, 16, 17, -1, -1], [-1] * 5, [-1, 0, 1, -1, -1], [-1] * 5]
+    square = table.gather(np.array([[1, 2], [3, 4]])).numpy()
+    assert square.shape == (2, 2, 2) and square[1, 0].tolist() == [6, 7]
+    part = np.zeros((3, 2), np.int32)
+    table.read(6, part)
+    assert part.tolist() == [[12, 13], [14, 15], [16, 17]]
+    table.gather(np.zeros(0, np.int64), np.zeros((0, 2), np.int32))
+    table.scatter(np.zeros((0, 2), np.int32), np.zeros(0, np.int64))
+    table.write(3, np.zeros((0, 2), np.int32))
+
+
+def test_elements_are_converted_when_asked() -> None:
+    table = WholeTensor.create(alone(), (4, 2), "float32")
+    table.scatter(np.full((4, 2), 1.5), np.arange(4), convert=True)
+    assert table.gather(np.array([3]), dtype=np.float64).numpy().dtype == np.float64
+    out = np.zeros((1, 2), np.float16)
+    table.gather(np.array([0]), out, convert=True)
+    assert out.tolist() == [[1.5, 1.5]]
+    assert table.gather(np.array([0]), dtype="bfloat16").memoryview().tobytes() == b"\xc0\x3f" * 2
+    with pytest.raises(errors.WrongType, match="only floats to floats"):
+        table.gather(np.array([0]), dtype="int32")
+
+
+def test_other_types_are_moved_and_not_added() -> None:
+    for dtype in ["bool", "float8_e5m2", "complex64"]:
+        table = WholeTensor.create(alone(), (4, 2), dtype)
+        assert table.dtype == dtype == table.local().dtype == table.gather(np.array([1])).dtype
+        with pytest.raises(errors.WrongType, match=f"cannot compute with {dtype}"):
+            table.scatter_add(wholemem.zeros((1, 2), dtype), np.array([0]))
+    with pytest.raises(errors.WrongType, match="tensors do not hold complex128"):
+        WholeTensor.create(alone(), (4, 2), "complex128")
+
+
+def test_views_are_tensors() -> None:
+    table = WholeTensor.create(alone(), (10, 8), "int32")
+    whole = np.arange(80, dtype=np.int32).reshape(10, 8)
+    table.write(0, whole)
+    part = table.rows(2, 7).columns(3, 5)
+    assert (part.shape, part.stride) == ((5, 2), (8, 1))
+    np.testing.assert_array_equal(part.all().numpy(), whole[2:7, 3:5])
+    np.testing.assert_array_equal(part.local().numpy(), whole[2:7, 3:5])
+    np.testing.assert_array_equal(part.gather(np.array([4, 0])).numpy(), whole[[6, 2], 3:5])
+    assert part.rows(1, 1).local().shape == (0, 2)
+    for cut in [lambda: table.rows(5, 11), lambda: table.rows(3, 2), lambda: table.columns(0, 9)]:
+        with pytest.raises(errors.WrongValue, match="cannot use"):
+            cut()
+
+
+def test_rows_are_shared_out_as_given() -> None:
+    def work(comm: Communicator) -> tuple[int, int]:
+        table = WholeTensor.create(comm, (10, 2), "int8", rows_of_each=[7, 0, 3])
+        assert table.local().shape[0] == [7, 0, 3][comm.rank]
+        return table.local_rows
+
+    assert each(3, work) == [(0, 7), (0, 0), (7, 10)]
+
+
+def test_saved_rows_are_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "features"
+    expected = np.random.default_rng(1).random((123, 7), np.float32)
+
+    def save(comm: Communicator) -> None:
+        table = WholeTensor.create(comm, (123, 7), "float32")
+        (start, stop) = table.local_rows
+        table.local().numpy()[:] = expected[start:stop]
+        table.save(path)
+        with pytest.raises(errors.BadFile, match="something is there already"):
+            table.save(path)
+        table.save(path, overwrite=True)
+
+    each(2, save)
+    np.save(tmp_path / "features.npy", expected)
+
+    def load(comm: Communicator) -> None:
+        for source in [path, str(path) + ".npy"]:
+            table = WholeTensor.load(comm, source, kind="chunked")
+            assert (table.shape, table.dtype) == ((123, 7), "float32")
+            np.testing.assert_array_equal(table.gather(np.arange(123)).numpy(), expected)
+        with pytest.raises(errors.BadFile, match="nothing"):
+            WholeTensor.load(comm, tmp_path / "nothing.npy")
+
+    each(3, load)
+
+
+def test_a_chunked_tensor_is_a_pointer_for_kernels() -> None:
+    def work(comm: Communicator) -> None:
+        table = ChunkedTensor(comm, (10, 3), "float32")
+        assert (table.shape, table.stride, table.dtype) == ((10, 3), (3, 1), "float32")
+        assert table.get_ptr() == table.get_ptr() != 0
+        table.local().numpy()[:] = comm.rank
+        comm.barrier()
+        assert table.chunk(1 - comm.rank).numpy().tolist() == [[1.0 - comm.rank] * 3] * 5
+        assert "ChunkedTensor(shape=(10, 3)" in repr(table)
+
+    each(2, work)
+
+
+@pytest.mark.parametrize(
+    ("indices", "kind", "says"),
+    [
+        (np.array([0.5]), errors.WrongType, "indices are int32 or int64, and not float64"),
+        (np.array([1], np.uint64), errors.WrongType, "indices are int32 or int64, and not uint64"),
+        (np.arange(10)[::2], errors.WrongStride, "the array of indices is not contiguous"),
+        ([1, 2], errors.WrongType, "`list` is no array"),
+        (np.array([0, 5, 3]), errors.BadIndex, "the index at position 1 names no row"),
+        (np.array([0, 1, -1]), errors.BadIndex, "the index at position 2 names no row"),
+    ],
+)
+def test_bad_indices_are_refused(indices: Any, kind: type, says: str) -> None:
+    table = WholeTensor.create(alone(), (5, 2), "float32")
+    with pytest.raises(kind, match=says) as caught:
+        table.gather(indices)
+    if isinstance(caught.value, errors.BadIndex):
+        assert indices[caught.value.position] in (5, -1)
+        assert table.gather(indices, skip_bad=True).shape == (3, 2)
+    table.check()
+    table.gather(np.array([0]))
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("out", "kind", "says"),
+    [
+        (np.zeros((2, 2), np.float64), errors.WrongType, "the output holds float64, and the tensor float32"),
+        (np.zeros((2, 3), np.float32), errors.WrongValue, r"must have the shape \[2, 2\], and has \[2, 3\]"),
+        (np.zeros((3, 2), np.float32), errors.WrongValue, r"must have the shape \[2, 2\], and has \[3, 2\]"),
+        (np.zeros((2, 4), np.float32)[:, ::2], errors.WrongStride, "the rows of the output have gaps"),
+        (np.zeros((2, 2), np.float32)[::-1], errors.WrongStride, "-2 elements apart"),
+        (np.broadcast_to(np.zeros(2, np.float32), (2, 2)), errors.ReadOnly, "would be written"),
+        (read_only(np.zeros((2, 2), np.float32)), errors.ReadOnly, "would be written"),
+        (b"12345678", errors.WrongValue, "must have the shape"),
+        (7, errors.WrongType, "is no array"),
+    ],
+)
+def test_bad_outputs_are_refused(out: Any, kind: type, says: str) -> None:
+    table = WholeTensor.create(alone(), (5, 2), "float32")
+    with pytest.raises(kind, match=says):
+        table.gather(np.array([0, 1]), out)
+
+
+def test_an_array_of_another_device_is_refused() -> None:
+    class OnGpu:
+        __cuda_array_interface__ = {"version": 3, "shape": (1, 2), "typestr": "<f4", "data": (4096, False)}
+
+    table = WholeTensor.create(alone(), (5, 2), "float32")
+    with pytest.raises(errors.WrongDevice, match="is on cuda:0, and the communicator on cpu") as caught:
+        table.scatter(OnGpu(), np.array([0]))
+    assert caught.value.hint == "move it to cpu first"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "says"),
+    [
+        ({"shape": ()}, errors.WrongValue, "at least one dimension"),
+        ({"shape": (4, 0)}, errors.WrongValue, "a row has no bytes"),
+        ({"shape": (1 << 62, 8)}, errors.WrongValue, "longer than the address space"),
+        ({"rows_of_each": [1, 2, 3]}, errors.WrongValue, "rows were given for 3 ranks"),
+        ({"kind": "other"}, errors.WrongValue, "no kind of memory is called `other`"),
+        ({"location": "disk"}, errors.WrongValue, "memory is not at `disk`"),
+        ({"shape": (1 << 40, 8)}, errors.OutOfMemory, "available"),
+    ],
+)
+def test_a_tensor_that_makes_no_sense_is_refused(arguments: dict[str, Any], kind: type, says: str) -> None:
+    def work(comm: Communicator) -> None:
+        with pytest.raises(kind, match=says):
+            WholeTensor.create(comm, **{"shape": (4, 2), "dtype": "float32", **arguments})
+        WholeTensor.create(comm, (4, 2), "float32")
+
+    each(1, work)
+    each(2, work)
+
+
+def test_ranks_that_ask_for_different_tensors_are_told() -> None:
+    def work(comm: Communicator) -> None:
+        with pytest.raises(errors.RanksDisagree, match="asks for another memory"):
+            WholeTensor.create(comm, (4 + comm.rank, 2), "float32")
+
+    each(2, work)
+
+
+def test_memory_outlives_what_it_was_made_of() -> None:
+    comm = alone()
+    table = WholeTensor.create(comm, (1000, 4), "float32")
+    local = table.local().numpy()
+    comm.close()
+    del comm, table
+    gc.collect()
+    local[:] = 7
+    assert local.sum() == 28_000
+
+
+def test_ten_thousand_tensors_leave_nothing() -> None:
+    comm = alone()
+    indices = np.array([1, 2, 3])
+
+    def cycle(times: int) -> None:
+        for _ in range(times):
+            table = WholeTensor.create(comm, (100, 4), "float32")
+            table.gather(indices)
+            table.local().numpy()[0] = 1
+
+    cycle(200)
+    gc.collect()
+    (memory, open_files) = (resident(), descriptors())
+    cycle(10_000)
+    gc.collect()
+    assert descriptors() == open_files
+    assert resident() - memory < 8 << 20
