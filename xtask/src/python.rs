@@ -1,4 +1,5 @@
-//! The Python package, built as its users get it: one wheel, in an environment of its own, and its tests run there.
+//! The Python package, its types checked, built as its users get it: one wheel, in an environment of its own, where its
+//! tests run.
 //!
 //! The wheel is of the `dev` profile, so that it shares what the other steps have compiled.
 
@@ -11,16 +12,21 @@ use anyhow::{Context, Result, bail};
 
 use crate::command;
 use crate::toolchain::Skip;
-use crate::wheels::{MATURIN, NUMPY, PYTEST, Wheel};
+use crate::wheels::{MATURIN, MYPY, NUMPY, PYTEST, Wheel};
 
 /// What the environment holds beside the package itself.
-const PACKAGES: [Wheel; 3] = [MATURIN, NUMPY, PYTEST];
+const PACKAGES: [Wheel; 4] = [MATURIN, MYPY, NUMPY, PYTEST];
+
+/// What of the package is written in Python.
+const SOURCES: &str = "crates/python/python/wholemem";
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
 pub(crate) fn check() -> Result<()> {
     let python = environment()?;
     let target = command::target_folder()?;
+    let types = ["-m", "mypy", "--strict", "--no-error-summary", "--cache-dir"];
+    command::run(Command::new(&python).args(types).arg(target.join("mypy")).arg(SOURCES))?;
     let wheel = build(&python, &target)?;
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
     command::run(Command::new(&python).args(install).arg("--force-reinstall").arg(&wheel))?;

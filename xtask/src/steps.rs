@@ -36,7 +36,7 @@ pub(crate) enum Step {
     Doctests,
     /// The documentation builds without a warning
     Rustdoc,
-    /// The Python package builds, and its tests and examples pass
+    /// The Python package has its types right, builds, and passes its tests and examples
     Python,
     /// The modules that can run under Miri have no undefined behaviour there
     Miri,

@@ -43,6 +43,9 @@ pub(crate) const MATURIN: Wheel = Wheel { name: "maturin", version: "1.16.0" };
 /// What runs its tests.
 pub(crate) const PYTEST: Wheel = Wheel { name: "pytest", version: "8.4.2" };
 
+/// What checks its types.
+pub(crate) const MYPY: Wheel = Wheel { name: "mypy", version: "1.18.2" };
+
 /// Vineyard, the rival of the store: its client, and its daemon.
 pub(crate) const VINEYARD: [Wheel; 2] =
     [Wheel { name: "vineyard", version: "0.24.2" }, Wheel { name: "vineyard-bdist", version: "0.24.2" }];

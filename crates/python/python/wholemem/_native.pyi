@@ -11,9 +11,9 @@ class Array:
 
     >>> import numpy, wholemem
     >>> array = wholemem.zeros((2, 3), "float32")
-    >>> numpy.from_dlpack(array)[1, 2] = 7
-    >>> array.numpy().sum()
-    np.float32(7.0)
+    >>> array.numpy()[1, 2] = 7
+    >>> float(numpy.from_dlpack(array).sum())
+    7.0
     """
 
     @property

@@ -6,7 +6,7 @@ One binary serves every Python from 3.9 on, and before 3.11 such a binary cannot
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from ._native import Array
@@ -35,13 +35,12 @@ def memoryview_of(array: Array) -> memoryview:
     ((2, 3), 'i', False)
     """
     # Of at least one byte: there is no address of none.
-    kind = type("wholemem_bytes", (ctypes.c_char * max(array.nbytes, 1),), {})
-    memory = kind.from_address(array.data_ptr())
+    memory: Any = (ctypes.c_char * max(array.nbytes, 1)).from_address(array.data_ptr())
     # The view keeps this, and this the array.
     memory.owner = array
-    view = memoryview(memory).cast("B")[: array.nbytes]
-    if array.nbytes:
-        shape = array.shape if array.ndim else ()
-        if array.dtype in _FORMATS:
-            view = view.cast(_FORMATS[array.dtype], shape) if shape else view.cast(_FORMATS[array.dtype])
-    return view.toreadonly() if array.readonly else view
+    view: Any = memoryview(memory).cast("B")[: array.nbytes]
+    if array.nbytes and array.dtype in _FORMATS:
+        view = view.cast(_FORMATS[array.dtype], array.shape)
+    if array.readonly:
+        view = view.toreadonly()
+    return cast("memoryview", view)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Optional
 
 from ._native import unique_id
@@ -15,13 +16,16 @@ def through_torch(
 ) -> Communicator:
     """The ranks of a group of ``torch.distributed``, whichever backend it has.
 
-    Its first rank makes the id, and the group passes it on: nothing else goes through torch.
+    Its first rank makes the id, and the group passes it on: nothing else goes through torch. A rank that has begun to use a
+    GPU has that one.
     """
-    import torch.distributed as dist
-
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    torch: Any = import_module("torch")
+    distributed: Any = import_module("torch.distributed")
+    rank, size = distributed.get_rank(group), distributed.get_world_size(group)
     ids: list[Optional[str]] = [None] * size
-    dist.all_gather_object(ids, unique_id() if rank == 0 else None, group=group)
+    distributed.all_gather_object(ids, unique_id() if rank == 0 else None, group=group)
     first = ids[0]
     assert first is not None, "rank 0 has made one"
+    if device is None and torch.cuda.is_initialized():
+        device = f"cuda:{torch.cuda.current_device()}"
     return kind.create(first, rank, size, device=device, timeout=timeout)
