@@ -30,18 +30,18 @@ pub(crate) fn check() -> Result<()> {
     let wheel = build(&python, &target)?;
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
     command::run(Command::new(&python).args(install).arg("--force-reinstall").arg(&wheel))?;
-    // Ranks are started as a user starts them.
-    command::run(command::cargo().args(["build", "--quiet", "--locked", "--package", "wholemem-cli"]))?;
-    let program = target.join("debug/wholemem");
-    test(&python, &program, &["crates/python/tests"])?;
-    test(&python, &program, &["--doctest-modules", "--pyargs", "wholemem"])
-}
-
-fn test(python: &Path, program: &Path, what: &[&str]) -> Result<()> {
-    let mut pytest = Command::new(python);
-    pytest.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]).args(what);
-    pytest.env("PYTHONDONTWRITEBYTECODE", "1").env("WHOLEMEM_PROGRAM", program);
-    command::run(&mut pytest)
+    // Ranks are started as a user starts them, and arrays of a GPU are tried without one.
+    let needed = ["--package", "wholemem-cli", "--package", "wholemem-fake-cuda"];
+    command::run(command::cargo().args(["build", "--quiet", "--locked"]).args(needed))?;
+    for what in [&["crates/python/tests"][..], &["--doctest-modules", "--pyargs", "wholemem"]] {
+        let mut pytest = Command::new(&python);
+        pytest.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]).args(what);
+        pytest.env("PYTHONDONTWRITEBYTECODE", "1");
+        pytest.env("WHOLEMEM_PROGRAM", target.join("debug/wholemem"));
+        pytest.env("WHOLEMEM_FAKE_CUDA", target.join("debug/libwholemem_fake_cuda.so"));
+        command::run(&mut pytest)?;
+    }
+    Ok(())
 }
 
 /// The interpreter of the environment, which is made first if need be. A machine that cannot fetch what belongs into it

@@ -41,7 +41,7 @@ impl Open {
             return View::zeroed(layout);
         }
         let buffer = PlainBuffer::create(device, layout.len())?;
-        View::of_span(buffer.all(), device, layout, false)
+        View::of_span(buffer.all(), Place::of(device), layout)
     }
 }
 

@@ -10,7 +10,7 @@ use wholemem::{Kind, LocalRows, Location, Rank, TensorSpec, WholeTensor as Rows}
 use wholemem_hal::{PinnedBuffer, Rights};
 use wholemem_os::interrupt::is_interrupted;
 
-use crate::array::{Array, Element, Layout, View};
+use crate::array::{Array, Element, Layout, Place, View};
 use crate::communicator::{Communicator, Open};
 use crate::error::{Raised, Raises};
 use crate::stream::Target;
@@ -49,7 +49,12 @@ impl WholeTensor {
         if count > 1 {
             layout.strides[0] = i64::try_from(stride / self.element.len()).unwrap_or(i64::MAX);
         }
-        Ok(Array::new(View::of_span(span, self.open.group.device(), layout, false)?))
+        let device = self.open.group.device();
+        let place = match self.rows.memory().location() {
+            Location::Host => Place::beside(device),
+            _ => Place::of(device),
+        };
+        Ok(Array::new(View::of_span(span, place, layout)?))
     }
 }
 

@@ -128,7 +128,7 @@ def test_ranks_of_torch_join(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
-    ranks = Communicator.local(2, device="cpu", timeout=2)
+    ranks = Communicator.local(2, device="cpu", timeout=5)
     with pytest.raises(errors.Timeout, match="no answer from rank 1") as caught:
         ranks[0].barrier()
     assert caught.value.missing == (1,)
@@ -154,7 +154,7 @@ def test_a_rank_that_does_not_come_to_a_collective_is_named() -> None:
         finally:
             told.set()
 
-    each(2, work, timeout=2)
+    each(2, work, timeout=5)
 
 
 def test_abort_ends_what_another_thread_waits_for() -> None:

@@ -172,8 +172,8 @@ fn give_as<'py, M: Managed>(py: Python<'py>, view: &View) -> PyResult<Bound<'py,
     });
     let tensor = Tensor {
         data: std::ptr::with_exposed_provenance_mut(usize::try_from(view.address).unwrap_or_default()),
-        device_type: view.place.kind,
-        device_id: view.place.id,
+        device_type: view.place.told().kind,
+        device_id: view.place.told().id,
         ndim: i32::try_from(given.shape.len()).unwrap_or(i32::MAX),
         dtype: DataType { code: element.code, bits: element.bits, lanes: 1 },
         shape: given.shape.as_mut_ptr(),

@@ -169,7 +169,8 @@ impl Array {
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
-        (self.view.place.kind, self.view.place.id)
+        let Place { kind, id } = self.view.place.told();
+        (kind, id)
     }
 
     /// `stream` needs nothing: what is enqueued on a stream of the caller's is in order there.

@@ -41,6 +41,19 @@ impl Place {
         }
     }
 
+    /// Where memory of the machine is that a device reaches too.
+    pub(crate) fn beside(device: &Device) -> Self {
+        match device.backend().kind() {
+            BackendKind::Host => Self::CPU,
+            _ => Self { kind: Self::CUDA_HOST, id: 0 },
+        }
+    }
+
+    /// How others are told of it: frameworks that do not know memory of the machine which GPUs reach know the machine's.
+    pub(crate) fn told(self) -> Self {
+        if self.kind == Self::CUDA_HOST { Self::CPU } else { self }
+    }
+
     /// Whether the processor reads and writes it.
     pub(crate) fn is_host(self) -> bool {
         matches!(self.kind, 1 | Self::CUDA_HOST)
@@ -95,24 +108,15 @@ impl fmt::Debug for View {
 }
 
 impl View {
-    /// A view of a span of `device`'s memory, which has at least as many bytes as the layout takes.
-    pub(crate) fn of_span(
-        span: Span,
-        device: &Device,
-        layout: Layout,
-        readonly: bool,
-    ) -> Result<Self, Raised> {
+    /// A view of a span, which has at least as many bytes as the layout takes.
+    pub(crate) fn of_span(span: Span, place: Place, layout: Layout) -> Result<Self, Raised> {
         let (before, len) = layout.extent()?;
         if before != 0 || len > span.len() {
-            let message = format!(
-                "an array of shape {:?} takes {len} bytes, and there are {}",
-                layout.shape,
-                span.len()
-            );
+            let (shape, has) = (&layout.shape, span.len());
+            let message = format!("an array of shape {shape:?} takes {len} bytes, and there are {has}");
             return Err(Raised::new("WrongValue", message));
         }
-        let (address, place) = (span.address(), Place::of(device));
-        Ok(Self { address, layout, place, readonly, owner: Arc::new(span) })
+        Ok(Self { address: span.address(), layout, place, readonly: false, owner: Arc::new(span) })
     }
 
     /// New memory of this process, zero.
