@@ -25,6 +25,13 @@ unsafe impl Send for SharedSlice<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for SharedSlice<'_> {}
 
+/// Bytes of this process that nobody writes, where shared ones may stand too. They are not written through the view.
+impl<'a> From<&'a [u8]> for SharedSlice<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self { at: NonNull::from(bytes).cast(), len: bytes.len(), writable: false, memory: PhantomData }
+    }
+}
+
 impl<'a> SharedSlice<'a> {
     /// A view of `len` bytes at `at`.
     ///
@@ -104,6 +111,11 @@ impl<'a> SharedSlice<'a> {
     /// [`Error::ReadOnly`], [`Error::OutOfRange`].
     pub fn copy_from(&self, offset: usize, source: &SharedSlice<'_>) -> Result<()> {
         let to = self.writable_place(offset, source.len)?;
+        if to.addr().get().abs_diff(source.at.addr().get()) >= source.len {
+            // SAFETY: as below, and neither begins within the other.
+            unsafe { copy_apart(source.at.as_ptr(), to.as_ptr(), source.len) };
+            return Ok(());
+        }
         // SAFETY: both ranges are accessible for their lifetimes; the copy tolerates every race, and an overlap the
         // wrong way round repeats bytes within the two ranges without leaving them.
         unsafe { copy(source.at.as_ptr(), to.as_ptr(), source.len) };
@@ -264,6 +276,34 @@ mod tests {
             bytes.read_at(64, &mut seen).unwrap();
             assert_eq!(seen, [4, 4, 4, 4, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 3, 3, 3]);
         });
+    }
+
+    #[test]
+    fn copies_that_overlap_go_in_ascending_order_and_long_ones_are_whole() {
+        with_bytes(true, |bytes| {
+            bytes.part(0, 4).unwrap().copy_from(0, &(&[1, 2, 3, 4][..]).into()).unwrap();
+            bytes.copy_from(1, &bytes.part(0, 4).unwrap()).unwrap();
+            let mut seen = [0; 6];
+            bytes.read_at(0, &mut seen).unwrap();
+            assert_eq!(seen, [1, 1, 1, 1, 1, 0]);
+        });
+        let mut long = vec![0_u8; (1 << 20) + 77];
+        let from: Vec<_> = (0..long.len()).map(|at| (at % 251).to_le_bytes()[0]).collect();
+        let (at, len) = (NonNull::from(&mut long[..]).cast(), long.len());
+        // SAFETY: the vector outlives the view, and is not touched by name while it exists.
+        let to = unsafe { SharedSlice::new(at, len, true) };
+        to.copy_from(0, &from[..].into()).unwrap();
+        assert_eq!(long, from);
+    }
+
+    #[test]
+    fn bytes_of_this_process_are_read_as_shared_ones_and_not_written() {
+        let bytes = SharedSlice::from(&b"hello"[..]);
+        let mut seen = [0; 4];
+        bytes.read_at(1, &mut seen).unwrap();
+        assert_eq!(&seen, b"ello");
+        assert_eq!(bytes.write_at(0, b"j"), Err(Error::ReadOnly));
+        assert!(SharedSlice::from(&b""[..]).is_empty());
     }
 
     #[test]
