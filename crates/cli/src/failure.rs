@@ -31,6 +31,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
     if let Some(hint) = store.and_then(store_hint) {
         return Some(hint.to_owned());
     }
+    if let Some(wholemem_store::Error::NoSocket { .. }) = store {
+        return Some("`--socket` names it too".to_owned());
+    }
     let cause = error.chain().find_map(|cause| cause.downcast_ref::<Error>());
     if let Some(Error::Unavailable { backend: BackendKind::Cuda, .. }) = cause {
         let hint = "`wholemem doctor` says what was tried; `--backend host` needs no GPU";

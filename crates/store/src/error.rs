@@ -23,6 +23,16 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// No socket is named, and there is no folder where it would be by itself.
+    #[error(
+        "cannot tell where the store is: there is no folder {}; name its socket in `WHOLEMEM_SOCKET`",
+        folder.display()
+    )]
+    NoSocket {
+        /// The folder where it would be.
+        folder: PathBuf,
+    },
+
     /// Another store is served there.
     #[error("a store is served at `{}` already", path.display())]
     AlreadyServed {
@@ -49,6 +59,10 @@ pub enum Error {
     /// The deadline came before the answer.
     #[error("the deadline passed before the server answered")]
     TimedOut,
+
+    /// Whoever waited was told not to, by [`interruptible`](wholemem_os::interrupt::interruptible).
+    #[error("the call was interrupted before the server answered")]
+    Interrupted,
 
     /// The server has disconnected this client, or the store has ended.
     #[error("the store has closed the connection")]
@@ -132,10 +146,12 @@ impl Error {
         match self {
             Self::Refused(refusal) => refusal.code(),
             Self::NotServed { .. } => "not-served",
+            Self::NoSocket { .. } => "no-socket",
             Self::AlreadyServed { .. } => "already-served",
             Self::NotASocket { .. } => "not-a-socket",
             Self::Socket { .. } => "socket",
             Self::TimedOut => "timed-out",
+            Self::Interrupted => "interrupted",
             Self::Disconnected => "disconnected",
             Self::Protocol { .. } => "protocol",
             Self::TooManyPins { .. } => "too-many-pins",

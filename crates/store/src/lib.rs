@@ -17,6 +17,7 @@
 //! | [`Client`], [`Draft`], [`Object`] | what a process does with a store |
 //! | [`Pack`] | many objects in one piece of memory |
 //! | [`Serve`] | what serves it: a keeper and a server |
+//! | [`socket()`] | where they meet, unless told otherwise |
 //! | `index` | what objects there are, in memory that clients read: also the journal |
 //! | `pin` | how an object is held without a system call |
 //! | `protocol` | what clients and server say to each other |
@@ -50,6 +51,7 @@ mod pin;
 mod protocol;
 mod serve;
 mod server;
+mod socket;
 
 pub use client::{
     Client, Draft, Entry, Mirror, Object, Pack, PackDraft, PackMember, PackObject, Sealed, Sealing, Watch,
@@ -60,3 +62,4 @@ pub use index::IndexError;
 pub use keeper::Role;
 pub use protocol::{Event, EventKind, Refusal, Status, Usage};
 pub use serve::{Launch, Serve};
+pub use socket::socket;

@@ -12,7 +12,7 @@ use crate::cli::{BackendChoice, ServeArgs, ServeRole};
 use crate::terminal;
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
-    let mut serve = Serve::at(super::socket(args.listen.as_deref())?);
+    let mut serve = Serve::at(wholemem_store::socket(args.listen.as_deref())?);
     serve.size = args.size.map(|size| size.0 as u64);
     serve.device_size = args.device_size.map(|size| size.0 as u64);
     if let Some(objects) = args.objects {

@@ -11,12 +11,12 @@ use wholemem_os::{Deadline, ForkEpoch, Memfd, SharedMap};
 
 use super::draft::Sealed;
 use super::memory::Maps;
-use super::object::{self, Object};
+use super::object::{Hold, Object};
 use super::wire::{Greeting, Wire};
 use super::{Client, Entry, unexpected};
 use crate::cells::MappedCells;
 use crate::id::State;
-use crate::index::{Index, Record};
+use crate::index::{Index, Location, Record};
 use crate::pin::{PINS_LEN, PinPage, Pinned};
 use crate::protocol::{Answer, Ask, check_name};
 use crate::{Error, ObjectId, Refusal, Result};
@@ -26,7 +26,7 @@ const TRIES: usize = 8;
 
 /// A connection, and what is known through it.
 #[derive(Debug)]
-pub(super) struct Core {
+pub(crate) struct Core {
     pub(super) path: PathBuf,
     pub(super) index: Index<MappedCells>,
     pins: PinPage<MappedCells>,
@@ -34,8 +34,8 @@ pub(super) struct Core {
     /// How many allocations had gone when maps were last looked at.
     seen_gone: AtomicU64,
     wire: Mutex<Wire>,
-    /// Kicks that could not be said while another thread was asking something.
-    kicks: Mutex<Vec<ObjectId>>,
+    /// What has no answer, and could not be said while another thread was asking something. So nothing waits to be dropped.
+    unsaid: Mutex<Vec<Ask>>,
     pub(super) epoch: ForkEpoch,
     /// Given to connections that this one opens besides.
     pub(super) devices: Option<Backend>,
@@ -55,7 +55,7 @@ impl Core {
             maps: Maps::new(uuids, devices.clone())?,
             seen_gone: AtomicU64::new(0),
             wire: Mutex::new(wire),
-            kicks: Mutex::default(),
+            unsaid: Mutex::default(),
             epoch,
             devices,
         })
@@ -87,8 +87,13 @@ impl Core {
         }
     }
 
-    /// Looks a name up without asking anybody.
+    /// Looks a name up without asking anybody but for the memory.
     pub(super) fn get_known(self: &Arc<Self>, name: &str) -> Result<Option<Object>> {
+        self.pin_named(name)?.map(|(held, location)| self.with_memory(held, location)).transpose()
+    }
+
+    /// Looks a name up without asking anybody, and pins what has it.
+    pub(super) fn pin_named(self: &Arc<Self>, name: &str) -> Result<Option<(Hold, Location)>> {
         for _ in 0..TRIES {
             let mut has_moved = false;
             for found in self.index.candidates(name) {
@@ -164,7 +169,10 @@ impl Core {
     /// Pins an object and maps its memory; `None` if it is gone.
     pub(super) fn pin(self: &Arc<Self>, id: ObjectId) -> Result<Option<Object>> {
         match self.pins.pin(&self.index, id) {
-            Pinned::Held(pin_at) => self.hold(id, pin_at).map(Some),
+            Pinned::Held(pin_at) => {
+                let (held, location) = self.hold(id, pin_at)?;
+                self.with_memory(held, location).map(Some)
+            }
             Pinned::Missed { kick } => {
                 self.kick_if(kick, id);
                 Ok(None)
@@ -173,13 +181,18 @@ impl Core {
         }
     }
 
-    /// What a pin holds, with its memory.
-    fn hold(self: &Arc<Self>, id: ObjectId, pin_at: usize) -> Result<Object> {
-        let held = object::Hold::new(self, id, pin_at);
+    /// What a pin holds, and where it lies.
+    fn hold(self: &Arc<Self>, id: ObjectId, pin_at: usize) -> Result<(Hold, Location)> {
+        let held = Hold::new(self, id, pin_at);
         let location = self.index.location(id).ok_or(Error::Protocol { rule: "an object has a place" })?;
+        Ok((held, location))
+    }
+
+    /// What a pin holds, with its memory.
+    fn with_memory(&self, held: Hold, location: Location) -> Result<Object> {
         let mapping = match self.maps.known(location.allocation) {
             Some(mapping) => mapping,
-            None => self.fetch(id)?,
+            None => self.fetch(held.id())?,
         };
         Object::new(held, location, mapping)
     }
@@ -207,23 +220,28 @@ impl Core {
     /// Tells the server that a deleted object may be free, now or when another thread has done asking.
     fn kick_if(&self, kick: bool, id: ObjectId) {
         if kick {
-            self.kicks.lock().unwrap_or_else(PoisonError::into_inner).push(id);
-            match self.wire.try_lock() {
-                Ok(mut wire) => self.say_kicks(&mut wire),
-                Err(TryLockError::Poisoned(wire)) => self.say_kicks(&mut wire.into_inner()),
-                Err(TryLockError::WouldBlock) => {}
-            }
+            self.tell(Ask::Kick { object: id });
         }
     }
 
-    fn say_kicks(&self, wire: &mut Wire) {
-        let kicks = std::mem::take(&mut *self.kicks.lock().unwrap_or_else(PoisonError::into_inner));
-        for id in kicks {
-            wire.kick(id);
+    /// Says what has no answer, now or when another thread has done asking.
+    pub(super) fn tell(&self, ask: Ask) {
+        self.unsaid.lock().unwrap_or_else(PoisonError::into_inner).push(ask);
+        match self.wire.try_lock() {
+            Ok(mut wire) => self.say(&mut wire),
+            Err(TryLockError::Poisoned(wire)) => self.say(&mut wire.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
         }
     }
 
-    pub(super) fn wire(&self) -> MutexGuard<'_, Wire> {
+    fn say(&self, wire: &mut Wire) {
+        let unsaid = std::mem::take(&mut *self.unsaid.lock().unwrap_or_else(PoisonError::into_inner));
+        for ask in unsaid {
+            wire.tell(ask);
+        }
+    }
+
+    fn wire(&self) -> MutexGuard<'_, Wire> {
         self.wire.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -279,7 +297,7 @@ impl Core {
         let mut wire = self.wire();
         let id = wire.last_id() + 1;
         let outcome = wire.request(ask, payload, deadline);
-        self.say_kicks(&mut wire);
+        self.say(&mut wire);
         drop(wire);
         self.trim();
         outcome.map(|(answer, fds)| (id, answer, fds))

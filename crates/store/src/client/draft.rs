@@ -79,14 +79,13 @@ impl Target {
         Ok(Self::Mapped(mapped))
     }
 
-    pub(super) fn write_at(&mut self, offset: usize, source: &[u8], size: usize) -> Result<()> {
+    pub(super) fn copy_at(&mut self, offset: usize, source: SharedSlice<'_>, size: usize) -> Result<()> {
         let out_of_range = Error::OutOfRange { offset, len: source.len(), size };
         match self {
             Self::Small { bytes, .. } => {
                 let end = offset.checked_add(source.len());
                 let range = end.and_then(|end| bytes.get_mut(offset..end)).ok_or(out_of_range)?;
-                range.copy_from_slice(source);
-                Ok(())
+                Ok(source.read_at(0, range)?)
             }
             Self::Mapped(mapped) if mapped.is_cpu => {
                 let map = mapped.mapping()?.bytes()?.part(mapped.offset, size)?;
@@ -122,7 +121,7 @@ impl Target {
 }
 
 /// Copies bytes to shared memory: one core alone does not move as many as there could be.
-fn copy_in(to: SharedSlice<'_>, offset: usize, source: &[u8]) -> wholemem_os::Result<()> {
+fn copy_in(to: SharedSlice<'_>, offset: usize, source: SharedSlice<'_>) -> wholemem_os::Result<()> {
     const WORTH_A_THREAD: usize = 4 << 20;
     const MOST_THREADS: usize = 4;
     // Counting cores takes longer than a short copy.
@@ -134,13 +133,12 @@ fn copy_in(to: SharedSlice<'_>, offset: usize, source: &[u8]) -> wholemem_os::Re
     };
     let to = to.part(offset, source.len())?;
     let share = source.len().div_ceil(threads).max(1);
-    let mut parts = source.chunks(share).enumerate().map(|(number, part)| (number * share, part));
-    let Some((first, own)) = parts.next() else { return Ok(()) };
+    let copy = move |at: usize| to.copy_from(at, &source.part(at, share.min(source.len() - at))?);
     thread::scope(|scope| {
-        let others: Vec<_> = parts.map(|(at, part)| scope.spawn(move || to.write_at(at, part))).collect();
-        let written = to.write_at(first, own);
+        let others = (share..source.len()).step_by(share).map(|at| scope.spawn(move || copy(at)));
+        let others: Vec<_> = others.collect();
         let others = others.into_iter().map(|other| other.join().expect("copying does not panic"));
-        others.fold(written, Result::and)
+        others.fold(copy(0), Result::and)
     })
 }
 
@@ -166,7 +164,7 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         drop(self.mapping.take());
         if self.create != 0 && self.core.epoch.is_current() {
-            self.core.wire().tell(Ask::Abandon { create: self.create });
+            self.core.tell(Ask::Abandon { create: self.create });
         }
     }
 }
@@ -247,7 +245,15 @@ impl Draft {
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::OnDevice`].
     pub fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
-        self.target.write_at(offset, source, self.len)
+        self.copy_at(offset, source.into())
+    }
+
+    /// The same, of bytes that others may write meanwhile: then it is any of what they were that is written here.
+    ///
+    /// # Errors
+    /// As [`Draft::write_at`].
+    pub fn copy_at(&mut self, offset: usize, source: SharedSlice<'_>) -> Result<()> {
+        self.target.copy_at(offset, source, self.len)
     }
 
     /// Its bytes where they will stay, for an object of a mebibyte or more in host memory; `None` for a smaller one, which
@@ -275,7 +281,8 @@ impl Draft {
     }
 
     /// The device it is mapped on; `None` for a small object in host memory.
-    pub(super) fn device(&self) -> Option<Device> {
+    #[must_use]
+    pub fn device(&self) -> Option<Device> {
         match &self.target {
             Target::Small { .. } => None,
             Target::Mapped(mapped) => mapped.mapping.as_ref().map(Mapping::device),

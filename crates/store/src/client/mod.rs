@@ -194,6 +194,23 @@ impl Client {
         self.core.get_asked(name, Deadline::NOW, Deadline::after(Self::PATIENCE))
     }
 
+    /// The object that has a name now, if this process has its memory mapped already. Nobody is asked, and nothing waits:
+    /// this is what [`Client::get`] does first.
+    ///
+    /// # Errors
+    /// [`Error::TooManyPins`]; [`Error::Disconnected`] when the store has ended.
+    #[inline]
+    pub fn get_mapped(&self, name: &str) -> Result<Option<Object>> {
+        self.core.check()?;
+        match self.core.pin_named(name)? {
+            Some((held, location)) => match self.core.maps.known(location.allocation) {
+                Some(mapping) => Object::new(held, location, mapping).map(Some),
+                None => Ok(None),
+            },
+            None => Ok(None),
+        }
+    }
+
     /// The object that has a name, now or before the deadline.
     ///
     /// # Errors
@@ -245,14 +262,29 @@ impl Client {
         self.get(name)?.into_pack()
     }
 
+    /// Whether this connection, or a clone of it, gave an object: an id means nothing to another store.
+    #[must_use]
+    pub fn gave(&self, object: &Object) -> bool {
+        Arc::ptr_eq(&self.core, object.core())
+    }
+
     /// Gives a sealed object one more name. If another object had it, that one is deleted: readers keep theirs.
     ///
     /// # Errors
     /// [`Refusal::NoSuchObject`], [`Refusal::NameTooLong`], [`Refusal::NameTaken`].
     #[doc(alias = "PutName")]
     pub fn publish(&self, name: &str, object: ObjectId) -> Result<Sealed> {
-        check_name(name)?;
-        self.core.request_sealed(Ask::Publish { label: label(name, &[]), object }, &[])
+        self.publish_described(name, &[], object)
+    }
+
+    /// The same, with what users of the object are told of it under that name: up to 216 bytes.
+    ///
+    /// # Errors
+    /// As [`Client::publish`]; [`Refusal::MetaTooLong`].
+    pub fn publish_described(&self, name: &str, meta: &[u8], object: ObjectId) -> Result<Sealed> {
+        let label = label(name, meta);
+        label.check()?;
+        self.core.request_sealed(Ask::Publish { label, object }, &[])
     }
 
     /// Deletes an object: it is found no more, and its memory goes with the last who holds it. The first object of a pack

@@ -21,6 +21,10 @@ impl Hold {
     pub(super) fn new(core: &Arc<Core>, id: ObjectId, pin_at: usize) -> Self {
         Self { core: Arc::clone(core), id, pin_at }
     }
+
+    pub(super) fn id(&self) -> ObjectId {
+        self.id
+    }
 }
 
 impl Drop for Hold {
@@ -95,6 +99,18 @@ impl Object {
         Ok(core.entry(self.id(), record))
     }
 
+    /// What its maker says of it; what [`Object::entry`] says besides takes longer to find.
+    #[must_use]
+    pub fn meta(&self) -> Vec<u8> {
+        self.hold.core.index.meta(self.id())
+    }
+
+    /// Whether it is a pack: an object of which others are parts.
+    #[must_use]
+    pub fn is_pack(&self) -> bool {
+        self.hold.core.index.pack(self.id()) == Some(self.id())
+    }
+
     /// Its bytes, in host memory. There is no `&[u8]` to them: a process of the server's user may undo what keeps them
     /// as they are.
     ///
@@ -134,7 +150,9 @@ impl Object {
         PackObject::open(self)
     }
 
-    pub(super) fn device(&self) -> Device {
+    /// The device whose memory it is in, or the host's.
+    #[must_use]
+    pub fn device(&self) -> Device {
         self.mapping.device()
     }
 

@@ -97,11 +97,19 @@ impl PackDraft {
     /// # Errors
     /// [`Error::OutOfRange`](crate::Error::OutOfRange), [`Error::OnDevice`](crate::Error::OnDevice).
     pub fn write_at(&mut self, member: usize, offset: usize, source: &[u8]) -> Result<()> {
+        self.copy_at(member, offset, source.into())
+    }
+
+    /// The same, of bytes that others may write meanwhile: then it is any of what they were that is written here.
+    ///
+    /// # Errors
+    /// As [`PackDraft::write_at`].
+    pub fn copy_at(&mut self, member: usize, offset: usize, source: SharedSlice<'_>) -> Result<()> {
         let (start, size) = self.range(member);
         if offset.checked_add(source.len()).is_none_or(|end| end > size) {
             return Err(crate::Error::OutOfRange { offset, len: source.len(), size });
         }
-        self.target.write_at(start + offset, source, self.len)
+        self.target.copy_at(start + offset, source, self.len)
     }
 
     /// The place of one object, for streams and kernels; `None` for a small pack in host memory.

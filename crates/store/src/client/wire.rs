@@ -6,12 +6,13 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
+use wholemem_os::interrupt::{is_interrupted, next_question};
 use wholemem_os::packet::{Address, MAX_PACKET};
 use wholemem_os::{Deadline, Errno, Error as OsError, ForkEpoch, PacketSocket};
 
 use crate::protocol::frame::{self, Assembly, MAX_FDS};
 use crate::protocol::{Answer, Ask, Event, PROTOCOL, Request, Response};
-use crate::{Error, ObjectId, Result};
+use crate::{Error, Result};
 
 /// How long to wait before connecting again.
 const RETRY: Duration = Duration::from_millis(1);
@@ -101,7 +102,7 @@ impl Wire {
         self.last_id += 1;
         let request = Request { id: self.last_id, again: false, ask };
         let outcome = self.ask(request, payload, deadline);
-        if matches!(outcome, Err(Error::TimedOut)) {
+        if matches!(outcome, Err(Error::TimedOut | Error::Interrupted)) {
             self.given_up.insert(self.last_id);
         }
         outcome
@@ -143,10 +144,6 @@ impl Wire {
         let _ = frame::send_message(&self.socket, &request, &[], Deadline::NOW);
     }
 
-    pub(super) fn kick(&mut self, object: ObjectId) {
-        self.tell(Ask::Kick { object });
-    }
-
     /// The next event; `None` when another server has taken over, who has to be told what is watched for.
     pub(super) fn event(&mut self, deadline: Deadline) -> Result<Option<Event>> {
         self.check_fork()?;
@@ -167,8 +164,12 @@ impl Wire {
     fn receive(&mut self, deadline: Deadline) -> Result<(Response, Vec<OwnedFd>)> {
         let mut all = Vec::new();
         loop {
-            let received = self.socket.recv_with_fds(&mut self.packet, MAX_FDS, deadline);
-            let (len, fds) = received.map_err(said)?;
+            let next = next_question(deadline);
+            let (len, fds) = match self.socket.recv_with_fds(&mut self.packet, MAX_FDS, next) {
+                Err(OsError::TimedOut) if is_interrupted() => return Err(Error::Interrupted),
+                Err(OsError::TimedOut) if !deadline.has_passed() => continue,
+                received => received.map_err(said)?,
+            };
             all.extend(fds);
             let malformed = |malformed: frame::Malformed| Error::Protocol { rule: malformed.0 };
             if let Some(message) = self.assembly.push(&self.packet[..len]).map_err(malformed)? {

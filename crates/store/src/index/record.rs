@@ -132,18 +132,10 @@ impl<C: Cells> Index<C> {
         let at = self.record_cell(id.slot());
         let load = |cell: usize| self.cells().load(at + cell);
         let owner = load(AT_OWNER);
-        let text = |first: usize, len: usize| {
-            let mut bytes = Vec::with_capacity(len.next_multiple_of(CELL));
-            for cell in 0..len.div_ceil(CELL) {
-                bytes.extend(load(first + cell).to_le_bytes());
-            }
-            bytes.truncate(len);
-            bytes
-        };
         let (name, meta) = lengths(owner);
         Some(Record {
-            name: String::from_utf8(text(AT_NAME, name)).ok()?,
-            meta: text(AT_META, meta),
+            name: String::from_utf8(self.text(at + AT_NAME, name)).ok()?,
+            meta: self.text(at + AT_META, meta),
             region: Region {
                 allocation: AllocationId::from_u64(load(AT_ALLOCATION))?,
                 offset: load(AT_REGION),
@@ -158,6 +150,28 @@ impl<C: Cells> Index<C> {
             request: load(AT_REQUEST),
             pack: ObjectId::from_u64(load(AT_PACK)),
         })
+    }
+
+    /// So many bytes, from a cell on.
+    fn text(&self, first: usize, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(len.next_multiple_of(CELL));
+        for cell in 0..len.div_ceil(CELL) {
+            bytes.extend(self.cells().load(first + cell).to_le_bytes());
+        }
+        bytes.truncate(len);
+        bytes
+    }
+
+    /// What the users of a pinned object are told of it.
+    pub(crate) fn meta(&self, id: ObjectId) -> Vec<u8> {
+        let at = self.record_cell(id.slot());
+        let (_, len) = lengths(self.cells().load(at + AT_OWNER));
+        self.text(at + AT_META, len)
+    }
+
+    /// The first object of the pack that a pinned object belongs to.
+    pub(crate) fn pack(&self, id: ObjectId) -> Option<ObjectId> {
+        ObjectId::from_u64(self.cells().load(self.record_cell(id.slot()) + AT_PACK))
     }
 
     /// Where a pinned object lies.
@@ -251,6 +265,7 @@ pub(crate) mod tests {
             prop_assert_eq!(index.read(id), Some((State::Created, written.clone())));
             let allocation = written.region.allocation;
             prop_assert_eq!(index.location(id), Some(Location { allocation, offset, len }));
+            prop_assert_eq!((index.meta(id), index.pack(id)), (written.meta.clone(), written.pack));
             prop_assert!(index.is_named(id, &written.name));
             let longer = format!("{}x", written.name);
             prop_assert!(!index.is_named(id, &longer));
@@ -267,7 +282,8 @@ pub(crate) mod tests {
             if let Some((_, record)) = index.read(id) {
                 prop_assert!(record.name.len() <= MAX_NAME && record.meta.len() <= MAX_META);
             }
-            let _ = (index.location(id), index.is_named(id, "name"));
+            let _ = (index.location(id), index.is_named(id, "name"), index.pack(id));
+            prop_assert!(index.meta(id).len() <= MAX_META);
         }
     }
 

@@ -1,9 +1,13 @@
 //! Objects: made, found, held, replaced and deleted, by one process or several.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use wholemem_hal::{Backend, BackendKind};
 use wholemem_os::Deadline;
+use wholemem_os::interrupt::interruptible;
 use wholemem_store::{Client, Error, EventKind, Mirror, Pack, Refusal};
 
 use crate::served::Served;
@@ -73,6 +77,58 @@ fn a_name_is_waited_for_until_it_comes_or_the_deadline_does() {
         served.client().put("late", b"here").unwrap();
         assert_eq!(waiting.join().unwrap().unwrap().to_vec().unwrap(), b"here");
     });
+}
+
+#[test]
+fn a_wait_is_interrupted_and_the_connection_goes_on() {
+    let served = Served::start();
+    let client = served.client();
+    let mut watch = client.watch("").unwrap();
+    let interrupted = |outcome: Result<(), Error>| assert!(matches!(outcome, Err(Error::Interrupted)));
+    interrupted(interruptible(|| true, || client.get_within("never", Deadline::NEVER).map(drop)));
+    interrupted(interruptible(|| true, || watch.next(Deadline::NEVER).map(drop)));
+    client.put("here", b"all the same").unwrap();
+    assert_eq!(watch.next(Deadline::NEVER).unwrap().name, "here");
+    assert_eq!(client.get("here").unwrap().to_vec().unwrap(), b"all the same");
+}
+
+#[test]
+fn nothing_waits_to_be_dropped_while_another_thread_asks() {
+    let served = Served::start();
+    let client = served.client();
+    let draft = client.create("given up", LARGE).unwrap();
+    served.freeze();
+    let dropped = Arc::new(AtomicBool::new(false));
+    let (asked, asks) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let (client, seen) = (&client, Arc::clone(&dropped));
+        let question = move || {
+            let _ = asked.send(());
+            seen.load(Ordering::Relaxed)
+        };
+        let answer = scope.spawn(move || interruptible(question, || client.status()));
+        // Whoever is asked waits for an answer, and nobody gives one.
+        asks.recv().unwrap();
+        drop(draft);
+        dropped.store(true, Ordering::Relaxed);
+        assert!(matches!(answer.join().unwrap(), Err(Error::Interrupted)));
+    });
+}
+
+#[test]
+fn an_object_is_got_without_asking_once_its_memory_is_mapped() {
+    let served = Served::start();
+    let (maker, reader) = (served.client(), served.client());
+    let mut draft = maker.create_described("name", b"a meaning", LARGE).unwrap();
+    draft.write_at(0, &pattern(LARGE, 3)).unwrap();
+    let sealed = draft.seal().unwrap();
+    assert!(reader.get_mapped("name").unwrap().is_none(), "not mapped yet");
+    assert!(reader.get_mapped("another").unwrap().is_none());
+    drop(reader.get("name").unwrap());
+    served.freeze();
+    let object = reader.get_mapped("name").unwrap().unwrap();
+    assert_eq!((object.id(), object.meta(), object.is_pack()), (sealed.id, b"a meaning".to_vec(), false));
+    assert_eq!(object.to_vec().unwrap(), pattern(LARGE, 3));
 }
 
 #[test]
@@ -173,6 +229,7 @@ fn a_pack_is_one_map_and_many_names() {
         let sealed = draft.seal().unwrap();
         let held = reader.get_pack(name).unwrap();
         assert_eq!(held.members().count(), 5);
+        assert!(held.whole().is_pack() && !reader.get(&format!("{name}/0")).unwrap().is_pack());
         for member in 0..5 {
             let member_name = format!("{name}/{member}");
             let mut bytes = vec![0; len + member];
@@ -246,10 +303,12 @@ fn one_more_name_is_one_more_object_over_the_same_bytes() {
     let served = Served::start();
     let client = served.client();
     let first = client.put("first", &pattern(LARGE, 1)).unwrap();
-    let second = client.publish("second", first.id).unwrap();
+    let second = client.publish_described("second", b"the same", first.id).unwrap();
     client.delete(first.id).unwrap();
     let object = client.get("second").unwrap();
     assert_eq!((object.id(), object.to_vec().unwrap()), (second.id, pattern(LARGE, 1)));
+    assert_eq!(object.meta(), b"the same");
+    assert!(client.gave(&object) && client.clone().gave(&object) && !served.client().gave(&object));
 }
 
 #[test]
