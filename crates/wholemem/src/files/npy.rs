@@ -29,7 +29,7 @@ fn malformed(what: &'static str) -> FileProblem {
 /// [`FileProblem::Malformed`], [`FileProblem::WrongLength`].
 pub fn header(bytes: &[u8], file_len: u64) -> Result<(&str, u64), FileProblem> {
     let (text, offset) = text(bytes)?;
-    let (descr, _, shape) = read(text)?;
+    let Header { descr, shape, .. } = Header::parse(text)?;
     if let Ok(dtype) = dtype(&descr) {
         let len = shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
         let needed = len.and_then(|len| len.checked_add(offset));
@@ -55,23 +55,47 @@ fn text(bytes: &[u8]) -> Result<(&str, u64), FileProblem> {
     Ok((text.trim(), (bytes.len() - rest.len() + len) as u64))
 }
 
+/// What the text of a [`header()`] says, whether a tensor can hold it or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The type of the elements, as numpy writes it: such as `<f4`. One word for what is no single number.
+    pub descr: String,
+    /// Whether the first dimension is the fastest.
+    pub columns_first: bool,
+    /// The shape.
+    pub shape: Vec<u64>,
+}
+
+impl Header {
+    /// Reads the text of a header.
+    ///
+    /// ```
+    /// use wholemem::files::npy::Header;
+    ///
+    /// let header = Header::parse("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }")?;
+    /// assert_eq!((header.descr.as_str(), &header.shape[..]), ("<f4", &[3, 4][..]));
+    /// # Ok::<(), wholemem::files::FileProblem>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FileProblem::Malformed`].
+    pub fn parse(text: &str) -> Result<Self, FileProblem> {
+        let read = Dictionary { rest: text }.read().ok_or_else(|| malformed("its header is no dictionary"))?;
+        match (read.descr, read.columns_first, read.shape) {
+            (Some(descr), Some(columns_first), Some(shape)) => Ok(Self { descr, columns_first, shape }),
+            _ => Err(malformed("its header lacks one of descr, fortran_order and shape")),
+        }
+    }
+}
+
 /// Reads the header at the front of a file, of which `bytes` are the first [`LONGEST`] or all.
 pub(super) fn decode(bytes: &[u8]) -> Result<Npy, FileProblem> {
     let (text, offset) = text(bytes)?;
-    let (descr, columns_first, shape) = read(text)?;
+    let Header { descr, columns_first, shape } = Header::parse(text)?;
     if columns_first && shape.len() > 1 {
         return Err(FileProblem::ColumnsFirst);
     }
     Ok(Npy { dtype: dtype(&descr)?, shape, offset })
-}
-
-/// What a header says of type, order and shape.
-fn read(text: &str) -> Result<(String, bool, Vec<u64>), FileProblem> {
-    let header = Dictionary { rest: text }.read().ok_or_else(|| malformed("its header is no dictionary"))?;
-    match (header.descr, header.columns_first, header.shape) {
-        (Some(descr), Some(columns_first), Some(shape)) => Ok((descr, columns_first, shape)),
-        _ => Err(malformed("its header lacks one of descr, fortran_order and shape")),
-    }
 }
 
 fn dtype(descr: &str) -> Result<Dtype, FileProblem> {
@@ -94,7 +118,7 @@ fn dtype(descr: &str) -> Result<Dtype, FileProblem> {
 
 /// What the dictionary holds of what is looked for.
 #[derive(Default)]
-struct Header {
+struct Found {
     descr: Option<String>,
     columns_first: Option<bool>,
     shape: Option<Vec<u64>>,
@@ -106,8 +130,8 @@ struct Dictionary<'a> {
 }
 
 impl<'a> Dictionary<'a> {
-    fn read(mut self) -> Option<Header> {
-        let mut header = Header::default();
+    fn read(mut self) -> Option<Found> {
+        let mut header = Found::default();
         self.take('{')?;
         while self.take('}').is_none() {
             let key = self.text()?;
@@ -115,7 +139,7 @@ impl<'a> Dictionary<'a> {
             match key {
                 // A structured type is a list: no tensor holds it, and its first bracket says enough.
                 "descr" if self.rest.starts_with('[') => {
-                    return Some(Header { descr: Some("structure".into()), ..full() });
+                    return Some(Found { descr: Some("structure".into()), ..full() });
                 }
                 "descr" => header.descr = Some(self.text()?.to_owned()),
                 "fortran_order" => header.columns_first = Some(self.truth()?),
@@ -166,8 +190,8 @@ impl<'a> Dictionary<'a> {
 }
 
 /// A header in which nothing is missing.
-fn full() -> Header {
-    Header { descr: None, columns_first: Some(false), shape: Some(Vec::new()) }
+fn full() -> Found {
+    Found { descr: None, columns_first: Some(false), shape: Some(Vec::new()) }
 }
 
 /// The header of an array, as numpy would write it, up to where its elements begin.
