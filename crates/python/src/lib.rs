@@ -8,6 +8,7 @@
 //! | `communicator`, `device`, `stream` | ranks that have devices, and where their work runs |
 //! | `tensor`, `rows` | elements over many ranks, gathered and scattered |
 //! | `doctor` | what this machine can do |
+//! | `store` | named objects that outlive their makers, as arrays |
 //! | `window`, `collective` | memory that every rank has, and what ranks do together through it |
 //!
 //! What it keeps true: importing it touches no driver and starts nothing. An object of Python holds what it needs below,
@@ -24,6 +25,7 @@ mod device;
 mod doctor;
 mod error;
 mod rows;
+mod store;
 mod stream;
 mod tensor;
 mod wait;
@@ -38,6 +40,9 @@ mod _native {
 
     #[pymodule_export]
     use crate::doctor::findings;
+
+    #[pymodule_export]
+    use crate::store::{Client, Draft, Entry, Event, Mirror, Pack, PackDraft, Status, Watch};
 
     #[pymodule_export]
     use crate::tensor::WholeTensor;

@@ -3,7 +3,8 @@
 Importing this touches no driver and starts nothing. Every rank joins a :class:`Communicator`; through it, ranks make a
 :class:`WholeTensor`, whose rows are divided among them and gathered by all, or a :class:`Window`, which every rank has,
 and through which they reduce and exchange. All memory is an :class:`Array` to Python, which numpy, torch, CuPy and JAX
-take and give without a copy.
+take and give without a copy. Arrays that are to outlive the process that made them, and to be had by others, are put into
+a :mod:`~wholemem.store`.
 
 Threads can be ranks too, as here:
 
@@ -26,7 +27,7 @@ Threads can be ranks too, as here:
 
 from __future__ import annotations
 
-from . import errors
+from . import errors, store
 from ._native import VERSION as __version__
 from ._native import Array, Communicator, WholeTensor, Window, asarray, unique_id, zeros
 from .chunked import ChunkedTensor
@@ -44,6 +45,7 @@ __all__ = [
     "asarray",
     "doctor",
     "errors",
+    "store",
     "unique_id",
     "zeros",
 ]

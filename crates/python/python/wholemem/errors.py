@@ -26,8 +26,11 @@ __all__ = [
     "Closed",
     "Error",
     "Forked",
+    "InUse",
+    "NotAllowed",
     "NotFound",
     "OutOfMemory",
+    "OverQuota",
     "PeerLost",
     "RankFailed",
     "RanksDisagree",
@@ -133,6 +136,10 @@ class OutOfMemory(Error, MemoryError):
     """Memory, or addresses for it, are not to be had."""
 
 
+class OverQuota(OutOfMemory):
+    """More than the store may take."""
+
+
 class Unsupported(Error, NotImplementedError):
     """Something that this machine, or this memory, cannot do."""
 
@@ -181,8 +188,16 @@ class BadFile(Error, OSError):
     """A file that cannot be read or written, or is not what it says."""
 
 
-class NotFound(Error, LookupError):
+class NotFound(Error, KeyError):
     """Nothing has that name."""
+
+
+class NotAllowed(Error, PermissionError):
+    """Something that only another user may do."""
+
+
+class InUse(Error, BufferError):
+    """Memory of which arrays are still there, where nobody may have any."""
 
 
 class ServerLost(Error, ConnectionError):

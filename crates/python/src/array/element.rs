@@ -75,6 +75,14 @@ const ALL: [Element; 20] = [
 ];
 
 impl Element {
+    /// What anything else is made of.
+    pub(crate) const BYTE: Self = ALL[0];
+
+    /// The element that Python calls so.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        ALL.into_iter().find(|element| element.name == name)
+    }
+
     /// How many bytes it takes.
     pub(crate) fn len(self) -> usize {
         usize::from(self.bits / 8)
@@ -176,8 +184,7 @@ impl<'py> FromPyObject<'_, 'py> for Element {
             "half" => "float16",
             name => name,
         };
-        let found = ALL.into_iter().find(|element| element.name == name);
-        let found = found.or_else(|| Some(Self::of(name.parse::<Dtype>().ok()?)));
+        let found = Self::named(name).or_else(|| Some(Self::of(name.parse::<Dtype>().ok()?)));
         found.ok_or_else(|| {
             Raised::new("WrongType", format!("no type of elements is called `{name}`"))
                 .hint("give a name such as `float32`, or a dtype of numpy or torch")

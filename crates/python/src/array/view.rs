@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use wholemem_hal::{BackendKind, Device, Rights, Span};
+use wholemem_os::SharedSlice;
 
 use super::layout::Layout;
 use crate::error::Raised;
@@ -124,6 +125,21 @@ impl View {
         let memory = Zeroed::new(layout.len())?;
         let address = memory.at.as_ptr().expose_provenance() as u64;
         Ok(Self { address, layout, place: Place::CPU, readonly: false, owner: Arc::new(memory) })
+    }
+
+    /// The bytes of an array in host memory, without gaps, to be read.
+    pub(crate) fn bytes(&self, what: &str) -> Result<SharedSlice<'_>, Raised> {
+        if !self.place.is_host() {
+            let message = format!("{what} is on {}, where the processor does not read it", self.place);
+            return Err(Raised::new("WrongDevice", message).hint("copy it to the host first"));
+        }
+        self.layout.check_contiguous(what)?;
+        let at = std::ptr::with_exposed_provenance_mut(usize::try_from(self.address).unwrap_or_default());
+        // What has no elements may have no address.
+        let (at, len) = NonNull::new(at).map_or((NonNull::dangling(), 0), |at| (at, self.layout.len()));
+        // SAFETY: whoever made the view says that the memory is there while its owner lives, which outlives the borrow.
+        // Python's arrays are pointers, to which nobody has a reference.
+        Ok(unsafe { SharedSlice::new(at, len, false) })
     }
 
     /// The memory as work of `device` takes it.

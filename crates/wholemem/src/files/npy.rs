@@ -80,7 +80,8 @@ impl Header {
     /// # Errors
     /// [`FileProblem::Malformed`].
     pub fn parse(text: &str) -> Result<Self, FileProblem> {
-        let read = Dictionary { rest: text }.read().ok_or_else(|| malformed("its header is no dictionary"))?;
+        let read =
+            Dictionary { rest: text }.read().ok_or_else(|| malformed("its header is no dictionary"))?;
         match (read.descr, read.columns_first, read.shape) {
             (Some(descr), Some(columns_first), Some(shape)) => Ok(Self { descr, columns_first, shape }),
             _ => Err(malformed("its header lacks one of descr, fortran_order and shape")),

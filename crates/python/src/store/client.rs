@@ -1,0 +1,271 @@
+//! A connection to a store: see `wholemem.store.Client`.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyMapping;
+use wholemem_hal::{Backend, Device, HostConfig};
+use wholemem_os::{Deadline, ForkEpoch};
+use wholemem_store::{Client as Connection, Error, Refusal};
+
+use super::description;
+use super::draft::{Draft, PackDraft, pack_of};
+use super::entry::{Entry, Status};
+use super::lease::{self, Named};
+use super::watch::Watch;
+use crate::array::{self, Element, Layout, View};
+use crate::error::{Raised, Raises};
+use crate::wait::waiting;
+
+/// A connection to a store.
+#[pyclass(frozen, module = "wholemem.store")]
+#[derive(Debug)]
+pub(crate) struct Client {
+    socket: PathBuf,
+    /// `None` once it is closed.
+    open: Mutex<Option<Connection>>,
+    host: Device,
+    epoch: ForkEpoch,
+}
+
+/// What is put: one array, or several with names.
+enum Given {
+    One(View),
+    Many(Vec<(String, View)>),
+}
+
+impl Given {
+    fn take(value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let Ok(mapping) = value.cast::<PyMapping>() else { return array::take(value, None).map(Self::One) };
+        let mut arrays = Vec::with_capacity(mapping.len()?);
+        for item in mapping.items()?.iter() {
+            let (name, value) = item.extract::<(String, Bound<'_, PyAny>)>()?;
+            arrays.push((name, array::take(&value, None)?));
+        }
+        Ok(Self::Many(arrays))
+    }
+
+    /// Copies it into the store, and says which version of its name it is.
+    fn put(&self, client: &Connection, name: &str) -> Result<u64, Raised> {
+        let sealed = match self {
+            Self::One(view) => {
+                let bytes = view.bytes("the array")?;
+                let mut draft =
+                    client.create_described(name, &description::describe(&view.layout), bytes.len())?;
+                draft.copy_at(0, bytes)?;
+                draft.seal()?
+            }
+            Self::Many(arrays) => {
+                let bytes = arrays.iter().map(|(name, view)| view.bytes(&format!("`{name}`")));
+                let bytes = bytes.collect::<Result<Vec<_>, _>>()?;
+                let layouts = arrays.iter().map(|(name, view)| (name.as_str(), &view.layout));
+                let mut draft = client.create_pack(&pack_of(name, layouts))?;
+                for (member, bytes) in bytes.into_iter().enumerate() {
+                    draft.copy_at(member, 0, bytes)?;
+                }
+                draft.seal()?
+            }
+        };
+        Ok(sealed.version)
+    }
+}
+
+/// So many seconds.
+fn seconds_of(seconds: f64) -> Result<Duration, Raised> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| Raised::new("WrongValue", format!("cannot wait for {seconds} seconds")))
+}
+
+/// In so many seconds, or never.
+pub(super) fn deadline_of(seconds: f64) -> Result<Deadline, Raised> {
+    if seconds == f64::INFINITY { Ok(Deadline::NEVER) } else { seconds_of(seconds).map(Deadline::after) }
+}
+
+impl Client {
+    /// The connection, unless it was closed, or this is a forked child.
+    fn open(&self) -> Result<Connection, Raised> {
+        // Before the lock, which in a child may be held by a thread that is not there.
+        if !self.epoch.is_current() {
+            return Err(Error::Forked.into());
+        }
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.clone().ok_or_else(|| Raised::new("Closed", "the client is closed"))
+    }
+
+    /// The same, waiting for room so long where the quota is full.
+    fn open_for_room(&self, timeout: Option<f64>) -> Result<Connection, Raised> {
+        let client = self.open()?;
+        Ok(match timeout {
+            Some(timeout) => client.waiting_for_room(seconds_of(timeout)?),
+            None => client,
+        })
+    }
+}
+
+#[pymethods]
+impl Client {
+    #[new]
+    #[pyo3(signature = (socket=None))]
+    fn new(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<Self> {
+        let epoch = ForkEpoch::current().raised()?;
+        let host = Backend::host(HostConfig::default()).and_then(|host| host.device(0)).raised()?;
+        let socket = wholemem_store::socket(socket.as_deref()).raised()?;
+        let client = waiting(py, || Connection::connect(&socket))?;
+        Ok(Self { socket, open: Mutex::new(Some(client)), host, epoch })
+    }
+
+    #[getter]
+    fn socket(&self) -> PathBuf {
+        self.socket.clone()
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.epoch.is_current() && self.open.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    #[pyo3(signature = (name, timeout=None))]
+    fn get(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Named> {
+        let client = self.open().raised()?;
+        let object = match client.get_mapped(name).raised()? {
+            Some(object) => object,
+            None => match timeout {
+                None => waiting(py, || client.get(name))?,
+                Some(seconds) => {
+                    let deadline = deadline_of(seconds).raised()?;
+                    waiting(py, || client.get_within(name, deadline).map_err(|error| late(error, seconds)))?
+                }
+            },
+        };
+        Named::of(object).raised()
+    }
+
+    #[pyo3(signature = (name, value, *, timeout=None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        value: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let (client, given) = (self.open_for_room(timeout).raised()?, Given::take(value)?);
+        waiting(py, || given.put(&client, name))
+    }
+
+    #[pyo3(signature = (name, value, *, timeout=None))]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        value: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let (client, given) = (self.open_for_room(timeout).raised()?, Given::take(value)?);
+        let object = match &given {
+            Given::One(view) => {
+                lease::object_of(view).map(|object| (object, description::describe(&view.layout)))
+            }
+            Given::Many(_) => None,
+        };
+        match object {
+            // In the store already: it gets one more name.
+            Some((object, meta)) if client.gave(&object) => {
+                waiting(py, || client.publish_described(name, &meta, object.id()))
+                    .map(|sealed| sealed.version)
+            }
+            _ => waiting(py, || given.put(&client, name)),
+        }
+    }
+
+    #[pyo3(signature = (name, shape, dtype, *, timeout=None))]
+    fn create(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        shape: Vec<i64>,
+        dtype: Element,
+        timeout: Option<f64>,
+    ) -> PyResult<Draft> {
+        let layout = Layout::contiguous(dtype, &shape).raised()?;
+        let client = self.open_for_room(timeout).raised()?;
+        waiting(py, || Draft::create(&client, name, layout, &self.host))
+    }
+
+    #[pyo3(signature = (name, arrays, *, timeout=None))]
+    fn create_pack(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        arrays: &Bound<'_, PyMapping>,
+        timeout: Option<f64>,
+    ) -> PyResult<PackDraft> {
+        let mut layouts = Vec::with_capacity(arrays.len()?);
+        for item in arrays.items()?.iter() {
+            let (name, (shape, dtype)) = item.extract::<(String, (Vec<i64>, Element))>()?;
+            layouts.push((name, Layout::contiguous(dtype, &shape).raised()?));
+        }
+        let client = self.open_for_room(timeout).raised()?;
+        waiting(py, || PackDraft::create(&client, name, layouts, &self.host))
+    }
+
+    fn delete(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let client = self.open().raised()?;
+        waiting(py, || client.delete(client.stat(name)?.id))
+    }
+
+    #[pyo3(signature = (prefix=""))]
+    fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
+        let client = self.open().raised()?;
+        let entries = waiting(py, || client.list(prefix))?;
+        Ok(entries.into_iter().map(Entry::new).collect())
+    }
+
+    fn stat(&self, py: Python<'_>, name: &str) -> PyResult<Entry> {
+        let client = self.open().raised()?;
+        waiting(py, || client.stat(name)).map(Entry::new)
+    }
+
+    fn status(&self, py: Python<'_>) -> PyResult<Status> {
+        let client = self.open().raised()?;
+        waiting(py, || client.status()).map(|status| Status::new(&status))
+    }
+
+    #[pyo3(signature = (prefix=""))]
+    fn watch(&self, py: Python<'_>, prefix: &str) -> PyResult<Watch> {
+        let client = self.open().raised()?;
+        Watch::new(waiting(py, || client.watch(prefix))?).raised()
+    }
+
+    fn close(&self, py: Python<'_>) {
+        if self.epoch.is_current() {
+            py.detach(|| drop(self.open.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        }
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyAny>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let closed = if self.closed() { ", closed" } else { "" };
+        format!("Client('{}'{closed})", self.socket.display())
+    }
+}
+
+/// What a wait for a name met.
+fn late(error: Error, seconds: f64) -> Raised {
+    match error {
+        Error::Refused(Refusal::NoSuchName { name }) => {
+            let message = format!("no object named `{name}` came within {seconds} seconds");
+            Raised::new("Timeout", message).code("no-such-name").hint("`client.list()` names what there is")
+        }
+        error => error.into(),
+    }
+}

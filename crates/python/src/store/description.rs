@@ -1,0 +1,95 @@
+//! Shape and type of an array, as its object carries them: the words that `.safetensors` files have for them.
+//!
+//! So an array that was put from Python is a tensor to the program, and a file that the program put is arrays here:
+//! `{"dtype":"F32","shape":[2,3]}`. What was a `.npy` file carries that file's header. Any other object is bytes.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+use wholemem::files::npy;
+
+use crate::array::{Element, Layout};
+use crate::error::Raised;
+
+/// How the description of an object begins that was a `.npy` file.
+const NPY: &str = "npy ";
+
+/// Types whose name in files is another than in Python.
+const NAMES: [(&str, &str); 17] = [
+    ("F32", "float32"),
+    ("BF16", "bfloat16"),
+    ("F16", "float16"),
+    ("I64", "int64"),
+    ("U8", "uint8"),
+    ("I32", "int32"),
+    ("F64", "float64"),
+    ("F8_E4M3", "float8_e4m3fn"),
+    ("F8_E5M2", "float8_e5m2"),
+    ("F8_E8M0", "float8_e8m0fnu"),
+    ("BOOL", "bool"),
+    ("I8", "int8"),
+    ("I16", "int16"),
+    ("U16", "uint16"),
+    ("U32", "uint32"),
+    ("U64", "uint64"),
+    ("C64", "complex64"),
+];
+
+#[derive(Serialize, Deserialize)]
+struct Said<'a> {
+    #[serde(borrow)]
+    dtype: Cow<'a, str>,
+    shape: Cow<'a, [i64]>,
+}
+
+/// What the users of an array's object are told.
+pub(super) fn describe(layout: &Layout) -> Vec<u8> {
+    let name = layout.element.name;
+    let dtype = NAMES.iter().find(|(_, own)| *own == name).map_or(name, |(file, _)| file);
+    let said = Said { dtype: dtype.into(), shape: layout.shape[..].into() };
+    serde_json::to_vec(&said).unwrap_or_default()
+}
+
+/// The array that an object of so many bytes is.
+pub(super) fn understand(meta: &[u8], len: usize) -> Result<Layout, Raised> {
+    let layout = match read(meta)? {
+        Some(layout) => layout,
+        None => Layout::contiguous(Element::BYTE, &[i64::try_from(len).unwrap_or(i64::MAX)])?,
+    };
+    if layout.len() != len {
+        let (name, shape) = (layout.element.name, &layout.shape);
+        let message = format!("an object of {len} bytes is said to be {name} of shape {shape:?}");
+        return Err(Raised::new("WrongValue", message).hint("whoever made it described it wrongly"));
+    }
+    Ok(layout)
+}
+
+/// The array that is described, if one is.
+fn read(meta: &[u8]) -> Result<Option<Layout>, Raised> {
+    let Ok(text) = std::str::from_utf8(meta) else { return Ok(None) };
+    if let Some(header) = text.strip_prefix(NPY) {
+        let Ok(header) = npy::Header::parse(header) else { return Ok(None) };
+        let Ok(element) = Element::of_typestr(&header.descr) else { return Ok(None) };
+        let shape: Vec<i64> =
+            header.shape.iter().map(|len| i64::try_from(*len).unwrap_or(i64::MAX)).collect();
+        return if header.columns_first {
+            columns_first(element, shape)
+        } else {
+            Layout::contiguous(element, &shape)
+        }
+        .map(Some);
+    }
+    let Ok(Said { dtype, shape }) = serde_json::from_str(text) else { return Ok(None) };
+    let name = NAMES.iter().find(|(file, _)| *file == dtype).map_or(&*dtype, |(_, own)| own);
+    let Some(element) = Element::named(name) else { return Ok(None) };
+    Layout::contiguous(element, &shape).map(Some)
+}
+
+/// Elements without gaps, the first dimension fastest.
+fn columns_first(element: Element, mut shape: Vec<i64>) -> Result<Layout, Raised> {
+    shape.reverse();
+    let mut layout = Layout::contiguous(element, &shape)?;
+    layout.shape.reverse();
+    layout.strides.reverse();
+    Ok(layout)
+}

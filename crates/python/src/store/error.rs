@@ -1,0 +1,62 @@
+//! Errors of the store as exceptions of `wholemem.errors`, with what can be done about each.
+
+use wholemem_store::{Error, Refusal};
+
+use crate::error::Raised;
+
+impl From<Error> for Raised {
+    fn from(error: Error) -> Self {
+        let code = error.code();
+        let raised = |class| Self::new(class, error.to_string()).code(code);
+        match error {
+            Error::Memory(error) => error.into(),
+            Error::Os(error) => error.into(),
+            Error::Refused(ref refusal) => {
+                let (class, hint) = refused(refusal);
+                let raised = raised(class);
+                if hint.is_empty() { raised } else { raised.hint(hint) }
+            }
+            Error::NotServed { .. } => raised("ServerLost")
+                .hint("start one with `wholemem serve`, or name its socket in `WHOLEMEM_SOCKET`"),
+            Error::NoSocket { .. } => {
+                raised("BadEnvironment").hint("or give it to the client: `Client(socket)`")
+            }
+            Error::Disconnected => {
+                raised("ServerLost").hint("make a new client; arrays of the old one stay as they are")
+            }
+            Error::TimedOut => raised("Timeout").hint("the server is stopped, or very busy"),
+            Error::TooManyPins { .. } => {
+                raised("OutOfMemory").hint("drop arrays, or get what belongs together as a pack")
+            }
+            Error::Forked => raised("Forked").hint("make a client in the child itself"),
+            Error::DeviceHidden | Error::OnDevice { .. } => raised("WrongDevice"),
+            Error::OutOfRange { .. } => raised("WrongValue"),
+            _ => raised("Error"),
+        }
+    }
+}
+
+/// The class of a refusal, and what can be done about it.
+fn refused(refusal: &Refusal) -> (&'static str, &'static str) {
+    match refusal {
+        Refusal::NoSuchName { .. } => {
+            ("NotFound", "`client.list()` names what there is; `get(name, timeout=10)` waits for it to come")
+        }
+        Refusal::NoSuchObject { .. } => ("NotFound", "it was deleted, or replaced, a moment ago"),
+        Refusal::OverQuota { .. } => ("OverQuota", "`timeout=10` waits for others to delete something"),
+        Refusal::IndexFull { .. } => {
+            ("OutOfMemory", "delete something, put packs, or serve with more `--objects`")
+        }
+        Refusal::NoMemory { .. } => ("OutOfMemory", ""),
+        Refusal::NotYours { .. } => {
+            ("NotAllowed", "only who made it, or who serves the store, may delete it")
+        }
+        Refusal::StillMapped => ("InUse", "drop every array that was made of the draft first"),
+        Refusal::NameTooLong { .. } | Refusal::MetaTooLong { .. } | Refusal::TooManyMembers { .. } => {
+            ("WrongValue", "")
+        }
+        Refusal::NoSuchDevice { .. } => ("WrongDevice", ""),
+        Refusal::OtherProtocol { .. } => ("Unsupported", "use the same version of wholemem on both sides"),
+        _ => ("Error", ""),
+    }
+}

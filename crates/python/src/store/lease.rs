@@ -1,0 +1,142 @@
+//! An object, or a pack of them, as arrays that keep it: a pin is let go with the last array.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyIterator, PyList};
+use wholemem_store::{Object, PackMember, PackObject};
+
+use super::description;
+use crate::array::{Array, Place, View};
+use crate::error::{Raised, Raises};
+
+/// What has a name: an array, or a pack of arrays.
+#[derive(IntoPyObject)]
+pub(super) enum Named {
+    Array(Array),
+    Pack(Pack),
+}
+
+impl Named {
+    pub(super) fn of(object: Object) -> Result<Self, Raised> {
+        if object.is_pack() {
+            return Ok(Self::Pack(Pack::new(object.into_pack()?)?));
+        }
+        let layout = description::understand(&object.meta(), object.len())?;
+        let (address, place) = (object.span()?.address(), Place::of(&object.device()));
+        Ok(Self::Array(Array::new(View { address, layout, place, readonly: true, owner: Arc::new(object) })))
+    }
+}
+
+/// The object that an array is all of, if it is one that was got from a store.
+pub(super) fn object_of(view: &View) -> Option<Arc<Object>> {
+    let object = Arc::clone(&view.owner).downcast::<Object>().ok()?;
+    let is_whole = view.layout.is_contiguous() && view.layout.len() == object.len();
+    (is_whole && view.address == object.span().ok()?.address()).then_some(object)
+}
+
+/// Arrays that lie in one piece of memory, by name: see `wholemem.store.Pack`.
+#[pyclass(frozen, mapping, module = "wholemem.store")]
+#[derive(Debug)]
+pub(crate) struct Pack {
+    pack: Arc<PackObject>,
+    name: String,
+    /// Names as they are behind that of the pack, in the order in which the arrays lie.
+    members: Vec<String>,
+    place: Place,
+}
+
+impl Pack {
+    fn new(pack: PackObject) -> Result<Self, Raised> {
+        let (name, place) = (pack.whole().entry()?.name, Place::of(&pack.whole().device()));
+        let own = format!("{name}/");
+        let mut members: Vec<(usize, &str)> =
+            pack.members().map(|(name, member)| (member.offset, name)).collect();
+        members.sort_unstable();
+        let short = |name: &str| name.strip_prefix(&own).unwrap_or(name).to_owned();
+        let members = members.into_iter().map(|(_, name)| short(name)).collect();
+        Ok(Self { pack: Arc::new(pack), name, members, place })
+    }
+
+    /// The full name of a member, and where it lies.
+    fn find(&self, name: &str) -> Option<(String, &PackMember)> {
+        let full = format!("{}/{name}", self.name);
+        let found = [full, name.to_owned()];
+        found.into_iter().find_map(|full| self.pack.member(&full).map(|member| (full.clone(), member)))
+    }
+
+    fn array(&self, name: &str) -> Result<Option<Array>, Raised> {
+        let Some((full, member)) = self.find(name) else { return Ok(None) };
+        let layout = description::understand(&member.meta, member.len)?;
+        let (address, place) = (self.pack.span(&full)?.address(), self.place);
+        let owner = Arc::clone(&self.pack);
+        Ok(Some(Array::new(View { address, layout, place, readonly: true, owner })))
+    }
+
+    fn must(&self, name: &str) -> Result<Array, Raised> {
+        let missing = || {
+            let message = format!("there is no array named `{name}` in the pack `{}`", self.name);
+            Raised::new("NotFound", message).hint("`pack.keys()` names those there are").code("no-such-name")
+        };
+        self.array(name)?.ok_or_else(missing)
+    }
+}
+
+#[pymethods]
+impl Pack {
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.pack.members().map(|(_, member)| member.len).sum()
+    }
+
+    fn __len__(&self) -> usize {
+        self.members.len()
+    }
+
+    fn __contains__(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    fn __getitem__(&self, name: &str) -> PyResult<Array> {
+        self.must(name).raised()
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        PyList::new(py, &self.members)?.try_iter()
+    }
+
+    #[pyo3(signature = (name, default=None))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        default: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match self.array(name).raised()? {
+            Some(array) => Ok(Some(Bound::new(py, array)?.into_any())),
+            None => Ok(default),
+        }
+    }
+
+    fn keys(&self) -> Vec<String> {
+        self.members.clone()
+    }
+
+    fn values(&self) -> PyResult<Vec<Array>> {
+        self.members.iter().map(|name| self.must(name)).collect::<Result<_, _>>().raised()
+    }
+
+    fn items(&self) -> PyResult<Vec<(String, Array)>> {
+        let items = self.members.iter().map(|name| Ok((name.clone(), self.must(name)?)));
+        items.collect::<Result<_, Raised>>().raised()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Pack(name='{}', arrays={}, nbytes={})", self.name, self.members.len(), self.nbytes())
+    }
+}
