@@ -22,10 +22,34 @@ pub(super) fn read_npy(start: &[u8], file_len: u64) -> Result<(usize, String)> {
     Ok((usize::try_from(offset)?, format!("{NPY}{text}")))
 }
 
-/// The beginning of a .npy file with this description, if it is that of one.
+/// The beginning of a .npy file with this description, if it is that of one, or of a tensor that numpy has a type for.
 pub(super) fn write_npy(meta: &[u8]) -> Option<Vec<u8>> {
-    let text = std::str::from_utf8(meta).ok()?.strip_prefix(NPY)?;
-    npy::front(text).ok()
+    match std::str::from_utf8(meta).ok()?.strip_prefix(NPY) {
+        Some(text) => npy::front(text).ok(),
+        None => npy::front(&npy_text(&understand("the object", meta, 0).ok()?)?).ok(),
+    }
+}
+
+/// The header of a .npy file that holds a tensor.
+fn npy_text(tensor: &Entry) -> Option<String> {
+    let descr = match tensor.type_name.as_str() {
+        "BOOL" => "|b1",
+        "U8" => "|u1",
+        "I8" => "|i1",
+        "U16" => "<u2",
+        "I16" => "<i2",
+        "U32" => "<u4",
+        "I32" => "<i4",
+        "U64" => "<u8",
+        "I64" => "<i8",
+        "F16" => "<f2",
+        "F32" => "<f4",
+        "F64" => "<f8",
+        "C64" => "<c8",
+        _ => return None,
+    };
+    let shape: String = tensor.shape.iter().map(|len| format!("{len}, ")).collect();
+    Some(format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}", shape.trim_end()))
 }
 
 /// What the users of a pack are told whose file says this of itself.
@@ -89,6 +113,17 @@ mod tests {
         for meta in [&b""[..], b"npy {}", b"safetensorsish", b"\xff"] {
             assert_eq!(understand_pack(meta), None);
         }
+    }
+
+    #[test]
+    fn a_tensor_is_written_as_a_npy_file_where_numpy_has_its_type() {
+        let written = |meta: &str| write_npy(meta.as_bytes()).map(|front| read_npy(&front).unwrap().1);
+        let text = |descr: &str, shape: &str| {
+            Some(format!("npy {{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"))
+        };
+        assert_eq!(written(r#"{"dtype":"F32","shape":[2,3]}"#), text("<f4", "(2, 3,)"));
+        assert_eq!(written(r#"{"dtype":"BOOL","shape":[]}"#), text("|b1", "()"));
+        assert_eq!(written(r#"{"dtype":"BF16","shape":[2]}"#), None);
     }
 
     #[test]
