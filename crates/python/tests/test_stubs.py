@@ -78,6 +78,7 @@ def test_everything_public_is_documented() -> None:
     assert silent == []
 
 
+@pytest.mark.usefixtures("store_of_examples")
 @pytest.mark.parametrize("name", [name for name, node in DECLARED.items() if isinstance(node, ast.ClassDef)])
 def test_examples_run(name: str) -> None:
     node = DECLARED[name]

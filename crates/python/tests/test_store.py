@@ -1,0 +1,441 @@
+"""The store: arrays put, got, drafted, published, watched and deleted, and shared with the program."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wholemem
+from served import Served, address, map_of
+from wholemem import errors, store
+from world import run
+
+LARGE = 3 << 20
+
+NUMPY_TYPES = [
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+def test_an_array_is_got_as_it_was_put(client: store.Client, dtype: str) -> None:
+    there = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    client.put("typed", there)
+    here = client.get("typed")
+    assert (here.shape, here.dtype, here.device, here.readonly) == ((2, 3, 4), dtype, "cpu", True)
+    for back in [here.numpy(), np.from_dlpack(here), np.asarray(here)]:
+        np.testing.assert_array_equal(back, there)
+        assert back.dtype == there.dtype and not back.flags.writeable
+        assert address(back) == here.data_ptr()
+    assert here.memoryview().readonly and here.memoryview().tobytes() == there.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu"])
+def test_types_that_numpy_lacks_are_kept(client: store.Client, dtype: str) -> None:
+    there = wholemem.zeros((3, 2), dtype)
+    there.memoryview().cast("B")[1] = 7
+    client.put("small floats", there)
+    here = client.get("small floats")
+    assert (here.dtype, here.shape) == (dtype, (3, 2))
+    assert here.memoryview().tobytes() == there.memoryview().tobytes()
+
+
+@pytest.mark.parametrize("there", [np.array(7.5), np.zeros((0, 5)), np.zeros((3, 0, 2), "int8")], ids=str)
+def test_arrays_of_one_element_or_none_are_arrays(client: store.Client, there: np.ndarray) -> None:
+    client.put("few", there)
+    here = client.get("few").numpy()
+    assert (here.shape, here.dtype) == (there.shape, there.dtype)
+    np.testing.assert_array_equal(here, there)
+
+
+@pytest.mark.parametrize("there", [b"hello", bytearray(b"hello"), memoryview(b"hello")])
+def test_bytes_are_an_array(client: store.Client, there: Any) -> None:
+    client.put("bytes", there)
+    assert client.get("bytes").memoryview().tobytes() == b"hello"
+
+
+def test_read_only_is_told_to_frameworks(client: store.Client) -> None:
+    client.put("sealed", np.arange(3))
+    here = client.get("sealed")
+    assert '"dltensor_versioned"' in repr(here.__dlpack__(max_version=(1, 0)))
+    with pytest.raises(errors.CannotExport, match="read-only"):
+        here.__dlpack__()
+    with pytest.raises(ValueError, match="read-only"):
+        here.numpy()[0] = 1
+
+
+@pytest.mark.parametrize("count", [10, LARGE])
+def test_nothing_is_copied(served: Served, client: store.Client, count: int) -> None:
+    client.put("once", np.arange(count, dtype=np.uint8))
+    first, second = client.get("once"), client.get("once")
+    assert first.data_ptr() == second.data_ptr() == address(first.numpy()) == address(np.from_dlpack(second))
+    access, inode = map_of(first.data_ptr())
+    assert access == "r--s"
+    # Another process has the same memory.
+    ended = run(
+        f"""
+        from wholemem import store
+        from served import map_of
+        array = store.Client({served.socket!r}).get("once")
+        print(map_of(array.data_ptr())[1], array.numpy()[9])
+        """,
+        cwd=Path(__file__).parent,
+    )
+    assert (ended.stdout.split(), ended.stderr) == ([inode, "9"], "")
+
+
+def test_putting_again_is_a_new_version_and_readers_keep_theirs(client: store.Client) -> None:
+    before = client.put("versions", np.array([1]))
+    old = client.get("versions").numpy()
+    assert client.put("versions", np.array([2])) == before + 1 == client.stat("versions").version
+    assert client.publish("versions", np.array([3])) == before + 2
+    assert (old[0], client.get("versions").numpy()[0]) == (1, 3)
+
+
+def test_publishing_what_is_in_the_store_copies_nothing(served: Served, client: store.Client) -> None:
+    client.put("original", np.arange(LARGE, dtype=np.uint8))
+    original = client.get("original")
+    client.publish("alias", original)
+    client.delete("original")
+    alias = client.get("alias")
+    assert (alias.data_ptr(), alias.shape, alias.dtype) == (original.data_ptr(), (LARGE,), "uint8")
+    # What another connection got, or only a part, is an array like any other.
+    client.publish("copy", served.client().get("alias"))
+    client.publish("part", np.asarray(alias)[5:8])
+    assert map_of(client.get("copy").data_ptr()) != map_of(alias.data_ptr())
+    assert client.get("part").numpy().tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("count", [10, LARGE])
+def test_a_pack_is_a_mapping_over_one_memory(client: store.Client, count: int) -> None:
+    there = {"z": np.arange(count, dtype=np.uint8), "a.b": np.ones((2, 3), "float32"), "n": np.array(5)}
+    assert client.put("pack", there) >= 1
+    pack = client.get("pack")
+    assert isinstance(pack, Mapping) and isinstance(pack, store.Pack)
+    assert (len(pack), list(pack), pack.keys(), pack.name) == (3, ["z", "a.b", "n"], ["z", "a.b", "n"], "pack")
+    assert pack.nbytes == sum(array.nbytes for array in there.values())
+    for name, array in pack.items():
+        np.testing.assert_array_equal(array.numpy(), there[name])
+        assert array.dtype == there[name].dtype.name and array.readonly
+        assert array.data_ptr() == pack[name].data_ptr() == client.get(f"pack/{name}").data_ptr()
+    assert len({map_of(array.data_ptr()) for array in pack.values()}) == 1
+    assert ("z" in pack, "y" in pack, pack.get("y"), pack.get("y", 7)) == (True, False, None, 7)
+    with pytest.raises(KeyError, match="there is no array named `y` in the pack `pack`"):
+        pack["y"]
+    # A pack is put again like any other mapping.
+    client.put("again", pack)
+    assert client.get("again")["n"].numpy() == 5
+
+
+def test_a_pack_of_thousands(client: store.Client) -> None:
+    client.put("many", {f"layer.{number}": np.full(3, number) for number in range(3000)})
+    many = client.get("many")
+    assert [int(array.numpy()[2]) for array in many.values()] == list(range(3000))
+    client.delete("many")
+    assert many["layer.2999"].numpy()[0] == 2999
+
+
+@pytest.mark.parametrize("count", [10, LARGE])
+def test_a_draft_is_written_and_sealed(client: store.Client, count: int) -> None:
+    draft = client.create("drafted", (count,), np.uint8)
+    assert not draft.array.readonly and not draft.array.numpy().any()
+    kept = draft.array.numpy()
+    kept[:] = 5
+    with pytest.raises(errors.NotFound):
+        client.get("drafted")
+    with pytest.raises(errors.InUse, match="arrays made of the draft of `drafted` are still there") as caught:
+        draft.seal()
+    assert caught.value.hint and caught.value.code == "still-mapped"
+    del kept
+    assert draft.seal() == 1
+    assert client.get("drafted").numpy().sum() == 5 * count
+    for use in [draft.seal, lambda: draft.array]:
+        with pytest.raises(errors.Closed):
+            use()
+    client.delete("drafted")
+
+
+@pytest.mark.parametrize("count", [10, LARGE])
+def test_a_draft_is_a_context(client: store.Client, count: int) -> None:
+    with client.create("context", (count,), "uint8") as draft:
+        draft.array.numpy()[:] = 1
+    assert client.get("context").numpy().all()
+    with pytest.raises(ZeroDivisionError):
+        with client.create("failed", (count,), "uint8"):
+            raise ZeroDivisionError
+    with client.create("given up", (count,), "uint8") as draft:
+        draft.abandon()
+    with client.create("sealed within", (count,), "uint8") as draft:
+        draft.seal()
+    assert {entry.name for entry in client.list()}.isdisjoint({"failed", "given up"})
+    assert client.status().unsealed == 0
+
+
+@pytest.mark.parametrize("count", [10, LARGE])
+def test_a_pack_is_written_in_place(client: store.Client, count: int) -> None:
+    with client.create_pack("in place", {"a": ((count,), "uint8"), "b": ([2, 2], np.float32)}) as draft:
+        assert (len(draft), list(draft)) == (2, ["a", "b"])
+        draft["a"].numpy()[:] = 3
+        draft["b"].numpy()[:] = 4
+        with pytest.raises(errors.NotFound, match="no array named `c`"):
+            draft["c"]
+        kept = draft["a"]
+        with pytest.raises(errors.InUse):
+            draft.seal()
+        del kept
+    pack = client.get("in place")
+    assert (pack["a"].numpy().sum(), pack["b"].numpy().tolist()) == (3 * count, [[4, 4], [4, 4]])
+
+
+def test_a_mirror_is_written_back(client: store.Client) -> None:
+    draft = client.create("mirrored", (LARGE,), "uint8")
+    draft.array.numpy()[:] = 1
+    mirror = store.Mirror(draft)
+    with pytest.raises(errors.InUse):
+        draft.seal()
+    shown = mirror.array.numpy()
+    assert shown.all() and address(shown) != draft.array.data_ptr()
+    shown[:] = 2
+    with pytest.raises(errors.InUse):
+        mirror.write_back()
+    del shown
+    mirror.write_back()
+    with pytest.raises(errors.Closed):
+        mirror.array
+    draft.seal()
+    sealed = client.get("mirrored")
+    assert sealed.numpy().sum() == 2 * LARGE
+    with store.Mirror(sealed) as mirror:
+        assert mirror.array.readonly and mirror.array.numpy().sum() == 2 * LARGE
+        assert mirror.array.data_ptr() != sealed.data_ptr()
+
+
+def test_what_has_no_mirror_is_refused(client: store.Client) -> None:
+    with pytest.raises(errors.Unsupported, match="needs no mirror"):
+        store.Mirror(client.create("small", (3,), "uint8"))
+    with pytest.raises(errors.WrongType, match="only a draft, or an array that was got"):
+        store.Mirror(wholemem.zeros((3,), "uint8"))
+
+
+def test_entries_say_what_there_is(client: store.Client) -> None:
+    client.put("entries/b", np.zeros((4, 5), "float32"))
+    client.put("entries/a", {"x": np.zeros(3)})
+    pack, member, array = client.list("entries/")
+    assert [entry.name for entry in (pack, member, array)] == ["entries/a", "entries/a/x", "entries/b"]
+    assert (array.shape, array.dtype, array.nbytes, array.device) == ((4, 5), "float32", 80, "cpu")
+    assert (pack.is_pack, pack.shape, pack.dtype, pack.pack) == (True, None, None, pack.id)
+    assert (member.is_pack, member.pack, member.shape) == (False, pack.id, (3,))
+    stat = client.stat("entries/b")
+    assert (stat.id, stat.version, stat.owner, stat.created) == (array.id, 1, array.owner, array.created)
+    assert stat.created > 1e9
+    status = client.status()
+    assert status.objects >= 3 and 0 < status.host_used < status.host_quota and status.servers >= 1
+    client.delete("entries/a")
+    assert [entry.name for entry in client.list("entries/")] == ["entries/b"]
+
+
+def test_a_watch_tells_what_happens(served: Served, client: store.Client) -> None:
+    with client.watch("watched") as watch:
+        other = served.client()
+        other.put("elsewhere", b"1")
+        other.put("watched", b"1")
+        other.put("watched", b"2")
+        other.delete("watched")
+        seen = [(event.name, event.kind, event.version) for _, event in zip(range(4), watch)]
+        assert seen == [
+            ("watched", "published", 1),
+            ("watched", "published", 2),
+            ("watched", "deleted", None),
+            ("watched", "deleted", None),
+        ]
+        with pytest.raises(errors.Timeout):
+            watch.next(timeout=0.05)
+    assert list(watch) == []
+    with pytest.raises(errors.Closed):
+        watch.next()
+
+
+def wait_for_clients(client: store.Client, count: int) -> None:
+    """Until so many connections are there: who waits has one more, and who has waited says goodbye to it."""
+    while client.status().clients != count:
+        pass
+
+
+def test_a_name_is_waited_for() -> None:
+    with Served() as served:
+        client = served.client()
+        with pytest.raises(errors.Timeout, match="no object named `late` came within 0.05 seconds"):
+            client.get("late", 0.05)
+        wait_for_clients(client, 1)
+        got: list[Any] = []
+        wait = lambda: got.append(client.get("late", timeout=float("inf")))
+        waits = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in waits:
+            thread.start()
+        wait_for_clients(client, 4)
+        client.put("late", np.array([9]))
+        for thread in waits:
+            thread.join()
+        assert [int(array.numpy()[0]) for array in got] == [9, 9, 9]
+
+
+def test_room_is_waited_for() -> None:
+    with Served("64MiB") as served:
+        client = served.client()
+        client.put("first", np.zeros(40 << 20, np.uint8))
+        with pytest.raises(errors.OverQuota, match="cannot take 40 MiB more") as caught:
+            client.put("second", np.zeros(40 << 20, np.uint8))
+        assert caught.value.hint and caught.value.code == "over-quota"
+        with pytest.raises(errors.OverQuota):
+            client.create("second", (40 << 20,), "uint8", timeout=0.05)
+        wait_for_clients(client, 1)
+        second = threading.Thread(target=lambda: client.put("second", np.zeros(40 << 20, np.uint8), timeout=600))
+        second.start()
+        wait_for_clients(client, 2)
+        client.delete("first")
+        second.join()
+        assert client.stat("second").nbytes == 40 << 20
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "says"),
+    [
+        (lambda client: client.get("nothing"), errors.NotFound, "there is no object named `nothing`"),
+        (lambda client: client.stat("nothing"), errors.NotFound, "there is no object named `nothing`"),
+        (lambda client: client.delete("nothing"), errors.NotFound, "there is no object named `nothing`"),
+        (lambda client: client.put("x", np.arange(10)[::2]), errors.WrongStride, "the array is not contiguous"),
+        (lambda client: client.put("x", {"y": np.eye(3).T[1:].T}), errors.WrongStride, "`y` is not contiguous"),
+        (lambda client: client.put("x", [1, 2]), errors.WrongType, "`list` is no array"),
+        (lambda client: client.put("x", np.array(["text"])), errors.WrongType, "not taken"),
+        (lambda client: client.create("x", (-1,), "int8"), errors.WrongValue, "cannot have -1 elements"),
+        (lambda client: client.create("x", (1,), "float1"), errors.WrongType, "called `float1`"),
+        (lambda client: client.put("x" * 201, b""), errors.WrongValue, "a name of 201 bytes is too long"),
+        (lambda client: client.get("x", timeout=-1), errors.WrongValue, "cannot wait for -1 seconds"),
+        (lambda client: client.put("x", b"", timeout=float("nan")), errors.WrongValue, "cannot wait for NaN"),
+        (lambda client: client.create("x", (1 << 40,), "int8"), errors.OverQuota, "cannot take 1 TiB more"),
+        (lambda client: store.Client("/nowhere/socket"), errors.ServerLost, "no store is served at `/nowhere/socket`"),
+    ],
+)
+def test_what_goes_wrong_is_said(client: store.Client, call: Any, kind: type, says: str) -> None:
+    with pytest.raises(kind, match=says) as caught:
+        call(client)
+    assert isinstance(caught.value, errors.Error)
+
+
+def test_a_shape_with_too_many_dimensions_is_refused(client: store.Client) -> None:
+    with pytest.raises(errors.WrongValue, match="a description of .* bytes is too long"):
+        client.create("dimensions", (1,) * 200, "int8")
+
+
+def test_a_client_that_is_closed_says_so(served: Served) -> None:
+    with served.client() as client:
+        client.put("stays", np.arange(4))
+        array = client.get("stays")
+        assert not client.closed and repr(client) == f"Client('{served.socket}')"
+        assert str(client.socket) == served.socket
+    assert client.closed and repr(client).endswith(", closed)")
+    for call in [client.list, client.status, lambda: client.get("stays"), lambda: client.put("x", b"")]:
+        with pytest.raises(errors.Closed, match="the client is closed"):
+            call()
+    client.close()
+    assert array.numpy().tolist() == [0, 1, 2, 3]
+
+
+def test_holding_too_much_at_once_is_said(served: Served) -> None:
+    client = served.client()
+    client.put("held", b"1")
+    held = [client.get("held") for _ in range(8191)]
+    with pytest.raises(errors.OutOfMemory, match="holds 8191 objects at once") as caught:
+        client.get("held")
+    assert caught.value.hint
+    held.pop()
+    client.get("held")
+
+
+def safetensors(path: Path, arrays: dict[str, np.ndarray], types: dict[str, str]) -> None:
+    """Writes a file as others do."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, array in arrays.items():
+        header[name] = {"dtype": types[name], "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(array.tobytes() for array in arrays.values()))
+
+
+def test_files_that_the_program_put_are_arrays(served: Served, client: store.Client, tmp_path: Path) -> None:
+    there = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "half": np.arange(4, dtype=np.uint16)}
+    safetensors(tmp_path / "model.safetensors", there, {"w": "F32", "half": "BF16"})
+    served.run("put", "file", str(tmp_path / "model.safetensors"))
+    model = client.get("file")
+    np.testing.assert_array_equal(model["w"].numpy(), there["w"])
+    assert (model["half"].dtype, model["half"].shape) == ("bfloat16", (4,))
+    for array in [np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array([True])]:
+        np.save(tmp_path / "array.npy", array)
+        served.run("put", "array", str(tmp_path / "array.npy"))
+        here = client.get("array").numpy()
+        np.testing.assert_array_equal(here, array)
+        assert (here.dtype, here.strides) == (array.dtype, array.strides)
+    (tmp_path / "plain").write_bytes(b"hello")
+    served.run("put", "plain", str(tmp_path / "plain"))
+    assert client.get("plain").memoryview().tobytes() == b"hello"
+
+
+def test_a_file_that_is_shorter_than_it_says_is_refused(served: Served, client: store.Client, tmp_path: Path) -> None:
+    np.save(tmp_path / "whole.npy", np.arange(10.0))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "whole.npy").read_bytes()[:-8])
+    served.run("put", "cut", str(tmp_path / "cut.npy"))
+    with pytest.raises(errors.WrongValue, match=r"an object of 72 bytes is said to be float64 of shape \[10\]"):
+        client.get("cut")
+
+
+def test_arrays_are_files_to_the_program(served: Served, client: store.Client, tmp_path: Path) -> None:
+    there = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([True, False])}
+    client.put("out", there)
+    served.run("get", "out", str(tmp_path / "out.safetensors"))
+    safetensors(tmp_path / "expected.safetensors", there, {"w": "F32", "b": "BOOL"})
+    served.run("put", "in", str(tmp_path / "out.safetensors"))
+    for name, array in client.get("in").items():
+        np.testing.assert_array_equal(array.numpy(), there[name])
+    for array in [np.arange(6, dtype=np.float32).reshape(2, 3), np.array([1 + 2j], "complex64"), np.array(True)]:
+        client.put("single", array)
+        served.run("get", "single", str(tmp_path / "single.npy"))
+        back = np.load(tmp_path / "single.npy")
+        np.testing.assert_array_equal(back, array)
+        assert (back.dtype, back.shape) == (array.dtype, array.shape)
+
+
+def test_the_program_says_what_python_put(served: Served, client: store.Client) -> None:
+    client.put("told", np.zeros((2, 3), "float16"))
+    told = json.loads(served.run("stat", "told", "--json").stdout)
+    assert json.loads(told["description"]) == {"dtype": "F16", "shape": [2, 3]}
+
+
+def test_the_socket_is_found_as_the_program_finds_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHOLEMEM_SOCKET", served.socket)
+    assert str(store.Client().socket) == served.socket
+    monkeypatch.delenv("WHOLEMEM_SOCKET")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
+    with pytest.raises(errors.BadEnvironment, match="there is no folder /nowhere; name its socket") as caught:
+        store.Client()
+    assert caught.value.hint
+    monkeypatch.setenv("XDG_RUNTIME_DIR", served.folder.name)
+    with pytest.raises(errors.ServerLost, match=f"{served.folder.name}/wholemem.sock"):
+        store.Client()
+
+
+def test_the_program_ends_without_a_store() -> None:
+    # What the other tests rely on: a failing program is an exception.
+    with pytest.raises(subprocess.CalledProcessError):
+        with Served() as served:
+            served.run("stat", "nothing")
