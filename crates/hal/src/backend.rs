@@ -160,6 +160,7 @@ impl Backend {
     }
 
     /// Refuses to go on in a forked child.
+    #[inline]
     pub(crate) fn check_fork(&self, attempt: impl FnOnce() -> Attempt) -> Result<()> {
         if self.core.epoch.is_current() { Ok(()) } else { Err(Error::Forked { attempt: attempt() }) }
     }

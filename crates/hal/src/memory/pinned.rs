@@ -89,6 +89,7 @@ impl PinnedBuffer {
     ///
     /// # Errors
     /// [`Error::Forked`].
+    #[inline]
     pub fn bytes(&self) -> Result<SharedSlice<'_>> {
         self.core.backend().check_fork(|| Attempt::Access { len: self.core.len })?;
         // SAFETY: the buffer lives as long as `self` is borrowed, cannot shrink, and is reached by views alone.

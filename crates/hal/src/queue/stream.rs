@@ -46,6 +46,8 @@ pub struct Stream {
 struct StreamCore {
     device: Device,
     raw: RawStream,
+    /// Whether work has run when the call that enqueues it returns.
+    inline: bool,
     state: Mutex<State>,
     /// `None` for a stream that is not ours to destroy.
     owned: Option<Owned>,
@@ -61,6 +63,7 @@ struct State {
 }
 
 impl StreamCore {
+    #[inline]
     fn state(&self) -> MutexGuard<'_, State> {
         // Panics under this lock can only come from a host kernel, which has run or has not; the lists are whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -98,8 +101,7 @@ impl Stream {
         let raw = unsafe { backend.queue().create_stream(device.id()) }
             .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
         let owned = Owned::new(backend, Teardown::DestroyStream(raw));
-        let (device, state) = (device.clone(), Mutex::default());
-        Ok(Self { core: Arc::new(StreamCore { device, raw, state, owned: Some(owned) }) })
+        Ok(Self::new(device, raw, Some(owned)))
     }
 
     /// A stream that something else in this process made, by the driver's own number for it; zero is the device's
@@ -111,12 +113,18 @@ impl Stream {
     #[must_use]
     #[doc(alias = "cudaStream_t")]
     pub unsafe fn from_foreign(device: &Device, handle: u64) -> Self {
-        let (raw, device) = (RawStream { device: device.id(), handle }, device.clone());
-        Self { core: Arc::new(StreamCore { device, raw, state: Mutex::default(), owned: None }) }
+        Self::new(device, RawStream { device: device.id(), handle }, None)
+    }
+
+    fn new(device: &Device, raw: RawStream, owned: Option<Owned>) -> Self {
+        let inline = device.backend().queue().runs_inline();
+        let core = StreamCore { device: device.clone(), raw, inline, state: Mutex::default(), owned };
+        Self { core: Arc::new(core) }
     }
 
     /// The device it works on.
     #[must_use]
+    #[inline]
     pub fn device(&self) -> &Device {
         &self.core.device
     }
@@ -129,8 +137,46 @@ impl Stream {
 
     /// Whether work has run when the call that enqueues it returns, unless it is being recorded.
     #[must_use]
+    #[inline]
     pub fn runs_inline(&self) -> bool {
-        self.device().backend().queue().runs_inline()
+        self.core.inline
+    }
+
+    /// Does something of the caller's own in the stream's turn, if work [runs inline](Self::runs_inline) and is not being
+    /// recorded. Otherwise it would have to be kept for later: nothing is done, and the answer is `false`.
+    ///
+    /// Like a kernel of the host, `work` must not use the stream, which is locked meanwhile.
+    ///
+    /// ```
+    /// use wholemem_hal::{Backend, HostConfig};
+    ///
+    /// let stream = Backend::host(HostConfig::default())?.device(0)?.stream()?;
+    /// let mut sum = 0;
+    /// assert!(stream.run_inline("sum", || sum = 2 + 2)?);
+    /// assert_eq!(sum, 4);
+    /// stream.capture(|stream| {
+    ///     assert!(!stream.run_inline("sum", || sum = 5)?);
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(sum, 4);
+    /// # Ok::<(), wholemem_hal::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Forked`], with the name of the work.
+    #[inline]
+    pub fn run_inline(&self, name: &'static str, work: impl FnOnce()) -> Result<bool> {
+        self.device().backend().check_fork(|| Attempt::Launch { name })?;
+        if !self.core.inline {
+            return Ok(false);
+        }
+        // Held while it works: threads that share the stream are one after the other, and no capture begins meanwhile.
+        let state = self.core.state();
+        let now = state.capture.is_none();
+        if now {
+            work();
+        }
+        Ok(now)
     }
 
     /// Copies `from` to `to`, which must be as long and not overlap it.
@@ -306,7 +352,7 @@ impl Stream {
             return Err(Error::LengthsDiffer { from: source.len(), to: to.len() });
         }
         to.check(self.device(), Rights::ReadWrite, attempt)?;
-        if self.device().backend().queue().runs_inline() {
+        if self.core.inline {
             let from = Address::of_host(source.as_ptr());
             return self.run_now(attempt(), [], |queue, stream| {
                 // SAFETY: `to` was checked above; `source` is borrowed until the copy, which runs inline, is over.
@@ -330,7 +376,7 @@ impl Stream {
             return Err(Error::LengthsDiffer { from: from.len(), to: target.len() });
         }
         from.check(self.device(), Rights::Read, attempt)?;
-        if self.device().backend().queue().runs_inline() {
+        if self.core.inline {
             let to = Address::of_host(target.as_mut_ptr());
             return self.run_now(attempt(), [], |queue, stream| {
                 // SAFETY: `from` was checked above; `target` is borrowed until the copy, which runs inline, is over.
@@ -423,7 +469,7 @@ impl Stream {
         // Held also when it was refused: a driver may answer with the failure of earlier work, and enqueue all the same.
         match &mut state.capture {
             Some(captured) => captured.extend(operands),
-            None if queue.runs_inline() => {}
+            None if self.core.inline => {}
             None => state.flight.hold(device, self.core.raw, operands, self.core.owned.is_none()),
         }
         answer.map_err(|cause| device.backend().refused(device.id(), attempt, cause))

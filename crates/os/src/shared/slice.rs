@@ -137,6 +137,7 @@ impl<'a> SharedSlice<'a> {
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::OutOfRange`], [`Error::Misaligned`].
+    #[inline]
     pub fn atomic_u32(&self, offset: usize) -> Result<&'a AtomicU32> {
         let at = self.writable_place(offset, size_of::<u32>())?;
         aligned::<AtomicU32>(at, offset)
@@ -146,6 +147,7 @@ impl<'a> SharedSlice<'a> {
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::OutOfRange`], [`Error::Misaligned`].
+    #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Result<&'a AtomicU64> {
         let at = self.writable_place(offset, size_of::<u64>())?;
         aligned::<AtomicU64>(at, offset)
@@ -169,11 +171,13 @@ impl<'a> SharedSlice<'a> {
         aligned::<AtomicU64>(at, offset).map(ReadU64::new)
     }
 
+    #[inline]
     fn writable_place(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
         if self.writable { self.place(offset, len) } else { Err(Error::ReadOnly) }
     }
 
     /// The one place where offsets meet the length. An empty access at the very end is legal.
+    #[inline]
     fn place(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
         match offset.checked_add(len) {
             // SAFETY: `offset <= self.len`, so the result is inside the range or one past its end.
@@ -183,6 +187,7 @@ impl<'a> SharedSlice<'a> {
     }
 }
 
+#[inline]
 fn aligned<'a, Atomic>(at: NonNull<u8>, offset: usize) -> Result<&'a Atomic> {
     if at.cast::<Atomic>().is_aligned() {
         // SAFETY: callers checked that the bytes lie in a range mapped for `'a`; an atomic may be shared with
