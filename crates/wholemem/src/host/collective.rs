@@ -9,26 +9,13 @@
 //! Long staged calls go piece by piece, each as long as the staging buffer, which stays in the caches.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
-use wholemem_hal::{Args, HostFunction, LaunchShape};
+use wholemem_hal::HostFunction;
 
 use super::combine::{Stores, combine};
 use super::copy::machine;
-use super::meet::{GaveUp, Meeting};
+use super::meet::{GaveUp, Meeting, Signals};
 use crate::{CollectiveRequest, Dtype, Mutants, WindowRef};
-
-/// Every kernel, by name.
-pub(crate) const COLLECTIVES: &[(&str, HostFunction)] = &[
-    ("all_reduce_ll", all_reduce_packets),
-    ("all_reduce_one_shot", all_reduce_one_shot),
-    ("all_reduce_two_shot", all_reduce_two_shot),
-    ("all_gather_ll", all_gather_packets),
-    ("all_gather", all_gather),
-    ("broadcast_ll", broadcast_packets),
-    ("broadcast", broadcast),
-    ("barrier", barrier),
-];
 
 /// What is longer than this goes past the caches.
 const STREAMING: u64 = 8 << 20;
@@ -36,33 +23,48 @@ const STREAMING: u64 = 8 << 20;
 /// Slices of two shots begin on cache lines.
 const SLICE: u64 = 64;
 
-macro_rules! host_functions {
-    ($($name:ident => $body:ident;)*) => {$(
-        unsafe fn $name(_: &LaunchShape, args: &Args) {
+/// One rank's part in a call.
+///
+/// It asks for what a launch asks for: the request names memory that is there.
+pub(crate) type Part = unsafe fn(&CollectiveRequest);
+
+macro_rules! collectives {
+    ($($name:literal: $part:ident by $signals:ident;)*) => {
+        /// Every kernel, by name.
+        pub(crate) const COLLECTIVES: &[(&str, HostFunction)] = &[$(($name, |_, args| {
             let request = args.read(0).and_then(CollectiveRequest::from_bytes).expect("a request");
             // SAFETY: whoever launches a kernel answers for what its request names.
-            let Ok(meeting) = (unsafe { Meeting::begin(&request.lane) }) else { return };
-            let mut call = Call { request: &request, meeting };
-            // SAFETY: as above. What went wrong is in the report.
-            if unsafe { call.$body() }.is_ok() {
-                call.meeting.end();
+            unsafe { $part(&request) }
+        })),*];
+
+        $(
+            /// # Safety
+            /// As [`Part`].
+            pub(crate) unsafe fn $part(request: &CollectiveRequest) {
+                // SAFETY: passed on from the caller.
+                let Ok(meeting) = (unsafe { Meeting::begin(&request.lane, Signals::$signals) }) else { return };
+                let mut call = Call { request, meeting };
+                // SAFETY: as above. What went wrong is in the report.
+                if unsafe { call.$part() }.is_ok() {
+                    call.meeting.end();
+                }
             }
-        }
-    )*};
+        )*
+    };
 }
 
-host_functions! {
-    all_reduce_packets => reduce_packets;
-    all_reduce_one_shot => reduce_one_shot;
-    all_reduce_two_shot => reduce_two_shot;
-    all_gather_packets => gather_packets;
-    all_gather => gather;
-    broadcast_packets => copy_root_packets;
-    broadcast => copy_root;
-    barrier => only_meet;
+collectives! {
+    "all_reduce_ll": reduce_packets by Packets;
+    "all_reduce_one_shot": reduce_one_shot by Lines;
+    "all_reduce_two_shot": reduce_two_shot by Lines;
+    "all_gather_ll": gather_packets by Packets;
+    "all_gather": gather by Lines;
+    "broadcast_ll": copy_root_packets by Packets;
+    "broadcast": copy_root by Lines;
+    "barrier": only_meet by Lines;
 }
 
-/// One rank's part in one call.
+/// One call.
 struct Call<'a> {
     request: &'a CollectiveRequest,
     meeting: Meeting<'a>,
@@ -85,16 +87,9 @@ impl Call<'_> {
     unsafe fn reduce_packets(&mut self) -> Result<(), GaveUp> {
         // SAFETY: passed on from the caller.
         unsafe { self.send(true) }?;
-        let payload = |rank| self.slot(rank) + 8;
+        let to = Targets { count: 1, at: &|_| self.request.output };
         // SAFETY: all ranks have sent as many elements; as above.
-        unsafe {
-            self.combine(
-                payload,
-                &Targets { count: 1, at: &|_| self.request.output },
-                self.len(),
-                Stores::Cached,
-            )
-        };
+        unsafe { self.combine(|rank| self.sent(rank), &to, self.len(), Stores::Cached) };
         Ok(())
     }
 
@@ -104,7 +99,7 @@ impl Call<'_> {
         for rank in 0..self.ranks() {
             let to = self.request.output + u64::from(rank) * self.len();
             // SAFETY: the rank has sent as many bytes; the output has room for every rank's.
-            unsafe { copy(self.slot(rank) + 8, to, self.len()) };
+            unsafe { copy(self.sent(rank), to, self.len()) };
         }
         Ok(())
     }
@@ -114,30 +109,20 @@ impl Call<'_> {
         // SAFETY: passed on from the caller.
         unsafe { self.send(self.own() == root) }?;
         // SAFETY: the root has sent as many bytes.
-        unsafe { copy(self.slot(root) + 8, self.request.output, self.len()) };
+        unsafe { copy(self.sent(root), self.request.output, self.len()) };
         Ok(())
     }
 
     /// Puts this rank's elements, or nothing, into its slot, and waits for those of all others.
     unsafe fn send(&mut self, anything: bool) -> Result<(), GaveUp> {
-        let (own, flag) = (self.slot(self.own()), self.meeting.flag(1));
         if anything {
             // SAFETY: a slot has room for whatever goes in packets, and nobody reads it: all have finished the call before
             // the last.
-            unsafe { copy(self.request.input, own + 8, self.len()) };
+            unsafe { copy(self.request.input, self.slot(self.own()), self.len()) };
         }
-        self.meeting.set_slot(own, flag);
         self.meeting.announce(1);
         self.meeting.pause(1);
-        if self.meeting.breaks(Mutants::ANY_FLAG) {
-            return Ok(());
-        }
-        for rank in self.meeting.others() {
-            let said = self.meeting.slot(self.slot(rank));
-            // Not later ones: nobody fills this slot again before it has heard from this rank in the next call.
-            self.meeting.wait(rank, 1, || said.load(Ordering::Acquire) == flag)?;
-        }
-        Ok(())
+        if self.meeting.breaks(Mutants::ANY_FLAG) { Ok(()) } else { self.meeting.await_all(1) }
     }
 
     unsafe fn reduce_one_shot(&mut self) -> Result<(), GaveUp> {
@@ -332,11 +317,15 @@ impl Call<'_> {
         start(rank)..start(rank + 1)
     }
 
-    /// Where a rank's packets of this call are: a flag, and the elements behind it.
+    /// Where a rank's packets are: behind its signal.
     fn slot(&self, rank: u32) -> u64 {
-        let lane = &self.request.lane;
-        let slot = self.meeting.parity(0) * u64::from(lane.ranks) + u64::from(rank);
-        self.meeting.place(rank, lane.ll_at + slot * 2 * lane.ll_len)
+        self.meeting.signal_at(rank) + 8
+    }
+
+    /// Where this rank finds what a rank has sent. Its own elements it takes from where they were before: who reads a line
+    /// that another core has written takes it away from there.
+    fn sent(&self, rank: u32) -> u64 {
+        if rank == self.own() { self.request.input } else { self.slot(rank) }
     }
 
     fn staging(&self, rank: u32, piece: u64) -> u64 {

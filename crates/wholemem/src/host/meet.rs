@@ -2,24 +2,26 @@
 //! after that.
 //!
 //! ```text
-//!   rank r's memory of the lane:  line r            the last phase that r has announced; all others wait for it here
-//!                                 line ranks + r    how many of them sleep
+//!   rank r's memory of the lane:  line r            how far r has come; who sleeps until it comes farther, sleeps here
+//!                                 line ranks + r    how many do
+//!                                 slot r            how far r has come in calls of packets, which follow it
 //! ```
 //!
 //! A GPU's ranks store their flags into each other's memory; here each stores one word, and its cache line goes to
-//! whoever looks. Who announces looks whether anybody sleeps, who goes to sleep says so first and looks again: one of the
-//! two sees the other.
+//! whoever looks, with the packets that are in it. Who has come looks whether anybody sleeps, who goes to sleep says so
+//! first and looks again: one of the two sees the other. That look has to wait until the word has left this core, so it
+//! is taken only when there is nothing better to do: when the others have come too, or before this rank lets others run.
 
 use std::hint::spin_loop;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use wholemem_comm::Rank;
 use wholemem_os::{Deadline, futex, interrupt};
 
 use crate::symmetric::{
-    ABORT, ABORTED, ASLEEP, CAUSE, GIVEN_UP, LINE, MISSED, MISSING, PHASE, SEQUENCE, cause,
+    ABORT, ABORTED, ASLEEP, CAUSE, GIVEN_UP, LINE, MISSED, MISSING, PHASE, SEQUENCE, cause, slot_at,
 };
 use crate::{LaneRef, Mutants};
 
@@ -41,10 +43,20 @@ static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallel
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GaveUp;
 
+/// Where ranks say how far they have come in a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Signals {
+    /// In a line of their own.
+    Lines,
+    /// Before their packets, which whoever hears of them needs next.
+    Packets,
+}
+
 /// One call, on one rank.
 #[derive(Debug)]
 pub(super) struct Meeting<'a> {
     lane: &'a LaneRef,
+    signals: Signals,
     /// The number of the call.
     number: u64,
     mutants: u64,
@@ -58,8 +70,8 @@ impl<'a> Meeting<'a> {
     /// # Safety
     /// The lane's memory, counters and report are accessible for as long as this lives, and no other call of this rank on
     /// this lane is under way.
-    pub(super) unsafe fn begin(lane: &'a LaneRef) -> Result<Self, GaveUp> {
-        let mut meeting = Self { lane, number: 0, mutants: 0, began: None };
+    pub(super) unsafe fn begin(lane: &'a LaneRef, signals: Signals) -> Result<Self, GaveUp> {
+        let mut meeting = Self { lane, signals, number: 0, mutants: 0, began: None };
         if meeting.control(POISON).load(Ordering::Relaxed) != 0 {
             return Err(GaveUp);
         }
@@ -97,24 +109,26 @@ impl<'a> Meeting<'a> {
         (0..self.lane.ranks).filter(move |rank| *rank != own)
     }
 
-    /// Says that this rank has come to a phase: what it has written before can be read by those who hear it.
-    pub(super) fn announce(&self, phase: u64) {
-        self.pause(2 * phase);
-        let own = self.lane.rank;
-        // In one order with the look at who sleeps.
-        self.said(own).store(self.flag(phase), Ordering::SeqCst);
-        if self.sleepers(own).load(Ordering::SeqCst) != 0 {
-            wake(self.said(own));
+    /// Where a rank says how far it has come in this call.
+    pub(super) fn signal_at(&self, rank: u32) -> u64 {
+        match self.signals {
+            Signals::Lines => self.place(rank, u64::from(rank) * LINE),
+            Signals::Packets => self.place(rank, slot_at(self.lane, rank, self.parity(0))),
         }
     }
 
-    /// Waits until all ranks have come to a phase.
+    /// Says that this rank has come to a phase: what it has written before can be read by those who hear it.
+    pub(super) fn announce(&self, phase: u64) {
+        self.pause(2 * phase);
+        self.signal(self.lane.rank).store(self.flag(phase), Ordering::Release);
+    }
+
+    /// Waits until all ranks have come to a phase that this one has announced.
     pub(super) fn await_all(&mut self, phase: u64) -> Result<(), GaveUp> {
         for rank in self.others() {
-            let flag = self.flag(phase);
-            let said = self.said(rank);
-            self.wait(rank, phase, || has_come(said.load(Ordering::Acquire), flag))?;
+            self.wait(rank, phase)?;
         }
+        self.rouse(phase);
         self.pause(2 * phase + 1);
         Ok(())
     }
@@ -123,37 +137,61 @@ impl<'a> Meeting<'a> {
     pub(super) fn sync(&mut self, phase: u64, mutant: Mutants) -> Result<(), GaveUp> {
         self.announce(phase);
         if self.breaks(mutant) {
+            self.rouse(phase);
             return Ok(());
         }
         self.await_all(phase)
     }
 
-    /// Waits until `is_there`, which becomes true before `rank` announces `phase`.
-    pub(super) fn wait(&mut self, rank: u32, phase: u64, is_there: impl Fn() -> bool) -> Result<(), GaveUp> {
+    /// Waits until a rank has come to a phase.
+    fn wait(&mut self, rank: u32, phase: u64) -> Result<(), GaveUp> {
+        let (signal, flag) = (self.signal(rank), self.flag(phase));
         let alone = self.lane.ranks as usize <= *CORES;
         for _ in 0..if alone { SPINS_ALONE } else { SPINS_SHARED } {
-            if is_there() {
+            if has_come(signal.load(Ordering::Acquire), flag) {
                 return Ok(());
             }
             spin_loop();
         }
+        self.wait_long(rank, phase)
+    }
+
+    /// Waits, and lets others run meanwhile.
+    #[cold]
+    fn wait_long(&mut self, rank: u32, phase: u64) -> Result<(), GaveUp> {
+        self.rouse(phase);
+        let (signal, flag) = (self.signal(rank), self.flag(phase));
         for _ in 0..YIELDS {
-            if is_there() {
+            std::thread::yield_now();
+            if has_come(signal.load(Ordering::Acquire), flag) {
                 return Ok(());
             }
-            std::thread::yield_now();
         }
-        self.sleep(rank, phase, is_there)
+        self.sleep(rank, phase)
+    }
+
+    /// Wakes who sleeps until this rank comes to the phase that it has announced.
+    fn rouse(&self, phase: u64) {
+        let own = self.lane.rank;
+        // In one order: the announcement, and the look at who sleeps.
+        fence(Ordering::SeqCst);
+        if self.sleepers(own).load(Ordering::Relaxed) != 0 {
+            // The word that they sleep on changes, also where it is not what they wait for.
+            self.said(own).store(self.flag(phase), Ordering::SeqCst);
+            wake(self.said(own));
+        }
     }
 
     #[cold]
-    fn sleep(&mut self, rank: u32, phase: u64, is_there: impl Fn() -> bool) -> Result<(), GaveUp> {
+    fn sleep(&mut self, rank: u32, phase: u64) -> Result<(), GaveUp> {
+        let (signal, flag) = (self.signal(rank), self.flag(phase));
         let (said, sleepers, asleep) = (self.said(rank), self.sleepers(rank), self.report(ASLEEP));
         let deadline = self.deadline();
         sleepers.fetch_add(1, Ordering::SeqCst);
         asleep.store(1, Ordering::SeqCst);
         let outcome = loop {
             let seen = said.load(Ordering::SeqCst);
+            let is_there = || has_come(signal.load(Ordering::SeqCst), flag);
             if is_there() {
                 break Ok(());
             }
@@ -200,7 +238,7 @@ impl<'a> Meeting<'a> {
         self.control(POISON).store(1, Ordering::Relaxed);
         let flag = self.flag(phase);
         for rank in self.others() {
-            if why >> 32 == MISSED && !has_come(self.said(rank).load(Ordering::Acquire), flag) {
+            if why >> 32 == MISSED && !has_come(self.signal(rank).load(Ordering::Acquire), flag) {
                 self.report(MISSING + rank as usize / 64).fetch_or(1 << (rank % 64), Ordering::Relaxed);
             }
             self.notice(rank, self.lane.rank).store(why, Ordering::Release);
@@ -238,16 +276,6 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    /// The flag at the beginning of a slot of this lane.
-    pub(super) fn slot(&self, address: u64) -> &'a AtomicU64 {
-        self.word(address)
-    }
-
-    /// Says that this rank's slot is filled.
-    pub(super) fn set_slot(&self, address: u64, flag: u64) {
-        self.word(address).store(flag, Ordering::Release);
-    }
-
     /// A word of the lane's memory, counters, report or wishes.
     fn word(&self, address: u64) -> &'a AtomicU64 {
         let at = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0));
@@ -256,6 +284,11 @@ impl<'a> Meeting<'a> {
         unsafe { AtomicU64::from_ptr(at) }
     }
 
+    fn signal(&self, rank: u32) -> &'a AtomicU64 {
+        self.word(self.signal_at(rank))
+    }
+
+    /// What who waits for a rank sleeps on.
     fn said(&self, rank: u32) -> &'a AtomicU64 {
         self.word(self.place(rank, u64::from(rank) * LINE))
     }

@@ -13,7 +13,10 @@ mod meet;
 mod rows;
 mod walk;
 
-pub(crate) use collective::COLLECTIVES;
+pub(crate) use collective::{
+    COLLECTIVES, Part, copy_root, copy_root_packets, gather, gather_packets, only_meet, reduce_one_shot,
+    reduce_packets, reduce_two_shot,
+};
 
 use wholemem_hal::{Args, HostFunction, LaunchShape};
 

@@ -124,21 +124,17 @@ impl Lane {
     /// # Errors
     /// [`Error::Hal`], [`Error::Comm`].
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
-        self.check()?;
         let request = CollectiveRequest { lane: self.current(), ..CollectiveRequest::default() };
-        let what = (Collective::Barrier, Algorithm::OneShot);
-        self.in_turn(stream, || self.kernels.launch(stream, what, 1, &request, &self.operands))?;
-        if stream.runs_inline() { self.check() } else { Ok(()) }
+        self.perform(stream, (Collective::Barrier, Algorithm::OneShot), 1, &request, Vec::new)
     }
 
     fn call(&self, stream: &Stream, call: &Call, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
-        self.check()?;
         let len = call.count * call.dtype.len() as u64;
         let from = self.find(stream, call, input, len, Rights::Read)?;
         let to = self.find(stream, call, output, len * call.times, Rights::ReadWrite)?;
         let in_place = place(call, &from, &to, len, self.group.rank())?;
         if call.count == 0 {
-            return Ok(());
+            return self.check();
         }
         let reduces = call.what == Collective::AllReduce;
         // Only a reduction writes where others still read.
@@ -164,22 +160,41 @@ impl Lane {
             spare: 0,
         };
         let blocks = blocks(algorithm, &shape, &self.limits);
-        let what = (call.what, algorithm);
-        let launch = |operands: &[Span]| {
-            self.in_turn(stream, || self.kernels.launch(stream, what, blocks, &request, operands))
-        };
-        if stream.runs_inline() && !stream.is_capturing() {
-            // It has run when the call returns, and the caller holds the buffers until then.
-            launch(&[])?;
-            return self.check();
+        self.perform(stream, (call.what, algorithm), blocks, &request, || {
+            let mut operands = Vec::new();
+            for found in [&from, &to] {
+                operands.extend(found.own.cloned());
+                let spans = found.window.iter().flat_map(|window| &window.core().spans);
+                operands.extend(spans.flatten().cloned());
+            }
+            operands
+        })
+    }
+
+    /// Does this rank's part in a call, or enqueues it. Where it may run later than this returns, `buffers` are held until
+    /// it has.
+    fn perform(
+        &self,
+        stream: &Stream,
+        what: (Collective, Algorithm),
+        blocks: u32,
+        request: &CollectiveRequest,
+        buffers: impl FnOnce() -> Vec<Span>,
+    ) -> Result<()> {
+        let inline = stream.runs_inline();
+        if !inline {
+            self.check()?;
         }
-        let mut operands = self.operands.clone();
-        for found in [&from, &to] {
-            operands.extend(found.own.cloned());
-            let spans = found.window.iter().flat_map(|window| &window.core().spans);
-            operands.extend(spans.flatten().cloned());
-        }
-        launch(&operands)
+        self.in_turn(stream, || {
+            if self.kernels.run(stream, what, request)? {
+                return Ok(());
+            }
+            let mut operands = buffers();
+            operands.extend_from_slice(&self.operands);
+            self.kernels.launch(stream, what, blocks, request, &operands)
+        })?;
+        // On a lane that has failed before, nothing was done.
+        if inline { self.check() } else { Ok(()) }
     }
 
     /// What kernels know of this lane now.
@@ -188,6 +203,7 @@ impl Lane {
     }
 
     /// Checks that a buffer has `len` bytes, here and wherever others reach it.
+    #[inline]
     fn find<'a>(
         &self,
         stream: &Stream,

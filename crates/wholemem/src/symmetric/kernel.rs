@@ -25,10 +25,17 @@ pub(super) enum Collective {
 /// The kernels, loaded.
 #[derive(Debug)]
 pub(super) struct Kernels {
-    all_reduce: [Function; 3],
-    all_gather: [Function; 2],
-    broadcast: [Function; 2],
-    barrier: Function,
+    all_reduce: [Kernel; 3],
+    all_gather: [Kernel; 2],
+    broadcast: [Kernel; 2],
+    barrier: Kernel,
+}
+
+/// One of them: as a device runs it, and as a thread of the processor does without a launch.
+#[derive(Debug)]
+struct Kernel {
+    function: Function,
+    here: host::Part,
 }
 
 impl Kernels {
@@ -36,15 +43,19 @@ impl Kernels {
     pub(super) fn load(device: &Device) -> Result<Self> {
         // SAFETY: the functions of the image take a request, and are launched with one below.
         let module = unsafe { Module::load(device, &COLLECTIVE) }?;
+        let kernel = |name, here| Ok::<_, crate::Error>(Kernel { function: module.function(name)?, here });
         Ok(Self {
             all_reduce: [
-                module.function("all_reduce_ll")?,
-                module.function("all_reduce_one_shot")?,
-                module.function("all_reduce_two_shot")?,
+                kernel("all_reduce_ll", host::reduce_packets)?,
+                kernel("all_reduce_one_shot", host::reduce_one_shot)?,
+                kernel("all_reduce_two_shot", host::reduce_two_shot)?,
             ],
-            all_gather: [module.function("all_gather_ll")?, module.function("all_gather")?],
-            broadcast: [module.function("broadcast_ll")?, module.function("broadcast")?],
-            barrier: module.function("barrier")?,
+            all_gather: [kernel("all_gather_ll", host::gather_packets)?, kernel("all_gather", host::gather)?],
+            broadcast: [
+                kernel("broadcast_ll", host::copy_root_packets)?,
+                kernel("broadcast", host::copy_root)?,
+            ],
+            barrier: kernel("barrier", host::only_meet)?,
         })
     }
 
@@ -52,7 +63,8 @@ impl Kernels {
     pub(super) fn resident_blocks(&self) -> Result<u32> {
         let all =
             self.all_reduce.iter().chain(&self.all_gather).chain(&self.broadcast).chain([&self.barrier]);
-        let counts = all.map(|function| function.occupancy(THREADS, 0)).collect::<Result<Vec<_>, _>>()?;
+        let counts =
+            all.map(|kernel| kernel.function.occupancy(THREADS, 0)).collect::<Result<Vec<_>, _>>()?;
         Ok(counts.into_iter().min().unwrap_or(0))
     }
 
@@ -74,7 +86,7 @@ impl Kernels {
         Ok(stream.synchronize(Deadline::NEVER)?)
     }
 
-    fn function(&self, what: Collective, algorithm: Algorithm) -> &Function {
+    fn kernel(&self, what: Collective, algorithm: Algorithm) -> &Kernel {
         let packets = usize::from(algorithm != Algorithm::Packets);
         match what {
             Collective::AllReduce => &self.all_reduce[algorithm as usize],
@@ -84,9 +96,21 @@ impl Kernels {
         }
     }
 
-    /// Enqueues this rank's part in a call, as `call` has planned it: the request is of a lane of this rank; its input and
-    /// output have as many elements as it says and the rights that it needs, and so have windows on every rank. All of
-    /// that is among the operands, or work runs inline and the caller holds it.
+    /// Does this rank's part in a call at once, if work runs inline and is not being recorded; `false` otherwise, and nothing
+    /// was done. `call` has planned it: the request is of a lane of this rank; its input and output have as many elements as
+    /// it says and the rights that it needs, and so have windows on every rank; and the caller holds all of that.
+    pub(super) fn run(
+        &self,
+        stream: &Stream,
+        (what, algorithm): (Collective, Algorithm),
+        request: &CollectiveRequest,
+    ) -> Result<bool> {
+        let kernel = self.kernel(what, algorithm);
+        // SAFETY: what the request names was checked, and is held, as said above.
+        Ok(stream.run_inline(kernel.function.name(), || unsafe { (kernel.here)(request) })?)
+    }
+
+    /// Enqueues this rank's part in a call, planned likewise: all that it touches is among the operands.
     pub(super) fn launch(
         &self,
         stream: &Stream,
@@ -97,7 +121,8 @@ impl Kernels {
     ) -> Result<()> {
         let args = Args::new().bytes(&request.to_bytes(), align_of::<u64>());
         let shape = LaunchShape::line(blocks, THREADS);
+        let function = &self.kernel(what, algorithm).function;
         // SAFETY: the functions take a request, and what it names was checked, and is held as said above.
-        Ok(unsafe { stream.launch(self.function(what, algorithm), &shape, &args, operands) }?)
+        Ok(unsafe { stream.launch(function, &shape, &args, operands) }?)
     }
 }

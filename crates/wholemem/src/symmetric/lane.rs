@@ -9,7 +9,7 @@ use wholemem_hal::{Event, EventKind, Mapping, Span, Stream};
 use wholemem_os::futex;
 
 use super::kernel::Kernels;
-use super::layout::{BLOCKS, LINE, LaneLayout};
+use super::layout::{BLOCKS, LINE, LaneLayout, slot_at};
 use super::report::Report;
 use super::space::Pieces;
 use super::tuning::{Limits, Tuning};
@@ -172,15 +172,24 @@ impl Lane {
         Ok(())
     }
 
-    /// Makes all ranks see this one as far as a flag says. Ranks of hosts use the signals of the first block alone.
+    /// Makes all ranks see this one as far as a flag says. Ranks of hosts use the signals of the first block alone, and
+    /// those before their own packets.
     fn forge(&self, stream: &Stream, flag: u64) -> Result<()> {
-        let blocks = if stream.runs_inline() { 1 } else { u64::from(BLOCKS) };
         let LaneRef { rank, ranks, .. } = self.reference;
-        for (memory, offset) in &self.memory {
+        let on_host = stream.runs_inline();
+        let blocks = if on_host { 1 } else { u64::from(BLOCKS) };
+        let set = |(memory, offset): &(Span, usize), at: u64| {
+            let at = offset + usize::try_from(at).unwrap_or(usize::MAX);
+            Ok::<_, crate::Error>(stream.write(&memory.part(at, 8)?, &flag.to_ne_bytes())?)
+        };
+        for memory in &self.memory {
             for block in 0..blocks {
-                let line = (block * u64::from(ranks) + u64::from(rank)) * LINE;
-                let at = offset + usize::try_from(line).unwrap_or(usize::MAX);
-                stream.write(&memory.part(at, 8)?, &flag.to_ne_bytes())?;
+                set(memory, (block * u64::from(ranks) + u64::from(rank)) * LINE)?;
+            }
+        }
+        if on_host {
+            for parity in 0..2 {
+                set(&self.memory[rank as usize], slot_at(&self.reference, rank, parity))?;
             }
         }
         Ok(())

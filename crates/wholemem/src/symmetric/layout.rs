@@ -5,7 +5,7 @@
 //!   [ signals ][ notices ]..[ slots: parity 0, then 1 ]..[ parity 0 ][ parity 1 ]..[ reduced tiles      ]
 //! ```
 
-use crate::{Error, Result};
+use crate::{Error, LaneRef, Result};
 
 /// The most blocks of a call: each has counters of its own.
 pub(crate) const BLOCKS: u32 = 128;
@@ -51,9 +51,34 @@ impl LaneLayout {
     }
 }
 
+/// How many ranks have their slots at different places of a page.
+const STAGGERED: u64 = 16;
+
+/// Where a rank of the processor has its signal and its packets, in its own memory: all ranks read them there, and of the
+/// slots that a GPU's ranks fill for each other the first of each parity is enough.
+///
+/// A load waits for an earlier store to the same place of another page, so ranks have theirs at different ones.
+pub(crate) fn slot_at(lane: &LaneRef, rank: u32, parity: u64) -> u64 {
+    lane.ll_at + parity * 2 * lane.ll_len + u64::from(rank) % STAGGERED * LINE
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slots_of_the_processor_are_within_those_of_the_layout() {
+        for ranks in [1, 2, 9, 40] {
+            let layout = LaneLayout::new(ranks, 1, 1).unwrap();
+            let lane = LaneRef { ll_at: layout.ll_at, ll_len: layout.ll_len, ranks, ..LaneRef::default() };
+            for rank in 0..ranks {
+                let [even, odd] = [0, 1].map(|parity| slot_at(&lane, rank, parity));
+                // A signal, and as much behind it as goes in packets.
+                assert!(even >= layout.ll_at && even + 8 + layout.ll_len <= odd, "rank {rank} of {ranks}");
+                assert!(odd + 8 + layout.ll_len <= layout.staging_at, "rank {rank} of {ranks}");
+            }
+        }
+    }
 
     #[test]
     fn parts_follow_each_other_on_pages() {

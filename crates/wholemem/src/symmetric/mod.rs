@@ -39,7 +39,7 @@ pub use spec::SymmetricSpec;
 pub use tuning::{Algorithm, Tuning, UnknownAlgorithm};
 pub use window::{Buffer, Window};
 
-pub(crate) use layout::{BLOCKS, LINE};
+pub(crate) use layout::{BLOCKS, LINE, slot_at};
 pub(crate) use report::{ABORT, ABORTED, ASLEEP, CAUSE, GIVEN_UP, MISSED, MISSING, PHASE, SEQUENCE, cause};
 
 use kernel::Kernels;
