@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use wholemem_comm::Rank;
 use wholemem_os::{Deadline, futex, interrupt};
 
+use super::turn::Turn;
 use crate::symmetric::{
     ABORT, ABORTED, ASLEEP, CAUSE, GIVEN_UP, LINE, MISSED, MISSING, PHASE, SEQUENCE, cause, slot_at,
 };
@@ -28,14 +29,22 @@ use crate::{LaneRef, Mutants};
 /// Words of a lane's counters.
 const POISON: u64 = 0;
 const PATIENCE: u64 = 2;
+const TURN: u64 = 3;
 const COUNTER: u64 = 16;
 
-/// How often a rank looks before it lets others run, where each rank has a core, and where they share them.
+/// How often a rank looks before it lets others run, where each rank has a core, and where they share them: then whoever is
+/// waited for may need this core, or be about to come on another.
 const SPINS_ALONE: u32 = 2000;
-const SPINS_SHARED: u32 = 20;
+const SPINS_SHARED: u32 = 8;
 
 /// How often it lets others run before it sleeps.
 const YIELDS: u32 = 50;
+
+/// How long it sleeps at a time: who gives up wakes all who sleep, and misses who was about to.
+const NAP: Duration = Duration::from_millis(50);
+
+/// Delays that the kernel would make ten times as long.
+const SHORT: Duration = Duration::from_micros(20);
 
 static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
@@ -62,20 +71,29 @@ pub(super) struct Meeting<'a> {
     mutants: u64,
     /// When this rank first looked whether it should go on.
     began: Option<Instant>,
+    _turn: Turn<'a>,
 }
 
 impl<'a> Meeting<'a> {
-    /// Begins the next call of a lane; none that has failed before.
+    /// Begins the next call of a lane, when those of other threads are over; none that has failed before.
     ///
     /// # Safety
-    /// The lane's memory, counters and report are accessible for as long as this lives, and no other call of this rank on
-    /// this lane is under way.
+    /// The lane's memory, counters and report are accessible for as long as this lives.
     pub(super) unsafe fn begin(lane: &'a LaneRef, signals: Signals) -> Result<Self, GaveUp> {
-        let mut meeting = Self { lane, signals, number: 0, mutants: 0, began: None };
-        if meeting.control(POISON).load(Ordering::Relaxed) != 0 {
+        // SAFETY: the caller answers for the counters.
+        let control = |index: u64| unsafe { word_at(lane.control + index * 8) };
+        let has_failed = || control(POISON).load(Ordering::Relaxed) != 0;
+        // Before a lane is ready, nobody has a turn.
+        if has_failed() {
             return Err(GaveUp);
         }
-        meeting.number = meeting.control(COUNTER).load(Ordering::Relaxed);
+        let turn = Turn::take(lower_half(control(TURN)));
+        // The call before this one may have.
+        if has_failed() {
+            return Err(GaveUp);
+        }
+        let number = control(COUNTER).load(Ordering::Relaxed);
+        let mut meeting = Self { lane, signals, number, mutants: 0, began: None, _turn: turn };
         if lane.debug != 0 {
             meeting.mutants = meeting.word(lane.debug).load(Ordering::Relaxed);
         }
@@ -200,14 +218,13 @@ impl<'a> Meeting<'a> {
             }
             // The lower half of the word changes with every phase.
             let half = u32::try_from(seen & 0xffff_ffff).unwrap_or_default();
-            let ask_at = interrupt::next_question(deadline);
-            if futex::wait(lower_half(said), half, ask_at) == Err(wholemem_os::Error::TimedOut) {
-                if interrupt::is_interrupted() {
-                    break Err(cause(ABORTED, Rank(self.lane.rank)));
-                }
-                if deadline.has_passed() {
-                    break if is_there() { Ok(()) } else { Err(cause(MISSED, Rank(rank))) };
-                }
+            // It fails when its time is over, which is looked at, or where the memory is gone, and then nobody comes.
+            let slept = futex::wait(lower_half(said), half, nap(deadline));
+            if slept == Err(wholemem_os::Error::TimedOut) && interrupt::is_interrupted() {
+                break Err(cause(ABORTED, Rank(self.lane.rank)));
+            }
+            if deadline.has_passed() {
+                break if is_there() { Ok(()) } else { Err(cause(MISSED, Rank(rank))) };
             }
         };
         asleep.store(0, Ordering::SeqCst);
@@ -271,17 +288,21 @@ impl<'a> Meeting<'a> {
         let fixed = wish(16 + point.min(7) * u64::from(crate::symmetric::BLOCKS));
         let random =
             if most == 0 { 0 } else { scramble(seed ^ scramble(self.number << 3 | point)) % (most + 1) };
-        if fixed + random > 0 {
-            std::thread::sleep(Duration::from_nanos(fixed + random));
+        let delay = Duration::from_nanos(fixed + random);
+        if delay > SHORT {
+            std::thread::sleep(delay);
+        }
+        let start = Instant::now();
+        while delay <= SHORT && start.elapsed() < delay {
+            std::thread::yield_now();
         }
     }
 
     /// A word of the lane's memory, counters, report or wishes.
     fn word(&self, address: u64) -> &'a AtomicU64 {
-        let at = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0));
         // SAFETY: whoever began the meeting answers for all of them, in which words are aligned, and accessed as atomics
         // alone.
-        unsafe { AtomicU64::from_ptr(at) }
+        unsafe { word_at(address) }
     }
 
     fn signal(&self, rank: u32) -> &'a AtomicU64 {
@@ -311,6 +332,16 @@ impl<'a> Meeting<'a> {
     }
 }
 
+/// A word of a lane's memory, counters, report or wishes.
+///
+/// # Safety
+/// It is accessible for all of `'a`, and aligned, and accessed as an atomic alone.
+unsafe fn word_at<'a>(address: u64) -> &'a AtomicU64 {
+    let at = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0));
+    // SAFETY: passed on from the caller.
+    unsafe { AtomicU64::from_ptr(at) }
+}
+
 /// Whether a word that only grows has reached another, also behind its largest number.
 fn has_come(said: u64, flag: u64) -> bool {
     said.wrapping_sub(flag) < 1 << 63
@@ -321,6 +352,11 @@ fn lower_half(word: &AtomicU64) -> &AtomicU32 {
     const { assert!(cfg!(target_endian = "little"), "the lower half comes first") };
     // SAFETY: the lower half of a word that lives as long; it is a word's own, or passed to the kernel alone.
     unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
+}
+
+/// When who sleeps looks again in any case: the deadline, or sooner.
+fn nap(deadline: Deadline) -> Deadline {
+    if deadline.remaining().is_some_and(|left| left < NAP) { deadline } else { Deadline::after(NAP) }
 }
 
 fn wake(said: &AtomicU64) {

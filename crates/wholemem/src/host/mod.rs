@@ -11,6 +11,7 @@ mod elements;
 mod find;
 mod meet;
 mod rows;
+mod turn;
 mod walk;
 
 pub(crate) use collective::{

@@ -78,7 +78,8 @@ impl Lane {
         let mut set = |index: usize, value: u64| {
             counters[index * 8..index * 8 + 8].copy_from_slice(&value.to_ne_bytes());
         };
-        set(DEADLINE, u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        // None at all would mean no limit.
+        set(DEADLINE, u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX).max(1));
         (0..BLOCKS as usize).for_each(|block| set(FIRST_COUNTER + block, 1));
         let reference = LaneRef {
             base: base + offset as u64,
@@ -145,9 +146,13 @@ impl Lane {
 
     /// Enqueues a call behind the one before it, on whichever stream that was.
     pub(super) fn in_turn(&self, stream: &Stream, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
+        if stream.runs_inline() {
+            // Work that runs waits for its turn itself, recorded or not.
+            return enqueue();
+        }
         let mut last = self.last();
-        // Work that has run is behind nothing; what is recorded is ordered by who launches the graph.
-        if !stream.runs_inline() && !stream.is_capturing() && last.as_ref() != Some(stream) {
+        // What is recorded is ordered by who launches the graph.
+        if !stream.is_capturing() && last.as_ref() != Some(stream) {
             if let Some(before) = last.as_ref() {
                 let event = Event::create(before.device(), EventKind::Order)?;
                 before.record(&event)?;

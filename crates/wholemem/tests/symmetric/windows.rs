@@ -252,6 +252,47 @@ fn lanes_do_not_wait_for_each_other() {
 }
 
 #[test]
+fn calls_of_several_threads_and_graphs_come_one_after_the_other() {
+    const CALLS: usize = 300;
+    on_ranks(&host(), 2, None, |symmetric| {
+        let group = symmetric.group();
+        // Threads of two ranks meet as it comes, so all bring the same along. Two of them repeat what they have recorded.
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    let stream = group.device().stream().unwrap();
+                    let [input, output] = [(); 2].map(|()| Guarded::buffer(symmetric, 400));
+                    let bytes = |value: u32| value.to_ne_bytes().repeat(100);
+                    stream.write(&input, &bytes(group.rank().0 + 1)).unwrap();
+                    let call = |stream: &wholemem_hal::Stream| {
+                        symmetric.all_reduce(stream, &input, &output, Dtype::U32, ReduceOp::Sum).unwrap();
+                    };
+                    let graph = (thread % 2 == 0).then(|| {
+                        let recorded = stream.capture(|stream| {
+                            call(stream);
+                            Ok(())
+                        });
+                        recorded.unwrap()
+                    });
+                    for _ in 0..CALLS {
+                        stream.fill(&output, 0xEE).unwrap();
+                        match &graph {
+                            Some(graph) => graph.launch(&stream).unwrap(),
+                            None => call(&stream),
+                        }
+                        let mut seen = vec![0; 400];
+                        stream.read(&output, &mut seen).unwrap();
+                        assert!(seen == bytes(3), "thread {thread}: {:?}", &seen[..4]);
+                    }
+                });
+            }
+        });
+        symmetric.check().unwrap();
+        group.communicator().barrier().unwrap();
+    });
+}
+
+#[test]
 fn ranks_that_want_something_else_are_told() {
     let backend = host();
     let outcomes = Group::on_each(&groups(&backend, 3), |group| {
