@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use wholemem::{Algorithm, Communicator, Dtype, Error, Group, Rank, ReduceOp, Symmetric};
+use wholemem::{Algorithm, Chaos, Communicator, Dtype, Error, Group, Rank, ReduceOp, Symmetric};
 use wholemem_comm::{Error as CommError, UniqueId};
 use wholemem_hal::Backend;
 use wholemem_os::Deadline;
 use wholemem_os::interrupt::interruptible;
-use wholemem_testkit::{Ranks, cuda, test_name};
+use wholemem_testkit::{Ranks, cuda, exhaustive, seed, test_name};
 
+use super::values::Random;
 use super::world::{Guarded, host, spec};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -108,6 +109,134 @@ fn gpu_who_dies_while_the_others_wait_is_named_and_they_go_on() {
             survive(rank, &cuda::backend().unwrap(), rank.parameter().parse().unwrap());
         });
     }
+}
+
+/// Where in a call a rank dies, and of which kind the call is.
+#[derive(Debug, Clone, Copy)]
+struct Death {
+    algorithm: Algorithm,
+    window: bool,
+    point: usize,
+}
+
+impl Death {
+    /// Every point of every kind of call: those that a call does not come to are its end.
+    fn all() -> impl Iterator<Item = Self> {
+        let kinds = Algorithm::ALL.into_iter().flat_map(|algorithm| [(algorithm, false), (algorithm, true)]);
+        kinds.flat_map(|(algorithm, window)| (0..8).map(move |point| Self { algorithm, window, point }))
+    }
+
+    fn to_words(self) -> String {
+        format!("{} {} {}", self.algorithm, self.window, self.point)
+    }
+
+    fn from_words(words: &str) -> Self {
+        let mut words = words.split(' ');
+        let mut word = || words.next().unwrap();
+        let algorithm = word().parse().unwrap();
+        Self { algorithm, window: word().parse().unwrap(), point: word().parse().unwrap() }
+    }
+}
+
+/// Whether a thread of a process is in the sleep that a test wished for.
+fn sleeps(process: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    tasks.filter_map(Result::ok).any(|task| {
+        let call = std::fs::read_to_string(task.path().join("syscall")).unwrap_or_default();
+        call.split(' ').next() == Some(&libc::SYS_clock_nanosleep.to_string())
+    })
+}
+
+/// A rank that dies at a point of a call, or after its end: the others have the sum or say who died, and go on.
+fn survive_at(rank: &wholemem_testkit::Rank, death: Death) {
+    const VICTIM: usize = 1;
+    // Three pieces of staging, or as few elements as fit in packets.
+    let count = if death.algorithm == Algorithm::Packets { 1000 } else { 3000 };
+    let (group, len) = (join(rank, &[0, 1, 2], &host()), count * 4);
+    let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&host(), 3, Some(death.algorithm)) };
+    let symmetric = Symmetric::create(&group, &spec).unwrap();
+    let (stream, own) = (group.device().stream().unwrap(), group.rank().0);
+    let windows = [(); 2].map(|()| symmetric.mem_alloc(len).unwrap());
+    let spans = [(); 2].map(|()| Guarded::buffer(&symmetric, len));
+    let sum = || {
+        let [input, output] =
+            if death.window { windows.each_ref().map(|at| at.local().clone()) } else { spans.clone() };
+        stream.write(&input, &(1_u32 << own).to_ne_bytes().repeat(count))?;
+        if death.window {
+            symmetric.all_reduce(&stream, &windows[0], &windows[1], Dtype::U32, ReduceOp::Sum)?;
+        } else {
+            symmetric.all_reduce(&stream, &input, &output, Dtype::U32, ReduceOp::Sum)?;
+        }
+        let mut seen = vec![0; len];
+        stream.read(&output, &mut seen)?;
+        Ok::<_, Error>(seen == 7_u32.to_ne_bytes().repeat(count))
+    };
+    assert_eq!(sum(), Ok(true));
+    group.communicator().barrier().unwrap();
+    if rank.id() == VICTIM {
+        let delays = vec![(death.point, 0, 3_600_000_000_000)];
+        symmetric.disturb(&Chaos { delays, ..Chaos::default() }).unwrap();
+        rank.barrier();
+        assert_eq!(sum(), Ok(true));
+        std::thread::sleep(PATIENCE);
+    }
+    rank.barrier();
+    let [first, second] = std::thread::scope(|scope| {
+        let calls = scope.spawn(|| [sum(), sum()]);
+        if rank.id() == 0 {
+            while !sleeps(rank.pid(VICTIM)) {
+                std::thread::yield_now();
+            }
+            rank.kill(VICTIM);
+        }
+        calls.join().unwrap()
+    });
+    let lost = Err(Error::Comm(CommError::PeerLost { rank: Rank(VICTIM as u32) }));
+    assert!(first == Ok(true) || first == lost, "{death:?}: {first:?}");
+    assert_eq!(second, lost, "{death:?}");
+    assert_eq!(sum(), lost, "{death:?}: and so says every later call");
+    rank.barrier_with(&[2 - rank.id()]);
+    let group = join(rank, &[0, 2], &host());
+    let symmetric = Symmetric::create(&group, &spec).unwrap();
+    assert_eq!(self::sum(&symmetric, 5).unwrap(), 10);
+    group.communicator().barrier().unwrap();
+}
+
+#[test]
+fn who_dies_at_any_point_of_a_call_is_named_and_the_others_go_on() {
+    let mut chance = Random(seed());
+    let deaths = Death::all().filter(|_| Ranks::is_rank() || exhaustive() || chance.below(6) == 0);
+    for death in deaths {
+        Ranks::of(3).killed(1).parameter(death.to_words()).run(test_name!(), |rank| {
+            survive_at(rank, Death::from_words(&rank.parameter()));
+        });
+    }
+}
+
+/// Two groups whose ranks call in opposite orders wait for each other until their time is over, and no longer.
+#[test]
+fn groups_called_in_opposite_orders_end_in_time() {
+    let backend = host();
+    let timeout = Duration::from_millis(300);
+    let spec = wholemem::SymmetricSpec { timeout, ..spec(&backend, 2, None) };
+    let [first, second] = [(); 2].map(|()| super::world::groups(&backend, 2));
+    let outcomes = std::thread::scope(|scope| {
+        let rank = |own: usize| {
+            let groups = [first[own].clone(), second[own].clone()];
+            let spec = spec.clone();
+            scope.spawn(move || {
+                let both = groups.each_ref().map(|group| Symmetric::create(group, &spec).unwrap());
+                let outcome = sum(&both[own], 1);
+                // Until both have given up, or the memory that the other sleeps on goes.
+                groups.iter().for_each(|group| group.communicator().barrier().unwrap());
+                outcome
+            })
+        };
+        [rank(0), rank(1)].map(|rank| rank.join().unwrap())
+    });
+    let late =
+        |rank| Err(Error::Comm(CommError::Timeout { missing: vec![Rank(rank)], timeout, joining: false }));
+    assert_eq!(outcomes, [late(1), late(0)]);
 }
 
 /// A rank that is there, but does not call.
