@@ -1,10 +1,12 @@
 //! The outcome of a reduction is the same to the bit on every rank, whatever the algorithm, and equal to the plainest loop.
 
+use std::sync::Arc;
+
 use wholemem::{Algorithm, Buffer, Dtype, Rank, ReduceOp, Symmetric, Window, combine_naive};
-use wholemem_hal::Span;
+use wholemem_hal::{Span, Stream};
 use wholemem_testkit::{Ranks, cuda, exhaustive, seed, test_name};
 
-use super::values::{Random, elements};
+use super::values::{Random, bytes, elements};
 use super::world::{Guarded, STAGING, host, on_ranks, spec};
 
 /// Elements of padding around buffers, so that each rank's can begin elsewhere.
@@ -58,37 +60,58 @@ fn counts(dtype: Dtype) -> Vec<usize> {
     counts
 }
 
-/// Every type, operation and place, with some counts each, or all, as one rank does them.
-fn reductions_agree(symmetric: &Symmetric, chance: u64, all: bool) {
-    let memory = Memory::new(symmetric, (6 * STAGING + 2 * ROOM * 8).max(1 << 10));
+/// A reduction, and what must come of it.
+struct Case {
+    dtype: Dtype,
+    op: ReduceOp,
+    count: usize,
+    seed: u64,
+    /// What each rank brings along.
+    inputs: Arc<Vec<Vec<u8>>>,
+    expected: Vec<u8>,
+}
+
+/// Every type and operation, with some counts each, or all.
+fn cases(ranks: usize, chance: u64, all: bool) -> Vec<Case> {
     let mut random = Random(chance);
+    let mut cases = Vec::new();
     for dtype in Dtype::ALL {
+        let counts = counts(dtype);
+        let seeds: Vec<_> = counts.iter().map(|_| random.next()).collect();
+        let mut known = vec![None; counts.len()];
         for op in ReduceOp::ALL.into_iter().filter(|op| op.applies_to(dtype)) {
-            let counts = counts(dtype);
-            let some = if all { counts.len() } else { 3 };
-            for at in 0..some {
-                let count = if all { counts[at] } else { counts[random.below(counts.len())] };
-                let places = PLACES[random.below(PLACES.len())];
-                reduce(symmetric, &memory, (dtype, op, count), places, random.next());
+            for index in 0..if all { counts.len() } else { 3 } {
+                let at = if all { index } else { random.below(counts.len()) };
+                let (count, seed) = (counts[at], seeds[at]);
+                // The same for all operations.
+                let inputs = known[at].get_or_insert_with(|| {
+                    Arc::new((0..ranks as u64).map(|rank| elements(dtype, count, seed ^ rank)).collect())
+                });
+                let inputs: Arc<Vec<Vec<u8>>> = Arc::clone(inputs);
+                let sources: Vec<_> = inputs.iter().map(Vec::as_slice).collect();
+                let expected = combine_naive(&sources, dtype, op);
+                cases.push(Case { dtype, op, count, seed: random.next(), inputs, expected });
             }
         }
     }
+    cases
 }
 
-fn reduce(
-    symmetric: &Symmetric,
-    memory: &Memory,
-    (dtype, op, count): (Dtype, ReduceOp, usize),
-    places: Places,
-    seed: u64,
-) {
-    let what = format!("{op} of {count} {dtype} {places:?}, seed {seed}");
-    let group = symmetric.group();
-    let (own, stream) = (group.rank().index(), group.device().stream().unwrap());
-    let input = |rank: usize| elements(dtype, count, seed ^ rank as u64);
-    let inputs: Vec<_> = (0..group.size() as usize).map(input).collect();
-    let sources: Vec<_> = inputs.iter().map(Vec::as_slice).collect();
-    let expected = combine_naive(&sources, dtype, op);
+/// All cases as one rank plays them, each in another kind of place than the one before, and than with another algorithm.
+fn reductions_agree(symmetric: &Symmetric, cases: &[Case], algorithm: Algorithm) {
+    let memory = Memory::new(symmetric, (6 * STAGING + 2 * ROOM * 8).max(1 << 10));
+    let stream = symmetric.group().device().stream().unwrap();
+    for (index, case) in cases.iter().enumerate() {
+        let places = PLACES[(index + case.seed as usize % 2 + 2 * algorithm as usize) % PLACES.len()];
+        reduce(symmetric, &stream, &memory, case, places);
+    }
+}
+
+fn reduce(symmetric: &Symmetric, stream: &Stream, memory: &Memory, case: &Case, places: Places) {
+    let Case { dtype, op, count, seed, inputs, expected } = case;
+    let (dtype, op, count, seed) = (*dtype, *op, *count, *seed);
+    let what = || format!("{op} of {count} {dtype} {places:?}, seed {seed}");
+    let own = symmetric.group().rank().index();
     let len = count * dtype.len();
     // A window's range is the same on all ranks; other memory begins elsewhere on each.
     let own_at = (seed as usize % ROOM + own * 3) % ROOM * dtype.len();
@@ -96,26 +119,26 @@ fn reduce(
     let window_span = |index: usize| memory.windows[index].local().clone();
     let (from, to) = match places {
         Places::Own => {
-            (Guarded::new(&stream, memory.own[0].clone(), own_at, len), Some(memory.own[1].clone()))
+            (Guarded::new(stream, memory.own[0].clone(), own_at, len), Some(memory.own[1].clone()))
         }
-        Places::OwnInPlace => (Guarded::new(&stream, memory.own[0].clone(), own_at, len), None),
+        Places::OwnInPlace => (Guarded::new(stream, memory.own[0].clone(), own_at, len), None),
         Places::InputWindow => {
-            (Guarded::new(&stream, window_span(0), window_at, len), Some(memory.own[0].clone()))
+            (Guarded::new(stream, window_span(0), window_at, len), Some(memory.own[0].clone()))
         }
-        Places::Windows => (Guarded::new(&stream, window_span(0), window_at, len), Some(window_span(1))),
-        Places::WindowInPlace => (Guarded::new(&stream, window_span(0), window_at, len), None),
+        Places::Windows => (Guarded::new(stream, window_span(0), window_at, len), Some(window_span(1))),
+        Places::WindowInPlace => (Guarded::new(stream, window_span(0), window_at, len), None),
         Places::OutputWindow => {
-            (Guarded::new(&stream, memory.own[0].clone(), own_at, len), Some(window_span(1)))
+            (Guarded::new(stream, memory.own[0].clone(), own_at, len), Some(window_span(1)))
         }
     };
     let to_at = if matches!(places, Places::Windows | Places::OutputWindow) { window_at } else { own_at };
-    let to = to.map(|memory| Guarded::new(&stream, memory, to_at, len));
+    let to = to.map(|memory| Guarded::new(stream, memory, to_at, len));
     from.put(&inputs[own]);
     if let Some(to) = &to {
         to.put(&vec![0x5A; len]);
     }
     // Buffers in windows are written by the others: all have put theirs before anybody begins.
-    symmetric.barrier(&stream).unwrap();
+    symmetric.barrier(stream).unwrap();
     let (from_span, to_span) = (from.span(), to.as_ref().map(Guarded::span));
     let range = window_at..window_at + len;
     let input = match places {
@@ -130,31 +153,32 @@ fn reduce(
         (_, Some(span)) => Buffer::from(span),
         (_, None) => Buffer::from(&from_span),
     };
-    symmetric.all_reduce(&stream, input, output, dtype, op).unwrap();
+    symmetric.all_reduce(stream, input, output, dtype, op).unwrap();
     stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
     symmetric.check().unwrap();
     // What this rank looks at, no other overwrites before it has.
-    symmetric.barrier(&stream).unwrap();
+    symmetric.barrier(stream).unwrap();
     stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
-    let seen = to.as_ref().unwrap_or(&from).take(&what);
+    let seen = to.as_ref().unwrap_or(&from).take(what);
     assert!(
-        seen == expected,
-        "{what} on rank {own}: {seen:02x?} instead of {expected:02x?} of {inputs:02x?}"
+        seen == *expected,
+        "{} on rank {own}: {seen:02x?} instead of {expected:02x?} of {inputs:02x?}",
+        what()
     );
     if to.is_some() {
-        assert_eq!(from.take(&what), inputs[own], "{what}: the input was written");
+        assert_eq!(from.take(what), inputs[own], "{}: the input was written", what());
     }
-    symmetric.barrier(&stream).unwrap();
+    symmetric.barrier(stream).unwrap();
     stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
 }
 
 #[test]
 fn reductions_agree_with_the_plainest_loop() {
     for ranks in 1..=9 {
-        let chance = seed();
+        let cases = cases(ranks as usize, seed(), exhaustive());
         for algorithm in Algorithm::ALL {
             on_ranks(&host(), ranks, Some(algorithm), |symmetric| {
-                reductions_agree(symmetric, chance, exhaustive());
+                reductions_agree(symmetric, &cases, algorithm);
             });
         }
     }
@@ -163,12 +187,14 @@ fn reductions_agree_with_the_plainest_loop() {
 #[test]
 fn gpu_reductions_of_processes_agree_with_the_plainest_loop() {
     for ranks in 1..=9 {
-        of_processes(ranks, test_name!(), |symmetric, chance| reductions_agree(symmetric, chance, false));
+        of_processes(ranks, test_name!(), |symmetric, algorithm, chance| {
+            reductions_agree(symmetric, &cases(ranks, chance, false), algorithm);
+        });
     }
 }
 
 /// Ranks that are processes on one GPU, with every algorithm.
-fn of_processes(ranks: usize, test: &str, work: impl Fn(&Symmetric, u64)) {
+fn of_processes(ranks: usize, test: &str, work: impl Fn(&Symmetric, Algorithm, u64)) {
     if !Ranks::is_rank() && cuda::backend().is_none() {
         return;
     }
@@ -179,7 +205,7 @@ fn of_processes(ranks: usize, test: &str, work: impl Fn(&Symmetric, u64)) {
         for algorithm in Algorithm::ALL {
             let symmetric =
                 Symmetric::create(&group, &spec(&backend, ranks as u32, Some(algorithm))).unwrap();
-            work(&symmetric, rank.parameter().parse().unwrap());
+            work(&symmetric, algorithm, rank.parameter().parse().unwrap());
             group.communicator().barrier().unwrap();
         }
     });
@@ -188,47 +214,49 @@ fn of_processes(ranks: usize, test: &str, work: impl Fn(&Symmetric, u64)) {
 /// Gathers and broadcasts of bytes, long and short, aligned and not, staged and from windows.
 fn copies_agree(symmetric: &Symmetric, chance: u64) {
     let group = symmetric.group();
-    let (own, stream) = (group.rank().index(), group.device().stream().unwrap());
+    let (own, stream) = (group.rank().index(), &group.device().stream().unwrap());
     let mut random = Random(chance);
     let most = 3 * STAGING;
     let count = group.size() as usize;
     let from = symmetric.mem_alloc(most + 64).unwrap();
     let output = Guarded::buffer(symmetric, count * most + 64);
     let own_input = Guarded::buffer(symmetric, most + 64);
-    for round in 0..60 {
+    for round in 0..if exhaustive() { 300 } else { 60 } {
         let len = [0, 1, 7, 16, 100, 4096, 4097, 8192, most][random.below(9)];
         let (from_at, to_at, seed) = (random.below(64), random.below(64), random.next());
         let root = Rank(random.below(count) as u32);
-        let inputs: Vec<_> = (0..count).map(|rank| elements(Dtype::U8, len, seed ^ rank as u64)).collect();
+        let inputs: Vec<_> = (0..count as u64).map(|rank| bytes(len, seed ^ rank)).collect();
         let in_window = round % 2 == 0;
         let memory = if in_window { from.local().clone() } else { own_input.clone() };
-        let input = Guarded::new(&stream, memory, from_at, len);
+        let input = Guarded::new(stream, memory, from_at, len);
         input.put(&inputs[own]);
-        symmetric.barrier(&stream).unwrap();
+        symmetric.barrier(stream).unwrap();
         let span = input.span();
         let buffer = || if in_window { from.range(from_at..from_at + len) } else { Buffer::from(&span) };
-        let gathered = Guarded::new(&stream, output.clone(), to_at, count * len);
+        let gathered = Guarded::new(stream, output.clone(), to_at, count * len);
         gathered.put(&vec![0x5A; count * len]);
-        symmetric.all_gather(&stream, buffer(), &gathered.span()).unwrap();
+        symmetric.all_gather(stream, buffer(), &gathered.span()).unwrap();
         stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
         symmetric.check().unwrap();
-        let what = format!("round {round}, seed {seed}");
-        assert!(gathered.take(&what) == inputs.concat(), "{what}: gathered on rank {own}");
-        let copied = Guarded::new(&stream, output.clone(), to_at, len);
+        let what = || format!("round {round}, seed {seed}");
+        assert!(gathered.take(what) == inputs.concat(), "{}: gathered on rank {own}", what());
+        let copied = Guarded::new(stream, output.clone(), to_at, len);
         copied.put(&vec![0x5A; len]);
-        symmetric.broadcast(&stream, root, buffer(), &copied.span()).unwrap();
+        symmetric.broadcast(stream, root, buffer(), &copied.span()).unwrap();
         stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
         symmetric.check().unwrap();
-        assert!(copied.take(&what) == inputs[root.index()], "{what}: from rank {root} on rank {own}");
-        assert_eq!(input.take(&what), inputs[own], "{what}: the input was written");
-        symmetric.barrier(&stream).unwrap();
+        assert!(copied.take(what) == inputs[root.index()], "{}: from rank {root} on rank {own}", what());
+        assert_eq!(input.take(what), inputs[own], "{}: the input was written", what());
+        symmetric.barrier(stream).unwrap();
         stream.synchronize(wholemem_os::Deadline::NEVER).unwrap();
     }
 }
 
 #[test]
 fn gathers_and_broadcasts_give_every_byte_to_all() {
-    for ranks in [1, 2, 3, 8] {
+    let some = [1, 2, 3, 8];
+    let every = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+    for &ranks in if exhaustive() { &every[..] } else { &some } {
         let chance = seed();
         for algorithm in [Algorithm::Packets, Algorithm::OneShot] {
             on_ranks(&host(), ranks, Some(algorithm), |symmetric| copies_agree(symmetric, chance));
@@ -239,6 +267,6 @@ fn gathers_and_broadcasts_give_every_byte_to_all() {
 #[test]
 fn gpu_gathers_and_broadcasts_of_processes_give_every_byte_to_all() {
     for ranks in [1, 2, 3, 8] {
-        of_processes(ranks, test_name!(), copies_agree);
+        of_processes(ranks, test_name!(), |symmetric, _, chance| copies_agree(symmetric, chance));
     }
 }

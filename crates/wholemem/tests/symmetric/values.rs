@@ -22,13 +22,23 @@ impl Random {
 /// `count` elements.
 pub(crate) fn elements(dtype: Dtype, count: usize, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
-    (0..count).flat_map(|_| element(dtype, &mut random)).collect()
+    let mut bytes = Vec::with_capacity(count * dtype.len());
+    for _ in 0..count {
+        bytes.extend_from_slice(&element(dtype, &mut random).to_ne_bytes()[..dtype.len()]);
+    }
+    bytes
 }
 
-fn element(dtype: Dtype, random: &mut Random) -> Vec<u8> {
+/// `len` bytes of no type.
+pub(crate) fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    elements(Dtype::U64, len.div_ceil(8), seed)[..len].to_vec()
+}
+
+/// One element, in the first bytes of a word.
+fn element(dtype: Dtype, random: &mut Random) -> u64 {
     let bits = random.next();
     let special = random.below(4) == 0;
-    let word = match dtype {
+    match dtype {
         Dtype::F16 if special => {
             [0x7e01, 0xfe00, 0x7c00, 0xfc00, 0x0001, 0x83ff, 0x8000, 0, 0x7bff][random.below(9)]
         }
@@ -56,6 +66,5 @@ fn element(dtype: Dtype, random: &mut Random) -> Vec<u8> {
         Dtype::F16 => bits & 0x8000 | (0x3000 + bits % 0x1800),
         Dtype::Bf16 => bits & 0x8000 | (0x3e00 + bits % 0x0400),
         _ => bits,
-    };
-    word.to_ne_bytes()[..dtype.len()].to_vec()
+    }
 }
