@@ -117,7 +117,13 @@ pub(super) struct Client {
     pub(super) user: u32,
     pub(super) watches: Option<String>,
     has_greeted: bool,
+    /// The first requests that this server has heard of it, where it had another server before: what it says before it
+    /// has read that, it says again.
+    heard: BTreeSet<u64>,
 }
+
+/// How many requests a client may have said before it reads that it has another server.
+const MOST_HEARD: usize = 64;
 
 /// A request to create something, while its memory is being made.
 #[derive(Debug)]
@@ -206,7 +212,8 @@ impl<C: Cells> Server<C> {
     }
 
     pub(super) fn join(&mut self, client: ClientId, user: u32, has_greeted: bool) {
-        self.clients.insert(client, Client { user, watches: None, has_greeted });
+        let heard = BTreeSet::new();
+        self.clients.insert(client, Client { user, watches: None, has_greeted, heard });
     }
 
     fn asked(
@@ -218,6 +225,13 @@ impl<C: Cells> Server<C> {
     ) {
         let Some(known) = self.clients.get_mut(&client) else { return };
         let (id, again) = (request.id, request.again);
+        if again && known.heard.contains(&id) {
+            // It is answered, or will be.
+            return;
+        }
+        if !again && known.heard.len() < MOST_HEARD {
+            known.heard.insert(id);
+        }
         if !known.has_greeted && !matches!(request.ask, Ask::Hello { .. }) {
             self.outputs.push(Output::Dismiss { client });
             return;

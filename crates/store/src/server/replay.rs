@@ -289,6 +289,30 @@ fn a_request_that_comes_again_is_answered_as_before() {
 }
 
 #[test]
+fn a_request_that_one_server_hears_twice_is_done_once() {
+    let mut world = World::new();
+    let (client, other) = (world.join(1), world.join(2));
+    let snapshot = Prefixes { before: world.cells.snapshot(), stores: vec![] };
+    let (mut server, _) = world.recover(snapshot.replay(0));
+    let mut ask = |client, id, again, ask, payload: Vec<u8>| {
+        let request = Request { id, again, ask };
+        let input = Input::Asked { client, request, payload: payload.into() };
+        server.step(now(), input, &mut world.yard)
+    };
+    // Said before its client has read that this is another server, and said again when it has.
+    let outputs = ask(client, 50, false, create("late", 1 << 40, &[], 0), vec![]);
+    assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
+    let outputs = ask(client, 50, true, create("late", 30 << 10, &[], 0), vec![]);
+    assert_eq!(outputs, [], "it was refused, and is not done for nobody now that there is room");
+    // One that the server before had heard is done, also when a later one was said already.
+    let outputs = ask(client, 49, true, Ask::Status, vec![]);
+    assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
+    // Others are as before.
+    let outputs = ask(other, 50, true, Ask::Status, vec![]);
+    assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
+}
+
+#[test]
 fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
     let mut world = World::new();
     let client = world.join(1);
