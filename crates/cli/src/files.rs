@@ -50,7 +50,9 @@ pub(crate) fn run(args: &TableArgs) -> Result<()> {
             watched("export", |watch| stored.export_npy(&export.to, watch))?;
             let written =
                 TableSource { path: export.to.clone(), json: export.source.json, ..TableSource::default() };
-            tell(&written, &open(&written)?, Some("written"))
+            // It is what was read, whatever its name ends in, but for the files.
+            let told = Told { files: 1, checksums: false, ..Told::of(&written, &stored, Some("written")) };
+            print(&told, written.json)
         }
     }
 }
@@ -77,25 +79,34 @@ fn watched(label: &str, work: impl FnOnce(wholemem::files::Watch<'_>) -> wholeme
     Ok(())
 }
 
+impl Told {
+    fn of(source: &TableSource, stored: &Stored, done: Option<&'static str>) -> Self {
+        Self {
+            path: source.path.display().to_string(),
+            dtype: stored.dtype().to_string(),
+            shape: stored.shape().to_vec(),
+            bytes: stored.shape()[0] * stored.row_len(),
+            files: stored.files(),
+            checksums: stored.is_checked(),
+            done,
+        }
+    }
+}
+
 fn tell(source: &TableSource, stored: &Stored, done: Option<&'static str>) -> Result<()> {
-    let told = Told {
-        path: source.path.display().to_string(),
-        dtype: stored.dtype().to_string(),
-        shape: stored.shape().to_vec(),
-        bytes: stored.shape()[0] * stored.row_len(),
-        files: stored.files(),
-        checksums: stored.is_checked(),
-        done,
-    };
-    if source.json {
-        return terminal::print_json(&told);
+    print(&Told::of(source, stored, done), source.json)
+}
+
+fn print(told: &Told, json: bool) -> Result<()> {
+    if json {
+        return terminal::print_json(told);
     }
     let shape: Vec<_> = told.shape.iter().map(ToString::to_string).collect();
     let size = usize::try_from(told.bytes)
         .map_or_else(|_| format!("{} B", told.bytes), |len| Rough(len).to_string());
     let files = if told.files == 1 { "1 file".to_owned() } else { format!("{} files", told.files) };
     let checksums = if told.checksums { ", with checksums" } else { "" };
-    let done = done.map(|done| format!(": {done}")).unwrap_or_default();
+    let done = told.done.map(|done| format!(": {done}")).unwrap_or_default();
     terminal::print(&format!(
         "{}{done}\n{} rows of {}, shape {}, {size} in {files}{checksums}\n",
         told.path,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, MemfdFlags, Mode};
-use wholemem::files::{Copied, FileProblem, LoadSpec, SaveSpec, Source, Stored, unwatched};
+use wholemem::files::{Copied, FileError, FileProblem, LoadSpec, SaveSpec, Source, Stored, unwatched};
 use wholemem::{Communicator, Dtype, Error, Group, Kind, Location, Rank, Result, TensorSpec, WholeTensor};
 use wholemem_comm::UniqueId;
 use wholemem_hal::{Backend, HostConfig};
@@ -318,6 +318,18 @@ fn arrays_that_others_wrote_are_read() {
     Stored::open(&Source::tensor(&safe, "x")).unwrap().export_npy(&out, &unwatched).unwrap();
     let read = load(2, &Source::new(&out), &LoadSpec::default()).unwrap();
     assert_eq!((read[0].shape(), all_rows(&read[0])), (&[100, 2, 3][..], rows));
+
+    // Nothing but a file is replaced by one: a pipe stands for a device.
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    for taken in [&pipe, folder.path()] {
+        let refused = Stored::open(&Source::new(&out)).unwrap().export_npy(taken, &unwatched).unwrap_err();
+        assert_eq!(
+            refused,
+            Error::File(FileError { path: taken.to_owned(), problem: FileProblem::NotAFile })
+        );
+    }
+    assert_eq!(listed(folder.path()), [raw.clone(), npy, safe.clone(), out, pipe]);
 
     let problem = |source: &Source| Stored::open(source).unwrap_err().problem;
     let known = vec!["x".to_owned(), "other".to_owned()];

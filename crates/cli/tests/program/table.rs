@@ -41,6 +41,15 @@ fn rows_survive_being_saved_checked_and_exported() {
     assert_eq!(table(folder.path(), &["export", "@saved", "@rows.npy"]).code, Some(0));
     let written = fs::read(folder.path().join("rows.npy")).unwrap();
     assert!(written.ends_with(&rows) && written.starts_with(b"\x93NUMPY"));
+
+    // Whatever the file is called.
+    let export = table(folder.path(), &["export", "@saved", "@rows"]);
+    let told = format!(
+        "{}: written\n5000 rows of u32, shape 5000 x 3 x 4, 234.4 KiB in 1 file\n",
+        folder.path().join("rows").display()
+    );
+    assert_eq!((export.code, export.stdout, export.stderr.as_str()), (Some(0), told, ""));
+    assert_eq!(fs::read(folder.path().join("rows")).unwrap(), written);
 }
 
 #[test]

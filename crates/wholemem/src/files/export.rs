@@ -68,13 +68,17 @@ impl Stored {
         self.each_piece(watch, |_| Ok(()))
     }
 
-    /// Writes all rows to a new `.npy` file, which appears when it is complete and replaces what was there.
+    /// Writes all rows to a new `.npy` file, which appears when it is complete and replaces a file that was there.
     ///
     /// # Errors
     /// As [`verify`](Self::verify), and when the file cannot be written; [`FileProblem::UnknownType`] for elements that
-    /// numpy does not have.
+    /// numpy does not have; [`FileProblem::NotAFile`] for a folder or a device in its place.
     pub fn export_npy(&self, path: &Path, watch: Watch<'_>) -> Result<()> {
         let header = npy::encode(self.dtype(), self.shape()).map_err(|problem| problem.at(path))?;
+        // Before anything is written: a folder could not be replaced, and a device must not be.
+        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return Err(FileProblem::NotAFile.at(path).into());
+        }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
         let outcome = self.write_to(&partial, &header, watch).and_then(|()| {
