@@ -62,6 +62,19 @@ fn what_is_wrong_with_a_file_is_told_with_a_hint() {
         unknown.stderr.contains("hint: raw bytes need the type of their elements and the shape of a row")
     );
 
+    let header = format!("{:<117}\n", "{'descr': '>f4', 'fortran_order': False, 'shape': (16,), }");
+    fs::write(
+        folder.path().join("rows.npy"),
+        [b"\x93NUMPY\x01\x00\x76\x00", header.as_bytes(), &[0; 64]].concat(),
+    )
+    .unwrap();
+    let expected = format!(
+        "error: {}: its elements are `>f4`, which no tensor holds\n\n\
+         hint: in numpy, save `array.astype(array.dtype.newbyteorder('<'))`\n",
+        folder.path().join("rows.npy").display()
+    );
+    assert_eq!(table(folder.path(), &["info", "@rows.npy"]).stderr, expected);
+
     let import = ["import", "@rows.bin", "@saved", "--dtype", "f32", "--row-shape", "4"];
     assert_eq!(table(folder.path(), &import).code, Some(0));
     let again = table(folder.path(), &import);

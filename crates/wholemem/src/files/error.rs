@@ -150,7 +150,10 @@ impl FileError {
     /// What a person can do about it, where something can be done.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
-        match self.problem {
+        match &self.problem {
+            FileProblem::UnknownType { name } if name.starts_with('>') => {
+                Some("in numpy, save `array.astype(array.dtype.newbyteorder('<'))`")
+            }
             FileProblem::UnknownKind => {
                 Some("raw bytes need the type of their elements and the shape of a row")
             }
