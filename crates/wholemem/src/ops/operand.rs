@@ -40,7 +40,8 @@ pub enum OnBadIndex {
 /// What becomes of rows that are scattered to the same place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Order {
-    /// Each 16 bytes are one of theirs, and sums are made in any order.
+    /// Each element is one of theirs, and of rows that are multiples of 16 bytes each 16 bytes are. Sums are made in any
+    /// order.
     #[default]
     Any,
     /// As if the ranks came one after the other, and the positions of each in order: the last row stays, and sums are

@@ -342,15 +342,10 @@ impl World {
     pub(crate) fn scatter(&mut self) {
         let put = self.put(2, WholeTensor::scatter_sync, Order::Any);
         let seen = self.seen();
-        // Pieces that lie across two cache lines may come in two halves.
+        // Pieces that lie across two cache lines may come in two, but elements do not.
         let aligned = self.tensors[0].stride().is_multiple_of(16) && self.case.view.is_none();
-        let piece = if self.case.dense != self.case.dtype {
-            self.case.dtype.len()
-        } else if aligned {
-            16
-        } else {
-            1
-        };
+        let converts = self.case.dense != self.case.dtype;
+        let piece = if aligned && !converts { 16 } else { self.case.dtype.len() };
         for (at, (row, before)) in seen.iter().zip(&self.rows).enumerate() {
             let mut candidates: Vec<_> =
                 put.iter().filter(|(index, _)| *index == at).map(|(_, row)| row).collect();

@@ -3,7 +3,7 @@
 //! A race with a writer in another process is undefined for the compiler's own loads, so there are none: assembly where
 //! we have it, volatile accesses elsewhere. Into a table, pieces of 16 bytes are moved one by one, in ascending order, and
 //! the rest in 8, 4, 2 and 1: no byte is written twice, so that of two rows written to one place every piece is one of
-//! theirs.
+//! theirs. A piece that lies across two cache lines may come in two, at the line, which no element crosses.
 
 #[cfg(any(test, not(target_arch = "x86_64"), miri))]
 pub(super) mod portable;
