@@ -26,6 +26,7 @@ impl Open {
 }
 
 /// An array as a collective call takes it: memory of this rank, or its part of a window.
+#[derive(Clone)]
 struct Operand {
     layout: Layout,
     span: Span,
@@ -69,7 +70,9 @@ impl<'py> Call<'py> {
     ) -> PyResult<Self> {
         let open = comm.open().raised()?;
         let target = Target::of(&open, stream)?;
-        let input = Operand::new(&open, target.take(array)?, "the array", Rights::Read).raised()?;
+        let in_place = out.as_ref().is_some_and(|out| out.is(array));
+        let rights = if in_place { Rights::ReadWrite } else { Rights::Read };
+        let input = Operand::new(&open, target.take(array)?, "the array", rights).raised()?;
         let (element, shape) = (input.layout.element, shape_of(&input.layout.shape));
         let out = match out {
             Some(out) => out,
@@ -78,7 +81,11 @@ impl<'py> Call<'py> {
                 Bound::new(array.py(), Array::new(open.make(layout).raised()?))?.into_any()
             }
         };
-        let output = Operand::new(&open, target.take(&out)?, "the output", Rights::ReadWrite).raised()?;
+        let output = if in_place {
+            input.clone()
+        } else {
+            Operand::new(&open, target.take(&out)?, "the output", Rights::ReadWrite).raised()?
+        };
         output.layout.check_shape("the output", &shape).raised()?;
         if output.layout.element != element {
             let message =

@@ -43,21 +43,25 @@ pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<Vi
     if let Ok(array) = given.cast::<Array>() {
         return Ok(array.get().view.clone());
     }
+    // First, since it is the quickest, and says of every array whether it can be written.
+    let refused = match buffer::is_buffer(given).then(|| buffer::take(given)) {
+        Some(Ok(view)) => return Ok(view),
+        Some(Err(refused)) => Some(refused),
+        None => None,
+    };
     if given.hasattr("__dlpack__")? {
         let (kind, id) = given.call_method0("__dlpack_device__")?.extract::<(i32, i32)>()?;
-        let place = Place { kind, id };
-        // Read-only arrays are not given to everybody who asks: they have other ways.
-        match dlpack::take(given, stream.filter(|_| place.is_cuda())) {
-            Err(_) if place.is_host() && buffer::is_buffer(given) => {}
-            view => return view,
-        }
+        let on_gpu = Place { kind, id }.is_cuda();
+        let taken = dlpack::take(given, stream.filter(|_| on_gpu));
+        // Types that buffers do not have come this way; what comes neither way is refused for the first reason.
+        return taken.map_err(|error| refused.unwrap_or(error));
+    }
+    if let Some(refused) = refused {
+        return Err(refused);
     }
     if let Ok(says) = given.getattr("__cuda_array_interface__") {
         // The number of the device is not said; who uses the array finds out whether it is the right one.
         return buffer::take_interface(given, says.cast::<PyDict>()?, Place::cuda(0));
-    }
-    if buffer::is_buffer(given) {
-        return buffer::take(given);
     }
     if let Ok(says) = given.getattr("__array_interface__") {
         return buffer::take_interface(given, says.cast::<PyDict>()?, Place::CPU);
