@@ -83,15 +83,9 @@ fn patience(seconds: Option<f64>) -> Result<Duration, Raised> {
 
 /// The group of ranks that have found each other.
 fn group_of(ranks: Ranks, name: DeviceName) -> Result<Communicator, Raised> {
-    let device = name.device_of(&name.open()?, ranks.rank().0);
-    // A rank without a device comes all the same: the others would wait for it.
-    match device {
-        Ok(device) => Communicator::new(Group::create(ranks, &device)?),
-        Err(raised) => {
-            ranks.abort();
-            Err(raised)
-        }
-    }
+    // A rank without a device leaves, and the others are told.
+    let device = name.device_of(&name.open()?, ranks.rank().0)?;
+    Communicator::new(Group::create(ranks, &device)?)
 }
 
 #[pymethods]

@@ -242,7 +242,7 @@ impl WholeTensor {
         let reference = match self.reference.get() {
             Some(reference) => reference,
             None => {
-                let bytes = self.rows.memory().global_ref().to_bytes();
+                let bytes = self.rows.global_ref().to_bytes();
                 let buffer = PinnedBuffer::create(self.open.group.device(), bytes.len()).raised()?;
                 buffer.bytes().raised()?.write_at(0, &bytes).raised()?;
                 self.reference.get_or_init(|| buffer)

@@ -174,6 +174,24 @@ def test_abort_ends_what_another_thread_waits_for() -> None:
     assert [getattr(error, "rank", None) for error in caught] == [1]
 
 
+def test_a_rank_without_a_device_leaves_and_the_others_are_told() -> None:
+    unique_id = wholemem.unique_id()
+    caught: list[BaseException] = []
+
+    def join(rank: int, device: str) -> None:
+        try:
+            Communicator.create(unique_id, rank, 2, device=device)
+        except errors.Error as error:
+            caught.append(error)
+
+    threads = [threading.Thread(target=join, args=args) for args in [(0, "cpu"), (1, "cpu:99")]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(type(error).__name__ for error in caught) == ["PeerLost", "WrongDevice"]
+
+
 def test_ranks_at_different_calls_are_told() -> None:
     def work(comm: Communicator) -> None:
         with pytest.raises((errors.RanksDisagree, errors.PeerLost)):

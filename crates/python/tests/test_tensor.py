@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 from pathlib import Path
@@ -204,6 +205,13 @@ def test_a_chunked_tensor_is_a_pointer_for_kernels() -> None:
         assert "ChunkedTensor(shape=(10, 3)" in repr(table)
 
     each(2, work)
+
+
+def test_kernels_find_the_rows_of_a_view_too() -> None:
+    table = WholeTensor.create(alone(), (10, 8), "int32")
+    part = table.rows(2, 7).columns(3, 5)
+    (base, rows, _, stride) = (ctypes.c_uint64 * 4).from_address(part.reference_ptr())
+    assert (base, rows, stride) == (part.local().data_ptr(), 5, 32)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ use wholemem_comm::Rank;
 use wholemem_hal::{Span, Stream};
 
 use crate::ops::Table;
-use crate::{Dtype, Error, Group, Kind, Location, MemorySpec, Placement, Result, WholeMemory};
+use crate::{Dtype, Error, GlobalRef, Group, Kind, Location, MemorySpec, Placement, Result, WholeMemory};
 
 /// What tensor to make. It is the same on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,6 +162,22 @@ impl WholeTensor {
     #[must_use]
     pub fn placement(&self) -> &Placement {
         self.memory.placement()
+    }
+
+    /// What kernels find its rows by, on this rank.
+    ///
+    /// ```
+    /// # use wholemem::{Dtype, Error, Group, TensorSpec, WholeTensor};
+    /// # use wholemem_hal::Backend;
+    /// # let groups = Group::local(&[Backend::auto()?.device(0)?])?;
+    /// let table = WholeTensor::create(&groups[0], &TensorSpec::new(Dtype::U8, &[10, 16]))?;
+    /// let part = table.rows(2..10)?.columns(4..8)?;
+    /// assert_eq!(part.global_ref().base, table.global_ref().base + 2 * 16 + 4);
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[must_use]
+    pub fn global_ref(&self) -> GlobalRef {
+        self.memory.global_ref().part(self.first_row, self.row_count(), self.offset as u64)
     }
 
     /// Some of its rows, as a tensor.
@@ -340,10 +356,8 @@ impl WholeTensor {
         self.first_row
     }
 
-    /// What kernels find its rows by.
     pub(crate) fn table(&self) -> Table {
-        let global = self.memory.global_ref().part(self.first_row, self.row_count(), self.offset as u64);
-        Table { global, dtype: self.dtype, elements: self.elements() }
+        Table { global: self.global_ref(), dtype: self.dtype, elements: self.elements() }
     }
 }
 

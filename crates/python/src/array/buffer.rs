@@ -31,8 +31,8 @@ struct Buffer {
     internal: *mut c_void,
 }
 
-/// Strides and the format are wanted; whether it can be written is found out.
-const FULL_READ_ONLY: c_int = 0x0118 | 0x0004;
+/// Strides and the format are wanted; whether it can be written is found out. Pointers to rows are not understood.
+const STRIDES_AND_FORMAT: c_int = 0x0018 | 0x0004;
 
 unsafe extern "C" {
     fn PyObject_CheckBuffer(object: *mut ffi::PyObject) -> c_int;
@@ -82,7 +82,7 @@ pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
     }));
     // SAFETY: a live object, and a structure of the form that every Python 3 has. Failing, it leaves nothing to release,
     // and releasing nothing is harmless.
-    if unsafe { PyObject_GetBuffer(given.as_ptr(), &raw mut *held.0, FULL_READ_ONLY) } != 0 {
+    if unsafe { PyObject_GetBuffer(given.as_ptr(), &raw mut *held.0, STRIDES_AND_FORMAT) } != 0 {
         return Err(PyErr::fetch(given.py()));
     }
     let Buffer { buf, itemsize, readonly, ndim, format, shape, strides, .. } = *held.0;
