@@ -13,7 +13,7 @@ from world import PROGRAM, launch
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = re.findall(
-    r"^\$ wholemem launch (.*) -- python (.*)\n((?:\[.*\n)+)", (ROOT / "examples/README.md").read_text(), re.MULTILINE
+    r"^\$ wholemem launch (.*) -- python (.*)\n((?:\[.*\n)+)", (ROOT / "examples/python/README.md").read_text(), re.MULTILINE
 )
 
 
@@ -24,7 +24,7 @@ def test_the_readme_runs() -> None:
 
 
 def test_every_example_is_told_of() -> None:
-    assert {Path(path).name for _, path, _ in EXAMPLES} == set(os.listdir(ROOT / "examples/python"))
+    assert {Path(path).name for _, path, _ in EXAMPLES} == set(os.listdir(ROOT / "examples/python")) - {"README.md"}
 
 
 @pytest.mark.parametrize(("options", "path", "printed"), EXAMPLES, ids=[path for _, path, _ in EXAMPLES])
