@@ -204,6 +204,22 @@ class Relay:
 
 
 @pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+def test_dlpack_brings_types_and_strides(dtype: str, old: bool) -> None:
+    there = np.arange(24).astype(dtype).reshape(4, 6)[::-2, 1:5:3]
+    here = wholemem.asarray(Relay(there, old))
+    assert (here.shape, here.stride, here.dtype) == ((2, 2), (-12, 3), dtype)
+    assert here.data_ptr() == address(there)
+    np.testing.assert_array_equal(here.numpy(), there)
+
+
+def test_dlpack_brings_whether_it_can_be_written() -> None:
+    array = wholemem.zeros((3,), "float32")
+    assert not wholemem.asarray(Relay(array)).readonly
+    assert wholemem.asarray(Relay(array.as_readonly())).readonly
+
+
+@pytest.mark.parametrize("old", [False, True])
 def test_a_chain_of_frameworks_keeps_the_first_array(old: bool) -> None:
     there = np.arange(6, dtype=np.int16)
     died = weakref.ref(there)
@@ -303,6 +319,7 @@ def test_ten_thousand_arrays_leave_nothing() -> None:
         for _ in range(times):
             array = wholemem.zeros((4096,), "uint8")
             np.from_dlpack(wholemem.asarray(array.numpy()))
+            wholemem.asarray(Relay(array))
             wholemem.asarray(there).memoryview().release()
             array.__dlpack__(max_version=(1, 0))
 
