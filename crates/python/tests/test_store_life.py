@@ -1,0 +1,288 @@
+"""How long things live: leases beyond clients and stores, nothing beyond its last user, in any order and at exit."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from served import Served, map_of
+from wholemem import errors, store
+from world import descriptors, resident, run
+
+LARGE = 3 << 20
+
+
+def mapped() -> int:
+    """How many objects, and arenas of them, this process has mapped."""
+    with open("/proc/self/maps") as file:
+        return sum("wholemem-object" in line for line in file)
+
+
+@pytest.mark.parametrize("count", [10, LARGE])
+def test_a_lease_outlives_its_name_its_client_and_the_store(count: int) -> None:
+    served = Served()
+    client = served.client()
+    client.put("held", np.arange(count, dtype=np.uint8))
+    client.put("pack", {"a": np.full(count, 3, np.uint8)})
+    view = client.get("held").numpy()
+    by_dlpack = np.from_dlpack(client.get("held"))
+    member = client.get("pack")["a"].memoryview()
+    expected = np.arange(count, dtype=np.uint8)
+
+    def holds() -> None:
+        np.testing.assert_array_equal(view, expected)
+        np.testing.assert_array_equal(by_dlpack, expected)
+        assert member[count - 1] == 3
+
+    client.delete("held")
+    client.delete("pack")
+    assert client.status().retired >= 2
+    # Whatever takes its place, it is not this memory.
+    for _ in range(20):
+        client.put("other", np.zeros(count, dtype=np.uint8))
+        client.put("another", np.zeros(count, dtype=np.uint8))
+    holds()
+    client.close()
+    del client
+    gc.collect()
+    holds()
+    served.kill()
+    holds()
+    del view, by_dlpack
+    assert member[0] == 3
+
+
+def test_memory_goes_with_the_last_who_holds_it(served: Served, client: store.Client) -> None:
+    before = client.status()
+    client.put("going", np.zeros(LARGE, np.uint8))
+    array = client.get("going")
+    views = [array.numpy(), np.from_dlpack(array), array.memoryview(), array.__dlpack__(max_version=(1, 0)), array]
+    del array
+    client.delete("going")
+    while views:
+        assert client.status().retired == before.retired + 1
+        views.pop()
+        gc.collect()
+    after = client.status()
+    assert (after.retired, after.objects) == (before.retired, before.objects)
+    assert not any(entry.name == "going" for entry in client.list())
+
+
+def test_the_server_is_killed_and_nobody_notices() -> None:
+    with Served() as served:
+        client = served.client()
+        client.put("stays", np.arange(LARGE, dtype=np.uint8))
+        held = client.get("stays")
+        draft = client.create("drafted", (LARGE,), "uint8")
+        seen = threading.Event()
+        watch = client.watch("seen")
+        watcher = threading.Thread(target=lambda: next(watch) and seen.set())
+        watcher.start()
+        for _ in range(3):
+            before = client.status().servers
+            served.kill_server()
+            # Of what was mapped before, with a server or without.
+            for _ in range(1000):
+                assert client.get("stays").data_ptr() == held.data_ptr()
+            # The first that needs a server is answered by the next one.
+            client.put("later", np.array([before]))
+            assert client.get("later").numpy()[0] == before
+            assert client.status().servers == before + 1
+            assert held.numpy()[251] == 251
+        draft.array.numpy()[:] = 1
+        draft.seal()
+        assert client.get("drafted").numpy().all()
+        # The watch goes on too, though not with what happens until it has found the next server.
+        while not seen.is_set():
+            client.put("seen", b"")
+        watcher.join()
+
+
+def test_a_dead_store_is_said() -> None:
+    served = Served()
+    client = served.client()
+    client.put("cached", np.arange(3))
+    client.put("not cached", np.arange(LARGE, dtype=np.uint8))
+    cached = client.get("cached")
+    watch = client.watch()
+    served.kill()
+    for call in [client.status, lambda: client.get("not cached"), lambda: client.put("x", b""), watch.next]:
+        with pytest.raises(errors.ServerLost) as caught:
+            call()
+        assert caught.value.hint and isinstance(caught.value, ConnectionError)
+    with pytest.raises(errors.ServerLost, match="no store is served"):
+        served.client()
+    # What is mapped is still there.
+    assert client.get("cached").data_ptr() == cached.data_ptr()
+
+
+def test_ten_thousand_cycles_leave_nothing() -> None:
+    with Served() as served:
+        client = served.client()
+        small, large = np.arange(100), np.zeros(2 << 20, np.uint8)
+
+        def cycle(times: int) -> None:
+            for number in range(times):
+                client.put("small", small)
+                array = client.get("small")
+                view = np.from_dlpack(array)
+                assert view[99] == 99
+                if number % 20 == 0:
+                    client.put("large", large)
+                    client.get("large").numpy()
+                    client.put("pack", {"a": small, "b": small})
+                    pack = client.get("pack")
+                    assert pack["b"].numpy()[99] == 99
+                    client.create("given up", (4,), "uint8")
+                    client.create("given up", (LARGE,), "uint8")
+                    del pack
+                del array, view
+            for name in ("small", "large", "pack"):
+                client.delete(name)
+            client.status()
+
+        cycle(500)
+        gc.collect()
+        before = (descriptors(), mapped(), client.status())
+        memory = resident()
+        cycle(10_000)
+        gc.collect()
+        after = (descriptors(), mapped(), client.status())
+        assert before[:2] == after[:2]
+        for what in ["objects", "unsealed", "retired", "clients", "host_used"]:
+            assert getattr(before[2], what) == getattr(after[2], what), what
+        # 10,000 objects are 8 MB, and the large ones a gigabyte.
+        assert resident() - memory < 4 << 20
+
+
+def test_clients_that_go_leave_nothing(served: Served, client: store.Client) -> None:
+    client.put("got", np.arange(3))
+
+    def cycle(times: int) -> None:
+        for _ in range(times):
+            with served.client() as other:
+                array = other.get("got")
+                watch = other.watch()
+                other.create("draft", (LARGE,), "uint8")
+            del other
+            assert array.numpy()[2] == 2
+            del array, watch
+
+    cycle(10)
+    before = (descriptors(), mapped())
+    cycle(200)
+    assert (descriptors(), mapped()) == before
+    while client.status().clients > 1:
+        pass
+    assert client.status().unsealed == 0
+
+
+@pytest.mark.parametrize("order", range(6))
+def test_things_are_dropped_in_any_order(served: Served, order: int) -> None:
+    client: Any = served.client()
+    client.put("any order", {"a": np.arange(LARGE, dtype=np.uint8)})
+    pack = client.get("any order")
+    array = pack["a"]
+    alone = client.get("any order/a")
+    view = alone.numpy()
+    draft = client.create("any draft", (LARGE,), "uint8")
+    written = draft.array.numpy()
+    mirror = store.Mirror(draft)
+    watch = client.watch()
+    things = [client, pack, array, alone, view, draft, written, mirror, watch]
+    del client, pack, array, alone, view, draft, written, mirror, watch
+    if order == 1:
+        things.reverse()
+    things = things[order:] + things[:order]
+    while things:
+        thing = things.pop(0)
+        if isinstance(thing, np.ndarray):
+            thing.sum()
+        del thing
+        gc.collect()
+    with served.client() as other:
+        while other.status().clients > 1:
+            pass
+        assert (other.status().unsealed, other.status().retired) == (0, 0)
+
+
+def test_cycles_are_collected(served: Served, client: store.Client) -> None:
+    client.put("cyclic", np.zeros(LARGE, np.uint8))
+
+    class Node:
+        def __init__(self) -> None:
+            self.array = client.get("cyclic")
+            self.view = self.array.numpy()
+            self.draft = client.create("cyclic draft", (LARGE,), "uint8")
+            self.me = self
+
+    nodes = [Node() for _ in range(5)]
+    died = [weakref.ref(node) for node in nodes]
+    client.delete("cyclic")
+    assert (client.status().retired, client.status().unsealed) == (1, 5)
+    del nodes
+    gc.collect()
+    assert [ref() for ref in died] == [None] * 5
+    assert (client.status().retired, client.status().unsealed) == (0, 0)
+
+
+def test_what_lives_at_the_end_of_the_interpreter_does_no_harm(served: Served, client: store.Client) -> None:
+    script = f"""
+        import sys, threading, numpy as np
+        from wholemem import store
+        client = store.Client({served.socket!r})
+        client.put("at exit", {{"a": np.zeros({LARGE}, np.uint8)}})
+        pack = client.get("at exit")
+        draft = client.create("draft at exit", ({LARGE},), "uint8")
+        class Keeps:
+            pass
+        keeps = Keeps()
+        keeps.all = [client, pack, pack["a"], pack["a"].numpy(), np.from_dlpack(pack["a"]), draft, draft.array, keeps]
+        keeps.mirror = store.Mirror(draft)
+        keeps.watch = client.watch()
+        threading.Thread(target=lambda: client.get("never", timeout=float("inf")), daemon=True).start()
+        sys.keeps = keeps
+        """
+    ended = run(script)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    while client.status().clients > 1:
+        pass
+    assert client.status().unsealed == 0
+
+
+def test_a_cached_get_makes_no_system_call(served: Served, client: store.Client) -> None:
+    client.put("cached", np.arange(3))
+    ended = run(
+        f"""
+        import ctypes, gc, os
+        from wholemem import store
+        client = store.Client({served.socket!r})
+        call = ctypes.CDLL(None).prctl
+        def get(times):
+            for _ in range(times):
+                client.get("cached")
+        get(1000)
+        gc.disable()
+        # From here on the kernel kills for anything but reading and writing.
+        assert call(22, 1, 0, 0, 0) == 0
+        get(1000)
+        os.write(1, b"done")
+        os.getpid()
+        client.status()
+        os.write(1, b"never")
+        """
+    )
+    assert (ended.stdout, ended.returncode) == ("done", -9)
+
+
+def test_memory_of_the_store_cannot_be_written(client: store.Client) -> None:
+    client.put("sealed", np.zeros(LARGE, np.uint8))
+    array = client.get("sealed")
+    assert map_of(array.data_ptr())[0] == "r--s"
+    with pytest.raises(ValueError):
+        array.numpy().flags.writeable = True

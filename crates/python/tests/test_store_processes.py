@@ -1,0 +1,204 @@
+"""The store among processes and threads: forks, Ctrl-C, and many at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import threading
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+from served import Served
+from wholemem import errors, store
+from world import script
+
+LARGE = 3 << 20
+
+
+def in_child(work: Callable[[], Any]) -> str:
+    """What a forked child says of it: what it returned, or what was raised."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        try:
+            outcome = repr(work())
+        except BaseException as error:
+            outcome = f"{type(error).__name__}: {error}"
+        os.write(write, outcome.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        outcome = file.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return outcome
+
+
+def test_a_forked_child_is_told_and_makes_its_own_client(served: Served, client: store.Client) -> None:
+    client.put("forked", np.arange(LARGE, dtype=np.uint8))
+    held = client.get("forked")
+    draft = client.create("draft", (LARGE,), "uint8")
+    watch = client.watch()
+    uses = [
+        lambda: client.get("forked"),
+        lambda: client.put("x", b""),
+        lambda: client.list(),
+        lambda: client.watch(),
+        lambda: client.status(),
+        lambda: watch.next(),
+        lambda: draft.seal(),
+    ]
+    for use in uses:
+        assert in_child(use).startswith("Forked: ")
+    assert "hint: make a client in the child itself" in in_child(uses[0])
+    # What it inherited can be read, and let go.
+    assert in_child(lambda: int(held.numpy()[251])) == "251"
+    assert in_child(lambda: client.close()) == "None"
+
+    def own() -> tuple[int, int]:
+        with served.client() as mine:
+            mine.put("of the child", np.array([7]))
+            return int(mine.get("forked").numpy()[5]), int(mine.get("of the child").numpy()[0])
+
+    assert in_child(own) == "(5, 7)"
+    # And nothing of it was felt here.
+    assert client.get("of the child").numpy()[0] == 7
+    client.delete("forked")
+    assert client.status().retired == 1 and held.numpy()[251] == 251
+    draft.seal()
+
+
+def read_in_worker(socket: str) -> int:
+    return int(store.Client(socket).get("shared").numpy().sum())
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_pool_read_the_same_memory(served: Served, client: store.Client, method: str) -> None:
+    client.put("shared", np.ones(1000, np.int64))
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        assert pool.map(read_in_worker, [served.socket] * 4) == [1000] * 4
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        'client.get("never", timeout=float("inf"))',
+        "list(client.watch())",
+        "client.watch().next(timeout=600)",
+        'client.create("no room", (40 << 20,), "uint8", timeout=600)',
+    ],
+)
+def test_ctrl_c_ends_a_wait(wait: str) -> None:
+    with Served("64MiB") as served:
+        mine = served.client()
+        mine.put("first", np.zeros(40 << 20, np.uint8))
+        text = f"""
+            import numpy as np
+            from wholemem import store
+            client = store.Client({served.socket!r})
+            try:
+                {wait}
+            except KeyboardInterrupt:
+                client.put("after", np.array([1]))
+                print("interrupted", client.get("after").numpy()[0])
+            """
+        process = subprocess.Popen(script(text), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # Its client, and the connection on which it waits.
+        while mine.status().clients < 3:
+            assert process.poll() is None, process.communicate()
+        # Asleep, where no answer comes.
+        state = ""
+        while state != "S":
+            with open(f"/proc/{process.pid}/stat") as file:
+                state = file.read().rsplit(")", 1)[1].split()[0]
+        process.send_signal(signal.SIGINT)
+        assert process.communicate() == ("interrupted 1\n", "")
+
+
+def test_threads_share_a_client(client: store.Client) -> None:
+    failed: list[BaseException] = []
+    versions = [f"thread {number}" for number in range(6)]
+    client.put("common", np.zeros(LARGE, np.uint8))
+
+    def work(name: str) -> None:
+        try:
+            for number in range(150):
+                client.put(name, np.full(50, number))
+                assert client.get(name).numpy()[49] == number
+                assert client.get("common").numpy()[number] in (0, 1)
+                # Dropped while other threads ask.
+                client.create(f"{name} draft", (LARGE,), "uint8")
+                if number % 10 == 0:
+                    client.put("common", np.full(LARGE, number // 10 % 2, np.uint8))
+                    client.list("thread")
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in versions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    status = client.status()
+    assert (status.unsealed, status.retired) == (0, 0)
+
+
+def test_a_watch_is_one_threads(client: store.Client) -> None:
+    watch = client.watch("own")
+    waiting = threading.Thread(target=lambda: next(watch))
+    waiting.start()
+    busy = None
+    while busy is None:
+        try:
+            watch.next(timeout=0)
+        except errors.Busy as error:
+            busy = error
+        except errors.Timeout:
+            pass
+    assert busy.hint
+    with pytest.raises(errors.Busy):
+        watch.close()
+    # It may come before the other thread waits for it, which waits for the next then.
+    while waiting.is_alive():
+        client.put("own", b"")
+    waiting.join()
+
+
+def test_other_threads_run_while_one_waits(client: store.Client) -> None:
+    waits = threading.Thread(target=lambda: client.get("for all", timeout=float("inf")))
+    waits.start()
+    # Were the interpreter's lock held, nobody would put it.
+    client.put("for all", b"")
+    waits.join()
+
+
+def test_deletions_race_with_readers(served: Served) -> None:
+    writer, reader = served.client(), served.client()
+    over = threading.Event()
+    seen = []
+
+    def read() -> None:
+        while not over.is_set():
+            try:
+                array = reader.get("raced").numpy()
+            except errors.NotFound:
+                continue
+            assert (array == array[0]).all()
+            seen.append(int(array[0]))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(400):
+        writer.put("raced", np.full(200 if number % 2 else 150_000, number))
+        if number % 7 == 0:
+            writer.delete("raced")
+    while not seen:
+        writer.put("raced", np.full(200, 400))
+    over.set()
+    thread.join()
+    assert seen == sorted(seen)
