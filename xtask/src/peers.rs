@@ -24,11 +24,13 @@ pub(crate) enum Peers {
     Allreduce(Arguments),
     /// A store's objects in host memory, beside Vineyard.
     Store(StoreArguments),
+    /// The same from Python on both sides: arrays that are put and got, beside Vineyard's client.
+    StorePython(StoreArguments),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct StoreArguments {
-    /// What is passed on to `bench/peers/store.py`, such as `--sizes 1048576 --rounds 9 --burst 4 --json FILE`.
+    /// What is passed on to the script in `bench/peers/`, such as `--sizes 1048576 --rounds 9 --json FILE`.
     #[arg(last = true, value_name = "ARGUMENTS")]
     rest: Vec<OsString>,
 }
@@ -49,6 +51,7 @@ pub(crate) struct Arguments {
 const GATHER: &str = "bench/peers/gather.py";
 const ALLREDUCE: &str = "bench/peers/allreduce.py";
 const STORE: &str = "bench/peers/store.py";
+const STORE_PYTHON: &str = "bench/peers/store_python.py";
 
 /// The rival's side of all-reduce, on a host.
 const ALLREDUCE_SOURCE: &str = "bench/peers/allreduce.c";
@@ -57,7 +60,8 @@ pub(crate) fn run(peers: &Peers) -> Result<()> {
     match peers {
         Peers::Gather(arguments) => gather(arguments),
         Peers::Allreduce(arguments) => allreduce(arguments),
-        Peers::Store(arguments) => store(arguments),
+        Peers::Store(arguments) => store("python3".as_ref(), STORE, arguments),
+        Peers::StorePython(arguments) => store(&crate::python::released()?, STORE_PYTHON, arguments),
     }
 }
 
@@ -77,11 +81,11 @@ fn script(name: &str, arguments: &Arguments) -> Result<(Command, bool)> {
     Ok((python, on_gpu))
 }
 
-fn store(arguments: &StoreArguments) -> Result<()> {
+fn store(python: &Path, script: &str, arguments: &StoreArguments) -> Result<()> {
     let program = program()?;
     let [client, daemon] = VINEYARD.map(crate::wheels::Wheel::folder);
-    let mut python = Command::new("python3");
-    python.arg(STORE).arg("--program").arg(program);
+    let mut python = Command::new(python);
+    python.arg(script).arg("--program").arg(program);
     python.arg("--vineyard").arg(client?).arg("--vineyardd").arg(daemon?.join("vineyard/bdist/vineyardd"));
     command::run(python.args(&arguments.rest))
 }

@@ -27,9 +27,7 @@ pub(crate) fn check() -> Result<()> {
     let target = command::target_folder()?;
     let types = ["-m", "mypy", "--strict", "--no-error-summary", "--cache-dir"];
     command::run(Command::new(&python).args(types).arg(target.join("mypy")).arg(SOURCES))?;
-    let wheel = build(&python, &target)?;
-    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
-    command::run(Command::new(&python).args(install).arg("--force-reinstall").arg(&wheel))?;
+    install(&python, "dev")?;
     // Ranks are started as a user starts them, and arrays of a GPU are tried without one.
     let needed = ["--package", "wholemem-cli", "--package", "wholemem-fake-cuda"];
     command::run(command::cargo().args(["build", "--quiet", "--locked"]).args(needed))?;
@@ -42,6 +40,20 @@ pub(crate) fn check() -> Result<()> {
         command::run(&mut pytest)?;
     }
     Ok(())
+}
+
+/// An interpreter that has the package, as fast as it can be.
+pub(crate) fn released() -> Result<PathBuf> {
+    let python = environment()?;
+    install(&python, "release")?;
+    Ok(python)
+}
+
+/// Builds the wheel with a profile, and installs it.
+fn install(python: &Path, profile: &str) -> Result<()> {
+    let wheel = build(python, &command::target_folder()?, profile)?;
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
+    command::run(Command::new(python).args(install).arg("--force-reinstall").arg(&wheel))
 }
 
 /// The interpreter of the environment, which is made first if need be. A machine that cannot fetch what belongs into it
@@ -70,12 +82,12 @@ fn environment() -> Result<PathBuf> {
 }
 
 /// The wheel, of which there must be one that serves every Python from 3.9 on.
-fn build(python: &Path, target: &Path) -> Result<PathBuf> {
+fn build(python: &Path, target: &Path, profile: &str) -> Result<PathBuf> {
     let folder = target.join("wheels/test");
     if folder.is_dir() {
         fs::remove_dir_all(&folder)?;
     }
-    let arguments = ["-m", "maturin", "build", "--quiet", "--profile", "dev", "--compatibility", "linux"];
+    let arguments = ["-m", "maturin", "build", "--quiet", "--profile", profile, "--compatibility", "linux"];
     command::run(
         Command::new(python).args(arguments).arg("--interpreter").arg(python).arg("--out").arg(&folder),
     )?;
