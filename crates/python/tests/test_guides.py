@@ -1,0 +1,40 @@
+"""Examples and tutorials: they run as they are written, and print what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from world import PROGRAM, run
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", (ROOT / "examples/python/README.md").read_text(), re.DOTALL | re.MULTILINE)
+TUTORIALS = sorted((ROOT / "docs/python").glob("*.md"))
+
+
+@pytest.mark.parametrize(("command", "prints"), EXAMPLES, ids=[command for command, _ in EXAMPLES])
+def test_an_example_prints_what_its_description_says(command: str, prints: str) -> None:
+    program, *arguments = shlex.split(command)
+    assert program == "python"
+    environment = {**os.environ, "WHOLEMEM_PROGRAM": PROGRAM, "NO_COLOR": "1"}
+    ended = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == (prints, "")
+
+
+def test_every_example_is_described() -> None:
+    described = {shlex.split(command)[1] for command, _ in EXAMPLES}
+    assert described == {str(path.relative_to(ROOT)) for path in (ROOT / "examples/python").glob("*.py")}
+
+
+@pytest.mark.usefixtures("store_of_examples")
+@pytest.mark.parametrize("path", TUTORIALS, ids=[path.stem for path in TUTORIALS])
+def test_a_tutorial_runs(path: Path) -> None:
+    text = "\n".join(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE))
+    ended = run(text)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
