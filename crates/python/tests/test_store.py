@@ -394,8 +394,9 @@ def test_files_that_the_program_put_are_arrays(served: Served, client: store.Cli
 def test_a_file_that_is_shorter_than_it_says_is_refused(served: Served, client: store.Client, tmp_path: Path) -> None:
     np.save(tmp_path / "whole.npy", np.arange(10.0))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "whole.npy").read_bytes()[:-8])
-    served.run("put", "cut", str(tmp_path / "cut.npy"))
-    with pytest.raises(errors.WrongValue, match=r"an object of 72 bytes is said to be float64 of shape \[10\]"):
+    with pytest.raises(subprocess.CalledProcessError):
+        served.run("put", "cut", str(tmp_path / "cut.npy"))
+    with pytest.raises(errors.NotFound):
         client.get("cut")
 
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
-use wholemem_hal::{Backend, Device, HostConfig};
 use wholemem_os::{Deadline, ForkEpoch};
 use wholemem_store::{Client as Connection, Error, Refusal};
 
@@ -26,7 +25,6 @@ pub(crate) struct Client {
     socket: PathBuf,
     /// `None` once it is closed.
     open: Mutex<Option<Connection>>,
-    host: Device,
     epoch: ForkEpoch,
 }
 
@@ -110,10 +108,9 @@ impl Client {
     #[pyo3(signature = (socket=None))]
     fn new(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<Self> {
         let epoch = ForkEpoch::current().raised()?;
-        let host = Backend::host(HostConfig::default()).and_then(|host| host.device(0)).raised()?;
         let socket = wholemem_store::socket(socket.as_deref()).raised()?;
         let client = waiting(py, || Connection::connect(&socket))?;
-        Ok(Self { socket, open: Mutex::new(Some(client)), host, epoch })
+        Ok(Self { socket, open: Mutex::new(Some(client)), epoch })
     }
 
     #[getter]
@@ -190,7 +187,7 @@ impl Client {
     ) -> PyResult<Draft> {
         let layout = Layout::contiguous(dtype, &shape).raised()?;
         let client = self.open_for_room(timeout).raised()?;
-        waiting(py, || Draft::create(&client, name, layout, &self.host))
+        waiting(py, || Draft::create(&client, name, layout))
     }
 
     #[pyo3(signature = (name, arrays, *, timeout=None))]
@@ -207,7 +204,7 @@ impl Client {
             layouts.push((name, Layout::contiguous(dtype, &shape).raised()?));
         }
         let client = self.open_for_room(timeout).raised()?;
-        waiting(py, || PackDraft::create(&client, name, layouts, &self.host))
+        waiting(py, || PackDraft::create(&client, name, layouts))
     }
 
     fn delete(&self, py: Python<'_>, name: &str) -> PyResult<()> {

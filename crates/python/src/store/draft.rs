@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
-use wholemem_hal::{Device, Span};
+use wholemem_hal::Span;
 use wholemem_os::SharedSlice;
 use wholemem_store::{Client, Pack, Sealed};
 
@@ -58,10 +58,10 @@ pub(super) struct Writing {
 }
 
 impl Writing {
-    fn new(target: Target, layouts: Vec<Layout>, host: &Device) -> Result<Self, Raised> {
+    fn new(target: Target, layouts: Vec<Layout>) -> Result<Self, Raised> {
         let mut in_place = true;
         let view = |(member, layout): (usize, Layout)| match target.span(member)? {
-            Some(span) => View::of_span(span, Place::of(host), layout),
+            Some(span) => View::of_span(span, Place::CPU, layout),
             None => {
                 in_place = false;
                 View::zeroed(layout)
@@ -159,9 +159,9 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    pub(super) fn create(client: &Client, name: &str, layout: Layout, host: &Device) -> Result<Self, Raised> {
+    pub(super) fn create(client: &Client, name: &str, layout: Layout) -> Result<Self, Raised> {
         let draft = client.create_described(name, &description::describe(&layout), layout.len())?;
-        let writing = Writing::new(Target::One(draft), vec![layout], host)?;
+        let writing = Writing::new(Target::One(draft), vec![layout])?;
         Ok(Self { unsealed: Unsealed::new(name, writing) })
     }
 
@@ -221,16 +221,11 @@ pub(crate) struct PackDraft {
 }
 
 impl PackDraft {
-    pub(super) fn create(
-        client: &Client,
-        name: &str,
-        arrays: Vec<(String, Layout)>,
-        host: &Device,
-    ) -> Result<Self, Raised> {
+    pub(super) fn create(client: &Client, name: &str, arrays: Vec<(String, Layout)>) -> Result<Self, Raised> {
         let pack = client
             .create_pack(&pack_of(name, arrays.iter().map(|(name, layout)| (name.as_str(), layout))))?;
         let (members, layouts) = arrays.into_iter().unzip();
-        let writing = Writing::new(Target::Many(pack), layouts, host)?;
+        let writing = Writing::new(Target::Many(pack), layouts)?;
         Ok(Self { unsealed: Unsealed::new(name, writing), members })
     }
 }
