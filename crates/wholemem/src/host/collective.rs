@@ -337,8 +337,11 @@ impl Call<'_> {
         self.meeting.place(rank, self.request.lane.result_at)
     }
 
+    /// Where results of a call that is not done in pieces are stored. In place they have just been read, and lie in the
+    /// caches already.
     fn stores(&self) -> Stores {
-        if self.len() < STREAMING { Stores::Cached } else { Stores::Streaming }
+        let CollectiveRequest { input, output, .. } = *self.request;
+        if self.len() < STREAMING || input == output { Stores::Cached } else { Stores::Streaming }
     }
 
     /// Bytes of the input.
@@ -379,7 +382,7 @@ fn address(window: &WindowRef, rank: u32) -> u64 {
 unsafe fn copy(from: u64, to: u64, len: u64) {
     if from != to {
         // SAFETY: passed on from the caller.
-        unsafe { machine::any(pointer(from), pointer(to), size(len)) };
+        unsafe { machine::over(pointer(from), pointer(to), size(len)) };
     }
 }
 

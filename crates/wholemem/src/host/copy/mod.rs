@@ -33,6 +33,7 @@ mod tests {
         portable::finish();
         portable::leave();
         assert!(portable::widest() <= machine::widest());
+        copies.extend([(portable::over as Copy, false), (machine::over, false)]);
         copies.push((machine::streaming, true));
         copies.push((portable::streaming, true));
         #[cfg(all(target_arch = "x86_64", not(miri)))]

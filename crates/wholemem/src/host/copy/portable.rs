@@ -55,6 +55,15 @@ pub(in crate::host) unsafe fn long<const WIDTH: usize>(from: *const u8, to: *mut
     unsafe { any(from, to, len) }
 }
 
+/// Moves `len` bytes that another core has read, or will.
+///
+/// # Safety
+/// As [`any`].
+pub(in crate::host) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: passed on from the caller.
+    unsafe { any(from, to, len) }
+}
+
 /// Lets go of wide registers.
 pub(in crate::host) fn leave() {}
 

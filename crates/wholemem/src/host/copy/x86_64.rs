@@ -9,6 +9,12 @@ static WIDE: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("av
 /// Whether there are registers of 64 bytes.
 static WIDEST: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx512f"));
 
+/// Whether the processor moves strings of bytes by whole cache lines.
+static STRINGS: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("ermsb"));
+
+/// From how many bytes on it pays to have it do so.
+const STRING: usize = 4 << 10;
+
 /// A load and a store of one register. Short loads fill the whole register: what they left of it would have to wait for
 /// whatever was there before.
 macro_rules! step {
@@ -238,6 +244,29 @@ pub(in crate::host) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) 
                 to.wrapping_add(at)
             )
         };
+    }
+}
+
+/// Moves `len` bytes that another core has read, or will: whole lines are taken over without what is in them.
+///
+/// # Safety
+/// As [`any`].
+#[inline]
+pub(in crate::host) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
+    if len < STRING || !*STRINGS {
+        // SAFETY: passed on from the caller.
+        return unsafe { any(from, to, len) };
+    }
+    // Later stores are seen after all of it, as after any other.
+    // SAFETY: by the caller's word.
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            inout("rcx") len => _,
+            options(nostack, preserves_flags)
+        );
     }
 }
 
