@@ -82,6 +82,25 @@ fn alone(test: &str, body: impl FnOnce()) {
 }
 
 #[test]
+fn work_of_ones_own_never_runs_before_its_turn() {
+    let work = Work::new();
+    let mut ran = false;
+    assert_eq!(work.stream.run_inline("own", || ran = true), Ok(false));
+    assert!(!ran, "what was enqueued before it has not run");
+    work.go();
+    work.stream.synchronize(Deadline::NEVER).unwrap();
+
+    let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+    let stream = device.stream().unwrap();
+    in_forked_child(|| {
+        let mut ran = false;
+        let forked = Error::Forked { attempt: Attempt::Launch { name: "own" } };
+        assert_eq!(stream.run_inline("own", || ran = true), Err(forked));
+        assert!(!ran, "the stream is the parent's");
+    });
+}
+
+#[test]
 fn a_wait_that_times_out_or_fails_lets_go_of_nothing() {
     alone(test_name!(), || {
         let work = Work::new();

@@ -278,6 +278,21 @@ fn gpu_who_does_not_come_in_time_is_named() {
 }
 
 #[test]
+fn who_has_no_patience_does_not_wait_for_ever() {
+    let backend = host();
+    let spec = wholemem::SymmetricSpec { timeout: Duration::ZERO, ..spec(&backend, 2, None) };
+    let outcomes = Group::on_each(&super::world::groups(&backend, 2), |group| {
+        let symmetric = Symmetric::create(group, &spec)?;
+        let outcome = (group.rank() == Rank(0)).then(|| sum(&symmetric, 1));
+        group.communicator().barrier()?;
+        Ok(outcome)
+    });
+    let (missing, timeout) = (vec![Rank(1)], Duration::ZERO);
+    let late = Err(Error::Comm(CommError::Timeout { missing, timeout, joining: false }));
+    assert_eq!(outcomes.unwrap(), [Some(late), None]);
+}
+
+#[test]
 fn who_waits_is_woken_when_another_aborts() {
     let backend = host();
     let groups = super::world::groups(&backend, 2);
