@@ -1,5 +1,6 @@
 """The native half of the package. Its parts are used by the names they have in ``wholemem``."""
 
+import builtins
 from os import PathLike
 from types import TracebackType
 from typing import Any, Iterator, Mapping, Optional, Sequence, Union
@@ -370,7 +371,7 @@ class Client:
         """Begins a pack of arrays whose shapes and types are given, to be written in place and sealed together."""
     def delete(self, name: str) -> None:
         """Deletes what has a name. Whoever holds it keeps it; its memory goes with the last."""
-    def list(self, prefix: str = "") -> list[Entry]:
+    def list(self, prefix: str = "") -> builtins.list[Entry]:
         """The objects whose names begin so, by name."""
     def stat(self, name: str) -> Entry:
         """What there is to know of the object that has a name."""
