@@ -33,9 +33,10 @@ const TURN: u64 = 3;
 const COUNTER: u64 = 16;
 
 /// How often a rank looks before it lets others run, where each rank has a core, and where they share them: then whoever is
-/// waited for may need this core, or be about to come on another.
+/// waited for may need this core, or be about to come on another. A rank that is bound to a core cannot tell the two apart,
+/// so this is long enough for two that meet all the time.
 const SPINS_ALONE: u32 = 2000;
-const SPINS_SHARED: u32 = 8;
+const SPINS_SHARED: u32 = 20;
 
 /// How often it lets others run before it sleeps.
 const YIELDS: u32 = 50;
