@@ -17,6 +17,7 @@ without any pause before they are deleted, which is more than wholemem has made 
 """
 
 import argparse
+import importlib.metadata
 import ctypes
 import json
 import os
@@ -176,6 +177,12 @@ def machine():
     return f"{models[0] if models else 'processor'}, {len(os.sched_getaffinity(0))} cores"
 
 
+def version_of(folder):
+    """Which Vineyard is installed in a folder."""
+    found = importlib.metadata.distributions(name="vineyard", path=[folder])
+    return next((package.version for package in found), "unknown")
+
+
 def show(report):
     """A table for people."""
     lines = [["bytes", "what", "wholemem", "vineyard", "ratio", "first", "first", "rounds"]]
@@ -219,7 +226,7 @@ def main():
         "bench": "peers-store",
         "backend": "host",
         "machine": machine(),
-        "peers": {"vineyard": "0.24.2"},
+        "peers": {"vineyard": version_of(args.vineyard)},
         "clients": {"wholemem": "Rust", "vineyard": "Python over its C++ client"},
         "burst": args.burst,
         "pause": args.pause,

@@ -18,6 +18,7 @@ and pyarrow, and ask the daemon for metadata besides.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import statistics
@@ -139,6 +140,12 @@ def compare(args, ours, theirs):
     return cases
 
 
+def version_of(folder):
+    """Which Vineyard is installed in a folder."""
+    found = importlib.metadata.distributions(name="vineyard", path=[folder])
+    return next((package.version for package in found), "unknown")
+
+
 def show(report):
     """A table for people."""
     lines = [["bytes", "what", "wholemem", "vineyard", "ratio"]]
@@ -177,7 +184,7 @@ def main():
         "bench": "peers-store-python",
         "backend": "host",
         "machine": machine(),
-        "peers": {"vineyard": "0.24.2"},
+        "peers": {"vineyard": version_of(args.vineyard)},
         "clients": {"wholemem": "Python", "vineyard": "Python over its C++ client"},
         "verified": True,
         "cases": cases,
