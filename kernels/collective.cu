@@ -7,15 +7,22 @@
     extern "C" __global__ void __launch_bounds__(wholemem::THREADS, BLOCKS)                                            \
         NAME(const __grid_constant__ wholemem::CollectiveRequest request)                                              \
     {                                                                                                                  \
+        wholemem::begin(request);                                                                                      \
         wholemem::NAME(request, blockIdx.x, gridDim.x);                                                                \
     }
 
-// Two blocks on a multiprocessor leave a thread 64 registers for its packs in flight.
-COLLECTIVE(all_reduce_ll, 1)
+// Two blocks on a multiprocessor leave a thread 64 registers for its packs in flight, in which older devices cannot keep
+// what a reduction of packets needs.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define BLOCKS_OF_PACKETS 2
+#else
+#define BLOCKS_OF_PACKETS 1
+#endif
+COLLECTIVE(all_reduce_ll, BLOCKS_OF_PACKETS)
 COLLECTIVE(all_reduce_one_shot, 2)
 COLLECTIVE(all_reduce_two_shot, 2)
-COLLECTIVE(all_gather_ll, 1)
+COLLECTIVE(all_gather_ll, 2)
 COLLECTIVE(all_gather, 2)
-COLLECTIVE(broadcast_ll, 1)
+COLLECTIVE(broadcast_ll, 2)
 COLLECTIVE(broadcast, 2)
 COLLECTIVE(barrier, 2)

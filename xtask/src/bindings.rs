@@ -82,6 +82,7 @@ const REQUIRED: &[&str] = &[
     "cuModuleUnload",
     "cuModuleGetFunction",
     "cuLaunchKernel",
+    "cuLaunchKernelEx",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
 ];
 

@@ -1,7 +1,8 @@
 //! The kernels: compiled to PTX with the pinned compiler, committed, and assembled to see that nothing spills.
 //!
 //! A build of wholemem needs no CUDA: it embeds `kernels/ptx/`, and the driver compiles that when it is loaded. The PTX is
-//! for compute capability 7.0, and of the version that drivers from 550 on read.
+//! for compute capability 7.0, and of the version that drivers from 550 on read. Kernels that have more to gain on newer
+//! devices are compiled for those too, as `NAME.90.ptx`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,11 +17,16 @@ const SOURCES: &str = "kernels";
 const OUTPUT: &str = "kernels/ptx";
 
 /// What the compiler is told.
-const OPTIONS: &[&str] =
-    &["--gpu-architecture=compute_70", "--std=c++17", "--restrict", "--device-as-default-execution-space"];
+const OPTIONS: &[&str] = &["--std=c++17", "--restrict", "--device-as-default-execution-space"];
 
-/// What the results are assembled for: the oldest GPU we know, and Hopper.
-const ARCHITECTURES: &[&str] = &["sm_70", "sm_90"];
+/// What the results are assembled for, as far as they are for it: the oldest GPU we know, and Hopper.
+const ARCHITECTURES: &[u32] = &[OLDEST, 90];
+
+/// What every kernel is compiled for.
+const OLDEST: u32 = 70;
+
+/// What some are compiled for as well.
+const NEWER: &[(&str, u32)] = &[("collective", 90)];
 
 /// Checks that what is committed was compiled from the sources; if not, compiles and compares. Under `all`, compiles in any
 /// case.
@@ -34,19 +40,33 @@ pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
     if sources.is_empty() {
         bail!("there are no kernels in {SOURCES}");
     }
-    for source in &sources {
-        let name = source.file_stem().context("a kernel's file has a name")?;
-        let target = Path::new(OUTPUT).join(name).with_extension("ptx");
-        let digest = inputs(source)?;
+    for (source, compute) in texts(&sources) {
+        let (target, digest) = (target(source, compute), inputs(source)?);
         if generated::is_current(&target, &digest) && !all {
             continue;
         }
-        let ptx = compile(source)?;
-        assemble(&ptx, source)?;
+        let ptx = compile(source, compute)?;
+        assemble(&ptx, source, compute)?;
         let text = format!("{}{ptx}", generated::label("//", "kernels", &digest));
         generated::put(&target, &text, check)?;
     }
     strays(&sources)
+}
+
+/// What comes of the sources: every one, and what it is compiled for.
+fn texts(sources: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, u32)> {
+    sources.iter().flat_map(|source| {
+        let newer = NEWER.iter().filter(|(name, _)| source.file_stem().is_some_and(|stem| stem == *name));
+        std::iter::once(OLDEST)
+            .chain(newer.map(|(_, compute)| *compute))
+            .map(move |compute| (source, compute))
+    })
+}
+
+/// Where it goes.
+fn target(source: &Path, compute: u32) -> PathBuf {
+    let end = if compute == OLDEST { "ptx".to_owned() } else { format!("{compute}.ptx") };
+    Path::new(OUTPUT).join(source.file_name().unwrap_or_default()).with_extension(end)
 }
 
 fn sources() -> Result<Vec<PathBuf>> {
@@ -62,7 +82,7 @@ fn sources() -> Result<Vec<PathBuf>> {
 fn strays(sources: &[PathBuf]) -> Result<()> {
     for entry in fs::read_dir(OUTPUT)? {
         let path = entry?.path();
-        if !sources.iter().any(|source| source.file_stem() == path.file_stem()) {
+        if !texts(sources).any(|(source, compute)| target(source, compute) == path) {
             bail!("{} has no source", path.display());
         }
     }
@@ -77,6 +97,7 @@ fn inputs(source: &Path) -> Result<String> {
         NVRTC.version.into(),
         RUNTIME.version.into(),
     ];
+    parts.extend(ARCHITECTURES.iter().map(|architecture| architecture.to_le_bytes().to_vec()));
     parts.extend(OPTIONS.iter().map(|option| option.as_bytes().to_vec()));
     let headers = Path::new(SOURCES).join("include");
     if headers.is_dir() {
@@ -95,7 +116,7 @@ fn inputs(source: &Path) -> Result<String> {
     Ok(generated::digest(parts.iter().map(Vec::as_slice)))
 }
 
-fn compile(source: &Path) -> Result<String> {
+fn compile(source: &Path, compute: u32) -> Result<String> {
     let library = NVRTC.folder()?.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
     let headers = RUNTIME.folder()?.join("nvidia/cuda_runtime/include");
     let mut python = Command::new("python3");
@@ -103,6 +124,7 @@ fn compile(source: &Path) -> Result<String> {
         .args(["-c", include_str!("nvrtc.py")])
         .arg(library)
         .arg(source)
+        .arg(format!("--gpu-architecture=compute_{compute}"))
         .args(OPTIONS)
         .args([format!("-I{}", headers.display()), format!("-I{SOURCES}/include")]);
     let ptx =
@@ -117,15 +139,16 @@ fn without_asm_marks(ptx: &str) -> String {
 }
 
 /// Assembles for each architecture, and fails on a kernel that spills registers to memory.
-fn assemble(ptx: &str, source: &Path) -> Result<()> {
+fn assemble(ptx: &str, source: &Path, compute: u32) -> Result<()> {
     let ptxas = NVCC.folder()?.join("nvidia/cuda_nvcc/bin/ptxas");
     let folder = Path::new("target/kernels");
     fs::create_dir_all(folder)?;
     let input = folder.join("kernel.ptx");
     fs::write(&input, ptx)?;
-    for architecture in ARCHITECTURES {
+    for architecture in ARCHITECTURES.iter().filter(|architecture| **architecture >= compute) {
+        let architecture = format!("sm_{architecture}");
         let output = Command::new(&ptxas)
-            .args(["-v", "-arch", architecture, "-o"])
+            .args(["-v", "-arch", &architecture, "-o"])
             .arg(folder.join("kernel.cubin"))
             .arg(&input)
             .output()

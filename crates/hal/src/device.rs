@@ -84,6 +84,9 @@ pub struct DeviceInfo {
     pub memory_len: usize,
     /// The same in every process that sees this device, whatever number it has there.
     pub uuid: [u8; 16],
+    /// What a GPU can compute, 90 for 9.0; zero for other devices.
+    #[doc(alias = "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR")]
+    pub compute: u32,
 }
 
 /// One device of a backend.

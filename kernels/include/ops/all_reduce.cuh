@@ -224,7 +224,7 @@ __device__ __forceinline__ void all_reduce_two_shot(const CollectiveRequest &req
     call.finish();
 }
 
-// Receives what COUNT ranks at most have sent, and sums it up.
+// Sums up what COUNT ranks at most have sent, if it has come.
 template <u32 COUNT>
 __device__ __forceinline__ bool sum_packets(const CollectiveRequest &request, const Packets &packets, u64 at, u64 own,
                                             u64 &sum)
@@ -295,11 +295,17 @@ __device__ __forceinline__ void all_reduce_ll(const CollectiveRequest &request, 
     for (u32 at = share.first; at < span; at += share.step) {
         if (at != share.first)
             own = load_half(request.input + at, half_len(at, bytes));
-        u64 result = 0;
-        const bool received = !sums || ranks > 8 ? reduce_packets(request, packets, at, own, result)
-                              : ranks <= 2       ? sum_packets<2>(request, packets, at, own, result)
-                              : ranks <= 4       ? sum_packets<4>(request, packets, at, own, result)
-                                                 : sum_packets<8>(request, packets, at, own, result);
+        u64 result = 0, since = 0;
+        bool received = false;
+#pragma unroll 1
+        while (call.alive() && !received) {
+            received = !sums || ranks > 8 ? reduce_packets(request, packets, at, own, result)
+                       : ranks <= 2       ? sum_packets<2>(request, packets, at, own, result)
+                       : ranks <= 4       ? sum_packets<4>(request, packets, at, own, result)
+                                          : sum_packets<8>(request, packets, at, own, result);
+            if (!received)
+                packets.may_wait(at, 0, ranks, since);
+        }
         if (!received)
             break;
         store_half(request.output + at, result, half_len(at, bytes));

@@ -17,12 +17,28 @@ struct CollectiveRequest {
     u32 dtype;
     u32 op;
     u32 root;
-    u32 spare;
+    u32 early; // not zero: this kernel is set up while the one before it runs, and lets the next be
 
     __device__ __forceinline__ u64 bytes() const { return count * element_len(dtype); }
 };
 
 static_assert(sizeof(CollectiveRequest) == 192, "the layout is shared with Rust");
+
+// What every kernel does first.
+//
+// One that was set up early has waited for nothing yet: not for what wrote its input, nor for the call before it. From here on
+// it may be waiting for other ranks, and the next is set up meanwhile.
+__device__ __forceinline__ void begin(const CollectiveRequest &request)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (request.early != 0) {
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    }
+#else
+    (void)request;
+#endif
+}
 
 // The parts of all ranks' staging memory that have a parity, as a window.
 __device__ __forceinline__ Window staging(const Lane &lane, u32 parity)

@@ -108,8 +108,10 @@ __device__ __forceinline__ void all_gather_ll(const CollectiveRequest &request, 
     for (u32 at = share.first; at < span; at += share.step)
 #pragma unroll 1
         for (u32 first = 0; first < ranks; first += GROUP) {
-            u64 data[GROUP] = {};
-            if (!packets.receive(at, first, data))
+            u64 data[GROUP] = {}, since = 0;
+            while (call.alive() && !packets.receive(at, first, data))
+                packets.may_wait(at, first, GROUP, since);
+            if (!call.alive())
                 break;
 #pragma unroll
             for (u32 i = 0; i < GROUP; ++i)
@@ -163,21 +165,21 @@ __device__ __forceinline__ void broadcast_ll(const CollectiveRequest &request, u
     call.pause(1);
 #pragma unroll 1
     for (u32 at = share.first; at < span; at += share.step) {
-        u64 data[1] = {};
+        u64 data[1] = {}, since = 0;
         if (is_root) {
             data[0] = load_half(request.input + at, half_len(at, bytes));
             packets.send(at, data[0]);
-        } else {
-            packets.receive(at, request.root, data);
         }
+        while (!is_root && call.alive() && !packets.receive(at, request.root, data))
+            packets.may_wait(at, request.root, 1, since);
         if (call.alive() && !(is_root && request.input == request.output))
             store_half(request.output + at, data[0], half_len(at, bytes));
     }
 #pragma unroll 1
     for (u32 peer = threadIdx.x; block == 0 && peer < lane.ranks; peer += THREADS) {
-        u64 data[1] = {};
-        if (peer != request.root)
-            packets.receive(0, peer, data);
+        u64 data[1] = {}, since = 0;
+        while (peer != request.root && call.alive() && !packets.receive(0, peer, data))
+            packets.may_wait(0, peer, 1, since);
     }
     if (call.settle())
         call.finish();

@@ -312,31 +312,21 @@ public:
         return !failed;
     }
 
-    // Counts the turns of a thread that waits. Every 1024th looks whether there is a reason to leave, and no other does:
-    // the abort word is in the host's memory, and far.
-    class Patience {
-    public:
-        __device__ __forceinline__ Patience() : turns(0), since(0) {}
+    // How often a thread that waits looks for what it waits for, before it looks whether there is a reason to leave: the
+    // abort word is in the host's memory, and far.
+    static constexpr u32 LOOKS = 1024;
 
-        // Whether to leave.
-        __device__ __forceinline__ bool ends(Call &call, const Awaited &awaited)
-        {
+    // Whether a thread that has looked so often may go on. `since` is 0 at first, and then when the wait began.
+    __device__ __forceinline__ bool may_wait(const Awaited &awaited, u64 &since)
+    {
 #if defined(WHOLEMEM_ENDLESS)
-            (void)call, (void)awaited;
-            return false;
+        (void)awaited, (void)since;
 #else
-            if (__builtin_expect(++turns % 1024 != 0, 1))
-                return false;
-            since = weigh(call.lane, call.seq, call.phase, awaited, since);
-            call.failed = since == 0;
-            return call.failed;
+        since = weigh(lane, seq, phase, awaited, since);
+        failed = since == 0;
 #endif
-        }
-
-    private:
-        u32 turns;
-        u64 since;
-    };
+        return !failed;
+    }
 
     // Stands still at a point where a test asks for it: 0 at the start, 1 when packets are sent, 2p before the arrival at phase
     // p, 2p + 1 after the wait.
@@ -378,10 +368,14 @@ private:
     __device__ __forceinline__ void await(u32 peer)
     {
         const u64 signal = lane.signal(lane.rank, block, peer);
-        Patience patience;
-        while ((i64)(load_acquire(signal, lane.near != 0) - flag()) < 0)
-            if (patience.ends(*this, {lane.signal(lane.rank, block, 0), SIGNAL_STRIDE, flag(), 0, 0, lane.ranks}))
-                return;
+        const Awaited awaited = {lane.signal(lane.rank, block, 0), SIGNAL_STRIDE, flag(), 0, 0, lane.ranks};
+        u64 since = 0;
+        do {
+#pragma unroll 1
+            for (u32 look = 0; look < LOOKS; ++look)
+                if ((i64)(load_acquire(signal, lane.near != 0) - flag()) >= 0)
+                    return;
+        } while (may_wait(awaited, since));
     }
 
     // Makes this rank's packets none, each block a part. Peers send the next ones when this call is over for them, and it is

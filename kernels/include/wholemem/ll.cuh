@@ -50,17 +50,17 @@ public:
                                {packet_word((u32)data, flag), packet_word((u32)(data >> 32), flag)});
     }
 
-    // Receives what is at `at` of the payloads of ranks `first` on, but leaves alone what is this rank's own, or of a rank
-    // that there is not. False: somebody will not send. All loads of a turn are under way together.
+    // Looks for what is at `at` of the payloads of ranks `first` on, but leaves alone what is this rank's own, or of a rank
+    // that there is not. False: not all has come in many looks, and the caller asks `may_wait` before it looks again. All
+    // loads of a look are under way together.
     template <u32 COUNT> __device__ __forceinline__ bool receive(u64 at, u32 first, u64 (&data)[COUNT]) const
     {
         const Lane &lane = call.lane;
         const u64 slots = lane.packets(lane.rank, parity, first) + 2 * at;
         WordPair pairs[COUNT] = {};
-        Call::Patience patience;
-        for (bool all = false; !all;) {
-            if (!call.alive())
-                return false;
+        bool all = false;
+#pragma unroll 1
+        for (u32 look = 0; look < Call::LOOKS && !all; ++look) {
             // Where there is nothing to wait for, what was waited for is there.
             const u64 turn = unseen(slots);
 #pragma unroll
@@ -73,13 +73,19 @@ public:
 #pragma unroll
             for (u32 i = 0; i < COUNT; ++i)
                 all &= fits(pairs[i].low) & fits(pairs[i].high);
-            if (!all)
-                patience.ends(call, {lane.packets(lane.rank, parity, 0) + 2 * at, 2 * lane.ll_len, flag, 2, first, COUNT});
         }
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i)
             data[i] = (u64)packet_data(pairs[i].high) << 32 | packet_data(pairs[i].low);
-        return true;
+        return all;
+    }
+
+    // Whether a thread that has looked in vain for what is at `at` of the payloads of some ranks may go on. Asked in one place
+    // of a kernel: it is long, and what is long is far away for the threads that need not wait.
+    __device__ __forceinline__ bool may_wait(u64 at, u32 first, u32 count, u64 &since) const
+    {
+        const Lane &lane = call.lane;
+        return call.may_wait({lane.packets(lane.rank, parity, 0) + 2 * at, 2 * lane.ll_len, flag, 2, first, count}, since);
     }
 
 private:

@@ -120,12 +120,15 @@ impl Gpus {
 
     /// A property of a device, as the driver states it.
     pub(super) fn attribute(&self, device: DeviceId, which: CUdevice_attribute) -> Result<c_int, Cause> {
-        let mut value = 0;
-        // SAFETY: `value` is writable; an attribute that the driver does not know is an error.
-        unsafe { (self.driver.cuDeviceGetAttribute)(&raw mut value, which, self.ordinal(device)) }
-            .ok("cuDeviceGetAttribute")?;
-        Ok(value)
+        attribute(self.driver, self.ordinal(device), which)
     }
+}
+
+fn attribute(driver: &Driver, device: CUdevice, which: CUdevice_attribute) -> Result<c_int, Cause> {
+    let mut value = 0;
+    // SAFETY: `value` is writable; an attribute that the driver does not know is an error.
+    unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, which, device) }.ok("cuDeviceGetAttribute")?;
+    Ok(value)
 }
 
 fn ordinal(driver: &Driver, index: c_int) -> Result<CUdevice, Cause> {
@@ -148,5 +151,8 @@ fn info(driver: &Driver, id: u32, device: CUdevice) -> Result<DeviceInfo, Cause>
     // SAFETY: `uuid` is writable.
     unsafe { (driver.cuDeviceGetUuid)(&raw mut uuid, device) }.ok("cuDeviceGetUuid")?;
     let uuid = uuid.bytes.map(|byte| byte.to_ne_bytes()[0]);
-    Ok(DeviceInfo { id: DeviceId(id), name: name.into_owned(), memory_len, uuid })
+    let part = |which| Ok::<_, Cause>(u32::try_from(attribute(driver, device, which)?).unwrap_or(0));
+    let compute = part(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
+        + part(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Ok(DeviceInfo { id: DeviceId(id), name: name.into_owned(), memory_len, uuid, compute })
 }

@@ -337,6 +337,36 @@ unsafe impl RawQueue for CudaQueue {
         let _current = self.enter(stream.device)?;
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (shape.grid, shape.block);
         let mut params: Vec<*mut c_void> = args.pointers().map(|at| at.cast_mut().cast()).collect();
+        if shape.early {
+            let mut attribute = CUlaunchAttribute {
+                id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                pad: [0; 4],
+                value: CUlaunchAttributeValue { pad: [0; 64] },
+            };
+            attribute.value.programmaticStreamSerializationAllowed = 1;
+            let config = CUlaunchConfig {
+                gridDimX: grid_x,
+                gridDimY: grid_y,
+                gridDimZ: grid_z,
+                blockDimX: block_x,
+                blockDimY: block_y,
+                blockDimZ: block_z,
+                sharedMemBytes: shape.shared_len,
+                hStream: pointer(stream.handle),
+                attrs: &raw mut attribute,
+                numAttrs: 1,
+            };
+            // SAFETY: as below; the configuration is as long as it says, and the caller answers for the kernel's own wait.
+            return unsafe {
+                (self.driver().cuLaunchKernelEx)(
+                    &raw const config,
+                    pointer(function.handle),
+                    params.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
+            }
+            .ok("cuLaunchKernelEx");
+        }
         // SAFETY: both are live; each parameter points at a value that the driver copies before it returns; the caller
         // answers for their number and types.
         let answer = unsafe {

@@ -85,7 +85,7 @@ fn info(index: usize, name: String, memory_len: usize) -> DeviceInfo {
     let id = u32::try_from(index).expect("at most 1024 devices");
     let mut uuid = *b"wholemem-hos\0\0\0\0";
     uuid[12..].copy_from_slice(&id.to_be_bytes());
-    DeviceInfo { id: DeviceId(id), name, memory_len, uuid }
+    DeviceInfo { id: DeviceId(id), name, memory_len, uuid, compute: 0 }
 }
 
 #[cfg(test)]

@@ -52,13 +52,26 @@ pub struct LaunchShape {
     pub block: [u32; 3],
     /// Bytes of memory that the threads of a block share, beyond what the kernel declares.
     pub shared_len: u32,
+    /// Whether it may be set up while what is before it on the stream still runs.
+    pub early: bool,
 }
 
 impl LaunchShape {
     /// A line of `blocks` blocks of `threads` threads.
     #[must_use]
     pub fn line(blocks: u32, threads: u32) -> Self {
-        Self { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_len: 0 }
+        Self { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_len: 0, early: false }
+    }
+
+    /// The same, but it may be set up while what is before it on the stream still runs.
+    ///
+    /// For kernels that wait for the end of that themselves, by `griddepcontrol.wait`, before they touch anything, on devices
+    /// that have it: those of [compute capability](crate::DeviceInfo::compute) 9.0 and on. Setting up costs more than a
+    /// microsecond, and the blocks have their places on the device meanwhile.
+    #[must_use]
+    #[doc(alias = "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION")]
+    pub fn early(self) -> Self {
+        Self { early: true, ..self }
     }
 }
 

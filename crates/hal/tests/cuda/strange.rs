@@ -150,7 +150,7 @@ fn a_driver_that_hides_one_gpu() {
 }
 
 /// The calls that open the backend, with one GPU.
-const OPENING: [&str; 7] = [
+const OPENING: [&str; 9] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -158,6 +158,8 @@ const OPENING: [&str; 7] = [
     "cuDeviceGetName",
     "cuDeviceTotalMem",
     "cuDeviceGetUuid",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetAttribute",
 ];
 
 #[test]

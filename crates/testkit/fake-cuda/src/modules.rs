@@ -132,6 +132,22 @@ fn function(handle: CUfunction) -> Result<(CUdevice, String), CUresult> {
     found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
 }
 
+/// Enqueues a kernel, if it is one that can be done here.
+fn launch(
+    function: CUfunction,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    stream: CUstream,
+    params: *mut *mut c_void,
+) -> calls::Answer {
+    let (device, name) = self::function(function)?;
+    ensure(device == streams::device_of(stream)?, CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    let [blocks, threads] = [grid, block].map(|counts| counts.into_iter().map(u64::from).product::<u64>());
+    let possible = (1..=u64::from(MOST_THREADS)).contains(&threads) && blocks > 0;
+    ensure(possible, CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    streams::enqueue(stream, Op::Run(Kernel::take(&name, params)?))
+}
+
 /// The newest PTX that a driver of some version knows.
 fn newest_ptx(version: c_int) -> (u32, u32) {
     match (version / 1000, version % 1000 / 10) {
@@ -235,12 +251,16 @@ api! {
         function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
         block_z: c_uint, _shared: c_uint, stream: CUstream, params: *mut *mut c_void, _extra: *mut *mut c_void,
     ) {
-        let (device, name) = self::function(function)?;
-        ensure(device == streams::device_of(stream)?, CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        let threads = u64::from(block_x) * u64::from(block_y) * u64::from(block_z);
-        let blocks = u64::from(grid_x) * u64::from(grid_y) * u64::from(grid_z);
-        let possible = (1..=u64::from(MOST_THREADS)).contains(&threads) && blocks > 0;
-        ensure(possible, CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        streams::enqueue(stream, Op::Run(Kernel::take(&name, params)?))
+        launch(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], stream, params)
+    }
+
+    // What is launched early runs in its turn all the same: kernels here wait for nothing themselves.
+    Context fn cuLaunchKernelEx(
+        config: *const CUlaunchConfig, function: CUfunction, params: *mut *mut c_void, _extra: *mut *mut c_void,
+    ) {
+        let config = get(config)?;
+        let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
+        let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
+        launch(function, grid, block, config.hStream, params)
     }
 }

@@ -161,7 +161,7 @@ unsafe fn add_index(shape: &LaunchShape, args: &Args) {
     let (Some(at), Some(len), Some(add)) = (args.read_u64(0), args.read_u32(1), args.read_u32(2)) else {
         panic!("the kernel takes an address, a length and a number: {args:?}");
     };
-    assert_eq!(shape, &LaunchShape::line(1, 32));
+    assert_eq!(LaunchShape { early: false, ..*shape }, LaunchShape::line(1, 32));
     let at = wholemem_hal::raw::Address(at).to_host().expect("not null");
     // SAFETY: the launcher passed a mapped, writable range of this length.
     let bytes = unsafe { wholemem_os::SharedSlice::new(at, len as usize, true) };
@@ -187,9 +187,17 @@ pub fn a_kernel_gets_its_arguments(backend: &Backend) {
     // SAFETY: the arguments are an address, a length and a number, and the span is held.
     unsafe { stream.launch(&function, &LaunchShape::line(1, 32), &args, std::slice::from_ref(&span)) }
         .unwrap();
-    drop(function);
     stream.synchronize(Deadline::NEVER).unwrap();
     assert!(seen(&device, &span).into_iter().eq(7..107));
+
+    // Early, with nothing before it that it would have to wait for.
+    let args = Args::new().u64(span.address()).u32(100).u32(9);
+    let shape = LaunchShape::line(1, 32).early();
+    // SAFETY: as above.
+    unsafe { stream.launch(&function, &shape, &args, std::slice::from_ref(&span)) }.unwrap();
+    drop(function);
+    stream.synchronize(Deadline::NEVER).unwrap();
+    assert!(seen(&device, &span).into_iter().eq(9..109));
 }
 
 pub fn timed_events_tell_the_time_between_them(backend: &Backend) {

@@ -121,7 +121,10 @@ pub(crate) fn shape(op: Op, request: &Request, index: IndexType) -> Shape {
     let blocks = tiles.tiles.div_ceil(WARPS.into()).max(1);
     let lines = blocks.div_ceil(MOST_BLOCKS);
     let grid = [number(blocks.div_ceil(lines)), number(lines), 1];
-    Shape { launch: LaunchShape { grid, block: [THREADS, 1, 1], shared_len: number(shared_len) }, tiles }
+    Shape {
+        launch: LaunchShape { grid, block: [THREADS, 1, 1], shared_len: number(shared_len), early: false },
+        tiles,
+    }
 }
 
 /// How a host runs any request: whole, in one call.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use wholemem_comm::Rank;
 use wholemem_hal::{Attempt, Rights, Span, Stream};
 
-use super::kernel::Collective;
+use super::kernel::{Collective, Room};
 use super::tuning::{Algorithm, Shape, blocks, choose};
 use super::window::Window;
 use super::{Buffer, Lane};
@@ -157,7 +157,7 @@ impl Lane {
             dtype: call.dtype.code(),
             op: call.op.code(),
             root: call.root.0,
-            spare: 0,
+            early: 0,
         };
         let blocks = blocks(algorithm, &shape, &self.limits);
         self.perform(stream, (call.what, algorithm), blocks, &request, || {
@@ -191,7 +191,8 @@ impl Lane {
             }
             let mut operands = buffers();
             operands.extend_from_slice(&self.operands);
-            self.kernels.launch(stream, what, blocks, request, &operands)
+            let room = Room { blocks, most: self.limits.blocks };
+            self.kernels.launch(stream, what, room, request, &operands)
         })?;
         // On a lane that has failed before, nothing was done.
         if inline { self.check() } else { Ok(()) }

@@ -13,6 +13,10 @@ const COLLECTIVE: KernelImage = KernelImage {
     host: host::COLLECTIVES,
 };
 
+/// The same for newer devices, where a kernel can wait for the one before it by itself.
+const COLLECTIVE_90: KernelImage =
+    KernelImage { ptx: Some(include_str!("../../../../kernels/ptx/collective.90.ptx")), ..COLLECTIVE };
+
 /// What ranks do together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Collective {
@@ -29,6 +33,15 @@ pub(super) struct Kernels {
     all_gather: [Kernel; 2],
     broadcast: [Kernel; 2],
     barrier: Kernel,
+    /// Whether they wait for what is before them on their stream by themselves.
+    wait: bool,
+}
+
+/// How many blocks a call takes, of as many as a rank may have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    pub(super) blocks: u32,
+    pub(super) most: u32,
 }
 
 /// One of them: as a device runs it, and as a thread of the processor does without a launch.
@@ -41,8 +54,10 @@ struct Kernel {
 impl Kernels {
     /// Loads the kernels: before anything waits, since drivers wait here for what runs.
     pub(super) fn load(device: &Device) -> Result<Self> {
+        let wait = device.info().compute >= 90;
+        let image = if wait { &COLLECTIVE_90 } else { &COLLECTIVE };
         // SAFETY: the functions of the image take a request, and are launched with one below.
-        let module = unsafe { Module::load(device, &COLLECTIVE) }?;
+        let module = unsafe { Module::load(device, image) }?;
         let kernel = |name, here| Ok::<_, crate::Error>(Kernel { function: module.function(name)?, here });
         Ok(Self {
             all_reduce: [
@@ -56,6 +71,7 @@ impl Kernels {
                 kernel("broadcast", host::copy_root)?,
             ],
             barrier: kernel("barrier", host::only_meet)?,
+            wait,
         })
     }
 
@@ -80,7 +96,7 @@ impl Kernels {
             for what in
                 [Collective::AllReduce, Collective::AllGather, Collective::Broadcast, Collective::Barrier]
             {
-                self.launch(stream, (what, algorithm), 1, request, operands)?;
+                self.launch(stream, (what, algorithm), Room { blocks: 1, most: 1 }, request, operands)?;
             }
         }
         Ok(stream.synchronize(Deadline::NEVER)?)
@@ -111,16 +127,22 @@ impl Kernels {
     }
 
     /// Enqueues this rank's part in a call, planned likewise: all that it touches is among the operands.
+    ///
+    /// A call that takes no more than half of the room is set up while the one before it runs, and lets the next be. So there
+    /// are two of a rank at once, and never more than fit.
     pub(super) fn launch(
         &self,
         stream: &Stream,
         (what, algorithm): (Collective, Algorithm),
-        blocks: u32,
+        Room { blocks, most }: Room,
         request: &CollectiveRequest,
         operands: &[Span],
     ) -> Result<()> {
-        let args = Args::new().bytes(&request.to_bytes(), align_of::<u64>());
         let shape = LaunchShape::line(blocks, THREADS);
+        let early = self.wait && blocks <= most / 2;
+        let shape = if early { shape.early() } else { shape };
+        let request = CollectiveRequest { early: u32::from(early), ..*request };
+        let args = Args::new().bytes(&request.to_bytes(), align_of::<u64>());
         let function = &self.kernel(what, algorithm).function;
         // SAFETY: the functions take a request, and what it names was checked, and is held as said above.
         Ok(unsafe { stream.launch(function, &shape, &args, operands) }?)

@@ -79,8 +79,8 @@ pub struct CollectiveRequest {
     pub op: u32,
     /// Whose input all get.
     pub root: u32,
-    /// Zero.
-    pub spare: u32,
+    /// Not zero where the kernel is set up while the one before it runs, and lets the next be.
+    pub early: u32,
 }
 
 const _: () = assert!(size_of::<LaneRef>() == LaneRef::LEN);
@@ -122,11 +122,11 @@ impl CollectiveRequest {
     /// Its bytes, as a kernel is given them.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let Self { lane, input, output, count, inputs, outputs, dtype, op, root, spare } = self;
+        let Self { lane, input, output, count, inputs, outputs, dtype, op, root, early } = self;
         let mut bytes = [0; Self::LEN];
         bytes[..LaneRef::LEN].copy_from_slice(&lane.to_bytes());
         let words = [*input, *output, *count].into_iter().chain(inputs.words()).chain(outputs.words());
-        put(&mut bytes[LaneRef::LEN..], words.chain([pair(*dtype, *op), pair(*root, *spare)]));
+        put(&mut bytes[LaneRef::LEN..], words.chain([pair(*dtype, *op), pair(*root, *early)]));
         bytes
     }
 
@@ -172,7 +172,7 @@ impl CollectiveRequest {
             dtype: half(44),
             op: half(45),
             root: half(46),
-            spare: half(47),
+            early: half(47),
         })
     }
 
@@ -214,7 +214,7 @@ mod tests {
             };
             let request = CollectiveRequest {
                 lane, input: words[11], output: words[12], count: words[13], inputs: window(14),
-                outputs: window(17), dtype: halves[2], op: halves[3], root: halves[4], spare: halves[5],
+                outputs: window(17), dtype: halves[2], op: halves[3], root: halves[4], early: halves[5],
             };
             let bytes = request.to_bytes();
             prop_assert_eq!(CollectiveRequest::from_bytes(&bytes), Some(request));
