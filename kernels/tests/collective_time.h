@@ -1,16 +1,26 @@
 // How long calls take in a graph, beside what cannot be beaten: a flag's way there and back, and a plain one-shot.
 
-// One word there and one back, `rounds` times.
-__global__ void ping_pong(u64 *mine, u64 *theirs, u32 rounds, bool begins)
+// One word there and one back, `rounds` times, with numbers from `first` on.
+__global__ void ping_pong(u64 *mine, u64 *theirs, u64 first, u32 rounds, bool begins, bool near)
 {
-    for (u64 round = 1; round <= rounds; ++round) {
+    for (u64 round = first; round < first + rounds; ++round) {
         if (begins)
-            store_release((u64)theirs, round);
-        for (u32 spin = 0; spin < 1u << 24 && load_acquire((u64)mine) < round; ++spin) {
+            store_release((u64)theirs, round, near);
+        for (u32 spin = 0; spin < 1u << 24 && load_acquire((u64)mine, near) < round; ++spin) {
         }
         if (!begins)
-            store_release((u64)theirs, round);
+            store_release((u64)theirs, round, near);
     }
+}
+
+// A kernel of a user's in which the ranks meet again and again.
+__global__ void __launch_bounds__(THREADS) meet_often(const __grid_constant__ Lane lane, u32 rounds)
+{
+    Call call(lane);
+    for (u32 round = 0; round < rounds; ++round)
+        if (!call.sync())
+            return;
+    call.finish();
 }
 
 struct Plain8 {
@@ -83,30 +93,53 @@ template <class Enqueue> void measure(World &world, const char *name, u64 bytes,
     CHECK(cudaEventDestroy(end));
 }
 
-void time_ping_pong()
+// The best microseconds of one of a thousand rounds that two kernels have with each other.
+template <class Enqueue> float best_round(World &world, Enqueue enqueue)
 {
-    u64 *words;
-    CHECK(cudaMalloc(&words, 4096));
-    cudaStream_t streams[2];
     cudaEvent_t start, end;
     CHECK(cudaEventCreate(&start));
     CHECK(cudaEventCreate(&end));
     float best = 1e9f;
-    for (cudaStream_t &stream : streams)
-        CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (u32 lap = 0; lap < 8; ++lap) {
-        CHECK(cudaMemset(words, 0, 4096));
         CHECK(cudaDeviceSynchronize());
-        CHECK(cudaEventRecord(start, streams[0]));
-        ping_pong<<<1, 1, 0, streams[0]>>>(words, words + 256, 1000, true);
-        ping_pong<<<1, 1, 0, streams[1]>>>(words + 256, words, 1000, false);
-        CHECK(cudaEventRecord(end, streams[0]));
+        CHECK(cudaEventRecord(start, world.streams[0]));
+        enqueue(0, lap);
+        enqueue(1, lap);
+        CHECK(cudaEventRecord(end, world.streams[0]));
         CHECK(cudaDeviceSynchronize());
         float milliseconds;
         CHECK(cudaEventElapsedTime(&milliseconds, start, end));
         best = std::min(best, milliseconds);
     }
-    std::printf("a flag's way there and back: %.2f us\n", best);
+    CHECK(cudaEventDestroy(start));
+    CHECK(cudaEventDestroy(end));
+    return best;
+}
+
+// How long the ranks take to meet inside a kernel, beside a flag's way there and back.
+void time_meetings()
+{
+    constexpr u32 ROUNDS = 1000;
+    World world(2, 4096, 16384, 4096, 5 * SECOND, false);
+    u64 *words;
+    CHECK(cudaMalloc(&words, 4096));
+    for (bool near : {true, false}) {
+        world.lane.near = near;
+        CHECK(cudaMemset(words, 0, 4096));
+        const float flag = best_round(world, [&](u32 rank, u32 lap) {
+            u64 *mine = words + 256 * rank, *theirs = words + 256 * (1 - rank);
+            ping_pong<<<1, 1, 0, world.streams[rank]>>>(mine, theirs, 1 + lap * ROUNDS, ROUNDS, rank == 0, near);
+        });
+        std::printf("a flag's way there and back, %s: %.3f us\n", near ? "one GPU" : "any GPU", flag);
+        for (u32 threads : {32u, THREADS}) {
+            const float meeting = best_round(world, [&](u32 rank, u32) {
+                meet_often<<<1, threads, 0, world.streams[rank]>>>(world.lane_of(rank), ROUNDS);
+            });
+            std::printf("a meeting in a kernel, %3u threads, %s: %.3f us, %.2f of the flag's\n", threads,
+                        near ? "one GPU" : "any GPU", meeting, meeting / flag);
+        }
+    }
+    CHECK(cudaFree(words));
 }
 
 void time_all()
@@ -114,7 +147,7 @@ void time_all()
 #if defined(WHOLEMEM_ENDLESS)
     std::printf("waits do not look for reasons to leave\n");
 #endif
-    time_ping_pong();
+    time_meetings();
     for (u32 ranks : {2u, 4u}) {
         World world(ranks, 256 << 10, 16 << 20, 160 << 20, 5 * SECOND, false);
         const u32 most = std::min(128u, 2 * 132 / ranks), ll_most = std::min(128u, 128 / ranks);

@@ -8,6 +8,7 @@
 
 mod bits;
 mod deaths;
+mod orders;
 mod rules;
 mod values;
 mod windows;
