@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wholemem_os::ForkEpoch;
 
 use crate::queue::Drain;
-use crate::raw::{RawMemory, RawQueue};
+use crate::raw::{Address, RawMemory, RawQueue};
 use crate::retire::{Retired, Teardown};
 use crate::{
     AllocationSpec, Attempt, BackendKind, Capability, Cause, Device, DeviceId, DeviceInfo, DeviceLabel,
@@ -119,6 +119,20 @@ impl Backend {
         } else {
             Err(Error::NoSuchDevice { backend: self.kind(), device, count })
         }
+    }
+
+    /// The device that the memory at an address of this process belongs to, or is pinned for; `None` for memory that the
+    /// backend does not know.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the backend keeps no record of addresses; [`Error::Failed`].
+    #[doc(alias = "cuPointerGetAttribute")]
+    pub fn device_at(&self, address: u64) -> Result<Option<Device>> {
+        self.check_fork(|| Attempt::Inspect)?;
+        // SAFETY: this is no forked child; the address may be anything.
+        let found = unsafe { self.core.memory.device_at(Address(address)) };
+        let found = found.map_err(|cause| self.refused(DeviceId(0), Attempt::Inspect, cause))?;
+        Ok(found.map(|id| Device::new(self.clone(), id)))
     }
 
     /// The granules of memory made to `spec`, whose length is not looked at.

@@ -128,6 +128,7 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         fn import(&self, device: DeviceId, handle: ShareHandle, len: usize) -> Imported;
         fn retain(&self, at: Address) -> RawAllocation;
         fn address_range(&self, at: Address) -> (Address, usize);
+        fn device_at(&self, at: Address) -> Option<DeviceId>;
         fn properties(&self, allocation: RawAllocation) -> Properties;
         fn dma_buf(&self, at: Address, len: usize) -> OwnedFd;
         fn populate(&self, at: Address, len: usize, rights: Rights) -> ();

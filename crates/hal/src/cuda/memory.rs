@@ -310,6 +310,19 @@ unsafe impl RawMemory for CudaMemory {
         Ok((Address(base), len))
     }
 
+    unsafe fn device_at(&self, at: Address) -> Result<Option<DeviceId>, Cause> {
+        let _current = self.gpus.enter(ANY)?;
+        let mut ordinal: c_int = -1;
+        let which = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        // SAFETY: `ordinal` is writable and as large as this attribute; an address that is no memory is an error.
+        let answer = unsafe { (self.driver().cuPointerGetAttribute)((&raw mut ordinal).cast(), which, at.0) };
+        if answer == CUresult::CUDA_ERROR_INVALID_VALUE {
+            return Ok(None);
+        }
+        answer.ok("cuPointerGetAttribute")?;
+        Ok(self.gpus.device_of(ordinal))
+    }
+
     unsafe fn properties(&self, allocation: RawAllocation) -> Result<Properties, Cause> {
         let mut prop = MaybeUninit::<CUmemAllocationProp_v1>::zeroed();
         // SAFETY: `prop` is writable, and the allocation is live.

@@ -247,6 +247,19 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Err(Cause::Unsupported { capability: Capability::Retain, reason })
     }
 
+    /// The device that the memory at an address belongs to, or is pinned for; `None` for memory that is not the backend's.
+    ///
+    /// # Errors
+    /// [`Cause::Unsupported`] where the backend keeps no such record; what the driver said.
+    ///
+    /// # Safety
+    /// The module's contract, but for the address: it may be anything.
+    #[doc(alias = "cuPointerGetAttribute")]
+    unsafe fn device_at(&self, _at: Address) -> Result<Option<DeviceId>, Cause> {
+        let reason = "this backend keeps no record of what lies at an address";
+        Err(Cause::Unsupported { capability: Capability::Retain, reason })
+    }
+
     /// What the backend knows of an allocation.
     ///
     /// # Errors

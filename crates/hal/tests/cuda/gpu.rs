@@ -154,6 +154,28 @@ fn foreign_memory_is_adopted_segment_by_segment() {
 }
 
 #[test]
+fn the_device_of_an_address_is_found() {
+    let Some(backend) = cuda::backend() else { return };
+    for id in 0..backend.devices().len() {
+        let device = backend.device(u32::try_from(id).unwrap()).unwrap();
+        let step = granule(&device);
+        let map = device.allocate(step).unwrap().map(Rights::ReadWrite).unwrap();
+        let older = PlainBuffer::create(&device, 4096).unwrap();
+        for address in [map.address(), map.address() + step as u64 - 1, older.address() + 7] {
+            let found = backend.device_at(address).unwrap().map(|found| found.id());
+            assert_eq!(found, Some(device.id()));
+        }
+        let pinned = PinnedBuffer::create(&device, 4096).unwrap();
+        assert!(backend.device_at(pinned.all().address()).unwrap().is_some());
+    }
+    let own = [0_u8; 8];
+    assert!(backend.device_at(own.as_ptr().addr() as u64).unwrap().is_none());
+    let host = Backend::host(HostConfig::default()).unwrap();
+    let Err(Error::Unsupported { capability, .. }) = host.device_at(4096) else { panic!("no record") };
+    assert_eq!(capability, Capability::Retain);
+}
+
+#[test]
 fn more_than_was_imported_cannot_be_mapped() {
     let Some(device) = gpu() else { return };
     let step = granule(&device);

@@ -142,11 +142,15 @@ api! {
     }
 
     Context fn cuPointerGetAttribute(data: *mut c_void, which: CUpointer_attribute, at: CUdeviceptr_v2) {
-        let host = CUpointer_attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER;
         let ranges = ranges::all();
-        let known = ranges::holding(&ranges, at)
-            .is_some_and(|(_, range)| matches!(range.kind, Kind::Pinned | Kind::Registered { .. }));
-        ensure(which == host && known, CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        put(data.cast::<u64>(), at)
+        let (_, range) = ranges::holding(&ranges, at).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let is_host = matches!(range.kind, Kind::Pinned | Kind::Registered { .. });
+        match which {
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER if is_host => put(data.cast::<u64>(), at),
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
+                put(data.cast::<CUdevice>(), range.kind.device().unwrap_or(0))
+            }
+            _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        }
     }
 }

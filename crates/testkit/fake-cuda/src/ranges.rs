@@ -29,6 +29,15 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// The device whose memory it is, if it is a device's.
+    pub(crate) fn device(&self) -> Option<CUdevice> {
+        match self {
+            Self::Map { memory, .. } => memory.device(),
+            Self::Plain { memory } => memory.device(),
+            _ => None,
+        }
+    }
+
     fn rights(&self, device: CUdevice) -> CUmemAccess_flags {
         match self {
             Self::Map { rights, .. } => {

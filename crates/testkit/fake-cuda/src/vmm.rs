@@ -118,6 +118,11 @@ impl Memory {
         rustix::fs::ftruncate(&fd, len as u64).map_err(os)?;
         Ok(Self::own(fd, len, about))
     }
+
+    /// The device it is on; none for memory of the host.
+    pub(crate) fn device(&self) -> Option<CUdevice> {
+        self.about.device().map(|device| device as CUdevice)
+    }
 }
 
 impl Drop for Memory {
