@@ -8,15 +8,17 @@ use wholemem_hal::{BackendKind, Error as HalError, Stream};
 use wholemem_os::Deadline;
 use wholemem_os::interrupt::{MOMENT, is_interrupted};
 
-use crate::array::{View, take};
+use crate::array::{Array, Turn, View, take};
 use crate::communicator::Open;
-use crate::error::Raised;
+use crate::error::{Raised, Raises};
 
 /// A stream, and how DLPack calls it.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) stream: Stream,
     dlpack: Option<i64>,
+    /// The stream as arrays remember who used them; `None` on the host, where nobody has to wait.
+    turn: Option<Turn>,
 }
 
 impl Target {
@@ -24,34 +26,42 @@ impl Target {
     pub(crate) fn of(open: &Open, given: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let device = open.group.device();
         if device.backend().kind() == BackendKind::Host {
-            return Ok(Self { stream: open.stream.clone(), dlpack: None });
+            return Ok(Self { stream: open.stream.clone(), dlpack: None, turn: None });
         }
         let handle = given.map_or(Ok(0), handle_of)?;
         // SAFETY: who names a stream says that it is one of the communicator's device, and stays while work is enqueued.
         let stream = unsafe { Stream::from_foreign(device, handle) };
         // Zero is not taken by DLPack, where one is the default stream.
         let dlpack = i64::try_from(handle.max(1)).ok();
-        Ok(Self { stream, dlpack })
+        Ok(Self { stream, dlpack, turn: Some(Turn::new(device, handle, given)) })
     }
 
     /// An array, ready to be used on this stream.
     pub(crate) fn take(&self, given: &Bound<'_, PyAny>) -> PyResult<View> {
+        if let (Some(turn), Ok(array)) = (&self.turn, given.cast::<Array>()) {
+            return array.get().used_in(given.py(), turn).raised();
+        }
         take(given, self.dlpack)
     }
 
     /// Waits until what is enqueued has run.
     pub(crate) fn finish(&self) -> Result<(), HalError> {
-        loop {
-            match self.stream.synchronize(Deadline::after(MOMENT)) {
-                Err(HalError::TimedOut { .. }) if !is_interrupted() => {}
-                outcome => return outcome,
-            }
-        }
+        finish(&self.stream)
     }
 
     /// Whether work has run when the call that asked for it returns.
     pub(crate) fn runs_inline(&self) -> bool {
         self.stream.runs_inline()
+    }
+}
+
+/// Waits until what is enqueued on a stream has run, or the wait is interrupted.
+pub(crate) fn finish(stream: &Stream) -> Result<(), HalError> {
+    loop {
+        match stream.synchronize(Deadline::after(MOMENT)) {
+            Err(HalError::TimedOut { .. }) if !is_interrupted() => {}
+            outcome => return outcome,
+        }
     }
 }
 

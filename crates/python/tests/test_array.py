@@ -95,8 +95,34 @@ def test_what_cannot_be_given_is_refused_as_dlpack_says() -> None:
     array.__dlpack__(dl_device=(1, 0), copy=False)
     with pytest.raises(BufferError, match="is on cpu"):
         array.__dlpack__(dl_device=(2, 0))
-    with pytest.raises(BufferError, match="without a copy"):
-        array.__dlpack__(copy=True)
+
+
+@pytest.mark.parametrize("cut", ["[::2]", "[:, 1:]", "[::-1]", ".T", "[:0]", "[0, 0, ...]"])
+def test_a_copy_is_made_where_one_is_asked_for(cut: str) -> None:
+    there = eval(f"whole{cut}", {"whole": np.arange(60, dtype=np.int32).reshape(5, 12)})
+    here = wholemem.asarray(there)
+    copied = wholemem.asarray(Copying(here))
+    np.testing.assert_array_equal(copied.numpy(), there)
+    assert copied.data_ptr() != here.data_ptr() and not copied.readonly
+    if there.size:
+        before = there.copy()
+        copied.numpy()[...] = -1
+        np.testing.assert_array_equal(there, before)
+    # Nobody else has it, so that it may be written, and an old capsule can say all of it.
+    assert '"dltensor"' in repr(here.as_readonly().__dlpack__(copy=True))
+
+
+class Copying:
+    """An array that gives away copies of itself."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        return self.array.__dlpack__(**asked, copy=True)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,73 @@ refused(errors.WrongType, lambda: table.write(0, given, stream="fast"))
     assert said.splitlines()[-2:] == ["`str` is no stream", "hint: give a stream of torch or CuPy, or its number"]
 
 
+def test_who_takes_an_array_comes_behind_the_stream_that_used_it(tmp_path: Path) -> None:
+    said = on_a_gpu(
+        tmp_path,
+        """
+array = wholemem.WholeTensor.create(comm, (3, 4), "float32").local()
+stream = lambda: array.__cuda_array_interface__["stream"]
+print(stream(), repr(array.__dlpack__(stream=7, max_version=(1, 0)))[:36])
+table.write(0, array)
+print(stream(), array.as_readonly().__cuda_array_interface__["stream"])
+# Of the same stream nothing is waited for, nor by who sees to the order himself; of another, the driver is asked.
+for same in [None, 0, 1, -1]:
+    array.__dlpack__(stream=same)
+refused(errors.Error, lambda: array.__dlpack__(stream=7))
+refused(errors.Error, lambda: table.write(0, array, stream=7))
+print(stream())
+""",
+    )
+    assert said.splitlines()[:2] == ['None <capsule object "dltensor_versioned"', "1 1"]
+    assert said.splitlines()[2:] and said.splitlines()[-1] == "1"
+
+
+def test_what_an_interface_points_to_is_asked_of_the_driver(tmp_path: Path) -> None:
+    said = on_a_gpu(
+        tmp_path,
+        """
+(second,) = wholemem.Communicator.local(1, device="cuda:1")
+class Says:
+    def __init__(self, array, **says):
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, **says}
+        self.keeps = array
+local = wholemem.WholeTensor.create(second, (10, 4), "float32").local()
+again = wholemem.asarray(Says(local))
+print(again.device, again.shape, again.data_ptr() == local.data_ptr())
+refused(errors.WrongDevice, lambda: table.write(0, again.as_readonly()))
+own = np.zeros(8)
+refused(errors.WrongDevice, lambda: wholemem.asarray(Says(local, data=(own.ctypes.data, False))))
+wholemem.asarray(Says(local, stream=1))
+refused(errors.Error, lambda: wholemem.asarray(Says(local, stream=7)))
+""",
+    ).splitlines()
+    assert said[:2] == ["cuda:1 (10, 4) True", "the array is on cuda:1, and the communicator on cuda:0"]
+    assert said[3].endswith("is no memory of a GPU") and len(said) > 5
+
+
+def test_a_copy_is_made_on_the_stream_that_uses_it(tmp_path: Path) -> None:
+    said = on_a_gpu(
+        tmp_path,
+        """
+class Copying:
+    def __init__(self, array): self.array = array
+    def __dlpack_device__(self): return self.array.__dlpack_device__()
+    def __dlpack__(self, **asked): return self.array.__dlpack__(**asked, copy=True)
+other = wholemem.WholeTensor.create(comm, (2, 4), "float32", location="host")
+other.local().numpy()[:] = 5
+table.write(0, other.local())
+comm.barrier()
+copied = wholemem.asarray(Copying(table.rows(0, 2).local()))
+print(copied.device, copied.shape, copied.data_ptr() != table.local().data_ptr(), copied.readonly)
+other.local().numpy()[:] = 0
+other.write(0, copied)
+comm.barrier()
+print(other.local().numpy().tolist())
+""",
+    )
+    assert said.splitlines() == ["cuda:0 (2, 4) True False", "[[5.0, 5.0, 5.0, 5.0], [5.0, 5.0, 5.0, 5.0]]"]
+
+
 def test_memory_of_the_machine_is_the_processors_too(tmp_path: Path) -> None:
     said = on_a_gpu(
         tmp_path,

@@ -13,8 +13,11 @@ use pyo3::types::PyDict;
 
 use super::element::Element;
 use super::layout::Layout;
+use super::turn::Turn;
 use super::view::{Place, View};
-use crate::error::Raised;
+use crate::error::{Raised, Raises};
+use crate::stream::finish;
+use crate::wait::waiting;
 
 #[repr(C)]
 struct Buffer {
@@ -111,6 +114,29 @@ pub(crate) fn take(given: &Bound<'_, PyAny>) -> PyResult<View> {
     let layout = in_bytes(element, numbers(shape), numbers(strides))?;
     let address = buf.expose_provenance() as u64;
     Ok(View { address, layout, place: Place::CPU, readonly: readonly != 0, owner: Arc::new(held) })
+}
+
+/// Takes what CUDA's interface describes, on whichever GPU it is. `stream` is where it will be used, and comes behind what
+/// its maker says has to be waited for; where nobody knows, it is waited for here.
+pub(crate) fn take_cuda_interface(
+    given: &Bound<'_, PyAny>,
+    says: &Bound<'_, PyDict>,
+    stream: Option<i64>,
+) -> PyResult<View> {
+    let mut view = take_interface(given, says, Place::cuda(0))?;
+    view.place = Place::at(view.address).raised()?;
+    let awaited = says.get_item("stream")?.filter(|stream| !stream.is_none());
+    if let Some(awaited) = awaited.map(|stream| stream.extract::<u64>()).transpose()?
+        && view.layout.count() > 0
+    {
+        let device = view.place.device().raised()?;
+        let before = Turn::new(&device, awaited, None);
+        match stream.and_then(|stream| u64::try_from(stream).ok()) {
+            Some(stream) => Turn::new(&device, stream, None).follow(&before).raised()?,
+            None => waiting(given.py(), || finish(&before.stream()))?,
+        }
+    }
+    Ok(view)
 }
 
 /// Takes what an interface of numpy's kind describes: `__array_interface__`, or CUDA's.

@@ -31,6 +31,7 @@ const VERSIONED_TAKEN: &CStr = c"used_dltensor_versioned";
 /// The version of the structures below; readers take any minor one of the same major.
 const VERSION: (u32, u32) = (1, 1);
 const READ_ONLY: u64 = 1;
+const IS_COPIED: u64 = 2;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +59,7 @@ trait Managed: Sized + 'static {
     const NAME: &'static CStr;
     const TAKEN: &'static CStr;
 
-    fn new(tensor: Tensor, context: *mut c_void, readonly: bool) -> Self;
+    fn new(tensor: Tensor, context: *mut c_void, flags: u64) -> Self;
     fn tensor(&self) -> &Tensor;
     fn context(&self) -> *mut c_void;
     fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)>;
@@ -89,7 +90,7 @@ impl Managed for OldTensor {
     const NAME: &'static CStr = OLD;
     const TAKEN: &'static CStr = OLD_TAKEN;
 
-    fn new(tensor: Tensor, context: *mut c_void, _: bool) -> Self {
+    fn new(tensor: Tensor, context: *mut c_void, _: u64) -> Self {
         Self { tensor, context, deleter: Some(delete::<Self>) }
     }
 
@@ -114,8 +115,8 @@ impl Managed for VersionedTensor {
     const NAME: &'static CStr = VERSIONED;
     const TAKEN: &'static CStr = VERSIONED_TAKEN;
 
-    fn new(tensor: Tensor, context: *mut c_void, readonly: bool) -> Self {
-        let ((major, minor), flags) = (VERSION, if readonly { READ_ONLY } else { 0 });
+    fn new(tensor: Tensor, context: *mut c_void, flags: u64) -> Self {
+        let (major, minor) = VERSION;
         Self { major, minor, context, deleter: Some(delete::<Self>), flags, tensor }
     }
 
@@ -157,15 +158,25 @@ unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
     drop(unsafe { Box::from_raw(given) });
 }
 
-/// A capsule with a view of the array: versioned for those who understand it.
-pub(crate) fn give<'py>(py: Python<'py>, view: &View, versioned: bool) -> PyResult<Bound<'py, PyAny>> {
-    if versioned { give_as::<VersionedTensor>(py, view) } else { give_as::<OldTensor>(py, view) }
+/// A capsule with a view of the array, which may be a copy made for this: versioned for those who understand it.
+pub(crate) fn give<'py>(
+    py: Python<'py>,
+    view: &View,
+    versioned: bool,
+    is_copied: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let flags = if view.readonly { READ_ONLY } else { 0 } | if is_copied { IS_COPIED } else { 0 };
+    if versioned {
+        give_as::<VersionedTensor>(py, view, flags)
+    } else {
+        give_as::<OldTensor>(py, view, flags)
+    }
 }
 
-fn give_as<'py, M: Managed>(py: Python<'py>, view: &View) -> PyResult<Bound<'py, PyAny>> {
+fn give_as<'py, M: Managed>(py: Python<'py>, view: &View, flags: u64) -> PyResult<Bound<'py, PyAny>> {
     let Layout { element, shape, strides } = view.layout.clone();
     let mut given = Box::new(Given::<M> {
-        managed: M::new(empty(), std::ptr::null_mut(), view.readonly),
+        managed: M::new(empty(), std::ptr::null_mut(), flags),
         shape,
         strides,
         _view: view.clone(),
@@ -184,7 +195,7 @@ fn give_as<'py, M: Managed>(py: Python<'py>, view: &View) -> PyResult<Bound<'py,
     // SAFETY: just leaked, and nobody else's yet.
     let place = unsafe { &raw mut (*given.as_ptr()).managed };
     // SAFETY: as above; what it replaces has nothing to drop.
-    unsafe { place.write(M::new(tensor, given.as_ptr().cast(), view.readonly)) };
+    unsafe { place.write(M::new(tensor, given.as_ptr().cast(), flags)) };
     // SAFETY: the name lives for ever, and the destructor knows what a capsule of that name holds.
     let capsule = unsafe { ffi::PyCapsule_New(place.cast(), M::NAME.as_ptr(), Some(destroy::<M>)) };
     if capsule.is_null() {

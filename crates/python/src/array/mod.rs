@@ -6,13 +6,15 @@
 //! | `layout`, `element` | how its elements lie, and what they are |
 //! | `dlpack` | arrays of other frameworks, taken and given |
 //! | `buffer` | buffers of Python, and numpy's interfaces |
+//! | `turn` | the stream that used an array last, for which the next one waits |
 //!
-//! What it keeps true: nothing is copied. Whatever was made of an array, by however many frameworks, keeps its memory.
+//! What it keeps true: nothing is copied, but where DLPack asks for a copy. Whatever was made of an array, by however many frameworks, keeps its memory.
 
 mod buffer;
 mod dlpack;
 mod element;
 mod layout;
+mod turn;
 mod view;
 
 use pyo3::exceptions::PyAttributeError;
@@ -21,20 +23,31 @@ use pyo3::types::{PyDict, PyTuple};
 
 pub(crate) use element::Element;
 pub(crate) use layout::Layout;
+pub(crate) use turn::Turn;
 pub(crate) use view::{Place, View};
 
 use crate::error::{Raised, Raises};
+use turn::LastTurn;
 
 /// A view of memory that keeps its owner: see `wholemem.Array` in Python.
 #[pyclass(frozen, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct Array {
     view: View,
+    last: LastTurn,
 }
 
 impl Array {
     pub(crate) fn new(view: View) -> Self {
-        Self { view }
+        Self { view, last: LastTurn::default() }
+    }
+
+    /// Its memory, for work that is going to be enqueued on a stream.
+    pub(crate) fn used_in(&self, py: Python<'_>, turn: &Turn) -> Result<View, Raised> {
+        if self.view.place.is_cuda() {
+            self.last.pass(py, turn)?;
+        }
+        Ok(self.view.clone())
     }
 }
 
@@ -60,8 +73,7 @@ pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<Vi
         return Err(refused);
     }
     if let Ok(says) = given.getattr("__cuda_array_interface__") {
-        // The number of the device is not said; who uses the array finds out whether it is the right one.
-        return buffer::take_interface(given, says.cast::<PyDict>()?, Place::cuda(0));
+        return buffer::take_cuda_interface(given, says.cast::<PyDict>()?, stream);
     }
     if let Ok(says) = given.getattr("__array_interface__") {
         return buffer::take_interface(given, says.cast::<PyDict>()?, Place::CPU);
@@ -168,8 +180,12 @@ impl Array {
     }
 
     /// The same memory, which this array's users promise not to write.
-    fn as_readonly(&self) -> Self {
-        Self::new(View { readonly: true, ..self.view.clone() })
+    fn as_readonly(&self, py: Python<'_>) -> PyResult<Self> {
+        let same = Self::new(View { readonly: true, ..self.view.clone() });
+        if let Some(last) = self.last.get(py) {
+            same.last.pass(py, &last).raised()?;
+        }
+        Ok(same)
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
@@ -177,31 +193,35 @@ impl Array {
         (kind, id)
     }
 
-    /// `stream` needs nothing: what is enqueued on a stream of the caller's is in order there.
+    /// `stream` is where the array will be used: minus one for whoever sees to the order himself, and the default one for
+    /// whoever does not say.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
         py: Python<'py>,
-        stream: Option<Bound<'py, PyAny>>,
+        stream: Option<i64>,
         max_version: Option<(u32, u32)>,
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let _ = stream;
         let refused = |message: &str| Raised::new("CannotExport", message);
         if dl_device.is_some_and(|device| device != self.__dlpack_device__()) {
             let message = format!("the array is on {}, and is given away where it is", self.view.place);
             return Err(refused(&message).hint("take it there, and copy it with your framework").into());
         }
-        if copy == Some(true) {
-            return Err(refused("arrays are given away without a copy").hint("copy what you get").into());
-        }
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        if self.view.readonly && !versioned {
+        if self.view.readonly && !versioned && copy != Some(true) {
             let message = "the array is read-only, which DLPack cannot say before version 1";
             return Err(refused(message).hint("use a newer numpy or torch, or `memoryview()`").into());
         }
-        dlpack::give(py, &self.view, versioned)
+        let stream = u64::try_from(stream.unwrap_or(0)).ok();
+        if let (Some(last), Some(stream)) = (self.last.get(py), stream) {
+            Turn::new(last.device(), stream, None).follow(&last).raised()?;
+        }
+        if copy == Some(true) {
+            return dlpack::give(py, &self.view.copied(stream).raised()?, versioned, true);
+        }
+        dlpack::give(py, &self.view, versioned, false)
     }
 
     #[getter]
@@ -219,8 +239,7 @@ impl Array {
             return Err(PyAttributeError::new_err("__cuda_array_interface__"));
         }
         let says = self.interface(py)?;
-        // Nothing has to be waited for.
-        says.set_item("stream", py.None())?;
+        says.set_item("stream", self.last.told())?;
         Ok(says)
     }
 }

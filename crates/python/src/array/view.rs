@@ -6,10 +6,11 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use wholemem_hal::{BackendKind, Device, Rights, Span};
+use wholemem_hal::{Backend, BackendKind, Device, PlainBuffer, Rights, Span};
 use wholemem_os::SharedSlice;
 
 use super::layout::Layout;
+use super::turn::Turn;
 use crate::error::Raised;
 
 /// Whatever keeps memory: a span of ours, or somebody else's array. Dropping it lets the memory go, in any thread, with the
@@ -40,6 +41,25 @@ impl Place {
             BackendKind::Host => Self::CPU,
             _ => Self::cuda(i32::try_from(device.id().0).unwrap_or(i32::MAX)),
         }
+    }
+
+    /// The GPU that it is on.
+    pub(crate) fn device(self) -> Result<Device, Raised> {
+        let id = u32::try_from(self.id).unwrap_or(u32::MAX);
+        Ok(Backend::open(BackendKind::Cuda)?.device(id)?)
+    }
+
+    /// The GPU whose memory lies at an address, as the driver says.
+    pub(crate) fn at(address: u64) -> Result<Self, Raised> {
+        if address == 0 {
+            // What has no elements may be nowhere.
+            return Ok(Self::cuda(0));
+        }
+        let found = Backend::open(BackendKind::Cuda)?.device_at(address)?;
+        found.map(|device| Self::of(&device)).ok_or_else(|| {
+            let message = format!("the array points to {address:#x}, which is no memory of a GPU");
+            Raised::new("WrongDevice", message).hint("only what GPUs reach has `__cuda_array_interface__`")
+        })
     }
 
     /// Where memory of the machine is that a device reaches too.
@@ -134,12 +154,39 @@ impl View {
             return Err(Raised::new("WrongDevice", message).hint("copy it to the host first"));
         }
         self.layout.check_contiguous(what)?;
-        let at = std::ptr::with_exposed_provenance_mut(usize::try_from(self.address).unwrap_or_default());
+        self.host_bytes()
+    }
+
+    /// The bytes of an array in host memory from the first to the last, gaps included.
+    fn host_bytes(&self) -> Result<SharedSlice<'_>, Raised> {
+        let (before, behind) = self.layout.extent()?;
+        let first = self.address.saturating_sub(before as u64);
+        let at = std::ptr::with_exposed_provenance_mut(usize::try_from(first).unwrap_or_default());
         // What has no elements may have no address.
-        let (at, len) = NonNull::new(at).map_or((NonNull::dangling(), 0), |at| (at, self.layout.len()));
+        let (at, len) = NonNull::new(at).map_or((NonNull::dangling(), 0), |at| (at, before + behind));
         // SAFETY: whoever made the view says that the memory is there while its owner lives, which outlives the borrow.
         // Python's arrays are pointers, to which nobody has a reference.
         Ok(unsafe { SharedSlice::new(at, len, false) })
+    }
+
+    /// The same elements in memory of their own, which lie as these do; on a GPU, copied on a stream, or on the default one.
+    pub(crate) fn copied(&self, stream: Option<u64>) -> Result<Self, Raised> {
+        let (before, behind) = self.layout.extent()?;
+        let len = before + behind;
+        let (address, owner): (u64, Owner) = if self.place.is_host() || len == 0 {
+            let memory = Zeroed::new(len)?;
+            // SAFETY: just made, of so many bytes, and nobody else's yet.
+            unsafe { SharedSlice::new(memory.at, len, true) }.copy_from(0, &self.host_bytes()?)?;
+            (memory.at.as_ptr().expose_provenance() as u64, Arc::new(memory))
+        } else {
+            let device = self.place.device()?;
+            let copy = PlainBuffer::create(&device, len)?.all();
+            let stream = Turn::new(&device, stream.unwrap_or(0), None).stream();
+            stream.copy(&copy, &self.span("the array", &device, Rights::Read)?)?;
+            (copy.address(), Arc::new(copy))
+        };
+        let address = address + before as u64;
+        Ok(Self { address, layout: self.layout.clone(), place: self.place, readonly: false, owner })
     }
 
     /// The memory as work of `device` takes it.
