@@ -1,0 +1,168 @@
+"""Processes that share a GPU, or have one each: what they reduce, gather and reach of each other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gpu import torch  # noqa: F401
+from world import PROGRAM, script
+
+pytestmark = pytest.mark.gpu
+
+BEGINNING = """
+import numpy as np, torch, wholemem
+from wholemem import Communicator, WholeTensor, errors
+comm = Communicator.from_env(device="cuda")
+rank, size = comm.rank, comm.size
+torch.cuda.set_device(comm.device)
+def mine(of, shape=(1000, 7), dtype=torch.float32):
+    values = np.random.default_rng(of).integers(-3, 4, shape)
+    return torch.from_numpy(values).to(dtype).cuda()
+def refused(kind, call):
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+"""
+
+
+def ranks(size: int, text: str, **environment: str) -> None:
+    """Runs a program as ranks, each of which must end well."""
+    command = [PROGRAM, "launch", "-n", str(size), "--", *script(BEGINNING + text)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, text=True, env={**os.environ, **environment}, **pipes) as launched:
+        try:
+            said, _ = launched.communicate(timeout=50)
+        except BaseException:
+            # The launcher ends its ranks.
+            launched.terminate()
+            raise
+    sys.stdout.write(said)
+    assert launched.returncode == 0, said
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_reduce_gather_and_broadcast(size: int) -> None:
+    ranks(
+        size,
+        """
+for dtype in [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.float64]:
+    given = mine(rank, dtype=dtype)
+    expected = sum(mine(of, dtype=torch.float64) for of in range(size)).to(dtype)
+    total = torch.from_dlpack(comm.all_reduce(given))
+    assert total.dtype == dtype and torch.equal(total, expected), dtype
+    out = torch.empty_like(given)
+    assert comm.all_reduce(given, out, op="max") is out
+    assert torch.equal(out, torch.stack([mine(of, dtype=dtype) for of in range(size)]).amax(0))
+    comm.all_reduce(given, given)
+    assert torch.equal(given, expected)
+for dtype in [torch.uint8, torch.bfloat16, torch.float8_e4m3fn]:
+    given = torch.full((33,), rank + 1, device="cuda").to(dtype)
+    every = torch.from_dlpack(comm.all_gather(given))
+    assert every.shape == (size, 33) and every.float()[:, 5].tolist() == [of + 1 for of in range(size)]
+    assert comm.broadcast(given, size - 1) is given
+    assert given.float().unique().tolist() == [size]
+comm.stream_barrier()
+comm.barrier()
+comm.check()
+""",
+    )
+
+
+def test_the_stream_that_is_named_is_the_one_that_works() -> None:
+    ranks(
+        2,
+        """
+stream = torch.cuda.Stream()
+comm.all_reduce(mine(rank))
+for turn in range(20):
+    with torch.cuda.stream(stream):
+        given = mine(rank + turn)
+        torch.cuda._sleep(20_000_000)
+        given += 1
+        total = torch.from_dlpack(comm.all_reduce(given, stream=stream))
+        expected = sum(mine(of + turn) + 1 for of in range(size))
+        assert torch.equal(total, expected), turn
+""",
+    )
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_window_is_every_ranks(size: int) -> None:
+    ranks(
+        size,
+        """
+window = comm.mem_alloc(1 << 20)
+here = torch.from_dlpack(window.local("float32", (1000, 7)))
+assert here.data_ptr() == window.local("float32", (1000, 7)).data_ptr()
+here.copy_(mine(rank))
+comm.barrier()
+for of in range(size):
+    there = torch.from_dlpack(window.peer(of, "float32", (1000, 7)))
+    assert torch.equal(there, mine(of)), of
+comm.barrier()
+# Read where it is, on every rank.
+comm.all_reduce(here, here)
+assert torch.equal(here, sum(mine(of) for of in range(size)))
+comm.barrier()
+""",
+    )
+
+
+@pytest.mark.parametrize("kind", ["continuous", "chunked"])
+def test_rows_of_all_ranks_are_reached_by_each(kind: str) -> None:
+    ranks(
+        4,
+        f"""
+table = WholeTensor.create(comm, (1001, 16), "bfloat16", kind="{kind}")
+whole = mine(1, (1001, 16), torch.bfloat16)
+first, last = table.local_rows
+table.write(first, whole[first:last].contiguous())
+comm.barrier()
+rows = torch.from_numpy(np.random.default_rng(rank).integers(0, 1001, 500)).cuda()
+assert torch.equal(torch.from_dlpack(table.gather(rows)), whole[rows])
+comm.barrier()
+table.scatter_add(torch.ones((1001, 16), dtype=torch.bfloat16, device="cuda"), torch.arange(1001, device="cuda"))
+comm.barrier()
+assert torch.equal(torch.from_dlpack(table.local()), whole[first:last] + size)
+comm.barrier()
+""",
+    )
+
+
+def test_ranks_that_give_different_things_are_told() -> None:
+    ranks(
+        2,
+        """
+refused(errors.WrongDevice, lambda: comm.all_reduce(torch.zeros(4)))
+refused(errors.WrongStride, lambda: comm.all_reduce(torch.zeros((4, 4), device="cuda").T))
+refused(errors.WrongType, lambda: comm.all_reduce(torch.zeros(4, dtype=torch.complex64, device="cuda")))
+refused(errors.WrongType, lambda: comm.all_reduce(mine(0), torch.zeros((1000, 7), dtype=torch.int32, device="cuda")))
+comm.barrier()
+assert torch.equal(torch.from_dlpack(comm.all_reduce(mine(rank))), mine(0) + mine(1))
+comm.barrier()
+""",
+    )
+
+
+def test_memory_of_expandable_segments_becomes_a_window() -> None:
+    ranks(
+        2,
+        """
+given = mine(rank, (1 << 20, 3))
+window = comm.window_register(given)
+for of in range(size):
+    assert torch.equal(torch.from_dlpack(window.peer(of, "float32", (1 << 20, 3))), mine(of, (1 << 20, 3))), of
+comm.barrier()
+comm.all_reduce(given, given)
+assert torch.equal(given, mine(0, (1 << 20, 3)) + mine(1, (1 << 20, 3)))
+comm.barrier()
+""",
+        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
+        PYTORCH_ALLOC_CONF="expandable_segments:True",
+    )
