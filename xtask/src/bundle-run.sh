@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Runs wholemem's suite and benches on this machine's GPU, and writes a report, of at most 8 files a part.
 #
-#   run REPORT-FOLDER [PART]     all (the default), memory, rows, reduce, peers
+#   run REPORT-FOLDER [PART]     all (the default), memory, rows, reduce, python, peers
 #
 # memory: suites, and the benches of memory; rows: gather and scatter; reduce: what ranks that share the GPU do together,
-# and all-reduce beside PyTorch; peers: gather beside PyTorch and WholeGraph, where the bundle was made with --peers.
+# and all-reduce beside PyTorch; python: the package, with this machine's Python, PyTorch, CuPy and JAX; peers: gather
+# beside PyTorch and WholeGraph, where the bundle was made with --peers.
 # Every step has a time limit. Tests that need several processes on one GPU at once run under an MPS server of our own,
 # in private folders, which is ended with the script. Nothing of the card's settings is changed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 report=${1:?usage: run REPORT-FOLDER [PART]}
 part=${2:-all}
-case "$part" in all | memory | rows | reduce | peers) ;; *) echo "there is no part $part" >&2 && exit 2 ;; esac
+case "$part" in all | memory | rows | reduce | python | peers) ;; *) echo "there is no part $part" >&2 && exit 2 ;; esac
 mkdir -p "$report"
 failed=0
 private=$(mktemp -d)
@@ -136,6 +137,36 @@ reduce() {
     end_mps
 }
 
+# The package is unpacked for this run, and pytest with it where the machine has none. Tests that have several processes
+# share the GPU through MPS. A file that hangs takes no other along.
+python() {
+    local packages="$private/python" tests="$here/python/tests" wheel file
+    python3 -m zipfile -e "$here"/python/wholemem-*.whl "$packages"
+    if ! python3 -c 'import pytest' 2>>"$report/log.txt"; then
+        for wheel in "$here"/python/pytest/*.whl; do python3 -m zipfile -e "$wheel" "$packages"; done
+    fi
+    export PYTHONPATH="$packages" PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1
+    export WHOLEMEM_PROGRAM="$here/wholemem" XLA_PYTHON_CLIENT_PREALLOCATE=false
+    step "python packages" 60 python3 -c 'import wholemem, importlib.metadata as known, sys; print(sys.version)
+for name in "wholemem", "torch", "cupy-cuda12x", "cupy-cuda13x", "cupy", "jax", "numpy", "pytest":
+    try: print(name, known.version(name))
+    except known.PackageNotFoundError: pass'
+    for file in "$tests"/test_gpu*.py; do
+        case "$file" in *_ranks.py) continue ;; esac
+        pytest_of "$file"
+    done
+    begin_mps "python ranks" || return
+    for file in "$tests"/test_gpu*_ranks.py "$tests"/test_torch*.py; do
+        [ -e "$file" ] && pytest_of "$file"
+    done
+    end_mps
+}
+# One file of tests: what failed, what was skipped and why, and what took longest.
+pytest_of() {
+    step "python $(basename "$1" .py)" 200 python3 -m pytest -q -ra --tb=short --durations=5 -p no:cacheprovider \
+        --rootdir="$here/python" "$1"
+}
+
 # Nothing of this is installed: the rivals are unpacked beside the script, and NCCL is PyTorch's.
 peers() {
     if [ ! -d "$here/peers" ]; then
@@ -153,5 +184,6 @@ peers() {
 [ "$part" = all ] || [ "$part" = memory ] && memory
 [ "$part" = all ] || [ "$part" = rows ] && rows
 [ "$part" = all ] || [ "$part" = reduce ] && reduce
+[ "$part" = all ] || [ "$part" = python ] && python
 [ "$part" = all ] || [ "$part" = peers ] && peers
 exit "$failed"

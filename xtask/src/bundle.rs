@@ -1,7 +1,8 @@
 //! `cargo xtask gpu-bundle`: what a machine with a GPU needs to run the suite and the benches, in one folder.
 //!
-//! The folder holds stripped and packed test binaries, the program and a script, `run`. Built here, it runs on any machine with a
-//! driver and a C library no older than this one's; nothing has to be installed there.
+//! The folder holds stripped and packed test binaries, the program, the Python package with its tests, and a script, `run`.
+//! Built here, it runs on any machine with a driver and a C library no older than this one's; nothing has to be installed
+//! there.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -50,6 +51,7 @@ pub(crate) fn pack(with_peers: bool) -> Result<()> {
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     fs::write(folder.join("commit"), commit()?)?;
 
+    crate::python::pack(&folder.join("python"))?;
     crate::peers::pack_allreduce(folder)?;
     let mut most = MOST_BYTES;
     if with_peers {

@@ -12,13 +12,16 @@ use anyhow::{Context, Result, bail};
 
 use crate::command;
 use crate::toolchain::Skip;
-use crate::wheels::{MATURIN, MYPY, NUMPY, PYTEST, Wheel};
+use crate::wheels::{MATURIN, MYPY, NUMPY, PYTEST, PYTEST_NEEDS, Wheel};
 
 /// What the environment holds beside the package itself.
 const PACKAGES: [Wheel; 4] = [MATURIN, MYPY, NUMPY, PYTEST];
 
 /// What of the package is written in Python.
 const SOURCES: &str = "crates/python/python/wholemem";
+
+/// Its tests.
+const TESTS: &str = "crates/python/tests";
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
@@ -31,7 +34,7 @@ pub(crate) fn check() -> Result<()> {
     // Ranks are started as a user starts them, and arrays of a GPU are tried without one.
     let needed = ["--package", "wholemem-cli", "--package", "wholemem-fake-cuda"];
     command::run(command::cargo().args(["build", "--quiet", "--locked"]).args(needed))?;
-    for what in [&["crates/python/tests"][..], &["--doctest-modules", "--pyargs", "wholemem"]] {
+    for what in [&[TESTS][..], &["--doctest-modules", "--pyargs", "wholemem"]] {
         let mut pytest = Command::new(&python);
         pytest.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]).args(what);
         pytest.env("PYTHONDONTWRITEBYTECODE", "1");
@@ -47,6 +50,22 @@ pub(crate) fn released() -> Result<PathBuf> {
     let python = environment()?;
     install(&python, "release")?;
     Ok(python)
+}
+
+/// Gathers what a machine with a GPU needs to try the package with its own Python: the wheel as it is released, the tests,
+/// and pytest, should it have none.
+pub(crate) fn pack(folder: &Path) -> Result<()> {
+    let (tests, pytest) = (folder.join("tests"), folder.join("pytest"));
+    fs::create_dir_all(&tests)?;
+    let wheel = build(&environment()?, &command::target_folder()?, "release")?;
+    fs::copy(&wheel, folder.join(wheel.file_name().context("a wheel has a name")?))?;
+    for entry in fs::read_dir(TESTS)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "py") {
+            fs::copy(&path, tests.join(path.file_name().context("a file has a name")?))?;
+        }
+    }
+    [PYTEST].into_iter().chain(PYTEST_NEEDS).try_for_each(|wheel| wheel.fetch(&pytest))
 }
 
 /// Builds the wheel with a profile, and installs it.

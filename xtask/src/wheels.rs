@@ -43,6 +43,14 @@ pub(crate) const MATURIN: Wheel = Wheel { name: "maturin", version: "1.16.0" };
 /// What runs its tests.
 pub(crate) const PYTEST: Wheel = Wheel { name: "pytest", version: "8.4.2" };
 
+/// What that needs itself, for a machine where nothing can be fetched.
+pub(crate) const PYTEST_NEEDS: [Wheel; 4] = [
+    Wheel { name: "iniconfig", version: "2.1.0" },
+    Wheel { name: "packaging", version: "25.0" },
+    Wheel { name: "pluggy", version: "1.6.0" },
+    Wheel { name: "pygments", version: "2.19.2" },
+];
+
 /// What checks its types.
 pub(crate) const MYPY: Wheel = Wheel { name: "mypy", version: "1.18.2" };
 
@@ -65,6 +73,16 @@ impl Wheel {
     /// It at its version, as pip is asked for it.
     pub(crate) fn pinned(&self) -> String {
         format!("{}=={}", self.name, self.version)
+    }
+
+    /// Fetches it as a file, as it is, into a folder.
+    pub(crate) fn fetch(self, folder: &Path) -> Result<()> {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"])
+            .args(["--disable-pip-version-check", "--dest"])
+            .arg(folder)
+            .arg(self.pinned());
+        command::run_within(&mut pip, FETCH_LIMIT)
     }
 
     /// The folder it is installed in, fetching it first if need be.
