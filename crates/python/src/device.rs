@@ -1,8 +1,9 @@
 //! Devices as Python names them: `cpu`, `cuda`, `cuda:1`, or whatever is best here.
 
+use pyo3::prelude::*;
 use wholemem_hal::{Backend, BackendKind, Device};
 
-use crate::error::Raised;
+use crate::error::{Raised, Raises};
 
 /// Which device a rank is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,16 @@ impl DeviceName {
         }
     }
 
+    /// The GPU that is meant, where one is: memory of the store is otherwise the host's.
+    pub(crate) fn gpu(named: Option<Self>) -> Result<Option<Device>, Raised> {
+        match named {
+            Some(name) if name.backend == Some(BackendKind::Cuda) => {
+                name.device_of(&name.open()?, 0).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// Opens the backend.
     pub(crate) fn open(self) -> Result<Backend, Raised> {
         let opened = self.backend.map_or_else(Backend::auto, Backend::open);
@@ -40,5 +51,14 @@ impl DeviceName {
     pub(crate) fn device_of(self, backend: &Backend, rank: u32) -> Result<Device, Raised> {
         let count = u32::try_from(backend.devices().len()).unwrap_or(1).max(1);
         backend.device(self.id.unwrap_or(rank % count)).map_err(Raised::from)
+    }
+}
+
+/// A device by its name, or as torch has it: `"cuda:1"`, `torch.device("cuda", 1)`.
+impl<'py> FromPyObject<'_, 'py> for DeviceName {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Self::parse(Some(&given.str()?.extract::<String>()?)).raised()
     }
 }

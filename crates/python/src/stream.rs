@@ -65,7 +65,8 @@ pub(crate) fn finish(stream: &Stream) -> Result<(), HalError> {
     }
 }
 
-fn handle_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+/// The driver's number of a stream: given as a number, or as an object of torch, CuPy or cuda.core.
+pub(crate) fn handle_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     if let Ok(handle) = given.extract::<u64>() {
         return Ok(handle);
     }

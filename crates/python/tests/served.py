@@ -16,11 +16,15 @@ from world import PROGRAM
 class Served:
     """A store with a folder of its own, which ends with the test, or with the process of the tests."""
 
-    def __init__(self, size: str = "256MiB") -> None:
+    def __init__(
+        self, size: str = "256MiB", *, device_size: Optional[str] = None, env: Optional[dict[str, str]] = None
+    ) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.socket = os.path.join(self.folder.name, "socket")
         command = [PROGRAM, "serve", "--listen", self.socket, "--size", size, "--parent", str(os.getpid())]
-        self.keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        if device_size is not None:
+            command += ["--backend", "cuda", "--device-size", device_size]
+        self.keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
         assert self.keeper.stdout and self.keeper.stdout.readline() == f"serving {self.socket}\n"
 
     def client(self) -> store.Client:

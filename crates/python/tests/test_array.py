@@ -85,8 +85,12 @@ def test_an_old_capsule_is_not_given_for_a_read_only_array() -> None:
     assert '"dltensor"' in repr(array.__dlpack__())
     assert '"dltensor"' in repr(array.__dlpack__(max_version=(0, 8)))
     assert '"dltensor_versioned"' in repr(array.__dlpack__(max_version=(1, 0)))
-    with pytest.raises(errors.CannotExport, match="read-only"):
+    with pytest.raises(errors.CannotExport, match="read-only") as caught:
         array.as_readonly().__dlpack__()
+    assert "array.lent()" in str(caught.value)
+    lent = array.as_readonly().lent()
+    assert lent.readonly and '"dltensor"' in repr(lent.__dlpack__())
+    assert wholemem.asarray(Relay(lent)).readonly
 
 
 def test_what_cannot_be_given_is_refused_as_dlpack_says() -> None:

@@ -11,15 +11,16 @@ import pytest
 import wholemem
 from wholemem import _native
 
-STUB = Path(wholemem.__file__).with_name("_native.pyi")
-TREE = ast.parse(STUB.read_text())
+# One module, whose stub is in parts.
+STUBS = sorted(Path(wholemem.__file__).parent.glob("_native*.pyi"))
+TREES = [ast.parse(stub.read_text()) for stub in STUBS]
 
 Documented = Union[ast.ClassDef, ast.FunctionDef]
 
 
 def declared() -> Iterator[tuple[str, ast.stmt]]:
     """Everything that the stub declares, by its full name."""
-    for node in TREE.body:
+    for node in [node for tree in TREES for node in tree.body]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id, node
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
@@ -84,7 +85,7 @@ def test_examples_run(name: str) -> None:
     node = DECLARED[name]
     assert isinstance(node, ast.ClassDef)
     text = ast.get_docstring(node) or ""
-    example = doctest.DocTestParser().get_doctest(text, {}, name, str(STUB), node.lineno)
+    example = doctest.DocTestParser().get_doctest(text, {}, name, name, node.lineno)
     outcome = doctest.DocTestRunner().run(example)
     assert outcome.failed == 0
     assert outcome.attempted > 0

@@ -35,11 +35,13 @@ use turn::LastTurn;
 pub(crate) struct Array {
     view: View,
     last: LastTurn,
+    /// Whether its users promise not to write it, though it may be given away as if it could be.
+    is_lent: bool,
 }
 
 impl Array {
     pub(crate) fn new(view: View) -> Self {
-        Self { view, last: LastTurn::default() }
+        Self { view, last: LastTurn::default(), is_lent: false }
     }
 
     /// Its memory, for work that is going to be enqueued on a stream.
@@ -48,6 +50,14 @@ impl Array {
             self.last.pass(py, turn)?;
         }
         Ok(self.view.clone())
+    }
+
+    /// Its memory, for work on the default stream of its device.
+    fn settled(&self, py: Python<'_>) -> Result<View, Raised> {
+        match self.last.get(py) {
+            Some(last) => self.used_in(py, &Turn::new(last.device(), 0, None)),
+            None => Ok(self.view.clone()),
+        }
     }
 }
 
@@ -81,6 +91,14 @@ pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<Vi
     let message = format!("`{}` is no array", given.get_type().name()?);
     let hint = "give what has DLPack, a buffer or numpy's interface: an array of numpy, torch, CuPy or JAX, or `bytes`";
     Err(Raised::new("WrongType", message).hint(hint).into())
+}
+
+/// An array of whatever kind, of which a GPU's default stream may use what is enqueued so far.
+pub(crate) fn take_settled(given: &Bound<'_, PyAny>) -> PyResult<View> {
+    match given.cast::<Array>() {
+        Ok(array) => array.get().settled(given.py()).raised(),
+        Err(_) => take(given, Some(Turn::DEFAULT)),
+    }
 }
 
 #[pymethods]
@@ -181,11 +199,12 @@ impl Array {
 
     /// The same memory, which this array's users promise not to write.
     fn as_readonly(&self, py: Python<'_>) -> PyResult<Self> {
-        let same = Self::new(View { readonly: true, ..self.view.clone() });
-        if let Some(last) = self.last.get(py) {
-            same.last.pass(py, &last).raised()?;
-        }
-        Ok(same)
+        self.same(py, View { readonly: true, ..self.view.clone() }, false).raised()
+    }
+
+    /// The same memory for a framework that cannot be told that it is read-only.
+    fn lent(&self, py: Python<'_>) -> PyResult<Self> {
+        self.same(py, self.view.clone(), true).raised()
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
@@ -210,9 +229,10 @@ impl Array {
             return Err(refused(&message).hint("take it there, and copy it with your framework").into());
         }
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        if self.view.readonly && !versioned && copy != Some(true) {
+        if self.view.readonly && !versioned && !self.is_lent && copy != Some(true) {
             let message = "the array is read-only, which DLPack cannot say before version 1";
-            return Err(refused(message).hint("use a newer numpy or torch, or `memoryview()`").into());
+            let hint = "use a newer numpy or torch, or promise not to write it: give `array.lent()`";
+            return Err(refused(message).hint(hint).into());
         }
         let stream = u64::try_from(stream.unwrap_or(0)).ok();
         if let (Some(last), Some(stream)) = (self.last.get(py), stream) {
@@ -245,6 +265,15 @@ impl Array {
 }
 
 impl Array {
+    /// A view of the same memory, in the same turn.
+    fn same(&self, py: Python<'_>, view: View, is_lent: bool) -> Result<Self, Raised> {
+        let same = Self { is_lent, ..Self::new(view) };
+        if let Some(last) = self.last.get(py) {
+            same.last.pass(py, &last)?;
+        }
+        Ok(same)
+    }
+
     fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let View { address, layout, readonly, .. } = &self.view;
         let Some(typestr) = layout.element.typestr else {

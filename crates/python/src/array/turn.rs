@@ -10,9 +10,6 @@ use wholemem_hal::{Device, Event, EventKind, Stream};
 
 use crate::error::Raised;
 
-/// What frameworks call the default stream, which is zero to the driver.
-const DEFAULT: u64 = 1;
-
 /// A stream of a GPU, as frameworks tell each other of it.
 #[derive(Debug)]
 pub(crate) struct Turn {
@@ -23,9 +20,12 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
+    /// What frameworks call the default stream, which is zero to the driver.
+    pub(crate) const DEFAULT: i64 = 1;
+
     pub(crate) fn new(device: &Device, handle: u64, stream: Option<&Bound<'_, PyAny>>) -> Self {
         let keeps = stream.map(|stream| stream.clone().unbind());
-        Self { device: device.clone(), handle: handle.max(DEFAULT), keeps }
+        Self { device: device.clone(), handle: handle.max(Self::DEFAULT.unsigned_abs()), keeps }
     }
 
     pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
@@ -39,7 +39,7 @@ impl Turn {
 
     /// The stream, to enqueue work on.
     pub(crate) fn stream(&self) -> Stream {
-        let handle = if self.handle == DEFAULT { 0 } else { self.handle };
+        let handle = if self.handle == Self::DEFAULT.unsigned_abs() { 0 } else { self.handle };
         // SAFETY: who named the stream says that it is one of the device, and stays while work is enqueued on it, and it is
         // kept here where it came as an object.
         unsafe { Stream::from_foreign(&self.device, handle) }

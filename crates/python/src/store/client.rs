@@ -10,11 +10,13 @@ use wholemem_os::{Deadline, ForkEpoch};
 use wholemem_store::{Client as Connection, Error, Refusal};
 
 use super::description;
-use super::draft::{Draft, PackDraft, pack_of};
+use super::draft::{Draft, PackDraft};
 use super::entry::{Entry, Status};
+use super::given::Given;
 use super::lease::{self, Named};
 use super::watch::Watch;
-use crate::array::{self, Element, Layout, View};
+use crate::array::{Element, Layout};
+use crate::device::DeviceName;
 use crate::error::{Raised, Raises};
 use crate::wait::waiting;
 
@@ -26,48 +28,6 @@ pub(crate) struct Client {
     /// `None` once it is closed.
     open: Mutex<Option<Connection>>,
     epoch: ForkEpoch,
-}
-
-/// What is put: one array, or several with names.
-enum Given {
-    One(View),
-    Many(Vec<(String, View)>),
-}
-
-impl Given {
-    fn take(value: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let Ok(mapping) = value.cast::<PyMapping>() else { return array::take(value, None).map(Self::One) };
-        let mut arrays = Vec::with_capacity(mapping.len()?);
-        for item in mapping.items()?.iter() {
-            let (name, value) = item.extract::<(String, Bound<'_, PyAny>)>()?;
-            arrays.push((name, array::take(&value, None)?));
-        }
-        Ok(Self::Many(arrays))
-    }
-
-    /// Copies it into the store, and says which version of its name it is.
-    fn put(&self, client: &Connection, name: &str) -> Result<u64, Raised> {
-        let sealed = match self {
-            Self::One(view) => {
-                let bytes = view.bytes("the array")?;
-                let mut draft =
-                    client.create_described(name, &description::describe(&view.layout), bytes.len())?;
-                draft.copy_at(0, bytes)?;
-                draft.seal()?
-            }
-            Self::Many(arrays) => {
-                let bytes = arrays.iter().map(|(name, view)| view.bytes(&format!("`{name}`")));
-                let bytes = bytes.collect::<Result<Vec<_>, _>>()?;
-                let layouts = arrays.iter().map(|(name, view)| (name.as_str(), &view.layout));
-                let mut draft = client.create_pack(&pack_of(name, layouts))?;
-                for (member, bytes) in bytes.into_iter().enumerate() {
-                    draft.copy_at(member, 0, bytes)?;
-                }
-                draft.seal()?
-            }
-        };
-        Ok(sealed.version)
-    }
 }
 
 /// So many seconds.
@@ -176,26 +136,29 @@ impl Client {
         }
     }
 
-    #[pyo3(signature = (name, shape, dtype, *, timeout=None))]
+    #[pyo3(signature = (name, shape, dtype, *, device=None, timeout=None))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn create(
         &self,
         py: Python<'_>,
         name: &str,
         shape: Vec<i64>,
         dtype: Element,
+        device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<Draft> {
         let layout = Layout::contiguous(dtype, &shape).raised()?;
         let client = self.open_for_room(timeout).raised()?;
-        waiting(py, || Draft::create(&client, name, layout))
+        waiting(py, || Draft::create(&client, name, layout, DeviceName::gpu(device)?.as_ref()))
     }
 
-    #[pyo3(signature = (name, arrays, *, timeout=None))]
+    #[pyo3(signature = (name, arrays, *, device=None, timeout=None))]
     fn create_pack(
         &self,
         py: Python<'_>,
         name: &str,
         arrays: &Bound<'_, PyMapping>,
+        device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<PackDraft> {
         let mut layouts = Vec::with_capacity(arrays.len()?);
@@ -204,7 +167,7 @@ impl Client {
             layouts.push((name, Layout::contiguous(dtype, &shape).raised()?));
         }
         let client = self.open_for_room(timeout).raised()?;
-        waiting(py, || PackDraft::create(&client, name, layouts))
+        waiting(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))
     }
 
     fn delete(&self, py: Python<'_>, name: &str) -> PyResult<()> {

@@ -8,39 +8,82 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
-use wholemem_hal::Span;
+use wholemem_hal::{Device, Span};
 use wholemem_os::SharedSlice;
 use wholemem_store::{Client, Pack, Sealed};
 
 use super::description;
-use crate::array::{Array, Layout, Place, View};
+use crate::array::{Array, Layout, Place, Turn, View};
 use crate::error::{Raised, Raises};
+use crate::stream::{finish, handle_of};
 use crate::wait::waiting;
 
 /// One object, or many in a pack.
 #[derive(Debug)]
-enum Target {
+pub(super) enum Target {
     One(wholemem_store::Draft),
     Many(wholemem_store::PackDraft),
 }
 
 impl Target {
+    /// Begins an object, on a GPU if one is named. What has no elements is nowhere, and on the host as well.
+    pub(super) fn one(
+        client: &Client,
+        name: &str,
+        layout: &Layout,
+        device: Option<&Device>,
+    ) -> Result<Self, Raised> {
+        let (meta, len) = (description::describe(layout), layout.len());
+        let draft = match device.filter(|_| len > 0) {
+            Some(device) => client.create_described_on(device, name, &meta, len)?,
+            None => client.create_described(name, &meta, len)?,
+        };
+        Ok(Self::One(draft))
+    }
+
+    /// Begins a pack of arrays, each named behind the name of the pack.
+    pub(super) fn many<'a>(
+        client: &Client,
+        name: &str,
+        arrays: impl IntoIterator<Item = (&'a str, &'a Layout)>,
+        device: Option<&Device>,
+    ) -> Result<Self, Raised> {
+        let (mut pack, mut len) = (Pack::new(name).described(b"safetensors"), 0);
+        for (member, layout) in arrays {
+            len += layout.len();
+            let meta = description::describe(layout);
+            pack = pack.add_described(&format!("{name}/{member}"), &meta, layout.len());
+        }
+        if let Some(device) = device.filter(|_| len > 0) {
+            pack = pack.on(device);
+        }
+        Ok(Self::Many(client.create_pack(&pack)?))
+    }
+
+    /// The device that it is on; `None` for what goes to the server when it is sealed.
+    pub(super) fn device(&self) -> Option<Device> {
+        match self {
+            Self::One(draft) => draft.device(),
+            Self::Many(pack) => pack.device(),
+        }
+    }
+
     /// The place of an array, unless it goes to the server when it is sealed.
-    fn span(&self, member: usize) -> wholemem_store::Result<Option<Span>> {
+    pub(super) fn span(&self, member: usize) -> wholemem_store::Result<Option<Span>> {
         match self {
             Self::One(draft) => draft.span(),
             Self::Many(pack) => pack.span(member),
         }
     }
 
-    fn copy(&mut self, member: usize, bytes: SharedSlice<'_>) -> wholemem_store::Result<()> {
+    pub(super) fn copy(&mut self, member: usize, bytes: SharedSlice<'_>) -> wholemem_store::Result<()> {
         match self {
             Self::One(draft) => draft.copy_at(0, bytes),
             Self::Many(pack) => pack.copy_at(member, 0, bytes),
         }
     }
 
-    fn seal(self) -> wholemem_store::Result<Sealed> {
+    pub(super) fn seal(self) -> wholemem_store::Result<Sealed> {
         match self {
             Self::One(draft) => draft.seal(),
             Self::Many(pack) => pack.seal(),
@@ -60,8 +103,9 @@ pub(super) struct Writing {
 impl Writing {
     fn new(target: Target, layouts: Vec<Layout>) -> Result<Self, Raised> {
         let mut in_place = true;
+        let place = target.device().map_or(Place::CPU, |device| Place::of(&device));
         let view = |(member, layout): (usize, Layout)| match target.span(member)? {
-            Some(span) => View::of_span(span, Place::CPU, layout),
+            Some(span) => View::of_span(span, place, layout),
             None => {
                 in_place = false;
                 View::zeroed(layout)
@@ -76,7 +120,11 @@ impl Writing {
         self.views.iter().any(|view| Arc::strong_count(&view.owner) > 1)
     }
 
-    fn seal(mut self) -> Result<Sealed, Raised> {
+    /// Seals it; on a GPU, when a stream has done what it was given so far.
+    fn seal(mut self, stream: u64) -> Result<Sealed, Raised> {
+        if let Some(device) = self.target.device().filter(|device| Place::of(device).is_cuda()) {
+            finish(&Turn::new(&device, stream, None).stream())?;
+        }
         if !self.in_place {
             for (member, view) in self.views.iter().enumerate() {
                 self.target.copy(member, view.bytes("the draft")?)?;
@@ -124,7 +172,8 @@ impl Unsealed {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn seal(&self, py: Python<'_>) -> PyResult<u64> {
+    fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+        let stream = stream.map_or(Ok(0), handle_of)?;
         let writing = {
             let mut open = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
             match open.as_ref() {
@@ -134,7 +183,7 @@ impl Unsealed {
             }
         };
         let Some(writing) = writing else { return Err(self.closed().into()) };
-        waiting(py, || writing.seal()).map(|sealed| sealed.version)
+        waiting(py, || writing.seal(stream)).map(|sealed| sealed.version)
     }
 
     /// The end of a block: sealed where nothing was raised, and given up otherwise.
@@ -147,7 +196,7 @@ impl Unsealed {
         if self.with(|_| Ok(())).is_err() {
             return Ok(());
         }
-        self.seal(py).map(drop)
+        self.seal(py, None).map(drop)
     }
 }
 
@@ -159,9 +208,13 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    pub(super) fn create(client: &Client, name: &str, layout: Layout) -> Result<Self, Raised> {
-        let draft = client.create_described(name, &description::describe(&layout), layout.len())?;
-        let writing = Writing::new(Target::One(draft), vec![layout])?;
+    pub(super) fn create(
+        client: &Client,
+        name: &str,
+        layout: Layout,
+        device: Option<&Device>,
+    ) -> Result<Self, Raised> {
+        let writing = Writing::new(Target::one(client, name, &layout, device)?, vec![layout])?;
         Ok(Self { unsealed: Unsealed::new(name, writing) })
     }
 
@@ -189,8 +242,9 @@ impl Draft {
         self.unsealed.array(0).raised()
     }
 
-    fn seal(&self, py: Python<'_>) -> PyResult<u64> {
-        self.unsealed.seal(py)
+    #[pyo3(signature = (*, stream=None))]
+    fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+        self.unsealed.seal(py, stream)
     }
 
     fn abandon(&self) {
@@ -221,21 +275,18 @@ pub(crate) struct PackDraft {
 }
 
 impl PackDraft {
-    pub(super) fn create(client: &Client, name: &str, arrays: Vec<(String, Layout)>) -> Result<Self, Raised> {
-        let pack = client
-            .create_pack(&pack_of(name, arrays.iter().map(|(name, layout)| (name.as_str(), layout))))?;
+    pub(super) fn create(
+        client: &Client,
+        name: &str,
+        arrays: Vec<(String, Layout)>,
+        device: Option<&Device>,
+    ) -> Result<Self, Raised> {
+        let named = arrays.iter().map(|(name, layout)| (name.as_str(), layout));
+        let target = Target::many(client, name, named, device)?;
         let (members, layouts) = arrays.into_iter().unzip();
-        let writing = Writing::new(Target::Many(pack), layouts)?;
+        let writing = Writing::new(target, layouts)?;
         Ok(Self { unsealed: Unsealed::new(name, writing), members })
     }
-}
-
-/// A pack of arrays, each named behind the name of the pack.
-pub(super) fn pack_of<'a>(name: &str, arrays: impl IntoIterator<Item = (&'a str, &'a Layout)>) -> Pack {
-    let add = |pack: Pack, (member, layout): (&str, &Layout)| {
-        pack.add_described(&format!("{name}/{member}"), &description::describe(layout), layout.len())
-    };
-    arrays.into_iter().fold(Pack::new(name).described(b"safetensors"), add)
 }
 
 #[pymethods]
@@ -263,8 +314,9 @@ impl PackDraft {
         self.unsealed.array(member.raised()?).raised()
     }
 
-    fn seal(&self, py: Python<'_>) -> PyResult<u64> {
-        self.unsealed.seal(py)
+    #[pyo3(signature = (*, stream=None))]
+    fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+        self.unsealed.seal(py, stream)
     }
 
     fn abandon(&self) {

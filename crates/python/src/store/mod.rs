@@ -3,6 +3,7 @@
 //! | room | what it holds |
 //! |---|---|
 //! | `client` | a connection: put, get, publish, delete, list |
+//! | `given` | what is put: arrays, wherever they are |
 //! | `lease` | an object, or a pack of them, as arrays that keep it |
 //! | `draft` | what is being written, until it is sealed |
 //! | `watch` | being told of what happens to names |
@@ -19,6 +20,7 @@ mod description;
 mod draft;
 mod entry;
 mod error;
+mod given;
 mod lease;
 mod mirror;
 mod watch;

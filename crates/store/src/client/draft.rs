@@ -102,6 +102,13 @@ impl Target {
         }
     }
 
+    pub(super) fn device(&self) -> Option<Device> {
+        match self {
+            Self::Small { .. } => None,
+            Self::Mapped(mapped) => mapped.mapping.as_ref().map(Mapping::device),
+        }
+    }
+
     pub(super) fn seal(self, core: &Core) -> Result<Sealed> {
         core.check_fork()?;
         match self {
@@ -283,10 +290,7 @@ impl Draft {
     /// The device it is mapped on; `None` for a small object in host memory.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
-        match &self.target {
-            Target::Small { .. } => None,
-            Target::Mapped(mapped) => mapped.mapping.as_ref().map(Mapping::device),
-        }
+        self.target.device()
     }
 
     /// Makes it everybody's, under its name. What was written by streams must be complete.

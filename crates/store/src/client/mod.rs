@@ -151,8 +151,16 @@ impl Client {
     #[doc(alias = "CreateGPUBuffer")]
     #[doc(alias = "create_gpu_buffer")]
     pub fn create_on(&self, device: &Device, name: &str, len: usize) -> Result<Draft> {
+        self.create_described_on(device, name, &[], len)
+    }
+
+    /// The same, with what its users are told of it: up to 216 bytes.
+    ///
+    /// # Errors
+    /// As [`Client::create_on`]; [`Refusal::MetaTooLong`].
+    pub fn create_described_on(&self, device: &Device, name: &str, meta: &[u8], len: usize) -> Result<Draft> {
         let place = self.core.maps.place(device)?;
-        Draft::create(&self.core, label(name, &[]), len, place, self.wait)
+        Draft::create(&self.core, label(name, meta), len, place, self.wait)
     }
 
     /// Begins a pack: many objects in one piece of memory, sealed and found together or each by its name.

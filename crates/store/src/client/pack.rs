@@ -121,6 +121,12 @@ impl PackDraft {
         self.target.span(start, len)
     }
 
+    /// The device it is mapped on; `None` for a small pack in host memory.
+    #[must_use]
+    pub fn device(&self) -> Option<Device> {
+        self.target.device()
+    }
+
     /// Makes all of it everybody's, at once.
     ///
     /// # Errors

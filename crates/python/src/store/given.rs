@@ -1,0 +1,91 @@
+//! What is put: one array, or several with names, wherever they are.
+//!
+//! What is on a GPU stays there: it is copied into memory that the store has on that GPU, behind whatever its maker has
+//! enqueued, and nobody has it before the copy is over.
+
+use pyo3::prelude::*;
+use pyo3::types::PyMapping;
+use wholemem_hal::{Device, Rights};
+use wholemem_store::Client;
+
+use super::draft::Target;
+use crate::array::{self, Turn, View};
+use crate::error::Raised;
+use crate::stream::finish;
+
+/// What is put: one array, or several with names.
+pub(super) enum Given {
+    One(View),
+    Many(Vec<(String, View)>),
+}
+
+impl Given {
+    pub(super) fn take(value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let Ok(mapping) = value.cast::<PyMapping>() else { return array::take_settled(value).map(Self::One) };
+        let mut arrays = Vec::with_capacity(mapping.len()?);
+        for item in mapping.items()?.iter() {
+            let (name, value) = item.extract::<(String, Bound<'_, PyAny>)>()?;
+            arrays.push((name, array::take_settled(&value)?));
+        }
+        Ok(Self::Many(arrays))
+    }
+
+    /// The arrays, each with what errors call it.
+    fn views(&self) -> Vec<(String, &View)> {
+        match self {
+            Self::One(view) => vec![("the array".to_owned(), view)],
+            Self::Many(arrays) => arrays.iter().map(|(name, view)| (format!("`{name}`"), view)).collect(),
+        }
+    }
+
+    /// The GPU that all of it is on; `None` for what is on the host, or has no elements.
+    fn device(&self) -> Result<Option<Device>, Raised> {
+        let views = self.views();
+        let mut views = views.iter().filter(|(_, view)| view.layout.count() > 0);
+        let Some((first, view)) = views.next() else { return Ok(None) };
+        let is_same = |other: &View| {
+            if view.place.is_host() { other.place.is_host() } else { other.place == view.place }
+        };
+        if let Some((what, other)) = views.find(|(_, other)| !is_same(other)) {
+            let message = format!("{first} is on {}, and {what} on {}", view.place, other.place);
+            return Err(Raised::new("WrongDevice", message)
+                .hint("a pack lies in one place: move them to one device, or put two"));
+        }
+        if view.place.is_host() { Ok(None) } else { view.place.device().map(Some) }
+    }
+
+    /// Copies it into the store, and says which version of its name it is.
+    pub(super) fn put(&self, client: &Client, name: &str) -> Result<u64, Raised> {
+        let (device, views) = (self.device()?, self.views());
+        // Before anything is taken of the store.
+        views.iter().try_for_each(|(what, view)| view.layout.check_contiguous(what))?;
+        let mut target = match self {
+            Self::One(view) => Target::one(client, name, &view.layout, device.as_ref())?,
+            Self::Many(arrays) => {
+                let layouts = arrays.iter().map(|(name, view)| (name.as_str(), &view.layout));
+                Target::many(client, name, layouts, device.as_ref())?
+            }
+        };
+        if device.is_some() {
+            copy_on_gpu(&target, &views)?;
+        } else {
+            for (member, (what, view)) in views.iter().enumerate() {
+                target.copy(member, view.bytes(what)?)?;
+            }
+        }
+        Ok(target.seal()?.version)
+    }
+}
+
+/// Copies arrays of a GPU, and returns when they are there.
+fn copy_on_gpu(target: &Target, views: &[(String, &View)]) -> Result<(), Raised> {
+    let Some(device) = target.device() else { return Ok(()) };
+    // Arrays were asked for on the default stream.
+    let stream = Turn::new(&device, 0, None).stream();
+    for (member, (what, view)) in views.iter().enumerate() {
+        if let Some(to) = target.span(member)?.filter(|to| !to.is_empty()) {
+            stream.copy(&to, &view.span(what, &device, Rights::Read)?)?;
+        }
+    }
+    Ok(finish(&stream)?)
+}

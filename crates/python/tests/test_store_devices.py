@@ -1,0 +1,190 @@
+"""Objects on a GPU, over a driver without one: arrays of GPUs are put, got, drafted and mirrored where they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Callable, Iterator
+
+import pytest
+
+from served import Served
+from world import run
+
+FAKE = os.environ.get("WHOLEMEM_FAKE_CUDA")
+
+BEGINNING = """
+import sys
+import numpy as np, wholemem
+from wholemem import errors, store
+(comm,) = wholemem.Communicator.local(1, device="cuda")
+client = store.Client()
+def on_gpu(values, comm=comm):
+    values = np.ascontiguousarray(values)
+    host = wholemem.WholeTensor.create(comm, values.shape, values.dtype, location="host")
+    host.local().numpy()[:] = values
+    there = wholemem.WholeTensor.create(comm, values.shape, values.dtype)
+    there.write(0, host.local())
+    comm.barrier()
+    return there.local()
+def values(array):
+    with store.Mirror(array) as mirror:
+        return mirror.array.numpy().copy()
+def refused(kind, call):
+    try:
+        call()
+    except kind as error:
+        print(error)
+"""
+
+Program = Callable[[str], str]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    """Runs a program that has a store, and finds the driver which has no GPU."""
+    if FAKE is None:
+        pytest.skip("WHOLEMEM_FAKE_CUDA names no driver")
+    (tmp_path / "libcuda.so.1").symlink_to(FAKE)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    with Served(device_size="64MiB", env=environment) as served:
+
+        def runs(text: str) -> str:
+            ended = run(BEGINNING + text, env={**environment, "WHOLEMEM_SOCKET": served.socket})
+            assert (ended.returncode, ended.stderr) == (0, "")
+            return ended.stdout
+
+        yield runs
+
+
+def test_an_array_of_a_gpu_stays_on_it(program: Program) -> None:
+    said = program(
+        """
+given = np.arange(3 << 20, dtype=np.float32).reshape(-1, 4)
+print(client.put("large", on_gpu(given)), client.put("small", on_gpu(given[:10])))
+for name, expected in [("large", given), ("small", given[:10])]:
+    array = client.get(name)
+    print(array.device, array.shape, array.readonly, client.stat(name).device)
+    assert (values(array) == expected).all()
+    assert client.get(name).data_ptr() == array.data_ptr()
+before = client.status()
+client.delete("large")
+print(before.host_used, before.device_used - client.status().device_used == given.nbytes)
+"""
+    )
+    assert said.splitlines() == [
+        "1 1",
+        "cuda:0 (786432, 4) True cuda",
+        "cuda:0 (10, 4) True cuda",
+        "0 True",
+    ]
+
+
+def test_types_that_numpy_lacks_are_kept(program: Program) -> None:
+    said = program(
+        """
+for dtype in ["bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "complex64"]:
+    table = wholemem.WholeTensor.create(comm, (6, 2), dtype)
+    client.put("x", table.local())
+    print(client.get("x").dtype, client.get("x").shape)
+client.put("none", wholemem.WholeTensor.create(comm, (6, 2), "int8").rows(3, 3).local())
+print(client.get("none").shape)
+"""
+    )
+    assert said.splitlines() == [
+        *(f"{dtype} (6, 2)" for dtype in ["bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "complex64"]),
+        "(0, 2)",
+    ]
+
+
+def test_a_pack_lies_on_one_gpu(program: Program) -> None:
+    said = program(
+        """
+given = {f"layer{i}": np.full((1000 * i, 3), i, np.int16) for i in range(1, 40)}
+client.put("model", {name: on_gpu(array) for name, array in given.items()})
+model = client.get("model")
+for name, array in model.items():
+    assert array.device == "cuda:0" and array.readonly
+    assert (values(client.get("model/" + name)) == given[name]).all()
+print(len(model), client.stat("model").device)
+(second,) = wholemem.Communicator.local(1, device="cuda:1")
+refused(errors.WrongDevice, lambda: client.put("mixed", {"a": on_gpu(given["layer1"]), "b": given["layer2"]}))
+refused(errors.WrongDevice, lambda: client.put("mixed", {
+    "a": on_gpu(given["layer1"]), "b": on_gpu(given["layer2"], second)}))
+refused(errors.WrongStride, lambda: client.put("cut", {
+    "a": wholemem.WholeTensor.create(comm, (9, 9), "int8").columns(1, 3).local()}))
+print(client.list("mixed"), client.list("cut"), client.status().unsealed)
+"""
+    )
+    hint = "hint: a pack lies in one place: move them to one device, or put two"
+    assert said.splitlines() == [
+        "39 cuda",
+        "`a` is on cuda:0, and `b` on cpu",
+        hint,
+        "`a` is on cuda:0, and `b` on cuda:1",
+        hint,
+        "`a` is not contiguous: strides [9, 1] of shape [9, 2]",
+        "hint: make it contiguous first",
+        "[] [] 0",
+    ]
+
+
+def test_drafts_on_a_gpu_are_written_there(program: Program) -> None:
+    said = program(
+        """
+with client.create("drafted", (1000, 7), "int32", device="cuda") as draft:
+    print(draft.array)
+    other = wholemem.WholeTensor.create(comm, (1000, 7), "int32")
+    other.write(0, on_gpu(np.full((1000, 7), 5, np.int32)))
+    other.read(0, draft.array)
+    comm.barrier()
+print((values(client.get("drafted")) == 5).all())
+with client.create("mirrored", (1 << 20,), "float32", device="cuda:1") as draft:
+    with store.Mirror(draft, copy_in=False) as mirror:
+        mirror.array.numpy()[:] = 7
+array = client.get("mirrored")
+print(array.device, (values(array) == 7).all())
+with client.create_pack("pack", {"a": ((3,), "float64"), "b": ((4,), "bfloat16")}, device="cuda") as draft:
+    print(draft["a"].device, draft["b"].dtype)
+print(client.get("pack/b"))
+draft = client.create("kept", (4,), "int8", device="cuda")
+array = draft.array
+refused(errors.InUse, draft.seal)
+del array
+print(draft.seal(stream=0), client.publish("again", client.get("kept")))
+refused(errors.WrongDevice, lambda: client.create("x", (1,), "int8", device="tpu"))
+"""
+    )
+    assert said.splitlines() == [
+        "Array(shape=(1000, 7), dtype=int32, device=cuda:0)",
+        "True",
+        "cuda:1 True",
+        "cuda:0 bfloat16",
+        "Array(shape=(4,), dtype=bfloat16, device=cuda:0, readonly)",
+        "arrays made of the draft of `kept` are still there",
+        "hint: drop them first: `del array`; then seal again",
+        "1 1",
+        "no device is called `tpu`",
+        "hint: devices are `cpu`, `cuda`, or `cuda:1` and so on",
+    ]
+
+
+def test_more_than_the_gpu_may_give_is_refused(program: Program) -> None:
+    said = program(
+        """
+refused(errors.OverQuota, lambda: client.put("x", wholemem.WholeTensor.create(comm, (65 << 20,), "int8").local()))
+print(client.status().device_used)
+"""
+    )
+    assert "hint: `timeout=10` waits for others to delete something" in said
+    assert said.splitlines()[-1] == "0"
+
+
+def test_a_store_without_gpus_says_so(tmp_path: Path, served: Served) -> None:
+    if FAKE is None:
+        pytest.skip("WHOLEMEM_FAKE_CUDA names no driver")
+    (tmp_path / "libcuda.so.1").symlink_to(FAKE)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "WHOLEMEM_SOCKET": served.socket}
+    ended = run(BEGINNING + 'refused(errors.WrongDevice, lambda: client.put("x", on_gpu(np.zeros(4))))', env=environment)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "GPU" in ended.stdout or "device" in ended.stdout
