@@ -90,7 +90,8 @@ class Client:
 class Draft:
     """An object that is being written. As a context it is sealed at the end, and given up if something was raised.
 
-    Sealing takes the memory away from who wrote it, so that no array of it may be left.
+    Sealing takes host memory away from who wrote it, so that no array of it may be left; on a GPU whoever has one left is
+    trusted not to write it.
 
     >>> from wholemem import store
     >>> client = store.Client()

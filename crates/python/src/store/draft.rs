@@ -2,7 +2,8 @@
 //!
 //! Nobody may be able to write what is sealed, so that its memory is taken away from whoever wrote it. An array of it that
 //! is still there, or a view that a framework made of one, would point to nothing: sealing says so, and leaves the draft
-//! as it is.
+//! as it is. On a GPU nothing is taken away: there is no telling an array from work that is not known to be over, and the
+//! driver could not keep anybody from writing anyway. Who has an array of it left is trusted not to.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -115,14 +116,19 @@ impl Writing {
         Ok(Self { target, views, in_place })
     }
 
-    /// Whether anybody has an array of it.
+    /// The GPU that it is on, if it is on one.
+    fn gpu(&self) -> Option<Device> {
+        self.target.device().filter(|device| Place::of(device).is_cuda())
+    }
+
+    /// Whether anybody has an array of it, who must not.
     fn is_in_use(&self) -> bool {
-        self.views.iter().any(|view| Arc::strong_count(&view.owner) > 1)
+        self.gpu().is_none() && self.views.iter().any(|view| Arc::strong_count(&view.owner) > 1)
     }
 
     /// Seals it; on a GPU, when a stream has done what it was given so far.
     fn seal(mut self, stream: u64) -> Result<Sealed, Raised> {
-        if let Some(device) = self.target.device().filter(|device| Place::of(device).is_cuda()) {
+        if let Some(device) = self.gpu() {
             finish(&Turn::new(&device, stream, None).stream())?;
         }
         if !self.in_place {
