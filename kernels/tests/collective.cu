@@ -1,10 +1,11 @@
 // The collectives on a GPU, without anything around them: ranks are streams of this process.
 //
-//     nvcc -O3 -std=c++17 -arch=sm_90 -I kernels/include kernels/tests/collective.cu -o collective
-//     ./collective correct mutants deadline together time
+//     nvcc -O3 -std=c++17 -arch=sm_90 -DWHOLEMEM_TESTING -I kernels/include kernels/tests/collective.cu -o collective
+//     ./collective correct mutants deadline together
 //
-// Every result is compared bit for bit with a plain loop on the host. Built with -DWHOLEMEM_ENDLESS, waits do not look for
-// reasons to leave, which shows what that costs; only `time` makes sense then.
+// Every result is compared bit for bit with a plain loop on the host. Built without -DWHOLEMEM_TESTING, kernels are those that
+// everybody gets, and `correct`, `deadline` and `time` make sense. Built with -DWHOLEMEM_ENDLESS, waits do not look for reasons
+// to leave, which shows what that costs; only `time` makes sense then.
 
 #include <algorithm>
 #include <cmath>

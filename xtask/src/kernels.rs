@@ -2,7 +2,8 @@
 //!
 //! A build of wholemem needs no CUDA: it embeds `kernels/ptx/`, and the driver compiles that when it is loaded. The PTX is
 //! for compute capability 7.0, and of the version that drivers from 550 on read. Kernels that have more to gain on newer
-//! devices are compiled for those too, as `NAME.90.ptx`.
+//! devices are compiled for those too, as `NAME.90.ptx`; and those that make mistakes where a test asks for them, as
+//! `NAME.testing.ptx`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,8 +26,23 @@ const ARCHITECTURES: &[u32] = &[OLDEST, 90];
 /// What every kernel is compiled for.
 const OLDEST: u32 = 70;
 
-/// What some are compiled for as well.
-const NEWER: &[(&str, u32)] = &[("collective", 90)];
+/// One of the texts that come of a source.
+#[derive(Debug, Clone, Copy)]
+struct Text {
+    compute: u32,
+    /// What is between its name and its end.
+    mark: &'static str,
+    define: Option<&'static str>,
+}
+
+/// What comes of every source.
+const USUAL: Text = Text { compute: OLDEST, mark: "", define: None };
+
+/// What comes of some as well.
+const FURTHER: &[(&str, Text)] = &[
+    ("collective", Text { compute: 90, mark: "90.", define: None }),
+    ("collective", Text { compute: 90, mark: "testing.", define: Some("WHOLEMEM_TESTING") }),
+];
 
 /// Checks that what is committed was compiled from the sources; if not, compiles and compares. Under `all`, compiles in any
 /// case.
@@ -40,33 +56,33 @@ pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
     if sources.is_empty() {
         bail!("there are no kernels in {SOURCES}");
     }
-    for (source, compute) in texts(&sources) {
-        let (target, digest) = (target(source, compute), inputs(source)?);
+    for (source, text) in texts(&sources) {
+        let (target, digest) = (text.target(source), inputs(source)?);
         if generated::is_current(&target, &digest) && !all {
             continue;
         }
-        let ptx = compile(source, compute)?;
-        assemble(&ptx, source, compute)?;
+        let ptx = compile(source, text)?;
+        assemble(&ptx, source, text)?;
         let text = format!("{}{ptx}", generated::label("//", "kernels", &digest));
         generated::put(&target, &text, check)?;
     }
     strays(&sources)
 }
 
-/// What comes of the sources: every one, and what it is compiled for.
-fn texts(sources: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, u32)> {
+/// What comes of the sources.
+fn texts(sources: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, Text)> {
     sources.iter().flat_map(|source| {
-        let newer = NEWER.iter().filter(|(name, _)| source.file_stem().is_some_and(|stem| stem == *name));
-        std::iter::once(OLDEST)
-            .chain(newer.map(|(_, compute)| *compute))
-            .map(move |compute| (source, compute))
+        let further = FURTHER.iter().filter(|(name, _)| source.file_stem().is_some_and(|stem| stem == *name));
+        std::iter::once(USUAL).chain(further.map(|(_, text)| *text)).map(move |text| (source, text))
     })
 }
 
-/// Where it goes.
-fn target(source: &Path, compute: u32) -> PathBuf {
-    let end = if compute == OLDEST { "ptx".to_owned() } else { format!("{compute}.ptx") };
-    Path::new(OUTPUT).join(source.file_name().unwrap_or_default()).with_extension(end)
+impl Text {
+    /// Where it goes.
+    fn target(self, source: &Path) -> PathBuf {
+        let name = source.file_name().unwrap_or_default();
+        Path::new(OUTPUT).join(name).with_extension(format!("{}ptx", self.mark))
+    }
 }
 
 fn sources() -> Result<Vec<PathBuf>> {
@@ -82,7 +98,7 @@ fn sources() -> Result<Vec<PathBuf>> {
 fn strays(sources: &[PathBuf]) -> Result<()> {
     for entry in fs::read_dir(OUTPUT)? {
         let path = entry?.path();
-        if !texts(sources).any(|(source, compute)| target(source, compute) == path) {
+        if !texts(sources).any(|(source, text)| text.target(source) == path) {
             bail!("{} has no source", path.display());
         }
     }
@@ -97,6 +113,7 @@ fn inputs(source: &Path) -> Result<String> {
         NVRTC.version.into(),
         RUNTIME.version.into(),
     ];
+    parts.push(format!("{FURTHER:?}").into());
     parts.extend(ARCHITECTURES.iter().map(|architecture| architecture.to_le_bytes().to_vec()));
     parts.extend(OPTIONS.iter().map(|option| option.as_bytes().to_vec()));
     let headers = Path::new(SOURCES).join("include");
@@ -116,7 +133,7 @@ fn inputs(source: &Path) -> Result<String> {
     Ok(generated::digest(parts.iter().map(Vec::as_slice)))
 }
 
-fn compile(source: &Path, compute: u32) -> Result<String> {
+fn compile(source: &Path, text: Text) -> Result<String> {
     let library = NVRTC.folder()?.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
     let headers = RUNTIME.folder()?.join("nvidia/cuda_runtime/include");
     let mut python = Command::new("python3");
@@ -124,7 +141,8 @@ fn compile(source: &Path, compute: u32) -> Result<String> {
         .args(["-c", include_str!("nvrtc.py")])
         .arg(library)
         .arg(source)
-        .arg(format!("--gpu-architecture=compute_{compute}"))
+        .arg(format!("--gpu-architecture=compute_{}", text.compute))
+        .args(text.define.map(|name| format!("-D{name}")))
         .args(OPTIONS)
         .args([format!("-I{}", headers.display()), format!("-I{SOURCES}/include")]);
     let ptx =
@@ -139,13 +157,13 @@ fn without_asm_marks(ptx: &str) -> String {
 }
 
 /// Assembles for each architecture, and fails on a kernel that spills registers to memory.
-fn assemble(ptx: &str, source: &Path, compute: u32) -> Result<()> {
+fn assemble(ptx: &str, source: &Path, text: Text) -> Result<()> {
     let ptxas = NVCC.folder()?.join("nvidia/cuda_nvcc/bin/ptxas");
     let folder = Path::new("target/kernels");
     fs::create_dir_all(folder)?;
     let input = folder.join("kernel.ptx");
     fs::write(&input, ptx)?;
-    for architecture in ARCHITECTURES.iter().filter(|architecture| **architecture >= compute) {
+    for architecture in ARCHITECTURES.iter().filter(|architecture| **architecture >= text.compute) {
         let architecture = format!("sm_{architecture}");
         let output = Command::new(&ptxas)
             .args(["-v", "-arch", &architecture, "-o"])

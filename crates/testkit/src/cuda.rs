@@ -16,6 +16,9 @@ use crate::ranks::{Ranks, patience};
 /// The kernels of `kernels/testing.cu`.
 pub const TESTING_PTX: &str = include_str!("../../../kernels/ptx/testing.ptx");
 
+/// The collectives, which make mistakes where a test asks for them.
+pub const COLLECTIVE_PTX: &str = include_str!("../../../kernels/ptx/collective.testing.ptx");
+
 /// The CUDA backend, or a visible skip. With `WHOLEMEM_REQUIRE_CUDA=1` a skip is a failure.
 ///
 /// # Panics

@@ -291,26 +291,25 @@ __device__ __forceinline__ void all_reduce_ll(const CollectiveRequest &request, 
         packets.send(at, at == share.first ? own : load_half(request.input + at, half_len(at, bytes)));
     call.pause(1);
     const bool sums = request.op == SUM && request.dtype >= F16 && request.dtype <= F32;
+    u32 at = share.first;
+    u64 since = 0;
+    do {
 #pragma unroll 1
-    for (u32 at = share.first; at < span; at += share.step) {
-        if (at != share.first)
-            own = load_half(request.input + at, half_len(at, bytes));
-        u64 result = 0, since = 0;
-        bool received = false;
-#pragma unroll 1
-        while (call.alive() && !received) {
-            received = !sums || ranks > 8 ? reduce_packets(request, packets, at, own, result)
-                       : ranks <= 2       ? sum_packets<2>(request, packets, at, own, result)
-                       : ranks <= 4       ? sum_packets<4>(request, packets, at, own, result)
-                                          : sum_packets<8>(request, packets, at, own, result);
+        for (; at < span && call.alive(); at += share.step) {
+            if (at != share.first)
+                own = load_half(request.input + at, half_len(at, bytes));
+            u64 result = 0;
+            const bool received = !sums || ranks > 8 ? reduce_packets(request, packets, at, own, result)
+                                  : ranks <= 2       ? sum_packets<2>(request, packets, at, own, result)
+                                  : ranks <= 4       ? sum_packets<4>(request, packets, at, own, result)
+                                                     : sum_packets<8>(request, packets, at, own, result);
             if (!received)
-                packets.may_wait(at, 0, ranks, since);
+                break;
+            store_half(request.output + at, result, half_len(at, bytes));
+            since = 0;
         }
-        if (!received)
-            break;
-        store_half(request.output + at, result, half_len(at, bytes));
-    }
-    if (call.settle())
+    } while (call.again(at < span, packets.awaited(at, 0, ranks), since));
+    if (call.alive())
         call.finish();
 }
 

@@ -104,21 +104,25 @@ __device__ __forceinline__ void all_gather_ll(const CollectiveRequest &request, 
             store_half(request.output + rank * (u64)bytes + at, own, len);
     }
     call.pause(1);
+    u32 at = share.first, first = 0;
+    u64 since = 0;
+    do {
 #pragma unroll 1
-    for (u32 at = share.first; at < span; at += share.step)
-#pragma unroll 1
-        for (u32 first = 0; first < ranks; first += GROUP) {
-            u64 data[GROUP] = {}, since = 0;
-            while (call.alive() && !packets.receive(at, first, data))
-                packets.may_wait(at, first, GROUP, since);
-            if (!call.alive())
+        while (at < span && call.alive()) {
+            u64 data[GROUP] = {};
+            if (!packets.receive(at, first, data))
                 break;
 #pragma unroll
             for (u32 i = 0; i < GROUP; ++i)
                 if (first + i < ranks && first + i != rank)
                     store_half(request.output + (first + i) * (u64)bytes + at, data[i], half_len(at, bytes));
+            since = 0;
+            first += GROUP;
+            if (first >= ranks)
+                first = 0, at += share.step;
         }
-    if (call.settle())
+    } while (call.again(at < span, packets.awaited(at, first, GROUP), since));
+    if (call.alive())
         call.finish();
 }
 
@@ -163,25 +167,32 @@ __device__ __forceinline__ void broadcast_ll(const CollectiveRequest &request, u
             if (peer != lane.rank)
                 packets.send_to(peer, 0, 0);
     call.pause(1);
+    // First what the root has sent, then what all others have.
+    u32 at = share.first, peer = block == 0 ? threadIdx.x : lane.ranks;
+    u64 since = 0;
+    do {
+        u64 data[1] = {};
 #pragma unroll 1
-    for (u32 at = share.first; at < span; at += share.step) {
-        u64 data[1] = {}, since = 0;
-        if (is_root) {
-            data[0] = load_half(request.input + at, half_len(at, bytes));
-            packets.send(at, data[0]);
+        for (; at < span && call.alive(); at += share.step) {
+            if (is_root) {
+                data[0] = load_half(request.input + at, half_len(at, bytes));
+                packets.send(at, data[0]);
+            } else if (!packets.receive(at, request.root, data)) {
+                break;
+            }
+            if (!(is_root && request.input == request.output))
+                store_half(request.output + at, data[0], half_len(at, bytes));
+            since = 0;
         }
-        while (!is_root && call.alive() && !packets.receive(at, request.root, data))
-            packets.may_wait(at, request.root, 1, since);
-        if (call.alive() && !(is_root && request.input == request.output))
-            store_half(request.output + at, data[0], half_len(at, bytes));
-    }
 #pragma unroll 1
-    for (u32 peer = threadIdx.x; block == 0 && peer < lane.ranks; peer += THREADS) {
-        u64 data[1] = {}, since = 0;
-        while (peer != request.root && call.alive() && !packets.receive(0, peer, data))
-            packets.may_wait(0, peer, 1, since);
-    }
-    if (call.settle())
+        for (; at >= span && peer < lane.ranks && call.alive(); peer += THREADS) {
+            if (peer != request.root && !packets.receive(0, peer, data))
+                break;
+            since = 0;
+        }
+    } while (call.again(at < span || peer < lane.ranks,
+                        at < span ? packets.awaited(at, request.root, 1) : packets.awaited(0, peer, 1), since));
+    if (call.alive())
         call.finish();
 }
 

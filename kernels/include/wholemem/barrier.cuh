@@ -199,6 +199,8 @@ __device__ __forceinline__ u64 weigh(const Lane &lane, u64 seq, u32 phase, Await
     return 0;
 }
 
+#if defined(WHOLEMEM_TESTING)
+
 // Stands still where a test asks for it, a second at most.
 __device__ __forceinline__ void stand_still(const Lane &lane, u64 seq, u32 block, u32 point)
 {
@@ -215,6 +217,8 @@ __device__ __forceinline__ void stand_still(const Lane &lane, u64 seq, u32 block
     while (nanoseconds() - start < (wanted < second ? wanted : second)) {
     }
 }
+
+#endif
 
 // One call of this rank, as one thread of it sees it. All threads of a block make the same steps.
 class Call {
@@ -242,7 +246,7 @@ public:
     __device__ __forceinline__ bool alive() const { return poison == 0 && !failed; }
 
     // Whether this is the call at which 32 bits of the number begin anew, and packets cannot tell it from an older one.
-    __device__ __forceinline__ bool wraps() const { return (u32)seq == 0; }
+    __device__ __forceinline__ bool wraps() const { return __builtin_expect((u32)seq == 0, 0) != 0; }
 
     // Tells every rank that this block is here, and has written and read all that it did before.
     //
@@ -270,11 +274,14 @@ public:
     {
         if (failed)
             return false;
+        bool waits;
+        u64 since = 0;
+        do {
+            waits = false;
 #pragma unroll 1
-        for (u32 peer = threadIdx.x; peer < lane.ranks && !failed; peer += blockDim.x)
-            if (peer != lane.rank)
-                await(peer);
-        failed = __syncthreads_or(failed) != 0;
+            for (u32 peer = threadIdx.x; peer < lane.ranks && !waits; peer += blockDim.x)
+                waits = peer != lane.rank && !has_come(peer);
+        } while (again(waits, {lane.signal(lane.rank, block, 0), SIGNAL_STRIDE, flag(), 0, 0, lane.ranks}, since));
         if (!failed)
             pause(2 * phase + 1);
         return !failed;
@@ -312,19 +319,28 @@ public:
         return !failed;
     }
 
-    // How often a thread that waits looks for what it waits for, before it looks whether there is a reason to leave: the
-    // abort word is in the host's memory, and far.
+    // How often a thread looks for what it waits for, before its block asks whether to go on.
     static constexpr u32 LOOKS = 1024;
 
-    // Whether a thread that has looked so often may go on. `since` is 0 at first, and then when the wait began.
-    __device__ __forceinline__ bool may_wait(const Awaited &awaited, u64 &since)
+    // Agrees within the block whether to look again, because some of its threads have looked in vain. If not, all threads are
+    // alive and have what they waited for, or none is alive. `since` is 0 when a thread begins to wait for something.
+    //
+    // All that is needed by those who wait for long is behind the one branch that a block takes together: it is kept out of
+    // the way of the others, for whom each jump over it would be a wait for instructions.
+    __device__ __forceinline__ bool again(bool waits, const Awaited &awaited, u64 &since)
     {
-#if defined(WHOLEMEM_ENDLESS)
-        (void)awaited, (void)since;
+        if (__builtin_expect(__syncthreads_or(waits || !alive()) == 0, 1))
+            return false;
+#if !defined(WHOLEMEM_ENDLESS)
+        // The abort word is in the host's memory, and far.
+        if (waits && alive()) {
+            since = weigh(lane, seq, phase, awaited, since);
+            failed = since == 0;
+        }
 #else
-        since = weigh(lane, seq, phase, awaited, since);
-        failed = since == 0;
+        (void)awaited, (void)since;
 #endif
+        vote();
         return !failed;
     }
 
@@ -332,14 +348,23 @@ public:
     // p, 2p + 1 after the wait.
     __device__ __forceinline__ void pause(u32 point) const
     {
+#if defined(WHOLEMEM_TESTING)
         if (lane.debug != 0)
             stand_still(lane, seq, block, point);
+#else
+        (void)point;
+#endif
     }
 
-    // Whether a test wants a mistake to be made.
+    // Whether a test wants a mistake to be made. Kernels that are not for tests do not ask.
     __device__ __forceinline__ bool has(Mutant mutant) const
     {
+#if defined(WHOLEMEM_TESTING)
         return lane.debug != 0 && (load_relaxed(debug_word(debug::MUTANTS)) & mutant) != 0;
+#else
+        (void)mutant;
+        return false;
+#endif
     }
 
     const Lane &lane;
@@ -361,21 +386,21 @@ private:
 
     __device__ __forceinline__ u64 control_word(u32 word) const { return lane.control + word * sizeof(u64); }
 
+#if defined(WHOLEMEM_TESTING)
     __device__ __forceinline__ u64 debug_word(u32 word) const { return lane.debug + word * sizeof(u64); }
+#endif
 
     __device__ __forceinline__ u64 flag() const { return seq << 16 | phase; }
 
-    __device__ __forceinline__ void await(u32 peer)
+    // Looks for a peer's signal.
+    __device__ __forceinline__ bool has_come(u32 peer) const
     {
         const u64 signal = lane.signal(lane.rank, block, peer);
-        const Awaited awaited = {lane.signal(lane.rank, block, 0), SIGNAL_STRIDE, flag(), 0, 0, lane.ranks};
-        u64 since = 0;
-        do {
+        bool come = false;
 #pragma unroll 1
-            for (u32 look = 0; look < LOOKS; ++look)
-                if ((i64)(load_acquire(signal, lane.near != 0) - flag()) >= 0)
-                    return;
-        } while (may_wait(awaited, since));
+        for (u32 look = 0; look < LOOKS && !come; ++look)
+            come = (i64)(load_acquire(signal, lane.near != 0) - flag()) >= 0;
+        return come;
     }
 
     // Makes this rank's packets none, each block a part. Peers send the next ones when this call is over for them, and it is

@@ -51,28 +51,30 @@ public:
     }
 
     // Looks for what is at `at` of the payloads of ranks `first` on, but leaves alone what is this rank's own, or of a rank
-    // that there is not. False: not all has come in many looks, and the caller asks `may_wait` before it looks again. All
-    // loads of a look are under way together.
+    // that there is not. False: not all has come in many looks, and the block agrees whether to look `again`. All loads of a
+    // look are under way together, and only for what has not come.
     template <u32 COUNT> __device__ __forceinline__ bool receive(u64 at, u32 first, u64 (&data)[COUNT]) const
     {
         const Lane &lane = call.lane;
         const u64 slots = lane.packets(lane.rank, parity, first) + 2 * at;
-        WordPair pairs[COUNT] = {};
+        WordPair pairs[COUNT];
+        // Where there is nothing to wait for, what was waited for is there. What is not there has no flag, which none is 0.
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) {
+            const bool is = first + i < lane.ranks && first + i != lane.rank;
+            pairs[i].low = pairs[i].high = is ? 0 : packet_word(0, flag);
+        }
         bool all = false;
 #pragma unroll 1
         for (u32 look = 0; look < Call::LOOKS && !all; ++look) {
-            // Where there is nothing to wait for, what was waited for is there.
             const u64 turn = unseen(slots);
 #pragma unroll
-            for (u32 i = 0; i < COUNT; ++i) {
-                pairs[i] = {packet_word(0, flag), packet_word(0, flag)};
-                const bool is = first + i < lane.ranks && first + i != lane.rank;
-                load_pair_relaxed(is ? turn + i * (2 * lane.ll_len) : 0, pairs[i]);
-            }
+            for (u32 i = 0; i < COUNT; ++i)
+                load_pair_relaxed(fits(pairs[i]) ? 0 : turn + i * (2 * lane.ll_len), pairs[i]);
             all = true;
 #pragma unroll
             for (u32 i = 0; i < COUNT; ++i)
-                all &= fits(pairs[i].low) & fits(pairs[i].high);
+                all &= fits(pairs[i]);
         }
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i)
@@ -80,12 +82,10 @@ public:
         return all;
     }
 
-    // Whether a thread that has looked in vain for what is at `at` of the payloads of some ranks may go on. Asked in one place
-    // of a kernel: it is long, and what is long is far away for the threads that need not wait.
-    __device__ __forceinline__ bool may_wait(u64 at, u32 first, u32 count, u64 &since) const
+    // What is at `at` of the payloads of some ranks, to be waited for.
+    __device__ __forceinline__ Awaited awaited(u64 at, u32 first, u32 count) const
     {
-        const Lane &lane = call.lane;
-        return call.may_wait({lane.packets(lane.rank, parity, 0) + 2 * at, 2 * lane.ll_len, flag, 2, first, count}, since);
+        return {call.lane.packets(call.lane.rank, parity, 0) + 2 * at, 2 * call.lane.ll_len, flag, 2, first, count};
     }
 
 private:
@@ -93,6 +93,8 @@ private:
     const u32 flag;
     const u32 parity;
     const bool any;
+
+    __device__ __forceinline__ bool fits(const WordPair &pair) const { return fits(pair.low) & fits(pair.high); }
 
     __device__ __forceinline__ bool fits(u64 word) const
     {

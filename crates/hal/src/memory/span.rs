@@ -12,7 +12,7 @@ pub(crate) trait Addressable: Held {
     fn rights_of(&self, device: DeviceId) -> Rights;
 }
 
-/// Several memories side by side, as one: what all of them allow is allowed.
+/// Several memories as one: what all of them allow is allowed.
 #[derive(Debug)]
 struct Joined {
     /// At least one.
@@ -105,6 +105,31 @@ impl Span {
         }
         let parts = spans.iter().map(|span| Arc::clone(&span.memory)).collect();
         Ok(Self { memory: Arc::new(Joined { parts }), at: first.at, len })
+    }
+
+    /// Nothing of the memory of several spans, which keeps all of it: one operand in place of many. `None` of none.
+    ///
+    /// ```
+    /// use wholemem_hal::{Backend, HostConfig, PinnedBuffer, Span};
+    ///
+    /// let device = Backend::host(HostConfig::default())?.device(0)?;
+    /// let two = [PinnedBuffer::create(&device, 8)?.all(), PinnedBuffer::create(&device, 8)?.all()];
+    /// let both = Span::keep(&two)?.expect("there are two");
+    /// drop(two); // their memory stays
+    /// assert!(both.is_empty());
+    /// # Ok::<(), wholemem_hal::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::WrongBackend`].
+    pub fn keep<'a>(spans: impl IntoIterator<Item = &'a Span>) -> Result<Option<Span>> {
+        let spans: Vec<_> = spans.into_iter().collect();
+        let Some(first) = spans.first() else { return Ok(None) };
+        if spans.iter().any(|span| span.memory.backend() != first.memory.backend()) {
+            return Err(Error::WrongBackend { attempt: Attempt::Access { len: 0 } });
+        }
+        let parts = spans.iter().map(|span| Arc::clone(&span.memory)).collect();
+        Ok(Some(Self { memory: Arc::new(Joined { parts }), at: first.at, len: 0 }))
     }
 
     /// Where it begins, as the devices see it: what to pass to a kernel.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use wholemem_comm::Rank;
 use wholemem_hal::{Attempt, Rights, Span, Stream};
 
-use super::kernel::{Collective, Room};
+use super::kernel::Collective;
 use super::tuning::{Algorithm, Shape, blocks, choose};
 use super::window::Window;
 use super::{Buffer, Lane};
@@ -21,8 +21,8 @@ struct Found<'a> {
     address: u64,
     /// Every rank's, where the others reach it.
     reference: WindowRef,
-    window: Option<&'a Window>,
-    own: Option<&'a Span>,
+    /// What keeps it, on all ranks that reach it.
+    keep: Option<&'a Span>,
 }
 
 impl Lane {
@@ -125,7 +125,7 @@ impl Lane {
     /// [`Error::Hal`], [`Error::Comm`].
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         let request = CollectiveRequest { lane: self.current(), ..CollectiveRequest::default() };
-        self.perform(stream, (Collective::Barrier, Algorithm::OneShot), 1, &request, Vec::new)
+        self.perform(stream, (Collective::Barrier, Algorithm::OneShot), 1, &request, [None; 2])
     }
 
     fn call(&self, stream: &Stream, call: &Call, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
@@ -160,15 +160,7 @@ impl Lane {
             early: 0,
         };
         let blocks = blocks(algorithm, &shape, &self.limits);
-        self.perform(stream, (call.what, algorithm), blocks, &request, || {
-            let mut operands = Vec::new();
-            for found in [&from, &to] {
-                operands.extend(found.own.cloned());
-                let spans = found.window.iter().flat_map(|window| &window.core().spans);
-                operands.extend(spans.flatten().cloned());
-            }
-            operands
-        })
+        self.perform(stream, (call.what, algorithm), blocks, &request, [from.keep, to.keep])
     }
 
     /// Does this rank's part in a call, or enqueues it. Where it may run later than this returns, `buffers` are held until
@@ -179,7 +171,7 @@ impl Lane {
         what: (Collective, Algorithm),
         blocks: u32,
         request: &CollectiveRequest,
-        buffers: impl FnOnce() -> Vec<Span>,
+        buffers: [Option<&Span>; 2],
     ) -> Result<()> {
         let inline = stream.runs_inline();
         if !inline {
@@ -189,10 +181,8 @@ impl Lane {
             if self.kernels.run(stream, what, request)? {
                 return Ok(());
             }
-            let mut operands = buffers();
-            operands.extend_from_slice(&self.operands);
-            let room = Room { blocks, most: self.limits.blocks };
-            self.kernels.launch(stream, what, room, request, &operands)
+            let operands = buffers.into_iter().flatten().chain([&self.operand]);
+            self.kernels.launch(stream, what, blocks, request, operands)
         })?;
         // On a lane that has failed before, nothing was done.
         if inline { self.check() } else { Ok(()) }
@@ -222,8 +212,7 @@ impl Lane {
                 }
                 let attempt = || Attempt::Access { len: span.len() };
                 span.check(stream.device(), needed, attempt)?;
-                let (reference, window) = (WindowRef::default(), None);
-                Found { address: span.address(), reference, window, own: Some(span) }
+                Found { address: span.address(), reference: WindowRef::default(), keep: Some(span) }
             }
             Buffer::Window { window, range } => self.find_in_window(window, range.start, range.len(), len)?,
         };
@@ -254,7 +243,7 @@ impl Lane {
         let reference = window.window_ref();
         let reference = WindowRef { base: reference.base + offset as u64, ..reference };
         let address = if window.is_empty() { 0 } else { window.local().address() + offset as u64 };
-        Ok(Found { address, reference, window: Some(window), own: None })
+        Ok(Found { address, reference, keep: window.core().keep.as_ref() })
     }
 }
 

@@ -37,13 +37,6 @@ pub(super) struct Kernels {
     wait: bool,
 }
 
-/// How many blocks a call takes, of as many as a rank may have.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Room {
-    pub(super) blocks: u32,
-    pub(super) most: u32,
-}
-
 /// One of them: as a device runs it, and as a thread of the processor does without a launch.
 #[derive(Debug)]
 struct Kernel {
@@ -52,12 +45,13 @@ struct Kernel {
 }
 
 impl Kernels {
-    /// Loads the kernels: before anything waits, since drivers wait here for what runs.
-    pub(super) fn load(device: &Device) -> Result<Self> {
+    /// Loads the kernels, or others of the same names: before anything waits, since drivers wait here for what runs.
+    pub(super) fn load(device: &Device, others: Option<&'static str>) -> Result<Self> {
         let wait = device.info().compute >= 90;
-        let image = if wait { &COLLECTIVE_90 } else { &COLLECTIVE };
+        let usual = if wait { COLLECTIVE_90 } else { COLLECTIVE };
+        let image = KernelImage { ptx: others.or(usual.ptx), ..usual };
         // SAFETY: the functions of the image take a request, and are launched with one below.
-        let module = unsafe { Module::load(device, image) }?;
+        let module = unsafe { Module::load(device, &image) }?;
         let kernel = |name, here| Ok::<_, crate::Error>(Kernel { function: module.function(name)?, here });
         Ok(Self {
             all_reduce: [
@@ -75,6 +69,12 @@ impl Kernels {
         })
     }
 
+    /// How many calls of a lane can be on the device at once, on each rank: where kernels wait for what is before them by
+    /// themselves, they are set up while that still runs.
+    pub(super) fn calls_at_once(&self) -> u32 {
+        if self.wait { 2 } else { 1 }
+    }
+
     /// How many blocks of any of them run at once on the device.
     pub(super) fn resident_blocks(&self) -> Result<u32> {
         let all =
@@ -86,17 +86,12 @@ impl Kernels {
 
     /// Runs each of them once, on a lane that has ended, so that they do nothing. Drivers load a kernel when it is first
     /// launched, and wait for what runs: later, that could be a kernel which waits for this one.
-    pub(super) fn warm_up(
-        &self,
-        stream: &Stream,
-        request: &CollectiveRequest,
-        operands: &[Span],
-    ) -> Result<()> {
+    pub(super) fn warm_up(&self, stream: &Stream, request: &CollectiveRequest, operand: &Span) -> Result<()> {
         for algorithm in Algorithm::ALL {
             for what in
                 [Collective::AllReduce, Collective::AllGather, Collective::Broadcast, Collective::Barrier]
             {
-                self.launch(stream, (what, algorithm), Room { blocks: 1, most: 1 }, request, operands)?;
+                self.launch(stream, (what, algorithm), 1, request, [operand])?;
             }
         }
         Ok(stream.synchronize(Deadline::NEVER)?)
@@ -127,21 +122,16 @@ impl Kernels {
     }
 
     /// Enqueues this rank's part in a call, planned likewise: all that it touches is among the operands.
-    ///
-    /// A call that takes no more than half of the room is set up while the one before it runs, and lets the next be. So there
-    /// are two of a rank at once, and never more than fit.
-    pub(super) fn launch(
+    pub(super) fn launch<'a>(
         &self,
         stream: &Stream,
         (what, algorithm): (Collective, Algorithm),
-        Room { blocks, most }: Room,
+        blocks: u32,
         request: &CollectiveRequest,
-        operands: &[Span],
+        operands: impl IntoIterator<Item = &'a Span, IntoIter: Clone>,
     ) -> Result<()> {
-        let shape = LaunchShape::line(blocks, THREADS);
-        let early = self.wait && blocks <= most / 2;
-        let shape = if early { shape.early() } else { shape };
-        let request = CollectiveRequest { early: u32::from(early), ..*request };
+        let shape = LaunchShape { early: self.wait, ..LaunchShape::line(blocks, THREADS) };
+        let request = CollectiveRequest { early: u32::from(self.wait), ..*request };
         let args = Args::new().bytes(&request.to_bytes(), align_of::<u64>());
         let function = &self.kernel(what, algorithm).function;
         // SAFETY: the functions take a request, and what it names was checked, and is held as said above.

@@ -36,8 +36,8 @@ pub struct Lane {
     pub(super) timeout: Duration,
     pub(super) reference: LaneRef,
     pub(super) report: Report,
-    /// All that every call touches.
-    pub(super) operands: Vec<Span>,
+    /// Keeps all that every call touches.
+    pub(super) operand: Span,
     /// By which windows are told from those of other groups.
     pub(super) dropped: Dropped,
     /// Where kernels look for what tests want; zero, as a rule.
@@ -99,13 +99,13 @@ impl Lane {
             spare: 0,
         };
         let maps: Vec<_> = memory.iter().flatten().cloned().collect();
-        let operands: Vec<_> =
-            maps.iter().map(Mapping::all).chain([private.clone(), report.span()]).collect();
+        let touched: Vec<_> = maps.iter().map(Mapping::all).chain([private.clone(), report.span()]).collect();
+        let operand = Span::keep(&touched)?.unwrap_or_else(|| private.clone());
         let stream = device.stream()?;
         // Ended, for the time in which kernels are loaded by running them.
         stream.fill(&private, 1)?;
         let request = CollectiveRequest { lane: reference, ..CollectiveRequest::default() };
-        kernels.warm_up(&stream, &request, &operands)?;
+        kernels.warm_up(&stream, &request, &operand)?;
         stream.write(&private.part(0, CONTROL_LEN)?, &counters)?;
         stream.write(&private.part(CONTROL_LEN, DEBUG_LEN)?, &vec![0; DEBUG_LEN])?;
         let memory = maps.iter().map(|map| (map.all(), offset)).collect();
@@ -119,7 +119,7 @@ impl Lane {
             timeout,
             reference,
             report,
-            operands,
+            operand,
             dropped,
             debug,
             private,

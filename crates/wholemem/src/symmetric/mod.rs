@@ -98,7 +98,7 @@ impl Symmetric {
             let rank = u32::try_from(rank).unwrap_or(u32::MAX).max(1);
             return Err(Error::Differs { rank: wholemem_comm::Rank(rank) });
         }
-        let kernels = Arc::new(agree(comm, Kernels::load(group.device()))?);
+        let kernels = Arc::new(agree(comm, Kernels::load(group.device(), spec.kernels))?);
         let (blocks, near) = resident(group, &kernels, spec.lanes.max(1))?;
         let (staging, packets) = match kind {
             BackendKind::Host => (STAGING_ON_HOSTS, PACKETS_ON_HOSTS),
@@ -212,7 +212,7 @@ fn lanes(common: &Common, space: &Space, count: usize) -> Result<Vec<Lane>> {
 }
 
 /// How many blocks of one rank's call run at once, on the device that has the least room for a call in each lane of each of
-/// its ranks; and whether there is only one device.
+/// its ranks, and for the call behind it that is set up already; and whether there is only one device.
 fn resident(group: &Group, kernels: &Kernels, lanes: u32) -> Result<(u32, bool)> {
     let comm = group.communicator();
     let fit = agree(comm, kernels.resident_blocks())?;
@@ -223,7 +223,11 @@ fn resident(group: &Group, kernels: &Kernels, lanes: u32) -> Result<(u32, bool)>
     for (rank, words) in (0..).map(wholemem_comm::Rank).zip(&all) {
         let fits = words.get(16..20).and_then(|fit| fit.try_into().ok()).map_or(0, u32::from_le_bytes);
         let sharing = all.iter().filter(|other| uuid(other) == uuid(words)).count();
-        let each = fits / u32::try_from(sharing).unwrap_or(u32::MAX).saturating_mul(lanes).max(1);
+        let each = fits
+            / u32::try_from(sharing)
+                .unwrap_or(u32::MAX)
+                .saturating_mul(lanes * kernels.calls_at_once())
+                .max(1);
         let inline = group.device().backend().kind() == BackendKind::Host;
         if each == 0 && !inline {
             return Err(Error::NotResident { rank, sharing, fits });

@@ -217,7 +217,7 @@ impl Space {
             if offers.iter().any(|offer| offer.skip != skip) {
                 return self.scattered(id, spans);
             }
-            Ok(self.window(id, spans, offset + skip))
+            self.window(id, spans, offset + skip)
         });
         if made.is_err() {
             self.book().strike(id);
@@ -226,11 +226,12 @@ impl Space {
     }
 
     /// A window whose parts are in even steps from each other.
-    fn window(&self, id: u64, spans: Vec<Option<Span>>, offset: usize) -> Window {
+    fn window(&self, id: u64, spans: Vec<Option<Span>>, offset: usize) -> Result<Window> {
         let base = self.reservation.address() + offset as u64;
         let reference = WindowRef { base, stride: self.stride as u64, table: 0 };
         let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
-        Window::new(WindowCore { id, dropped, own, spans, reference, _table: None })
+        let keep = Span::keep(spans.iter().flatten())?;
+        Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
     }
 
     /// A window whose parts are anywhere: their addresses are in a table.
@@ -247,7 +248,8 @@ impl Space {
         let table = agree(self.group.communicator(), written())?;
         let reference = WindowRef { base: 0, stride: 0, table: table.address() };
         let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
-        Ok(Window::new(WindowCore { id, dropped, own, spans, reference, _table: Some(table) }))
+        let keep = Span::keep(spans.iter().flatten().chain([&table.all()]))?;
+        Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
     }
 
     /// Gives every rank's pieces to every rank, and maps them from `offset` of each rank's share on.
@@ -303,7 +305,7 @@ impl Space {
         let spans = spans.collect::<Result<Vec<_>>>()?;
         let base = heap.first().and_then(|pieces| pieces.first()).map_or(0, Mapping::address);
         let offset = usize::try_from(base - self.reservation.address()).unwrap_or(0) + at;
-        Ok(self.window(id, spans, offset))
+        self.window(id, spans, offset)
     }
 
     pub(super) fn dropped(&self) -> &Dropped {

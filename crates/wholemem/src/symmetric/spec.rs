@@ -36,6 +36,9 @@ pub struct SymmetricSpec {
     pub timeout: Duration,
     /// Which algorithm is taken; what was measured, if not given.
     pub tuning: Option<Tuning>,
+    /// PTX in place of the usual kernels, for devices from compute capability 9.0 on: such as heed what tests want.
+    #[doc(hidden)]
+    pub kernels: Option<&'static str>,
 }
 
 impl Default for SymmetricSpec {
@@ -47,6 +50,7 @@ impl Default for SymmetricSpec {
             packets_len: 0,
             timeout: Duration::from_secs(60),
             tuning: None,
+            kernels: None,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use wholemem_comm::Rank;
-use wholemem_hal::{Mapping, Span};
+use wholemem_hal::Span;
 
 use super::book::WindowId;
 use crate::{Error, Result, WindowRef};
@@ -51,9 +51,9 @@ pub(super) struct WindowCore {
     pub(super) own: Rank,
     /// By rank; `None` for one that has no bytes of it.
     pub(super) spans: Vec<Option<Span>>,
+    /// Keeps all of them, and the table of their addresses where they are not in even steps.
+    pub(super) keep: Option<Span>,
     pub(super) reference: WindowRef,
-    /// The addresses of the parts, on this rank's device, where they are not in even steps.
-    pub(super) _table: Option<Mapping>,
 }
 
 impl Drop for WindowCore {

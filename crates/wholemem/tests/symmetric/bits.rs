@@ -188,6 +188,7 @@ fn reductions_agree_with_the_plainest_loop() {
 fn gpu_reductions_of_processes_agree_with_the_plainest_loop() {
     for ranks in 1..=9 {
         of_processes(ranks, test_name!(), |symmetric, algorithm, chance| {
+            let ranks = symmetric.group().size() as usize;
             reductions_agree(symmetric, &cases(ranks, chance, false), algorithm);
         });
     }
@@ -204,7 +205,7 @@ fn of_processes(ranks: usize, test: &str, work: impl Fn(&Symmetric, Algorithm, u
         let group = super::deaths::join(rank, &members, &backend);
         for algorithm in Algorithm::ALL {
             let symmetric =
-                Symmetric::create(&group, &spec(&backend, ranks as u32, Some(algorithm))).unwrap();
+                Symmetric::create(&group, &spec(&backend, group.size(), Some(algorithm))).unwrap();
             work(&symmetric, algorithm, rank.parameter().parse().unwrap());
             group.communicator().barrier().unwrap();
         }

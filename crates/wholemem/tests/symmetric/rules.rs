@@ -8,7 +8,7 @@ use wholemem_os::Deadline;
 use wholemem_testkit::{cuda, exhaustive, seed};
 
 use super::values::Random;
-use super::world::{Guarded, STAGING, host, on_ranks, on_ranks_like, spec};
+use super::world::{Guarded, STAGING, fragile, host, on_ranks_like, spec};
 
 /// Long enough for the other rank to run ahead by several calls, as a rule.
 const LONG: u64 = 20_000_000;
@@ -43,7 +43,7 @@ impl Course {
 fn goes_wrong(backend: &Backend, course: &Course, mutants: Mutants, (late, delay): (Rank, u64)) -> bool {
     // Where a rule is broken, packets may be lost that are waited for.
     let timeout = Duration::from_secs(if mutants == Mutants::default() { 60 } else { 2 });
-    let spec = SymmetricSpec { timeout, ..spec(backend, 2, Some(course.algorithm)) };
+    let spec = SymmetricSpec { timeout, ..fragile(backend, 2, Some(course.algorithm)) };
     let wrong = on_ranks_like(backend, 2, &spec, |symmetric| {
         let group = symmetric.group();
         let late = group.rank() == late;
@@ -138,7 +138,9 @@ fn repeats_are_never_wrong(backend: &Backend, ranks: u32, repeats: u32, most_del
         (Algorithm::TwoShot, false),
         (Algorithm::TwoShot, true),
     ] {
-        on_ranks(backend, ranks, Some(algorithm), |symmetric| {
+        // Without delays, by the kernels that everybody gets.
+        let spec = if most_delay == 0 { spec } else { fragile };
+        on_ranks_like(backend, ranks, &spec(backend, ranks, Some(algorithm)), |symmetric| {
             const COUNT: usize = 300;
             let group = symmetric.group();
             let own = group.rank().0;
@@ -185,6 +187,8 @@ fn gpu_repeated_calls_are_never_wrong() {
     if let Some(backend) = cuda::backend() {
         repeats_are_never_wrong(&backend, 2, 10_000, 3_000);
         repeats_are_never_wrong(&backend, 4, 2_000, 3_000);
+        repeats_are_never_wrong(&backend, 2, 10_000, 0);
+        repeats_are_never_wrong(&backend, 4, 2_000, 0);
     }
 }
 
@@ -216,7 +220,7 @@ fn gpu_counters_wrap_unnoticed() {
 /// Flags of packets begin again after 2^32 calls: what was left in the slots from the first time must be gone.
 fn meets_old_packets(backend: &Backend, mutants: Mutants) -> bool {
     const MANY: usize = 1024;
-    let wrong = on_ranks(backend, 2, Some(Algorithm::Packets), |symmetric| {
+    let wrong = on_ranks_like(backend, 2, &fragile(backend, 2, Some(Algorithm::Packets)), |symmetric| {
         let group = symmetric.group();
         let course = |count, counter| Course { counter, ..Course::new(Algorithm::Packets, false, count, 0) };
         let again = |counter: u64, delays: Vec<_>| {
@@ -251,7 +255,7 @@ fn gpu_packets_of_long_ago_are_not_taken_for_new_ones() {
 /// Broadcasts from one rank after the other, of which one is always late.
 fn broadcasts_in_turn(backend: &Backend) {
     for algorithm in [Algorithm::Packets, Algorithm::OneShot] {
-        on_ranks(backend, 3, Some(algorithm), |symmetric| {
+        on_ranks_like(backend, 3, &fragile(backend, 3, Some(algorithm)), |symmetric| {
             let group = symmetric.group();
             let late = group.rank() == Rank(2);
             let delays = if late { vec![(0, 0, 300_000), (3, 0, 300_000)] } else { Vec::new() };

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use wholemem::{Algorithm, Group, Symmetric, SymmetricSpec, Tuning};
 use wholemem_hal::{Backend, BackendKind, HostConfig, Rights, Span, Stream};
+use wholemem_testkit::cuda;
 
 /// Short, so that few elements take several pieces.
 pub(crate) const STAGING: usize = 4096;
@@ -31,6 +32,11 @@ pub(crate) fn spec(backend: &Backend, ranks: u32, always: Option<Algorithm>) -> 
         tuning: Some(tuning),
         ..SymmetricSpec::default()
     }
+}
+
+/// The same, whose kernels heed what is to go wrong.
+pub(crate) fn fragile(backend: &Backend, ranks: u32, always: Option<Algorithm>) -> SymmetricSpec {
+    SymmetricSpec { kernels: Some(cuda::COLLECTIVE_PTX), ..spec(backend, ranks, always) }
 }
 
 /// Ranks with symmetric memory, each a thread that does `work`.
