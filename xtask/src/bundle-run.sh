@@ -75,7 +75,7 @@ memory() {
     step "suite" 300 "$tests/test-cuda" --test-threads=1 suite:: gpu::
     step "rows" 300 "$tests/test-rows" --test-threads=1 gpu::
     step "graphs and large" 120 "$tests/test-whole" --test-threads=1 graphs::gpu_ large::gpu_
-    step "store" 120 "$tests/test-store" --test-threads=1 gpu::suite
+    step "store" 120 "$tests/test-store" --test-threads=1 gpu::suite adopt::suite
     step "demo" 120 "$here/wholemem" demo --backend cuda --size 1GiB
     OUTPUT="$report/alloc.json" bench alloc 180 alloc --sizes 2MiB,8MiB,32MiB,128MiB,512MiB,2GiB,8GiB,16GiB,64GiB
     OUTPUT="$report/share.json" bench share 180 share --sizes 2MiB,32MiB,512MiB,2GiB,16GiB,64GiB

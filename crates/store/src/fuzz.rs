@@ -87,7 +87,8 @@ pub fn requests(bytes: &[u8]) {
     let client = ClientId(1);
     let hello = Request { id: 1, again: false, ask: Ask::Hello { protocol: PROTOCOL } };
     let mut inputs = vec![
-        Input::Joined { client, user: 1000 },
+        // As one who is trusted, and heard in everything.
+        Input::Joined { client, user: 0 },
         Input::Asked { client, request: hello, payload: Payload::default() },
     ];
     let mut assembly = Assembly::default();
@@ -102,7 +103,7 @@ pub fn requests(bytes: &[u8]) {
         while !inputs.is_empty() {
             for output in server.step(now, inputs.remove(0), &mut yard) {
                 match output {
-                    Output::Make { allocation, len, .. } => {
+                    Output::Make { allocation, len, .. } | Output::TakeIn { allocation, len, .. } => {
                         assert!(yard.0.insert(allocation, len).is_none(), "memory is made once");
                         inputs.push(Input::Made { allocation, outcome: Ok(()) });
                     }
@@ -124,13 +125,15 @@ pub fn requests(bytes: &[u8]) {
 /// A corpus of both: a few of every request there is, encoded.
 #[must_use]
 pub fn corpus() -> Vec<(&'static str, Vec<u8>)> {
-    use crate::protocol::{Answer, Label, Member, Refusal};
+    use crate::protocol::{Answer, Label, Member, Part, Refusal};
     let label = |name: &str| Label { name: name.to_owned(), meta: vec![1, 2] };
     let object = ObjectId::new(0, 0);
     let create = |name: &str, len| Ask::Create { label: label(name), len, members: Vec::new(), place: 0 };
     let member = |name: &str| Member { label: label(name), len: 9000 };
     let pack =
         Ask::Create { label: label("p"), len: 0, members: vec![member("p/a"), member("p/b")], place: 0 };
+    let part = |offset, len| Part { offset, len };
+    let adopt = |place, len, part| Ask::Adopt { label: label("adopted"), place, len, part };
     let find = Ask::Find { name: "small".to_owned(), wait: 5 };
     let request = |id, ask| encode(&Request { id, again: false, ask }, &[]).expect("a request");
     let small =
@@ -154,7 +157,19 @@ pub fn corpus() -> Vec<(&'static str, Vec<u8>)> {
         ),
         ("pack", play(vec![request(2, pack), request(3, Ask::Seal { create: 2 })])),
         ("delete", play(vec![small(2), request(3, Ask::Delete { object })])),
-        ("publish", play(vec![small(2), request(3, Ask::Publish { label: label("other"), object })])),
+        (
+            "publish",
+            play(vec![small(2), request(3, Ask::Publish { label: label("other"), object, part: None })]),
+        ),
+        (
+            "adopt",
+            play(vec![
+                request(2, adopt(0, 8 << 10, part(4096, 100))),
+                request(3, Ask::Publish { label: label("beside"), object, part: Some(part(0, 8 << 10)) }),
+                request(4, adopt(0, 8 << 10, part(4096, u64::MAX))),
+                request(5, adopt(1, 5, part(0, 5))),
+            ]),
+        ),
         ("find", play(vec![request(2, find), small(3), request(4, Ask::Fetch { object })])),
         ("watch", play(vec![request(2, Ask::Watch { prefix: "s".to_owned() }), small(3), small(4)])),
         (

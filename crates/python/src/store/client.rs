@@ -137,7 +137,6 @@ impl Client {
     }
 
     #[pyo3(signature = (name, shape, dtype, *, device=None, timeout=None))]
-    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn create(
         &self,
         py: Python<'_>,

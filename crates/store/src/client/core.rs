@@ -1,5 +1,6 @@
 //! What clones of a client share: the connection, the index, the pins, and the memory that is mapped.
 
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -258,6 +259,22 @@ impl Core {
     pub(super) fn request_sealed(&self, ask: Ask, payload: &[u8]) -> Result<Sealed> {
         match self.request(ask, payload, Deadline::after(Client::PATIENCE))? {
             (Answer::Sealed { object, version }, _) => Ok(Sealed { id: object, version }),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// The same, giving the server a descriptor, which it takes from its own user only.
+    pub(super) fn request_adoption(&self, ask: Ask, fd: BorrowedFd<'_>) -> Result<Sealed> {
+        self.check_fork()?;
+        let mut wire = self.wire();
+        let user = wire.server_user()?;
+        if user != rustix::process::geteuid().as_raw() {
+            return Err(Refusal::NotTrusted { user }.into());
+        }
+        let outcome = wire.request_giving(ask, &[], &[fd], Deadline::after(Client::PATIENCE));
+        self.say(&mut wire);
+        match outcome?.0 {
+            Answer::Sealed { object, version } => Ok(Sealed { id: object, version }),
             _ => Err(unexpected()),
         }
     }

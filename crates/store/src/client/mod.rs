@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`Client`] | a connection to a store: create, get, publish, delete, list |
 //! | [`Draft`] | an object that is being written, until it is sealed |
+//! | [`Client::adopt`] | memory that this process has already, as an object |
 //! | [`Object`] | a sealed object, held in memory until it is dropped |
 //! | [`Pack`], [`PackDraft`], [`PackObject`] | many objects in one piece of memory |
 //! | [`Watch`] | being told of what happens to names |
@@ -12,6 +13,7 @@
 //! An object whose memory is mapped already is got without a system call: its name is looked up in the index, it is
 //! pinned, and that is all. So it is got also while there is no server.
 
+mod adopt;
 mod core;
 mod draft;
 mod memory;
@@ -292,7 +294,7 @@ impl Client {
     pub fn publish_described(&self, name: &str, meta: &[u8], object: ObjectId) -> Result<Sealed> {
         let label = label(name, meta);
         label.check()?;
-        self.core.request_sealed(Ask::Publish { label, object }, &[])
+        self.core.request_sealed(Ask::Publish { label, object, part: None }, &[])
     }
 
     /// Deletes an object: it is found no more, and its memory goes with the last who holds it. The first object of a pack

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -98,10 +98,21 @@ impl Wire {
         payload: &[u8],
         deadline: Deadline,
     ) -> Result<(Answer, Vec<OwnedFd>)> {
+        self.request_giving(ask, payload, &[], deadline)
+    }
+
+    /// The same, with descriptors that go along.
+    pub(super) fn request_giving(
+        &mut self,
+        ask: Ask,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Deadline,
+    ) -> Result<(Answer, Vec<OwnedFd>)> {
         self.check_fork()?;
         self.last_id += 1;
         let request = Request { id: self.last_id, again: false, ask };
-        let outcome = self.ask(request, payload, deadline);
+        let outcome = self.ask(request, payload, fds, deadline);
         if matches!(outcome, Err(Error::TimedOut | Error::Interrupted)) {
             self.given_up.insert(self.last_id);
         }
@@ -112,21 +123,22 @@ impl Wire {
         &mut self,
         mut request: Request,
         payload: &[u8],
+        fds: &[BorrowedFd<'_>],
         deadline: Deadline,
     ) -> Result<(Answer, Vec<OwnedFd>)> {
-        self.send(&request, payload, deadline)?;
+        self.send(&request, payload, fds, deadline)?;
         loop {
-            let (response, fds) = self.receive(deadline)?;
+            let (response, received) = self.receive(deadline)?;
             match response.answer {
                 Answer::Restarted => {
                     request.again = true;
-                    self.send(&request, payload, deadline)?;
+                    self.send(&request, payload, fds, deadline)?;
                 }
                 // With an id of zero, all of this client is.
                 Answer::Refused(refusal) if [0, request.id].contains(&response.id) => {
                     return Err(refusal.into());
                 }
-                answer if response.id == request.id => return Ok((answer, fds)),
+                answer if response.id == request.id => return Ok((answer, received)),
                 // Made for nobody.
                 Answer::Created { .. } if self.given_up.remove(&response.id) => {
                     self.tell(Ask::Abandon { create: response.id });
@@ -141,7 +153,7 @@ impl Wire {
     pub(super) fn tell(&mut self, ask: Ask) {
         self.last_id += 1;
         let request = Request { id: self.last_id, again: false, ask };
-        let _ = frame::send_message(&self.socket, &request, &[], Deadline::NOW);
+        let _ = frame::send_message(&self.socket, &request, &[], &[], Deadline::NOW);
     }
 
     /// The next event; `None` when another server has taken over, who has to be told what is watched for.
@@ -156,8 +168,19 @@ impl Wire {
         }
     }
 
-    fn send(&mut self, request: &Request, payload: &[u8], deadline: Deadline) -> Result<()> {
-        let sent = frame::send_message(&self.socket, request, payload, deadline);
+    /// The user at the other end.
+    pub(super) fn server_user(&self) -> Result<u32> {
+        Ok(self.socket.peer_uid()?)
+    }
+
+    fn send(
+        &mut self,
+        request: &Request,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Deadline,
+    ) -> Result<()> {
+        let sent = frame::send_message(&self.socket, request, payload, fds, deadline);
         sent.map_err(|malformed| Error::Protocol { rule: malformed.0 })?.map_err(said)
     }
 

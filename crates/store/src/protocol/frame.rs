@@ -145,21 +145,22 @@ impl Assembly {
     }
 }
 
-/// Sends a message: as one packet of its parts where it fits, so that the payload is not copied first.
+/// Sends a message, with descriptors: as one packet of its parts where it fits, so that the payload is not copied first.
 pub(crate) fn send_message(
     socket: &PacketSocket,
     message: &impl Serialize,
     payload: &[u8],
+    fds: &[BorrowedFd<'_>],
     deadline: Deadline,
 ) -> Result<wholemem_os::Result<()>, Malformed> {
     let head = postcard::to_allocvec(message).map_err(|_| UNENCODABLE)?;
     if head.len() + payload.len() > PIECE {
-        return encode(message, payload).map(|packets| send(socket, &packets, &[], deadline));
+        return encode(message, payload).map(|packets| send(socket, &packets, fds, deadline));
     }
     let parts = [&[BEGIN][..], &head, payload].map(IoSlice::new);
     // A part without bytes is none.
     let count = if payload.is_empty() { 2 } else { 3 };
-    Ok(socket.send_parts(&parts[..count], &[], deadline))
+    Ok(socket.send_parts(&parts[..count], fds, deadline))
 }
 
 /// Sends the packets of a message, waiting where the socket is full, with descriptors on the last.

@@ -20,7 +20,7 @@ use crate::index::{MAX_META, MAX_NAME};
 pub use refusal::Refusal;
 
 /// Changes when any message does.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 
 /// The most objects of one pack.
 pub(crate) const MAX_MEMBERS: usize = 16 << 10;
@@ -67,6 +67,22 @@ pub(crate) struct Member {
     pub(crate) len: u64,
 }
 
+/// Some bytes of a piece of memory, counted from its beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Part {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+impl Part {
+    /// Whether memory of so many bytes has it.
+    pub(crate) fn check(self, whole: u64) -> Result<(), Refusal> {
+        let Self { offset, len } = self;
+        let is_within = offset.checked_add(len).is_some_and(|end| end <= whole);
+        if is_within { Ok(()) } else { Err(Refusal::OutOfRange { offset, len, whole }) }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Ask {
     /// The first of all: which protocol this client speaks.
@@ -78,8 +94,8 @@ pub(crate) enum Ask {
     Seal { create: u64 },
     /// What was made by this client's request `create` is not wanted any more.
     Abandon { create: u64 },
-    /// The bytes of a sealed object under one more name.
-    Publish { label: Label, object: ObjectId },
+    /// The bytes of a sealed object under one more name, or others of the memory that was made for it.
+    Publish { label: Label, object: ObjectId, part: Option<Part> },
     /// An object is not wanted any more, and if it is the first of a pack, none of the pack is.
     Delete { object: ObjectId },
     /// Which object has a name, now or within so many milliseconds.
@@ -97,6 +113,8 @@ pub(crate) enum Ask {
     Goodbye,
     /// Whether there is room for an object of `len` bytes at a place, now or within so many milliseconds.
     AwaitRoom { len: u64, place: u32, wait: u64 },
+    /// A part of memory of `len` bytes at a place, whose descriptor comes along, is an object from now on.
+    Adopt { label: Label, place: u32, len: u64, part: Part },
 }
 
 /// What the server says. An id of zero answers no request.

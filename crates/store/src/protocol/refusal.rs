@@ -99,6 +99,30 @@ pub enum Refusal {
         /// What it said.
         reason: String,
     },
+    /// The memory that came along cannot be an object's.
+    #[error("cannot take in {} of memory: {reason}", Size(usize::try_from(*.len).unwrap_or(usize::MAX)))]
+    CannotAdopt {
+        /// How much it is said to be.
+        len: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Memory is taken from the server's own user only.
+    #[error("only user {user}, who serves the store, may give it memory; put the bytes instead")]
+    NotTrusted {
+        /// Who serves the store.
+        user: u32,
+    },
+    /// More was named than there is.
+    #[error("{len} bytes from {offset} on are not within the {whole} bytes of the memory")]
+    OutOfRange {
+        /// Where it would begin.
+        offset: u64,
+        /// How long it would be.
+        len: u64,
+        /// How much there is.
+        whole: u64,
+    },
     /// Too many questions of one client are waiting for their answers.
     #[error("too many requests are waiting: the limit is {limit}")]
     TooManyWaiting {
@@ -156,6 +180,9 @@ impl Refusal {
             Self::IndexFull { .. } => "index-full",
             Self::NoSuchDevice { .. } => "no-such-device",
             Self::NoMemory { .. } => "no-memory",
+            Self::CannotAdopt { .. } => "cannot-adopt",
+            Self::NotTrusted { .. } => "not-trusted",
+            Self::OutOfRange { .. } => "out-of-range",
             Self::TooManyWaiting { .. } => "too-many-waiting",
             Self::OtherProtocol { .. } => "other-protocol",
             Self::NoDescriptors => "no-descriptors",

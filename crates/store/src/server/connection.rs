@@ -11,7 +11,7 @@ use crate::id::ClientId;
 use crate::keeper::{Kept, Key};
 use crate::pin::PINS_LEN;
 use crate::protocol::frame::{self, Assembly, MOST_PACKETS, Payload};
-use crate::protocol::{Request, Response};
+use crate::protocol::{Ask, Request, Response};
 
 /// What may wait for a client in any case, in bytes. For one that is told of the many objects of a pack more may, and for all
 /// together [`MOST_FOR_ALL`].
@@ -22,6 +22,10 @@ pub(super) const MOST_FOR_ALL: usize = 64 << 20;
 
 /// How many descriptors may: they are the server's own until they are sent, and it has few for all its clients.
 const MOST_DESCRIPTORS: usize = 64;
+
+const EARLY: frame::Malformed =
+    frame::Malformed("a descriptor that is not on the last packet of its message");
+const UNWANTED: frame::Malformed = frame::Malformed("a descriptor that nobody has asked for");
 
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -42,7 +46,8 @@ pub(super) struct Connection {
 /// A message of a client.
 #[derive(Debug)]
 pub(super) enum Heard<'a> {
-    Request(Request, Payload<'a>),
+    /// A request, the bytes behind it, and a descriptor that came along.
+    Request(Request, Payload<'a>, Option<OwnedFd>),
     /// The connection is at its end, or the client broke the protocol.
     End,
 }
@@ -142,31 +147,41 @@ impl Connection {
     }
 
     /// Reads the next message, if it has come, or as many packets as one may have; then it is another's turn. `packet` is
-    /// room for one.
-    pub(super) fn hear<'a>(&mut self, packet: &'a mut [u8]) -> Option<Heard<'a>> {
+    /// room for one. Descriptors are taken from a user who is trusted, and one at a time.
+    pub(super) fn hear<'a>(&mut self, packet: &'a mut [u8], trusted: u32) -> Option<Heard<'a>> {
         let socket = self.socket.as_ref()?;
+        let room = usize::from(self.user == trusted);
         let mut read = 0;
-        let len = loop {
+        let (len, fd) = loop {
             if read == MOST_PACKETS {
                 return None;
             }
             read += 1;
-            let len = match socket.recv(packet, Deadline::NOW) {
-                Ok(len) => len,
+            let (len, mut fds) = match socket.recv_with_fds(packet, room, Deadline::NOW) {
+                Ok(received) => received,
                 Err(OsError::TimedOut) => return None,
                 Err(_) => return Some(Heard::End),
             };
-            // Only the last packet of a message can be one that the next is not read over.
+            // Only the last packet of a message can be one that the next is not read over, or bring something along.
             if frame::is_last(&packet[..len]) {
-                break len;
+                break (len, fds.pop());
+            }
+            if !fds.is_empty() {
+                return Some(self.broken(EARLY));
             }
             if let Err(malformed) = self.assembly.push(&packet[..len]) {
                 return Some(self.broken(malformed));
             }
         };
-        match self.assembly.push(&packet[..len]).map(|message| message.map(Payload::split)) {
+        match self.assembly.push(&packet[..len]).map(|message| message.map(Payload::split::<Request>)) {
             Ok(None) => None,
-            Ok(Some(Ok((request, payload)))) => Some(Heard::Request(request, payload)),
+            Ok(Some(Ok((request, payload)))) => {
+                let is_wanted = matches!(request.ask, Ask::Adopt { .. });
+                if fd.is_some() && !is_wanted {
+                    return Some(self.broken(UNWANTED));
+                }
+                Some(Heard::Request(request, payload, fd))
+            }
             Ok(Some(Err(malformed))) | Err(malformed) => Some(self.broken(malformed)),
         }
     }
@@ -195,7 +210,7 @@ mod tests {
         // It does not read, and has begun to say something long.
         while connection.say(&done, Vec::new()) == Standing::Good {}
         there.send(&[&[3][..], &[0; 1000]].concat(), &[], Deadline::NOW).unwrap();
-        assert!(connection.hear(&mut [0; 2000]).is_none());
+        assert!(connection.hear(&mut [0; 2000], 0).is_none());
         assert!(connection.excess() > 0 && connection.assembly != Assembly::default());
         connection.close();
         let good = |_| connection.say(&done, Vec::new()) == Standing::Good;
@@ -224,7 +239,7 @@ mod tests {
             left += 1;
         }
         assert!(left > MOST_PACKETS, "{left} packets");
-        assert!(connection.hear(&mut [0; 8]).is_none());
+        assert!(connection.hear(&mut [0; 8], 0).is_none());
         let mut rest = 0;
         while connection.socket.as_ref().unwrap().recv(&mut [0; 8], Deadline::NOW).is_ok() {
             rest += 1;

@@ -6,7 +6,7 @@ use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::{Record, Region};
 use crate::protocol::frame::Payload;
-use crate::protocol::{Answer, Ask, Label, Member, Memory, Refusal, Request, check_labels, lay_out};
+use crate::protocol::{Answer, Ask, Label, Member, Memory, Part, Refusal, Request, check_labels, lay_out};
 
 /// Closing memory of up to this length for writing takes less than telling a worker to do it.
 const CLOSED_AT_ONCE: u64 = 16 << 20;
@@ -43,13 +43,7 @@ impl<C: Cells> Server<C> {
         premises: &mut impl Premises,
     ) {
         let id = request.id;
-        if let Some(object) = self.made.get(&(client, id)).copied() {
-            // Said again after a restart, and done before it.
-            return self.answer_created(client, id, object);
-        }
-        let is_same = |other: &Pending| (other.client, other.request.id) == (client, id);
-        if self.making.values().flatten().any(is_same) {
-            // Said again while it is being done.
+        if self.is_known(client, id) {
             return;
         }
         let outcome = self.begin(client, &request, &payload, premises);
@@ -61,6 +55,17 @@ impl<C: Cells> Server<C> {
             }
             Err(refusal) => self.answer(client, id, Err(refusal)),
         }
+    }
+
+    /// Whether a request that makes something was heard before: then it is answered, or will be.
+    pub(super) fn is_known(&mut self, client: ClientId, id: u64) -> bool {
+        if let Some(object) = self.made.get(&(client, id)).copied() {
+            // Said again after a restart, and done before it.
+            self.answer_created(client, id, object);
+            return true;
+        }
+        // Said again while it is being done.
+        self.making.values().flatten().any(|other| (other.client, other.request.id) == (client, id))
     }
 
     fn begin(
@@ -174,7 +179,11 @@ impl<C: Cells> Server<C> {
             // Whatever had been made of it is let go.
             self.outputs.push(Output::Release { allocation });
             for Pending { client, request, .. } in waiting {
-                let refusal = Refusal::NoMemory { len: record.len, reason: reason.clone() };
+                let (len, reason) = (record.len, reason.clone());
+                let refusal = match request.ask {
+                    Ask::Adopt { .. } => Refusal::CannotAdopt { len, reason },
+                    _ => Refusal::NoMemory { len, reason },
+                };
                 self.answer(client, request.id, Err(refusal));
             }
             return;
@@ -185,7 +194,9 @@ impl<C: Cells> Server<C> {
             if !self.clients.contains_key(&pending.client) {
                 continue;
             }
-            if record.is_arena {
+            if matches!(pending.request.ask, Ask::Adopt { .. }) {
+                self.taken_in(&pending, allocation, premises);
+            } else if record.is_arena {
                 self.create(pending.client, pending.request, pending.payload, premises);
             } else if let Ok(plan) = Plan::new(&pending.request.ask) {
                 if self.slots.left() < 1 + plan.members.len() {
@@ -341,14 +352,15 @@ impl<C: Cells> Server<C> {
         }
     }
 
-    /// The bytes of an object under one more name: another record of the same region, sealed from the beginning.
+    /// The bytes of an object under one more name, or others of the region that was made for it: another record of that
+    /// region, sealed from the beginning.
     pub(super) fn publish(
         &mut self,
         client: ClientId,
         id: u64,
         again: bool,
         label: Label,
-        object: ObjectId,
+        (object, part): (ObjectId, Option<Part>),
         premises: &mut impl Premises,
     ) {
         if again && let Some(made) = self.made.get(&(client, id)).copied() {
@@ -356,32 +368,15 @@ impl<C: Cells> Server<C> {
         }
         let outcome = label.check().and_then(|()| {
             self.check_owner(client, &label.name)?;
-            let (_, record) = match self.index.read(object) {
-                Some(found) if found.0 == State::Sealed => found,
+            let record = match self.index.read(object) {
+                Some((State::Sealed, record)) => record,
                 Some((State::Created, _)) => return Err(Refusal::NotSealed { object }),
                 _ => return Err(Refusal::NoSuchObject { object }),
             };
-            let full = Refusal::IndexFull { slots: self.index.geometry().slots };
-            let (slot, generation) = self.slots.take().ok_or(full)?;
-            let alias = ObjectId::new(slot, generation);
-            let owner = self.clients.get(&client).map_or(self.settings.user, |client| client.user);
-            let record = Record {
-                version: self.next_version(&label.name),
-                name: label.name,
-                meta: label.meta,
-                created: self.now.unix,
-                owner,
-                client,
-                request: id,
-                pack: None,
-                ..record
-            };
-            self.ledger.hold(record.region, false);
-            self.made.insert((client, id), alias);
-            self.index.fill(alias, &record);
-            self.index.commit(alias, State::Sealed);
-            self.follow(alias, premises);
-            Ok(Answer::Sealed { object: alias, version: record.version })
+            let own = Part { offset: record.offset - record.region.offset, len: record.len };
+            let part = part.unwrap_or(own);
+            part.check(record.region.len)?;
+            self.name_part(client, id, label, record.region, part, premises)
         });
         self.answer(client, id, outcome);
     }
@@ -411,7 +406,7 @@ impl<C: Cells> Server<C> {
     }
 
     /// Whether a client may make a name mean another object: that deletes the one it means now.
-    fn check_owner(&self, client: ClientId, name: &str) -> Result<(), Refusal> {
+    pub(super) fn check_owner(&self, client: ClientId, name: &str) -> Result<(), Refusal> {
         let user = self.clients.get(&client).map(|client| client.user);
         let Some(owner) = self.names.get(name).and_then(|id| self.index.owner(*id)) else { return Ok(()) };
         if user == Some(owner) || user == Some(self.settings.user) {
@@ -421,7 +416,7 @@ impl<C: Cells> Server<C> {
     }
 
     /// What follows when the first object of a pack, or the only one, has been sealed.
-    fn follow(&mut self, first: ObjectId, premises: &mut impl Premises) {
+    pub(super) fn follow(&mut self, first: ObjectId, premises: &mut impl Premises) {
         let pack = self.pack(first);
         for other in pack.iter().filter(|id| **id != first) {
             self.index.commit(*other, State::Sealed);
@@ -445,7 +440,7 @@ impl<C: Cells> Server<C> {
     }
 
     /// The version of the next object of a name.
-    fn next_version(&self, name: &str) -> u64 {
+    pub(super) fn next_version(&self, name: &str) -> u64 {
         let current = self.names.get(name).and_then(|current| self.index.read(*current));
         1 + current.map_or(0, |(_, record)| record.version)
     }

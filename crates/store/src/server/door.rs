@@ -71,5 +71,5 @@ fn spare() -> Option<OwnedFd> {
 fn turn_away(socket: &PacketSocket) {
     let _ = socket.recv(&mut [0; MAX_PACKET], Deadline::NOW);
     let response = Response { id: 0, answer: Answer::Refused(Refusal::NoDescriptors) };
-    let _ = frame::send_message(socket, &response, &[], Deadline::NOW);
+    let _ = frame::send_message(socket, &response, &[], &[], Deadline::NOW);
 }

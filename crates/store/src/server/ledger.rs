@@ -98,11 +98,27 @@ impl Ledger {
             true => least.max(arena.min(left / granule * granule)),
             false => rounded(page).unwrap_or(least),
         };
+        self.take(AllocationRecord { len, place, is_arena })
+    }
+
+    /// Takes memory that is there out of the quota: an allocation of its own, as long as it is.
+    pub(super) fn open_as_it_is(&mut self, place: u32, len: u64) -> Result<AllocationId, Refusal> {
+        let kind = self.kind(place);
+        if len == 0 || !len.is_multiple_of(kind.terms.granule) {
+            return Err(Refusal::malformed("memory is whole granules, and not empty"));
+        }
+        if len > kind.terms.quota.saturating_sub(kind.used) {
+            return Err(self.over_quota(place, len));
+        }
+        self.take(AllocationRecord { len, place, is_arena: false })
+    }
+
+    fn take(&mut self, record: AllocationRecord) -> Result<AllocationId, Refusal> {
         let full = Refusal::IndexFull { slots: self.slots.count() };
         let (slot, generation) = self.slots.take().ok_or(full)?;
-        self.kind(place).used += len;
+        self.kind(record.place).used += record.len;
         let id = AllocationId::new(slot, generation);
-        self.enter(id, AllocationRecord { len, place, is_arena });
+        self.enter(id, record);
         Ok(id)
     }
 

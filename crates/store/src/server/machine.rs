@@ -96,6 +96,8 @@ pub(crate) enum Output {
     Welcome { client: ClientId, request: u64 },
     /// Make memory, give it to the keeper, and say when both are done.
     Make { allocation: AllocationId, len: u64, place: u32 },
+    /// Look at the memory that came along with the request, give it to the keeper, and say when both are done.
+    TakeIn { allocation: AllocationId, len: u64, place: u32 },
     /// See to it that nobody can write this memory any more: where it is short and its writer is trusted, without
     /// leaving it to a worker.
     CloseForWriting { allocation: AllocationId, at_once: bool },
@@ -248,9 +250,10 @@ impl<C: Cells> Server<C> {
             Ask::Create { .. } => return self.create(client, request, payload, premises),
             Ask::Seal { create } => return self.seal(client, id, create, premises),
             Ask::Abandon { create } => self.abandon(client, create, premises),
-            Ask::Publish { label, object } => {
-                return self.publish(client, id, again, label, object, premises);
+            Ask::Publish { label, object, part } => {
+                return self.publish(client, id, again, label, (object, part), premises);
             }
+            Ask::Adopt { .. } => return self.adopt(client, request),
             Ask::Delete { object } => self.delete(client, object, again, premises),
             Ask::Find { name, wait } => match self.names.get(&name) {
                 Some(object) => Ok(Answer::Found { object: *object }),

@@ -3,7 +3,7 @@
 //! | room | what it holds |
 //! |---|---|
 //! | [`machine`] | `step(now, input) -> outputs`, and who asks and is told what |
-//! | [`create`], [`retire`] | how objects come about, and how they go |
+//! | [`create`], [`adopt`], [`retire`] | how objects come about, of new memory or of what a client has, and how they go |
 //! | [`waiting`] | questions that are answered later: for a name, and for room |
 //! | [`recover`] | taking over from a server that died |
 //! | [`ledger`], [`slots`], [`stock`] | which memory and which slots are taken, and what is made ahead |
@@ -14,6 +14,7 @@
 //! What it keeps true: an operation counts from one store into the index on, and is answered after that; no sealed object
 //! is lost while its keeper lives; no client makes it wait.
 
+mod adopt;
 mod connection;
 mod create;
 mod door;

@@ -7,7 +7,7 @@ use super::*;
 use crate::cells::recorded::Prefixes;
 use crate::id::{ClientId, ObjectId, State};
 use crate::protocol::frame::Payload;
-use crate::protocol::{Answer, Ask, PROTOCOL, Refusal, Request};
+use crate::protocol::{Answer, Ask, PROTOCOL, Part, Refusal, Request};
 
 #[test]
 fn a_small_object_is_there_at_once_and_gone_at_once() {
@@ -112,7 +112,7 @@ fn one_more_name_keeps_the_bytes_when_the_first_has_gone() {
     let client = world.join(1);
     let (create, _) = world.create(client, "first", 20 << 10);
     let object = sealed(&world.one(client, Ask::Seal { create }, &[]));
-    let alias = sealed(&world.one(client, Ask::Publish { label: label("second"), object }, &[]));
+    let alias = sealed(&world.one(client, Ask::Publish { label: label("second"), object, part: None }, &[]));
     world.one(client, Ask::Delete { object }, &[]);
     assert_eq!(world.status(client).host.used, 20 << 10);
     world.one(client, Ask::Delete { object: alias }, &[]);
@@ -165,7 +165,10 @@ fn only_its_owner_gives_a_name_to_another_object() {
     assert_eq!(world.create(other, "mine", 100 << 10).1, taken("mine"));
     let pack = create("pack", 0, &[("a", 5000), ("mine", 100 << 10)], 0);
     assert_eq!(world.one(other, pack, &[]), taken("mine"));
-    assert_eq!(world.one(other, Ask::Publish { label: label("mine"), object: mine }, &[]), taken("mine"));
+    assert_eq!(
+        world.one(other, Ask::Publish { label: label("mine"), object: mine, part: None }, &[]),
+        taken("mine")
+    );
     // A name that is taken while its next object is being written.
     let (create, _) = world.create(other, "late", 100 << 10);
     sealed(&world.create(owner, "late", 10).1);
@@ -207,7 +210,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         (create("a", 0, &[("", 1); 24], 0), 0, "index-full"),
         (Ask::Seal { create: 1 }, 0, "nothing-to-seal"),
         (Ask::Fetch { object: nobody }, 0, "no-such-object"),
-        (Ask::Publish { label: label("a"), object: nobody }, 0, "no-such-object"),
+        (Ask::Publish { label: label("a"), object: nobody, part: None }, 0, "no-such-object"),
         (Ask::Find { name: long.clone(), wait: u64::MAX }, 0, "name-too-long"),
         (Ask::Watch { prefix: long.clone() }, 0, "name-too-long"),
         (Ask::Hello { protocol: 9 }, 0, "other-protocol"),
@@ -267,7 +270,7 @@ fn a_request_that_comes_again_is_answered_as_before() {
     let small = world.create(client, "small", 10);
     let large = world.create(client, "large", 30 << 10);
     let object = sealed(&small.1);
-    let alias = world.one(client, Ask::Publish { label: label("alias"), object }, &[]);
+    let alias = world.one(client, Ask::Publish { label: label("alias"), object, part: None }, &[]);
     let (publish, before) = (world.requests, view(&world.server));
     let (mut server, outputs) =
         world.recover(Prefixes { before: world.cells.snapshot(), stores: vec![] }.replay(0));
@@ -275,7 +278,7 @@ fn a_request_that_comes_again_is_answered_as_before() {
     let asks = [
         (small.0, create("small", 10, &[], 0), 10, small.1),
         (large.0, create("large", 30 << 10, &[], 0), 0, large.1),
-        (publish, Ask::Publish { label: label("alias"), object }, 0, alias),
+        (publish, Ask::Publish { label: label("alias"), object, part: None }, 0, alias),
         (99, Ask::Delete { object: ObjectId::new(20, 0) }, 0, Answer::Done),
     ];
     for (id, ask, payload, expected) in asks {
@@ -384,6 +387,7 @@ fn random_operations_recover_after_every_store() {
     let mut world = World::with_ahead(TERMS.quota / 4);
     let mut next = 3;
     let mut clients = vec![world.join(1), world.join(2)];
+    let trusted = world.join_as(100, settings(0).user);
     let mut unsealed: Vec<(ClientId, u64)> = Vec::new();
     for _ in 0..rounds {
         let client = clients[usize::try_from(roll(2)).unwrap()];
@@ -392,7 +396,7 @@ fn random_operations_recover_after_every_store() {
             world.server.index().objects().filter(|object| object.1 == State::Sealed).collect();
         let object =
             (!sealed.is_empty()).then(|| sealed[usize::try_from(roll(sealed.len() as u64)).unwrap()].0);
-        match (roll(10), object) {
+        match (roll(11), object) {
             (0..=2, _) => drop(world.create(client, &name, roll(16 << 10))),
             (3, _) => {
                 let (create, answer) = world.create(client, &name, (1 + roll(4)) * (48 << 10));
@@ -415,7 +419,15 @@ fn random_operations_recover_after_every_store() {
                 }
             }
             (6, Some(object)) => drop(world.ask(client, Ask::Delete { object }, &[])),
-            (7, Some(object)) => drop(world.ask(client, Ask::Publish { label: label(&name), object }, &[])),
+            (7, Some(object)) => {
+                let part = (roll(2) == 0).then_some(Part { offset: 0, len: 1 });
+                drop(world.ask(client, Ask::Publish { label: label(&name), object, part }, &[]));
+            }
+            (10, _) => {
+                let (place, len) = (u32::try_from(roll(2)).unwrap(), (1 + roll(20)) * (4 << 10));
+                let part = Part { offset: roll(len), len: 1 };
+                drop(world.ask(trusted, Ask::Adopt { label: label(&name), place, len, part }, &[]));
+            }
             (8, Some(object)) => {
                 world.yard.pins.insert(object);
             }

@@ -54,6 +54,8 @@ struct Loop<'a> {
     server: Server<MappedCells>,
     index: Memfd,
     devices: Vec<[u8; 16]>,
+    /// Its own user, from whom descriptors are taken.
+    user: u32,
     yard: Yard,
     connections: BTreeMap<ClientId, Connection>,
     /// How much waits for those clients that do not read.
@@ -66,6 +68,8 @@ struct Loop<'a> {
     /// What the keeper was given, by its first key, and when.
     parking: BTreeMap<u64, (Parking, Instant)>,
     places: BTreeMap<AllocationId, u32>,
+    /// The descriptor that came along with what was heard last.
+    offered: Option<OwnedFd>,
     workers: Workers,
     launch: &'a Launch<'a>,
     start: Instant,
@@ -147,7 +151,7 @@ impl<'a> Loop<'a> {
             let is_host = cells.allocation(allocation).is_none_or(|record| record.place == 0);
             yard.add(allocation, fd, is_host);
         }
-        let device_ids = settings.devices.clone();
+        let (device_ids, user) = (settings.devices.clone(), settings.user);
         let start = Instant::now();
         let (server, outputs) = Server::recover(cells, settings, &survivors, now(start), &mut yard);
         let next_client = server.index().epoch() << 32;
@@ -155,6 +159,7 @@ impl<'a> Loop<'a> {
             server,
             index,
             devices: device_ids,
+            user,
             yard,
             connections,
             excess: 0,
@@ -164,6 +169,7 @@ impl<'a> Loop<'a> {
             keeper: Some(keeper),
             parking: BTreeMap::new(),
             places: BTreeMap::new(),
+            offered: None,
             workers: Workers::start(devices)?,
             launch,
             start,
@@ -239,6 +245,10 @@ impl<'a> Loop<'a> {
                     self.places.insert(allocation, place);
                     self.workers.add(Job::Make { allocation, len, place });
                 }
+                Output::TakeIn { allocation, len, place } => {
+                    self.places.insert(allocation, place);
+                    self.workers.add(Job::LookAt { allocation, len, place, fd: self.offered.take() });
+                }
                 Output::CloseForWriting { allocation, at_once: true } => {
                     let closed = self.yard.fd(allocation).map(|fd| workers::close(fd.as_fd()));
                     let outcome = closed.unwrap_or(Err(crate::Refusal::NothingToSeal));
@@ -292,9 +302,13 @@ impl<'a> Loop<'a> {
     fn hear(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(&client) else { return };
         let mut packet = std::mem::take(&mut self.packet);
-        match connection.hear(&mut packet) {
-            Some(Heard::Request(request, _)) if request.ask == Ask::Goodbye => self.gone(client),
-            Some(Heard::Request(request, payload)) => self.step(Input::Asked { client, request, payload }),
+        match connection.hear(&mut packet, self.user) {
+            Some(Heard::Request(request, ..)) if request.ask == Ask::Goodbye => self.gone(client),
+            Some(Heard::Request(request, payload, fd)) => {
+                self.offered = fd;
+                self.step(Input::Asked { client, request, payload });
+                self.offered = None;
+            }
             Some(Heard::End) => self.close(client),
             None => {}
         }

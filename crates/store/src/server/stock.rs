@@ -125,11 +125,21 @@ impl<C: Cells> Server<C> {
         len: u64,
         is_arena: bool,
     ) -> Result<AllocationId, Refusal> {
+        self.make_slots();
+        self.ledger.open(place, len, is_arena)
+    }
+
+    /// Takes memory out of the quota that is there already, and as long as it is.
+    pub(super) fn open_as_it_is(&mut self, place: u32, len: u64) -> Result<AllocationId, Refusal> {
+        self.make_slots();
+        self.ledger.open_as_it_is(place, len)
+    }
+
+    fn make_slots(&mut self) {
         if !self.ledger.has_slots() {
             let all = self.stock.shrink(0);
             self.release_ahead(all);
         }
-        self.ledger.open(place, len, is_arena)
     }
 
     /// An object in memory of its own of this length has been sealed: others may follow.

@@ -1,11 +1,11 @@
-//! Threads for calls that take long: making memory, and closing it for writing.
+//! Threads for calls that take long: making memory, looking at what a client has, and closing it for writing.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use wholemem_hal::{Allocation, AllocationSpec, Backend, HandleKind, Rights};
+use wholemem_hal::{Allocation, AllocationSpec, Backend, HandleKind, Mapping, Reservation, Rights};
 use wholemem_os::{Deadline, Errno, Error as OsError, Memfd, PacketSocket, Size, memfd, meminfo};
 
 use crate::Result;
@@ -21,6 +21,7 @@ const LOOK_FIRST: usize = 16 << 20;
 #[derive(Debug)]
 pub(super) enum Job {
     Make { allocation: AllocationId, len: u64, place: u32 },
+    LookAt { allocation: AllocationId, len: u64, place: u32, fd: Option<OwnedFd> },
     Close { allocation: AllocationId, fd: OwnedFd },
 }
 
@@ -86,6 +87,9 @@ fn work(
             Job::Make { allocation, len, place } => {
                 Done::Made { allocation, outcome: make(devices, len, place) }
             }
+            Job::LookAt { allocation, len, place, fd } => {
+                Done::Made { allocation, outcome: look_at(devices, len, place, fd) }
+            }
             Job::Close { allocation, fd } => Done::Closed { allocation, outcome: close(fd.as_fd()) },
         };
         if report.send(done).is_err() {
@@ -124,6 +128,40 @@ fn make(devices: Option<&Backend>, len: u64, place: u32) -> Result<OwnedFd, Stri
     };
     let made: Result<_, wholemem_hal::Error> = make();
     made.map_err(|error| error.to_string())?.ok_or_else(|| "the server has no devices".to_owned())
+}
+
+/// Finds out whether a descriptor is memory of a place, exactly so much of it, and on the host nobody's to write any more.
+fn look_at(devices: Option<&Backend>, len: u64, place: u32, fd: Option<OwnedFd>) -> Result<OwnedFd, String> {
+    let fd = fd.ok_or("no descriptor came along")?;
+    let len = usize::try_from(len).map_err(|_| "there are not so many addresses".to_owned())?;
+    let Some(device) = place.checked_sub(1) else {
+        let memory = Memfd::import(fd, len).map_err(|error| error.to_string())?;
+        close(memory.as_fd()).map_err(|refusal| refusal.to_string())?;
+        return Ok(memory.into_fd());
+    };
+    let again = || memfd::share_fd(fd.as_fd()).map_err(|error| error.to_string());
+    let (first, second) = (again()?, again()?);
+    // Nobody is to reach it, and so no context of the driver's is needed.
+    let map = |memory: &Allocation| -> wholemem_hal::Result<()> {
+        let reservation = Reservation::create(memory.device().backend(), memory.len())?;
+        Mapping::create(&reservation, 0, memory, &[]).map(drop)
+    };
+    let look = || {
+        let Some(backend) = devices else { return Ok(Err("the server has no devices")) };
+        let device = backend.device(device)?;
+        let memory = Allocation::import(&device, first.into(), len)?;
+        if memory.properties()?.device.is_some_and(|found| found != device.id()) {
+            return Ok(Err("it is on another device"));
+        }
+        // The driver does not tell how long it is, but maps no more than there is.
+        map(&memory)?;
+        let more = len.saturating_add(memory.granularity().minimum.len());
+        let longer = Allocation::import(&device, second.into(), more).and_then(|longer| map(&longer));
+        Ok(if longer.is_ok() { Err("it is longer than was said") } else { Ok(()) })
+    };
+    let looked: wholemem_hal::Result<_> = look();
+    looked.map_err(|error| error.to_string())??;
+    Ok(fd)
 }
 
 #[cfg(test)]

@@ -197,6 +197,12 @@ impl World {
                     assert!(self.parked.insert(allocation), "memory is made once");
                     Some(Input::Made { allocation, outcome: Ok(()) })
                 }
+                Output::TakeIn { allocation, .. } => {
+                    // The keeper is given what was found to be memory.
+                    let outcome = if self.writable { Err("it can be written".to_owned()) } else { Ok(()) };
+                    self.parked.insert(allocation);
+                    Some(Input::Made { allocation, outcome })
+                }
                 Output::CloseForWriting { allocation, .. } => {
                     let outcome = if self.writable { Err(Refusal::StillMapped) } else { Ok(()) };
                     Some(Input::Closed { allocation, outcome })
@@ -232,9 +238,13 @@ impl World {
     }
 
     pub(super) fn join(&mut self, client: u64) -> ClientId {
+        self.join_as(client, USER)
+    }
+
+    pub(super) fn join_as(&mut self, client: u64, user: u32) -> ClientId {
         let client = ClientId(client);
-        self.clients.insert(client, USER);
-        self.run(Input::Joined { client, user: USER });
+        self.clients.insert(client, user);
+        self.run(Input::Joined { client, user });
         self.ask(client, Ask::Hello { protocol: PROTOCOL }, &[]);
         client
     }

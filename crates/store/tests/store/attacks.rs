@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fchmod, ftruncate};
 use rustix::io::Errno;
+use wholemem_hal::{Backend, HostConfig};
 use wholemem_os::packet::Address;
 use wholemem_os::vm::Protection;
 use wholemem_os::{Deadline, Memfd, PacketSocket, SharedMap};
@@ -39,7 +40,7 @@ fn descriptors(socket: &std::path::Path, objects: &[ObjectId]) -> (PacketSocket,
     let wire = PacketSocket::connect(&Address::Path(socket.to_owned())).unwrap();
     let mut packet = vec![0; 65_536];
     let mut all = Vec::new();
-    let hello = request(1, 0, &[3]);
+    let hello = request(1, 0, &[4]);
     let fetches = objects.iter().zip(2..).map(|(object, id)| request(id, 7, &[object.as_u64()]));
     for request in [hello].into_iter().chain(fetches) {
         wire.send(&request, &[], Deadline::NEVER).unwrap();
@@ -64,7 +65,7 @@ fn babble(socket: &std::path::Path, dice: &mut u64, packets: usize) {
         if wires.len() < 4 {
             // Others may have left no room.
             let Ok(wire) = PacketSocket::connect(&Address::Path(socket.to_owned())) else { continue };
-            let _ = wire.send(&request(1, 0, &[3]), &[], Deadline::NOW);
+            let _ = wire.send(&request(1, 0, &[4]), &[], Deadline::NOW);
             wires.push(wire);
         }
         let at = roll(wires.len());
@@ -158,6 +159,8 @@ fn intruder(rank: &Rank) {
         }
         ids.push(object.id());
     }
+    let memory = Backend::host(HostConfig::default()).unwrap().device(0).unwrap().allocate(1 << 20).unwrap();
+    assert_eq!(client.adopt("given", b"", &memory, 0..1).unwrap_err().code(), "not-trusted");
     let (wire, fds) = descriptors(socket, &ids);
     let [index, pins, memory @ ..] = &fds[..] else { panic!("four descriptors") };
     for fd in [index].into_iter().chain(memory) {

@@ -160,6 +160,6 @@ mod suite {
 #[test]
 fn objects_live_on_the_fake_driver_too() {
     let Some(fake) = FakeCuda::install() else { return };
-    let passed = fake.rerun(&["gpu::suite::"], &[]);
-    assert!(passed >= 5, "{passed} tests ran");
+    let passed = fake.rerun(&["gpu::suite::", "adopt::suite::"], &[]);
+    assert!(passed >= 7, "{passed} tests ran");
 }

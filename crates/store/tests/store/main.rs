@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
+mod adopt;
 mod attacks;
 mod gpu;
 mod kills;

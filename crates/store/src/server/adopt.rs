@@ -1,0 +1,233 @@
+//! Memory that a client has already, taken in as it is: the bytes of an object that is sealed from the beginning.
+//!
+//! Only the server's own user may give memory: whatever else a descriptor is, closing it may wait for its maker. What
+//! comes is looked at all the same, by a worker, and counts as if it had been made here.
+
+use super::machine::{Output, Pending, Premises, Server};
+use crate::cells::Cells;
+use crate::id::{AllocationId, ClientId, State};
+use crate::index::{Record, Region};
+use crate::protocol::frame::Payload;
+use crate::protocol::{Answer, Ask, Label, Part, Refusal, Request};
+
+impl<C: Cells> Server<C> {
+    /// Takes in memory that came along with a request, as soon as it was looked at and the keeper has it.
+    pub(super) fn adopt(&mut self, client: ClientId, request: Request) {
+        if self.is_known(client, request.id) {
+            return;
+        }
+        match self.begin_adoption(client, &request.ask) {
+            Ok(allocation) => {
+                let pending = Pending { client, request, payload: Payload::default() };
+                self.making.entry(allocation).or_default().push(pending);
+            }
+            Err(refusal) => self.answer(client, request.id, Err(refusal)),
+        }
+    }
+
+    fn begin_adoption(&mut self, client: ClientId, ask: &Ask) -> Result<AllocationId, Refusal> {
+        let Ask::Adopt { label, place, len, part } = ask else {
+            return Err(Refusal::malformed("only memory that came along is taken in"));
+        };
+        let user = self.settings.user;
+        if self.clients.get(&client).is_none_or(|client| client.user != user) {
+            return Err(Refusal::NotTrusted { user });
+        }
+        label.check()?;
+        self.check_owner(client, &label.name)?;
+        self.ledger.check_place(*place)?;
+        part.check(*len)?;
+        if self.slots.left() == 0 {
+            return Err(Refusal::IndexFull { slots: self.index.geometry().slots });
+        }
+        let allocation = self.open_as_it_is(*place, *len)?;
+        self.outputs.push(Output::TakeIn { allocation, len: *len, place: *place });
+        Ok(allocation)
+    }
+
+    /// Writes down what was taken in.
+    pub(super) fn taken_in(
+        &mut self,
+        pending: &Pending,
+        allocation: AllocationId,
+        premises: &mut impl Premises,
+    ) {
+        let (client, id) = (pending.client, pending.request.id);
+        let Ask::Adopt { label, part, .. } = &pending.request.ask else { return };
+        let Some(region) = self.ledger.whole(allocation) else { return };
+        // Its name may have become another's meanwhile.
+        let outcome = self.check_owner(client, &label.name);
+        let outcome =
+            outcome.and_then(|()| self.name_part(client, id, label.clone(), region, *part, premises));
+        self.answer(client, id, outcome);
+    }
+
+    /// Makes a name mean a part of a region: one more record, sealed from the beginning.
+    pub(super) fn name_part(
+        &mut self,
+        client: ClientId,
+        request: u64,
+        label: Label,
+        region: Region,
+        part: Part,
+        premises: &mut impl Premises,
+    ) -> Result<Answer, Refusal> {
+        let full = Refusal::IndexFull { slots: self.index.geometry().slots };
+        let (slot, generation) = self.slots.take().ok_or(full)?;
+        let object = crate::ObjectId::new(slot, generation);
+        let version = self.next_version(&label.name);
+        let record = Record {
+            version,
+            name: label.name,
+            meta: label.meta,
+            region,
+            offset: region.offset + part.offset,
+            len: part.len,
+            created: self.now.unix,
+            owner: self.clients.get(&client).map_or(self.settings.user, |client| client.user),
+            client,
+            request,
+            pack: None,
+        };
+        self.ledger.hold(region, false);
+        self.made.insert((client, request), object);
+        self.index.fill(object, &record);
+        self.index.commit(object, State::Sealed);
+        self.follow(object, premises);
+        Ok(Answer::Sealed { object, version })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Input;
+    use super::super::world::*;
+    use super::*;
+    use crate::cells::recorded::{Prefixes, RecordedCells};
+    use crate::id::ObjectId;
+
+    /// The server's own user.
+    const OWN: u32 = 0;
+
+    fn adopt(name: &str, place: u32, len: u64, offset: u64, part: u64) -> Ask {
+        Ask::Adopt { label: label(name), place, len, part: Part { offset, len: part } }
+    }
+
+    fn publish(name: &str, object: ObjectId, offset: u64, len: u64) -> Ask {
+        Ask::Publish { label: label(name), object, part: Some(Part { offset, len }) }
+    }
+
+    /// The index as another server finds it.
+    fn unchanged(world: &World) -> RecordedCells {
+        Prefixes { before: world.cells.snapshot(), stores: vec![] }.replay(0)
+    }
+
+    fn refused(answer: Answer) -> &'static str {
+        match answer {
+            Answer::Refused(refusal) => refusal.code(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn memory_that_is_taken_in_is_an_object_at_once_and_goes_with_it() {
+        let mut world = World::new();
+        let client = world.join_as(1, OWN);
+        for place in [0, 1] {
+            let answer = world.one(client, adopt("name", place, 12 << 10, 5000, 6000), &[]);
+            let object = sealed(&answer);
+            assert_eq!(answer, Answer::Sealed { object, version: 1 });
+            // Said again to another server, it is answered from the record.
+            let ask = adopt("name", place, 12 << 10, 5000, 6000);
+            let request = Request { id: world.requests, again: true, ask };
+            let (mut another, _) = world.recover(unchanged(&world));
+            let input = Input::Asked { client, request, payload: Payload::default() };
+            let outputs = another.step(now(), input, &mut world.yard);
+            let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+            assert_eq!(response.answer, answer);
+            let (_, record) = world.server.index().read(object).unwrap();
+            assert_eq!((record.offset, record.len, record.region.len), (5000, 6000, 12 << 10));
+            let status = world.status(client);
+            let used = if place == 0 { status.host.used } else { status.device.used };
+            assert_eq!((used, world.parked.len()), (12 << 10, 1));
+            let Answer::Fetched { memory } = world.one(client, Ask::Fetch { object }, &[]) else {
+                panic!("memory")
+            };
+            assert_eq!((memory.offset, memory.allocation_len, memory.place), (5000, 12 << 10, place));
+            world.one(client, Ask::Delete { object }, &[]);
+            assert_eq!(world.parked.len(), 0);
+        }
+        assert!(world.prefixes >= 30, "{} prefixes", world.prefixes);
+    }
+
+    #[test]
+    fn other_names_of_the_same_memory_hold_it() {
+        let mut world = World::new();
+        let client = world.join_as(1, OWN);
+        let first = sealed(&world.one(client, adopt("first", 1, 64 << 10, 0, 100), &[]));
+        let second = sealed(&world.one(client, publish("second", first, 60 << 10, 4 << 10), &[]));
+        world.one(client, Ask::Delete { object: first }, &[]);
+        assert_eq!(world.status(client).device.used, 64 << 10);
+        let third = sealed(&world.one(client, publish("third", second, 0, 1), &[]));
+        world.one(client, Ask::Delete { object: second }, &[]);
+        // Its maker may go: what is sealed stays.
+        world.clients.remove(&client);
+        world.run(Input::Left { client });
+        let other = world.join_as(2, OWN);
+        assert_eq!(world.status(other).device.used, 64 << 10);
+        world.one(other, Ask::Delete { object: third }, &[]);
+        assert_eq!((world.status(other).device.used, world.parked.len()), (0, 0));
+    }
+
+    #[test]
+    fn memory_that_is_none_leaves_nothing() {
+        let mut world = World::new();
+        let client = world.join_as(1, OWN);
+        world.writable = true;
+        let answer = world.one(client, adopt("name", 0, 12 << 10, 0, 1), &[]);
+        let (len, reason) = (12 << 10, "it can be written".to_owned());
+        assert_eq!(answer, Answer::Refused(Refusal::CannotAdopt { len, reason }));
+        let status = world.status(client);
+        assert_eq!((status.objects, status.host.used, world.parked.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn nonsense_is_refused_before_anything_is_taken() {
+        let mut world = World::new();
+        let (other, client) = (world.join(1), world.join_as(2, OWN));
+        assert_eq!(refused(world.one(other, adopt("a", 0, 4096, 0, 1), &[])), "not-trusted");
+        sealed(&world.create(other, "theirs", 10).1);
+        let own = sealed(&world.create(client, "own", 300).1);
+        let long = "n".repeat(300);
+        for (ask, code) in [
+            (adopt("a", 0, 4096, 4096, 1), "out-of-range"),
+            (adopt("a", 0, 4096, u64::MAX, 2), "out-of-range"),
+            (adopt("a", 0, 5000, 0, 1), "malformed"),
+            (adopt("a", 0, 0, 0, 0), "malformed"),
+            (adopt("a", 0, 2 << 20, 0, 1), "over-quota"),
+            (adopt("a", 7, 4096, 0, 1), "no-such-device"),
+            (adopt(&long, 0, 4096, 0, 1), "name-too-long"),
+            (publish("a", own, 0, 301), "out-of-range"),
+            (publish("a", own, 1, u64::MAX), "out-of-range"),
+        ] {
+            assert_eq!(refused(world.one(client, ask.clone(), &[])), code, "{ask:?}");
+        }
+        assert_eq!(world.status(client).host.used, 64 << 10, "the arena of the small ones");
+    }
+
+    #[test]
+    fn a_client_that_left_meanwhile_leaves_nothing() {
+        let mut world = World::new();
+        let client = world.join_as(1, OWN);
+        world.requests += 1;
+        let request = Request { id: world.requests, again: false, ask: adopt("a", 1, 8 << 10, 0, 1) };
+        let outputs = world.step(Input::Asked { client, request, payload: Payload::default() });
+        let [Output::TakeIn { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
+        world.clients.remove(&client);
+        world.step(Input::Left { client });
+        world.parked.insert(allocation);
+        world.run(Input::Made { allocation, outcome: Ok(()) });
+        let other = world.join(2);
+        assert_eq!((world.status(other).device.used, world.parked.len()), (0, 0));
+    }
+}
