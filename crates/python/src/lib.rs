@@ -8,6 +8,7 @@
 //! | `communicator`, `device`, `stream` | ranks that have devices, and where their work runs |
 //! | `tensor`, `rows` | elements over many ranks, gathered and scattered |
 //! | `doctor` | what this machine can do |
+//! | `pool` | memory for `torch.cuda.MemPool`, which can be published as it is |
 //! | `store` | named objects that outlive their makers, as arrays |
 //! | `window`, `collective` | memory that every rank has, and what ranks do together through it |
 //!
@@ -24,6 +25,7 @@ mod communicator;
 mod device;
 mod doctor;
 mod error;
+mod pool;
 mod rows;
 mod store;
 mod stream;
@@ -42,7 +44,7 @@ mod _native {
     use crate::doctor::findings;
 
     #[pymodule_export]
-    use crate::store::{Client, Draft, Entry, Event, Mirror, Pack, PackDraft, Status, Watch};
+    use crate::store::{Client, Draft, Entry, Event, Mirror, Pack, PackDraft, Status, Watch, collect_shared};
 
     #[pymodule_export]
     use crate::tensor::WholeTensor;

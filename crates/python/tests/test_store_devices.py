@@ -166,6 +166,112 @@ refused(errors.WrongDevice, lambda: client.create("x", (1,), "int8", device="tpu
     ]
 
 
+def test_an_array_is_shared_where_it_lies(program: Program) -> None:
+    said = program(
+        """
+given = np.arange(3 << 20, dtype=np.float32).reshape(-1, 4)
+array = on_gpu(given)
+print(client.share("shared", array), client.share("row", wholemem.asarray(array)))
+there = client.get("shared")
+assert (values(there) == given).all() and there.data_ptr() != array.data_ptr()
+print(there, wholemem._native.collect_shared())
+# It is the same memory: its maker, who should not, writes it.
+zero = wholemem.WholeTensor.create(comm, (1 << 10, 4), "float32").local()
+client.share("zero", zero)
+wholemem.WholeTensor.create(comm, (1 << 10, 4), "float32").read(0, zero)
+# Dropped here, and kept.
+del array, zero
+print((values(client.get("shared")) == given).all())
+client.delete("shared")
+print(wholemem._native.collect_shared())
+del there
+client.delete("zero")
+client.delete("row")
+print(wholemem._native.collect_shared(), client.status().device_used)
+"""
+    )
+    assert said.splitlines() == [
+        "1 1",
+        "Array(shape=(786432, 4), dtype=float32, device=cuda:0, readonly) 2",
+        "True",
+        "3",
+        "0 0",
+    ]
+
+
+def test_memory_that_cannot_be_shared_is_told(program: Program) -> None:
+    said = program(
+        """
+table = wholemem.WholeTensor.create(comm, (100, 4), "float32")
+class Copying:
+    def __dlpack_device__(self): return table.local().__dlpack_device__()
+    def __dlpack__(self, **asked): return table.local().__dlpack__(**asked, copy=True)
+for array in [np.zeros(4), Copying(), table.rows(5, 5).local()]:
+    refused(errors.Unsupported, lambda: client.share("x", array))
+refused(errors.WrongStride, lambda: client.share("x", table.columns(1, 3).local()))
+print(client.list(), client.status().device_used)
+"""
+    )
+    hint = "hint: make the tensor under `wholemem.torch.pool.mem_pool()`, or `put` it, which copies"
+    lines = said.splitlines()
+    assert lines[0] == "an array on cpu cannot become an object where it lies"
+    assert lines[2].startswith("the memory of the array was not made to be shared")
+    assert lines[1] == lines[3] == lines[5] == hint
+    assert lines[-3].startswith("the array is not contiguous") and lines[-1] == "[] 0"
+
+
+POOL = """
+import ctypes
+native = ctypes.CDLL(wholemem._native.__file__)
+alloc, free = native.wholemem_torch_alloc, native.wholemem_torch_free
+alloc.restype, alloc.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+free.restype, free.argtypes = None, [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+class Tensor:
+    def __init__(self, address, shape, typestr):
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": shape, "typestr": typestr, "data": (address, False), "strides": None}
+def fill(tensor, value):
+    shape = tensor.__cuda_array_interface__["shape"]
+    other = wholemem.WholeTensor.create(comm, shape, tensor.__cuda_array_interface__["typestr"][1:].replace("f4", "float32"))
+    other.write(0, on_gpu(np.full(shape, value, np.float32)))
+    other.read(0, tensor)
+    comm.barrier()
+"""
+
+
+def test_tensors_of_the_pool_are_published_without_a_copy(program: Program) -> None:
+    said = program(
+        POOL
+        + """
+print(alloc(1 << 60, 0, None), alloc(4096, 99, None), alloc(-1, 0, None))
+piece = alloc((20 << 20) - 5, 0, None)
+assert wholemem.asarray(Tensor(piece, (4,), "<f4")).device == "cuda:0"
+one, two = Tensor(piece, (1 << 20,), "<f4"), Tensor(piece + (8 << 20), (1000, 3), "<f4")
+fill(one, 1), fill(two, 2)
+print(client.share("one", one), client.status().device_used >> 20)
+print(client.share("two", two), client.status().device_used >> 20)
+# A later one, when the first has gone.
+client.delete("one")
+print(client.share("one", one), client.status().device_used >> 20)
+client.delete("one")
+client.delete("two")
+print(wholemem._native.collect_shared(), client.status().device_used >> 20)
+print(client.share("one", one), client.status().device_used >> 20)
+# torch gives the piece back, and it stays in the store.
+free(piece, 20 << 20, 0, None)
+free(piece, 20 << 20, 0, None)
+print((values(client.get("one")) == 1).all())
+client.close()
+"""
+    )
+    assert said.splitlines() == ["None None None", "1 20", "1 20", "1 20", "0 0", "1 20", "True"]
+
+
+def test_what_was_shared_outlives_the_process(program: Program) -> None:
+    program(POOL + 'piece = alloc(2 << 20, 1, None)\nclient.share("left", wholemem.asarray(Tensor(piece, (7,), "<f4")))')
+    assert program('print(client.get("left"))') == "Array(shape=(7,), dtype=float32, device=cuda:1, readonly)\n"
+
+
 def test_more_than_the_gpu_may_give_is_refused(program: Program) -> None:
     said = program(
         """

@@ -332,3 +332,6 @@ def findings() -> list[
     ]
 ]:
     """What :func:`wholemem.doctor` makes its report of."""
+
+def collect_shared() -> int:
+    """Lets arrays go that were shared with a store, and whose objects nobody has any more; how many are left."""

@@ -48,6 +48,14 @@ class Client:
         """
     def publish(self, name: str, value: Any, *, timeout: Optional[float] = None) -> int:
         """Makes a name mean an array from now on, and returns the version. An array that this client got is not copied."""
+    def share(self, name: str, array: Any, *, timeout: Optional[float] = None) -> int:
+        """Makes a name mean an array of a GPU where it lies, without a copy, and returns the version.
+
+        The memory must have been made to be shared: by :func:`wholemem.torch.pool.mem_pool`, as a tensor or window of this
+        package, or under torch's expandable segments, where the array lies in one piece of it. The store holds that piece
+        from now on, and all of it counts. The array may be dropped: it is kept until the object has gone. Nobody is kept
+        from writing it, and nobody should. Only the user who serves the store may share with it.
+        """
     def create(
         self,
         name: str,

@@ -14,8 +14,9 @@ use super::draft::{Draft, PackDraft};
 use super::entry::{Entry, Status};
 use super::given::Given;
 use super::lease::{self, Named};
+use super::share;
 use super::watch::Watch;
-use crate::array::{Element, Layout};
+use crate::array::{self, Element, Layout};
 use crate::device::DeviceName;
 use crate::error::{Raised, Raises};
 use crate::wait::waiting;
@@ -136,6 +137,18 @@ impl Client {
         }
     }
 
+    #[pyo3(signature = (name, array, *, timeout=None))]
+    fn share(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        array: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let (client, view) = (self.open_for_room(timeout).raised()?, array::take_settled(array)?);
+        waiting(py, || share::share(&client, name, &view))
+    }
+
     #[pyo3(signature = (name, shape, dtype, *, device=None, timeout=None))]
     fn create(
         &self,
@@ -171,7 +184,11 @@ impl Client {
 
     fn delete(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let client = self.open().raised()?;
-        waiting(py, || client.delete(client.stat(name)?.id))
+        waiting(py, || {
+            let deleted = client.delete(client.stat(name)?.id);
+            share::collect();
+            deleted
+        })
     }
 
     #[pyo3(signature = (prefix=""))]
@@ -227,4 +244,10 @@ fn late(error: Error, seconds: f64) -> Raised {
         }
         error => error.into(),
     }
+}
+
+/// Lets arrays go that were shared, and that nobody has any more; how many are left.
+#[pyfunction]
+pub(crate) fn collect_shared(py: Python<'_>) -> usize {
+    py.detach(share::collect)
 }

@@ -56,6 +56,9 @@ fn refused(refusal: &Refusal) -> (&'static str, &'static str) {
             ("WrongValue", "")
         }
         Refusal::NoSuchDevice { .. } => ("WrongDevice", ""),
+        Refusal::NotTrusted { .. } => ("NotAllowed", ""),
+        Refusal::CannotAdopt { .. } => ("Unsupported", "`put` copies it"),
+        Refusal::OutOfRange { .. } => ("WrongValue", ""),
         Refusal::OtherProtocol { .. } => ("Unsupported", "use the same version of wholemem on both sides"),
         _ => ("Error", ""),
     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `client` | a connection: put, get, publish, delete, list |
 //! | `given` | what is put: arrays, wherever they are |
+//! | `share` | arrays of a GPU that become objects where they lie |
 //! | `lease` | an object, or a pack of them, as arrays that keep it |
 //! | `draft` | what is being written, until it is sealed |
 //! | `watch` | being told of what happens to names |
@@ -23,9 +24,10 @@ mod error;
 mod given;
 mod lease;
 mod mirror;
+mod share;
 mod watch;
 
-pub(crate) use client::Client;
+pub(crate) use client::{Client, collect_shared};
 pub(crate) use draft::{Draft, PackDraft};
 pub(crate) use entry::{Entry, Status};
 pub(crate) use lease::Pack;

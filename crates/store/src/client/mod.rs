@@ -67,6 +67,15 @@ pub struct Client {
     wait: Duration,
 }
 
+/// Clients are equal if they are the same connection.
+impl PartialEq for Client {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.core, &other.core)
+    }
+}
+
+impl Eq for Client {}
+
 /// What there is to know of an object without holding it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
