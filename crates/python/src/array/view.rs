@@ -51,11 +51,11 @@ impl Place {
 
     /// The GPU whose memory lies at an address, as the driver says.
     pub(crate) fn at(address: u64) -> Result<Self, Raised> {
-        if address == 0 {
-            // What has no elements may be nowhere.
+        // What has no elements may be nowhere, and where there is no driver, nobody can use it.
+        let (Ok(backend), 1..) = (Backend::open(BackendKind::Cuda), address) else {
             return Ok(Self::cuda(0));
-        }
-        let found = Backend::open(BackendKind::Cuda)?.device_at(address)?;
+        };
+        let found = backend.device_at(address)?;
         found.map(|device| Self::of(&device)).ok_or_else(|| {
             let message = format!("the array points to {address:#x}, which is no memory of a GPU");
             Raised::new("WrongDevice", message).hint("only what GPUs reach has `__cuda_array_interface__`")
