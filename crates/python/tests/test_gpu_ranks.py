@@ -62,7 +62,7 @@ for dtype in [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.f
     comm.all_reduce(given, given)
     assert torch.equal(given, expected)
 for dtype in [torch.uint8, torch.bfloat16, torch.float8_e4m3fn]:
-    given = torch.full((33,), rank + 1, device="cuda").to(dtype)
+    given = torch.full((33,), float(rank + 1), device="cuda").to(dtype)
     every = torch.from_dlpack(comm.all_gather(given))
     assert every.shape == (size, 33) and every.float()[:, 5].tolist() == [of + 1 for of in range(size)]
     assert comm.broadcast(given, size - 1) is given

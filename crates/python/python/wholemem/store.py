@@ -22,6 +22,9 @@ A program that serves, and one that uses what is served::
     for event in client.watch("model"):             # Ctrl-C ends it
         print(event.kind, event.name, event.version)
 
+Arrays of a GPU stay there: :meth:`Client.put` copies them into memory of the store on their GPU, and :meth:`Client.share`
+makes them objects where they lie. What is got from a GPU is a tensor by ``torch.from_dlpack``.
+
 The server may be killed and started again: clients go on, and arrays notice nothing. An array of an object keeps it as long
 as anything that was made of it lives, also when its client is closed and the store has ended.
 """
