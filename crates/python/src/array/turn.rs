@@ -50,9 +50,14 @@ impl Turn {
         if (self.device.id(), self.handle) == (before.device.id(), before.handle) {
             return Ok(());
         }
+        let (first, then) = (before.stream(), self.stream());
+        // What is recorded runs when it is played, and its order is up to whoever plays it.
+        if first.is_capturing() || then.is_capturing() {
+            return Ok(());
+        }
         let reached = Event::create(&before.device, EventKind::Order)?;
-        before.stream().record(&reached)?;
-        Ok(self.stream().await_event(&reached)?)
+        first.record(&reached)?;
+        Ok(then.await_event(&reached)?)
     }
 }
 
