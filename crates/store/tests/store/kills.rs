@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use wholemem_hal::{Backend, Device, HostConfig, Rights};
 use wholemem_os::{Deadline, PidFd};
 use wholemem_store::{Client, Pack, Status};
 use wholemem_testkit::stepper::{self, Fate};
@@ -27,17 +28,23 @@ enum Operation {
     Replace,
     Pack,
     Publish,
+    Adopt,
     Delete,
 }
 
-const OPERATIONS: [Operation; 6] = [
+const OPERATIONS: [Operation; 7] = [
     Operation::Small,
     Operation::Large,
     Operation::Replace,
     Operation::Pack,
     Operation::Publish,
+    Operation::Adopt,
     Operation::Delete,
 ];
+
+fn host() -> Device {
+    Backend::host(HostConfig::default()).unwrap().device(0).unwrap()
+}
 
 /// What is there before an operation.
 fn prepare(client: &Client) {
@@ -57,6 +64,11 @@ fn operate(operation: Operation, client: &Client) {
             draft.seal().unwrap();
         }
         Operation::Publish => drop(client.publish("new", client.stat("large").unwrap().id).unwrap()),
+        Operation::Adopt => {
+            let memory = host().allocate(LARGE).unwrap();
+            memory.map(Rights::ReadWrite).unwrap().bytes().unwrap().write_at(0, &vec![3; LARGE]).unwrap();
+            client.adopt("new", b"", &memory, 4096..LARGE).unwrap();
+        }
         Operation::Delete => client.delete(client.stat("large").unwrap().id).unwrap(),
     }
 }
