@@ -163,7 +163,9 @@ for name in "wholemem", "torch", "cupy-cuda12x", "cupy-cuda13x", "cupy", "jax", 
 }
 # One file of tests: what failed, what was skipped and why, and what took longest.
 pytest_of() {
-    step "python $(basename "$1" .py)" 200 python3 -m pytest -q -ra --tb=short --durations=5 -p no:cacheprovider \
+    local name
+    name=$(basename "$1" .py)
+    step "python $name" 200 python3 -m pytest -q -ra --tb=short --durations=5 -p no:cacheprovider \
         --rootdir="$here/python" "$1"
 }
 
