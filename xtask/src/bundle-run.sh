@@ -145,7 +145,7 @@ python() {
     if ! python3 -c 'import pytest' 2>>"$report/log.txt"; then
         for wheel in "$here"/python/pytest/*.whl; do python3 -m zipfile -e "$wheel" "$packages"; done
     fi
-    export PYTHONPATH="$packages" PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1
+    export PYTHONPATH="$packages${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1
     export WHOLEMEM_PROGRAM="$here/wholemem" XLA_PYTHON_CLIENT_PREALLOCATE=false
     step "python packages" 60 python3 -c 'import wholemem, importlib.metadata as known, sys; print(sys.version)
 for name in "wholemem", "torch", "cupy-cuda12x", "cupy-cuda13x", "cupy", "jax", "numpy", "pytest":
