@@ -8,7 +8,8 @@
 //! | `buffer` | buffers of Python, and numpy's interfaces |
 //! | `turn` | the stream that used an array last, for which the next one waits |
 //!
-//! What it keeps true: nothing is copied, but where DLPack asks for a copy. Whatever was made of an array, by however many frameworks, keeps its memory.
+//! What it keeps true: nothing is copied, but where DLPack asks for a copy. Whatever was made of an array, by however many
+//! frameworks, keeps its memory.
 
 mod buffer;
 mod dlpack;
