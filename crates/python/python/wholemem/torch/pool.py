@@ -24,7 +24,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Optional
 
-from .. import _native
+from wholemem import _native
 
 __all__ = ["collect", "mem_pool", "publish"]
 
