@@ -96,7 +96,7 @@ impl<'py> Call<'py> {
     }
 }
 
-fn op_of(name: &str) -> Result<ReduceOp, Raised> {
+pub(crate) fn op_of(name: &str) -> Result<ReduceOp, Raised> {
     name.parse().map_err(|unknown: wholemem::UnknownReduceOp| Raised::new("WrongValue", unknown.to_string()))
 }
 

@@ -13,6 +13,7 @@ use wholemem_os::{Deadline, ForkEpoch};
 use crate::array::{Layout, Place, View};
 use crate::device::DeviceName;
 use crate::error::{Raised, Raises};
+use crate::handle::Handle;
 use crate::stream::Target;
 use crate::wait::waiting;
 use crate::window::Windows;
@@ -46,7 +47,7 @@ impl Open {
 }
 
 /// A rank's membership in a group of ranks, each with a device.
-#[pyclass(frozen, module = "wholemem")]
+#[pyclass(frozen, weakref, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct Communicator {
     rank: u32,
@@ -54,13 +55,14 @@ pub(crate) struct Communicator {
     device: Device,
     epoch: ForkEpoch,
     open: Mutex<Option<Open>>,
+    handle: Handle,
 }
 
 impl Communicator {
     fn new(group: Group) -> Result<Self, Raised> {
         let (rank, size, device) = (group.rank().0, group.size(), group.device().clone());
         let (open, epoch) = (Open::new(group)?, ForkEpoch::current()?);
-        Ok(Self { rank, size, device, epoch, open: Mutex::new(Some(open)) })
+        Ok(Self { rank, size, device, epoch, open: Mutex::new(Some(open)), handle: Handle::default() })
     }
 
     /// The group, unless it was closed, or this is a forked child.
@@ -178,6 +180,11 @@ impl Communicator {
     #[getter]
     fn device(&self) -> String {
         Place::of(&self.device).to_string()
+    }
+
+    #[getter]
+    fn handle(slf: &Bound<'_, Self>) -> PyResult<u64> {
+        slf.get().handle.of(slf)
     }
 
     #[getter]

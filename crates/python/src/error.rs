@@ -13,6 +13,10 @@ use wholemem_comm::{Error as CommError, Rank};
 use wholemem_hal::{Cause, Error as HalError};
 use wholemem_os::{Errno, Error as OsError};
 
+/// What a forked child can do.
+const IN_A_CHILD: &str = "make a communicator in the child itself; workers of a data loader are better started by `spawn`, or get \
+                          their rows from the main process";
+
 /// An exception to be.
 #[derive(Debug)]
 pub(crate) struct Raised(Box<Says>);
@@ -180,7 +184,7 @@ impl From<CommError> for Raised {
             CommError::Busy => {
                 raised("Busy").hint("a thread that calls at the same time needs a communicator of its own")
             }
-            CommError::Forked => raised("Forked").hint("make a communicator in the child itself"),
+            CommError::Forked => raised("Forked").hint(IN_A_CHILD),
             CommError::Os(error) => os(error, error.to_string()).code("os"),
             CommError::Descriptors { .. } => raised("Error"),
             _ => raised("WrongValue"),
@@ -201,7 +205,9 @@ impl From<HalError> for Raised {
                 Self::new("OutOfMemory", message)
             }
             HalError::Failed { .. } | HalError::InUse { .. } => Self::new("Error", message),
-            HalError::Forked { .. } => Self::new("Forked", message),
+            HalError::Forked { .. } => {
+                return Self::new("Forked", message).code(error.code()).hint(IN_A_CHILD);
+            }
             HalError::TimedOut { .. } => Self::new("Timeout", message).missing(&[]),
             HalError::Unsupported { .. } | HalError::Unavailable { .. } | HalError::NotHostVisible { .. } => {
                 Self::new("Unsupported", message)

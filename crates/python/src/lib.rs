@@ -7,6 +7,7 @@
 //! | `array` | memory with a shape, a type and an owner, in and out by DLPack and its like |
 //! | `communicator`, `device`, `stream` | ranks that have devices, and where their work runs |
 //! | `tensor`, `rows` | elements over many ranks, gathered and scattered |
+//! | `direct`, `handle` | the same by address, and numbers for tensors: for a framework that has checked its own |
 //! | `doctor` | what this machine can do |
 //! | `pool` | memory for `torch.cuda.MemPool`, which can be published as it is |
 //! | `store` | named objects that outlive their makers, as arrays |
@@ -23,8 +24,10 @@ mod array;
 mod collective;
 mod communicator;
 mod device;
+mod direct;
 mod doctor;
 mod error;
+mod handle;
 mod pool;
 mod rows;
 mod store;
@@ -39,6 +42,9 @@ mod _native {
     use crate::array::{Array, asarray, zeros};
     #[pymodule_export]
     use crate::communicator::{Communicator, unique_id};
+
+    #[pymodule_export]
+    use crate::direct::{dtype_code, op_code};
 
     #[pymodule_export]
     use crate::doctor::findings;

@@ -83,3 +83,15 @@ pub(crate) fn handle_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     let message = format!("`{}` is no stream", given.get_type().name()?);
     Err(Raised::new("WrongType", message).hint("give a stream of torch or CuPy, or its number").into())
 }
+
+impl Open {
+    /// The stream that a framework calls by a number.
+    pub(crate) fn stream_at(&self, handle: u64) -> Stream {
+        let device = self.group.device();
+        if device.backend().kind() == BackendKind::Host {
+            return self.stream.clone();
+        }
+        // SAFETY: who names a stream says that it is one of the communicator's device, and stays while work is enqueued.
+        unsafe { Stream::from_foreign(device, handle) }
+    }
+}

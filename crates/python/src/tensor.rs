@@ -13,11 +13,12 @@ use wholemem_os::interrupt::is_interrupted;
 use crate::array::{Array, Element, Layout, Place, View};
 use crate::communicator::{Communicator, Open};
 use crate::error::{Raised, Raises};
+use crate::handle::Handle;
 use crate::stream::Target;
 use crate::wait::waiting;
 
 /// A tensor whose rows are divided among ranks.
-#[pyclass(frozen, module = "wholemem")]
+#[pyclass(frozen, weakref, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct WholeTensor {
     pub(crate) rows: Rows,
@@ -26,11 +27,12 @@ pub(crate) struct WholeTensor {
     pub(crate) open: Open,
     /// What kernels find rows by, where they can read it.
     reference: OnceLock<PinnedBuffer>,
+    handle: Handle,
 }
 
 impl WholeTensor {
     fn new(rows: Rows, element: Element, open: Open) -> Self {
-        Self { rows, element, open, reference: OnceLock::new() }
+        Self { rows, element, open, reference: OnceLock::new(), handle: Handle::default() }
     }
 
     /// The shape of some of its rows.
@@ -136,6 +138,35 @@ impl WholeTensor {
         waiting(py, || self.rows.save(&path, SaveSpec { overwrite }, &unless_interrupted))
     }
 
+    fn like(&self, py: Python<'_>) -> PyResult<Self> {
+        let memory = self.rows.memory();
+        let rows_of_each = (0..self.open.group.size())
+            .map(|rank| {
+                self.rows.rows_of(Rank(rank)).map(|rows| rows.map_or(0, |own| own.rows.end - own.rows.start))
+            })
+            .collect::<Result<_, _>>()
+            .raised()?;
+        let spec = TensorSpec {
+            dtype: self.rows.dtype(),
+            shape: self.rows.shape().to_vec(),
+            kind: memory.kind(),
+            location: memory.location(),
+            rows_of_each: Some(rows_of_each),
+            equal_addresses: false,
+        };
+        let rows = waiting(py, || Rows::create(&self.open.group, &spec))?;
+        Ok(Self::new(rows, self.element, self.open.clone()))
+    }
+
+    #[pyo3(signature = (*, stream=None))]
+    fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let target = Target::of(&self.open, stream)?;
+        waiting(py, || -> Result<(), Raised> {
+            target.finish()?;
+            Ok(self.open.group.barrier(&target.stream)?)
+        })
+    }
+
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.rows.shape())
@@ -161,6 +192,16 @@ impl WholeTensor {
     #[getter]
     fn location(&self) -> String {
         self.rows.memory().location().to_string()
+    }
+
+    #[getter]
+    fn device(&self) -> String {
+        Place::of(self.open.group.device()).to_string()
+    }
+
+    #[getter]
+    fn handle(slf: &Bound<'_, Self>) -> PyResult<u64> {
+        slf.get().handle.of(slf)
     }
 
     #[getter]

@@ -90,6 +90,12 @@ def asarray(object: Any) -> Array:
 def unique_id() -> str:
     """What ranks find each other by: made by one of them, and passed on to the others."""
 
+def dtype_code(dtype: Any) -> int:
+    """The number of a type of elements, as the calls by address take it."""
+
+def op_code(op: str) -> int:
+    """The number of a reduction, likewise."""
+
 class Communicator:
     """A rank's membership in a group of ranks, each with a device.
 
@@ -139,6 +145,9 @@ class Communicator:
     def device(self) -> str:
         """This rank's device."""
     @property
+    def handle(self) -> int:
+        """A number for this, for places where only numbers go: see ``wholemem.handles``."""
+    @property
     def closed(self) -> bool:
         """Whether this rank has left."""
     def barrier(self, *, stream: Any = None) -> None:
@@ -160,6 +169,14 @@ class Communicator:
         """Gives every rank's array to all ranks, one after the other."""
     def broadcast(self, array: Any, root: int = 0, *, stream: Any = None) -> Any:
         """Makes every rank's array what the root's is, and returns it."""
+    def all_reduce_at(
+        self, input: int, output: int, count: int, dtype: int, op: int, device: int, stream: int
+    ) -> None:
+        """:meth:`all_reduce` by address, believed: of ``count`` elements on a GPU's number, or -1, on a stream's."""
+    def all_gather_at(self, input: int, output: int, len: int, device: int, stream: int) -> None:
+        """:meth:`all_gather` by address: ``len`` bytes of each rank."""
+    def broadcast_at(self, input: int, output: int, len: int, root: int, device: int, stream: int) -> None:
+        """:meth:`broadcast` by address: ``len`` bytes of the root."""
     def check(self) -> None:
         """Raises what keeps the group from going on, if anything does, without waiting."""
     def abort(self) -> None:
@@ -245,6 +262,10 @@ class WholeTensor:
         """
     def save(self, path: Union[str, PathLike[str]], *, overwrite: bool = False) -> None:
         """Saves the tensor as a folder, which appears when it is complete. All ranks call it."""
+    def like(self) -> WholeTensor:
+        """Makes a tensor like this one, zero. All ranks call it."""
+    def barrier(self, *, stream: Any = None) -> None:
+        """Waits until all ranks are here, and what they have done to it so far, on that stream too, can be seen by all."""
     @property
     def shape(self) -> tuple[int, ...]:
         """How many elements there are in each dimension, rows first."""
@@ -260,6 +281,12 @@ class WholeTensor:
     @property
     def location(self) -> str:
         """``device`` or ``host``."""
+    @property
+    def device(self) -> str:
+        """The device by which this rank reaches the rows."""
+    @property
+    def handle(self) -> int:
+        """A number for this, for places where only numbers go: see ``wholemem.handles``."""
     @property
     def local_rows(self) -> tuple[int, int]:
         """The first of this rank's rows, and the one behind the last."""
@@ -319,6 +346,32 @@ class WholeTensor:
         stream: Any = None,
     ) -> None:
         """Adds rows to where the indices say. With the order ``fixed``, and at the ``host``, it is a call of all ranks."""
+    def gather_at(
+        self,
+        indices: int,
+        count: int,
+        wide: bool,
+        rows: int,
+        stride: int,
+        dtype: Optional[int],
+        device: int,
+        stream: int,
+    ) -> None:
+        """:meth:`gather` by address, believed: indices of eight bytes or four, and rows ``stride`` bytes apart, converted where a
+        type is named, on a GPU's number, or -1, on a stream's."""
+    def scatter_at(
+        self,
+        add: bool,
+        rows: int,
+        stride: int,
+        dtype: Optional[int],
+        indices: int,
+        count: int,
+        wide: bool,
+        device: int,
+        stream: int,
+    ) -> None:
+        """:meth:`scatter`, or :meth:`scatter_add`, by address."""
     def check(self) -> None:
         """Raises :class:`~wholemem.errors.BadIndex` if work that has run met an index that names no row."""
     def reference_ptr(self) -> int:

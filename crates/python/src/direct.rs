@@ -1,0 +1,238 @@
+//! Calls by address: for a framework that has looked at its tensors itself, and spares every detour on the way here.
+//!
+//! Tensors come as numbers: an address, a count, the code of a type, the device, a stream. Whoever calls says that the
+//! memory is there, without gaps, until what is enqueued on the stream has run; an allocator that works in the order of
+//! streams, as torch's does, keeps it that long. What can be checked here is: the device, and everything that the calls
+//! below check anyway.
+
+use std::any::Any;
+use std::sync::{Arc, LazyLock};
+
+use pyo3::prelude::*;
+use wholemem::{Buffer, Dense, Dtype, Indices, Order, Rank, ReduceOp};
+use wholemem_hal::{BackendKind, Rights, Span};
+
+use crate::array::{Element, Place};
+use crate::communicator::{Communicator, Open};
+use crate::error::{Raised, Raises};
+use crate::tensor::WholeTensor;
+use crate::wait::waiting;
+use crate::window::Kept;
+
+/// What keeps memory that its framework keeps.
+static NOBODY: LazyLock<Arc<dyn Any + Send + Sync>> = LazyLock::new(|| Arc::new(()));
+
+/// The code of a type, as the calls here take it.
+#[pyfunction]
+pub(crate) fn dtype_code(dtype: Element) -> PyResult<u32> {
+    dtype.number().map(Dtype::code).raised()
+}
+
+/// The code of a reduction, likewise.
+#[pyfunction]
+pub(crate) fn op_code(op: &str) -> PyResult<u32> {
+    crate::collective::op_of(op).map(ReduceOp::code).raised()
+}
+
+fn dtype_of(code: u32) -> Result<Dtype, Raised> {
+    Dtype::from_code(code)
+        .ok_or_else(|| Raised::new("WrongType", format!("no type of elements has the code {code}")))
+}
+
+impl Open {
+    /// `len` bytes of a framework's memory on `device`: a GPU's number, or -1 for the processor's.
+    fn memory(&self, device: i32, address: u64, len: usize) -> Result<Span, Raised> {
+        let own = self.group.device();
+        let on_host = own.backend().kind() == BackendKind::Host;
+        let own_number = if on_host { -1 } else { i32::try_from(own.id().0).unwrap_or(i32::MAX) };
+        if device != own_number {
+            let there = Place::of(own);
+            let here = if device < 0 { Place::CPU } else { Place::cuda(device) };
+            let message = format!("the tensor is on {here}, and the communicator on {there}");
+            return Err(Raised::new("WrongDevice", message).hint(format!("move it to {there} first")));
+        }
+        let owner = Arc::clone(&NOBODY);
+        // SAFETY: the caller says that the memory is there, on this device, until the work has run, as written above.
+        // Nobody has a reference to it: Python's tensors are pointers.
+        Ok(unsafe { Span::foreign(own, address, len, Rights::ReadWrite, owner) })
+    }
+}
+
+#[pymethods]
+impl WholeTensor {
+    #[pyo3(signature = (indices, count, wide, rows, stride, dtype, device, stream))]
+    #[expect(clippy::too_many_arguments, reason = "numbers are passed one by one")]
+    fn gather_at(
+        &self,
+        py: Python<'_>,
+        indices: u64,
+        count: usize,
+        wide: bool,
+        rows: u64,
+        stride: usize,
+        dtype: Option<u32>,
+        device: i32,
+        stream: u64,
+    ) -> PyResult<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let indices = self.indices_at(indices, count, wide, device).raised()?;
+        let rows = self.rows_at(rows, count, stride, dtype, device).raised()?;
+        let (table, on) = (&self.rows, &self.open.stream_at(stream));
+        waiting(py, || {
+            if on.runs_inline() {
+                table.gather_sync(on, &indices, &rows)
+            } else {
+                table.gather(on, &indices, &rows)
+            }
+        })
+    }
+
+    #[pyo3(signature = (add, rows, stride, dtype, indices, count, wide, device, stream))]
+    #[expect(clippy::too_many_arguments, reason = "numbers are passed one by one")]
+    fn scatter_at(
+        &self,
+        py: Python<'_>,
+        add: bool,
+        rows: u64,
+        stride: usize,
+        dtype: Option<u32>,
+        indices: u64,
+        count: usize,
+        wide: bool,
+        device: i32,
+        stream: u64,
+    ) -> PyResult<()> {
+        if add {
+            self.element.number().raised()?;
+        }
+        let indices = self.indices_at(indices, count, wide, device).raised()?;
+        let rows = self.rows_at(rows, count, stride, dtype, device).raised()?;
+        let (table, on, any) = (&self.rows, &self.open.stream_at(stream), Order::Any);
+        waiting(py, || match (add, on.runs_inline()) {
+            (false, true) => table.scatter_sync(on, &rows, &indices, any),
+            (false, false) => table.scatter(on, &rows, &indices, any),
+            (true, true) => table.scatter_add_sync(on, &rows, &indices, any),
+            (true, false) => table.scatter_add(on, &rows, &indices, any),
+        })
+    }
+}
+
+impl WholeTensor {
+    fn indices_at(&self, address: u64, count: usize, wide: bool, device: i32) -> Result<Indices, Raised> {
+        let len = count.saturating_mul(if wide { 8 } else { 4 });
+        let span = self.open.memory(device, address, len)?;
+        Ok(if wide { Indices::i64(span) } else { Indices::i32(span) })
+    }
+
+    /// Rows of this tensor's own type, or of another one that is converted on the way.
+    fn rows_at(
+        &self,
+        address: u64,
+        count: usize,
+        stride: usize,
+        dtype: Option<u32>,
+        device: i32,
+    ) -> Result<Dense, Raised> {
+        let own = self.element.stored()?;
+        let dtype = dtype.map(dtype_of).transpose()?.unwrap_or(own);
+        let row_len = self.rows.row_len() / own.len() * dtype.len();
+        let len = if count == 0 { 0 } else { stride.saturating_mul(count - 1).saturating_add(row_len) };
+        let dense = Dense::new(self.open.memory(device, address, len)?, dtype).stride(stride.max(row_len));
+        if dtype == own {
+            return Ok(dense);
+        }
+        self.element.number()?;
+        Ok(dense.converted())
+    }
+}
+
+/// A tensor as a collective call takes it: memory of this rank, or its part of a window.
+struct Operand {
+    span: Span,
+    window: Option<(Arc<Kept>, usize)>,
+}
+
+impl Operand {
+    fn at(open: &Open, device: i32, address: u64, len: usize) -> Result<Self, Raised> {
+        Ok(Self { span: open.memory(device, address, len)?, window: open.windows.find(address, len) })
+    }
+
+    fn buffer(&self) -> Buffer<'_> {
+        match &self.window {
+            Some((kept, offset)) => kept.parts.range(*offset..*offset + self.span.len()),
+            None => Buffer::Own(&self.span),
+        }
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    #[pyo3(signature = (input, output, count, dtype, op, device, stream))]
+    #[expect(clippy::too_many_arguments, reason = "numbers are passed one by one")]
+    fn all_reduce_at(
+        &self,
+        py: Python<'_>,
+        input: u64,
+        output: u64,
+        count: usize,
+        dtype: u32,
+        op: u32,
+        device: i32,
+        stream: u64,
+    ) -> PyResult<()> {
+        let open = self.open().raised()?;
+        let dtype = dtype_of(dtype).raised()?;
+        let unknown = || Raised::new("WrongValue", format!("no reduction has the code {op}"));
+        let op = ReduceOp::from_code(op).ok_or_else(unknown).raised()?;
+        let len = count.saturating_mul(dtype.len());
+        let from = Operand::at(&open, device, input, len).raised()?;
+        let to = Operand::at(&open, device, output, len).raised()?;
+        let on = open.stream_at(stream);
+        waiting(py, || -> Result<(), Raised> {
+            Ok(open.symmetric()?.all_reduce(&on, from.buffer(), to.buffer(), dtype, op)?)
+        })
+    }
+
+    #[pyo3(signature = (input, output, len, device, stream))]
+    fn all_gather_at(
+        &self,
+        py: Python<'_>,
+        input: u64,
+        output: u64,
+        len: usize,
+        device: i32,
+        stream: u64,
+    ) -> PyResult<()> {
+        let open = self.open().raised()?;
+        let all = len.saturating_mul(open.group.size() as usize);
+        let from = Operand::at(&open, device, input, len).raised()?;
+        let to = Operand::at(&open, device, output, all).raised()?;
+        let on = open.stream_at(stream);
+        waiting(py, || -> Result<(), Raised> {
+            Ok(open.symmetric()?.all_gather(&on, from.buffer(), to.buffer())?)
+        })
+    }
+
+    #[pyo3(signature = (input, output, len, root, device, stream))]
+    #[expect(clippy::too_many_arguments, reason = "numbers are passed one by one")]
+    fn broadcast_at(
+        &self,
+        py: Python<'_>,
+        input: u64,
+        output: u64,
+        len: usize,
+        root: u32,
+        device: i32,
+        stream: u64,
+    ) -> PyResult<()> {
+        let open = self.open().raised()?;
+        let from = Operand::at(&open, device, input, len).raised()?;
+        let to = Operand::at(&open, device, output, len).raised()?;
+        let on = open.stream_at(stream);
+        waiting(py, || -> Result<(), Raised> {
+            Ok(open.symmetric()?.broadcast(&on, Rank(root), from.buffer(), to.buffer())?)
+        })
+    }
+}
