@@ -1,0 +1,174 @@
+"""All-reduce with nothing between Python and the launch: no operator, no capsule, no object that is not needed."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Iterator, Optional, Sequence, Union
+
+import torch
+
+from .._native import Communicator, Window, op_code
+from ..errors import Unsupported, WrongValue
+from .tensors import CODES, as_tensor, check_contiguous, check_like, check_number, raw_stream
+
+__all__ = ["FastAllreduce"]
+
+_SUM = op_code("sum")
+
+
+class FastAllreduce:
+    """Sums of all ranks' tensors, for calls that are short and many: those between the layers of a model.
+
+    The ranks meet through a group of ``torch.distributed``, of whichever backend, if there is one; or as a launcher has
+    started them (``torchrun``, ``wholemem launch``). Tensors are of the processor or of one GPU, and of any size: those of up to
+    ``max_size`` bytes are what this is made for, and :meth:`should_use` says so.
+
+    >>> import torch
+    >>> with FastAllreduce(0, 1, device="cpu") as fast:
+    ...     x = fast.empty((2, 3))
+    ...     y = fast.all_reduce(x.fill_(2))
+    >>> y
+    tensor([[2., 2., 2.],
+            [2., 2., 2.]])
+    """
+
+    rank: int
+    world_size: int
+    max_size: int
+    comm: Communicator
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        max_size: int = 8 << 20,
+        *,
+        group: Any = None,
+        device: Union[None, str, int, torch.device] = None,
+    ) -> None:
+        self.max_size = max_size
+        self.comm = _join(rank, world_size, group, _device(device))
+        self.rank, self.world_size = self.comm.rank, self.comm.size
+        if (self.rank, self.world_size) != (rank, world_size):
+            found = f"rank {self.rank} of {self.world_size}"
+            self.comm.close()
+            raise WrongValue(
+                f"this process is {found}, and not rank {rank} of {world_size}", hint="give the group's own numbers"
+            )
+        self.device = torch.device(self.comm.device)
+        self._number = -1 if self.device.type == "cpu" else int(self.device.index)
+        self._windows: list[Window] = []
+        self._reduce = self.comm.all_reduce_at
+        # What the first call would make is made now: no graph can record that.
+        self.comm.stream_barrier(stream=raw_stream(self._number))
+
+    def all_reduce(self, tensor: torch.Tensor, out: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """The sum of all ranks' tensors, in ``out``, which may be ``tensor`` itself, or in a new tensor. All ranks call it.
+
+        The outcome is the same to the bit on all of them. A tensor that is registered, on all ranks, is read where it is;
+        others are copied on the way.
+        """
+        code = CODES.get(tensor.dtype, -1)
+        if code < 0 or not tensor.is_contiguous():
+            check_number(tensor.dtype)
+            check_contiguous("the tensor", tensor)
+        if out is None:
+            out = torch.empty_like(tensor)
+        elif out is not tensor:
+            # Looked at one by one only where one of them is not as it should be.
+            if out.dtype is not tensor.dtype or out.shape != tensor.shape or not out.is_contiguous():
+                check_like("the output", out, tensor)
+                check_contiguous("the output", out)
+        device = tensor.get_device()
+        if out.get_device() != device:
+            check_like("the output", out, tensor)
+        stream = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else 0
+        self._reduce(tensor.data_ptr(), out.data_ptr(), tensor.numel(), code, _SUM, device, stream)
+        return out
+
+    def should_use(self, tensor: torch.Tensor) -> bool:
+        """Whether this is the way to reduce a tensor: it can be, and is not larger than ``max_size``."""
+        return (
+            tensor.get_device() == self._number
+            and tensor.dtype in CODES
+            and tensor.is_contiguous()
+            and 0 < tensor.nbytes <= self.max_size
+        )
+
+    def register_buffer(self, tensor: torch.Tensor) -> None:
+        """Makes the other ranks read a tensor where it is, from now on. All ranks call it, with tensors of one size.
+
+        Memory that cannot be shared, as most of a processor's, is left for memory that can: the tensor moves there, as by
+        ``share_memory_``, with what it holds. Views that were made of it before stay behind.
+        """
+        check_contiguous("the tensor", tensor)
+        try:
+            window = self.comm.window_register(tensor.detach(), stream=raw_stream(self._number))
+        except Unsupported:
+            # On all ranks, if on one.
+            window = self.comm.mem_alloc(tensor.nbytes)
+            shared = as_tensor(window.local(tensor.dtype, tensor.shape))
+            shared.copy_(tensor.detach())
+            tensor.data = shared
+        self._windows.append(window)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A new tensor that is registered already, zero. All ranks call it, with the same shape."""
+        count = torch.Size(shape).numel()
+        window = self.comm.mem_alloc(count * dtype.itemsize)
+        self._windows.append(window)
+        return as_tensor(window.local(dtype, shape))
+
+    @contextmanager
+    def capture(self) -> Iterator[FastAllreduce]:
+        """Around the capture of CUDA graphs whose calls are to be made here. All ranks capture the same calls.
+
+        The calls need nothing else: what is registered is read where it is by graphs as well, and nothing has to be
+        registered afterwards. At the end it is found out whether all ranks are still there.
+        """
+        self.comm.check()
+        yield self
+        self.comm.check()
+
+    def close(self) -> None:
+        """Leaves the group, once what was enqueued has run. What was registered stays as long as its tensor."""
+        if not self.comm.closed:
+            if self._number >= 0:
+                torch.cuda.synchronize(self._number)
+            self._windows.clear()
+            self.comm.close()
+
+    def __enter__(self) -> FastAllreduce:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"FastAllreduce(rank={self.rank}, world_size={self.world_size}, device={self.device})"
+
+
+def _device(given: Union[None, str, int, torch.device]) -> str:
+    """The name of a device; if none is given, of torch's current one."""
+    if given is None:
+        given = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+    device = torch.device(given)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return str(device)
+
+
+def _join(rank: int, world_size: int, group: Any, device: str) -> Communicator:
+    """The ranks that are to reduce together."""
+    if group is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return Communicator.from_torch(group, device=device)
+    if (rank, world_size) == (0, 1):
+        (alone,) = Communicator.local(1, device=device)
+        return alone
+    return Communicator.from_env(device=device)

@@ -1,0 +1,144 @@
+"""An embedding whose rows are divided among ranks, and whose gradients are too."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from .. import handles
+from .._native import WholeTensor
+from ..handles import find
+from .effects import ordered
+from .ops import LIBRARY, _gather, _gather_fake, put
+from .tensors import as_tensor, check_indices, conversion, dtype_of, raw_stream
+
+__all__ = ["Embedding"]
+
+LIBRARY.define("embedding(int table, int gradients, Tensor anchor, Tensor indices) -> Tensor")
+LIBRARY.define("embedding_backward(int gradients, Tensor values, Tensor indices) -> Tensor")
+
+OPS = torch.ops.wholemem
+
+
+class Gradients:
+    """The gradients of a table: a table like it, made when it is first needed."""
+
+    def __init__(self, table: WholeTensor, grad: Optional[WholeTensor]) -> None:
+        self.like = table
+        self.made = grad
+        self.handle = handles.give(self)
+
+    @property
+    def table(self) -> WholeTensor:
+        """The gradients. All ranks ask for them first together."""
+        if self.made is None:
+            self.made = self.like.like()
+        return self.made
+
+
+class Embedding(torch.nn.Module):
+    """Rows of a table by their indices, as ``torch.nn.Embedding`` has them; but the rows are those of all ranks.
+
+    The backward pass adds the gradients of the rows to where they belong in ``grad``, a table like the first, whichever rank
+    has them: nothing of the size of the table is made, sent or summed up elsewhere. A table that is not given is made in the
+    first backward pass, which all ranks take together. :meth:`step` descends along the gradients; for another optimizer, take
+    this rank's rows of both: ``as_tensor(embedding.table.local())`` and ``as_tensor(embedding.grad.local())``.
+
+    >>> import torch, wholemem
+    >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
+    >>> table = wholemem.WholeTensor.create(comm, (1000, 2), "float32")
+    >>> embedding = Embedding(table)
+    >>> embedding(torch.tensor([5, 5])).sum().backward()
+    >>> embedding.step(0.5)
+    >>> embedding.eval()(torch.tensor([5, 6]))
+    tensor([[-1., -1.],
+            [ 0.,  0.]])
+    """
+
+    table: WholeTensor
+    """The rows."""
+
+    def __init__(self, table: WholeTensor, grad: Optional[WholeTensor] = None) -> None:
+        super().__init__()
+        if not dtype_of(table).is_floating_point:
+            # There is no gradient of an integer.
+            conversion("an embedding", torch.float32, dtype_of(table))
+        self.table = table
+        self._gradients = Gradients(table, grad)
+        # A leaf by which the backward pass comes here: torch does not see the table, of which the rows are made.
+        self._anchor = torch.zeros((), device=table.device, requires_grad=True)
+
+    @property
+    def grad(self) -> WholeTensor:
+        """The gradients. All ranks ask for them first together."""
+        return self._gradients.table
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        """The rows; with a way back to them, in training."""
+        if self.training and torch.is_grad_enabled():
+            return OPS.embedding(self.table.handle, self._gradients.handle, self._anchor, indices)
+        return OPS.gather(self.table.handle, indices)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients, of all rows. All ranks call it."""
+        super().zero_grad(set_to_none)
+        if self._gradients.made is not None:
+            self._barrier()
+            as_tensor(self.grad.local()).zero_()
+            self._barrier()
+
+    def step(self, lr: float) -> None:
+        """Moves the rows against their gradients, which are zero then: plain gradient descent. All ranks call it."""
+        self._barrier()
+        # Every rank moves its own rows.
+        rows, grad = as_tensor(self.table.local()), as_tensor(self.grad.local())
+        rows.sub_(grad, alpha=lr)
+        grad.zero_()
+        self._barrier()
+
+    def extra_repr(self) -> str:
+        """What ``print`` says of it."""
+        return f"{', '.join(map(str, self.table.shape))}, dtype={self.table.dtype}"
+
+    def _barrier(self) -> None:
+        self.table.barrier(stream=raw_stream(self._anchor.get_device()))
+
+
+def _embedding(table: int, gradients: int, anchor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return _gather(table, indices)
+
+
+def _embedding_fake(table: int, gradients: int, anchor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return _gather_fake(table, indices)
+
+
+def _backward(gradients: int, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    put(True, find(gradients, Gradients).table.handle, values, indices)
+    return _backward_fake(gradients, values, indices)
+
+
+def _backward_fake(gradients: int, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    check_indices(indices)
+    return values.new_zeros((), dtype=torch.float32)
+
+
+def _setup(ctx: Any, inputs: tuple[int, int, torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+    _, ctx.gradients, _, indices = inputs
+    ctx.save_for_backward(indices)
+
+
+def _differentiate(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tensor, None]:
+    (indices,) = ctx.saved_tensors
+    return None, None, OPS.embedding_backward(ctx.gradients, grad.contiguous(), indices), None
+
+
+for name, does, is_like in (
+    ("embedding", _embedding, _embedding_fake),
+    ("embedding_backward", _backward, _backward_fake),
+):
+    for key in ("CPU", "CUDA"):
+        LIBRARY.impl(name, does, key)
+    torch.library.register_fake(f"wholemem::{name}", is_like, lib=LIBRARY)
+    ordered(f"wholemem::{name}")
+torch.library.register_autograd("wholemem::embedding", _differentiate, setup_context=_setup, lib=LIBRARY)

@@ -1,0 +1,227 @@
+"""The operators ``torch.ops.wholemem.*``, and the functions that call them.
+
+Tables and communicators travel as handles, since operators take numbers and tensors. What an operator does to a table, torch
+does not see; so all of them are declared to have an effect, in the order of the program. A compiler then threads a token
+from each to the next: none is removed although nobody uses what it returns, none is merged with its like, and a gather
+stays behind the scatter that came before it.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from .._native import Communicator, WholeTensor, op_code
+from ..errors import WrongValue
+from ..handles import find
+from . import tensors
+from .effects import ordered
+from .tensors import CODES, check_contiguous, check_indices, check_rows, conversion, dtype_of, raw_stream, stride_of
+
+__all__ = ["all_gather", "all_reduce", "broadcast", "gather", "scatter", "scatter_add"]
+
+LIBRARY = torch.library.Library("wholemem", "DEF")
+
+LIBRARY.define("gather(int table, Tensor indices, ScalarType? dtype=None) -> Tensor")
+LIBRARY.define("gather_into(int table, Tensor indices, Tensor(a!) out) -> ()")
+LIBRARY.define("scatter(int table, Tensor values, Tensor indices) -> ()")
+LIBRARY.define("scatter_add(int table, Tensor values, Tensor indices) -> ()")
+LIBRARY.define("all_reduce(int comm, Tensor input, str op='sum') -> Tensor")
+LIBRARY.define("all_gather(int comm, Tensor input) -> Tensor")
+LIBRARY.define("broadcast(int comm, Tensor input, int root=0) -> Tensor")
+
+OPS = torch.ops.wholemem
+
+
+def gather(
+    table: WholeTensor,
+    indices: torch.Tensor,
+    *,
+    out: Optional[torch.Tensor] = None,
+    dtype: Optional[torch.dtype] = None,
+) -> torch.Tensor:
+    """The rows that the indices name, in ``out`` or in a new tensor; converted where ``dtype``, or ``out``'s type, asks for it.
+
+    An index that names no row raises :class:`~wholemem.errors.BadIndex`; on a GPU, in the next call or in ``table.check()``.
+    """
+    if out is None:
+        return OPS.gather(table.handle, indices, dtype)
+    if dtype is not None and dtype is not out.dtype:
+        raise WrongValue(f"the output holds {out.dtype}, and {dtype} was asked for", hint="leave out `dtype`")
+    if torch.compiler.is_compiling():
+        # A tensor that is written cannot be in an operator whose order is kept.
+        return out.copy_(OPS.gather(table.handle, indices, out.dtype))
+    OPS.gather_into(table.handle, indices, out)
+    return out
+
+
+def scatter(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor) -> None:
+    """Writes rows to where the indices say. Other ranks see them behind the next barrier."""
+    OPS.scatter(table.handle, values, indices)
+
+
+def scatter_add(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor) -> None:
+    """Adds rows to where the indices say, all ranks at the same time if they like. A table at the ``host`` makes it a call of
+    all ranks."""
+    OPS.scatter_add(table.handle, values, indices)
+
+
+def all_reduce(comm: Communicator, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+    """The elements of all ranks, combined: a new tensor, the same to the bit on every rank. All ranks call it.
+
+    ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``.
+    """
+    return OPS.all_reduce(comm.handle, tensor, op)
+
+
+def all_gather(comm: Communicator, tensor: torch.Tensor) -> torch.Tensor:
+    """Every rank's tensor, one after the other, as a new tensor with a dimension more. All ranks call it."""
+    return OPS.all_gather(comm.handle, tensor)
+
+
+def broadcast(comm: Communicator, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
+    """The root's tensor, as a new one on every rank. All ranks call it, with tensors of one shape and type."""
+    return OPS.broadcast(comm.handle, tensor, root)
+
+
+def _new_rows(table: WholeTensor, indices: torch.Tensor, dtype: Optional[torch.dtype]) -> torch.Tensor:
+    check_indices(indices)
+    return indices.new_empty((*indices.shape, *table.shape[1:]), dtype=dtype or dtype_of(table))
+
+
+def _gather(handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype] = None) -> torch.Tensor:
+    table = find(handle, WholeTensor)
+    out = _new_rows(table, indices, dtype)
+    _fill(table, indices, out)
+    return out
+
+
+def _gather_fake(handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype] = None) -> torch.Tensor:
+    table = find(handle, WholeTensor)
+    out = _new_rows(table, indices, dtype)
+    conversion("the output", out.dtype, dtype_of(table))
+    return out
+
+
+def _gather_into(handle: int, indices: torch.Tensor, out: torch.Tensor) -> None:
+    table = find(handle, WholeTensor)
+    check_indices(indices)
+    check_rows("the output", out, indices, table)
+    _fill(table, indices, out)
+
+
+def _gather_into_fake(handle: int, indices: torch.Tensor, out: torch.Tensor) -> None:
+    table = find(handle, WholeTensor)
+    check_indices(indices)
+    check_rows("the output", out, indices, table)
+
+
+def _fill(table: WholeTensor, indices: torch.Tensor, out: torch.Tensor) -> None:
+    """Gathers into a tensor of the right shape."""
+    device = indices.get_device()
+    table.gather_at(
+        indices.data_ptr(),
+        indices.numel(),
+        indices.dtype is torch.int64,
+        out.data_ptr(),
+        stride_of("the output", out, indices.dim()),
+        conversion("the output", out.dtype, dtype_of(table)),
+        device,
+        raw_stream(device),
+    )
+
+
+def _check_put(handle: int, values: torch.Tensor, indices: torch.Tensor) -> WholeTensor:
+    table = find(handle, WholeTensor)
+    check_indices(indices)
+    check_rows("the tensor of values", values, indices, table)
+    conversion("the tensor of values", values.dtype, dtype_of(table))
+    return table
+
+
+def put(add: bool, handle: int, values: torch.Tensor, indices: torch.Tensor) -> None:
+    """Writes rows of a table, or adds to them."""
+    table = _check_put(handle, values, indices)
+    device = indices.get_device()
+    table.scatter_at(
+        add,
+        values.data_ptr(),
+        stride_of("the tensor of values", values, indices.dim()),
+        conversion("the tensor of values", values.dtype, dtype_of(table)),
+        indices.data_ptr(),
+        indices.numel(),
+        indices.dtype is torch.int64,
+        device,
+        raw_stream(device),
+    )
+
+
+def _put_fake(handle: int, values: torch.Tensor, indices: torch.Tensor) -> None:
+    _check_put(handle, values, indices)
+
+
+def _all_reduce(handle: int, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
+    comm = find(handle, Communicator)
+    out = _all_reduce_fake(handle, input, op)
+    device = input.get_device()
+    stream, code = raw_stream(device), CODES[input.dtype]
+    comm.all_reduce_at(input.data_ptr(), out.data_ptr(), input.numel(), code, op_code(op), device, stream)
+    return out
+
+
+def _all_reduce_fake(handle: int, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
+    op_code(op)
+    tensors.check_number(input.dtype)
+    check_contiguous("the tensor", input)
+    return torch.empty_like(input)
+
+
+def _all_gather(handle: int, input: torch.Tensor) -> torch.Tensor:
+    comm = find(handle, Communicator)
+    out = _all_gather_fake(handle, input)
+    device = input.get_device()
+    comm.all_gather_at(input.data_ptr(), out.data_ptr(), input.nbytes, device, raw_stream(device))
+    return out
+
+
+def _all_gather_fake(handle: int, input: torch.Tensor) -> torch.Tensor:
+    check_contiguous("the tensor", input)
+    return input.new_empty((find(handle, Communicator).size, *input.shape))
+
+
+def _broadcast(handle: int, input: torch.Tensor, root: int = 0) -> torch.Tensor:
+    comm = find(handle, Communicator)
+    out = _broadcast_fake(handle, input, root)
+    device = input.get_device()
+    comm.broadcast_at(input.data_ptr(), out.data_ptr(), input.nbytes, root, device, raw_stream(device))
+    return out
+
+
+def _broadcast_fake(handle: int, input: torch.Tensor, root: int = 0) -> torch.Tensor:
+    check_contiguous("the tensor", input)
+    return torch.empty_like(input)
+
+
+def _scatter(handle: int, values: torch.Tensor, indices: torch.Tensor) -> None:
+    put(False, handle, values, indices)
+
+
+def _scatter_add(handle: int, values: torch.Tensor, indices: torch.Tensor) -> None:
+    put(True, handle, values, indices)
+
+
+for name, does, is_like in (
+    ("gather", _gather, _gather_fake),
+    ("gather_into", _gather_into, _gather_into_fake),
+    ("scatter", _scatter, _put_fake),
+    ("scatter_add", _scatter_add, _put_fake),
+    ("all_reduce", _all_reduce, _all_reduce_fake),
+    ("all_gather", _all_gather, _all_gather_fake),
+    ("broadcast", _broadcast, _broadcast_fake),
+):
+    for key in ("CPU", "CUDA"):
+        LIBRARY.impl(name, does, key)
+    torch.library.register_fake(f"wholemem::{name}", is_like, lib=LIBRARY)
+    if name != "gather_into":
+        ordered(f"wholemem::{name}")

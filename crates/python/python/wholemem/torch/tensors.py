@@ -1,0 +1,137 @@
+"""Tensors of torch as the native half takes them: as numbers, once they have been looked at."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+import torch
+
+from .._native import WholeTensor, dtype_code
+from ..errors import WrongDevice, WrongStride, WrongType, WrongValue
+
+__all__ = ["as_tensor"]
+
+CODES: dict[torch.dtype, int] = {
+    dtype: dtype_code(dtype)
+    for dtype in (
+        torch.uint8,
+        torch.int8,
+        torch.uint16,
+        torch.int16,
+        torch.uint32,
+        torch.int32,
+        torch.uint64,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    )
+}
+"""The types that can be reduced and converted, and what the native half calls them."""
+
+
+def as_tensor(array: Any) -> torch.Tensor:
+    """An array of wholemem as a tensor of torch, without a copy: rows of a table, a part of a window, an object of a store.
+
+    The tensor keeps the memory. What must not be written is not told by torch, which knows no such tensors.
+
+    >>> import wholemem
+    >>> array = wholemem.zeros((2, 3), "float32")
+    >>> tensor = as_tensor(array)
+    >>> tensor += 1
+    >>> array.numpy().sum(), tensor.data_ptr() == array.data_ptr()
+    (np.float32(6.0), True)
+    """
+    return torch.from_dlpack(array)
+
+
+def raw_stream(device: int) -> int:
+    """The number of torch's current stream on a GPU; on the processor, where there are none, 0."""
+    return 0 if device < 0 else int(torch._C._cuda_getCurrentRawStream(device))
+
+
+def dtype_of(table: WholeTensor) -> torch.dtype:
+    """What torch calls the elements of a table."""
+    dtype = getattr(torch, table.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise WrongType(f"torch has no type like {table.dtype}")
+    return dtype
+
+
+def check_number(dtype: torch.dtype) -> None:
+    """Raises unless elements of a type can be reduced."""
+    if dtype not in CODES:
+        raise WrongType(f"cannot compute with {dtype}", hint="convert the tensor to another type first")
+
+
+def check_contiguous(what: str, tensor: torch.Tensor) -> None:
+    """Raises unless the elements follow each other without a gap."""
+    if not tensor.is_contiguous():
+        raise WrongStride(
+            f"{what} is not contiguous: strides {list(tensor.stride())} of shape {list(tensor.shape)}",
+            hint="make it so by `contiguous()`",
+        )
+
+
+def check_like(what: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Raises unless a tensor has the type, the shape and the device of another."""
+    if tensor.dtype is not other.dtype:
+        raise WrongType(f"{what} holds {tensor.dtype}, and the tensor {other.dtype}", hint="give one of the same type")
+    if tensor.shape != other.shape:
+        raise WrongValue(f"{what} must have the shape {list(other.shape)}, and has {list(tensor.shape)}")
+    check_together(what, tensor, other)
+
+
+def check_together(what: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Raises unless two tensors are on one device."""
+    if tensor.get_device() != other.get_device():
+        raise WrongDevice(
+            f"{what} is on {tensor.device}, and the other tensor on {other.device}", hint="move one to the other"
+        )
+
+
+def check_indices(indices: torch.Tensor) -> None:
+    """Raises unless these can name rows."""
+    if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
+        raise WrongType(f"indices are int32 or int64, and not {indices.dtype}", hint="convert them by `long()`")
+    check_contiguous("the tensor of indices", indices)
+
+
+def check_rows(what: str, rows: torch.Tensor, indices: torch.Tensor, table: WholeTensor) -> None:
+    """Raises unless a tensor has a row of the table for every index."""
+    shape = (*indices.shape, *table.shape[1:])
+    if rows.shape != shape:
+        raise WrongValue(f"{what} must have the shape {list(shape)}, and has {list(rows.shape)}")
+    check_together(what, rows, indices)
+
+
+def stride_of(what: str, rows: torch.Tensor, dims: int) -> int:
+    """The bytes from one row to the next, where rows are at the end of so many dimensions."""
+    if rows.is_contiguous():
+        return _bytes(rows.shape[dims:], rows.itemsize)
+    if dims == 1 and rows.numel() > 0 and rows[0].is_contiguous() and rows.stride(0) >= rows[0].numel():
+        return int(rows.stride(0)) * rows.itemsize
+    raise WrongStride(
+        f"the rows of {what} have gaps: strides {list(rows.stride())} of shape {list(rows.shape)}",
+        hint="make it contiguous by `contiguous()`",
+    )
+
+
+def conversion(what: str, dtype: torch.dtype, own: torch.dtype) -> Optional[int]:
+    """The code of the type that a table's elements are converted to; none, if it is their own."""
+    if dtype is own:
+        return None
+    if dtype not in CODES or own not in CODES or dtype.is_floating_point != own.is_floating_point:
+        raise WrongType(
+            f"{what} cannot be {dtype}: the table holds {own}",
+            hint="floats are converted to floats, and integers to integers",
+        )
+    return CODES[dtype]
+
+
+def _bytes(shape: Sequence[int], itemsize: int) -> int:
+    total = itemsize
+    for count in shape:
+        total *= count
+    return total

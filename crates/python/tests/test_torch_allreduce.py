@@ -1,0 +1,190 @@
+"""``FastAllreduce``: right for every type and size, registered and not, and typed errors."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+from torch_world import alone, device, limit, needs_cuda, quiet, ranks, torch
+from world import descriptors
+
+import wholemem.torch as wm
+from wholemem import errors
+
+__all__ = ["device", "limit"]
+pytestmark = quiet
+
+
+def test_alone_it_is_the_tensor_itself(device: str) -> None:
+    with wm.FastAllreduce(0, 1, device=device) as fast:
+        tensor = torch.randn(3, 5, device=device)
+        outcome = fast.all_reduce(tensor)
+        assert outcome is not tensor and torch.equal(outcome, tensor)
+        out = torch.empty_like(tensor)
+        assert fast.all_reduce(tensor, out) is out and torch.equal(out, tensor)
+        assert fast.all_reduce(tensor, tensor) is tensor and torch.equal(out, tensor)
+        assert f"FastAllreduce(rank=0, world_size=1, device={device}" in repr(fast)
+    assert fast.comm.closed
+    fast.close()
+    with pytest.raises(errors.Closed, match="the communicator is closed"):
+        fast.all_reduce(tensor)
+
+
+def test_what_it_is_made_for(device: str) -> None:
+    with wm.FastAllreduce(0, 1, 1 << 10, device=device) as fast:
+        fits = torch.zeros(256, device=device)
+        assert fast.max_size == 1024 and fast.should_use(fits)
+        unfit = [torch.zeros(257, device=device), fits[::2], fits[:0], fits.to(torch.complex64)]
+        assert [fast.should_use(tensor) for tensor in unfit] == [False] * 4
+        assert torch.equal(fast.all_reduce(unfit[0] + 1), unfit[0] + 1)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "out", "kind", "says"),
+    [
+        (torch.ones(4)[::2], None, errors.WrongStride, "the tensor is not contiguous"),
+        (torch.ones(4, dtype=torch.bool), None, errors.WrongType, "cannot compute with torch.bool"),
+        (torch.ones(4), torch.ones(5), errors.WrongValue, r"the output must have the shape \[4\], and has \[5\]"),
+        (torch.ones(4), torch.ones(8)[::2], errors.WrongStride, "the output is not contiguous"),
+        (torch.ones(4), torch.ones(4).double(), errors.WrongType, "the output holds torch.float64"),
+    ],
+)
+def test_bad_tensors_are_refused(tensor: Any, out: Any, kind: type, says: str) -> None:
+    with wm.FastAllreduce(0, 1, device="cpu") as fast:
+        with pytest.raises(kind, match=says):
+            fast.all_reduce(tensor, out)
+        memory = torch.zeros(10)
+        with pytest.raises(errors.WrongValue, match="overlap"):
+            fast.all_reduce(memory[:5], memory[3:8])
+        with pytest.raises(errors.WrongStride):
+            fast.register_buffer(memory[::2])
+        assert fast.all_reduce(torch.ones(1)).tolist() == [1]
+
+
+@needs_cuda
+def test_a_tensor_of_another_device_is_refused() -> None:
+    with wm.FastAllreduce(0, 1, device="cuda") as fast:
+        with pytest.raises(errors.WrongDevice, match="the tensor is on cpu, and the communicator on cuda:0"):
+            fast.all_reduce(torch.ones(4))
+        with pytest.raises(errors.WrongDevice, match="the output is on cpu"):
+            fast.all_reduce(torch.ones(4, device="cuda"), torch.ones(4))
+        assert not fast.should_use(torch.ones(4))
+
+
+def test_a_registered_tensor_keeps_what_it_holds_and_is_a_window(device: str) -> None:
+    with wm.FastAllreduce(0, 1, device=device) as fast:
+        tensor = torch.arange(6.0, device=device).reshape(2, 3)
+        fast.register_buffer(tensor)
+        assert tensor.cpu().tolist() == [[0, 1, 2], [3, 4, 5]]
+        (window,) = fast._windows
+        assert window.local().data_ptr() <= tensor.data_ptr() < window.local().data_ptr() + window.nbytes
+        assert torch.equal(fast.all_reduce(tensor), tensor)
+        new = fast.empty((4, 4), torch.bfloat16)
+        assert (new == 0).all() and new.dtype is torch.bfloat16 and new.device.type == device
+    # And outlives the group.
+    tensor += 1
+    assert tensor.sum().item() == 21
+
+
+def test_numbers_that_are_not_the_groups_are_refused() -> None:
+    ended = alone(
+        """
+        import os, wholemem.torch as wm
+        from wholemem import errors
+        for name in ("RANK", "WORLD_SIZE"):
+            os.environ.pop(name, None)
+        try:
+            wm.FastAllreduce(1, 2, device="cpu")
+        except errors.BadEnvironment as error:
+            print("no environment", bool(error.hint) or str(error))
+        os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29400")
+        try:
+            wm.FastAllreduce(1, 2, device="cpu")
+        except errors.WrongValue as error:
+            print(error)
+        """
+    )
+    assert ended.stdout.splitlines()[1:] == [
+        "this process is rank 0 of 1, and not rank 1 of 2",
+        "hint: give the group's own numbers",
+    ], ended.stderr
+
+
+SUMS = """
+import os, sys, torch, wholemem.torch as wm
+device, through = sys.argv[1:3]
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+if through == "gloo":
+    torch.distributed.init_process_group("gloo")
+
+def given(shape, dtype, turn, of):
+    # Sums are exact: whole numbers below 256.
+    return ((torch.arange(torch.Size(shape).numel()) + 3 * of + turn) % 20).reshape(shape).to(dtype).to(device)
+
+with wm.FastAllreduce(rank, size, max_size=1 << 20, device=device) as fast:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.uint8):
+        registered, made = given((37,), dtype, 0, rank), fast.empty((37,), dtype)
+        fast.register_buffer(registered)
+        for turn in range(3):
+            for shape in ((1,), (37,), (50, 41), (700_001,)):
+                mine = given(shape, dtype, turn, rank)
+                total = sum(given(shape, dtype, turn, other) for other in range(size))
+                assert torch.equal(fast.all_reduce(mine), total), (dtype, shape)
+                out = torch.empty_like(mine)
+                fast.all_reduce(mine, out)
+                assert torch.equal(out, total)
+                fast.all_reduce(mine, mine)
+                assert torch.equal(mine, total)
+            total = sum(given((37,), dtype, turn, other) for other in range(size))
+            for tensor in (registered, made):
+                tensor.copy_(given((37,), dtype, turn, rank))
+                assert torch.equal(fast.all_reduce(tensor), total)
+                fast.all_reduce(tensor, tensor)
+                assert torch.equal(tensor, total)
+    assert not fast.should_use(torch.zeros(700_001, device=device))
+if through == "gloo":
+    torch.distributed.destroy_process_group()
+print("right", flush=True)
+"""
+
+
+@pytest.mark.parametrize("through", ["gloo", "environment"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_sums_of_processes(device: str, through: str, size: int) -> None:
+    assert ranks(size, SUMS, device, through).count("right") == size
+
+
+DEATH = """
+import os, signal, sys, torch, wholemem.torch as wm
+from wholemem import errors
+rank = int(os.environ["RANK"])
+fast = wm.FastAllreduce(rank, 2, device="cpu")
+tensor = torch.ones(4)
+fast.all_reduce(tensor)
+if rank == 1:
+    os._exit(0)
+try:
+    while True:
+        fast.all_reduce(tensor)
+except errors.PeerLost as error:
+    print("lost", error.rank, bool(error.hint), flush=True)
+"""
+
+
+def test_a_rank_that_is_gone_is_named() -> None:
+    assert "lost 1 True" in ranks(2, DEATH)
+
+
+def test_many_of_them_leave_nothing() -> None:
+    def cycle(times: int) -> None:
+        for _ in range(times):
+            with wm.FastAllreduce(0, 1, device="cpu") as fast:
+                fast.all_reduce(fast.empty((10,)))
+
+    cycle(5)
+    gc.collect()
+    before = descriptors()
+    cycle(100)
+    gc.collect()
+    assert descriptors() == before

@@ -1,0 +1,158 @@
+"""Embeddings: forward and backward against torch's own, with repeated indices, over several ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch_world import device, forget_what_was_compiled, limit, quiet, ranks, torch
+from world import each
+
+import wholemem.torch as wm
+from wholemem import Communicator, WholeTensor, errors
+
+__all__ = ["device", "forget_what_was_compiled", "limit"]
+pytestmark = quiet
+
+
+def embedding_of(rows: Any, device: str, **how: Any) -> Any:
+    (comm,) = Communicator.local(1, device=device)
+    table = WholeTensor.create(comm, rows.shape, rows.dtype, **how)
+    wm.as_tensor(table.local()).copy_(rows)
+    return wm.Embedding(table)
+
+
+def gradients(embedding: Any) -> Any:
+    return wm.as_tensor(embedding.grad.local()).cpu()
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("location", ["device", "host"])
+def test_gradients_are_those_of_a_dense_embedding(device: str, is_compiled: bool, location: str) -> None:
+    rows = torch.randn(40, 6, dtype=torch.float64)
+    dense = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False)
+    ours = embedding_of(rows, device, location=location)
+    weight = torch.randn(6, 3, dtype=torch.float64)
+
+    def loss(embedding: Any, indices: Any, weight: Any) -> Any:
+        # The same rows twice, by the same call: neither gradient may be lost.
+        first, second = embedding(indices), embedding(indices)
+        return ((first @ weight).sin() + (second * second) @ weight).sum()
+
+    call = torch.compile(loss, fullgraph=True) if is_compiled else loss
+    for _ in range(2):
+        indices = torch.randint(0, 10, (4, 7))
+        expected = loss(dense, indices, weight)
+        found = call(ours, indices.to(device), weight.to(device))
+        torch.testing.assert_close(found.detach().cpu(), expected.detach())
+        expected.backward()
+        found.backward()
+    torch.testing.assert_close(gradients(ours), dense.weight.grad)
+
+
+def test_gradients_are_those_of_small_steps(device: str) -> None:
+    rows = torch.randn(5, 2, dtype=torch.float64)
+    ours = embedding_of(rows, device)
+    indices = torch.tensor([3, 1, 3], device=device)
+    loss = lambda: ours(indices).pow(3).sum()
+    loss().backward()
+    found, local, step = gradients(ours).clone(), wm.as_tensor(ours.table.local()), 1e-6
+    for place in range(10):
+        at = divmod(place, 2)
+        with torch.no_grad():
+            local[at] += step
+            above = loss()
+            local[at] -= 2 * step
+            below = loss()
+            local[at] += step
+        assert abs((above - below).item() / (2 * step) - found[at].item()) < 1e-6
+
+
+def test_a_step_descends_and_forgets(device: str) -> None:
+    rows = torch.randn(20, 3)
+    dense = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False)
+    ours = embedding_of(rows, device)
+    optimizer = torch.optim.SGD(dense.parameters(), lr=0.25)
+    for _ in range(3):
+        indices = torch.randint(0, 20, (9,))
+        optimizer.zero_grad()
+        dense(indices).square().sum().backward()
+        optimizer.step()
+        ours(indices.to(device)).square().sum().backward()
+        ours.step(0.25)
+    torch.testing.assert_close(wm.as_tensor(ours.table.local()).cpu(), dense.weight.detach())
+    assert (gradients(ours) == 0).all()
+    ours(torch.tensor([1], device=device)).sum().backward()
+    assert (gradients(ours)[1] == 1).all()
+    ours.zero_grad()
+    assert (gradients(ours) == 0).all()
+
+
+def test_nothing_is_made_where_nothing_is_learned(device: str) -> None:
+    ours = embedding_of(torch.ones(5, 2), device)
+    indices = torch.tensor([1], device=device)
+    with torch.no_grad():
+        assert not ours(indices).requires_grad
+    assert not ours.eval()(indices).requires_grad
+    ours.zero_grad()
+    assert ours._gradients.made is None
+    assert list(ours.parameters()) == [] and ours.state_dict() == {}
+    assert "5, 2, dtype=float32" in repr(ours)
+    with pytest.raises(errors.WrongType, match="an embedding cannot be torch.float32: the table holds torch.int64"):
+        embedding_of(torch.ones(5, 2, dtype=torch.int64), device)
+
+
+def test_a_gradient_that_is_given_is_used() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    table = WholeTensor.create(comm, (5, 2), "bfloat16")
+    grad = WholeTensor.create(comm, (5, 2), "float32")
+    ours = wm.Embedding(table, grad)
+    rows = ours(torch.tensor([2, 2]))
+    assert rows.dtype is torch.bfloat16
+    rows.sum().backward()
+    assert ours.grad is grad and wm.as_tensor(grad.local())[2].tolist() == [2, 2]
+
+
+def test_threads_learn_one_table() -> None:
+    rows, given = torch.randn(30, 4), [torch.randint(0, 30, (12,)) for _ in range(3)]
+    dense = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False)
+    sum(dense(indices).square().sum() for indices in given).backward()
+
+    def work(comm: Communicator) -> None:
+        table = WholeTensor.create(comm, (30, 4), "float32")
+        start, stop = table.local_rows
+        wm.as_tensor(table.local()).copy_(rows[start:stop])
+        comm.barrier()
+        ours = wm.Embedding(table)
+        ours(given[comm.rank]).square().sum().backward()
+        comm.barrier()
+        torch.testing.assert_close(wm.as_tensor(ours.grad.local()), dense.weight.grad[start:stop])
+        ours.step(0.5)
+        found = wm.gather(table, torch.arange(30))
+        torch.testing.assert_close(found, (dense.weight - 0.5 * dense.weight.grad).detach())
+
+    each(3, work)
+
+
+PROCESSES = """
+import sys, torch, wholemem, wholemem.torch as wm
+device = sys.argv[1]
+with wholemem.Communicator.from_env(device=device) as comm:
+    table = wholemem.WholeTensor.create(comm, (101, 4), "float32")
+    wm.as_tensor(table.local()).fill_(1)
+    table.barrier(stream=torch.cuda.current_stream() if device == "cuda" else None)
+    ours = wm.Embedding(table)
+    call = torch.compile(lambda indices: (ours(indices) * 3).sum(), fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        # All ranks meet in row 100.
+        call(torch.tensor([comm.rank, 100, 100], device=device)).backward()
+    ours.step(1)
+    found = wm.gather(table, torch.tensor([0, 99, 100], device=device))
+    assert found[:, 0].tolist() == [-5, 1, 1 - 12 * comm.size], found
+    table.barrier(stream=torch.cuda.current_stream() if device == "cuda" else None)
+    print("right", flush=True)
+"""
+
+
+def test_processes_learn_one_table(device: str) -> None:
+    assert ranks(2, PROCESSES, device).count("right") == 2

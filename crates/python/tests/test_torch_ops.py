@@ -1,0 +1,328 @@
+"""The operators of ``wholemem.torch``: eager and compiled, against torch itself."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+from torch_world import alone, device, forget_what_was_compiled, limit, needs_cuda, quiet, ranks, torch
+from world import each
+
+import wholemem.torch as wm
+from wholemem import Communicator, WholeTensor, errors
+
+__all__ = ["device", "forget_what_was_compiled", "limit"]
+pytestmark = quiet
+
+
+def joined(device: str) -> Communicator:
+    (comm,) = Communicator.local(1, device=device)
+    return comm
+
+
+def filled(comm: Communicator, rows: Any, **how: Any) -> WholeTensor:
+    table = WholeTensor.create(comm, rows.shape, rows.dtype, **how)
+    table.write(0, rows.to(comm.device))
+    comm.barrier()
+    return table
+
+
+def traced(call: Any, **how: Any) -> Any:
+    """Compiled as far as the code of the processor or the GPU, which takes longer than all the rest."""
+    return torch.compile(call, fullgraph=True, backend="aot_eager", **how)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int64", "uint8", "bool", "float8_e4m3fn"])
+@pytest.mark.parametrize("index", ["int32", "int64"])
+def test_gather_is_what_torch_finds(device: str, dtype: str, index: str) -> None:
+    whole = torch.randint(0, 2, (50, 6)).to(getattr(torch, dtype))
+    table = filled(joined(device), whole)
+    indices = torch.tensor([[3, 3, 49], [0, 7, 12]], dtype=getattr(torch, index), device=device)
+    rows = wm.gather(table, indices)
+    assert (rows.shape, rows.dtype, rows.device.type) == ((2, 3, 6), whole.dtype, device)
+    assert torch.equal(rows.cpu().view(torch.uint8), whole[indices.cpu().long()].view(torch.uint8))
+    assert wm.gather(table, indices[:0]).shape == (0, 3, 6)
+
+
+def test_elements_are_converted_and_outputs_are_filled_where_they_are(device: str) -> None:
+    whole = torch.randn(20, 4)
+    table = filled(joined(device), whole)
+    indices = torch.tensor([5, 1], device=device)
+    assert torch.equal(wm.gather(table, indices, dtype=torch.float64).cpu(), whole[[5, 1]].double())
+    wide = torch.full((4, 10), -1.0, dtype=torch.float16, device=device)
+    part = wide[::2, 3:7]
+    assert wm.gather(table, indices, out=part) is part
+    assert torch.equal(part.cpu(), whole[[5, 1]].half())
+    assert (wide[1::2] == -1).all() and (wide[:, :3] == -1).all() and (wide[:, 7:] == -1).all()
+    wm.scatter(table, torch.ones(2, 4, dtype=torch.bfloat16, device=device), indices)
+    assert (wm.gather(table, indices) == 1).all()
+
+
+def test_scatter_and_scatter_add_are_what_torch_finds(device: str) -> None:
+    whole = torch.randint(0, 9, (30, 5)).float()
+    table = filled(joined(device), whole)
+    indices = torch.tensor([4, 29, 4, 4], device=device)
+    values = torch.randint(0, 9, (4, 5)).float()
+    wm.scatter_add(table, values.to(device), indices)
+    whole.index_add_(0, indices.cpu(), values)
+    everything = torch.arange(30, device=device)
+    assert torch.equal(wm.gather(table, everything).cpu(), whole)
+    wm.scatter(table, values[:2].to(device), indices[:2])
+    whole[indices[:2].cpu()] = values[:2]
+    assert torch.equal(wm.gather(table, everything).cpu(), whole)
+    # Rows with gaps between them.
+    wide = torch.ones(4, 9, device=device)
+    wm.scatter_add(table, wide[:, 2:7], indices)
+    whole.index_add_(0, indices.cpu(), torch.ones(4, 5))
+    assert torch.equal(wm.gather(table, everything).cpu(), whole)
+
+
+def test_a_compiler_keeps_what_is_done_to_a_table_and_its_order(device: str) -> None:
+    table = filled(joined(device), torch.ones(10, 4))
+    indices = torch.tensor([1, 2], device=device)
+
+    def work(values: Any) -> Any:
+        wm.gather(table, indices)
+        before = wm.gather(table, indices)
+        wm.scatter(table, values, indices)
+        after = wm.gather(table, indices)
+        wm.scatter_add(table, values * 2, indices)
+        wm.scatter_add(table, values * 2, indices)
+        out = torch.empty_like(after)
+        return before * 1, after * 1, wm.gather(table, indices, out=out), out
+
+    # All the way: it is the last of its parts that would reorder.
+    work = torch.compile(work, fullgraph=True)
+    for value in (5.0, 7.0):
+        start = wm.gather(table, indices)
+        before, after, out, same = work(torch.full((2, 4), value, device=device))
+        assert torch.equal(before, start)
+        assert (after == value).all() and (out == 5 * value).all() and (same == 5 * value).all()
+
+
+def test_what_is_compiled_for_one_table_is_not_used_for_another(device: str) -> None:
+    comm = joined(device)
+    tables = [filled(comm, torch.full((10, 2), float(n))) for n in range(3)]
+    call = traced(lambda table, indices: wm.gather(table, indices) + 1)
+    for _ in range(2):
+        for number, table in enumerate(tables):
+            assert (call(table, torch.tensor([3], device=device)) == number + 1).all()
+
+
+def test_dynamic_shapes_compile_once(device: str) -> None:
+    whole = torch.randn(100, 3)
+    table = filled(joined(device), whole)
+    call = traced(lambda indices: wm.gather(table, indices), dynamic=True)
+    assert torch.equal(call(torch.arange(2, device=device)).cpu(), whole[:2])
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for count in (5, 17):
+            assert torch.equal(call(torch.arange(count, device=device)).cpu(), whole[:count])
+
+
+@pytest.mark.parametrize("name", ["gather", "scatter", "scatter_add", "all_reduce", "all_gather", "broadcast"])
+def test_operators_are_as_they_say(device: str, name: str) -> None:
+    comm = joined(device)
+    table = filled(comm, torch.ones(10, 4))
+    indices, values = torch.tensor([1, 2], device=device), torch.ones(2, 4, device=device)
+    arguments = {
+        "gather": (table.handle, indices, torch.float64),
+        "scatter": (table.handle, values, indices),
+        "scatter_add": (table.handle, values, indices),
+    }
+    operator = getattr(torch.ops.wholemem, name).default
+    given = arguments.get(name, (comm.handle, values))
+    torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_collectives_of_threads() -> None:
+    def work(comm: Communicator) -> None:
+        mine = torch.arange(6).reshape(2, 3) + 10 * comm.rank
+        every = torch.stack([torch.arange(6).reshape(2, 3) + 10 * rank for rank in range(3)])
+        assert torch.equal(wm.all_reduce(comm, mine), every.sum(0))
+        assert torch.equal(wm.all_reduce(comm, mine, "max"), every[2])
+        assert torch.equal(wm.all_gather(comm, mine), every)
+        assert torch.equal(wm.broadcast(comm, mine, 1), every[1])
+        assert torch.equal(mine, every[comm.rank])
+        halves = torch.full((1000,), comm.rank + 1, dtype=torch.bfloat16)
+        assert (wm.all_reduce(comm, halves, op="avg") == 2).all()
+
+    each(3, work)
+
+
+COLLECTIVES = """
+import sys, torch, wholemem, wholemem.torch as wm
+device = sys.argv[1]
+with wholemem.Communicator.from_env(device=device) as comm:
+    table = wholemem.WholeTensor.create(comm, (300, 8), "float32")
+    wm.as_tensor(table.local()).fill_(comm.rank)
+    comm.barrier(stream=torch.cuda.current_stream() if device == "cuda" else None)
+
+    def work(x, indices):
+        rows = wm.gather(table, indices)
+        return wm.all_reduce(comm, x * 2), wm.all_gather(comm, x), wm.broadcast(comm, x, comm.size - 1), rows
+
+    for call in (work, torch.compile(work, fullgraph=True, backend="aot_eager")):
+        x = torch.full((1000,), comm.rank + 1.0, device=device)
+        indices = torch.tensor([0, 150, 299], device=device)
+        total, every, last, rows = call(x, indices)
+        assert (total == comm.size * (comm.size + 1)).all()
+        assert every[:, 0].tolist() == [rank + 1.0 for rank in range(comm.size)]
+        assert (last == comm.size).all()
+        assert rows[:, 0].tolist() == [150 * n * comm.size // 300 if n < 2 else comm.size - 1 for n in range(3)]
+    comm.barrier(stream=torch.cuda.current_stream() if device == "cuda" else None)
+    print("right", flush=True)
+"""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_collectives_of_processes(device: str, size: int) -> None:
+    assert ranks(size, COLLECTIVES, device).count("right") == size
+
+
+def test_tables_of_the_host_too(device: str) -> None:
+    whole = torch.randn(20, 4)
+    comm = joined(device)
+    table = WholeTensor.create(comm, (20, 4), "float32", location="host")
+    wm.as_tensor(table.local()).copy_(whole)
+    indices = torch.tensor([1, 19, 1], device=device)
+    assert torch.equal(wm.gather(table, indices).cpu(), whole[indices.cpu()])
+    wm.scatter_add(table, torch.ones(3, 4, device=device), indices)
+    assert torch.allclose(wm.gather(table, indices).cpu(), whole[indices.cpu()] + torch.tensor([[2.0], [1.0], [2.0]]))
+
+
+def test_the_memory_of_arrays_is_that_of_tensors(device: str) -> None:
+    comm = joined(device)
+    table = WholeTensor.create(comm, (10, 4), "bfloat16")
+    local = wm.as_tensor(table.local())
+    assert (local.data_ptr(), local.device.type, local.dtype) == (table.local().data_ptr(), device, torch.bfloat16)
+    local.fill_(3)
+    del table, comm
+    gc.collect()
+    assert (local == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("indices", "kind", "says"),
+    [
+        (torch.tensor([0.5]), errors.WrongType, "indices are int32 or int64, and not torch.float32"),
+        (torch.arange(8)[::2], errors.WrongStride, "the tensor of indices is not contiguous"),
+        (torch.tensor([0, 5]), errors.BadIndex, "the index at position 1 names no row"),
+    ],
+)
+def test_bad_indices_are_refused(indices: Any, kind: type, says: str) -> None:
+    table = filled(joined("cpu"), torch.ones(5, 2))
+    with pytest.raises(kind, match=says):
+        wm.gather(table, indices)
+    assert wm.gather(table, torch.tensor([0])).tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "says"),
+    [
+        (torch.ones(3, 2), errors.WrongValue, r"must have the shape \[2, 2\], and has \[3, 2\]"),
+        (torch.ones(2, 2, dtype=torch.int32), errors.WrongType, "cannot be torch.int32: the table holds torch.float32"),
+        (torch.ones(2, 4)[:, ::2], errors.WrongStride, "the rows of the tensor of values have gaps"),
+        (torch.ones(1, 2).expand(2, 2), errors.WrongStride, "have gaps"),
+    ],
+)
+def test_bad_values_are_refused(values: Any, kind: type, says: str) -> None:
+    table = filled(joined("cpu"), torch.ones(5, 2))
+    for put in (wm.scatter, wm.scatter_add):
+        with pytest.raises(kind, match=says) as caught:
+            put(table, values, torch.tensor([0, 1]))
+        assert caught.value.hint or kind is errors.WrongValue
+    assert (wm.gather(table, torch.arange(5)) == 1).all()
+
+
+def test_bad_outputs_are_refused() -> None:
+    table, indices = filled(joined("cpu"), torch.ones(5, 2)), torch.tensor([0, 1])
+    with pytest.raises(errors.WrongValue, match="must have the shape"):
+        wm.gather(table, indices, out=torch.ones(2, 3))
+    with pytest.raises(errors.WrongValue, match="and torch.float32 was asked for"):
+        wm.gather(table, indices, out=torch.ones(2, 2).double(), dtype=torch.float32)
+    with pytest.raises(errors.WrongType, match="cannot be torch.int8"):
+        wm.gather(table, indices, dtype=torch.int8)
+    table = filled(joined("cpu"), torch.ones(5, 2, dtype=torch.bool))
+    with pytest.raises(errors.WrongType, match="cannot be torch.int32"):
+        wm.gather(table, indices, dtype=torch.int32)
+    with pytest.raises(errors.WrongType, match="cannot compute with bool"):
+        wm.scatter_add(table, torch.ones(2, 2, dtype=torch.bool), indices)
+
+
+def test_bad_tensors_are_not_reduced() -> None:
+    comm = joined("cpu")
+    with pytest.raises(errors.WrongType, match="cannot compute with torch.complex64"):
+        wm.all_reduce(comm, torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(errors.WrongStride, match="not contiguous"):
+        wm.all_reduce(comm, torch.ones(4)[::2])
+    with pytest.raises(errors.WrongValue, match="`median`"):
+        wm.all_reduce(comm, torch.ones(4), "median")
+    with pytest.raises(errors.WrongValue, match="there is no rank 3 among 1"):
+        wm.broadcast(comm, torch.ones(4), 3)
+
+
+@needs_cuda
+def test_a_tensor_of_another_device_is_refused() -> None:
+    table = filled(joined("cpu"), torch.ones(5, 2))
+    with pytest.raises(errors.WrongDevice, match="the tensor is on cuda:0, and the communicator on cpu") as caught:
+        wm.gather(table, torch.tensor([0], device="cuda"))
+    assert caught.value.hint == "move it to cpu first"
+    with pytest.raises(errors.WrongDevice, match="is on cpu, and the other tensor on cuda:0"):
+        wm.scatter(table, torch.ones(1, 2), torch.tensor([0], device="cuda"))
+
+
+def test_what_is_gone_or_closed_is_told(device: str) -> None:
+    comm = joined(device)
+    table = filled(comm, torch.ones(5, 2))
+    handle, indices = table.handle, torch.tensor([0], device=device)
+    assert table.handle == handle != comm.handle
+    with pytest.raises(errors.WrongType, match="is of a Communicator, and not of a WholeTensor"):
+        torch.ops.wholemem.gather(comm.handle, indices)
+    del table
+    gc.collect()
+    with pytest.raises(errors.Closed, match=f"the WholeTensor of handle {handle} is gone") as caught:
+        torch.ops.wholemem.gather(handle, indices)
+    assert caught.value.hint == "keep it as long as what was compiled with it runs"
+    comm.close()
+    with pytest.raises(errors.Closed, match="the communicator is closed"):
+        wm.all_reduce(comm, torch.ones(1, device=device))
+
+
+def test_importing_touches_no_driver_and_wholemem_no_torch() -> None:
+    ended = alone(
+        """
+        import sys, wholemem
+        assert "torch" not in sys.modules
+        import wholemem.torch, torch
+        assert not torch.cuda.is_initialized()
+        assert "libcuda.so" not in open("/proc/self/maps").read()
+        """
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_forked_worker_of_a_loader_is_told_and_its_parent_goes_on() -> None:
+    class Rows(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
+        def __init__(self, location: str) -> None:
+            self.table = WholeTensor.create(joined("cpu"), (10, 2), "float32", location=location)
+            wm.as_tensor(self.table.local()).copy_(torch.arange(20).reshape(10, 2))
+
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> Any:
+            try:
+                return wm.gather(self.table, torch.tensor([index]))
+            except errors.Forked as error:
+                assert "spawn" in (error.hint or "") and "main process" in (error.hint or "")
+                return torch.tensor([[-1.0, -1.0]])
+
+    for location in ("device", "host"):
+        rows = Rows(location)
+        loader = torch.utils.data.DataLoader(rows, batch_size=5, num_workers=2, multiprocessing_context="fork")
+        assert torch.cat(list(loader)).unique().tolist() == [-1]
+        assert wm.gather(rows.table, torch.tensor([9])).tolist() == [[18, 19]]
+        alone_in_the_main_process = torch.utils.data.DataLoader(rows, batch_size=5)
+        np.testing.assert_array_equal(torch.cat(list(alone_in_the_main_process)).reshape(10, 2), np.arange(20).reshape(10, 2))
