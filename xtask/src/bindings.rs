@@ -66,6 +66,7 @@ const REQUIRED: &[&str] = &[
     "cuStreamWaitEvent",
     "cuStreamBeginCapture",
     "cuStreamEndCapture",
+    "cuStreamGetCaptureInfo_v2",
     "cuEventCreate",
     "cuEventDestroy",
     "cuEventRecord",
@@ -78,6 +79,8 @@ const REQUIRED: &[&str] = &[
     "cuGraphLaunch",
     "cuGraphExecDestroy",
     "cuGraphDestroy",
+    "cuGraphRetainUserObject",
+    "cuUserObjectCreate",
     "cuModuleLoadDataEx",
     "cuModuleUnload",
     "cuModuleGetFunction",
@@ -152,7 +155,7 @@ pub(crate) fn generate(check: bool) -> Result<()> {
             .allowlist_type(types)
             .allowlist_type("CUdevice_attribute|CUpointer_attribute|CUctx_flags|CUstream_flags|CUevent_flags")
             .allowlist_type(
-                "CUmemAllocationGranularity_flags|CUmemRangeHandleType|CUjit_option|CUipcMem_flags",
+                "CUmemAllocationGranularity_flags|CUmemRangeHandleType|CUjit_option|CUipcMem_flags|CUuserObject_flags|CUuserObjectRetain_flags",
             )
             .allowlist_var("CU_MEMHOSTALLOC_(PORTABLE|DEVICEMAP)")
             .allowlist_var("CU_MEMHOSTREGISTER_(PORTABLE|DEVICEMAP|READ_ONLY)")
@@ -206,11 +209,18 @@ fn rows(typedefs: &str) -> Result<Vec<Row>> {
     let listed = REQUIRED.iter().map(|name| (*name, true)).chain(OPTIONAL.iter().map(|name| (*name, false)));
     let listed = listed.chain([(LOADER, true)]);
     listed
-        .map(|(function, required)| {
-            let version = version(typedefs, function)?;
+        .map(|(listed, required)| {
+            let version = version(typedefs, listed)?;
+            let function = plain(listed);
             Ok(Row { function, typedef: format!("PFN_{function}_v{version}"), version, required })
         })
         .collect()
+}
+
+/// The name that the driver is asked for: of a later form than the first, the version says it, and not the name.
+#[cfg(any(test, feature = "bindings"))]
+fn plain(listed: &str) -> &str {
+    listed.strip_suffix("_v2").unwrap_or(listed)
 }
 
 /// The version in `#define PFN_f PFN_f_v10020`, or the first in `#define PFN_f __API_TYPEDEF_PTSZ(PFN_f, 4000, 7000)`, the
@@ -279,6 +289,7 @@ mod tests {
                         #define PFN_cuMemcpyAsync  __API_TYPEDEF_PTSZ(PFN_cuMemcpyAsync, 4000, 7000)\n";
         assert_eq!(version(typedefs, "cuMemCreate").unwrap(), 10020);
         assert_eq!(version(typedefs, "cuMemcpyAsync").unwrap(), 4000);
+        assert_eq!(plain("cuMemcpyAsync_v2"), "cuMemcpyAsync");
         let error = version(typedefs, "cuMemFly").unwrap_err();
         assert_eq!(error.to_string(), "the headers define no `PFN_cuMemFly`");
     }

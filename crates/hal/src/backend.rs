@@ -243,7 +243,7 @@ impl Backend {
         }
     }
 
-    fn retire(&self, item: Retired) {
+    pub(crate) fn retire(&self, item: Retired) {
         self.retired().push(item);
     }
 

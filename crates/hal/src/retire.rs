@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use crate::memory::{AllocationCore, HostAddress, ReservationCore};
-use crate::queue::Drain;
+use crate::queue::{Drain, Operand};
 use crate::raw::{Address, RawAllocation, RawEvent, RawGraph, RawModule, RawStream};
 use crate::{Backend, Cause, DeviceId, Mapping};
 
@@ -114,6 +114,8 @@ pub(crate) enum Retired {
     Refused(Teardown),
     /// Its work may still be running, or cannot be known to be over.
     Draining(Drain),
+    /// Somebody else's graph used it, and has gone, in a thread that may give nothing back.
+    Recorded(Vec<Operand>),
 }
 
 impl Retired {
@@ -121,6 +123,10 @@ impl Retired {
     pub(crate) fn retry(self, backend: &Backend) -> Option<Self> {
         match self {
             Self::Refused(teardown) => teardown.run(backend).err().map(|_| Self::Refused(teardown)),
+            Self::Recorded(operands) => {
+                drop(operands);
+                None
+            }
             Self::Draining(mut drain) => (!drain.is_over()).then_some(Self::Draining(drain)),
         }
     }

@@ -12,7 +12,8 @@ use super::code::give_back;
 use super::driver::Driver;
 use super::gpus::Current;
 use crate::raw::{
-    Address, EventHandle, EventKind, RawEvent, RawFunction, RawGraph, RawModule, RawQueue, RawStream,
+    Address, EventHandle, EventKind, Kept, RawCapture, RawEvent, RawFunction, RawGraph, RawModule, RawQueue,
+    RawStream,
 };
 use crate::{Args, Capability, Cause, DeviceId, KernelImage, LaunchShape};
 
@@ -70,6 +71,12 @@ fn number<T>(pointer: *mut T) -> u64 {
 
 fn pointer<T>(handle: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(usize::try_from(handle).unwrap_or(0))
+}
+
+/// Lets go of what a graph has kept. Called by the driver, once.
+unsafe extern "C" fn let_go(kept: *mut c_void) {
+    // SAFETY: the box that `keep` gave away.
+    drop(unsafe { Box::from_raw(kept.cast::<Kept>()) });
 }
 
 // SAFETY: order, events and completion are the driver's, whose streams keep exactly these promises.
@@ -244,6 +251,47 @@ unsafe impl RawQueue for CudaQueue {
         give_back("cuGraphDestroy", || unsafe { (self.driver().cuGraphDestroy)(graph) });
         made?;
         Ok(RawGraph { device: stream.device, handle: number(ready) })
+    }
+
+    unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<RawCapture>, Cause> {
+        // The default stream is never recorded, and asked about it while another is, the driver gives up that recording.
+        if stream.handle == 0 {
+            return Ok(None);
+        }
+        let _current = self.enter(stream.device)?;
+        let (mut status, mut graph) =
+            (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, std::ptr::null_mut());
+        let (id, nodes, count) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the stream is live; the status and the graph are writable, and what is null is not asked for.
+        let answer = unsafe {
+            (self.driver().cuStreamGetCaptureInfo)(
+                pointer(stream.handle),
+                &raw mut status,
+                id,
+                &raw mut graph,
+                nodes,
+                count,
+            )
+        };
+        answer.ok("cuStreamGetCaptureInfo")?;
+        let is_made = status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        Ok(is_made.then_some(RawCapture { device: stream.device, handle: number(graph) }))
+    }
+
+    unsafe fn keep(&self, capture: RawCapture, kept: Kept) -> Result<(), Cause> {
+        let _current = self.enter(capture.device)?;
+        // A pointer to a pointer with a table: the driver keeps plain ones.
+        let kept = Box::into_raw(Box::new(kept));
+        let flags = CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC.0;
+        let mut object = std::ptr::null_mut();
+        // SAFETY: `object` is writable, and the function lets go of what the pointer is of. Refused, nobody does.
+        unsafe { (self.driver().cuUserObjectCreate)(&raw mut object, kept.cast(), Some(let_go), 1, flags) }
+            .ok("cuUserObjectCreate")?;
+        let flags = CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE.0;
+        // SAFETY: the recording is still made, and the object was made in the lines above; the one hold on it becomes the
+        // graph's. Refused, it stays ours for ever.
+        unsafe { (self.driver().cuGraphRetainUserObject)(pointer(capture.handle), object, 1, flags) }
+            .ok("cuGraphRetainUserObject")
     }
 
     unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), Cause> {

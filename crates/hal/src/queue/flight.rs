@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::raw::{EventKind, RawEvent, RawStream};
-use crate::retire::{Owned, Teardown};
+use crate::retire::{Owned, Retired, Teardown};
 use crate::{Backend, Cause, Device};
 
 /// Something that work uses: held, never looked at.
@@ -60,7 +60,7 @@ impl Flight {
         device: &Device,
         stream: RawStream,
         operands: impl IntoIterator<Item = Operand>,
-        foreign: bool,
+        brief: bool,
     ) {
         for operand in operands {
             // The same work again and again would fill a batch with the same operands. What is open is held until the
@@ -70,9 +70,9 @@ impl Flight {
                 self.open.push(operand);
             }
         }
-        // A stream that is not ours may be gone when the next event is due.
+        // A stream that is not ours may be gone when the next event is due, unless it is said to stay.
         self.works += 1;
-        if foreign || self.open.len() >= BATCH || self.works >= WORKS {
+        if brief || self.open.len() >= BATCH || self.works >= WORKS {
             self.reap(device.backend());
             if let Err(cause) = self.close(device, stream) {
                 tracing::debug!(%cause, "no event behind a batch of work; keeping its operands longer");
@@ -139,6 +139,27 @@ impl Drop for Flight {
             tracing::warn!("leaking what unfinished work of a stream uses");
             std::mem::forget((batches, open));
         }
+    }
+}
+
+/// What work uses that somebody else has recorded: their graph holds it, for as long as it can be launched.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    backend: Backend,
+    operands: Vec<Operand>,
+}
+
+impl Recorded {
+    pub(super) fn new(backend: &Backend, operands: impl IntoIterator<Item = Operand>) -> Self {
+        Self { backend: backend.clone(), operands: operands.into_iter().collect() }
+    }
+}
+
+impl Drop for Recorded {
+    /// In a thread of the driver's own, as a rule, which must not call it: what is let go here is given back by the next one
+    /// who gives something back.
+    fn drop(&mut self) {
+        self.backend.retire(Retired::Recorded(std::mem::take(&mut self.operands)));
     }
 }
 

@@ -11,7 +11,7 @@ mod module;
 mod stream;
 
 pub use event::Event;
-pub(crate) use flight::{Drain, Held};
+pub(crate) use flight::{Drain, Held, Operand};
 pub use graph::Graph;
 pub use module::{Args, Function, HostFunction, KernelImage, LaunchShape, Module};
 pub use stream::Stream;

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wholemem_os::{Deadline, SharedSlice};
 
 use super::event::EventCore;
-use super::flight::{Drain, Flight, Operand};
+use super::flight::{Drain, Flight, Operand, Recorded};
 use super::{Args, Event, Function, Graph, LaunchShape};
 use crate::memory::Addressable;
-use crate::raw::{Address, RawQueue, RawStream};
+use crate::raw::{Address, RawCapture, RawQueue, RawStream};
 use crate::retire::{Owned, Teardown};
 use crate::{Attempt, Cause, Device, DeviceLabel, Error, PinnedBuffer, Result, Rights, Span};
 
@@ -49,8 +49,18 @@ struct StreamCore {
     /// Whether work has run when the call that enqueues it returns.
     inline: bool,
     state: Mutex<State>,
-    /// `None` for a stream that is not ours to destroy.
-    owned: Option<Owned>,
+    maker: Maker,
+}
+
+/// Who has made a stream.
+#[derive(Debug)]
+enum Maker {
+    /// We have, and destroy it.
+    Own(Owned),
+    /// Somebody else, who may destroy it when no work is being enqueued.
+    Brief,
+    /// Somebody else, who does not destroy it while we have it.
+    Lasting,
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +93,11 @@ impl Drop for StreamCore {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let flight = std::mem::take(&mut state.flight);
-        let drain = Drain { device: self.device.clone(), raw: self.raw, flight, _owned: self.owned.take() };
+        let owned = match std::mem::replace(&mut self.maker, Maker::Brief) {
+            Maker::Own(owned) => Some(owned),
+            Maker::Brief | Maker::Lasting => None,
+        };
+        let drain = Drain { device: self.device.clone(), raw: self.raw, flight, _owned: owned };
         self.device.backend().drain(drain);
     }
 }
@@ -101,24 +115,36 @@ impl Stream {
         let raw = unsafe { backend.queue().create_stream(device.id()) }
             .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
         let owned = Owned::new(backend, Teardown::DestroyStream(raw));
-        Ok(Self::new(device, raw, Some(owned)))
+        Ok(Self::new(device, raw, Maker::Own(owned)))
     }
 
     /// A stream that something else in this process made, by the driver's own number for it; zero is the device's
     /// default stream. Dropping it lets go of what its work used, and leaves the stream to its maker.
     ///
+    /// While its maker captures the stream, work that is enqueued through this is recorded, and the graph holds what it uses.
+    ///
     /// # Safety
-    /// The number is that of a stream of this device, which stays at least as long as work is enqueued through this, and
-    /// is not being captured by others.
+    /// The number is that of a stream of this device, which stays at least as long as work is enqueued through this.
     #[must_use]
     #[doc(alias = "cudaStream_t")]
     pub unsafe fn from_foreign(device: &Device, handle: u64) -> Self {
-        Self::new(device, RawStream { device: device.id(), handle }, None)
+        Self::new(device, RawStream { device: device.id(), handle }, Maker::Brief)
     }
 
-    fn new(device: &Device, raw: RawStream, owned: Option<Owned>) -> Self {
+    /// A stream that something else in this process made, as [`from_foreign`](Self::from_foreign), and that outlives this
+    /// value and its clones: its work costs no more than that of a stream made here.
+    ///
+    /// # Safety
+    /// The number is that of a stream of this device, which stays until the last clone of this is dropped, and until what
+    /// was enqueued through it has run.
+    #[must_use]
+    pub unsafe fn from_lasting(device: &Device, handle: u64) -> Self {
+        Self::new(device, RawStream { device: device.id(), handle }, Maker::Lasting)
+    }
+
+    fn new(device: &Device, raw: RawStream, maker: Maker) -> Self {
         let inline = device.backend().queue().runs_inline();
-        let core = StreamCore { device: device.clone(), raw, inline, state: Mutex::default(), owned };
+        let core = StreamCore { device: device.clone(), raw, inline, state: Mutex::default(), maker };
         Self { core: Arc::new(core) }
     }
 
@@ -129,10 +155,26 @@ impl Stream {
         &self.core.device
     }
 
-    /// Whether what is enqueued now is [recorded](Self::capture) instead of run.
+    /// The driver's own number for it: what others in this process call it by.
+    #[must_use]
+    pub fn handle(&self) -> u64 {
+        self.core.raw.handle
+    }
+
+    /// Whether what is enqueued now is [recorded](Self::capture) instead of run, by whomever.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.core.state().capture.is_some()
+            || self.captured_elsewhere().is_ok_and(|capture| capture.is_some())
+    }
+
+    /// The recording that the maker of the stream makes, if that is somebody else.
+    fn captured_elsewhere(&self) -> Result<Option<RawCapture>, Cause> {
+        if matches!(self.core.maker, Maker::Own(_)) {
+            return Ok(None);
+        }
+        // SAFETY: the stream is live, as whoever named it has said.
+        unsafe { self.device().backend().queue().capture_of(self.core.raw) }
     }
 
     /// Whether work has run when the call that enqueues it returns, unless it is being recorded.
@@ -325,10 +367,10 @@ impl Stream {
         backend.check_fork(|| Attempt::Synchronize)?;
         // Not under the lock: other threads may enqueue meanwhile, or wait with a deadline of their own.
         let mut waiting = {
-            let mut state = self.core.state();
-            if state.capture.is_some() {
+            if self.is_capturing() {
                 return Err(Error::Capturing { attempt });
             }
+            let mut state = self.core.state();
             Waiting { core: &self.core, flight: std::mem::take(&mut state.flight) }
         };
         // SAFETY: the stream is live because `self` holds it.
@@ -399,7 +441,7 @@ impl Stream {
         mut step: impl FnMut(&Span, &SharedSlice<'_>, usize, usize) -> Result<()>,
     ) -> Result<()> {
         self.device().backend().check_fork(&attempt)?;
-        if self.core.state().capture.is_some() {
+        if self.is_capturing() {
             return Err(Error::Capturing { attempt: attempt() });
         }
         if len == 0 {
@@ -462,15 +504,29 @@ impl Stream {
         // One lock from the look at the capture to the hold of the operands: another thread may begin or end a capture
         // at any moment, and work must not be recorded without what it uses.
         let mut state = self.core.state();
-        if state.capture.is_some() && recording == Recording::Refused {
+        let elsewhere = self
+            .captured_elsewhere()
+            .map_err(|cause| device.backend().refused(device.id(), attempt.clone(), cause))?;
+        if (state.capture.is_some() || elsewhere.is_some()) && recording == Recording::Refused {
             return Err(Error::Capturing { attempt });
         }
         let answer = work(queue, self.core.raw);
         // Held also when it was refused: a driver may answer with the failure of earlier work, and enqueue all the same.
-        match &mut state.capture {
-            Some(captured) => captured.extend(operands),
-            None if self.core.inline => {}
-            None => state.flight.hold(device, self.core.raw, operands, self.core.owned.is_none()),
+        match (&mut state.capture, elsewhere) {
+            (Some(captured), _) => captured.extend(operands),
+            (None, _) if self.core.inline => {}
+            (None, Some(capture)) => {
+                let recorded = Recorded::new(device.backend(), operands);
+                // SAFETY: who captures the stream does not end that while another thread enqueues. What is kept is handed on
+                // when it is dropped, by no call of the driver.
+                if let Err(cause) = unsafe { queue.keep(capture, Box::new(recorded)) } {
+                    tracing::warn!(%cause, "somebody's graph holds nothing; keeping what it uses for ever");
+                }
+            }
+            (None, None) => {
+                let brief = matches!(self.core.maker, Maker::Brief);
+                state.flight.hold(device, self.core.raw, operands, brief);
+            }
         }
         answer.map_err(|cause| device.backend().refused(device.id(), attempt, cause))
     }

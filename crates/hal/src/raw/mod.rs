@@ -19,4 +19,6 @@ mod memory;
 mod queue;
 
 pub use memory::{Address, Fact, Imported, Properties, RawAllocation, RawMemory};
-pub use queue::{EventHandle, EventKind, RawEvent, RawFunction, RawGraph, RawModule, RawQueue, RawStream};
+pub use queue::{
+    EventHandle, EventKind, Kept, RawCapture, RawEvent, RawFunction, RawGraph, RawModule, RawQueue, RawStream,
+};

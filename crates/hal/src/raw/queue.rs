@@ -29,11 +29,16 @@ raw_handles! {
     RawEvent;
     /// Work recorded once, to be launched many times.
     RawGraph;
+    /// Work that somebody else is recording.
+    RawCapture;
     /// Loaded kernels.
     RawModule;
     /// One kernel of a module.
     RawFunction;
 }
+
+/// What somebody else's recording keeps.
+pub type Kept = Box<dyn Send>;
 
 /// What an event is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,6 +232,33 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     #[doc(alias = "cuStreamEndCapture")]
     #[doc(alias = "cuGraphInstantiate")]
     unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, Cause>;
+
+    /// The recording that somebody else makes on a stream, if one is made.
+    ///
+    /// # Errors
+    /// What the driver said.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[doc(alias = "cuStreamGetCaptureInfo")]
+    unsafe fn capture_of(&self, _stream: RawStream) -> Result<Option<RawCapture>, Cause> {
+        Ok(None)
+    }
+
+    /// Has somebody else's recording keep something as long as it, or a graph made of it, is there. Refused, it is kept
+    /// for ever.
+    ///
+    /// # Errors
+    /// What the driver said.
+    ///
+    /// # Safety
+    /// The module's contract; the recording is still made. Dropping what is kept calls nothing of the driver: it is dropped
+    /// in a thread of the driver's own.
+    #[doc(alias("cuUserObjectCreate", "cuGraphRetainUserObject"))]
+    unsafe fn keep(&self, _capture: RawCapture, kept: Kept) -> Result<(), Cause> {
+        std::mem::forget(kept);
+        Ok(())
+    }
 
     /// Runs recorded work once.
     ///

@@ -1,13 +1,14 @@
 //! What only a GPU can show, or a driver without one.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use wholemem_hal::pattern::{self, Pattern};
 use wholemem_hal::{
     Allocation, Args, Attempt, Backend, Capability, Cause, Device, Error, Event, EventHandle, EventKind,
     Grant, HandleKind, HostConfig, KernelImage, LaunchShape, Mapping, Module, PinnedBuffer, PlainBuffer,
-    Registration, Reservation, Rights, ShareHandle, Stream,
+    Registration, Reservation, Rights, ShareHandle, Span, Stream,
 };
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
@@ -247,6 +248,51 @@ fn a_stream_of_somebody_else_is_used_and_left_alone() {
     let mut seen = [0];
     device.stream().unwrap().read(&map.span(0, 1).unwrap(), &mut seen).unwrap();
     assert_eq!(seen, [9]);
+}
+
+#[test]
+fn what_somebody_else_captures_is_held_by_their_graph() {
+    let Some(device) = gpu() else { return };
+    let map = device.allocate(granule(&device)).unwrap().map(Rights::ReadWrite).unwrap();
+    let (stream, event) = (device.stream().unwrap(), Event::create(&device, EventKind::Order).unwrap());
+    // SAFETY: (both) the number is that of `stream`, which stays.
+    let makers = [unsafe { Stream::from_foreign(&device, stream.handle()) }, unsafe {
+        Stream::from_lasting(&device, stream.handle())
+    }];
+    for (other, value) in makers.into_iter().zip([5, 6]) {
+        let owner = Arc::new(());
+        // SAFETY: the map is there until the end, and nobody has a reference to it.
+        let span =
+            unsafe { Span::foreign(&device, map.address(), 16, Rights::ReadWrite, Arc::<()>::clone(&owner)) };
+        assert!(!other.is_capturing());
+        let graph = stream.capture(|_| {
+            assert!(other.is_capturing());
+            other.fill(&span, value)?;
+            let refused = |attempt| Err(Error::Capturing { attempt });
+            assert_eq!(other.synchronize(Deadline::NOW), refused(Attempt::Synchronize));
+            assert_eq!(other.record(&event), refused(Attempt::Record));
+            Ok(())
+        });
+        let graph = graph.unwrap();
+        drop(span);
+        for _ in 0..3 {
+            stream.write(&map.span(0, 16).unwrap(), &[0; 16]).unwrap();
+            graph.launch(&stream).unwrap();
+            let mut seen = [0; 16];
+            stream.read(&map.span(0, 16).unwrap(), &mut seen).unwrap();
+            assert_eq!(seen, [value; 16]);
+        }
+        device.backend().collect();
+        assert_eq!(Arc::strong_count(&owner), 2, "the graph holds it");
+        drop((graph, other));
+        // The driver lets go when it comes to it.
+        let limit = Deadline::after(Duration::from_secs(60));
+        while Arc::strong_count(&owner) > 1 && !limit.has_passed() {
+            device.backend().collect();
+            std::thread::yield_now();
+        }
+        assert_eq!(Arc::strong_count(&owner), 1, "and then nobody does");
+    }
 }
 
 #[test]

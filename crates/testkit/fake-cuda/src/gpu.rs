@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::bindings::*;
 use crate::calls::{self, ensure};
 use crate::modules::Kernel;
+use crate::streams::Recording;
 use crate::{config, events};
 
 /// How long until work that was not ready is looked at again: another process may make it ready.
@@ -56,7 +57,7 @@ pub(crate) struct Queue {
     enqueued: u64,
     done: u64,
     /// What was recorded, while it is being captured.
-    pub(crate) capture: Option<Vec<Op>>,
+    pub(crate) capture: Option<Recording>,
     /// Nobody can name it any more; it goes when its work is done.
     is_orphan: bool,
 }
@@ -65,7 +66,7 @@ impl Queue {
     /// Enqueues work, or records it.
     pub(crate) fn push(&mut self, op: Op) {
         match &mut self.capture {
-            Some(recorded) => recorded.push(op),
+            Some(recorded) => recorded.ops.push(op),
             None => {
                 self.ops.push_back(op);
                 self.enqueued += 1;

@@ -1,7 +1,7 @@
 //! Streams, copies, fills, and graphs: work recorded once and enqueued many times.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_uchar, c_uint, c_ulonglong};
+use std::ffi::{c_uchar, c_uint, c_ulonglong, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,13 +17,43 @@ const READ_WRITE: CUmemAccess_flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PRO
 #[derive(Debug, Default)]
 struct Graphs {
     last: usize,
-    recorded: BTreeMap<usize, Arc<Vec<Op>>>,
-    ready: BTreeMap<usize, Arc<Vec<Op>>>,
+    recorded: BTreeMap<usize, Arc<Recording>>,
+    ready: BTreeMap<usize, Arc<Recording>>,
+    /// What no graph keeps yet.
+    objects: BTreeMap<usize, UserObject>,
+}
+
+/// Work that is being recorded, or was.
+#[derive(Debug, Default)]
+pub(crate) struct Recording {
+    number: usize,
+    pub(crate) ops: Vec<Op>,
+    kept: Vec<UserObject>,
+}
+
+/// Something that goes with the last graph that keeps it.
+#[derive(Debug)]
+struct UserObject {
+    address: usize,
+    destroy: CUhostFn,
+}
+
+impl Drop for UserObject {
+    fn drop(&mut self) {
+        if let Some(destroy) = self.destroy {
+            // SAFETY: who made the object gave both, for this one call.
+            unsafe { destroy(ptr::with_exposed_provenance_mut(self.address)) };
+        }
+    }
 }
 
 fn graphs() -> MutexGuard<'static, Graphs> {
-    static GRAPHS: Mutex<Graphs> =
-        Mutex::new(Graphs { last: 0x6000, recorded: BTreeMap::new(), ready: BTreeMap::new() });
+    static GRAPHS: Mutex<Graphs> = Mutex::new(Graphs {
+        last: 0x6000,
+        recorded: BTreeMap::new(),
+        ready: BTreeMap::new(),
+        objects: BTreeMap::new(),
+    });
     GRAPHS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -34,9 +64,19 @@ impl Graphs {
     }
 }
 
+impl gpu::Queues {
+    /// The recording of a number that is being made.
+    fn recording(&mut self, number: usize) -> Option<&mut Recording> {
+        self.streams
+            .values_mut()
+            .filter_map(|queue| queue.capture.as_mut())
+            .find(|made| made.number == number)
+    }
+}
+
 pub(crate) fn graph_count() -> u64 {
     let graphs = graphs();
-    (graphs.recorded.len() + graphs.ready.len()) as u64
+    (graphs.recorded.len() + graphs.ready.len() + graphs.objects.len()) as u64
 }
 
 /// Enqueues work on a stream of the current context's device.
@@ -97,7 +137,7 @@ api! {
         let mut queues = gpu::queues();
         let queue = queues.get(stream)?;
         ensure(queue.capture.is_none(), CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
-        queue.capture = Some(Vec::new());
+        queue.capture = Some(Recording { number: graphs().number(), ..Recording::default() });
         Ok(())
     }
 
@@ -107,10 +147,49 @@ api! {
         let recorded = recorded.ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
         put(graph, ptr::null_mut())?;
         calls::pass("cuStreamEndCapture\0")?;
+        let number = recorded.number;
+        graphs().recorded.insert(number, Arc::new(recorded));
+        put(graph, ptr::without_provenance_mut(number))
+    }
+
+    Context fn cuStreamGetCaptureInfo(
+        stream: CUstream,
+        status: *mut CUstreamCaptureStatus,
+        _id: *mut cuuint64_t,
+        graph: *mut CUgraph,
+        _nodes: *mut *const CUgraphNode,
+        _count: *mut usize,
+    ) {
+        let mut queues = gpu::queues();
+        let made = queues.get(stream)?.capture.as_ref().map(|recording| recording.number);
+        let (is_made, number) = (made.is_some(), made.unwrap_or_default());
+        put(graph, ptr::without_provenance_mut(number))?;
+        put(status, if is_made {
+            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
+        } else {
+            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+        })
+    }
+
+    Context fn cuUserObjectCreate(
+        object: *mut CUuserObject,
+        kept: *mut c_void,
+        destroy: CUhostFn,
+        _references: c_uint,
+        _flags: c_uint,
+    ) {
         let mut graphs = graphs();
         let number = graphs.number();
-        graphs.recorded.insert(number, Arc::new(recorded));
-        put(graph, ptr::without_provenance_mut(number))
+        graphs.objects.insert(number, UserObject { address: kept.expose_provenance(), destroy });
+        put(object, ptr::without_provenance_mut(number))
+    }
+
+    Context fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, _count: c_uint, _flags: c_uint) {
+        let mut queues = gpu::queues();
+        let recording = queues.recording(graph.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let object = graphs().objects.remove(&object.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        recording.kept.push(object);
+        Ok(())
     }
 
     Context fn cuGraphInstantiateWithFlags(ready: *mut CUgraphExec, graph: CUgraph, _flags: c_ulonglong) {
@@ -124,7 +203,7 @@ api! {
 
     Context fn cuGraphLaunch(graph: CUgraphExec, stream: CUstream) {
         let ready = graphs().ready.get(&graph.addr()).map(Arc::clone);
-        for op in ready.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.iter() {
+        for op in ready.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.ops.iter() {
             enqueue(stream, op.clone())?;
         }
         Ok(())
