@@ -14,7 +14,7 @@ use crate::array::{Layout, Place, View};
 use crate::device::DeviceName;
 use crate::error::{Raised, Raises};
 use crate::handle::Handle;
-use crate::stream::Target;
+use crate::stream::{Streams, Target};
 use crate::wait::waiting;
 use crate::window::Windows;
 
@@ -27,12 +27,14 @@ pub(crate) struct Open {
     /// What the ranks meet through, made by the first call that needs it.
     pub(crate) symmetric: Arc<OnceLock<Symmetric>>,
     pub(crate) windows: Arc<Windows>,
+    pub(crate) streams: Arc<Streams>,
 }
 
 impl Open {
     fn new(group: Group) -> Result<Self, Raised> {
         let stream = group.device().stream()?;
-        Ok(Self { group, stream, symmetric: Arc::default(), windows: Arc::default() })
+        let streams = Arc::new(Streams::new()?);
+        Ok(Self { group, stream, symmetric: Arc::default(), windows: Arc::default(), streams })
     }
 
     /// New memory where this rank's device reaches it.

@@ -3,10 +3,13 @@
 //! On the host, work has run when the call returns. On a GPU it is enqueued: on the stream that the caller names, or on the
 //! default one, with which frameworks begin too.
 
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
 use pyo3::prelude::*;
 use wholemem_hal::{BackendKind, Error as HalError, Stream};
-use wholemem_os::Deadline;
 use wholemem_os::interrupt::{MOMENT, is_interrupted};
+use wholemem_os::{Deadline, ForkEpoch};
 
 use crate::array::{Array, Turn, View, take};
 use crate::communicator::Open;
@@ -84,14 +87,30 @@ pub(crate) fn handle_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     Err(Raised::new("WrongType", message).hint("give a stream of torch or CuPy, or its number").into())
 }
 
+/// The streams by whose numbers a framework has called so far. They are the framework's, which keeps them.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    epoch: ForkEpoch,
+    known: Mutex<HashMap<u64, Stream>>,
+}
+
+impl Streams {
+    pub(crate) fn new() -> Result<Self, Raised> {
+        Ok(Self { epoch: ForkEpoch::current()?, known: Mutex::default() })
+    }
+}
+
 impl Open {
-    /// The stream that a framework calls by a number.
+    /// The stream that a framework calls by a number: one that it does not destroy before the communicator is closed and
+    /// its memory dropped, as torch destroys none of its own.
     pub(crate) fn stream_at(&self, handle: u64) -> Stream {
         let device = self.group.device();
-        if device.backend().kind() == BackendKind::Host {
+        // In a child of a fork, which is told so by whatever it enqueues, the lock may be held by a thread that is not there.
+        if device.backend().kind() == BackendKind::Host || !self.streams.epoch.is_current() {
             return self.stream.clone();
         }
-        // SAFETY: who names a stream says that it is one of the communicator's device, and stays while work is enqueued.
-        unsafe { Stream::from_foreign(device, handle) }
+        let mut known = self.streams.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: who names a stream says that it is one of the communicator's device, and stays, as said above.
+        known.entry(handle).or_insert_with(|| unsafe { Stream::from_lasting(device, handle) }).clone()
     }
 }
