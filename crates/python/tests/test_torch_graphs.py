@@ -1,0 +1,148 @@
+"""CUDA graphs: what torch records of ours is replayed with other inputs, and holds what it uses. They need a GPU."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+from torch_world import forget_what_was_compiled, limit, needs_cuda, quiet, ranks, torch
+
+import wholemem.torch as wm
+from wholemem import Communicator, WholeTensor
+
+__all__ = ["forget_what_was_compiled", "limit"]
+pytestmark = [quiet, needs_cuda]
+
+REPLAYS = 100
+
+
+def joined() -> Communicator:
+    (comm,) = Communicator.local(1, device="cuda")
+    return comm
+
+
+def filled(comm: Communicator, rows: Any) -> WholeTensor:
+    table = WholeTensor.create(comm, rows.shape, rows.dtype)
+    wm.as_tensor(table.local()).copy_(rows)
+    comm.barrier(stream=torch.cuda.current_stream())
+    return table
+
+
+def recorded(work: Any) -> Any:
+    """A graph of what ``work`` does, which was done once before, and what it returned while it was recorded."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outcome = work()
+    return graph, outcome
+
+
+def test_gathers_are_replayed_with_other_indices_and_rows() -> None:
+    whole = torch.randn(5000, 32, device="cuda")
+    table = filled(joined(), whole)
+    indices = torch.zeros(700, dtype=torch.int64, device="cuda")
+    graph, rows = recorded(lambda: wm.gather(table, indices) * 2)
+    for turn in range(REPLAYS):
+        indices.copy_(torch.randint(0, 5000, (700,)))
+        if turn % 10 == 0:
+            whole[turn] = turn
+            wm.scatter(table, whole[turn : turn + 1], torch.tensor([turn], device="cuda"))
+        graph.replay()
+        assert torch.equal(rows, whole[indices] * 2)
+
+
+def test_scatters_are_replayed() -> None:
+    table = filled(joined(), torch.zeros(100, 8, device="cuda"))
+    indices, values = torch.zeros(20, dtype=torch.int64, device="cuda"), torch.zeros(20, 8, device="cuda")
+    graph, _ = recorded(lambda: wm.scatter_add(table, values, indices))
+    expected = torch.zeros(100, 8, device="cuda")
+    for _ in range(REPLAYS):
+        indices.copy_(torch.randint(0, 100, (20,)))
+        values.copy_(torch.randint(0, 5, (20, 8)))
+        graph.replay()
+        expected.index_add_(0, indices, values)
+    assert torch.equal(wm.gather(table, torch.arange(100, device="cuda")), expected)
+
+
+def test_a_graph_holds_the_table_it_was_recorded_with() -> None:
+    comm = joined()
+    indices = torch.tensor([3, 1], device="cuda")
+
+    def record() -> Any:
+        table = filled(comm, torch.arange(10.0, device="cuda").reshape(5, 2))
+        return recorded(lambda: wm.gather(table, indices))
+
+    graph, rows = record()
+    gc.collect()
+    # Others get memory meanwhile: not that of the table, which is gone for Python only.
+    others = [filled(comm, torch.full((5, 2), -1.0, device="cuda")) for _ in range(20)]
+    for _ in range(REPLAYS):
+        rows.zero_()
+        graph.replay()
+        assert rows.tolist() == [[6, 7], [2, 3]]
+    del graph, others
+
+
+def test_reduced_overhead_is_right() -> None:
+    whole = torch.randn(1000, 16, device="cuda")
+    table = filled(joined(), whole)
+    weight = torch.randn(16, 4, device="cuda")
+    call = torch.compile(lambda indices: (wm.gather(table, indices) @ weight).relu(), fullgraph=True, mode="reduce-overhead")
+    for _ in range(10):
+        indices = torch.randint(0, 1000, (64,), device="cuda")
+        torch.testing.assert_close(call(indices).clone(), (whole[indices] @ weight).relu(), rtol=1e-3, atol=1e-3)
+
+
+ALL_REDUCES = """
+import os, sys, torch, wholemem.torch as wm
+rank, size, replays = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(sys.argv[1])
+torch.cuda.set_device(0)
+torch.distributed.init_process_group("gloo")
+with wm.FastAllreduce(rank, size) as fast:
+    small = torch.zeros(1000, dtype=torch.bfloat16, device="cuda")
+    registered = torch.zeros(300_000, device="cuda")
+    fast.register_buffer(registered)
+    large = torch.zeros(3_000_001, device="cuda")
+
+    def work():
+        first = fast.all_reduce(small)
+        fast.all_reduce(registered, registered)
+        return first, fast.all_reduce(large), fast.all_reduce(first * 2)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with fast.capture(), torch.cuda.graph(graph):
+        first, third, again = work()
+    for turn in range(replays):
+        small.fill_(rank + turn % 7)
+        registered.fill_(rank + turn)
+        large.fill_(rank * 2 + turn)
+        graph.replay()
+        total = sum(other + turn % 7 for other in range(size))
+        assert (first == total).all() and (again == 2 * size * total).all(), turn
+        assert (registered == sum(other + turn for other in range(size))).all(), turn
+        assert (third == sum(2 * other + turn for other in range(size))).all(), turn
+        # And eager calls in between.
+        assert (fast.all_reduce(small) == total).all(), turn
+    torch.cuda.synchronize()
+    torch.distributed.barrier()
+    del graph
+torch.distributed.destroy_process_group()
+print("right", flush=True)
+"""
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_all_reduces_are_replayed(size: int) -> None:
+    assert ranks(size, ALL_REDUCES, str(REPLAYS)).count("right") == size
