@@ -51,7 +51,7 @@ impl Operand {
 
 /// One call's operands.
 struct Call<'py> {
-    open: Open,
+    open: Arc<Open>,
     target: Target,
     input: Operand,
     output: Operand,

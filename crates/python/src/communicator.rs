@@ -18,23 +18,23 @@ use crate::stream::{Streams, Target};
 use crate::wait::waiting;
 use crate::window::Windows;
 
-/// What a communicator has until it is closed. Clones are the same.
-#[derive(Debug, Clone)]
+/// What a communicator has until it is closed, and what was made through it keeps.
+#[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) group: Group,
     /// Where work runs for which the caller names no stream.
     pub(crate) stream: Stream,
     /// What the ranks meet through, made by the first call that needs it.
-    pub(crate) symmetric: Arc<OnceLock<Symmetric>>,
-    pub(crate) windows: Arc<Windows>,
-    pub(crate) streams: Arc<Streams>,
+    pub(crate) symmetric: OnceLock<Symmetric>,
+    pub(crate) windows: Windows,
+    pub(crate) streams: Streams,
 }
 
 impl Open {
     fn new(group: Group) -> Result<Self, Raised> {
         let stream = group.device().stream()?;
-        let streams = Arc::new(Streams::new()?);
-        Ok(Self { group, stream, symmetric: Arc::default(), windows: Arc::default(), streams })
+        let streams = Streams::new()?;
+        Ok(Self { group, stream, symmetric: OnceLock::new(), windows: Windows::default(), streams })
     }
 
     /// New memory where this rank's device reaches it.
@@ -56,7 +56,7 @@ pub(crate) struct Communicator {
     size: u32,
     device: Device,
     epoch: ForkEpoch,
-    open: Mutex<Option<Open>>,
+    open: Mutex<Option<Arc<Open>>>,
     handle: Handle,
 }
 
@@ -64,11 +64,18 @@ impl Communicator {
     fn new(group: Group) -> Result<Self, Raised> {
         let (rank, size, device) = (group.rank().0, group.size(), group.device().clone());
         let (open, epoch) = (Open::new(group)?, ForkEpoch::current()?);
-        Ok(Self { rank, size, device, epoch, open: Mutex::new(Some(open)), handle: Handle::default() })
+        Ok(Self {
+            rank,
+            size,
+            device,
+            epoch,
+            open: Mutex::new(Some(Arc::new(open))),
+            handle: Handle::default(),
+        })
     }
 
     /// The group, unless it was closed, or this is a forked child.
-    pub(crate) fn open(&self) -> Result<Open, Raised> {
+    pub(crate) fn open(&self) -> Result<Arc<Open>, Raised> {
         // Before the lock, which in a child may be held by a thread that is not there.
         if !self.epoch.is_current() {
             return Err(wholemem_comm::Error::Forked.into());

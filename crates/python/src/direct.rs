@@ -138,8 +138,10 @@ impl WholeTensor {
         let own = self.element.stored()?;
         let dtype = dtype.map(dtype_of).transpose()?.unwrap_or(own);
         let row_len = self.rows.row_len() / own.len() * dtype.len();
+        // One after the other, if nothing else is said.
+        let stride = stride.max(row_len);
         let len = if count == 0 { 0 } else { stride.saturating_mul(count - 1).saturating_add(row_len) };
-        let dense = Dense::new(self.open.memory(device, address, len)?, dtype).stride(stride.max(row_len));
+        let dense = Dense::new(self.open.memory(device, address, len)?, dtype).stride(stride);
         if dtype == own {
             return Ok(dense);
         }

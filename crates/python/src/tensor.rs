@@ -1,7 +1,7 @@
 //! Elements over many ranks: see `wholemem.WholeTensor` in Python.
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
@@ -24,14 +24,14 @@ pub(crate) struct WholeTensor {
     pub(crate) rows: Rows,
     /// What the elements are to Python; the tensor below may only know how long they are.
     pub(crate) element: Element,
-    pub(crate) open: Open,
+    pub(crate) open: Arc<Open>,
     /// What kernels find rows by, where they can read it.
     reference: OnceLock<PinnedBuffer>,
     handle: Handle,
 }
 
 impl WholeTensor {
-    fn new(rows: Rows, element: Element, open: Open) -> Self {
+    fn new(rows: Rows, element: Element, open: Arc<Open>) -> Self {
         Self { rows, element, open, reference: OnceLock::new(), handle: Handle::default() }
     }
 
@@ -155,7 +155,7 @@ impl WholeTensor {
             equal_addresses: false,
         };
         let rows = waiting(py, || Rows::create(&self.open.group, &spec))?;
-        Ok(Self::new(rows, self.element, self.open.clone()))
+        Ok(Self::new(rows, self.element, Arc::clone(&self.open)))
     }
 
     #[pyo3(signature = (*, stream=None))]
@@ -236,11 +236,11 @@ impl WholeTensor {
     }
 
     fn rows(&self, start: u64, stop: u64) -> PyResult<Self> {
-        Ok(Self::new(self.rows.rows(start..stop).raised()?, self.element, self.open.clone()))
+        Ok(Self::new(self.rows.rows(start..stop).raised()?, self.element, Arc::clone(&self.open)))
     }
 
     fn columns(&self, start: u64, stop: u64) -> PyResult<Self> {
-        Ok(Self::new(self.rows.columns(start..stop).raised()?, self.element, self.open.clone()))
+        Ok(Self::new(self.rows.columns(start..stop).raised()?, self.element, Arc::clone(&self.open)))
     }
 
     #[pyo3(signature = (first, array, *, stream=None))]

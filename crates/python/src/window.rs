@@ -49,7 +49,7 @@ impl Windows {
 #[derive(Debug)]
 pub(crate) struct Window {
     kept: Arc<Kept>,
-    open: Open,
+    open: Arc<Open>,
 }
 
 impl Window {

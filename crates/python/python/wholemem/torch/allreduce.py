@@ -16,6 +16,8 @@ __all__ = ["FastAllreduce"]
 
 _SUM = op_code("sum")
 
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or raw_stream
+
 
 class FastAllreduce:
     """Sums of all ranks' tensors, for calls that are short and many: those between the layers of a model.
@@ -64,27 +66,28 @@ class FastAllreduce:
         self.comm.stream_barrier(stream=raw_stream(self._number))
 
     def all_reduce(self, tensor: torch.Tensor, out: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """The sum of all ranks' tensors, in ``out``, which may be ``tensor`` itself, or in a new tensor. All ranks call it.
+        """The sum of all ranks' tensors, in ``out``, of as many elements, or in a new tensor. All ranks call it.
 
-        The outcome is the same to the bit on all of them. A tensor that is registered, on all ranks, is read where it is;
-        others are copied on the way.
+        The outcome is the same to the bit on all of them. ``out`` may be ``tensor`` itself. A tensor that is registered, on all
+        ranks, is read where it is; others are copied on the way.
         """
-        code = CODES.get(tensor.dtype, -1)
+        # Every look at a tensor takes time: those that explain come only where something is wrong.
+        code, count, device = CODES.get(tensor.dtype, -1), tensor.numel(), tensor.get_device()
+        if out is None:
+            out = torch.empty_like(tensor)
+        elif out is not tensor and (
+            out.numel() != count
+            or out.dtype is not tensor.dtype
+            or out.get_device() != device
+            or not out.is_contiguous()
+        ):
+            check_like("the output", out, tensor)
+            check_contiguous("the output", out)
         if code < 0 or not tensor.is_contiguous():
             check_number(tensor.dtype)
             check_contiguous("the tensor", tensor)
-        if out is None:
-            out = torch.empty_like(tensor)
-        elif out is not tensor:
-            # Looked at one by one only where one of them is not as it should be.
-            if out.dtype is not tensor.dtype or out.shape != tensor.shape or not out.is_contiguous():
-                check_like("the output", out, tensor)
-                check_contiguous("the output", out)
-        device = tensor.get_device()
-        if out.get_device() != device:
-            check_like("the output", out, tensor)
-        stream = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else 0
-        self._reduce(tensor.data_ptr(), out.data_ptr(), tensor.numel(), code, _SUM, device, stream)
+        stream = _raw_stream(device) if device >= 0 else 0
+        self._reduce(tensor.data_ptr(), out.data_ptr(), count, code, _SUM, device, stream)
         return out
 
     def should_use(self, tensor: torch.Tensor) -> bool:

@@ -87,7 +87,8 @@ def broadcast(comm: Communicator, tensor: torch.Tensor, root: int = 0) -> torch.
 
 def _new_rows(table: WholeTensor, indices: torch.Tensor, dtype: Optional[torch.dtype]) -> torch.Tensor:
     check_indices(indices)
-    return indices.new_empty((*indices.shape, *table.shape[1:]), dtype=dtype or dtype_of(table))
+    shape = (*indices.shape, *table.shape[1:])
+    return torch.empty(shape, dtype=dtype or dtype_of(table), device=indices.device)
 
 
 def _gather(handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype] = None) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Optional
 
 import torch
 
@@ -30,6 +30,13 @@ CODES: dict[torch.dtype, int] = {
 }
 """The types that can be reduced and converted, and what the native half calls them."""
 
+DTYPES: dict[str, torch.dtype] = {str(dtype).split(".")[-1]: dtype for dtype in CODES}
+"""The types that tables hold, by the names they have there."""
+
+for _name in ("bool", "complex64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"):
+    if hasattr(torch, _name):
+        DTYPES[_name] = getattr(torch, _name)
+
 
 def as_tensor(array: Any) -> torch.Tensor:
     """An array of wholemem as a tensor of torch, without a copy: rows of a table, a part of a window, an object of a store.
@@ -53,10 +60,10 @@ def raw_stream(device: int) -> int:
 
 def dtype_of(table: WholeTensor) -> torch.dtype:
     """What torch calls the elements of a table."""
-    dtype = getattr(torch, table.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise WrongType(f"torch has no type like {table.dtype}")
-    return dtype
+    try:
+        return DTYPES[table.dtype]
+    except KeyError:
+        raise WrongType(f"torch {torch.__version__} has no type like {table.dtype}") from None
 
 
 def check_number(dtype: torch.dtype) -> None:
@@ -107,9 +114,9 @@ def check_rows(what: str, rows: torch.Tensor, indices: torch.Tensor, table: Whol
 
 
 def stride_of(what: str, rows: torch.Tensor, dims: int) -> int:
-    """The bytes from one row to the next, where rows are at the end of so many dimensions."""
+    """The bytes from one row to the next, where rows are at the end of so many dimensions; 0 if nothing lies between."""
     if rows.is_contiguous():
-        return _bytes(rows.shape[dims:], rows.itemsize)
+        return 0
     if dims == 1 and rows.numel() > 0 and rows[0].is_contiguous() and rows.stride(0) >= rows[0].numel():
         return int(rows.stride(0)) * rows.itemsize
     raise WrongStride(
@@ -129,9 +136,3 @@ def conversion(what: str, dtype: torch.dtype, own: torch.dtype) -> Optional[int]
         )
     return CODES[dtype]
 
-
-def _bytes(shape: Sequence[int], itemsize: int) -> int:
-    total = itemsize
-    for count in shape:
-        total *= count
-    return total

@@ -1,0 +1,283 @@
+"""Calls from torch beside the same calls from Rust, in one run: how much Python costs.
+
+    python3 bench/python/from_torch.py --program target/release/wholemem [--device cuda] [--json FILE]
+
+It needs the package `wholemem`, built for release, and torch. What is compared:
+
+- `gather`: rows of 512 bytes from a large table, 64 MiB a call. `one` is a call by itself, from an idle device; `many` are
+  twenty behind each other, where a device that works hides what Python does meanwhile. On a GPU torch allocates the output
+  in each call, out of what it has; on the processor, which would have to fault it in, it is given.
+- `gather in a graph`: 1 MiB a call, a hundred calls recorded by `torch.cuda.graph`. On a GPU only.
+- `allreduce`: `FastAllreduce.all_reduce(tensor, out)` of few bytes, call by call, for one rank and for two, which are
+  processes; also with tensors that are registered. On a GPU, start an MPS server first, or the ranks take turns.
+
+Rust's figures are `wholemem bench gather` and `wholemem bench allreduce`, run before and after torch's; the better of the two
+counts. Indices are fresh in every call, and what is gathered and reduced is checked.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+
+import wholemem
+import wholemem.torch as wm
+
+ROW = 512
+SIZES = [16, 1 << 10, 64 << 10]
+CALLS = 1000
+
+
+def rust(args, what, *more):
+    """The cases of one of our own benches."""
+    backend = "cuda" if args.device == "cuda" else "host"
+    command = [args.program, "bench", what, "--backend", backend, "--json", "--rounds", str(args.rounds), *more]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}")
+    report = json.loads(done.stdout)
+    if not report["verified"]:
+        sys.exit(f"{what}: wrong")
+    return report
+
+
+def around(args, ask, work):
+    """What `ask` tells, before and after `work`, the smaller figure of each case; and what `work` returns."""
+    before = ask()
+    outcome = work()
+    after = ask()
+    return [min(pair) for pair in zip(before, after)], outcome
+
+
+class Clock:
+    """Seconds that work takes, on a GPU between two events."""
+
+    def __init__(self, device):
+        self.on_gpu = device == "cuda"
+        if self.on_gpu:
+            self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def time(self, work):
+        if not self.on_gpu:
+            begin = time.perf_counter()
+            work()
+            return time.perf_counter() - begin
+        begin, end = self.events
+        torch.cuda.synchronize()
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+
+class Table:
+    """A table whose rows hold their own number."""
+
+    def __init__(self, args):
+        (self.comm,) = wholemem.Communicator.local(1, device=args.device)
+        self.rows = args.table // ROW
+        self.device = args.device
+        self.table = wholemem.WholeTensor.create(self.comm, (self.rows, ROW // 8), "int64")
+        local = wm.as_tensor(self.table.local())
+        for first in range(0, self.rows, 1 << 20):
+            part = local[first : first + (1 << 20)]
+            part.copy_(torch.arange(first, first + len(part), device=args.device)[:, None].expand_as(part))
+        self.finish()
+
+    def finish(self):
+        self.comm.barrier(stream=torch.cuda.current_stream() if self.device == "cuda" else None)
+
+    def indices(self, calls, rows):
+        return list(torch.randint(0, self.rows, (calls, rows), device=self.device))
+
+    def check(self, indices, gathered):
+        for index, rows in zip(indices, gathered):
+            if not torch.equal(rows, index[:, None].expand_as(rows)):
+                sys.exit("other rows were gathered than were asked for")
+
+
+def gathers(args, table, rows, calls):
+    """The seconds of a call, as the median of rounds of so many calls."""
+    clock, times = Clock(args.device), []
+    outputs = [None] * calls
+    if args.device == "cpu":
+        outputs = [torch.zeros((rows, ROW // 8), dtype=torch.int64) for _ in range(calls)]
+    for _ in range(args.rounds + 2):
+        indices, gathered = table.indices(calls, rows), []
+
+        def work():
+            for index, out in zip(indices, outputs):
+                gathered.append(wm.gather(table.table, index, out=out))
+
+        times.append(clock.time(work))
+        table.check(indices, gathered)
+    return statistics.median(times[2:]) / calls
+
+
+def graph_gathers(args, table, rows, calls):
+    """The same in a graph, whose indices are others in every round."""
+    clock, times = Clock(args.device), []
+    indices = table.indices(calls, rows)
+    wm.gather(table.table, indices[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gathered = [wm.gather(table.table, index) for index in indices]
+    for _ in range(args.rounds + 2):
+        for index, fresh in zip(indices, table.indices(calls, rows)):
+            index.copy_(fresh)
+        times.append(clock.time(graph.replay))
+        table.check(indices, gathered)
+    return statistics.median(times[2:]) / calls
+
+
+def gather_cases(args):
+    table = Table(args)
+    asked = [("gather one", 64 << 20, 1, gathers), ("gather many", 64 << 20, 20, gathers)]
+    if args.device == "cuda":
+        asked.append(("gather in a graph", 1 << 20, 100, graph_gathers))
+    cases = []
+    for name, length, calls, measure in asked:
+        rows = length // ROW
+        words = ["--row-bytes", str(ROW), "--rows", str(rows), "--table", str(args.table)]
+        ask = lambda: [case["call_us"] for case in rust(args, "gather", *words)["cases"]]
+        [ours], found = around(args, ask, lambda: measure(args, table, rows, calls))
+        cases.append(case(name, {"bytes": length, "calls": calls}, found * 1e6, ours))
+    return cases
+
+
+def reduce_rank(args):
+    """Plays a rank: the median microseconds of a call, by size, the slowest rank's."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if ranks > 1:
+        store = os.path.join(os.environ["BENCH_FOLDER"], "store")
+        torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    told, clock = {}, Clock(args.device)
+    with wm.FastAllreduce(rank, ranks, device=args.device) as fast:
+        for size in SIZES:
+            for kind in ("staged", "window"):
+                tensor = torch.full((size // 4,), rank + 1.0, device=args.device)
+                out = torch.zeros_like(tensor)
+                if kind == "window":
+                    fast.register_buffer(tensor)
+                    fast.register_buffer(out)
+                reduce, times = fast.all_reduce, []
+
+                def work():
+                    for _ in range(CALLS):
+                        reduce(tensor, out)
+
+                for _ in range(args.rounds + 2):
+                    fast.comm.barrier()
+                    took = torch.tensor([clock.time(work)], dtype=torch.float64, device=args.device)
+                    times.append(wm.all_reduce(fast.comm, took, "max").item())
+                    if not (out == ranks * (ranks + 1) / 2).all():
+                        sys.exit("the sum is wrong")
+                told[f"{size} {kind}"] = statistics.median(times[2:]) / CALLS * 1e6
+    if rank == 0:
+        print(json.dumps(told))
+
+
+def reduced(args, ranks):
+    """Starts the ranks; what rank 0 tells."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = []
+        cores = sorted(os.sched_getaffinity(0))
+        for rank in range(ranks):
+            env = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "BENCH_FOLDER": folder}
+            command = [sys.executable, __file__, "--rank", "--program", args.program, "--device", args.device]
+            command += ["--rounds", str(args.rounds)]
+            # Each on a core of its own, as Rust's ranks are.
+            pinned = ["taskset", "-c", str(cores[rank])] if ranks <= len(cores) else []
+            processes.append(subprocess.Popen([*pinned, *command], env=env, stdout=subprocess.PIPE, text=True))
+        try:
+            told = [process.communicate(timeout=300)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+    if any(process.returncode != 0 for process in processes):
+        sys.exit("a rank of torch's failed")
+    return json.loads(told[0].splitlines()[-1])
+
+
+def reduce_cases(args):
+    cases = []
+    for ranks in (1, 2):
+        words = ["--ranks", str(ranks), "--sizes", ",".join(map(str, SIZES)), "--dtype", "f32", "--op", "sum"]
+        words += ["--mode", "eager", "--place", "out"]
+        keys = []
+
+        def ask():
+            told = rust(args, "allreduce", *words)["cases"]
+            keys[:] = [(case["bytes"], case["buffers"]) for case in told]
+            return [case["value"] for case in told]
+
+        ours, found = around(args, ask, lambda: reduced(args, ranks))
+        for (size, kind), value in zip(keys, ours):
+            parameters = {"ranks": ranks, "bytes": size, "buffers": kind}
+            cases.append(case("allreduce", parameters, found[f"{size} {kind}"], value))
+    return cases
+
+
+def case(name, parameters, found, ours):
+    digits = lambda value: float(f"{value:.4g}")
+    return {
+        "case": name,
+        **parameters,
+        "unit": "us",
+        "torch": digits(found),
+        "rust": digits(ours),
+        "over": digits(found - ours),
+        "ratio": digits(found / ours),
+    }
+
+
+def show(report):
+    """A table for people."""
+    print(f"torch {report['torch']} on {report['device']}; microseconds a call")
+    for case in report["cases"]:
+        what = ", ".join(f"{value} {name}" for name, value in case.items() if name in ("ranks", "bytes", "calls", "buffers"))
+        print(
+            f"{case['case']:18} {what:40} torch {case['torch']:>9} rust {case['rust']:>9}"
+            f" over {case['over']:>8} ratio {case['ratio']:>6}"
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", required=True, help="wholemem, built for release")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--table", type=int, help="bytes [16 GiB on a GPU, 1 GiB elsewhere]")
+    parser.add_argument("--only", choices=["gather", "allreduce"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.table = args.table or (16 << 30 if args.device == "cuda" else 1 << 30)
+    if args.rank:
+        reduce_rank(args)
+        return
+    cases = []
+    if args.only != "allreduce":
+        cases += gather_cases(args)
+    if args.only != "gather":
+        cases += reduce_cases(args)
+    device = torch.cuda.get_device_name() if args.device == "cuda" else "the processor"
+    report = {"bench": "torch", "device": device, "torch": torch.__version__, "wholemem": wholemem.__version__}
+    report |= {"python": sys.version.split()[0], "verified": True, "rounds": args.rounds, "cases": cases}
+    show(report)
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=1)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
