@@ -11,6 +11,7 @@
 //! | [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
 //! | [`peers`], [`open_mpi`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
+//! | [`site`] | the documentation as a site |
 //! | [`tree`], [`leftovers`] | that a run leaves nothing behind: files, shared memory, processes |
 //!
 //! What it keeps true: it depends on no crate of the workspace, so it runs while they do not compile. Rules are
@@ -40,6 +41,7 @@ mod plots;
 mod python;
 mod report;
 mod rooms;
+mod site;
 mod source;
 mod spdx;
 mod steps;
@@ -80,6 +82,15 @@ enum Task {
     Peers(Peers),
     /// Draw the README's pictures from `docs/measured/`.
     Plots(GenerateArguments),
+    /// Build the documentation as a site below `target/site/`; a link that leads nowhere is a failure.
+    Docs(DocsArguments),
+}
+
+#[derive(Args, Debug)]
+struct DocsArguments {
+    /// Show it in a browser.
+    #[arg(long)]
+    open: bool,
 }
 
 #[derive(Args, Debug)]
@@ -118,9 +129,15 @@ fn main() -> Result<ExitCode> {
         Task::GpuBundle(arguments) => bundle::pack(arguments.peers).map(|()| ExitCode::SUCCESS),
         Task::Peers(peers) => peers::run(&peers).map(|()| ExitCode::SUCCESS),
         Task::Plots(arguments) => plots::generate(arguments.check).map(|()| ExitCode::SUCCESS),
+        Task::Docs(arguments) => docs(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Kernels(arguments) => kernels::generate(arguments.check, true).map(|()| ExitCode::SUCCESS),
         Task::Bindings(arguments) => bindings::generate(arguments.check).map(|()| ExitCode::SUCCESS),
     }
+}
+
+fn docs(arguments: &DocsArguments) -> Result<()> {
+    let index = site::build()?;
+    if arguments.open { site::open(&index) } else { Ok(()) }
 }
 
 fn test(arguments: &TestArguments) -> ExitCode {

@@ -68,7 +68,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 /// The files of the repository, tracked or about to be.
-fn tracked() -> Result<Vec<String>> {
+pub(crate) fn tracked() -> Result<Vec<String>> {
     let list = ["ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "-z"];
     let listed = command::capture(Command::new("git").args(list))?;
     Ok(listed.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect())

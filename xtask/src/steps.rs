@@ -10,7 +10,7 @@ use crate::report::{Ended, Outcome, Report};
 use crate::toolchain::Skip;
 use crate::tree::Tree;
 use crate::{
-    arrows, bindings, cargo, headers, kernels, leftovers, licences, miri, plots, python, rooms, tree,
+    arrows, bindings, cargo, headers, kernels, leftovers, licences, miri, plots, python, rooms, site, tree,
 };
 
 /// One check. The order of the variants is the order of a run, and their sentences are what `--list` prints.
@@ -38,6 +38,8 @@ pub(crate) enum Step {
     Rustdoc,
     /// The Python package has its types right, builds, and passes its tests and examples
     Python,
+    /// The documentation is a site in which every link leads somewhere
+    Docs,
     /// The modules that can run under Miri have no undefined behaviour there
     Miri,
     /// Everything compiles for 64-bit Arm
@@ -73,6 +75,7 @@ impl Step {
             Self::Doctests => cargo::doctests(),
             Self::Rustdoc => cargo::rustdoc(),
             Self::Python => python::check(),
+            Self::Docs => site::build().map(drop),
             Self::Miri => miri::check(),
             Self::Aarch64 => cargo::aarch64(),
             Self::CleanTree => tree::check(&run.tree),
@@ -133,8 +136,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naming_no_step_selects_all_fifteen() {
-        assert_eq!(select(&[]).len(), 15);
+    fn naming_no_step_selects_all_sixteen() {
+        assert_eq!(select(&[]).len(), 16);
     }
 
     #[test]
