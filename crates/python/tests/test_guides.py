@@ -40,9 +40,31 @@ def test_the_readme_runs() -> None:
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
 
 
+def blocks(path: Path, has: set[str]) -> str:
+    """The Python of a tutorial: all that needs nothing else, or no more than what there is."""
+    found = re.findall(r"^```python(?: (\w+))?\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    return "\n".join(text for needs, text in found if not needs or needs in has)
+
+
+def play(path: Path, text: str, folder: Path) -> None:
+    """Runs a tutorial as its first command starts it: as ranks, or as a process."""
+    launched = re.search(r"^wholemem launch -n (\d+) ", path.read_text(), re.MULTILINE)
+    ended = launch(int(launched[1]), text, cwd=folder) if launched else run(text, cwd=folder)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", ""), ended.stderr
+
+
 @pytest.mark.usefixtures("store_of_examples")
 @pytest.mark.parametrize("path", TUTORIALS, ids=[path.stem for path in TUTORIALS])
-def test_a_tutorial_runs(path: Path) -> None:
-    text = "\n".join(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE))
-    ended = run(text)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+def test_a_tutorial_runs(path: Path, tmp_path: Path) -> None:
+    play(path, blocks(path, set()), tmp_path)
+
+
+@pytest.mark.usefixtures("store_of_examples")
+@pytest.mark.parametrize("path", TUTORIALS, ids=[path.stem for path in TUTORIALS])
+def test_a_tutorial_runs_with_torch(path: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    has = {"torch", "cuda"} if torch.cuda.is_available() else {"torch"}
+    text = blocks(path, has)
+    if text == blocks(path, set()):
+        pytest.skip("has nothing of torch")
+    play(path, text, tmp_path)

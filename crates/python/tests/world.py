@@ -48,10 +48,12 @@ def run(text: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(script(text), capture_output=True, text=True, **options)
 
 
-def launch(size: int, text: str, *, arguments: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def launch(
+    size: int, text: str, *, arguments: Sequence[str] = (), **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Runs a program of Python as so many ranks."""
     command = [PROGRAM, "launch", "-n", str(size), "--", *script(text), *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 def descriptors() -> int:

@@ -47,7 +47,14 @@ pub(crate) const PARTS: &[Part] = &[
             text("Examples in Python", "examples/python/README.md"),
         ],
     },
-    Part { title: "Tutorials", entries: &[text("Inference engines", "docs/python/inference.md")] },
+    Part {
+        title: "Tutorials",
+        entries: &[
+            text("Inference engines", "docs/python/inference.md"),
+            text("Graph learning", "docs/python/graph.md"),
+            text("Collectives", "docs/python/collectives.md"),
+        ],
+    },
     Part {
         title: "Python",
         entries: &[
