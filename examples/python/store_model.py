@@ -1,36 +1,41 @@
 """A model in a store: one process puts a .safetensors file there, and others attach to it without a copy.
 
-    python examples/python/store_model.py
+    python examples/python/store_model.py [MODEL.safetensors]
 
-It serves a store of its own, with the program `wholemem`, which ends with it. Every process that attaches is this program
-again, started as `store_model.py attach`. It needs numpy, and no GPU.
+Without a file it makes a small model, runs it in every process that attaches, and compares the answers with its own. Of any
+file, every byte of every tensor is compared. It serves a store of its own, with the program `wholemem`, which ends with it. It
+uses torch where that is installed, and otherwise numpy.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Optional
 
 import numpy as np
 
-from wholemem import store
+from wholemem import errors, store
 
 PROGRAM = os.environ.get("WHOLEMEM_PROGRAM", "wholemem")
 WIDTH, LAYERS = 256, 8
 
 
 def make_model() -> dict[str, np.ndarray]:
-    """Layers that each turn their input round and add one."""
-    weight = np.roll(np.eye(WIDTH, dtype=np.float32), 1, axis=0)
+    rng = np.random.default_rng(0)
     model = {}
     for layer in range(LAYERS):
-        model[f"layers.{layer}.weight"] = weight
-        model[f"layers.{layer}.bias"] = np.ones(WIDTH, np.float32)
+        model[f"layers.{layer}.weight"] = rng.standard_normal((WIDTH, WIDTH), np.float32) / 16
+        model[f"layers.{layer}.bias"] = rng.standard_normal(WIDTH, np.float32)
     return model
 
 
@@ -47,9 +52,46 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
             file.write(tensor.tobytes())
 
 
-def map_of(array: np.ndarray) -> str:
-    """The file behind an array's memory: where it is the same in two processes, their memory is the same."""
-    address = array.__array_interface__["data"][0]
+def digests_of_file(path: Path) -> dict[str, str]:
+    """A digest of each tensor, as they are in the file."""
+    file = np.memmap(path, np.uint8, "r")
+    start = 8 + int(file[:8].view("<u8")[0])
+    header = json.loads(bytes(file[8:start]))
+    header.pop("__metadata__", None)
+    ranges = {name: tensor["data_offsets"] for name, tensor in header.items()}
+    return {name: digest(file[start + first : start + end]) for name, (first, end) in ranges.items()}
+
+
+def digest(data: Any) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def run_numpy(model: Any) -> np.ndarray:
+    x = np.ones(WIDTH, np.float32)
+    for layer in range(LAYERS):
+        x = np.tanh(model[f"layers.{layer}.weight"] @ x + model[f"layers.{layer}.bias"])
+    return x
+
+
+def run_torch(pack: store.Pack, device: str) -> np.ndarray:
+    """A module whose parameters are the store's own memory; on a GPU, copies of it."""
+    import torch
+
+    with torch.device("meta"):
+        layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+    module = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(layers)})
+    module.load_state_dict({name: torch.from_dlpack(array) for name, array in pack.items()}, assign=True)
+    assert all(tensor.data_ptr() == pack[name].data_ptr() for name, tensor in module.named_parameters())
+    module.to(device)
+    x = torch.ones(WIDTH, device=device)
+    with torch.inference_mode():
+        for layer in module["layers"]:
+            x = torch.tanh(layer(x))
+    return x.cpu().numpy()
+
+
+def map_of(address: int) -> str:
+    """The file behind memory: where it is the same in two processes, their memory is the same."""
     with open("/proc/self/maps") as file:
         for line in file:
             place, _, _, _, inode, *_ = line.split()
@@ -59,43 +101,91 @@ def map_of(array: np.ndarray) -> str:
     raise LookupError(address)
 
 
-def run_model(model: store.Pack) -> tuple[np.ndarray, str]:
-    """The model's answer, and where its weights are."""
-    hidden = np.arange(WIDTH, dtype=np.float32)
-    for layer in range(LAYERS):
-        # Views of the store's memory, which they keep. Nothing is read before it is used.
-        weight, bias = (np.from_dlpack(model[f"layers.{layer}.{part}"]) for part in ("weight", "bias"))
-        hidden = weight @ hidden + bias
-    return hidden, map_of(weight)
-
-
-def attach() -> None:
-    """What each other process does."""
+def attach(options: argparse.Namespace) -> dict[str, Any]:
+    """What each process does that wants the model."""
     with store.Client() as client:
-        model = client.get("model", timeout=60)
+        pack = client.get("model", timeout=60)
     # The client is closed, and the model stays.
-    answer, memory = run_model(model)
-    print(json.dumps({"tensors": len(model), "answer": answer[:4].tolist(), "memory": memory}))
+    said: dict[str, Any] = {
+        "digests": {name: digest(array.memoryview()) for name, array in pack.items()},
+        "memory": sorted({map_of(array.data_ptr()) for array in pack.values()}),
+    }
+    if options.model is None:
+        arrays = {name: array.numpy() for name, array in pack.items()}
+        answer = run_torch(pack, options.device) if options.way == "torch" else run_numpy(arrays)
+        said["answer"] = answer.tolist()
+    return said
+
+
+def check(said: list[dict[str, Any]], path: Path, expected: Optional[np.ndarray]) -> None:
+    """Compares what the processes found with the file, and with what this process finds by itself."""
+    digests = digests_of_file(path)
+    for number, one in enumerate(said, start=1):
+        if one["digests"] != digests:
+            sys.exit(f"error: process {number} has other bytes than the file")
+        if expected is not None and not np.allclose(one["answer"], expected, atol=1e-4):
+            sys.exit(f"error: process {number} finds another answer than this one")
+        known = "the bytes of the file" if expected is None else "the bytes of the file and the answer of the model"
+        print(f"process {number} attached {len(digests)} tensors: {known}")
+    if len({tuple(one["memory"]) for one in said}) != 1:
+        sys.exit("error: each has its own memory")
+    print("all of them read the same memory")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path, metavar="MODEL.safetensors", help="a model of yours")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the small model runs")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="how many attach (%(default)s)")
+    parser.add_argument("--with", dest="way", choices=["torch", "numpy"], help="what runs it: torch, if it is installed")
+    parser.add_argument("--attach", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.way = options.way or ("torch" if find_spec("torch") else "numpy")
+    if (options.way, options.device) == ("numpy", "cuda"):
+        parser.error("numpy runs nothing on a GPU: install torch")
+    if options.model and options.model.suffix != ".safetensors":
+        parser.error(f"{options.model} is no .safetensors file")
+    if not shutil.which(PROGRAM):
+        parser.error(f"there is no program `{PROGRAM}`: cargo install --path crates/cli")
+    if options.processes < 1:
+        parser.error("at least one process attaches")
+    return options
 
 
 def main() -> None:
+    options = parse()
+    if options.attach:
+        print(json.dumps(attach(options)))
+        return
     with tempfile.TemporaryDirectory() as folder:
-        socket, path = os.path.join(folder, "socket"), Path(folder, "model.safetensors")
+        model = None if options.model else make_model()
+        path = options.model or Path(folder, "model.safetensors")
+        if model is not None:
+            write_safetensors(path, model)
+        socket = os.path.join(folder, "socket")
         os.environ["WHOLEMEM_SOCKET"] = socket
-        serve = [PROGRAM, "serve", "--listen", socket, "--size", "256MiB", "--parent", str(os.getpid())]
+        size = str(2 * path.stat().st_size + (64 << 20))
+        serve = [PROGRAM, "serve", "--listen", socket, "--size", size, "--parent", str(os.getpid())]
         with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout and server.stdout.readline().startswith("serving")
-            write_safetensors(path, make_model())
-            subprocess.run([PROGRAM, "put", "model", str(path)], check=True)
-            me = [sys.executable, __file__, "attach"]
-            said = [json.loads(subprocess.check_output(me)) for _ in range(2)]
-            for number, one in enumerate(said, start=1):
-                print(f"process {number} attached {one['tensors']} tensors, and answers {one['answer']}")
-            mine = store.Client().get("model")
-            same = {one["memory"] for one in said} == {run_model(mine)[1]}
-            print("all of them read the same memory" if same else "each has its own memory")
-            server.terminate()
+            try:
+                assert server.stdout and server.stdout.readline().startswith("serving")
+                subprocess.run([PROGRAM, "put", "model", str(path)], check=True)
+                me = [sys.executable, __file__, "--attach", "--device", options.device, "--with", options.way]
+                me += [str(options.model)] if options.model else []
+                # In sessions of their own: Ctrl-C is for this process, which ends them.
+                output = [subprocess.check_output(me, start_new_session=True) for _ in range(options.processes)]
+                said = [json.loads(text) for text in output]
+                if model is not None:
+                    print(f"it ran in {options.processes} other processes, with {options.way} on {options.device}")
+                check(said, path, None if model is None else run_numpy(model))
+            finally:
+                server.terminate()
 
 
 if __name__ == "__main__":
-    attach() if sys.argv[1:] == ["attach"] else main()
+    try:
+        main()
+    except (errors.Error, subprocess.CalledProcessError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -7,19 +7,37 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from world import PROGRAM, launch, run, script
 
-from world import PROGRAM, launch, run
+import wholemem
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", (ROOT / "examples/python/README.md").read_text(), re.DOTALL | re.MULTILINE)
+# What it needs, the command, and what it prints.
+EXAMPLES = re.findall(
+    r"^```console(?: (\w+))?\n\$ (.*?)\n(.*?)^```",
+    (ROOT / "examples/python/README.md").read_text(),
+    re.DOTALL | re.MULTILINE,
+)
 TUTORIALS = sorted((ROOT / "docs/python").glob("*.md"))
 
 
-@pytest.mark.parametrize(("command", "prints"), EXAMPLES, ids=[command for command, _ in EXAMPLES])
-def test_an_example_prints_what_its_description_says(command: str, prints: str) -> None:
+def there_is(needed: str) -> bool:
+    """Whether what an example or a tutorial needs is here: a GPU that torch can use, or something to import."""
+    if needed == "cuda":
+        torch = find_spec("torch") and import_module("torch")
+        return bool(torch and torch.cuda.is_available())
+    return not needed or find_spec(needed) is not None
+
+
+@pytest.mark.parametrize(("needs", "command", "prints"), EXAMPLES, ids=[command for _, command, _ in EXAMPLES])
+def test_an_example_prints_what_its_description_says(needs: str, command: str, prints: str) -> None:
+    if not there_is(needs):
+        pytest.skip(f"needs {needs}")
     programs = {"python": sys.executable, "wholemem": PROGRAM}
     words = [programs.get(word, word) for word in shlex.split(command)]
     environment = {**os.environ, "WHOLEMEM_PROGRAM": PROGRAM, "NO_COLOR": "1"}
@@ -30,8 +48,44 @@ def test_an_example_prints_what_its_description_says(command: str, prints: str) 
 
 
 def test_every_example_is_described() -> None:
-    described = {word for command, _ in EXAMPLES for word in shlex.split(command) if word.endswith(".py")}
+    described = {word for _, command, _ in EXAMPLES for word in shlex.split(command) if word.endswith(".py")}
     assert described == {str(path.relative_to(ROOT)) for path in (ROOT / "examples/python").glob("*.py")}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/python").glob("*.py")), ids=lambda path: str(path.stem))
+def test_an_example_tells_what_it_does_and_who_must_start_it(path: Path) -> None:
+    if path.stem == "transformer" and not there_is("torch"):
+        pytest.skip("needs torch")
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    asked = subprocess.run([sys.executable, path, "--help"], env=environment, capture_output=True, text=True)
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert f"python examples/python/{path.name}" in asked.stdout
+    wrong = subprocess.run([sys.executable, path, "--device", "tpu"], env=environment, capture_output=True, text=True)
+    assert wrong.returncode == 2 and "usage:" in wrong.stderr
+
+
+INTERRUPTED = """
+import runpy, signal, sys
+
+def handle(number, frame):
+    # What Ctrl-C does, once the example is at work, and no longer at its imports.
+    if frame.f_code.co_name == "main":
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_ctrl_c_ends_an_example_without_a_traceback() -> None:
+    # It waits for a rank that never comes.
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "WHOLEMEM_ID": wholemem.unique_id()}
+    command = [*script(INTERRUPTED), str(ROOT / "examples/python/tensor_parallel.py")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_the_readme_runs() -> None:
@@ -41,7 +95,7 @@ def test_the_readme_runs() -> None:
 
 
 def blocks(path: Path, has: set[str]) -> str:
-    """The Python of a tutorial: all that needs nothing else, or no more than what there is."""
+    """The Python of a tutorial that needs nothing else, or what is named."""
     found = re.findall(r"^```python(?: (\w+))?\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
     return "\n".join(text for needs, text in found if not needs or needs in has)
 
@@ -62,9 +116,9 @@ def test_a_tutorial_runs(path: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("store_of_examples")
 @pytest.mark.parametrize("path", TUTORIALS, ids=[path.stem for path in TUTORIALS])
 def test_a_tutorial_runs_with_torch(path: Path, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    has = {"torch", "cuda"} if torch.cuda.is_available() else {"torch"}
-    text = blocks(path, has)
+    text = blocks(path, {needed for needed in ("torch", "cuda") if there_is(needed)})
+    if not there_is("torch"):
+        pytest.skip("needs torch")
     if text == blocks(path, set()):
         pytest.skip("has nothing of torch")
     play(path, text, tmp_path)

@@ -1,0 +1,242 @@
+"""Learning on a graph whose features are in one table over all ranks, under PyTorch Geometric, in torch, or in numpy.
+
+    wholemem launch -n 4 -- python examples/python/graph.py
+
+Each rank samples neighbours for nodes of its own, gathers their features, wherever they are, and computes the gradient of a
+layer of GraphSAGE; the ranks average their gradients. What they have learned in the end is compared with what one process
+learns alone, from features that it has for itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib.util import find_spec
+from typing import Any, Iterator
+
+import numpy as np
+
+import wholemem
+
+NODES, WIDTH, CLASSES = 20_000, 32, 4
+BATCH, NEIGHBOURS, STEPS, RATE = 256, 8, 30, 0.5
+
+Batch = tuple[np.ndarray, np.ndarray]
+Weights = tuple[np.ndarray, np.ndarray]
+
+
+def make_features(first: int, end: int) -> np.ndarray:
+    """The features of some nodes: of each by its number, so that everybody can make any of them."""
+    nodes = np.arange(first, end)
+    features = np.sin(nodes[:, None] * (1 + np.arange(WIDTH)) * 0.7)
+    features[np.arange(len(nodes)), nodes % CLASSES] += 0.5
+    return features.astype(np.float32)
+
+
+class Graph:
+    """The neighbours of a node are ``targets[offsets[node] : offsets[node + 1]]``. Nodes like their kind."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.degrees = rng.integers(1, 30, NODES)
+        self.offsets = np.concatenate([[0], self.degrees.cumsum()])
+        away = CLASSES * rng.integers(-50, 50, self.offsets[-1])
+        self.targets = (np.repeat(np.arange(NODES), self.degrees) + away) % NODES
+
+    def seeds(self, rank: int) -> np.ndarray:
+        """The nodes from which a rank learns, for all of its batches."""
+        return np.random.default_rng(rank).integers(0, NODES, STEPS * BATCH)
+
+    def neighbours(self, nodes: np.ndarray) -> np.ndarray:
+        """Some neighbours of each node, with repetition: the same whenever they are asked for."""
+        picks = np.random.default_rng(nodes[0]).random((len(nodes), NEIGHBOURS)) * self.degrees[nodes][:, None]
+        return self.targets[self.offsets[nodes][:, None] + picks.astype(np.int64)]
+
+    def batches(self, rank: int) -> Iterator[Batch]:
+        for nodes in self.seeds(rank).reshape(STEPS, BATCH):
+            yield nodes, self.neighbours(nodes)
+
+
+def gradient(weights: Weights, own: np.ndarray, mean: np.ndarray, labels: np.ndarray) -> Weights:
+    """The gradient of the loss, by hand: softmax and cross entropy have a simple one."""
+    scores = own @ weights[0] + mean @ weights[1]
+    scores = np.exp(scores - scores.max(1, keepdims=True))
+    error = scores / scores.sum(1, keepdims=True)
+    error[np.arange(len(labels)), labels] -= 1
+    return own.T @ error / len(labels), mean.T @ error / len(labels)
+
+
+def alone(graph: Graph, ranks: int) -> Weights:
+    """What one process learns from the batches of all ranks, with all features for itself."""
+    features = make_features(0, NODES)
+    weights = (np.zeros((WIDTH, CLASSES), np.float32), np.zeros((WIDTH, CLASSES), np.float32))
+    for together in zip(*(graph.batches(rank) for rank in range(ranks))):
+        found = [
+            gradient(weights, features[nodes], features[near].mean(1), nodes % CLASSES) for nodes, near in together
+        ]
+        for weight, *of_ranks in zip(weights, *found):
+            weight -= RATE * sum(of_ranks) / ranks
+    return weights
+
+
+def in_numpy(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Graph) -> Weights:
+    weights = (np.zeros((WIDTH, CLASSES), np.float32), np.zeros((WIDTH, CLASSES), np.float32))
+    for nodes, near in graph.batches(comm.rank):
+        own, around = table.gather(nodes).numpy(), table.gather(near).numpy()
+        for weight, mine in zip(weights, gradient(weights, own, around.mean(1), nodes % CLASSES)):
+            weight -= RATE * comm.all_reduce(mine, op="avg").numpy()
+    return weights
+
+
+def learn(comm: wholemem.Communicator, model: Any, batches: Iterator[tuple[Any, Any]]) -> None:
+    """The loop of every program in torch: a model that gives scores, and batches of what it takes, with labels."""
+    import torch
+    import wholemem.torch as wm
+
+    # Ranks on one host share its cores.
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // comm.size))
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for inputs, labels in batches:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(*inputs), labels).backward()
+        for weight in model.parameters():
+            weight.grad = wm.all_reduce(comm, weight.grad.contiguous(), op="avg")
+        optimizer.step()
+
+
+def in_torch(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Graph) -> Weights:
+    import torch
+    import wholemem.torch as wm
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = torch.nn.Parameter(torch.zeros(WIDTH, CLASSES, device=comm.device))
+            self.near = torch.nn.Parameter(torch.zeros(WIDTH, CLASSES, device=comm.device))
+
+        def forward(self, own: torch.Tensor, around: torch.Tensor) -> torch.Tensor:
+            return own @ self.own + around.mean(1) @ self.near
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        for nodes, near in (map(torch.from_numpy, batch) for batch in graph.batches(comm.rank)):
+            nodes, near = nodes.to(comm.device), near.to(comm.device)
+            yield (wm.gather(table, nodes), wm.gather(table, near)), nodes % CLASSES
+
+    layer = Layer()
+    learn(comm, layer, batches())
+    return layer.own.detach().cpu().numpy(), layer.near.detach().cpu().numpy()
+
+
+def in_pyg(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Graph) -> Weights:
+    import torch
+    import wholemem.torch as wm
+    from torch_geometric.data import FeatureStore, TensorAttr
+    from torch_geometric.loader import NodeLoader
+    from torch_geometric.nn import SAGEConv
+    from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+
+    class Features(FeatureStore):
+        """The table, as loaders ask for features."""
+
+        def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
+            return wm.gather(table, attr.index.to(comm.device))
+
+        def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
+            return table.shape
+
+        def get_all_tensor_attrs(self) -> list[TensorAttr]:
+            return [TensorAttr(group_name=None, attr_name="x")]
+
+        def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+            return False
+
+        def _remove_tensor(self, attr: TensorAttr) -> bool:
+            return False
+
+    class Sampler(BaseSampler):
+        """Our graph, as loaders ask for neighbours; for graphs of its own, PyG has samplers in pyg-lib."""
+
+        def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
+            nodes = index.node.numpy()
+            near = graph.neighbours(nodes)
+            others, places = np.unique(near, return_inverse=True)
+            return SamplerOutput(
+                node=torch.from_numpy(np.concatenate([nodes, others])),
+                row=torch.from_numpy(len(nodes) + places.reshape(-1)),
+                col=torch.arange(len(nodes)).repeat_interleave(NEIGHBOURS),
+                edge=None,
+                metadata=(index.input_id, index.time),
+            )
+
+        def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
+            raise NotImplementedError("nobody asks for edges here")
+
+    loader = NodeLoader(
+        (Features(), None), Sampler(), torch.from_numpy(graph.seeds(comm.rank)), batch_size=BATCH, shuffle=False
+    )
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = SAGEConv(WIDTH, CLASSES, aggr="mean", bias=False).to(comm.device)
+            for weight in self.conv.parameters():
+                torch.nn.init.zeros_(weight)
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            return self.conv(batch.x, batch.edge_index.to(comm.device))[: batch.batch_size]
+
+    layer = Layer()
+    learn(comm, layer, (((batch,), batch.n_id[: batch.batch_size].to(comm.device) % CLASSES) for batch in loader))
+    near, own = (lin.weight.detach().cpu().numpy().T for lin in (layer.conv.lin_l, layer.conv.lin_r))
+    return own, near
+
+
+WAYS = {"pyg": in_pyg, "torch": in_torch, "numpy": in_numpy}
+NAMES = {"pyg": "PyTorch Geometric", "torch": "torch", "numpy": "numpy"}
+NEEDED = {"pyg": "torch_geometric", "torch": "torch", "numpy": "numpy"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the work is done")
+    parser.add_argument("--location", choices=["device", "host"], default="device", help="whose memory has the features")
+    parser.add_argument("--with", dest="way", choices=WAYS, help="the first of these that is installed, by default")
+    options = parser.parse_args()
+    way = options.way or next(way for way in WAYS if find_spec(NEEDED[way]))
+    if (way, options.device) == ("numpy", "cuda"):
+        parser.error("numpy has no arrays on a GPU: install torch")
+
+    with wholemem.Communicator.from_env(device=options.device) as comm:
+        table = wholemem.WholeTensor.create(comm, (NODES, WIDTH), "float32", location=options.location)
+        mine = make_features(*table.local_rows)
+        if options.device == "cpu":
+            table.local().numpy()[:] = mine
+        else:
+            import torch
+
+            torch.cuda.set_device(torch.device(comm.device))
+            torch.from_dlpack(table.local()).copy_(torch.from_numpy(mine))
+        comm.barrier()
+
+        graph = Graph()
+        learned = WAYS[way](comm, table, graph)
+
+        if comm.rank == 0:
+            reference = alone(graph, comm.size)
+            same = all(np.allclose(ours, theirs, atol=1e-4) for ours, theirs in zip(learned, reference))
+            rows = STEPS * BATCH * (1 + NEIGHBOURS)
+            print(f"{comm.size} ranks gathered {rows} rows each, with {NAMES[way]} on {options.device}", flush=True)
+            if not same:
+                sys.exit("error: they have learned something else than one process alone")
+            print("they have learned the same as one process alone", flush=True)
+        comm.barrier()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except wholemem.errors.Error as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
