@@ -50,12 +50,19 @@ pub(crate) fn render(text: &str, mut link: impl FnMut(&str) -> String) -> Render
             }
             Event::Start(Tag::CodeBlock(kind)) => {
                 let code = plain(&until(&mut events, TagEnd::CodeBlock));
-                let language = match &kind {
-                    CodeBlockKind::Fenced(words) => words.split([',', ' ']).next().unwrap_or_default(),
+                let info = match &kind {
+                    CodeBlockKind::Fenced(info) => &**info,
                     CodeBlockKind::Indented => "",
                 };
+                // Of our own tongue: `python torch` is Python that needs torch, and `rust,no_run` is rustdoc's.
+                let (language, needs) = info.split_once(' ').unwrap_or((info, ""));
+                let language = language.split(',').next().unwrap_or_default();
+                let needs = match needs {
+                    "" => String::new(),
+                    needs => format!(" data-needs=\"{}\"", highlight::escaped(needs)),
+                };
                 let html = highlight::code(language, &code);
-                out.push(Event::Html(format!("<pre><code>{html}</code></pre>\n").into()));
+                out.push(Event::Html(format!("<pre{needs}><code>{html}</code></pre>\n").into()));
             }
             // Wider than a small screen, as a rule: it is moved in a frame of its own.
             Event::Start(Tag::Table(columns)) => {
@@ -148,6 +155,12 @@ mod tests {
     fn code_is_shown_as_it_is_written() {
         let rendered = as_is("```rust,no_run\na < b && c\n```\n");
         assert_eq!(rendered.html, "<pre><code>a &lt; b &amp;&amp; c\n</code></pre>\n");
+    }
+
+    #[test]
+    fn code_says_what_it_needs() {
+        let rendered = as_is("```python torch\nx\n```\n");
+        assert_eq!(rendered.html, "<pre data-needs=\"torch\"><code>x\n</code></pre>\n");
     }
 
     #[test]
