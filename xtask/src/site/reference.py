@@ -143,9 +143,12 @@ class Package:
             shown, target = name, name
             if name.startswith("~"):
                 shown, target = name.split(".")[-1], name[1:]
-            for full in (f"{page}.{inside}.{target}", f"{page}.{target}", f"{self.root}.{target}", target):
-                if full in self.places:
-                    return f"[`{shown}`]({self.places[full]})"
+            near = [f"{page}.{inside}.{target}", f"{page}.{target}", f"{self.root}.{target}", target]
+            found = [full for full in near if full in self.places]
+            # Or anywhere else, if there is only one of that name.
+            far = [full for full in self.places if full.endswith(f".{target}")]
+            if found or len(far) == 1:
+                return f"[`{shown}`]({self.places[(found or far)[0]]})"
             raise SystemExit(f"error: `{name}` in what {page} says of `{inside or page}` leads nowhere")
 
         return linked
@@ -206,17 +209,24 @@ def is_property(node: Function) -> bool:
 
 
 def constructor(name: str, node: ast.ClassDef, bases: list[str]) -> str:
-    """How a class is made, or what it is one of.
+    """What a class is one of, and how it is made.
 
     >>> constructor("A", ast.parse("class A:\\n def __init__(self, x: int = 1) -> None: ...").body[0], [])
     'class A(x: int = 1)'
     >>> constructor("Lost", ast.parse("class Lost(_Hidden): ...").body[0], ["Error", "OSError"])
     'class Lost(Error, OSError)'
+    >>> print(constructor("B", ast.parse("class B(A):\\n def __init__(self, x) -> None: ...").body[0], ["A"]))
+    class B(A)
+    B(x)
     """
-    for inner in node.body:
-        if isinstance(inner, ast.FunctionDef) and inner.name == "__init__" and not bases:
-            return "class " + signature(name, inner, returns=False)
-    return f"class {name}({', '.join(bases)})" if bases else f"class {name}"
+    made = [
+        signature(name, inner, returns=False)
+        for inner in node.body
+        if isinstance(inner, ast.FunctionDef) and inner.name == "__init__"
+    ]
+    if bases:
+        return "\n".join([f"class {name}({', '.join(bases)})", *made])
+    return f"class {made[0] if made else name}"
 
 
 def signature(name: str, node: Function, *, returns: bool = True) -> str:
