@@ -2,9 +2,10 @@
 
     python examples/python/store_model.py [MODEL.safetensors]
 
-Without a file it makes a small model, runs it in every process that attaches, and compares the answers with its own. Of any
-file, every byte of every tensor is compared. It serves a store of its own, with the program `wholemem`, which ends with it. It
-uses torch where that is installed, and otherwise numpy.
+Without a file it makes a small model, runs it in every process that attaches, and compares the answers with its own. Of
+any file, every byte of every tensor is compared. It serves a store of its own, with the program `wholemem`, which ends with
+it. It uses torch where that is installed, and otherwise numpy. With `--device cuda` the store keeps the model on the GPU,
+once for all processes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from wholemem import errors, store
+from wholemem import Array, errors, store
 
 PROGRAM = os.environ.get("WHOLEMEM_PROGRAM", "wholemem")
 WIDTH, LAYERS = 256, 8
@@ -66,6 +67,14 @@ def digest(data: Any) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+def bytes_of(array: Array) -> Any:
+    if array.device == "cpu":
+        return array.memoryview()
+    import torch
+
+    return torch.from_dlpack(array).cpu().reshape(-1).view(torch.uint8).numpy()
+
+
 def run_numpy(model: Any) -> np.ndarray:
     x = np.ones(WIDTH, np.float32)
     for layer in range(LAYERS):
@@ -74,7 +83,7 @@ def run_numpy(model: Any) -> np.ndarray:
 
 
 def run_torch(pack: store.Pack, device: str) -> np.ndarray:
-    """A module whose parameters are the store's own memory; on a GPU, copies of it."""
+    """A module whose parameters are the store's own memory."""
     import torch
 
     with torch.device("meta"):
@@ -82,7 +91,6 @@ def run_torch(pack: store.Pack, device: str) -> np.ndarray:
     module = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(layers)})
     module.load_state_dict({name: torch.from_dlpack(array) for name, array in pack.items()}, assign=True)
     assert all(tensor.data_ptr() == pack[name].data_ptr() for name, tensor in module.named_parameters())
-    module.to(device)
     x = torch.ones(WIDTH, device=device)
     with torch.inference_mode():
         for layer in module["layers"]:
@@ -90,14 +98,14 @@ def run_torch(pack: store.Pack, device: str) -> np.ndarray:
     return x.cpu().numpy()
 
 
-def map_of(address: int) -> str:
+def map_of(address: int) -> int:
     """The file behind memory: where it is the same in two processes, their memory is the same."""
     with open("/proc/self/maps") as file:
         for line in file:
             place, _, _, _, inode, *_ = line.split()
             start, end = (int(part, 16) for part in place.split("-"))
             if start <= address < end:
-                return inode
+                return int(inode)
     raise LookupError(address)
 
 
@@ -105,16 +113,28 @@ def attach(options: argparse.Namespace) -> dict[str, Any]:
     """What each process does that wants the model."""
     with store.Client() as client:
         pack = client.get("model", timeout=60)
+        # Memory of a GPU has no file to be known by: there it is known by the object.
+        memory = [client.stat("model").id]
     # The client is closed, and the model stays.
-    said: dict[str, Any] = {
-        "digests": {name: digest(array.memoryview()) for name, array in pack.items()},
-        "memory": sorted({map_of(array.data_ptr()) for array in pack.values()}),
-    }
+    if options.device == "cpu":
+        memory = sorted({map_of(array.data_ptr()) for array in pack.values()})
+    said = {"digests": {name: digest(bytes_of(array)) for name, array in pack.items()}, "memory": memory}
     if options.model is None:
-        arrays = {name: array.numpy() for name, array in pack.items()}
-        answer = run_torch(pack, options.device) if options.way == "torch" else run_numpy(arrays)
+        if options.way == "torch":
+            answer = run_torch(pack, options.device)
+        else:
+            answer = run_numpy({name: array.numpy() for name, array in pack.items()})
         said["answer"] = answer.tolist()
     return said
+
+
+def move_to_gpu() -> None:
+    """Puts the model once more under its name, on the GPU: one copy for all who attach from now on."""
+    import torch
+
+    with store.Client() as client:
+        on_host = client.get("model")
+        client.put("model", {name: torch.from_dlpack(array).cuda() for name, array in on_host.items()})
 
 
 def check(said: list[dict[str, Any]], path: Path, expected: Optional[np.ndarray]) -> None:
@@ -135,7 +155,7 @@ def check(said: list[dict[str, Any]], path: Path, expected: Optional[np.ndarray]
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, metavar="MODEL.safetensors", help="a model of yours")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the small model runs")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the model is kept, and runs")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="how many attach (%(default)s)")
     parser.add_argument("--with", dest="way", choices=["torch", "numpy"], help="what runs it: torch, if it is installed")
     parser.add_argument("--attach", action="store_true", help=argparse.SUPPRESS)
@@ -170,6 +190,8 @@ def main() -> None:
             try:
                 assert server.stdout and server.stdout.readline().startswith("serving")
                 subprocess.run([PROGRAM, "put", "model", str(path)], check=True)
+                if options.device == "cuda":
+                    move_to_gpu()
                 me = [sys.executable, __file__, "--attach", "--device", options.device, "--with", options.way]
                 me += [str(options.model)] if options.model else []
                 # In sessions of their own: Ctrl-C is for this process, which ends them.
