@@ -280,10 +280,12 @@ def apart(arguments: ast.arguments) -> Iterator[str]:
 def one(argument: ast.arg, default: Optional[ast.expr]) -> str:
     if default is None:
         return ast.unparse(argument)
-    # Quotes as everybody writes them, and not as Python prints them.
-    is_text = isinstance(default, ast.Constant) and isinstance(default.value, str)
-    value = json.dumps(default.value) if is_text else ast.unparse(default)
-    return f"{ast.unparse(argument)} = {value}" if argument.annotation else f"{ast.unparse(argument)}={value}"
+    value = ast.unparse(default)
+    if isinstance(default, ast.Constant) and isinstance(default.value, str):
+        # In quotes as everybody writes them, and not as Python prints them.
+        value = json.dumps(default.value)
+    equals = " = " if argument.annotation else "="
+    return f"{ast.unparse(argument)}{equals}{value}"
 
 
 def code(text: str) -> str:
