@@ -16,7 +16,8 @@ from world import PROGRAM, launch, run, script
 
 import wholemem
 
-ROOT = Path(__file__).parents[3]
+# Of the repository, or of what was taken along to another machine.
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "examples/python").is_dir())
 # What it needs, the command, and what it prints.
 EXAMPLES = re.findall(
     r"^```console(?: (\w+))?\n\$ (.*?)\n(.*?)^```",
