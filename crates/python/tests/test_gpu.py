@@ -134,7 +134,7 @@ def test_what_no_processor_reads_is_refused() -> None:
     for call in [array.numpy, array.memoryview]:
         with pytest.raises(errors.Unsupported, match="memory of cuda:0"):
             call()
-    with pytest.raises(TypeError):
+    with pytest.raises((AttributeError, TypeError)):
         np.from_dlpack(ByInterface(any_bits((8,), "int32")))
     with pytest.raises(BufferError, match="is on cuda:0"):
         array.__dlpack__(dl_device=(1, 0))
@@ -336,10 +336,15 @@ def test_ten_thousand_rounds_leave_nothing(comm: wholemem.Communicator) -> None:
         for _ in range(count // 20):
             torch.from_dlpack(table.gather(rows))
 
+    def left() -> tuple[int, int, int]:
+        # What the last calls used is let go when the stream is seen to have done them.
+        comm.barrier()
+        return free_bytes(), resident(), descriptors()
+
     rounds(500)
-    before = (free_bytes(), resident(), descriptors())
+    before = left()
     rounds(10_000)
-    after = (free_bytes(), resident(), descriptors())
+    after = left()
     # What was made new on the GPU alone is 64 MB.
     assert before[0] - after[0] <= 2 << 20
     assert after[1] - before[1] < 8 << 20
