@@ -89,9 +89,15 @@ def test_ctrl_c_ends_an_example_without_a_traceback() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
-def test_the_readme_runs() -> None:
-    (text,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    ended = launch(4, text)
+@pytest.mark.parametrize("needs", ["", "torch"])
+def test_the_readme_runs(needs: str) -> None:
+    if not there_is(needs):
+        pytest.skip(f"needs {needs}")
+    block = rf"^```python{needs and ' ' + needs}\n(.*?)^```"
+    (text,) = re.findall(block, (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    # What is in numpy is for the host, also where there is a GPU.
+    environment = {**os.environ, **({} if needs else {"CUDA_VISIBLE_DEVICES": ""})}
+    ended = launch(4, text, env=environment)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
 
 

@@ -59,6 +59,8 @@ pub(crate) const PARTS: &[Part] = &[
         title: "Python",
         entries: &[
             module("wholemem"),
+            module("wholemem.torch"),
+            module("wholemem.torch.pool"),
             module("wholemem.store"),
             module("wholemem.errors"),
             module("wholemem.diagnosis"),
