@@ -156,7 +156,7 @@ for name in "wholemem", "torch", "cupy-cuda12x", "cupy-cuda13x", "cupy", "jax", 
         pytest_of "$file"
     done
     begin_mps "python ranks" || return
-    for file in "$tests"/test_gpu*_ranks.py "$tests"/test_torch*.py; do
+    for file in "$tests"/test_gpu*_ranks.py "$tests"/test_torch*.py "$tests"/test_guides.py; do
         [ -e "$file" ] && pytest_of "$file"
     done
     end_mps

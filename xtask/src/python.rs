@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::command;
 use crate::toolchain::Skip;
 use crate::wheels::{MATURIN, MYPY, NUMPY, PYTEST, PYTEST_NEEDS, Wheel};
+use crate::{command, rooms};
 
 /// What the environment holds beside the package itself.
 const PACKAGES: [Wheel; 4] = [MATURIN, MYPY, NUMPY, PYTEST];
@@ -22,6 +22,9 @@ const SOURCES: &str = "crates/python/python/wholemem";
 
 /// Its tests.
 const TESTS: &str = "crates/python/tests";
+
+/// What its tests run as it is written: files, and all that lies in folders.
+const GUIDES: [&str; 3] = ["README.md", "docs/python/", "examples/python/"];
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
@@ -54,8 +57,8 @@ pub(crate) fn released() -> Result<PathBuf> {
     Ok(python)
 }
 
-/// Gathers what a machine with a GPU needs to try the package with its own Python: the wheel as it is released, the tests,
-/// and pytest, should it have none.
+/// Gathers what a machine with a GPU needs to try the package with its own Python: the wheel as it is released, the tests
+/// and the guides that they play, and pytest, should it have none.
 pub(crate) fn pack(folder: &Path) -> Result<()> {
     let (tests, pytest) = (folder.join("tests"), folder.join("pytest"));
     fs::create_dir_all(&tests)?;
@@ -66,6 +69,11 @@ pub(crate) fn pack(folder: &Path) -> Result<()> {
         if path.extension().is_some_and(|extension| extension == "py") {
             fs::copy(&path, tests.join(path.file_name().context("a file has a name")?))?;
         }
+    }
+    for path in rooms::tracked()?.iter().filter(|path| GUIDES.iter().any(|guide| path.starts_with(guide))) {
+        let copy = folder.join(path);
+        fs::create_dir_all(copy.parent().context("a guide lies in a folder")?)?;
+        fs::copy(path, copy).with_context(|| format!("cannot copy {path}"))?;
     }
     [PYTEST].into_iter().chain(PYTEST_NEEDS).try_for_each(|wheel| wheel.fetch(&pytest))
 }
