@@ -296,8 +296,13 @@ unsafe impl RawMemory for CudaMemory {
     unsafe fn retain(&self, at: Address) -> Result<RawAllocation, Cause> {
         let (mut handle, at) = (0, at.to_host().map_or(std::ptr::null_mut(), NonNull::as_ptr));
         // SAFETY: `handle` is writable; an address that is no such memory is an error.
-        unsafe { (self.driver().cuMemRetainAllocationHandle)(&raw mut handle, at.cast()) }
-            .ok("cuMemRetainAllocationHandle")?;
+        let answer = unsafe { (self.driver().cuMemRetainAllocationHandle)(&raw mut handle, at.cast()) };
+        if answer == CUresult::CUDA_ERROR_INVALID_VALUE {
+            let reason = "the memory is of the driver's older allocator; \
+                          in PyTorch set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`";
+            return Err(Cause::Unsupported { capability: Capability::ShareFd, reason });
+        }
+        answer.ok("cuMemRetainAllocationHandle")?;
         Ok(RawAllocation(handle))
     }
 

@@ -153,7 +153,8 @@ impl Allocation {
     /// The memory behind an address of this process that something else mapped there, held once more.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the backend keeps no record of addresses; [`Error::Failed`].
+    /// [`Error::Unsupported`] where the backend keeps no record of addresses, and for memory of the older allocator;
+    /// [`Error::Failed`].
     #[doc(alias = "cuMemRetainAllocationHandle")]
     pub fn retain(device: &Device, address: u64, len: usize) -> Result<Self> {
         let backend = device.backend();
@@ -170,7 +171,7 @@ impl Allocation {
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the backend keeps no record of addresses, or for memory that was not made to be
-    /// shared; [`Error::Failed`] for an address that is no such memory.
+    /// shared, all of the older allocator's among it; [`Error::Failed`] for an address that is no memory.
     pub fn adopt(device: &Device, address: u64, len: usize) -> Result<Vec<Segment>> {
         let attempt = || Attempt::Adopt { len, device: device.label() };
         let backend = device.backend();
