@@ -151,6 +151,29 @@ def test_collectives_of_threads() -> None:
     each(3, work)
 
 
+# One compiler serves all threads, which would wait for each other in it.
+@pytest.mark.parametrize(("size", "is_traced"), [(3, False), (1, True)])
+def test_collectives_have_gradients(size: int, is_traced: bool) -> None:
+    sums, rows, roots = torch.randn(size, 4), torch.randn(size, size, 4), torch.randn(size, 4)
+
+    def work(comm: Communicator) -> None:
+        rank, root, x = comm.rank, comm.size - 1, torch.ones(4, requires_grad=True)
+
+        def loss(x: Any) -> Any:
+            total = wm.all_reduce(comm, x * 1) + 2 * wm.all_reduce(comm, x * 1, "avg")
+            every, one = wm.all_gather(comm, x * 1), wm.broadcast(comm, x * 1, root)
+            return (total * sums[rank]).sum() + (every * rows[rank]).sum() + (one * roots[rank]).sum()
+
+        (traced(loss) if is_traced else loss)(x).backward()
+        expected = sums.sum(0) + 2 * sums.mean(0) + rows[:, rank].sum(0) + (roots.sum(0) if rank == root else 0)
+        torch.testing.assert_close(x.grad, expected)
+        with pytest.raises(errors.Unsupported, match="no gradient of `max` over ranks"):
+            wm.all_reduce(comm, x, "max")
+        assert torch.equal(wm.all_reduce(comm, x.detach(), "max"), torch.ones(4))
+
+    each(size, work)
+
+
 COLLECTIVES = """
 import sys, torch, wholemem, wholemem.torch as wm
 device = sys.argv[1]

@@ -152,7 +152,7 @@ impl Lane {
         }
         let mut last = self.last();
         // What is recorded is ordered by who launches the graph.
-        if !stream.is_capturing() && last.as_ref() != Some(stream) {
+        if last.as_ref() != Some(stream) && !stream.is_capturing() {
             if let Some(before) = last.as_ref() {
                 let event = Event::create(before.device(), EventKind::Order)?;
                 before.record(&event)?;

@@ -14,7 +14,7 @@ tensor([[2., 2.],
 tensor([0, 1, 2])
 
 The operators are ``torch.ops.wholemem.*``, and work under ``torch.compile(fullgraph=True)``: a compiler keeps all of them, and
-their order. An embedding whose rows are all ranks' is :class:`Embedding`; where every microsecond counts, reduce by
+their order. Collectives have gradients, which are collectives. An embedding whose rows are all ranks' is :class:`Embedding`; where every microsecond counts, reduce by
 :class:`FastAllreduce`.
 
 Importing this imports torch, and touches no driver.
@@ -22,6 +22,7 @@ Importing this imports torch, and touches no driver.
 
 from __future__ import annotations
 
+from . import gradients  # it tells torch of them
 from .allreduce import FastAllreduce
 from .embedding import Embedding
 from .ops import all_gather, all_reduce, broadcast, gather, scatter, scatter_add
