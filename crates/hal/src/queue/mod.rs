@@ -4,6 +4,7 @@
 //! there until an event after the work has passed: dropping a map right after enqueuing a copy into it is safe, and
 //! waits for nothing.
 
+mod capture;
 mod event;
 mod flight;
 mod graph;

@@ -6,9 +6,9 @@ use wholemem_os::{Deadline, SharedSlice};
 
 use super::event::EventCore;
 use super::flight::{Drain, Flight, Operand, Recorded};
-use super::{Args, Event, Function, Graph, LaunchShape};
+use super::{Args, Event, Function, LaunchShape};
 use crate::memory::Addressable;
-use crate::raw::{Address, RawCapture, RawQueue, RawStream};
+use crate::raw::{Address, RawQueue, RawStream};
 use crate::retire::{Owned, Teardown};
 use crate::{Attempt, Cause, Device, DeviceLabel, Error, PinnedBuffer, Result, Rights, Span};
 
@@ -39,22 +39,22 @@ const STAGE_LEN: usize = 4 << 20;
 #[derive(Debug, Clone)]
 #[doc(alias = "CUstream")]
 pub struct Stream {
-    core: Arc<StreamCore>,
+    pub(super) core: Arc<StreamCore>,
 }
 
 #[derive(Debug)]
-struct StreamCore {
+pub(super) struct StreamCore {
     device: Device,
-    raw: RawStream,
+    pub(super) raw: RawStream,
     /// Whether work has run when the call that enqueues it returns.
     inline: bool,
     state: Mutex<State>,
-    maker: Maker,
+    pub(super) maker: Maker,
 }
 
 /// Who has made a stream.
 #[derive(Debug)]
-enum Maker {
+pub(super) enum Maker {
     /// We have, and destroy it.
     Own(Owned),
     /// Somebody else, who may destroy it when no work is being enqueued.
@@ -64,17 +64,17 @@ enum Maker {
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     flight: Flight,
     /// The operands of a capture, while there is one.
-    capture: Option<Vec<Operand>>,
+    pub(super) capture: Option<Vec<Operand>>,
     /// The buffer of the last copy between a device and plain memory, for the next.
     stage: Option<PinnedBuffer>,
 }
 
 impl StreamCore {
     #[inline]
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // Panics under this lock can only come from a host kernel, which has run or has not; the lists are whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -159,22 +159,6 @@ impl Stream {
     #[must_use]
     pub fn handle(&self) -> u64 {
         self.core.raw.handle
-    }
-
-    /// Whether what is enqueued now is [recorded](Self::capture) instead of run, by whomever.
-    #[must_use]
-    pub fn is_capturing(&self) -> bool {
-        self.core.state().capture.is_some()
-            || self.captured_elsewhere().is_ok_and(|capture| capture.is_some())
-    }
-
-    /// The recording that the maker of the stream makes, if that is somebody else.
-    fn captured_elsewhere(&self) -> Result<Option<RawCapture>, Cause> {
-        if matches!(self.core.maker, Maker::Own(_)) {
-            return Ok(None);
-        }
-        // SAFETY: the stream is live, as whoever named it has said.
-        unsafe { self.device().backend().queue().capture_of(self.core.raw) }
     }
 
     /// Whether work has run when the call that enqueues it returns, unless it is being recorded.
@@ -462,33 +446,6 @@ impl Stream {
         self.device().backend().refused(self.device().id(), Attempt::Copy { len }, cause.into())
     }
 
-    /// Records what `work` enqueues on this stream, instead of running it.
-    ///
-    /// While it runs, what other threads enqueue on the stream is recorded too, or refused.
-    ///
-    /// # Errors
-    /// [`Error::Capturing`] inside another capture; the error of `work`; [`Error::Failed`].
-    #[doc(alias = "cuStreamBeginCapture")]
-    pub fn capture(&self, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
-        let backend = self.device().backend();
-        backend.check_fork(|| Attempt::Capture)?;
-        {
-            let mut state = self.core.state();
-            if state.capture.is_some() {
-                return Err(Error::Capturing { attempt: Attempt::Capture });
-            }
-            // SAFETY: the stream is live, and is not being captured.
-            unsafe { backend.queue().begin_capture(self.core.raw) }
-                .map_err(|cause| backend.refused(self.device().id(), Attempt::Capture, cause))?;
-            state.capture = Some(Vec::new());
-        }
-        // Ended also if `work` panics, or the stream would record for ever.
-        let capture = EndCapture { stream: self };
-        let result = work(self);
-        let graph = capture.end();
-        result.and(graph)
-    }
-
     /// Enqueues work; during a capture, records or refuses it. Operands are asked for only where work may run later than
     /// this call: in a recording, and on streams that do not run inline.
     fn enqueue(
@@ -560,42 +517,6 @@ impl Drop for Waiting<'_> {
 enum Recording {
     Allowed,
     Refused,
-}
-
-/// Ends a capture, with an answer or without.
-struct EndCapture<'a> {
-    stream: &'a Stream,
-}
-
-impl EndCapture<'_> {
-    fn end(self) -> Result<Graph> {
-        let stream = self.stream;
-        std::mem::forget(self);
-        Self::finish(stream)
-    }
-
-    fn finish(stream: &Stream) -> Result<Graph> {
-        let (backend, device) = (stream.device().backend(), stream.device());
-        // What was captured may have forked: the recording is the parent's.
-        backend.check_fork(|| Attempt::Capture)?;
-        let (operands, raw) = {
-            // Under the lock, so that nothing is recorded once the operands have been taken.
-            let mut state = stream.core.state();
-            let operands = state.capture.take().unwrap_or_default();
-            // SAFETY: the stream is live and being captured: this value was made when the capture began, and ends it
-            // once.
-            (operands, unsafe { backend.queue().end_capture(stream.core.raw) })
-        };
-        let raw = raw.map_err(|cause| backend.refused(device.id(), Attempt::Capture, cause))?;
-        Ok(Graph::own(device, raw, operands))
-    }
-}
-
-impl Drop for EndCapture<'_> {
-    fn drop(&mut self) {
-        // The panic that brought us here is the news; the graph, if there is one, goes with it.
-        let _ = Self::finish(self.stream);
-    }
 }
 
 fn hold(span: &Span) -> Operand {
