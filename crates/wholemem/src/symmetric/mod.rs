@@ -126,6 +126,19 @@ impl Symmetric {
         self.core.space.allocate(len)
     }
 
+    /// Makes a window of the machine's own memory, zero, which the ranks' devices reach as well, of `len` bytes on this
+    /// rank. Collective; the lengths may differ, and a rank may have none.
+    ///
+    /// For what the processor looks at too, or what is too much for the devices: they reach it over the bus. On ranks whose
+    /// device is the machine, it is as [`mem_alloc`](Self::mem_alloc).
+    ///
+    /// # Errors
+    /// As [`mem_alloc`](Self::mem_alloc).
+    #[doc(alias = "cudaHostAlloc")]
+    pub fn mem_alloc_on_host(&self, len: usize) -> Result<Window> {
+        self.core.space.allocate_on_host(len)
+    }
+
     /// Makes a window of memory that is there: all of an allocation of this rank's device. Collective.
     ///
     /// Where the memory is mapped elsewhere too, kernels that run at the same time must not reach it both ways.

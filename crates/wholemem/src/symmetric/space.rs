@@ -6,11 +6,14 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wholemem_comm::Rank;
-use wholemem_hal::{Allocation, Granule, HandleKind, Mapping, PlainBuffer, Reservation, Rights, Span};
+use wholemem_hal::{
+    Allocation, BackendKind, Granule, HandleKind, Mapping, PlainBuffer, Reservation, Rights, Span,
+};
 
 use wholemem_os::Deadline;
 
@@ -18,7 +21,7 @@ use super::book::Book;
 use super::offer::{Offer, PlainOffer};
 use super::window::{Dropped, Window, WindowCore};
 use crate::verdict::{agree, from_text, to_text};
-use crate::{Error, Group, Result, WindowRef};
+use crate::{Error, Group, Kind, Location, MemorySpec, Result, WholeMemory, WindowRef};
 
 /// The step of strides: a pointer's upper half alone then tells the ranks apart.
 const STEP: usize = 4 << 30;
@@ -101,6 +104,31 @@ impl Space {
             return self.carve(&offers, most);
         }
         self.make(&offers, || self.fresh(&offers))
+    }
+
+    /// Makes a window of `len` bytes of the machine's memory on this rank. Collective; the lengths may differ.
+    pub(super) fn allocate_on_host(&self, len: usize) -> Result<Window> {
+        if self.group.device().backend().kind() == BackendKind::Host {
+            return self.allocate(len);
+        }
+        let lens: Vec<_> = self.meet_with(Ok(Offer { len, ..Offer::default() }))?;
+        let lens: Vec<_> = lens.iter().map(|offer| offer.len as u64).collect();
+        let all = lens.iter().fold(0, |sum: u64, len| sum.saturating_add(*len));
+        if all == 0 {
+            return Err(Error::EmptyWindow);
+        }
+        let (kind, location) = (Kind::Chunked, Location::Host);
+        let spec = MemorySpec { kind, location, rows_of_each: Some(lens), ..MemorySpec::new(all, 1) };
+        let memory = WholeMemory::create(&self.group, &spec)?;
+        let part = |rank| {
+            let Range { start, end } = memory.partition().range(rank);
+            let place = |byte| usize::try_from(byte).unwrap_or(usize::MAX);
+            (start < end).then(|| memory.span(place(start), place(end - start))).transpose()
+        };
+        let spans = (0..self.group.size()).map(Rank).map(part).collect::<Result<Vec<_>>>();
+        let spans = agree(self.group.communicator(), spans)?;
+        let (id, _) = self.book().enter_own(0)?;
+        self.scattered(id, spans).inspect_err(|_| self.book().strike(id))
     }
 
     /// Makes a window of memory that is there. Collective.

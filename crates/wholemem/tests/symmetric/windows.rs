@@ -1,6 +1,6 @@
 //! Windows: made, registered, dropped, of different lengths, and whatever is asked of them that makes no sense.
 
-use wholemem::{Dtype, Error, Group, Rank, ReduceOp, Symmetric, SymmetricSpec};
+use wholemem::{Algorithm, Dtype, Error, Group, Rank, ReduceOp, Symmetric, SymmetricSpec};
 use wholemem_hal::{Backend, PlainBuffer, Rights};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
@@ -68,6 +68,47 @@ fn windows_of_all_lengths_come_and_go() {
 fn gpu_windows_of_all_lengths_come_and_go() {
     if let Some(backend) = cuda::backend() {
         windows_come_and_go(&backend);
+    }
+}
+
+/// Windows of the machine's memory, read and written by devices and, through a map of their own, reduced where they are.
+fn windows_are_of_the_machine(backend: &Backend) {
+    for algorithm in Algorithm::ALL {
+        on_ranks(backend, 3, Some(algorithm), |symmetric| {
+            const COUNT: usize = 3000;
+            let group = symmetric.group();
+            let stream = group.device().stream().unwrap();
+            assert_eq!(symmetric.mem_alloc_on_host(0).unwrap_err(), Error::EmptyWindow);
+            let uneven = symmetric.mem_alloc_on_host([7, 0, 5000][group.rank().index()]).unwrap();
+            assert_eq!([0, 1, 2].map(|rank| uneven.len_of(Rank(rank))), [7, 0, 5000]);
+            everybody_reaches_everybody(symmetric, &uneven);
+            let [from, to] = [(); 2].map(|()| symmetric.mem_alloc_on_host(COUNT * 4).unwrap());
+            let mut seen = vec![1; COUNT * 4];
+            stream.read(to.local(), &mut seen).unwrap();
+            assert!(seen.iter().all(|byte| *byte == 0));
+            for round in 0..5_u32 {
+                let bytes = |value: u32| value.to_ne_bytes().repeat(COUNT);
+                stream.write(from.local(), &bytes(round + group.rank().0)).unwrap();
+                let buffers = (from.range(0..COUNT * 4), to.range(0..COUNT * 4));
+                symmetric.all_reduce(&stream, buffers.0, buffers.1, Dtype::U32, ReduceOp::Sum).unwrap();
+                stream.read(to.local(), &mut seen).unwrap();
+                assert!(seen == bytes(3 * round + 3), "{algorithm}, round {round}");
+            }
+            symmetric.check().unwrap();
+            group.communicator().barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn windows_of_the_machines_memory_are_reached_by_all() {
+    windows_are_of_the_machine(&host());
+}
+
+#[test]
+fn gpu_windows_of_the_machines_memory_are_reached_by_all() {
+    if let Some(backend) = cuda::backend() {
+        windows_are_of_the_machine(&backend);
     }
 }
 
