@@ -176,6 +176,26 @@ def test_a_rank_that_is_gone_is_named() -> None:
     assert "lost 1 True" in ranks(2, DEATH)
 
 
+def test_a_forked_child_is_told_and_its_parent_goes_on() -> None:
+    ended = alone(
+        """
+        import os, torch, wholemem.torch as wm
+        from wholemem import errors
+        fast, tensor = wm.FastAllreduce(0, 1, device="cpu"), torch.ones(4)
+        child = os.fork()
+        if child == 0:
+            try:
+                fast.all_reduce(tensor, tensor)
+            except errors.Forked as error:
+                os._exit(0 if "spawn" in error.hint else 2)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), fast.all_reduce(tensor).tolist())
+        """
+    )
+    assert ended.stdout == "0 [1.0, 1.0, 1.0, 1.0]\n", ended.stderr
+
+
 def test_many_of_them_leave_nothing() -> None:
     def cycle(times: int) -> None:
         for _ in range(times):
