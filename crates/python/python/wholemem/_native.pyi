@@ -357,8 +357,8 @@ class WholeTensor:
         device: int,
         stream: int,
     ) -> None:
-        """:meth:`gather` by address, believed: indices of eight bytes or four, and rows ``stride`` bytes apart (0: one after the other), converted where a
-        type is named, on a GPU's number, or -1, on a stream's."""
+        """:meth:`gather` by address, believed: indices of eight bytes or four, and rows ``stride`` bytes apart, or one after
+        the other if that is 0; converted where a type is named, on a GPU's number, or -1, on a stream's."""
     def scatter_at(
         self,
         add: bool,
