@@ -14,8 +14,8 @@ tensor([[2., 2.],
 tensor([0, 1, 2])
 
 The operators are ``torch.ops.wholemem.*``, and work under ``torch.compile(fullgraph=True)``: a compiler keeps all of them, and
-their order. Collectives have gradients, which are collectives. An embedding whose rows are all ranks' is :class:`Embedding`; where every microsecond counts, reduce by
-:class:`FastAllreduce`.
+their order. Collectives have gradients, which are collectives. An embedding whose rows are all ranks' is
+:class:`Embedding`; where every microsecond counts, reduce by :class:`FastAllreduce`.
 
 Importing this imports torch, and touches no driver.
 """
