@@ -58,12 +58,18 @@ impl Target {
     }
 }
 
-/// Waits until what is enqueued on a stream has run, or the wait is interrupted.
+/// Waits until what is enqueued on a stream has run, or the wait is interrupted; and lets go of what was used by the calls
+/// that have run.
 pub(crate) fn finish(stream: &Stream) -> Result<(), HalError> {
     loop {
         match stream.synchronize(Deadline::after(MOMENT)) {
             Err(HalError::TimedOut { .. }) if !is_interrupted() => {}
-            outcome => return outcome,
+            Ok(()) => {
+                // Each call knew the stream by its number only, and left behind what it used.
+                stream.device().backend().collect();
+                return Ok(());
+            }
+            failed => return failed,
         }
     }
 }

@@ -89,6 +89,7 @@ def test_a_graph_holds_the_table_it_was_recorded_with() -> None:
     del graph, others
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_reduced_overhead_is_right() -> None:
     whole = torch.randn(1000, 16, device="cuda")
     table = filled(joined(), whole)
