@@ -269,7 +269,8 @@ impl Stream {
     ///
     /// # Safety
     /// The arguments are what the kernel takes. What it touches is accessible to the device, and is in `operands` or
-    /// outlives the work. It keeps to the rights that were granted.
+    /// outlives the work. It keeps to the rights that were granted. Where it is [set up early](LaunchShape::early), it waits
+    /// by itself for what is before it on the stream.
     #[doc(alias = "cuLaunchKernel")]
     pub unsafe fn launch<'a>(
         &self,
@@ -351,10 +352,11 @@ impl Stream {
         backend.check_fork(|| Attempt::Synchronize)?;
         // Not under the lock: other threads may enqueue meanwhile, or wait with a deadline of their own.
         let mut waiting = {
-            if self.is_capturing() {
+            let elsewhere = self.captured_elsewhere().is_ok_and(|capture| capture.is_some());
+            let mut state = self.core.state();
+            if elsewhere || state.capture.is_some() {
                 return Err(Error::Capturing { attempt });
             }
-            let mut state = self.core.state();
             Waiting { core: &self.core, flight: std::mem::take(&mut state.flight) }
         };
         // SAFETY: the stream is live because `self` holds it.

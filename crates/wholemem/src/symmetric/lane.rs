@@ -27,6 +27,10 @@ const FIRST_COUNTER: usize = 16;
 
 /// One sequence of collective calls: they run one after the other, on whatever streams they are enqueued. Calls that are
 /// to overlap take lanes of their own.
+///
+/// On devices that can, a call is set up while the one before it on its stream still runs, and lets what follows be set up
+/// likewise. Where ranks share a device, kernels of one's own that are launched so should leave room for the other ranks'
+/// calls, which they would else hold up until those give up.
 #[derive(Debug)]
 pub struct Lane {
     pub(super) group: Group,

@@ -236,11 +236,8 @@ fn resident(group: &Group, kernels: &Kernels, lanes: u32) -> Result<(u32, bool)>
     for (rank, words) in (0..).map(wholemem_comm::Rank).zip(&all) {
         let fits = words.get(16..20).and_then(|fit| fit.try_into().ok()).map_or(0, u32::from_le_bytes);
         let sharing = all.iter().filter(|other| uuid(other) == uuid(words)).count();
-        let each = fits
-            / u32::try_from(sharing)
-                .unwrap_or(u32::MAX)
-                .saturating_mul(lanes * kernels.calls_at_once())
-                .max(1);
+        let calls = lanes.saturating_mul(kernels.calls_at_once());
+        let each = fits / u32::try_from(sharing).unwrap_or(u32::MAX).saturating_mul(calls).max(1);
         let inline = group.device().backend().kind() == BackendKind::Host;
         if each == 0 && !inline {
             return Err(Error::NotResident { rank, sharing, fits });
