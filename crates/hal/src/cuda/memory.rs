@@ -248,10 +248,14 @@ unsafe impl RawMemory for CudaMemory {
         }
         let export = |target: *mut c_void| {
             // SAFETY: the allocation is live, and the target is as large as this kind of handle.
-            unsafe {
+            let answer = unsafe {
                 (self.driver().cuMemExportToShareableHandle)(target, allocation.0, handle_type(kind), 0)
+            };
+            if answer == CUresult::CUDA_ERROR_INVALID_VALUE && kind == HandleKind::Fd {
+                let reason = "the driver hands on only what this process has made, and made to be shared; ask who made it";
+                return Err(Cause::Unsupported { capability: Capability::ShareFd, reason });
             }
-            .ok("cuMemExportToShareableHandle")
+            answer.ok("cuMemExportToShareableHandle")
         };
         match kind {
             HandleKind::Fd => {

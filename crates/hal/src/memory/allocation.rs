@@ -236,7 +236,8 @@ impl Allocation {
     /// Makes a handle for another process, with which it can do at most `rights`.
     ///
     /// Where a driver takes long to make the first file descriptor, it is kept, and later ones are copies of it: export
-    /// memory once ahead of time if the moment of handing it over counts.
+    /// memory once ahead of time if the moment of handing it over counts. Drivers of GPUs hand on only what this process has
+    /// made: what was [imported](Self::import) goes further as the handle that it came by.
     ///
     /// # Errors
     /// [`Error::NoRights`] for [`Rights::None`]; [`Error::ReadOnlyHandle`] for more rights than this process has; [`Error::Unsupported`] for a kind or a

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use wholemem_hal::{Allocation, Backend, Device, HostConfig, Rights};
+use wholemem_hal::{Allocation, Backend, Device, HandleKind, HostConfig, Rights};
 use wholemem_os::packet::Address;
 use wholemem_os::{Deadline, Memfd, PacketSocket, memfd};
 use wholemem_store::{Client, Error, Refusal};
@@ -108,15 +108,18 @@ fn varint(mut number: u64) -> Vec<u8> {
     bytes
 }
 
-/// Says that a descriptor is so much memory of the host, as docs/PROTOCOL.md has it, and what is answered: the number of the
+const SEALED: u8 = 2;
+const REFUSED: u8 = 7;
+
+/// Says that a descriptor is so much memory at a place, as docs/PROTOCOL.md has it, and what is answered: the number of the
 /// answer, or nothing where the connection was ended.
-fn offer(served: &Served, fds: &[impl AsFd], len: u64) -> Option<u8> {
+fn offer_at(served: &Served, place: u64, fds: &[impl AsFd], len: u64) -> Option<u8> {
     let wire = PacketSocket::connect(&Address::Path(served.socket())).unwrap();
     let mut packet = vec![0; 65_536];
     wire.send(&[2, 1, 0, 0, 4], &[], Deadline::NEVER).unwrap();
     wire.recv_with_fds(&mut packet, 2, Deadline::NEVER).unwrap();
-    // Name `x`, no description, the host, its length, and all of it.
-    let operands = [varint(1), b"x".to_vec(), varint(0), varint(0), varint(len), varint(0), varint(len)];
+    // Name `x`, no description, the place, its length, and all of it.
+    let operands = [varint(1), b"x".to_vec(), varint(0), varint(place), varint(len), varint(0), varint(len)];
     let request: Vec<u8> = [2, 2, 0, 13].into_iter().chain(operands.concat()).collect();
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     wire.send(&request, &fds, Deadline::NEVER).unwrap();
@@ -125,10 +128,13 @@ fn offer(served: &Served, fds: &[impl AsFd], len: u64) -> Option<u8> {
     Some(packet[2])
 }
 
+/// The same of the host's memory.
+fn offer(served: &Served, fds: &[impl AsFd], len: u64) -> Option<u8> {
+    offer_at(served, 0, fds, len)
+}
+
 #[test]
 fn what_is_no_memory_is_told_from_it() {
-    const SEALED: u8 = 2;
-    const REFUSED: u8 = 7;
     let served = Served::start();
     let client = served.client();
     let memory = || Memfd::create("given", LEN).unwrap().into_fd();
@@ -217,18 +223,20 @@ pub(crate) mod suite {
         let device = backend.device(0).unwrap();
         let client = connect(&served, &backend);
         let memory = filled(&device, 5);
-        let fd = || memory.export(wholemem_hal::HandleKind::Fd, Rights::ReadWrite).unwrap();
-        for len in [LEN / 2, 2 * LEN] {
-            // What a liar says of it; the driver does not tell how long it is.
-            let lie = Allocation::import(&device, fd(), len).unwrap();
-            assert_eq!(client.adopt("lie", b"", &lie, 0..1).unwrap_err().code(), "cannot-adopt");
+        let handle = || memory.export(HandleKind::Fd, Rights::ReadWrite).unwrap();
+        // What a liar says of it; the driver does not tell how long it is.
+        for lie in [LEN / 2, 2 * LEN] {
+            let fd = handle().into_fd().unwrap();
+            assert_eq!(offer_at(&served, 1, &[fd], lie as u64), Some(REFUSED));
         }
         if let Ok(other) = backend.device(1) {
-            let elsewhere = Allocation::import(&other, fd(), LEN).unwrap();
-            let refused = client.adopt("lie", b"", &elsewhere, 0..1).unwrap_err();
-            let Error::Refused(Refusal::CannotAdopt { reason, .. }) = refused else { panic!("{refused:?}") };
-            assert_eq!(reason, "it is on another device");
+            let fd = handle().into_fd().unwrap();
+            assert_eq!(offer_at(&served, u64::from(other.id().0) + 1, &[fd], LEN as u64), Some(REFUSED));
         }
+        // Nor is memory handed on that was handed to this process: whoever made it does that.
+        let imported = Allocation::import(&device, handle(), LEN).unwrap();
+        let refused = client.adopt("second hand", b"", &imported, 0..1).unwrap_err();
+        assert!(matches!(refused, Error::Memory(wholemem_hal::Error::Unsupported { .. })), "{refused:?}");
         assert_eq!(client.status().unwrap().device.used, 0);
         client.adopt("truth", b"", &memory, 0..1).unwrap();
     }

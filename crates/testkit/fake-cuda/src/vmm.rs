@@ -2,7 +2,7 @@
 //!
 //! What memory is, where, and how it may be shared stands in the memfd's name, so that it travels with the descriptor.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
@@ -138,6 +138,8 @@ impl Drop for Memory {
 struct State {
     last_handle: u64,
     handles: BTreeMap<u64, Arc<Memory>>,
+    /// Those of them that came from a descriptor.
+    imported: BTreeSet<u64>,
     /// Memory by its file, so that what is imported where it was made is counted once.
     files: HashMap<(u64, u64), Weak<Memory>>,
     reservations: BTreeMap<u64, usize>,
@@ -200,7 +202,9 @@ fn import(fd: RawFd) -> Result<u64, CUresult> {
             memory
         }
     };
-    Ok(state.hand_out(memory))
+    let handle = state.hand_out(memory);
+    state.imported.insert(handle);
+    Ok(handle)
 }
 
 /// Reserves addresses at a multiple of `align`, at `wanted` if they are free.
@@ -287,7 +291,11 @@ api! {
     }
 
     Init fn cuMemRelease(handle: CUmemGenericAllocationHandle_v1) {
-        state().handles.remove(&handle).map(drop).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+        let mut state = state();
+        state.imported.remove(&handle);
+        let memory = state.handles.remove(&handle);
+        drop(state);
+        memory.map(drop).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
     Init fn cuMemAddressReserve(
@@ -364,7 +372,9 @@ api! {
     ) {
         let memory = Arc::clone(state().get(handle)?);
         let agreed = kind == FD && memory.about.handles & kind.0 != 0;
-        ensure(agreed, CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        // What was handed to this process is not handed on.
+        let own = !state().imported.contains(&handle);
+        ensure(agreed && own, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let fd = memory.fd.try_clone().map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
         put(target.cast::<RawFd>(), fd.as_raw_fd())?;
         // It is the caller's now.
