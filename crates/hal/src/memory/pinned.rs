@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use wholemem_os::SharedSlice;
 
+use super::span::within;
 use super::{Addressable, Span};
 use crate::raw::Address;
 use crate::retire::{Owned, Teardown};
@@ -53,6 +54,10 @@ impl Addressable for PinnedCore {
 
     fn rights_of(&self, _device: DeviceId) -> Rights {
         Rights::ReadWrite
+    }
+
+    fn host_pointer(&self, at: Address, len: usize) -> Option<NonNull<u8>> {
+        within((self.at, self.pointer), self.len, at, len)
     }
 }
 

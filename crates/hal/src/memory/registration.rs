@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::span::within;
 use super::{Addressable, Mapping, Span};
 use crate::raw::Address;
 use crate::retire::{Owned, Teardown};
@@ -36,6 +37,7 @@ pub struct Registration {
 struct RegistrationCore {
     /// Its teardown holds the map: what is registered must still be mapped.
     owned: Owned,
+    place: HostAddress,
     at: Address,
     len: usize,
     rights: Rights,
@@ -48,6 +50,10 @@ impl Addressable for RegistrationCore {
 
     fn rights_of(&self, _device: DeviceId) -> Rights {
         self.rights
+    }
+
+    fn host_pointer(&self, at: Address, len: usize) -> Option<NonNull<u8>> {
+        within((self.at, self.place.0), self.len, at, len)
     }
 }
 
@@ -78,7 +84,7 @@ impl Registration {
         let at = unsafe { backend.memory().register(place.0, len, rights) }
             .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
         let owned = Owned::new(backend, Teardown::Unregister { at: place, len, _map: map.clone() });
-        Ok(Self { core: Arc::new(RegistrationCore { owned, at, len, rights }) })
+        Ok(Self { core: Arc::new(RegistrationCore { owned, place, at, len, rights }) })
     }
 
     /// Where it begins, as the devices see it.

@@ -1,6 +1,9 @@
 //! A part of some memory, as streams take it: it keeps the memory alive, and knows who may do what with it.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
+
+use wholemem_os::SharedSlice;
 
 use crate::queue::Held;
 use crate::raw::Address;
@@ -10,6 +13,23 @@ use crate::{Attempt, Backend, Device, DeviceId, Error, Result, Rights};
 pub(crate) trait Addressable: Held {
     fn backend(&self) -> &Backend;
     fn rights_of(&self, device: DeviceId) -> Rights;
+
+    /// Where this process reaches `len` bytes of it that devices have at `at`, if it does so other than through a map.
+    fn host_pointer(&self, _at: Address, _len: usize) -> Option<NonNull<u8>> {
+        None
+    }
+}
+
+/// Where the host reaches `len` bytes at `at`, in memory that is `all` long and begins at two addresses.
+pub(super) fn within(
+    (begin, pointer): (Address, NonNull<u8>),
+    all: usize,
+    at: Address,
+    len: usize,
+) -> Option<NonNull<u8>> {
+    let offset = usize::try_from(at.0.checked_sub(begin.0)?).ok()?;
+    // SAFETY: not beyond the end of what the pointer is of.
+    (offset.checked_add(len)? <= all).then(|| unsafe { pointer.add(offset) })
 }
 
 /// Several memories as one: what all of them allow is allowed.
@@ -26,6 +46,10 @@ impl Addressable for Joined {
 
     fn rights_of(&self, device: DeviceId) -> Rights {
         self.parts.iter().map(|part| part.rights_of(device)).min().unwrap_or(Rights::None)
+    }
+
+    fn host_pointer(&self, at: Address, len: usize) -> Option<NonNull<u8>> {
+        self.parts.iter().find_map(|part| part.host_pointer(at, len))
     }
 }
 
@@ -158,6 +182,14 @@ impl Span {
         &self.memory
     }
 
+    /// Its bytes, where they are the host's own and do not lie across a seam.
+    pub(crate) fn host_bytes(&self) -> Option<SharedSlice<'_>> {
+        let pointer = self.memory.host_pointer(self.at, self.len)?;
+        // SAFETY: the memory lives as long as `self` is borrowed, and is reached by views alone; who writes checks the
+        // rights first.
+        Some(unsafe { SharedSlice::new(pointer, self.len, true) })
+    }
+
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.at < other.at.after(other.len) && other.at < self.at.after(self.len)
     }
@@ -232,5 +264,28 @@ mod tests {
         let mut seen = [0; 4];
         stream.read(&joined.part(granule - 2, 4).unwrap(), &mut seen).unwrap();
         assert_eq!(seen, [7; 4]);
+    }
+
+    #[test]
+    fn the_host_reaches_its_own_memory_where_it_is() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let (first, second) = [5, 6]
+            .map(|value| {
+                let buffer = crate::PinnedBuffer::create(&device, 8).unwrap();
+                buffer.bytes().unwrap().write_at(0, &[value; 8]).unwrap();
+                buffer.all()
+            })
+            .into();
+        let byte = |span: &Span| {
+            let mut byte = [0];
+            span.host_bytes().map(|bytes| bytes.read_at(0, &mut byte).unwrap()).map(|()| byte[0])
+        };
+        let both = Span::keep(&[first.clone(), second.clone()]).unwrap().unwrap();
+        let in_both = |of: &Span, len| Span::new(Arc::clone(both.memory()), of.at(), len);
+        assert_eq!([byte(&first.part(7, 1).unwrap()), byte(&in_both(&second, 8))], [Some(5), Some(6)]);
+        assert_eq!(byte(&in_both(&first, 9)), None, "not all of it is of one memory");
+        let granule = device.granularity().unwrap().minimum.len();
+        let map = device.allocate(granule).unwrap().map(Rights::ReadWrite).unwrap();
+        assert_eq!(byte(&map.all()), None, "a map has rights of its own");
     }
 }

@@ -207,6 +207,9 @@ impl Stream {
 
     /// Copies `from` to `to`, which must be as long and not overlap it.
     ///
+    /// Between two places of the host, drivers of GPUs make the caller wait for what is enqueued before, and other threads of
+    /// the process with it: better copy such bytes oneself, behind [`synchronize`](Self::synchronize).
+    ///
     /// # Errors
     /// [`Error::LengthsDiffer`], [`Error::ZeroLength`], [`Error::Overlap`], [`Error::Denied`], [`Error::WrongBackend`];
     /// [`Error::Failed`].
@@ -387,6 +390,10 @@ impl Stream {
                 unsafe { queue.copy(stream, to.at(), from, to.len()) }
             });
         }
+        if let Some(bytes) = to.host_bytes() {
+            self.synchronize(Deadline::NEVER)?;
+            return bytes.write_at(0, source).map_err(|cause| self.stage_error(to.len(), cause));
+        }
         self.staged(attempt, to.len(), |stage, bytes, offset, len| {
             bytes.write_at(0, &source[offset..offset + len]).map_err(|cause| self.stage_error(len, cause))?;
             self.transfer(&to.part(offset, len)?, &stage.part(0, len)?, Recording::Refused)?;
@@ -410,6 +417,10 @@ impl Stream {
                 // SAFETY: `from` was checked above; `target` is borrowed until the copy, which runs inline, is over.
                 unsafe { queue.copy(stream, to, from.at(), from.len()) }
             });
+        }
+        if let Some(bytes) = from.host_bytes() {
+            self.synchronize(Deadline::NEVER)?;
+            return bytes.read_at(0, target).map_err(|cause| self.stage_error(from.len(), cause));
         }
         self.staged(attempt, from.len(), |stage, bytes, offset, len| {
             self.transfer(&stage.part(0, len)?, &from.part(offset, len)?, Recording::Refused)?;
