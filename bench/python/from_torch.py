@@ -11,8 +11,9 @@ It needs the package `wholemem`, built for release, and torch. What is compared:
 - `allreduce`: `FastAllreduce.all_reduce(tensor, out)` of few bytes, call by call, for one rank and for two, which are
   processes; also with tensors that are registered. On a GPU, start an MPS server first, or the ranks take turns.
 
-Rust's figures are `wholemem bench gather` and `wholemem bench allreduce`, run before and after torch's; the better of the two
-counts. Indices are fresh in every call, and what is gathered and reduced is checked.
+Rust's figures are `wholemem bench gather` and `wholemem bench allreduce`, with as many calls, in turns with torch's; each side's
+best turn counts, since cores are not always equally fast. Indices are fresh in every call, and what is gathered and reduced is
+checked.
 """
 
 import argparse
@@ -32,6 +33,7 @@ import wholemem.torch as wm
 ROW = 512
 SIZES = [16, 1 << 10, 64 << 10]
 CALLS = 1000
+TURNS = 3
 
 
 def rust(args, what, *more):
@@ -47,12 +49,13 @@ def rust(args, what, *more):
     return report
 
 
-def around(args, ask, work):
-    """What `ask` tells, before and after `work`, the smaller figure of each case; and what `work` returns."""
-    before = ask()
-    outcome = work()
-    after = ask()
-    return [min(pair) for pair in zip(before, after)], outcome
+def in_turns(ask, work):
+    """What `ask` and `work` tell, turn by turn: the smallest figure of each case."""
+    asked, worked = [], []
+    for _ in range(TURNS):
+        asked.append(ask())
+        worked.append(work())
+    return ({key: min(turn[key] for turn in turns) for key in turns[0]} for turns in (asked, worked))
 
 
 class Clock:
@@ -147,9 +150,9 @@ def gather_cases(args):
     for name, length, calls, measure in asked:
         rows = length // ROW
         words = ["--row-bytes", str(ROW), "--rows", str(rows), "--table", str(args.table)]
-        ask = lambda: [case["call_us"] for case in rust(args, "gather", *words)["cases"]]
-        [ours], found = around(args, ask, lambda: measure(args, table, rows, calls))
-        cases.append(case(name, {"bytes": length, "calls": calls}, found * 1e6, ours))
+        ask = lambda: {name: rust(args, "gather", *words)["cases"][0]["call_us"]}
+        ours, found = in_turns(ask, lambda: {name: measure(args, table, rows, calls) * 1e6})
+        cases.append(case(name, {"bytes": length, "calls": calls}, found[name], ours[name]))
     return cases
 
 
@@ -211,18 +214,15 @@ def reduce_cases(args):
     cases = []
     for ranks in (1, 2):
         words = ["--ranks", str(ranks), "--sizes", ",".join(map(str, SIZES)), "--dtype", "f32", "--op", "sum"]
-        words += ["--mode", "eager", "--place", "out"]
-        keys = []
-
-        def ask():
-            told = rust(args, "allreduce", *words)["cases"]
-            keys[:] = [(case["bytes"], case["buffers"]) for case in told]
-            return [case["value"] for case in told]
-
-        ours, found = around(args, ask, lambda: reduced(args, ranks))
-        for (size, kind), value in zip(keys, ours):
-            parameters = {"ranks": ranks, "bytes": size, "buffers": kind}
-            cases.append(case("allreduce", parameters, found[f"{size} {kind}"], value))
+        words += ["--mode", "eager", "--place", "out", "--calls", str(CALLS)]
+        ask = lambda: {
+            f"{case['bytes']} {case['buffers']}": case["value"] for case in rust(args, "allreduce", *words)["cases"]
+        }
+        ours, found = in_turns(ask, lambda: reduced(args, ranks))
+        for key, value in ours.items():
+            size, kind = key.split()
+            parameters = {"ranks": ranks, "bytes": int(size), "buffers": kind}
+            cases.append(case("allreduce", parameters, found[key], value))
     return cases
 
 

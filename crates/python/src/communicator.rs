@@ -7,11 +7,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 use wholemem::{Group, Rank, Symmetric};
 use wholemem_comm::{Communicator as Ranks, UniqueId};
-use wholemem_hal::{Device, PlainBuffer, Stream};
+use wholemem_hal::{Device, PlainBuffer, Span, Stream};
 use wholemem_os::{Deadline, ForkEpoch};
 
 use crate::array::{Layout, Place, View};
 use crate::device::DeviceName;
+use crate::direct::memory_of_frameworks;
 use crate::error::{Raised, Raises};
 use crate::handle::Handle;
 use crate::stream::{Streams, Target};
@@ -28,13 +29,23 @@ pub(crate) struct Open {
     pub(crate) symmetric: OnceLock<Symmetric>,
     pub(crate) windows: Windows,
     pub(crate) streams: Streams,
+    /// What frameworks name by addresses.
+    pub(crate) framework: Span,
 }
 
 impl Open {
     fn new(group: Group) -> Result<Self, Raised> {
         let stream = group.device().stream()?;
         let streams = Streams::new()?;
-        Ok(Self { group, stream, symmetric: OnceLock::new(), windows: Windows::default(), streams })
+        let framework = memory_of_frameworks(group.device());
+        Ok(Self {
+            group,
+            stream,
+            symmetric: OnceLock::new(),
+            windows: Windows::default(),
+            streams,
+            framework,
+        })
     }
 
     /// New memory where this rank's device reaches it.

@@ -5,22 +5,18 @@
 //! streams, as torch's does, keeps it that long. What can be checked here is: the device, and everything that the calls
 //! below check anyway.
 
-use std::any::Any;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use wholemem::{Buffer, Dense, Dtype, Indices, Order, Rank, ReduceOp};
-use wholemem_hal::{BackendKind, Rights, Span};
+use wholemem_hal::{BackendKind, Device, Rights, Span};
 
-use crate::array::{Element, Place};
+use crate::array::{Element, Exchange, Place};
 use crate::communicator::{Communicator, Open};
 use crate::error::{Raised, Raises};
 use crate::tensor::WholeTensor;
 use crate::wait::waiting;
 use crate::window::Kept;
-
-/// What keeps memory that its framework keeps.
-static NOBODY: LazyLock<Arc<dyn Any + Send + Sync>> = LazyLock::new(|| Arc::new(()));
 
 /// The code of a type, as the calls here take it.
 #[pyfunction]
@@ -39,6 +35,11 @@ fn dtype_of(code: u32) -> Result<Dtype, Raised> {
         .ok_or_else(|| Raised::new("WrongType", format!("no type of elements has the code {code}")))
 }
 
+fn reduction_of(code: u32) -> Result<ReduceOp, Raised> {
+    ReduceOp::from_code(code)
+        .ok_or_else(|| Raised::new("WrongValue", format!("no reduction has the code {code}")))
+}
+
 impl Open {
     /// `len` bytes of a framework's memory on `device`: a GPU's number, or -1 for the processor's.
     fn memory(&self, device: i32, address: u64, len: usize) -> Result<Span, Raised> {
@@ -51,11 +52,18 @@ impl Open {
             let message = format!("the tensor is on {here}, and the communicator on {there}");
             return Err(Raised::new("WrongDevice", message).hint(format!("move it to {there} first")));
         }
-        let owner = Arc::clone(&NOBODY);
-        // SAFETY: the caller says that the memory is there, on this device, until the work has run, as written above.
-        // Nobody has a reference to it: Python's tensors are pointers.
-        Ok(unsafe { Span::foreign(own, address, len, Rights::ReadWrite, owner) })
+        // No length that the caller states reaches beyond the last address.
+        let at = usize::try_from(address).unwrap_or(usize::MAX);
+        Ok(self.framework.part(at, len)?)
     }
+}
+
+/// All memory that frameworks have on a device, by its addresses: calls take parts of it. It keeps nothing, so that work
+/// holds the same operand over and over, which costs nothing.
+pub(crate) fn memory_of_frameworks(device: &Device) -> Span {
+    // SAFETY: whoever takes a part says that the memory is there, on this device, until the work has run, as written above.
+    // Nobody has a reference to it: Python's tensors are pointers.
+    unsafe { Span::foreign(device, 0, usize::MAX, Rights::ReadWrite, Arc::new(())) }
 }
 
 #[pymethods]
@@ -169,6 +177,26 @@ impl Operand {
     }
 }
 
+impl Open {
+    fn reduce_at(
+        &self,
+        py: Python<'_>,
+        [input, output]: [u64; 2],
+        count: usize,
+        (dtype, op): (Dtype, ReduceOp),
+        device: i32,
+        stream: u64,
+    ) -> PyResult<()> {
+        let len = count.saturating_mul(dtype.len());
+        let from = Operand::at(self, device, input, len).raised()?;
+        let to = Operand::at(self, device, output, len).raised()?;
+        let on = self.stream_at(stream);
+        waiting(py, || -> Result<(), Raised> {
+            Ok(self.symmetric()?.all_reduce(&on, from.buffer(), to.buffer(), dtype, op)?)
+        })
+    }
+}
+
 #[pymethods]
 impl Communicator {
     #[pyo3(signature = (input, output, count, dtype, op, device, stream))]
@@ -186,15 +214,28 @@ impl Communicator {
     ) -> PyResult<()> {
         let open = self.open().raised()?;
         let dtype = dtype_of(dtype).raised()?;
-        let unknown = || Raised::new("WrongValue", format!("no reduction has the code {op}"));
-        let op = ReduceOp::from_code(op).ok_or_else(unknown).raised()?;
-        let len = count.saturating_mul(dtype.len());
-        let from = Operand::at(&open, device, input, len).raised()?;
-        let to = Operand::at(&open, device, output, len).raised()?;
-        let on = open.stream_at(stream);
-        waiting(py, || -> Result<(), Raised> {
-            Ok(open.symmetric()?.all_reduce(&on, from.buffer(), to.buffer(), dtype, op)?)
-        })
+        open.reduce_at(py, [input, output], count, (dtype, reduction_of(op).raised()?), device, stream)
+    }
+
+    /// The same for tensors that can be looked at. `False` if one cannot, or they are not alike: nothing was done then, and
+    /// whoever looks more closely can say why.
+    #[pyo3(signature = (exchange, input, output, op))]
+    fn all_reduce_seen(
+        &self,
+        exchange: &Bound<'_, Exchange>,
+        input: &Bound<'_, PyAny>,
+        output: &Bound<'_, PyAny>,
+        op: u32,
+    ) -> PyResult<bool> {
+        let (py, exchange) = (exchange.py(), exchange.get());
+        let Some(from) = exchange.look(input) else { return Ok(false) };
+        let to = if input.is(output) { Some(from) } else { exchange.look(output) };
+        let to = to.filter(|to| to.is_like(&from));
+        let (Some(to), Ok(dtype)) = (to, from.element.number()) else { return Ok(false) };
+        let (open, op) = (self.open().raised()?, reduction_of(op).raised()?);
+        let stream = exchange.stream(py, from.device)?;
+        open.reduce_at(py, [from.address, to.address], from.count(), (dtype, op), from.device, stream)?;
+        Ok(true)
     }
 
     #[pyo3(signature = (input, output, len, device, stream))]

@@ -39,7 +39,7 @@ mod window;
 #[pyo3::pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::array::{Array, asarray, zeros};
+    use crate::array::{Array, Exchange, asarray, zeros};
     #[pymodule_export]
     use crate::communicator::{Communicator, unique_id};
 

@@ -31,6 +31,27 @@ def test_alone_it_is_the_tensor_itself(device: str) -> None:
         fast.all_reduce(tensor)
 
 
+class Named(torch.Tensor):  # type: ignore[misc]
+    """A tensor of another type, which is looked at as torch looks at it."""
+
+
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_every_kind_of_tensor_is_summed(
+    device: str, dtype: torch.dtype, published: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not published:
+        monkeypatch.setattr("wholemem.torch.allreduce._EXCHANGE", None)
+    tensor = torch.arange(24, device=device).to(dtype).reshape(2, 3, 4)
+    kinds = [tensor, tensor[1], tensor[:, :0], tensor[1, 2, 3], tensor.as_subclass(Named)]
+    if dtype.is_floating_point:
+        kinds += [torch.nn.Parameter(tensor), tensor.clone().requires_grad_()]
+    with wm.FastAllreduce(0, 1, device=device) as fast:
+        for kind in kinds:
+            out = torch.full_like(kind.detach(), 7)
+            assert torch.equal(fast.all_reduce(kind, out), kind)
+
+
 def test_what_it_is_made_for(device: str) -> None:
     with wm.FastAllreduce(0, 1, 1 << 10, device=device) as fast:
         fits = torch.zeros(256, device=device)
@@ -46,6 +67,8 @@ def test_what_it_is_made_for(device: str) -> None:
         (torch.ones(4)[::2], None, errors.WrongStride, "the tensor is not contiguous"),
         (torch.ones(4, dtype=torch.bool), None, errors.WrongType, "cannot compute with torch.bool"),
         (torch.ones(4), torch.ones(5), errors.WrongValue, r"the output must have the shape \[4\], and has \[5\]"),
+        (torch.ones(4), torch.ones(2, 2), errors.WrongValue, r"the output must have the shape \[4\], and has \[2, 2\]"),
+        (torch.ones(3, 4).t(), None, errors.WrongStride, r"the tensor is not contiguous: strides \[1, 4\]"),
         (torch.ones(4), torch.ones(8)[::2], errors.WrongStride, "the output is not contiguous"),
         (torch.ones(4), torch.ones(4).double(), errors.WrongType, "the output holds torch.float64"),
     ],

@@ -96,6 +96,13 @@ def dtype_code(dtype: Any) -> int:
 def op_code(op: str) -> int:
     """The number of a reduction, likewise."""
 
+class Exchange:
+    """How tensors of a framework are looked at without a call of Python: by the functions that it publishes, if it does."""
+
+    @staticmethod
+    def of(kind: type, *others: type) -> Optional[Exchange]:
+        """For tensors of exactly these types; ``None`` if their framework publishes nothing that is understood."""
+
 class Communicator:
     """A rank's membership in a group of ranks, each with a device.
 
@@ -173,6 +180,8 @@ class Communicator:
         self, input: int, output: int, count: int, dtype: int, op: int, device: int, stream: int
     ) -> None:
         """:meth:`all_reduce` by address, believed: of ``count`` elements on a GPU's number, or -1, on a stream's."""
+    def all_reduce_seen(self, exchange: Exchange, input: Any, output: Any, op: int) -> bool:
+        """:meth:`all_reduce` of tensors that can be looked at and are alike; otherwise nothing is done, and it is ``False``."""
     def all_gather_at(self, input: int, output: int, len: int, device: int, stream: int) -> None:
         """:meth:`all_gather` by address: ``len`` bytes of each rank."""
     def broadcast_at(self, input: int, output: int, len: int, root: int, device: int, stream: int) -> None:

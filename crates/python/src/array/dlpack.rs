@@ -43,15 +43,52 @@ struct DataType {
 
 #[repr(C)]
 #[derive(Debug)]
-struct Tensor {
+pub(super) struct Tensor {
     data: *mut c_void,
-    device_type: i32,
-    device_id: i32,
+    pub(super) device_type: i32,
+    pub(super) device_id: i32,
     ndim: i32,
     dtype: DataType,
     shape: *mut i64,
     strides: *mut i64,
     byte_offset: u64,
+}
+
+impl Tensor {
+    /// None, before somebody fills it in.
+    pub(super) const EMPTY: Self = Self {
+        data: std::ptr::null_mut(),
+        device_type: 0,
+        device_id: 0,
+        ndim: 0,
+        dtype: DataType { code: 0, bits: 0, lanes: 0 },
+        shape: std::ptr::null_mut(),
+        strides: std::ptr::null_mut(),
+        byte_offset: 0,
+    };
+
+    pub(super) fn element(&self) -> Result<Element, Raised> {
+        Element::of_code(self.dtype.code, self.dtype.bits, self.dtype.lanes)
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.data.expose_provenance() as u64 + self.byte_offset
+    }
+
+    /// Its shape, and how far its elements are apart; nothing of the latter where they follow each other.
+    ///
+    /// # Safety
+    /// Whoever has filled it in keeps its lists as long as `'a`.
+    pub(super) unsafe fn lists<'a>(&self) -> (&'a [i64], &'a [i64]) {
+        let numbers = |from: *mut i64| match usize::try_from(self.ndim) {
+            Ok(count) if count > 0 && !from.is_null() => {
+                // SAFETY: as many numbers as there are dimensions, kept as the caller says.
+                unsafe { std::slice::from_raw_parts(from, count) }
+            }
+            _ => &[],
+        };
+        (numbers(self.shape), numbers(self.strides))
+    }
 }
 
 /// The two ways in which a tensor is managed: who keeps it, and who lets it go.
@@ -176,7 +213,7 @@ pub(crate) fn give<'py>(
 fn give_as<'py, M: Managed>(py: Python<'py>, view: &View, flags: u64) -> PyResult<Bound<'py, PyAny>> {
     let Layout { element, shape, strides } = view.layout.clone();
     let mut given = Box::new(Given::<M> {
-        managed: M::new(empty(), std::ptr::null_mut(), flags),
+        managed: M::new(Tensor::EMPTY, std::ptr::null_mut(), flags),
         shape,
         strides,
         _view: view.clone(),
@@ -205,12 +242,6 @@ fn give_as<'py, M: Managed>(py: Python<'py>, view: &View, flags: u64) -> PyResul
     }
     // SAFETY: a new reference, which was not null.
     Ok(unsafe { Bound::from_owned_ptr(py, capsule) })
-}
-
-fn empty() -> Tensor {
-    let dtype = DataType { code: 0, bits: 0, lanes: 0 };
-    let (data, shape, strides) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-    Tensor { data, device_type: 0, device_id: 0, ndim: 0, dtype, shape, strides, byte_offset: 0 }
 }
 
 /// The end of a capsule: lets go of the array if nobody has taken it.
@@ -291,22 +322,15 @@ fn take_as<M: Managed>(capsule: &Bound<'_, PyAny>) -> PyResult<View> {
     let managed = unsafe { managed.as_ref() };
     // Of another version nothing else may be looked at.
     let readonly = managed.readonly()?;
-    let Tensor { data, device_type: kind, device_id: id, ndim, dtype, shape, strides, byte_offset } =
-        managed.tensor();
-    let element = Element::of_code(dtype.code, dtype.bits, dtype.lanes)?;
-    let numbers = |from: *mut i64| match usize::try_from(*ndim) {
-        Ok(count) if count > 0 && !from.is_null() => {
-            // SAFETY: as many numbers as there are dimensions, likewise.
-            unsafe { std::slice::from_raw_parts(from, count) }.to_vec()
-        }
-        _ => Vec::new(),
-    };
-    let (shape, strides) = (numbers(*shape), numbers(*strides));
+    let tensor = managed.tensor();
+    let element = tensor.element()?;
+    // SAFETY: its lists stay as long as it does.
+    let (shape, strides) = unsafe { tensor.lists() };
     let layout = if strides.is_empty() {
-        Layout::contiguous(element, &shape)?
+        Layout::contiguous(element, shape)?
     } else {
-        Layout::strided(element, shape, strides)?
+        Layout::strided(element, shape.to_vec(), strides.to_vec())?
     };
-    let address = data.expose_provenance() as u64 + byte_offset;
-    Ok(View { address, layout, place: Place { kind: *kind, id: *id }, readonly, owner: Arc::new(taken) })
+    let (address, place) = (tensor.address(), Place { kind: tensor.device_type, id: tensor.device_id });
+    Ok(View { address, layout, place, readonly, owner: Arc::new(taken) })
 }

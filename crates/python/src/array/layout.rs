@@ -11,6 +11,18 @@ pub(crate) struct Layout {
     pub(crate) strides: Vec<i64>,
 }
 
+/// Whether elements at these distances follow each other without a gap.
+pub(super) fn are_gapless(shape: &[i64], strides: &[i64]) -> bool {
+    let mut step = 1_i64;
+    for (len, stride) in shape.iter().zip(strides).rev() {
+        if *len > 1 && *stride != step {
+            return false;
+        }
+        step = step.saturating_mul((*len).max(1));
+    }
+    true
+}
+
 /// An array as rows at equal distances, each without a gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rows {
@@ -99,15 +111,7 @@ impl Layout {
 
     /// Whether the elements of the dimensions from `first` on follow each other without a gap.
     fn gapless_from(&self, first: usize) -> bool {
-        let mut step = 1;
-        let inner = self.shape.iter().zip(&self.strides).skip(first).rev();
-        for (len, stride) in inner {
-            if *len > 1 && *stride != step {
-                return false;
-            }
-            step *= (*len).max(1);
-        }
-        true
+        are_gapless(&self.shape[first..], &self.strides[first..])
     }
 
     /// The array as rows of its first dimension.

@@ -5,6 +5,7 @@
 //! | `view` | the memory itself: where it is, and who keeps it |
 //! | `layout`, `element` | how its elements lie, and what they are |
 //! | `dlpack` | arrays of other frameworks, taken and given |
+//! | `exchange` | the same only looked at, by one call and without an object |
 //! | `buffer` | buffers of Python, and numpy's interfaces |
 //! | `turn` | the stream that used an array last, for which the next one waits |
 //!
@@ -14,6 +15,7 @@
 mod buffer;
 mod dlpack;
 mod element;
+mod exchange;
 mod layout;
 mod turn;
 mod view;
@@ -23,6 +25,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 pub(crate) use element::Element;
+pub(crate) use exchange::Exchange;
 pub(crate) use layout::Layout;
 pub(crate) use turn::Turn;
 pub(crate) use view::{Place, View};

@@ -8,7 +8,7 @@ from typing import Any, Iterator, Optional, Sequence, Union
 
 import torch
 
-from .._native import Communicator, Window, op_code
+from .._native import Communicator, Exchange, Window, op_code
 from ..errors import Unsupported, WrongValue
 from .tensors import CODES, as_tensor, check_contiguous, check_like, check_number, raw_stream
 
@@ -16,7 +16,8 @@ __all__ = ["FastAllreduce"]
 
 _SUM = op_code("sum")
 
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or raw_stream
+_EXCHANGE = Exchange.of(torch.Tensor, torch.nn.Parameter)
+"""How tensors are looked at, where torch is new enough to tell."""
 
 
 class FastAllreduce:
@@ -61,34 +62,33 @@ class FastAllreduce:
         self.device = torch.device(self.comm.device)
         self._number = -1 if self.device.type == "cpu" else int(self.device.index)
         self._windows: list[Window] = []
-        self._reduce = self.comm.all_reduce_at
+        self._reduce = self.comm.all_reduce_seen
         # What the first call would make is made now: no graph can record that.
         self.comm.stream_barrier(stream=raw_stream(self._number))
 
     def all_reduce(self, tensor: torch.Tensor, out: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """The sum of all ranks' tensors, in ``out``, of as many elements, or in a new tensor. All ranks call it.
+        """The sum of all ranks' tensors, in ``out``, of the same shape, or in a new tensor. All ranks call it.
 
         The outcome is the same to the bit on all of them. ``out`` may be ``tensor`` itself. A tensor that is registered, on all
         ranks, is read where it is; others are copied on the way.
         """
-        # Every look at a tensor takes time: those that explain come only where something is wrong.
-        code, count, device = CODES.get(tensor.dtype, -1), tensor.numel(), tensor.get_device()
         if out is None:
             out = torch.empty_like(tensor)
-        elif out is not tensor and (
-            out.numel() != count
-            or out.dtype is not tensor.dtype
-            or out.get_device() != device
-            or not out.is_contiguous()
-        ):
+        if _EXCHANGE is None or not self._reduce(_EXCHANGE, tensor, out, _SUM):
+            self._all_reduce(tensor, out)
+        return out
+
+    def _all_reduce(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        """The same, looked at closely: for types of tensors that cannot be otherwise, and to say what is wrong."""
+        check_number(tensor.dtype)
+        check_contiguous("the tensor", tensor)
+        if out is not tensor:
             check_like("the output", out, tensor)
             check_contiguous("the output", out)
-        if code < 0 or not tensor.is_contiguous():
-            check_number(tensor.dtype)
-            check_contiguous("the tensor", tensor)
-        stream = _raw_stream(device) if device >= 0 else 0
-        self._reduce(tensor.data_ptr(), out.data_ptr(), count, code, _SUM, device, stream)
-        return out
+        device, code = tensor.get_device(), CODES[tensor.dtype]
+        self.comm.all_reduce_at(
+            tensor.data_ptr(), out.data_ptr(), tensor.numel(), code, _SUM, device, raw_stream(device)
+        )
 
     def should_use(self, tensor: torch.Tensor) -> bool:
         """Whether this is the way to reduce a tensor: it can be, and is not larger than ``max_size``."""
