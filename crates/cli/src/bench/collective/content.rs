@@ -12,8 +12,9 @@ const SEED: u64 = 0x0b57_ac1e_0000_0006;
 /// Elements before they come again.
 const PERIOD: usize = 1021;
 
-/// About how many bytes are written or compared at once.
-const PIECE: usize = 1 << 20;
+/// About how many bytes are written or compared at once: so few that they are left in the caches, as far as these go. Longer
+/// copies go past them.
+const PIECE: usize = 64 << 10;
 
 /// One period of elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
