@@ -52,7 +52,9 @@ use tuning::Limits;
 use crate::verdict::agree;
 use crate::{Error, Group, Result};
 
-/// How much is staged at once, if nothing else was asked for.
+/// How much is staged at once, if nothing else was asked for. On hosts it stays in the nearer caches; more ranks wait longer
+/// for each other, so they do it more seldom.
+const STAGING_OF_TWO: usize = 128 << 10;
 const STAGING_ON_HOSTS: usize = 256 << 10;
 const STAGING_ON_DEVICES: usize = 8 << 20;
 
@@ -101,6 +103,7 @@ impl Symmetric {
         let kernels = Arc::new(agree(comm, Kernels::load(group.device(), spec.kernels))?);
         let (blocks, near) = resident(group, &kernels, spec.lanes.max(1))?;
         let (staging, packets) = match kind {
+            BackendKind::Host if group.size() <= 2 => (STAGING_OF_TWO, PACKETS_ON_HOSTS),
             BackendKind::Host => (STAGING_ON_HOSTS, PACKETS_ON_HOSTS),
             _ => (STAGING_ON_DEVICES, PACKETS_ON_DEVICES.min(ALL_PACKETS / group.size().max(1) as usize)),
         };

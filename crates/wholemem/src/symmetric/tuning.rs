@@ -89,8 +89,9 @@ impl Tuning {
             },
             _ => Self {
                 packets: 2 << 10,
-                // Among two ranks a byte crosses once either way, and in one shot there is one barrier less.
-                one_shot_staged: if ranks <= 2 { usize::MAX } else { 4 << 10 },
+                // Among two ranks a byte crosses once either way. In one shot there is one barrier less; in two, a rank stages
+                // half as much.
+                one_shot_staged: if ranks <= 2 { 128 << 10 } else { 4 << 10 },
                 one_shot_window: 4 << 10,
                 stage_window: 0,
                 always: None,

@@ -9,11 +9,8 @@ static WIDE: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("av
 /// Whether there are registers of 64 bytes.
 static WIDEST: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx512f"));
 
-/// Whether the processor moves strings of bytes by whole cache lines.
-static STRINGS: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("ermsb"));
-
-/// From how many bytes on it pays to have it do so.
-const STRING: usize = 4 << 10;
+/// How many bytes ahead a line is asked for that is going to be written.
+const AHEAD: usize = 512;
 
 /// A load and a store of one register. Short loads fill the whole register: what they left of it would have to wait for
 /// whatever was there before.
@@ -247,27 +244,49 @@ pub(in crate::host) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) 
     }
 }
 
-/// Moves `len` bytes that another core has read, or will: whole lines are taken over without what is in them.
+/// Moves `len` bytes to lines that another core has read: they are asked back a while ahead, since a store that waits for
+/// its line holds up all behind it.
 ///
 /// # Safety
 /// As [`any`].
 #[inline]
 pub(in crate::host) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
-    if len < STRING || !*STRINGS {
+    if len < AHEAD || !*WIDE {
         // SAFETY: passed on from the caller.
         return unsafe { any(from, to, len) };
     }
-    // Later stores are seen after all of it, as after any other.
-    // SAFETY: by the caller's word.
+    let whole = len & !127;
+    // SAFETY: whole registers within the caller's range; the processor has such registers. What is asked for ahead may be
+    // beyond it, and is only asked for.
     unsafe {
         asm!(
-            "rep movsb",
-            inout("rsi") from => _,
-            inout("rdi") to => _,
-            inout("rcx") len => _,
-            options(nostack, preserves_flags)
+            "2:",
+            "prefetchw [{to} + {at} + {ahead}]",
+            "prefetchw [{to} + {at} + {ahead} + 64]",
+            "vmovdqu ymm0, [{from} + {at}]",
+            "vmovdqu ymm1, [{from} + {at} + 32]",
+            "vmovdqu ymm2, [{from} + {at} + 64]",
+            "vmovdqu ymm3, [{from} + {at} + 96]",
+            "vmovdqu [{to} + {at}], ymm0",
+            "vmovdqu [{to} + {at} + 32], ymm1",
+            "vmovdqu [{to} + {at} + 64], ymm2",
+            "vmovdqu [{to} + {at} + 96], ymm3",
+            "add {at}, 128",
+            "cmp {at}, {whole}",
+            "jb 2b",
+            from = in(reg) from,
+            to = in(reg) to,
+            whole = in(reg) whole,
+            at = inout(reg) 0_usize => _,
+            ahead = const AHEAD,
+            // The lower halves, by which the whole registers are meant.
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            options(nostack)
         );
     }
+    leave();
+    // SAFETY: the rest of the caller's range.
+    unsafe { any(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
 }
 
 /// Moves `LEN` bytes.
