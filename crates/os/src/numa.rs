@@ -77,13 +77,22 @@ fn nodes_in(folder: &Path) -> Result<Vec<Node>> {
         .collect()
 }
 
-fn only_node() -> Result<Node> {
+/// The processors on which this thread may run.
+///
+/// ```
+/// assert!(!wholemem_os::numa::usable_cpus()?.is_empty());
+/// # Ok::<(), wholemem_os::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Call`].
+pub fn usable_cpus() -> Result<Vec<u32>> {
     let usable = call("sched_getaffinity", || rustix::thread::sched_getaffinity(None))?;
-    Ok(Node {
-        id: 0,
-        memory_bytes: total_memory(),
-        cpus: (0..).take(CpuSet::MAX_CPU).filter(|cpu| usable.is_set(*cpu as usize)).collect(),
-    })
+    Ok((0..).take(CpuSet::MAX_CPU).filter(|cpu| usable.is_set(*cpu as usize)).collect())
+}
+
+fn only_node() -> Result<Node> {
+    Ok(Node { id: 0, memory_bytes: total_memory(), cpus: usable_cpus()? })
 }
 
 fn read_text(path: &Path) -> Result<String> {

@@ -13,7 +13,6 @@
 //! is taken only when there is nothing better to do: when the others have come too, or before this rank lets others run.
 
 use std::hint::spin_loop;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -30,13 +29,13 @@ use crate::{LaneRef, Mutants};
 const POISON: u64 = 0;
 const PATIENCE: u64 = 2;
 const TURN: u64 = 3;
+const SPINS: u64 = 4;
 const COUNTER: u64 = 16;
 
 /// How often a rank looks before it lets others run, where each rank has a core, and where they share them: then whoever is
-/// waited for may need this core, or be about to come on another. A rank that is bound to a core cannot tell the two apart,
-/// so this is long enough for two that meet all the time.
-const SPINS_ALONE: u32 = 2000;
-const SPINS_SHARED: u32 = 20;
+/// waited for may need this core, or be about to come on another.
+const SPINS_ALONE: u64 = 2000;
+const SPINS_SHARED: u64 = 20;
 
 /// How often it lets others run before it sleeps.
 const YIELDS: u32 = 50;
@@ -47,7 +46,10 @@ const NAP: Duration = Duration::from_millis(50);
 /// Delays that the kernel would make ten times as long.
 const SHORT: Duration = Duration::from_micros(20);
 
-static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+/// How often ranks look before they let others run.
+pub(crate) fn spins(share_cores: bool) -> u64 {
+    if share_cores { SPINS_SHARED } else { SPINS_ALONE }
+}
 
 /// Why a meeting came to nothing. The report says the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,8 +167,7 @@ impl<'a> Meeting<'a> {
     /// Waits until a rank has come to a phase.
     fn wait(&mut self, rank: u32, phase: u64) -> Result<(), GaveUp> {
         let (signal, flag) = (self.signal(rank), self.flag(phase));
-        let alone = self.lane.ranks as usize <= *CORES;
-        for _ in 0..if alone { SPINS_ALONE } else { SPINS_SHARED } {
+        for _ in 0..self.control(SPINS).load(Ordering::Relaxed) {
             if has_come(signal.load(Ordering::Acquire), flag) {
                 return Ok(());
             }

@@ -18,6 +18,7 @@ pub(crate) use collective::{
     COLLECTIVES, Part, copy_root, copy_root_packets, gather, gather_packets, only_meet, reduce_one_shot,
     reduce_packets, reduce_two_shot,
 };
+pub(crate) use meet::spins;
 
 use wholemem_hal::{Args, HostFunction, LaunchShape};
 

@@ -14,7 +14,7 @@ use super::report::Report;
 use super::space::Pieces;
 use super::tuning::{Limits, Tuning};
 use super::window::Dropped;
-use crate::{CollectiveRequest, Group, LaneRef, Result};
+use crate::{CollectiveRequest, Group, LaneRef, Result, host};
 
 /// What a lane takes of a rank's own memory: its counters, and what tests want to go wrong.
 pub(super) const PRIVATE_LEN: usize = CONTROL_LEN + DEBUG_LEN;
@@ -23,6 +23,7 @@ const DEBUG_LEN: usize = 12 << 10;
 
 /// Words of the counters.
 const DEADLINE: usize = 2;
+const SPINS: usize = 4;
 const FIRST_COUNTER: usize = 16;
 
 /// One sequence of collective calls: they run one after the other, on whatever streams they are enqueued. Calls that are
@@ -84,6 +85,7 @@ impl Lane {
         };
         // None at all would mean no limit.
         set(DEADLINE, u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX).max(1));
+        set(SPINS, host::spins(limits.share_cores));
         (0..BLOCKS as usize).for_each(|block| set(FIRST_COUNTER + block, 1));
         let reference = LaneRef {
             base: base + offset as u64,

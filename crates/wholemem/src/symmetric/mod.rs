@@ -27,6 +27,7 @@ mod spec;
 mod tuning;
 mod window;
 
+use std::collections::HashSet;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -111,7 +112,7 @@ impl Symmetric {
         let (packets_len, staging_len) = (or(spec.packets_len, packets), or(spec.staging_len, staging));
         let layout = LaneLayout::new(group.size(), packets_len, staging_len)?;
         let space = Space::reserve(group, spec.window_space)?;
-        let limits = Limits { packets: layout.ll_len, blocks, near };
+        let limits = Limits { packets: layout.ll_len, blocks, near, share_cores: share_cores(group)? };
         let (dropped, timeout) = (space.dropped().clone(), spec.timeout);
         let common = Common { group: group.clone(), kernels, limits, tuning, timeout, layout, dropped };
         let lanes = lanes(&common, &space, spec.lanes.max(1) as usize)?;
@@ -225,6 +226,16 @@ fn lanes(common: &Common, space: &Space, count: usize) -> Result<Vec<Lane>> {
         (0..count).map(lane).collect()
     };
     agree(group.communicator(), made())
+}
+
+/// Whether there are more ranks than processors on which any of them may run. Collective.
+fn share_cores(group: &Group) -> Result<bool> {
+    // Who does not know has none.
+    let own = wholemem_os::numa::usable_cpus().unwrap_or_default();
+    let own: Vec<u8> = own.into_iter().flat_map(u32::to_le_bytes).collect();
+    let all = group.communicator().all_gather(&own)?;
+    let cpus: HashSet<&[u8]> = all.iter().flat_map(|cpus| cpus.chunks_exact(4)).collect();
+    Ok(cpus.len() < group.size() as usize)
 }
 
 /// How many blocks of one rank's call run at once, on the device that has the least room for a call in each lane of each of
