@@ -31,6 +31,16 @@ const PAGE: usize = 4096;
 /// As [`copy_apart`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
+    // A line that is stored whole goes out at once; of one in parts, some may go alone.
+    let whole_lines = std::is_x86_feature_detected!("avx512f");
+    // SAFETY: passed on from the caller; the processor has the instructions.
+    unsafe { copy_blocks(from, to, len, if whole_lines { copy_block_of_lines } else { copy_block }) }
+}
+
+/// # Safety
+/// As [`copy_apart`]; the processor has the instructions of `copy_block`.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn copy_blocks(from: *const u8, to: *mut u8, len: usize, copy_block: unsafe fn(*const u8, *mut u8)) {
     const BLOCK: usize = 4 * PAGE;
     // Whole lines are written at once only where they begin.
     let head = to.align_offset(64).min(len);
@@ -121,6 +131,39 @@ unsafe fn copy_block(from: *const u8, to: *mut u8) {
     }
 }
 
+/// The same, each line by one store: by registers that leave the state of the others as it is.
+///
+/// # Safety
+/// As [`copy_block`], at a multiple of 64; the processor has AVX-512.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx512f")]
+unsafe fn copy_block_of_lines(from: *const u8, to: *mut u8) {
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "vmovdqu64 zmm16, [{from}]",
+            "vmovdqu64 zmm17, [{from} + {page}]",
+            "vmovdqu64 zmm18, [{from} + 2*{page}]",
+            "vmovdqu64 zmm19, [{from} + 3*{page}]",
+            "vmovntdq [{to}], zmm16",
+            "vmovntdq [{to} + {page}], zmm17",
+            "vmovntdq [{to} + 2*{page}], zmm18",
+            "vmovntdq [{to} + 3*{page}], zmm19",
+            "add {from}, 64",
+            "add {to}, 64",
+            "dec {turns}",
+            "jnz 2b",
+            page = const PAGE,
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            turns = inout(reg) PAGE / 64 => _,
+            out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm19") _,
+            options(nostack)
+        );
+    }
+}
+
 #[cfg(all(test, target_arch = "x86_64", not(miri)))]
 mod tests {
     use proptest::prelude::*;
@@ -135,13 +178,19 @@ mod tests {
             shift in 0_usize..70,
         ) {
             let source: Vec<u8> = (0..start + len).map(|at| (at * 31 % 251).to_le_bytes()[0]).collect();
-            let mut target = vec![0xAA; shift + len + 8];
-            let to = target[shift..].as_mut_ptr();
-            // SAFETY: the target has `shift` plus the source's length, and eight bytes to spare.
-            unsafe { copy_streaming(source[start..].as_ptr(), to, len) };
-            prop_assert!(target[..shift].iter().all(|&byte| byte == 0xAA));
-            prop_assert_eq!(&target[shift..shift + len], &source[start..]);
-            prop_assert_eq!(&target[shift + len..], &[0xAA; 8]);
+            let mut ways: Vec<unsafe fn(*const u8, *mut u8)> = vec![copy_block];
+            if std::is_x86_feature_detected!("avx512f") {
+                ways.push(copy_block_of_lines);
+            }
+            for way in ways {
+                let mut target = vec![0xAA; shift + len + 8];
+                let to = target[shift..].as_mut_ptr();
+                // SAFETY: the target has `shift` plus the source's length, and eight bytes to spare.
+                unsafe { copy_blocks(source[start..].as_ptr(), to, len, way) };
+                prop_assert!(target[..shift].iter().all(|&byte| byte == 0xAA));
+                prop_assert_eq!(&target[shift..shift + len], &source[start..]);
+                prop_assert_eq!(&target[shift + len..], &[0xAA; 8]);
+            }
         }
     }
 
