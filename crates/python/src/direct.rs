@@ -1,6 +1,7 @@
-//! Calls by address: for a framework that has looked at its tensors itself, and spares every detour on the way here.
+//! Calls by address: for a framework that spares every detour on the way here.
 //!
-//! Tensors come as numbers: an address, a count, the code of a type, the device, a stream. Whoever calls says that the
+//! Tensors come as numbers: an address, a count, the code of a type, the device, a stream; or as they are, where their
+//! framework tells the numbers in one call. Whoever calls says that the
 //! memory is there, without gaps, until what is enqueued on the stream has run; an allocator that works in the order of
 //! streams, as torch's does, keeps it that long. What can be checked here is: the device, and everything that the calls
 //! below check anyway.
@@ -51,6 +52,10 @@ impl Open {
             let here = if device < 0 { Place::CPU } else { Place::cuda(device) };
             let message = format!("the tensor is on {here}, and the communicator on {there}");
             return Err(Raised::new("WrongDevice", message).hint(format!("move it to {there} first")));
+        }
+        if address == 0 && len > 0 {
+            let message = "the tensor has no memory";
+            return Err(Raised::new("WrongValue", message).hint("give one that holds its elements"));
         }
         // No length that the caller states reaches beyond the last address.
         let at = usize::try_from(address).unwrap_or(usize::MAX);

@@ -36,7 +36,8 @@ mod tensor;
 mod wait;
 mod window;
 
-#[pyo3::pymodule]
+// With the lock: what is seen of a framework's tensors stays so while it is held.
+#[pyo3::pymodule(gil_used = true)]
 mod _native {
     #[pymodule_export]
     use crate::array::{Array, Exchange, asarray, zeros};

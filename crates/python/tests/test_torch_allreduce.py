@@ -11,6 +11,8 @@ from world import descriptors
 
 import wholemem.torch as wm
 from wholemem import errors
+from wholemem._native import op_code
+from wholemem.torch.allreduce import _EXCHANGE
 
 __all__ = ["device", "limit"]
 pytestmark = quiet
@@ -31,6 +33,13 @@ def test_alone_it_is_the_tensor_itself(device: str) -> None:
         fast.all_reduce(tensor)
 
 
+def freed() -> torch.Tensor:
+    """A tensor whose memory was given back, as frameworks do between two uses."""
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 class Named(torch.Tensor):  # type: ignore[misc]
     """A tensor of another type, which is looked at as torch looks at it."""
 
@@ -46,8 +55,13 @@ def test_every_kind_of_tensor_is_summed(
     kinds = [tensor, tensor[1], tensor[:, :0], tensor[1, 2, 3], tensor.as_subclass(Named)]
     if dtype.is_floating_point:
         kinds += [torch.nn.Parameter(tensor), tensor.clone().requires_grad_()]
+    looks = _EXCHANGE if published else None
+    assert looks is not None or not published or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
     with wm.FastAllreduce(0, 1, device=device) as fast:
         for kind in kinds:
+            if looks is not None:
+                seen = fast.comm.all_reduce_seen(looks, kind, kind.detach().clone(), op_code("sum"))
+                assert seen == (type(kind) is not Named)
             out = torch.full_like(kind.detach(), 7)
             assert torch.equal(fast.all_reduce(kind, out), kind)
 
@@ -69,6 +83,8 @@ def test_what_it_is_made_for(device: str) -> None:
         (torch.ones(4), torch.ones(5), errors.WrongValue, r"the output must have the shape \[4\], and has \[5\]"),
         (torch.ones(4), torch.ones(2, 2), errors.WrongValue, r"the output must have the shape \[4\], and has \[2, 2\]"),
         (torch.ones(3, 4).t(), None, errors.WrongStride, r"the tensor is not contiguous: strides \[1, 4\]"),
+        (torch.empty(4, device="meta"), torch.ones(4), errors.WrongValue, "the tensor has no memory"),
+        (freed(), torch.ones(4), errors.WrongValue, "the tensor has no memory"),
         (torch.ones(4), torch.ones(8)[::2], errors.WrongStride, "the output is not contiguous"),
         (torch.ones(4), torch.ones(4).double(), errors.WrongType, "the output holds torch.float64"),
     ],

@@ -252,7 +252,7 @@ unsafe impl RawMemory for CudaMemory {
                 (self.driver().cuMemExportToShareableHandle)(target, allocation.0, handle_type(kind), 0)
             };
             if answer == CUresult::CUDA_ERROR_INVALID_VALUE && kind == HandleKind::Fd {
-                let reason = "the driver hands on only what this process has made, and made to be shared; ask who made it";
+                let reason = "the driver hands out only what this process has made, and made to be shared";
                 return Err(Cause::Unsupported { capability: Capability::ShareFd, reason });
             }
             answer.ok("cuMemExportToShareableHandle")

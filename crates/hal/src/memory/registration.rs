@@ -61,7 +61,7 @@ impl Addressable for RegistrationCore {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostAddress(pub(crate) NonNull<u8>);
 
-// SAFETY: an address; nothing is reached through it but by the driver.
+// SAFETY: an address; what is there is reached by the driver, and by views that allow others to.
 unsafe impl Send for HostAddress {}
 // SAFETY: as above.
 unsafe impl Sync for HostAddress {}

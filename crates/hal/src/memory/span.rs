@@ -183,11 +183,11 @@ impl Span {
     }
 
     /// Its bytes, where they are the host's own and do not lie across a seam.
-    pub(crate) fn host_bytes(&self) -> Option<SharedSlice<'_>> {
+    pub(crate) fn host_bytes(&self, writable: bool) -> Option<SharedSlice<'_>> {
         let pointer = self.memory.host_pointer(self.at, self.len)?;
-        // SAFETY: the memory lives as long as `self` is borrowed, and is reached by views alone; who writes checks the
-        // rights first.
-        Some(unsafe { SharedSlice::new(pointer, self.len, true) })
+        // SAFETY: the memory lives as long as `self` is borrowed, and is reached by views alone; who asks to write it has
+        // checked the rights.
+        Some(unsafe { SharedSlice::new(pointer, self.len, writable) })
     }
 
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
@@ -278,7 +278,7 @@ mod tests {
             .into();
         let byte = |span: &Span| {
             let mut byte = [0];
-            span.host_bytes().map(|bytes| bytes.read_at(0, &mut byte).unwrap()).map(|()| byte[0])
+            span.host_bytes(false).map(|bytes| bytes.read_at(0, &mut byte).unwrap()).map(|()| byte[0])
         };
         let both = Span::keep(&[first.clone(), second.clone()]).unwrap().unwrap();
         let in_both = |of: &Span, len| Span::new(Arc::clone(both.memory()), of.at(), len);

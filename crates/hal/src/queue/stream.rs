@@ -373,7 +373,8 @@ impl Stream {
         }
     }
 
-    /// Copies `source` in, and waits until it is there.
+    /// Copies `source` in, and waits until it is there. Memory of the host is written by the caller when the stream is idle:
+    /// what others enqueue meanwhile may find it half done.
     ///
     /// # Errors
     /// As [`Stream::copy`] and [`Stream::synchronize`].
@@ -390,8 +391,8 @@ impl Stream {
                 unsafe { queue.copy(stream, to.at(), from, to.len()) }
             });
         }
-        if let Some(bytes) = to.host_bytes() {
-            self.synchronize(Deadline::NEVER)?;
+        if let Some(bytes) = to.host_bytes(true) {
+            self.settle(attempt, to.len())?;
             return bytes.write_at(0, source).map_err(|cause| self.stage_error(to.len(), cause));
         }
         self.staged(attempt, to.len(), |stage, bytes, offset, len| {
@@ -418,8 +419,8 @@ impl Stream {
                 unsafe { queue.copy(stream, to, from.at(), from.len()) }
             });
         }
-        if let Some(bytes) = from.host_bytes() {
-            self.synchronize(Deadline::NEVER)?;
+        if let Some(bytes) = from.host_bytes(false) {
+            self.settle(attempt, from.len())?;
             return bytes.read_at(0, target).map_err(|cause| self.stage_error(from.len(), cause));
         }
         self.staged(attempt, from.len(), |stage, bytes, offset, len| {
@@ -427,6 +428,15 @@ impl Stream {
             self.synchronize(Deadline::NEVER)?;
             bytes.read_at(0, &mut target[offset..offset + len]).map_err(|cause| self.stage_error(len, cause))
         })
+    }
+
+    /// Waits until what is enqueued has run, if there is anything to copy then.
+    fn settle(&self, attempt: impl Fn() -> Attempt, len: usize) -> Result<()> {
+        self.device().backend().check_fork(&attempt)?;
+        if self.is_capturing() {
+            return Err(Error::Capturing { attempt: attempt() });
+        }
+        if len == 0 { Ok(()) } else { self.synchronize(Deadline::NEVER) }
     }
 
     /// Walks over `len` bytes in steps that fit a pinned buffer. The buffer is an operand like any other, so even if

@@ -13,6 +13,7 @@ use super::dlpack::Tensor;
 use super::element::Element;
 use super::layout::are_gapless;
 
+const ATTRIBUTE: &str = "__dlpack_c_exchange_api__";
 const NAME: &CStr = c"dlpack_exchange_api";
 const MAJOR: u32 = 1;
 
@@ -73,16 +74,27 @@ impl Exchange {
     #[staticmethod]
     #[pyo3(signature = (kind, *others))]
     fn of(kind: &Bound<'_, PyType>, others: Vec<Py<PyType>>) -> Option<Self> {
-        let capsule = kind.getattr("__dlpack_c_exchange_api__").ok()?.cast_into::<PyCapsule>().ok()?;
+        let capsule = kind.getattr(ATTRIBUTE).ok()?.cast_into::<PyCapsule>().ok()?;
         // SAFETY: the name is what says what a capsule holds; with another one the answer is null, and an error.
         let table = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) }.cast::<Table>();
         if table.is_null() {
             drop(PyErr::take(kind.py()));
             return None;
         }
-        // SAFETY: a capsule of that name holds such a table, which stays for the life of the process; its header is the same
-        // in every version, and the rest in every minor one of this major.
-        let table = unsafe { table.as_ref() }.filter(|table| table.major == MAJOR)?;
+        // SAFETY: a capsule of that name holds a table, which stays for the life of the process and begins with its version,
+        // whatever that is.
+        if unsafe { (*table).major } != MAJOR {
+            return None;
+        }
+        // SAFETY: the rest is the same in every minor version of this major one.
+        let table = unsafe { &*table };
+        let is_same = |other: &Py<PyType>| {
+            let found = other.bind(kind.py()).getattr(ATTRIBUTE);
+            found.is_ok_and(|found| found.is(&capsule))
+        };
+        if !others.iter().all(is_same) {
+            return None;
+        }
         let kinds = std::iter::once(kind.clone().unbind()).chain(others).collect();
         Some(Self { kinds, look: table.look?, stream: table.stream? })
     }
@@ -108,7 +120,7 @@ impl Exchange {
             CUDA => tensor.device_id,
             _ => return None,
         };
-        // SAFETY: the lists are the object's, which the caller holds.
+        // SAFETY: the lists are the object's, which the caller holds; and nobody changes its shape while the lock is held.
         let (shape, strides) = unsafe { tensor.lists() };
         let seen = Seen { address: tensor.address(), shape, element: tensor.element().ok()?, device };
         (strides.is_empty() || are_gapless(shape, strides) || seen.count() == 0).then_some(seen)

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use wholemem_hal::{Allocation, Backend, Device, HandleKind, HostConfig, Rights};
+use wholemem_hal::{Allocation, Backend, Capability, Device, HandleKind, HostConfig, Rights};
 use wholemem_os::packet::Address;
 use wholemem_os::{Deadline, Memfd, PacketSocket, memfd};
 use wholemem_store::{Client, Error, Refusal};
@@ -233,10 +233,20 @@ pub(crate) mod suite {
             let fd = handle().into_fd().unwrap();
             assert_eq!(offer_at(&served, u64::from(other.id().0) + 1, &[fd], LEN as u64), Some(REFUSED));
         }
+        assert_eq!(client.status().unwrap().device.used, 0);
+        let fd = handle().into_fd().unwrap();
+        assert_eq!(offer_at(&served, 1, &[fd], LEN as u64), Some(SEALED), "and what is true of it");
+        client.delete(client.stat("x").unwrap().id).unwrap();
         // Nor is memory handed on that was handed to this process: whoever made it does that.
         let imported = Allocation::import(&device, handle(), LEN).unwrap();
         let refused = client.adopt("second hand", b"", &imported, 0..1).unwrap_err();
-        assert!(matches!(refused, Error::Memory(wholemem_hal::Error::Unsupported { .. })), "{refused:?}");
+        assert!(
+            matches!(
+                refused,
+                Error::Memory(wholemem_hal::Error::Unsupported { capability: Capability::ShareFd, .. })
+            ),
+            "{refused:?}"
+        );
         assert_eq!(client.status().unwrap().device.used, 0);
         client.adopt("truth", b"", &memory, 0..1).unwrap();
     }

@@ -203,6 +203,7 @@ pub fn work_that_cannot_be_captured(backend: &Backend) {
     let device = first(backend);
     let map = mapped(&device, 1);
     let span = map.span(0, 8).unwrap();
+    let pinned = PinnedBuffer::create(&device, 8).unwrap().all();
     let event = Event::create(&device, EventKind::Order).unwrap();
     let stream = stream(&device);
     let empty = stream.capture(|_| Ok(())).unwrap();
@@ -213,6 +214,9 @@ pub fn work_that_cannot_be_captured(backend: &Backend) {
         assert_eq!(stream.synchronize(Deadline::NOW), capturing(Attempt::Synchronize));
         assert_eq!(stream.write(&span, &[1; 8]), capturing(Attempt::Copy { len: 8 }));
         assert_eq!(stream.read(&span, &mut [1; 8]), capturing(Attempt::Copy { len: 8 }));
+        assert_eq!(stream.write(&pinned, &[1; 8]), capturing(Attempt::Copy { len: 8 }));
+        assert_eq!(stream.read(&pinned, &mut [1; 8]), capturing(Attempt::Copy { len: 8 }));
+        stream.fill(&pinned, 4)?;
         assert_eq!(empty.launch(stream), capturing(Attempt::LaunchGraph));
         let nested = stream.capture(|_| Ok(())).map(drop);
         assert_eq!(nested, capturing(Attempt::Capture));
@@ -222,6 +226,8 @@ pub fn work_that_cannot_be_captured(backend: &Backend) {
     let mut seen = [0; 8];
     stream.read(&span, &mut seen).unwrap();
     assert_eq!(seen, [3; 8], "what could be captured was");
+    stream.read(&pinned, &mut seen).unwrap();
+    assert_eq!(seen, [4; 8], "memory of the host is read behind what is enqueued");
 }
 
 pub fn alignments_and_addresses_that_cannot_be(backend: &Backend) {

@@ -12,8 +12,11 @@ use super::window::Window;
 use super::{Buffer, Lane};
 use crate::{CollectiveRequest, Dtype, Error, LaneRef, ReduceOp, Result, WindowRef};
 
-/// The most pieces of a staged call: as many as its phases can be told apart.
-const MOST_PIECES: u64 = 1 << 14;
+/// The most pieces of a staged call: as many as its phases can be told apart, of which there are two to each, and on devices
+/// up to four.
+fn most_pieces(runs_inline: bool) -> u64 {
+    if runs_inline { (1 << 15) - 1 } else { 1 << 14 }
+}
 
 /// A buffer of a call, found to be what the call needs.
 #[derive(Debug, Clone, Copy)]
@@ -144,7 +147,7 @@ impl Lane {
         };
         let shape = Shape { ranks: self.group.size(), len, window, in_place: in_place && reduces, reduces };
         let algorithm = choose(&shape, &self.tuning, &self.limits);
-        if !window && len > self.reference.staging_len.saturating_mul(MOST_PIECES) {
+        if !window && len > self.reference.staging_len.saturating_mul(most_pieces(stream.runs_inline())) {
             return Err(Error::TooLong { rows: 1, row_len: usize::try_from(len).unwrap_or(usize::MAX) });
         }
         let request = CollectiveRequest {

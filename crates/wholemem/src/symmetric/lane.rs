@@ -21,7 +21,7 @@ pub(super) const PRIVATE_LEN: usize = CONTROL_LEN + DEBUG_LEN;
 const CONTROL_LEN: usize = 4 << 10;
 const DEBUG_LEN: usize = 12 << 10;
 
-/// Words of the counters.
+/// Words of the counters, beside those of `barrier.cuh`; the fourth and the fifth are those of hosts alone.
 const DEADLINE: usize = 2;
 const SPINS: usize = 4;
 const FIRST_COUNTER: usize = 16;

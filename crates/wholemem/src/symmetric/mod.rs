@@ -228,14 +228,33 @@ fn lanes(common: &Common, space: &Space, count: usize) -> Result<Vec<Lane>> {
     agree(group.communicator(), made())
 }
 
-/// Whether there are more ranks than processors on which any of them may run. Collective.
+/// Whether ranks of hosts have to share processors. Collective.
 fn share_cores(group: &Group) -> Result<bool> {
+    if group.device().backend().kind() != BackendKind::Host {
+        return Ok(false);
+    }
     // Who does not know has none.
-    let own = wholemem_os::numa::usable_cpus().unwrap_or_default();
-    let own: Vec<u8> = own.into_iter().flat_map(u32::to_le_bytes).collect();
-    let all = group.communicator().all_gather(&own)?;
-    let cpus: HashSet<&[u8]> = all.iter().flat_map(|cpus| cpus.chunks_exact(4)).collect();
-    Ok(cpus.len() < group.size() as usize)
+    let cpus = wholemem_os::numa::usable_cpus().unwrap_or_default();
+    let most =
+        std::thread::available_parallelism().map_or(0, |most| u32::try_from(most.get()).unwrap_or(u32::MAX));
+    let own: Vec<u8> = std::iter::once(most).chain(cpus).flat_map(u32::to_le_bytes).collect();
+    Ok(are_too_few(&group.communicator().all_gather(&own)?))
+}
+
+/// Whether there are more ranks than processors on which any of them may run; or than a control group has time for, if it
+/// has less than all that a rank may run on. Each tells how many run at once, and which.
+fn are_too_few(all: &[Vec<u8>]) -> bool {
+    let mut cpus = HashSet::new();
+    let mut most = usize::MAX;
+    for words in all {
+        let (at_once, own) = words.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
+        let at_once = usize::try_from(u32::from_le_bytes(*at_once)).unwrap_or(usize::MAX);
+        if at_once < own.len() / 4 {
+            most = most.min(at_once);
+        }
+        cpus.extend(own.chunks_exact(4));
+    }
+    cpus.len().min(most) < all.len()
 }
 
 /// How many blocks of one rank's call run at once, on the device that has the least room for a call in each lane of each of
@@ -259,4 +278,22 @@ fn resident(group: &Group, kernels: &Kernels, lanes: u32) -> Result<(u32, bool)>
         least = least.min(each.max(1));
     }
     Ok((least, all.iter().all(|words| uuid(words) == uuid(&own))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::are_too_few;
+
+    #[test]
+    fn ranks_share_processors_where_there_are_fewer_or_less_time() {
+        let rank = |at_once: u32, cpus: &[u32]| {
+            std::iter::once(&at_once).chain(cpus).flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>()
+        };
+        assert!(!are_too_few(&[rank(1, &[0]), rank(1, &[1])]), "each is bound to one");
+        assert!(are_too_few(&[rank(1, &[1]), rank(1, &[1])]), "both to the same");
+        assert!(!are_too_few(&[rank(2, &[0, 1]), rank(2, &[0, 1])]));
+        assert!(are_too_few(&[rank(2, &[0, 1]), rank(2, &[0, 1]), rank(2, &[0, 1])]));
+        assert!(are_too_few(&[rank(2, &[0, 1, 2, 3]), rank(2, &[0, 1, 2, 3]), rank(2, &[0, 1, 2, 3])]));
+        assert!(are_too_few(&[rank(0, &[]), Vec::new()]), "nobody knows");
+    }
 }

@@ -9,6 +9,13 @@ static WIDE: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("av
 /// Whether there are registers of 64 bytes.
 static WIDEST: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx512f"));
 
+/// Whether the processor moves strings of bytes by whole cache lines.
+static STRINGS: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("ermsb"));
+
+/// From how many bytes on they are more than the nearer caches hold: lines that are taken over without what is in them are
+/// worth more then than lines that are asked for ahead.
+const STRING: usize = 1 << 20;
+
 /// How many bytes ahead a line is asked for that is going to be written.
 const AHEAD: usize = 512;
 
@@ -244,8 +251,8 @@ pub(in crate::host) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) 
     }
 }
 
-/// Moves `len` bytes to lines that another core has read: they are asked back a while ahead, since a store that waits for
-/// its line holds up all behind it.
+/// Moves `len` bytes to lines that another core has read, or will. Few are asked back a while ahead, since a store that waits
+/// for its line holds up all behind it.
 ///
 /// # Safety
 /// As [`any`].
@@ -254,6 +261,20 @@ pub(in crate::host) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
     if len < AHEAD || !*WIDE {
         // SAFETY: passed on from the caller.
         return unsafe { any(from, to, len) };
+    }
+    if len >= STRING && *STRINGS {
+        // Later stores are seen after all of it, as after any other.
+        // SAFETY: by the caller's word.
+        unsafe {
+            asm!(
+                "rep movsb",
+                inout("rsi") from => _,
+                inout("rdi") to => _,
+                inout("rcx") len => _,
+                options(nostack, preserves_flags)
+            );
+        }
+        return;
     }
     let whole = len & !127;
     // SAFETY: whole registers within the caller's range; the processor has such registers. What is asked for ahead may be
