@@ -65,9 +65,10 @@ def test_arguments_are_as_declared(name: str) -> None:
     for part in name.split("."):
         value = getattr(value, part)
     signature = inspect.signature(value)
-    assert set(signature.parameters) - {"self"} == {
-        argument.arg for argument in node.args.args + node.args.kwonlyargs if argument.arg not in ("self", "cls")
-    }
+    several = [node.args.vararg] if node.args.vararg else []
+    arguments = node.args.args + several + node.args.kwonlyargs
+    declared = {argument.arg for argument in arguments if argument.arg not in ("self", "cls")}
+    assert set(signature.parameters) - {"self"} == declared
 
 
 def test_everything_public_is_documented() -> None:

@@ -97,7 +97,12 @@ def op_code(op: str) -> int:
     """The number of a reduction, likewise."""
 
 class Exchange:
-    """How tensors of a framework are looked at without a call of Python: by the functions that it publishes, if it does."""
+    """How tensors of a framework are looked at without a call of Python: by the functions that it publishes, if it does.
+
+    >>> from wholemem._native import Exchange
+    >>> Exchange.of(bytes) is None
+    True
+    """
 
     @staticmethod
     def of(kind: type, *others: type) -> Optional[Exchange]:
