@@ -402,7 +402,7 @@ impl Stream {
         })
     }
 
-    /// Copies out into `target`, and waits until it is there.
+    /// Copies out into `target`, and waits until it is there; memory of the host as [`write`](Self::write) does.
     ///
     /// # Errors
     /// As [`Stream::copy`] and [`Stream::synchronize`].

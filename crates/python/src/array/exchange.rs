@@ -1,4 +1,4 @@
-//! Tensors looked at through the functions that their framework publishes for it: DLPack's C exchange API, of version 1.2.
+//! Tensors looked at through the functions that their framework publishes for it: DLPack's C exchange API.
 //!
 //! Asking a tensor in Python where it is, how long and of which type takes as long as a launch on a GPU. Here it is one call of
 //! the framework's own, which makes no object.

@@ -12,8 +12,8 @@ use super::window::Window;
 use super::{Buffer, Lane};
 use crate::{CollectiveRequest, Dtype, Error, LaneRef, ReduceOp, Result, WindowRef};
 
-/// The most pieces of a staged call: as many as its phases can be told apart, of which there are two to each, and on devices
-/// up to four.
+/// The most pieces of a staged call: its phases are told apart by 16 bits, and two shots have two for each. Devices have
+/// pieces so long that half of that is more than their memory.
 fn most_pieces(runs_inline: bool) -> u64 {
     if runs_inline { (1 << 15) - 1 } else { 1 << 14 }
 }
@@ -272,4 +272,16 @@ fn place(call: &Call, from: &Found<'_>, to: &Found<'_>, len: u64, own: Rank) -> 
         return Err(Error::Overlap { input: from.address, output: start, len });
     }
     Ok(overlaps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::most_pieces;
+
+    #[test]
+    fn the_phases_of_the_longest_call_are_told_apart() {
+        for inline in [true, false] {
+            assert!(2 * most_pieces(inline) < 1 << 16);
+        }
+    }
 }

@@ -65,6 +65,8 @@ pub(super) struct Common {
     pub(super) timeout: Duration,
     pub(super) layout: LaneLayout,
     pub(super) dropped: Dropped,
+    /// Whether ranks of hosts have to share processors.
+    pub(super) share_cores: bool,
 }
 
 impl Lane {
@@ -76,7 +78,7 @@ impl Lane {
         offset: usize,
         private: Span,
     ) -> Result<Self> {
-        let Common { group, kernels, limits, tuning, timeout, layout, dropped } = common.clone();
+        let Common { group, kernels, limits, tuning, timeout, layout, dropped, share_cores } = common.clone();
         let device = group.device();
         let report = Report::create(device, group.size())?;
         let mut counters = vec![0_u8; CONTROL_LEN];
@@ -85,7 +87,7 @@ impl Lane {
         };
         // None at all would mean no limit.
         set(DEADLINE, u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX).max(1));
-        set(SPINS, host::spins(limits.share_cores));
+        set(SPINS, host::spins(share_cores));
         (0..BLOCKS as usize).for_each(|block| set(FIRST_COUNTER + block, 1));
         let reference = LaneRef {
             base: base + offset as u64,

@@ -112,11 +112,14 @@ impl Symmetric {
         let (packets_len, staging_len) = (or(spec.packets_len, packets), or(spec.staging_len, staging));
         let layout = LaneLayout::new(group.size(), packets_len, staging_len)?;
         let space = Space::reserve(group, spec.window_space)?;
-        let limits = Limits { packets: layout.ll_len, blocks, near, share_cores: share_cores(group)? };
+        let limits = Limits { packets: layout.ll_len, blocks, near };
         let (dropped, timeout) = (space.dropped().clone(), spec.timeout);
-        let common = Common { group: group.clone(), kernels, limits, tuning, timeout, layout, dropped };
+        let share_cores = share_cores(group)?;
+        let group = group.clone();
+        let common =
+            Common { group: group.clone(), kernels, limits, tuning, timeout, layout, dropped, share_cores };
         let lanes = lanes(&common, &space, spec.lanes.max(1) as usize)?;
-        Ok(Self { core: Arc::new(Core { group: group.clone(), space, lanes }) })
+        Ok(Self { core: Arc::new(Core { group, space, lanes }) })
     }
 
     /// Makes a window of new memory, zero, of `len` bytes on this rank. Collective; the lengths may differ, and a rank

@@ -135,8 +135,6 @@ pub(super) struct Limits {
     pub(super) blocks: u32,
     /// Whether all ranks are on one device.
     pub(super) near: bool,
-    /// Whether there are more ranks than processors that they may run on.
-    pub(super) share_cores: bool,
 }
 
 impl Lane {
@@ -188,7 +186,7 @@ mod tests {
     use super::*;
 
     const SHAPE: Shape = Shape { ranks: 2, len: 0, window: false, in_place: false, reduces: true };
-    const LIMITS: Limits = Limits { packets: 100, blocks: 40, near: false, share_cores: false };
+    const LIMITS: Limits = Limits { packets: 100, blocks: 40, near: false };
     const TUNING: Tuning =
         Tuning { packets: 200, one_shot_staged: 1000, one_shot_window: 500, stage_window: 0, always: None };
 
