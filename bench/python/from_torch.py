@@ -4,9 +4,9 @@
 
 It needs the package `wholemem`, built for release, and torch. What is compared:
 
-- `gather`: rows of 512 bytes from a large table, 64 MiB a call. `one` is a call by itself, from an idle device; `many` are
-  twenty behind each other, where a device that works hides what Python does meanwhile. On a GPU torch allocates the output
-  in each call, out of what it has; on the processor, which would have to fault it in, it is given.
+- `gather`: rows of 512 bytes from a large table, 64 MiB a call: one call by itself, from an idle device, and twenty behind each
+  other, where a device that works hides what Python does meanwhile. The output is given, as it is in Rust; on a GPU also made
+  by torch in each call, out of what its allocator has: that alone takes microseconds before a launch.
 - `gather in a graph`: 1 MiB a call, a hundred calls recorded by `torch.cuda.graph`. On a GPU only.
 - `allreduce`: `FastAllreduce.all_reduce(tensor, out)` of few bytes, call by call, for one rank and for two, which are
   processes; also with tensors that are registered. On a GPU, start an MPS server first, or the ranks take turns.
@@ -106,26 +106,27 @@ class Table:
                 sys.exit("other rows were gathered than were asked for")
 
 
-def gathers(args, table, rows, calls):
+def gathers(args, table, rows, calls, given):
     """The seconds of a call, as the median of rounds of so many calls."""
     clock, times = Clock(args.device), []
     outputs = [None] * calls
-    if args.device == "cpu":
-        outputs = [torch.zeros((rows, ROW // 8), dtype=torch.int64) for _ in range(calls)]
+    if given:
+        outputs = [torch.zeros((rows, ROW // 8), dtype=torch.int64, device=args.device) for _ in range(calls)]
     for _ in range(args.rounds + 2):
         indices, gathered = table.indices(calls, rows), []
+        gather, whole = wm.gather, table.table
 
         def work():
             for index, out in zip(indices, outputs):
-                gathered.append(wm.gather(table.table, index, out=out))
+                gathered.append(gather(whole, index, out=out))
 
         times.append(clock.time(work))
         table.check(indices, gathered)
     return statistics.median(times[2:]) / calls
 
 
-def graph_gathers(args, table, rows, calls):
-    """The same in a graph, whose indices are others in every round."""
+def graph_gathers(args, table, rows, calls, given):
+    """The same in a graph, whose indices are others in every round, and whose outputs are torch's."""
     clock, times = Clock(args.device), []
     indices = table.indices(calls, rows)
     wm.gather(table.table, indices[0])
@@ -143,16 +144,18 @@ def graph_gathers(args, table, rows, calls):
 
 def gather_cases(args):
     table = Table(args)
-    asked = [("gather one", 64 << 20, 1, gathers), ("gather many", 64 << 20, 20, gathers)]
+    asked = [("gather", 64 << 20, calls, True, gathers) for calls in (1, 20)]
     if args.device == "cuda":
-        asked.append(("gather in a graph", 1 << 20, 100, graph_gathers))
+        asked += [("gather", 64 << 20, calls, False, gathers) for calls in (1, 20)]
+        asked.append(("gather in a graph", 1 << 20, 100, False, graph_gathers))
     cases = []
-    for name, length, calls, measure in asked:
+    for name, length, calls, given, measure in asked:
         rows = length // ROW
         words = ["--row-bytes", str(ROW), "--rows", str(rows), "--table", str(args.table)]
         ask = lambda: {name: rust(args, "gather", *words)["cases"][0]["call_us"]}
-        ours, found = in_turns(ask, lambda: {name: measure(args, table, rows, calls) * 1e6})
-        cases.append(case(name, {"bytes": length, "calls": calls}, found[name], ours[name]))
+        ours, found = in_turns(ask, lambda: {name: measure(args, table, rows, calls, given) * 1e6})
+        parameters = {"bytes": length, "calls": calls, "output": "given" if given else "new"}
+        cases.append(case(name, parameters, found[name], ours[name]))
     return cases
 
 
@@ -243,7 +246,7 @@ def show(report):
     """A table for people."""
     print(f"torch {report['torch']} on {report['device']}; microseconds a call")
     for case in report["cases"]:
-        what = ", ".join(f"{value} {name}" for name, value in case.items() if name in ("ranks", "bytes", "calls", "buffers"))
+        what = ", ".join(f"{value} {name}" for name, value in case.items() if name in ("ranks", "bytes", "calls", "buffers", "output"))
         print(
             f"{case['case']:18} {what:40} torch {case['torch']:>9} rust {case['rust']:>9}"
             f" over {case['over']:>8} ratio {case['ratio']:>6}"

@@ -138,7 +138,7 @@ reduce() {
 }
 
 # The package is unpacked for this run, and pytest with it where the machine has none. Tests that have several processes
-# share the GPU through MPS. A file that hangs takes no other along.
+# share the GPU through MPS. A file that hangs takes no other along. Then calls from torch are measured beside Rust's.
 python() {
     local packages="$private/python" tests="$here/python/tests" wheel file
     python3 -m zipfile -e "$here"/python/wholemem-*.whl "$packages"
@@ -159,6 +159,8 @@ for name in "wholemem", "torch", "cupy-cuda12x", "cupy-cuda13x", "cupy", "jax", 
     for file in "$tests"/test_gpu*_ranks.py "$tests"/test_torch*.py "$tests"/test_guides.py; do
         [ -e "$file" ] && pytest_of "$file"
     done
+    step "calls from torch" 250 python3 "$here/python/from_torch.py" --program "$here/wholemem" \
+        --json "$report/from-torch.json"
     end_mps
 }
 # One file of tests: what failed, what was skipped and why, and what took longest.

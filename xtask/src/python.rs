@@ -26,6 +26,9 @@ const TESTS: &str = "crates/python/tests";
 /// What its tests run as it is written: files, and all that lies in folders.
 const GUIDES: [&str; 3] = ["README.md", "docs/python/", "examples/python/"];
 
+/// How calls from torch are measured.
+const BENCH: &str = "bench/python/from_torch.py";
+
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
 pub(crate) fn check() -> Result<()> {
@@ -58,7 +61,7 @@ pub(crate) fn released() -> Result<PathBuf> {
 }
 
 /// Gathers what a machine with a GPU needs to try the package with its own Python: the wheel as it is released, the tests
-/// and the guides that they play, and pytest, should it have none.
+/// and the guides that they play, what measures it, and pytest, should it have none.
 pub(crate) fn pack(folder: &Path) -> Result<()> {
     let (tests, pytest) = (folder.join("tests"), folder.join("pytest"));
     fs::create_dir_all(&tests)?;
@@ -70,6 +73,7 @@ pub(crate) fn pack(folder: &Path) -> Result<()> {
             fs::copy(&path, tests.join(path.file_name().context("a file has a name")?))?;
         }
     }
+    fs::copy(BENCH, folder.join("from_torch.py")).with_context(|| format!("cannot copy {BENCH}"))?;
     for path in rooms::tracked()?.iter().filter(|path| GUIDES.iter().any(|guide| path.starts_with(guide))) {
         let copy = folder.join(path);
         fs::create_dir_all(copy.parent().context("a guide lies in a folder")?)?;

@@ -92,14 +92,35 @@ impl WholeTensor {
         }
         let indices = self.indices_at(indices, count, wide, device).raised()?;
         let rows = self.rows_at(rows, count, stride, dtype, device).raised()?;
-        let (table, on) = (&self.rows, &self.open.stream_at(stream));
-        waiting(py, || {
-            if on.runs_inline() {
-                table.gather_sync(on, &indices, &rows)
-            } else {
-                table.gather(on, &indices, &rows)
-            }
-        })
+        self.gather_on(py, stream, &indices, &rows)
+    }
+
+    /// The same for tensors that can be looked at. `False` if one cannot, or they do not fit each other and this tensor:
+    /// nothing was done then, and whoever looks more closely can say why.
+    #[pyo3(signature = (exchange, indices, rows))]
+    fn gather_seen(
+        &self,
+        exchange: &Bound<'_, Exchange>,
+        indices: &Bound<'_, PyAny>,
+        rows: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let (py, exchange) = (exchange.py(), exchange.get());
+        let (Some(from), Some(to)) = (exchange.look(indices), exchange.look(rows)) else { return Ok(false) };
+        let wide = match from.element.name {
+            "int64" => true,
+            "int32" => false,
+            _ => return Ok(false),
+        };
+        if (to.device, to.element) != (from.device, self.element) || !self.has_shape(from.shape, to.shape) {
+            return Ok(false);
+        }
+        let count = from.count();
+        if count > 0 {
+            let indices = self.indices_at(from.address, count, wide, from.device).raised()?;
+            let rows = self.rows_at(to.address, count, 0, None, to.device).raised()?;
+            self.gather_on(py, exchange.stream(py, from.device)?, &indices, &rows)?;
+        }
+        Ok(true)
     }
 
     #[pyo3(signature = (add, rows, stride, dtype, indices, count, wide, device, stream))]
@@ -133,6 +154,26 @@ impl WholeTensor {
 }
 
 impl WholeTensor {
+    fn gather_on(&self, py: Python<'_>, stream: u64, indices: &Indices, rows: &Dense) -> PyResult<()> {
+        let (table, on) = (&self.rows, &self.open.stream_at(stream));
+        waiting(py, || {
+            if on.runs_inline() {
+                table.gather_sync(on, indices, rows)
+            } else {
+                table.gather(on, indices, rows)
+            }
+        })
+    }
+
+    /// Whether a shape is that of rows which stand beside indices.
+    fn has_shape(&self, indices: &[i64], shape: &[i64]) -> bool {
+        let inner = &self.rows.shape()[1..];
+        let is_same = |(len, own): (&i64, &u64)| u64::try_from(*len) == Ok(*own);
+        shape
+            .strip_prefix(indices)
+            .is_some_and(|rest| rest.len() == inner.len() && rest.iter().zip(inner).all(is_same))
+    }
+
     fn indices_at(&self, address: u64, count: usize, wide: bool, device: i32) -> Result<Indices, Raised> {
         let len = count.saturating_mul(if wide { 8 } else { 4 });
         let span = self.open.memory(device, address, len)?;

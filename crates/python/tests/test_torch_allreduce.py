@@ -12,7 +12,7 @@ from world import descriptors
 import wholemem.torch as wm
 from wholemem import errors
 from wholemem._native import op_code
-from wholemem.torch.allreduce import _EXCHANGE
+from wholemem.torch.shortcut import EXCHANGE
 
 __all__ = ["device", "limit"]
 pytestmark = quiet
@@ -50,12 +50,12 @@ def test_every_kind_of_tensor_is_summed(
     device: str, dtype: torch.dtype, published: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not published:
-        monkeypatch.setattr("wholemem.torch.allreduce._EXCHANGE", None)
+        monkeypatch.setattr("wholemem.torch.allreduce.EXCHANGE", None)
     tensor = torch.arange(24, device=device).to(dtype).reshape(2, 3, 4)
     kinds = [tensor, tensor[1], tensor[:, :0], tensor[1, 2, 3], tensor.as_subclass(Named)]
     if dtype.is_floating_point:
         kinds += [torch.nn.Parameter(tensor), tensor.clone().requires_grad_()]
-    looks = _EXCHANGE if published else None
+    looks = EXCHANGE if published else None
     assert looks is not None or not published or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
     with wm.FastAllreduce(0, 1, device=device) as fast:
         for kind in kinds:

@@ -2,7 +2,7 @@
 
 from os import PathLike
 from types import TracebackType
-from typing import Any, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 from ._native_store import Client as Client
 from ._native_store import Draft as Draft
@@ -105,8 +105,16 @@ class Exchange:
     """
 
     @staticmethod
-    def of(kind: type, *others: type) -> Optional[Exchange]:
-        """For tensors of exactly these types; ``None`` if their framework publishes nothing that is understood."""
+    def of(
+        kind: type,
+        *others: type,
+        unless: Optional[Callable[[Any], bool]] = None,
+        watchers: Sequence[Callable[[], Any]] = (),
+    ) -> Optional[Exchange]:
+        """For tensors of exactly these types; ``None`` if their framework publishes nothing that is understood. Tensors of
+        floats of which ``unless`` says that their elements are not those in their memory are not looked at."""
+    def is_watched(self) -> bool:
+        """Whether any of the ``watchers`` says that somebody else looks at calls of the framework now."""
 
 class Communicator:
     """A rank's membership in a group of ranks, each with a device.
@@ -373,6 +381,8 @@ class WholeTensor:
     ) -> None:
         """:meth:`gather` by address, believed: indices of eight bytes or four, and rows ``stride`` bytes apart, or one after
         the other if that is 0; converted where a type is named, on a GPU's number, or -1, on a stream's."""
+    def gather_seen(self, exchange: Exchange, indices: Any, rows: Any) -> bool:
+        """:meth:`gather` of tensors that can be looked at and fit; otherwise nothing is done, and it is ``False``."""
     def scatter_at(
         self,
         add: bool,

@@ -88,6 +88,16 @@ impl Element {
         usize::from(self.bits / 8)
     }
 
+    /// Whether it is a number with a sign and a fraction.
+    pub(crate) fn is_float(self) -> bool {
+        !matches!(self.code, code::INT | code::UINT | code::BOOL | code::COMPLEX)
+    }
+
+    /// Whether it is a complex number.
+    pub(crate) fn is_complex(self) -> bool {
+        self.code == code::COMPLEX
+    }
+
     /// What a tensor stores it as.
     pub(crate) fn stored(self) -> Result<Dtype, Raised> {
         let refused = || Raised::new("WrongType", format!("tensors do not hold {}", self.name));

@@ -64,6 +64,10 @@ impl Seen<'_> {
 #[derive(Debug)]
 pub(crate) struct Exchange {
     kinds: Vec<Py<PyType>>,
+    /// What says of a tensor that its elements are not those in its memory. Only asked about floats.
+    unless: Option<Py<PyAny>>,
+    /// What tells whether somebody else looks at calls of the framework.
+    watchers: Vec<Py<PyAny>>,
     look: unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int,
     stream: unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int,
 }
@@ -72,8 +76,13 @@ pub(crate) struct Exchange {
 impl Exchange {
     /// The way to look at tensors of exactly these types; `None` if their framework publishes none that is understood here.
     #[staticmethod]
-    #[pyo3(signature = (kind, *others))]
-    fn of(kind: &Bound<'_, PyType>, others: Vec<Py<PyType>>) -> Option<Self> {
+    #[pyo3(signature = (kind, *others, unless=None, watchers=Vec::new()))]
+    fn of(
+        kind: &Bound<'_, PyType>,
+        others: Vec<Py<PyType>>,
+        unless: Option<Py<PyAny>>,
+        watchers: Vec<Py<PyAny>>,
+    ) -> Option<Self> {
         let capsule = kind.getattr(ATTRIBUTE).ok()?.cast_into::<PyCapsule>().ok()?;
         // SAFETY: the name is what says what a capsule holds; with another one the answer is null, and an error.
         let table = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) }.cast::<Table>();
@@ -96,12 +105,21 @@ impl Exchange {
             return None;
         }
         let kinds = std::iter::once(kind.clone().unbind()).chain(others).collect();
-        Some(Self { kinds, look: table.look?, stream: table.stream? })
+        Some(Self { kinds, unless, watchers, look: table.look?, stream: table.stream? })
+    }
+
+    fn is_watched(&self, py: Python<'_>) -> PyResult<bool> {
+        for watcher in &self.watchers {
+            if watcher.bind(py).call0()?.is_truthy()? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 
 impl Exchange {
-    /// Looks at a tensor. `None` if it is not simply one: of another type, with gaps, elsewhere, or refused.
+    /// Looks at a tensor. `None` if it is not simply one: of another type, with gaps, elsewhere, nowhere, or refused.
     ///
     /// What is seen stays so while no other Python runs.
     pub(crate) fn look<'a>(&self, given: &'a Bound<'_, PyAny>) -> Option<Seen<'a>> {
@@ -123,7 +141,28 @@ impl Exchange {
         // SAFETY: the lists are the object's, which the caller holds; and nobody changes its shape while the lock is held.
         let (shape, strides) = unsafe { tensor.lists() };
         let seen = Seen { address: tensor.address(), shape, element: tensor.element().ok()?, device };
-        (strides.is_empty() || are_gapless(shape, strides) || seen.count() == 0).then_some(seen)
+        if seen.count() == 0 {
+            return Some(seen);
+        }
+        // A tensor that only stands for another has elements, and no memory.
+        let is_there = seen.address != 0;
+        let is_plain = is_there && (strides.is_empty() || are_gapless(shape, strides));
+        (is_plain && self.is_meant(given, seen.element)).then_some(seen)
+    }
+
+    /// Whether the elements of a tensor are those in its memory: a view can stand for the negative or the conjugate of what
+    /// is there.
+    fn is_meant(&self, given: &Bound<'_, PyAny>, element: Element) -> bool {
+        if element.is_complex() {
+            return false;
+        }
+        match &self.unless {
+            Some(unless) if element.is_float() => {
+                let says = unless.bind(given.py()).call1((given,)).and_then(|says| says.is_truthy());
+                says.is_ok_and(|is_other| !is_other)
+            }
+            _ => true,
+        }
     }
 
     /// The stream to which the framework's work on a device goes now.

@@ -8,16 +8,14 @@ from typing import Any, Iterator, Optional, Sequence, Union
 
 import torch
 
-from .._native import Communicator, Exchange, Window, op_code
+from .._native import Communicator, Window, op_code
 from ..errors import Unsupported, WrongValue
-from .tensors import CODES, as_tensor, check_contiguous, check_like, check_number, raw_stream
+from .shortcut import EXCHANGE
+from .tensors import CODES, as_tensor, check_contiguous, check_like, check_number, check_own, raw_stream
 
 __all__ = ["FastAllreduce"]
 
 _SUM = op_code("sum")
-
-_EXCHANGE = Exchange.of(torch.Tensor, torch.nn.Parameter)
-"""How tensors are looked at, where torch is new enough to tell."""
 
 
 class FastAllreduce:
@@ -70,17 +68,20 @@ class FastAllreduce:
         """The sum of all ranks' tensors, in ``out``, of the same shape, or in a new tensor. All ranks call it.
 
         The outcome is the same to the bit on all of them. ``out`` may be ``tensor`` itself. A tensor that is registered, on all
-        ranks, is read where it is; others are copied on the way.
+        ranks, is read where it is; others are copied on the way. torch does not see the call: no gradient comes back through it,
+        and none is warned of; :func:`wholemem.torch.all_reduce` has one.
         """
         if out is None:
             out = torch.empty_like(tensor)
-        if _EXCHANGE is None or not self._reduce(_EXCHANGE, tensor, out, _SUM):
+        if EXCHANGE is None or not self._reduce(EXCHANGE, tensor, out, _SUM):
             self._all_reduce(tensor, out)
         return out
 
     def _all_reduce(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
         """The same, looked at closely: for types of tensors that cannot be otherwise, and to say what is wrong."""
         check_number(tensor.dtype)
+        check_own("the output", out)
+        tensor = tensor.resolve_neg()
         check_contiguous("the tensor", tensor)
         if out is not tensor:
             check_like("the output", out, tensor)

@@ -10,7 +10,7 @@ from .. import handles
 from .._native import WholeTensor
 from ..handles import find
 from .effects import ordered
-from .ops import LIBRARY, _gather, _gather_fake, put
+from .ops import LIBRARY, _gather, _gather_fake, gather, put
 from .tensors import as_tensor, check_indices, conversion, dtype_of, raw_stream
 
 __all__ = ["Embedding"]
@@ -78,7 +78,7 @@ class Embedding(torch.nn.Module):
         """The rows; with a way back to them, in training."""
         if self.training and torch.is_grad_enabled():
             return OPS.embedding(self.table.handle, self._gradients.handle, self._anchor, indices)
-        return OPS.gather(self.table.handle, indices)
+        return gather(self.table, indices)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients, of all rows. All ranks call it."""

@@ -11,13 +11,25 @@ from __future__ import annotations
 from typing import Optional
 
 import torch
+from torch.autograd.graph import increment_version
 
 from .._native import Communicator, WholeTensor, op_code
-from ..errors import WrongValue
+from ..errors import Unsupported, WrongValue
 from ..handles import find
 from . import tensors
 from .effects import ordered
-from .tensors import CODES, check_contiguous, check_indices, check_rows, conversion, dtype_of, raw_stream, stride_of
+from .shortcut import shortcut
+from .tensors import (
+    CODES,
+    check_contiguous,
+    check_indices,
+    check_own,
+    check_rows,
+    conversion,
+    dtype_of,
+    raw_stream,
+    stride_of,
+)
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "gather", "scatter", "scatter_add"]
 
@@ -46,12 +58,26 @@ def gather(
     An index that names no row raises :class:`~wholemem.errors.BadIndex`; on a GPU, in the next call or in ``table.check()``.
     """
     if out is None:
+        exchange = shortcut() if type(indices) is torch.Tensor else None
+        if exchange is not None:
+            rows = _new_rows(table, indices, dtype)
+            if table.gather_seen(exchange, indices, rows):
+                return rows
         return OPS.gather(table.handle, indices, dtype)
     if dtype is not None and dtype is not out.dtype:
         raise WrongValue(f"the output holds {out.dtype}, and {dtype} was asked for", hint="leave out `dtype`")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise Unsupported("the output requires a gradient", hint="give it by `detach()`, or under `torch.no_grad()`")
+    exchange = shortcut()
+    if exchange is not None:
+        # A backward pass that needs what was there before is to say that it is gone.
+        increment_version(out)
+        if table.gather_seen(exchange, indices, out):
+            return out
     if torch.compiler.is_compiling():
         # A tensor that is written cannot be in an operator whose order is kept.
         return out.copy_(OPS.gather(table.handle, indices, out.dtype))
+    check_own("the output", out)
     OPS.gather_into(table.handle, indices, out)
     return out
 
@@ -86,13 +112,14 @@ def broadcast(comm: Communicator, tensor: torch.Tensor, root: int = 0) -> torch.
 
 
 def _new_rows(table: WholeTensor, indices: torch.Tensor, dtype: Optional[torch.dtype]) -> torch.Tensor:
-    check_indices(indices)
     shape = (*indices.shape, *table.shape[1:])
-    return torch.empty(shape, dtype=dtype or dtype_of(table), device=indices.device)
+    # By its name the size is found in half the time.
+    return torch.empty(size=shape, dtype=dtype or dtype_of(table), device=indices.device)
 
 
 def _gather(handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype] = None) -> torch.Tensor:
     table = find(handle, WholeTensor)
+    check_indices(indices)
     out = _new_rows(table, indices, dtype)
     _fill(table, indices, out)
     return out
@@ -100,6 +127,7 @@ def _gather(handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype] = N
 
 def _gather_fake(handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype] = None) -> torch.Tensor:
     table = find(handle, WholeTensor)
+    check_indices(indices)
     out = _new_rows(table, indices, dtype)
     conversion("the output", out.dtype, dtype_of(table))
     return out
@@ -109,6 +137,7 @@ def _gather_into(handle: int, indices: torch.Tensor, out: torch.Tensor) -> None:
     table = find(handle, WholeTensor)
     check_indices(indices)
     check_rows("the output", out, indices, table)
+    increment_version(out)
     _fill(table, indices, out)
 
 

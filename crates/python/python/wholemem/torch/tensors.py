@@ -81,6 +81,13 @@ def check_contiguous(what: str, tensor: torch.Tensor) -> None:
         )
 
 
+def check_own(what: str, tensor: torch.Tensor) -> None:
+    """Raises if the elements are not those in memory, but their negatives or conjugates."""
+    if tensor.is_neg() or tensor.is_conj():
+        other = "negative" if tensor.is_neg() else "conjugate"
+        raise WrongValue(f"{what} is the {other} of what is in its memory", hint="give one that is no such view")
+
+
 def check_like(what: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Raises unless a tensor has the type, the shape and the device of another."""
     if tensor.dtype is not other.dtype:

@@ -1,0 +1,152 @@
+"""The way around torch's dispatcher: taken where nobody looks, and the same to those who do."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import pytest
+from torch_world import device, limit, quiet, torch
+
+import wholemem.torch as wm
+from wholemem import Communicator, WholeTensor, errors
+from wholemem.torch import ops
+from wholemem.torch.shortcut import EXCHANGE
+
+__all__ = ["device", "limit"]
+pytestmark = [quiet, pytest.mark.skipif(EXCHANGE is None, reason="torch does not tell how to look at tensors")]
+
+
+class NoOperators:
+    """Whoever calls an operator hears of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was called by the operator")
+
+
+@pytest.fixture
+def table(device: str) -> WholeTensor:
+    (comm,) = Communicator.local(1, device=device)
+    table = WholeTensor.create(comm, (20, 3), "float32")
+    table.write(0, torch.arange(60.0, device=device).reshape(20, 3))
+    comm.barrier()
+    return table
+
+
+def whole(device: str) -> Any:
+    return torch.arange(60.0, device=device).reshape(20, 3)
+
+
+def test_nothing_is_between_python_and_the_call(
+    table: WholeTensor, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "OPS", NoOperators())
+    for indices in ([3, 1], [[5, 5, 7]], 4, []):
+        asked = torch.tensor(indices, dtype=torch.int64, device=device)
+        for kind in (asked, asked.int()):
+            assert torch.equal(wm.gather(table, kind), whole(device)[asked])
+            out = torch.full((*asked.shape, 3), 7.0, device=device)
+            assert wm.gather(table, kind, out=out) is out and torch.equal(out, whole(device)[asked])
+    one = WholeTensor.create(Communicator.local(1, device=device)[0], (4,), "int32")
+    assert wm.gather(one, torch.tensor(2, device=device)).shape == ()
+    # What does not fit is left to the operator, which says why.
+    for bad in (torch.zeros(2, 4, device=device), torch.zeros(3, 3, device=device), torch.zeros(2, device=device)):
+        with pytest.raises(AssertionError, match="gather_into"):
+            wm.gather(table, torch.tensor([1, 2], device=device), out=bad)
+    for bad in (torch.tensor([1.0], device=device), torch.arange(6, device=device)[::2]):
+        with pytest.raises(AssertionError, match="gather was"):
+            wm.gather(table, bad)
+
+
+def test_modes_profilers_and_tracers_see_operators(table: WholeTensor, device: str) -> None:
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+    indices, out = torch.tensor([2, 3], device=device), torch.zeros(2, 3, device=device)
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    for mode in (Functions, Operators):
+        for given, name in ((None, "gather"), (out, "gather_into")):
+            seen.clear()
+            with mode():
+                assert torch.equal(wm.gather(table, indices, out=given), whole(device)[indices])
+            assert any(word.startswith(f"wholemem.{name}") for word in seen), (mode, name, seen)
+
+    with torch.autograd.profiler.profile() as profile:
+        wm.gather(table, indices)
+    assert "wholemem::gather" in {event.name for event in profile.function_events}
+    traced = torch.jit.trace(lambda asked: wm.gather(table, asked), (indices,))
+    assert torch.equal(traced(indices + 5), whole(device)[indices + 5])
+
+
+def test_tensors_that_stand_for_others_are_not_taken_for_them(table: WholeTensor, device: str) -> None:
+    indices = torch.tensor([[2, 3], [5, 2]], device=device)
+    rows = torch.vmap(lambda asked: wm.gather(table, asked))(indices)
+    assert torch.equal(rows, whole(device)[indices])
+    scale = torch.ones(3, device=device)
+    grad = torch.func.grad(lambda scale: (wm.gather(table, indices) * scale).sum())(scale)
+    assert torch.equal(grad, whole(device)[indices].sum((0, 1)))
+    same: Callable[[Any], Any] = torch.func.functionalize(lambda asked: wm.gather(table, asked))
+    assert torch.equal(same(indices), whole(device)[indices])
+    zeros = torch._efficientzerotensor((2, 3), device=device)
+    with wm.FastAllreduce(0, 1, device=device) as fast:
+        assert not fast.comm.all_reduce_seen(EXCHANGE, zeros, torch.ones(2, 3, device=device), 0)
+
+
+def test_negated_views_are_not_taken_for_what_they_are_views_of(table: WholeTensor, device: str) -> None:
+    complexes = WholeTensor.create(Communicator.local(1, device=device)[0], (4,), "complex64")
+    one = torch.ones(1, dtype=torch.complex64, device=device) * 3j
+    negative = one.conj().imag
+    assert negative.is_neg() and negative.is_contiguous() and negative.item() == -3
+    indices = torch.tensor([2], device=device)
+    with wm.FastAllreduce(0, 1, device=device) as fast:
+        assert fast.all_reduce(negative).item() == -3
+        for tensor in (torch.ones(1, device=device), negative):
+            with pytest.raises(errors.WrongValue, match="the output is the negative of what is in its memory") as caught:
+                fast.all_reduce(tensor, negative)
+            assert caught.value.hint == "give one that is no such view"
+    rows = one.expand(1, 3).contiguous().conj().imag
+    with pytest.raises(errors.WrongValue, match="the output is the negative"):
+        wm.gather(table, indices, out=rows)
+    with pytest.raises(errors.WrongValue, match="the output is the conjugate"):
+        wm.gather(complexes, indices, out=one.conj())
+    assert wm.gather(complexes, indices, out=one).item() == 0
+
+
+def test_a_backward_pass_is_told_of_what_was_written(table: WholeTensor, device: str) -> None:
+    indices = torch.tensor([1, 2], device=device)
+    for direct in (True, False):
+        out = torch.ones(2, 3, device=device)
+        product = (torch.ones(2, 3, device=device, requires_grad=True) * out).sum()
+        if direct:
+            wm.gather(table, indices, out=out)
+        else:
+            torch.ops.wholemem.gather_into(table.handle, indices, out)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
+def test_an_output_that_wants_a_gradient_is_refused(table: WholeTensor, device: str) -> None:
+    indices = torch.tensor([1, 2], device=device)
+    weight = torch.nn.Parameter(torch.zeros(2, 3, device=device))
+    for out in (weight, weight * 2):
+        with pytest.raises(errors.Unsupported, match="the output requires a gradient") as caught:
+            wm.gather(table, indices, out=out)
+        assert caught.value.hint == "give it by `detach()`, or under `torch.no_grad()`"
+    with torch.no_grad():
+        assert torch.equal(wm.gather(table, indices, out=weight), whole(device)[indices])
+    weight.detach().zero_()
+    wm.gather(table, indices, out=weight.detach())
+    assert torch.equal(weight, whole(device)[indices])
+    with torch.inference_mode():
+        out = torch.zeros(2, 3, device=device)
+        assert torch.equal(wm.gather(table, indices, out=out), whole(device)[indices])
