@@ -33,7 +33,7 @@ import wholemem.torch as wm
 ROW = 512
 SIZES = [16, 1 << 10, 64 << 10]
 CALLS = 1000
-TURNS = 3
+TURNS = 5
 
 
 def rust(args, what, *more):

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # Runs wholemem's suite and benches on this machine's GPU, and writes a report, of at most 8 files a part.
 #
-#   run REPORT-FOLDER [PART]     all (the default), memory, rows, reduce, python, peers
+#   run REPORT-FOLDER [PART]     all (the default), memory, rows, reduce, python, calls, peers
 #
 # memory: suites, and the benches of memory; rows: gather and scatter; reduce: what ranks that share the GPU do together,
-# and all-reduce beside PyTorch; python: the package, with this machine's Python, PyTorch, CuPy and JAX; peers: gather
-# beside PyTorch and WholeGraph, where the bundle was made with --peers.
+# and all-reduce beside PyTorch; python: the package, with this machine's Python, PyTorch, CuPy and JAX; calls: what a call
+# from PyTorch costs; peers: gather beside PyTorch and WholeGraph, where the bundle was made with --peers.
 # Every step has a time limit. Tests that need several processes on one GPU at once run under an MPS server of our own,
 # in private folders, which is ended with the script. Nothing of the card's settings is changed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 report=${1:?usage: run REPORT-FOLDER [PART]}
 part=${2:-all}
-case "$part" in all | memory | rows | reduce | python | peers) ;; *) echo "there is no part $part" >&2 && exit 2 ;; esac
+case "$part" in all | memory | rows | reduce | python | calls | peers) ;; *) echo "there is no part $part" >&2 && exit 2 ;; esac
 mkdir -p "$report"
 failed=0
 private=$(mktemp -d)
@@ -138,14 +138,14 @@ reduce() {
 }
 
 # The package is unpacked for this run, and pytest with it where the machine has none. Tests that have several processes
-# share the GPU through MPS. A file that hangs takes no other along. Then calls from torch are measured beside Rust's.
+# share the GPU through MPS. A file that hangs takes no other along.
 python() {
-    local packages="$private/python" tests="$here/python/tests" wheel file
-    python3 -m zipfile -e "$here"/python/wholemem-*.whl "$packages"
+    local tests="$here/python/tests" wheel file
+    unpack_python
     if ! python3 -c 'import pytest' 2>>"$report/log.txt"; then
-        for wheel in "$here"/python/pytest/*.whl; do python3 -m zipfile -e "$wheel" "$packages"; done
+        for wheel in "$here"/python/pytest/*.whl; do python3 -m zipfile -e "$wheel" "$private/python"; done
     fi
-    export PYTHONPATH="$packages${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1
+    export PYTHONFAULTHANDLER=1
     export WHOLEMEM_PROGRAM="$here/wholemem" XLA_PYTHON_CLIENT_PREALLOCATE=false
     step "python packages" 60 python3 -c 'import wholemem, importlib.metadata as known, sys; print(sys.version)
 for name in "wholemem", "torch", "cupy-cuda12x", "cupy-cuda13x", "cupy", "jax", "numpy", "pytest":
@@ -159,9 +159,11 @@ for name in "wholemem", "torch", "cupy-cuda12x", "cupy-cuda13x", "cupy", "jax", 
     for file in "$tests"/test_gpu*_ranks.py "$tests"/test_torch*.py "$tests"/test_guides.py; do
         [ -e "$file" ] && pytest_of "$file"
     done
-    step "calls from torch" 250 python3 "$here/python/from_torch.py" --program "$here/wholemem" \
-        --json "$report/from-torch.json"
     end_mps
+}
+unpack_python() {
+    python3 -m zipfile -e "$here"/python/wholemem-*.whl "$private/python"
+    export PYTHONPATH="$private/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
 }
 # One file of tests: what failed, what was skipped and why, and what took longest.
 pytest_of() {
@@ -169,6 +171,15 @@ pytest_of() {
     name=$(basename "$1" .py)
     step "python $name" 200 python3 -m pytest -q -ra --tb=short --durations=5 -p no:cacheprovider \
         --rootdir="$here/python" "$1"
+}
+
+# Calls from torch, measured beside the same ones from Rust.
+calls() {
+    unpack_python
+    begin_mps "calls from torch" || return
+    step "calls from torch" 300 python3 "$here/python/from_torch.py" --program "$here/wholemem" \
+        --json "$report/from-torch.json"
+    end_mps
 }
 
 # Nothing of this is installed: the rivals are unpacked beside the script, and NCCL is PyTorch's.
@@ -189,5 +200,6 @@ peers() {
 [ "$part" = all ] || [ "$part" = rows ] && rows
 [ "$part" = all ] || [ "$part" = reduce ] && reduce
 [ "$part" = all ] || [ "$part" = python ] && python
+[ "$part" = all ] || [ "$part" = calls ] && calls
 [ "$part" = all ] || [ "$part" = peers ] && peers
 exit "$failed"

@@ -112,7 +112,7 @@ class Exchange:
         watchers: Sequence[Callable[[], Any]] = (),
     ) -> Optional[Exchange]:
         """For tensors of exactly these types; ``None`` if their framework publishes nothing that is understood. Tensors of
-        floats of which ``unless`` says that their elements are not those in their memory are not looked at."""
+        one element of which ``unless`` says that it is not what is in their memory are not looked at."""
     def is_watched(self) -> bool:
         """Whether any of the ``watchers`` says that somebody else looks at calls of the framework now."""
 

@@ -51,8 +51,8 @@ const fn small_float(name: &'static str, code: u8) -> Element {
     element(name, (code, 8), None, Some((Dtype::U8, false)))
 }
 
-const ALL: [Element; 20] = [
-    number("uint8", (code::UINT, 8), "|u1", Dtype::U8),
+static ALL: [Element; 20] = [
+    Element::BYTE,
     number("int8", (code::INT, 8), "|i1", Dtype::I8),
     number("uint16", (code::UINT, 16), "<u2", Dtype::U16),
     number("int16", (code::INT, 16), "<i2", Dtype::I16),
@@ -76,21 +76,16 @@ const ALL: [Element; 20] = [
 
 impl Element {
     /// What anything else is made of.
-    pub(crate) const BYTE: Self = ALL[0];
+    pub(crate) const BYTE: Self = number("uint8", (code::UINT, 8), "|u1", Dtype::U8);
 
     /// The element that Python calls so.
     pub(crate) fn named(name: &str) -> Option<Self> {
-        ALL.into_iter().find(|element| element.name == name)
+        ALL.iter().copied().find(|element| element.name == name)
     }
 
     /// How many bytes it takes.
     pub(crate) fn len(self) -> usize {
         usize::from(self.bits / 8)
-    }
-
-    /// Whether it is a number with a sign and a fraction.
-    pub(crate) fn is_float(self) -> bool {
-        !matches!(self.code, code::INT | code::UINT | code::BOOL | code::COMPLEX)
     }
 
     /// Whether it is a complex number.
@@ -115,16 +110,15 @@ impl Element {
 
     /// The element that a tensor's type is.
     pub(crate) fn of(dtype: Dtype) -> Self {
-        let found = ALL.into_iter().find(|element| element.stored == Some((dtype, true)));
+        let found = ALL.iter().find(|element| element.stored == Some((dtype, true)));
         // Every type has a row of its own above.
-        found.unwrap_or(ALL[0])
+        found.copied().unwrap_or(Self::BYTE)
     }
 
     /// The element with DLPack's code and bits.
     pub(crate) fn of_code(code: u8, bits: u8, lanes: u16) -> Result<Self, Raised> {
-        let found =
-            ALL.into_iter().find(|element| (element.code, element.bits) == (code, bits) && lanes == 1);
-        found.ok_or_else(|| {
+        let found = ALL.iter().find(|element| (element.code, element.bits) == (code, bits) && lanes == 1);
+        found.copied().ok_or_else(|| {
             let message =
                 format!("no type of elements has DLPack's code {code} with {bits} bits in {lanes} lanes");
             Raised::new("WrongType", message)
@@ -135,8 +129,8 @@ impl Element {
     pub(crate) fn of_typestr(typestr: &str) -> Result<Self, Raised> {
         // One byte has no order, whatever stands in front.
         let same = |own: &str| own == typestr || own.ends_with('1') && own.get(1..) == typestr.get(1..);
-        let found = ALL.into_iter().find(|element| element.typestr.is_some_and(same));
-        found.ok_or_else(|| {
+        let found = ALL.iter().find(|element| element.typestr.is_some_and(same));
+        found.copied().ok_or_else(|| {
             let message = format!("arrays of `{typestr}` are not taken");
             Raised::new("WrongType", message).hint("give numbers in the byte order of this machine")
         })

@@ -64,7 +64,7 @@ impl Seen<'_> {
 #[derive(Debug)]
 pub(crate) struct Exchange {
     kinds: Vec<Py<PyType>>,
-    /// What says of a tensor that its elements are not those in its memory. Only asked about floats.
+    /// What says of a tensor that its element is not the one in its memory. Asked about those of one element.
     unless: Option<Py<PyAny>>,
     /// What tells whether somebody else looks at calls of the framework.
     watchers: Vec<Py<PyAny>>,
@@ -147,17 +147,17 @@ impl Exchange {
         // A tensor that only stands for another has elements, and no memory.
         let is_there = seen.address != 0;
         let is_plain = is_there && (strides.is_empty() || are_gapless(shape, strides));
-        (is_plain && self.is_meant(given, seen.element)).then_some(seen)
+        (is_plain && self.is_meant(given, &seen)).then_some(seen)
     }
 
     /// Whether the elements of a tensor are those in its memory: a view can stand for the negative or the conjugate of what
-    /// is there.
-    fn is_meant(&self, given: &Bound<'_, PyAny>, element: Element) -> bool {
-        if element.is_complex() {
+    /// is there. Negatives are of imaginary parts, between which the real ones lie: without a gap there is one element at most.
+    fn is_meant(&self, given: &Bound<'_, PyAny>, seen: &Seen<'_>) -> bool {
+        if seen.element.is_complex() {
             return false;
         }
         match &self.unless {
-            Some(unless) if element.is_float() => {
+            Some(unless) if seen.count() == 1 => {
                 let says = unless.bind(given.py()).call1((given,)).and_then(|says| says.is_truthy());
                 says.is_ok_and(|is_other| !is_other)
             }

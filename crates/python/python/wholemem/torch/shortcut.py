@@ -26,8 +26,7 @@ EXCHANGE = Exchange.of(
         torch._C._is_tracing,
     ],
 )
-"""How tensors are looked at, where torch is new enough to tell. Those whose elements are yet to be negated are not what they
-seem."""
+"""How tensors are looked at, where torch is new enough to tell. Those that are yet to be negated are not what they seem."""
 
 
 def shortcut() -> Optional[Exchange]:
