@@ -15,7 +15,15 @@ use crate::wait::waiting;
 ///
 /// An array that lies in one is a part of it, whatever it went through on its way: so all ranks find the same.
 #[derive(Debug, Default)]
-pub(crate) struct Windows(Mutex<Vec<Weak<Kept>>>);
+pub(crate) struct Windows(Mutex<Vec<Known>>);
+
+/// This rank's part of a window.
+#[derive(Debug)]
+struct Known {
+    begins: u64,
+    len: usize,
+    kept: Weak<Kept>,
+}
 
 /// A window, held by Python's object and by every array that was made of it.
 #[derive(Debug)]
@@ -25,21 +33,22 @@ pub(crate) struct Kept {
 
 impl Windows {
     fn keep(&self, parts: Parts) -> Arc<Kept> {
+        let len = parts.len();
+        let begins = if len == 0 { 0 } else { parts.local().address() };
         let kept = Arc::new(Kept { parts });
         let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        windows.retain(|window| window.strong_count() > 0);
-        windows.push(Arc::downgrade(&kept));
+        windows.retain(|window| window.kept.strong_count() > 0);
+        windows.push(Known { begins, len, kept: Arc::downgrade(&kept) });
         kept
     }
 
     /// The window in whose part of this rank some bytes lie, and where.
     pub(crate) fn find(&self, address: u64, len: usize) -> Option<(Arc<Kept>, usize)> {
         let windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        windows.iter().filter_map(Weak::upgrade).find_map(|kept| {
-            let has = kept.parts.len();
-            let begins = if has == 0 { return None } else { kept.parts.local().address() };
-            let offset = usize::try_from(address.checked_sub(begins)?).ok()?;
-            (offset.checked_add(len)? <= has).then(|| (Arc::clone(&kept), offset))
+        windows.iter().find_map(|window| {
+            let offset = usize::try_from(address.checked_sub(window.begins)?).ok()?;
+            // One that is gone may have lain where another is now.
+            if offset.checked_add(len)? <= window.len { Some((window.kept.upgrade()?, offset)) } else { None }
         })
     }
 }

@@ -97,9 +97,31 @@ def test_tensors_that_stand_for_others_are_not_taken_for_them(table: WholeTensor
     assert torch.equal(grad, whole(device)[indices].sum((0, 1)))
     same: Callable[[Any], Any] = torch.func.functionalize(lambda asked: wm.gather(table, asked))
     assert torch.equal(same(indices), whole(device)[indices])
-    zeros = torch._efficientzerotensor((2, 3), device=device)
+    # Of nothing, and a way from its beginning.
+    zeros = torch._efficientzerotensor((9,), dtype=torch.int64, device=device)[4:]
     with wm.FastAllreduce(0, 1, device=device) as fast:
-        assert not fast.comm.all_reduce_seen(EXCHANGE, zeros, torch.ones(2, 3, device=device), 0)
+        assert not fast.comm.all_reduce_seen(EXCHANGE, zeros, torch.ones_like(zeros), 0)
+
+
+def test_a_tensor_whose_memory_was_freed_is_refused(table: WholeTensor, device: str) -> None:
+    numbers = torch.arange(10, device=device)
+    part, floats = numbers[4:8], torch.zeros(9, device=device)
+    numbers.untyped_storage().resize_(0)
+    rows, rest = floats[:6].reshape(2, 3), floats[3:]
+    floats.untyped_storage().resize_(0)
+    asked = torch.tensor([1, 2], device=device)
+    calls = [
+        lambda: wm.gather(table, part),
+        lambda: wm.gather(table, asked, out=rows),
+        lambda: wm.scatter(table, rows, asked),
+        lambda: wm.all_reduce(Communicator.local(1, device=device)[0], rest),
+    ]
+    for call in calls:
+        with pytest.raises(errors.WrongValue, match="has no memory") as caught:
+            call()
+        assert caught.value.hint == "give one whose storage was not freed"
+    with wm.FastAllreduce(0, 1, device=device) as fast, pytest.raises(errors.WrongValue, match="has no memory"):
+        fast.all_reduce(rest)
 
 
 def test_negated_views_are_not_taken_for_what_they_are_views_of(table: WholeTensor, device: str) -> None:
@@ -114,12 +136,78 @@ def test_negated_views_are_not_taken_for_what_they_are_views_of(table: WholeTens
             with pytest.raises(errors.WrongValue, match="the output is the negative of what is in its memory") as caught:
                 fast.all_reduce(tensor, negative)
             assert caught.value.hint == "give one that is no such view"
-    rows = one.expand(1, 3).contiguous().conj().imag
+    many = torch.zeros(3, dtype=torch.complex64, device=device).conj().imag.as_strided((1, 3), (3, 1), 0)
+    assert many.is_neg() and many.is_contiguous()
     with pytest.raises(errors.WrongValue, match="the output is the negative"):
-        wm.gather(table, indices, out=rows)
+        wm.gather(table, indices, out=many)
+    backwards = torch._neg_view(torch.tensor([-3, -4], device=device))
+    assert torch.equal(wm.gather(table, backwards), whole(device)[3:5])
     with pytest.raises(errors.WrongValue, match="the output is the conjugate"):
         wm.gather(complexes, indices, out=one.conj())
     assert wm.gather(complexes, indices, out=one).item() == 0
+
+
+def test_tangents_are_not_left_beside_what_was_written(table: WholeTensor, device: str) -> None:
+    indices = torch.tensor([1, 2], device=device)
+    start = torch.zeros(2, 3, device=device), torch.ones(2, 3, device=device)
+
+    def filled(x: Any) -> Any:
+        return wm.gather(table, indices, out=x * 2)
+
+    rows, tangent = torch.func.jvp(filled, start[:1], start[1:])
+    assert torch.equal(rows, whole(device)[indices]) and not tangent.any()
+
+
+def test_what_is_refused_is_not_told_to_a_backward_pass(table: WholeTensor, device: str) -> None:
+    out, factor = torch.ones(4, 3, device=device), torch.ones(4, 3, device=device, requires_grad=True)
+    product = (factor * out).sum()
+    with pytest.raises(errors.WrongValue, match="must have the shape"):
+        wm.gather(table, torch.tensor([1, 2], device=device), out=out)
+    product.backward()
+    assert torch.equal(factor.grad, out)
+
+
+def test_nothing_is_made_for_indices_that_are_none(table: WholeTensor, device: str) -> None:
+    far = torch.zeros(1, dtype=torch.int64, device=device).expand(1 << 40)
+    with pytest.raises(errors.WrongStride, match="the tensor of indices is not contiguous"):
+        wm.gather(table, far)
+    with pytest.raises(errors.WrongType, match="indices are int32 or int64"):
+        wm.gather(table, torch.zeros(1, device=device).expand(1 << 40))
+
+
+def test_other_things_than_tables_are_told(table: WholeTensor, device: str) -> None:
+    indices = torch.tensor([1, 2], device=device)
+    for other in (torch.ones(3, 3), table.local(), 7):
+        with pytest.raises(errors.WrongType, match=f"the table is a `{type(other).__name__}`") as caught:
+            wm.gather(other, indices)  # type: ignore[arg-type]
+        assert caught.value.hint == "give a `wholemem.WholeTensor`"
+    with pytest.raises(errors.WrongType, match="the communicator is a `WholeTensor`"):
+        wm.all_reduce(table, torch.ones(3))  # type: ignore[arg-type]
+    with pytest.raises(errors.WrongDevice, match="is on cpu, and the other tensor on meta"):
+        wm.gather(table, indices.to("meta"), out=torch.zeros(2, 3))
+
+
+def test_tracers_of_functions_see_a_call_with_an_output(table: WholeTensor, device: str) -> None:
+    from torch import fx
+
+    class Filling(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, indices: Any, out: Any) -> Any:
+            return wm.gather(table, indices, out=out)
+
+    graph = fx.symbolic_trace(Filling())
+    assert any("gather_into" in str(node.target) for node in graph.graph.nodes)
+    indices, out = torch.tensor([1, 2], device=device), torch.zeros(2, 3, device=device)
+    assert torch.equal(graph(indices, out), whole(device)[indices])
+
+
+def test_an_output_over_its_indices_is_refused(device: str) -> None:
+    numbers = WholeTensor.create(Communicator.local(1, device=device)[0], (9,), "int64")
+    numbers.write(0, torch.arange(9, device=device) * 10)
+    both = torch.tensor([3, 1, 2, 5], device=device)
+    with pytest.raises(errors.WrongValue, match="overlap the output"):
+        wm.gather(numbers, both[:3], out=both[1:])
+    assert both.tolist() == [3, 1, 2, 5]
+    assert wm.gather(numbers, both, out=both).tolist() == [30, 10, 20, 50]
 
 
 def test_a_backward_pass_is_told_of_what_was_written(table: WholeTensor, device: str) -> None:

@@ -105,14 +105,8 @@ class Exchange:
     """
 
     @staticmethod
-    def of(
-        kind: type,
-        *others: type,
-        unless: Optional[Callable[[Any], bool]] = None,
-        watchers: Sequence[Callable[[], Any]] = (),
-    ) -> Optional[Exchange]:
-        """For tensors of exactly these types; ``None`` if their framework publishes nothing that is understood. Tensors of
-        one element of which ``unless`` says that it is not what is in their memory are not looked at."""
+    def of(kind: type, *others: type, watchers: Sequence[Callable[[], Any]] = ()) -> Optional[Exchange]:
+        """For tensors of exactly these types; ``None`` if their framework publishes nothing that is understood."""
     def is_watched(self) -> bool:
         """Whether any of the ``watchers`` says that somebody else looks at calls of the framework now."""
 

@@ -21,6 +21,10 @@ const MAJOR: u32 = 1;
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
 
+/// Where memory begins that is taken for such. A tensor that stands for another, or whose memory was given back, has an
+/// address all the same: how far its elements are from the beginning of nothing.
+const LOWEST: u64 = 1 << 40;
+
 /// The table of functions. What is not called here is a pointer of some function's.
 #[repr(C)]
 #[derive(Debug)]
@@ -64,8 +68,6 @@ impl Seen<'_> {
 #[derive(Debug)]
 pub(crate) struct Exchange {
     kinds: Vec<Py<PyType>>,
-    /// What says of a tensor that its element is not the one in its memory. Asked about those of one element.
-    unless: Option<Py<PyAny>>,
     /// What tells whether somebody else looks at calls of the framework.
     watchers: Vec<Py<PyAny>>,
     look: unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int,
@@ -76,13 +78,8 @@ pub(crate) struct Exchange {
 impl Exchange {
     /// The way to look at tensors of exactly these types; `None` if their framework publishes none that is understood here.
     #[staticmethod]
-    #[pyo3(signature = (kind, *others, unless=None, watchers=Vec::new()))]
-    fn of(
-        kind: &Bound<'_, PyType>,
-        others: Vec<Py<PyType>>,
-        unless: Option<Py<PyAny>>,
-        watchers: Vec<Py<PyAny>>,
-    ) -> Option<Self> {
+    #[pyo3(signature = (kind, *others, watchers=Vec::new()))]
+    fn of(kind: &Bound<'_, PyType>, others: Vec<Py<PyType>>, watchers: Vec<Py<PyAny>>) -> Option<Self> {
         let capsule = kind.getattr(ATTRIBUTE).ok()?.cast_into::<PyCapsule>().ok()?;
         // SAFETY: the name is what says what a capsule holds; with another one the answer is null, and an error.
         let table = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) }.cast::<Table>();
@@ -105,7 +102,7 @@ impl Exchange {
             return None;
         }
         let kinds = std::iter::once(kind.clone().unbind()).chain(others).collect();
-        Some(Self { kinds, unless, watchers, look: table.look?, stream: table.stream? })
+        Some(Self { kinds, watchers, look: table.look?, stream: table.stream? })
     }
 
     fn is_watched(&self, py: Python<'_>) -> PyResult<bool> {
@@ -119,9 +116,10 @@ impl Exchange {
 }
 
 impl Exchange {
-    /// Looks at a tensor. `None` if it is not simply one: of another type, with gaps, elsewhere, nowhere, or refused.
+    /// Looks at a tensor. `None` if it is not simply one: of another type, with gaps, complex, elsewhere, nowhere, or refused.
+    /// Whether its elements are those in its memory, and not their negatives, the caller has asked before.
     ///
-    /// What is seen stays so while no other Python runs.
+    /// What is seen stays so while no other Python runs: between this and the use of it, none is called.
     pub(crate) fn look<'a>(&self, given: &'a Bound<'_, PyAny>) -> Option<Seen<'a>> {
         let kind = given.get_type_ptr();
         if !self.kinds.iter().any(|known| std::ptr::eq(known.as_ptr(), kind.cast())) {
@@ -144,25 +142,9 @@ impl Exchange {
         if seen.count() == 0 {
             return Some(seen);
         }
-        // A tensor that only stands for another has elements, and no memory.
-        let is_there = seen.address != 0;
-        let is_plain = is_there && (strides.is_empty() || are_gapless(shape, strides));
-        (is_plain && self.is_meant(given, &seen)).then_some(seen)
-    }
-
-    /// Whether the elements of a tensor are those in its memory: a view can stand for the negative or the conjugate of what
-    /// is there. Negatives are of imaginary parts, between which the real ones lie: without a gap there is one element at most.
-    fn is_meant(&self, given: &Bound<'_, PyAny>, seen: &Seen<'_>) -> bool {
-        if seen.element.is_complex() {
-            return false;
-        }
-        match &self.unless {
-            Some(unless) if seen.count() == 1 => {
-                let says = unless.bind(given.py()).call1((given,)).and_then(|says| says.is_truthy());
-                says.is_ok_and(|is_other| !is_other)
-            }
-            _ => true,
-        }
+        // Complex numbers may be meant to be conjugated.
+        let is_plain = seen.address >= LOWEST && !seen.element.is_complex();
+        (is_plain && (strides.is_empty() || are_gapless(shape, strides))).then_some(seen)
     }
 
     /// The stream to which the framework's work on a device goes now.

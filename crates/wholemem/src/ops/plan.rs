@@ -98,6 +98,15 @@ pub(crate) fn plan(
     if needed > dense.len as u128 {
         return Err(Error::TooShort { what: "rows", count, needed, len: dense.len });
     }
+    // A row that is written over indices that are still to be read; its own index was read before it.
+    let is_own = dense.address == indices.address && stride == index_len;
+    let is_before = |one: u64, len: u128, other: u64| u128::from(one) + len <= u128::from(other);
+    let is_apart = is_before(dense.address, needed, indices.address)
+        || is_before(indices.address, indices.len as u128, dense.address);
+    if op == Op::Gather && stride == dense_len && !is_apart && !is_own {
+        let (input, output) = (indices.address, dense.address);
+        return Err(Error::Overlap { input, output, len: indices.len as u64 });
+    }
     let rows = RowsRequest {
         table: table.global,
         indices: indices.address,
@@ -177,6 +186,24 @@ mod tests {
         let huge = DensePlace { stride: Some(usize::MAX), ..DENSE };
         let needed = 2 * usize::MAX as u128 + 100;
         assert_eq!(ask(Op::Gather, INDICES, huge), Err(Error::TooShort { what, count: 3, needed, len: 300 }));
+    }
+
+    #[test]
+    fn no_index_is_overwritten_before_it_is_read() {
+        let over = |address| Err(Error::Overlap { input: 4096, output: address, len: 24 });
+        for address in [4096 - 299, 4096, 4096 + 23] {
+            let dense = DensePlace { address, ..DENSE };
+            assert_eq!(ask(Op::Gather, INDICES, dense), over(address), "{address}");
+            assert!(ask(Op::Scatter, INDICES, dense).is_ok(), "rows and indices are both read");
+        }
+        for address in [4096 - 300, 4096 + 24] {
+            assert!(ask(Op::Gather, INDICES, DensePlace { address, ..DENSE }).is_ok(), "{address}");
+        }
+        let narrow = Table { elements: 2, ..TABLE };
+        let own = DensePlace { address: 4096, len: 24, ..DENSE };
+        assert!(plan(Op::Gather, &narrow, &INDICES, &own, 0).is_ok(), "each row is where its index was");
+        let next = DensePlace { address: 4104, ..own };
+        assert_eq!(plan(Op::Gather, &narrow, &INDICES, &next, 0), over(4104));
     }
 
     #[test]

@@ -11,7 +11,7 @@ import torch
 from .._native import Communicator, Window, op_code
 from ..errors import Unsupported, WrongValue
 from .shortcut import EXCHANGE
-from .tensors import CODES, as_tensor, check_contiguous, check_like, check_number, check_own, raw_stream
+from .tensors import CODES, address_of, as_tensor, check_contiguous, check_like, check_number, check_own, raw_stream
 
 __all__ = ["FastAllreduce"]
 
@@ -68,12 +68,14 @@ class FastAllreduce:
         """The sum of all ranks' tensors, in ``out``, of the same shape, or in a new tensor. All ranks call it.
 
         The outcome is the same to the bit on all of them. ``out`` may be ``tensor`` itself. A tensor that is registered, on all
-        ranks, is read where it is; others are copied on the way. torch does not see the call: no gradient comes back through it,
-        and none is warned of; :func:`wholemem.torch.all_reduce` has one.
+        ranks, is read where it is; others are copied on the way.
+
+        torch does not see the call: no gradient comes back through it, and a backward pass that needs what was in ``out`` is not
+        told that it is gone. :func:`wholemem.torch.all_reduce` is for training.
         """
         if out is None:
             out = torch.empty_like(tensor)
-        if EXCHANGE is None or not self._reduce(EXCHANGE, tensor, out, _SUM):
+        if EXCHANGE is None or tensor.is_neg() or out.is_neg() or not self._reduce(EXCHANGE, tensor, out, _SUM):
             self._all_reduce(tensor, out)
         return out
 
@@ -87,9 +89,8 @@ class FastAllreduce:
             check_like("the output", out, tensor)
             check_contiguous("the output", out)
         device, code = tensor.get_device(), CODES[tensor.dtype]
-        self.comm.all_reduce_at(
-            tensor.data_ptr(), out.data_ptr(), tensor.numel(), code, _SUM, device, raw_stream(device)
-        )
+        addresses = address_of("the tensor", tensor), address_of("the output", out)
+        self.comm.all_reduce_at(*addresses, tensor.numel(), code, _SUM, device, raw_stream(device))
 
     def should_use(self, tensor: torch.Tensor) -> bool:
         """Whether this is the way to reduce a tensor: it can be, and is not larger than ``max_size``."""

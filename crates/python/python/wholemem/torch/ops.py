@@ -13,16 +13,18 @@ from typing import Optional
 import torch
 from torch.autograd.graph import increment_version
 
-from .._native import Communicator, WholeTensor, op_code
-from ..errors import Unsupported, WrongValue
+from .._native import Communicator, Exchange, WholeTensor, op_code
+from ..errors import BadIndex, Unsupported, WrongValue
 from ..handles import find
 from . import tensors
 from .effects import ordered
-from .shortcut import shortcut
+from .shortcut import is_forward, shortcut
 from .tensors import (
     CODES,
+    address_of,
     check_contiguous,
     check_indices,
+    check_kind,
     check_own,
     check_rows,
     conversion,
@@ -57,39 +59,41 @@ def gather(
 
     An index that names no row raises :class:`~wholemem.errors.BadIndex`; on a GPU, in the next call or in ``table.check()``.
     """
+    check_kind("the table", table, WholeTensor)
     if out is None:
-        exchange = shortcut() if type(indices) is torch.Tensor else None
-        if exchange is not None:
+        exchange = shortcut()
+        if exchange is not None and _are_indices(indices):
             rows = _new_rows(table, indices, dtype)
             if table.gather_seen(exchange, indices, rows):
                 return rows
         return OPS.gather(table.handle, indices, dtype)
     if dtype is not None and dtype is not out.dtype:
         raise WrongValue(f"the output holds {out.dtype}, and {dtype} was asked for", hint="leave out `dtype`")
-    if out.requires_grad and torch.is_grad_enabled():
-        raise Unsupported("the output requires a gradient", hint="give it by `detach()`, or under `torch.no_grad()`")
-    exchange = shortcut()
-    if exchange is not None:
-        # A backward pass that needs what was there before is to say that it is gone.
-        increment_version(out)
-        if table.gather_seen(exchange, indices, out):
-            return out
-    if torch.compiler.is_compiling():
-        # A tensor that is written cannot be in an operator whose order is kept.
-        return out.copy_(OPS.gather(table.handle, indices, out.dtype))
-    check_own("the output", out)
+    if isinstance(out, torch.Tensor):
+        if out.requires_grad and torch.is_grad_enabled():
+            raise Unsupported("the output requires a gradient", hint="give it by `detach()`, or under `torch.no_grad()`")
+        exchange = shortcut()
+        if exchange is not None and _are_indices(indices) and not out.is_neg():
+            if _fill_seen(exchange, table, indices, out):
+                return out
+        if torch.compiler.is_compiling() or is_forward():
+            # A tensor that is written cannot be in an operator whose order is kept; nor does one take its tangent along.
+            return out.copy_(OPS.gather(table.handle, indices, out.dtype))
+        check_own("the output", out)
     OPS.gather_into(table.handle, indices, out)
     return out
 
 
 def scatter(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor) -> None:
     """Writes rows to where the indices say. Other ranks see them behind the next barrier."""
+    check_kind("the table", table, WholeTensor)
     OPS.scatter(table.handle, values, indices)
 
 
 def scatter_add(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor) -> None:
     """Adds rows to where the indices say, all ranks at the same time if they like. A table at the ``host`` makes it a call of
     all ranks."""
+    check_kind("the table", table, WholeTensor)
     OPS.scatter_add(table.handle, values, indices)
 
 
@@ -98,16 +102,19 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, op: str = "sum") -> tor
 
     ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``.
     """
+    check_kind("the communicator", comm, Communicator)
     return OPS.all_reduce(comm.handle, tensor, op)
 
 
 def all_gather(comm: Communicator, tensor: torch.Tensor) -> torch.Tensor:
     """Every rank's tensor, one after the other, as a new tensor with a dimension more. All ranks call it."""
+    check_kind("the communicator", comm, Communicator)
     return OPS.all_gather(comm.handle, tensor)
 
 
 def broadcast(comm: Communicator, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
     """The root's tensor, as a new one on every rank. All ranks call it, with tensors of one shape and type."""
+    check_kind("the communicator", comm, Communicator)
     return OPS.broadcast(comm.handle, tensor, root)
 
 
@@ -147,14 +154,37 @@ def _gather_into_fake(handle: int, indices: torch.Tensor, out: torch.Tensor) -> 
     check_rows("the output", out, indices, table)
 
 
+def _are_indices(indices: torch.Tensor) -> bool:
+    """Whether these can be taken for indices as they lie in memory."""
+    return (
+        type(indices) is torch.Tensor
+        and (indices.dtype is torch.int64 or indices.dtype is torch.int32)
+        and indices.is_contiguous()
+        and not indices.is_neg()
+    )
+
+
+def _fill_seen(exchange: Exchange, table: WholeTensor, indices: torch.Tensor, out: torch.Tensor) -> bool:
+    """Gathers into a tensor, if it fits; and tells a backward pass that needs what was there before that it is gone."""
+    try:
+        is_filled = table.gather_seen(exchange, indices, out)
+    except BadIndex:
+        # The other rows are there.
+        increment_version(out)
+        raise
+    if is_filled:
+        increment_version(out)
+    return is_filled
+
+
 def _fill(table: WholeTensor, indices: torch.Tensor, out: torch.Tensor) -> None:
     """Gathers into a tensor of the right shape."""
     device = indices.get_device()
     table.gather_at(
-        indices.data_ptr(),
+        address_of("the tensor of indices", indices),
         indices.numel(),
         indices.dtype is torch.int64,
-        out.data_ptr(),
+        address_of("the output", out),
         stride_of("the output", out, indices.dim()),
         conversion("the output", out.dtype, dtype_of(table)),
         device,
@@ -176,10 +206,10 @@ def put(add: bool, handle: int, values: torch.Tensor, indices: torch.Tensor) -> 
     device = indices.get_device()
     table.scatter_at(
         add,
-        values.data_ptr(),
+        address_of("the tensor of values", values),
         stride_of("the tensor of values", values, indices.dim()),
         conversion("the tensor of values", values.dtype, dtype_of(table)),
-        indices.data_ptr(),
+        address_of("the tensor of indices", indices),
         indices.numel(),
         indices.dtype is torch.int64,
         device,
@@ -196,7 +226,8 @@ def _all_reduce(handle: int, input: torch.Tensor, op: str = "sum") -> torch.Tens
     out = _all_reduce_fake(handle, input, op)
     device = input.get_device()
     stream, code = raw_stream(device), CODES[input.dtype]
-    comm.all_reduce_at(input.data_ptr(), out.data_ptr(), input.numel(), code, op_code(op), device, stream)
+    at = address_of("the tensor", input)
+    comm.all_reduce_at(at, out.data_ptr(), input.numel(), code, op_code(op), device, stream)
     return out
 
 
@@ -211,7 +242,8 @@ def _all_gather(handle: int, input: torch.Tensor) -> torch.Tensor:
     comm = find(handle, Communicator)
     out = _all_gather_fake(handle, input)
     device = input.get_device()
-    comm.all_gather_at(input.data_ptr(), out.data_ptr(), input.nbytes, device, raw_stream(device))
+    at = address_of("the tensor", input)
+    comm.all_gather_at(at, out.data_ptr(), input.nbytes, device, raw_stream(device))
     return out
 
 
@@ -224,7 +256,8 @@ def _broadcast(handle: int, input: torch.Tensor, root: int = 0) -> torch.Tensor:
     comm = find(handle, Communicator)
     out = _broadcast_fake(handle, input, root)
     device = input.get_device()
-    comm.broadcast_at(input.data_ptr(), out.data_ptr(), input.nbytes, root, device, raw_stream(device))
+    at = address_of("the tensor", input)
+    comm.broadcast_at(at, out.data_ptr(), input.nbytes, root, device, raw_stream(device))
     return out
 
 

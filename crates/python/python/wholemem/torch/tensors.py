@@ -53,6 +53,13 @@ def as_tensor(array: Any) -> torch.Tensor:
     return torch.from_dlpack(array)
 
 
+def address_of(what: str, tensor: torch.Tensor) -> int:
+    """Where a tensor's elements are."""
+    if tensor.untyped_storage().nbytes() == 0 and tensor.numel() > 0:
+        raise WrongValue(f"{what} has no memory", hint="give one whose storage was not freed")
+    return int(tensor.data_ptr())
+
+
 def raw_stream(device: int) -> int:
     """The number of torch's current stream on a GPU; on the processor, where there are none, 0."""
     return 0 if device < 0 else int(torch._C._cuda_getCurrentRawStream(device))
@@ -64,6 +71,12 @@ def dtype_of(table: WholeTensor) -> torch.dtype:
         return DTYPES[table.dtype]
     except KeyError:
         raise WrongType(f"torch {torch.__version__} has no type like {table.dtype}") from None
+
+
+def check_kind(what: str, given: Any, kind: type) -> None:
+    """Raises unless something is what it is called."""
+    if not isinstance(given, kind):
+        raise WrongType(f"{what} is a `{type(given).__name__}`", hint=f"give a `wholemem.{kind.__name__}`")
 
 
 def check_number(dtype: torch.dtype) -> None:
@@ -99,7 +112,7 @@ def check_like(what: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
 
 def check_together(what: str, tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Raises unless two tensors are on one device."""
-    if tensor.get_device() != other.get_device():
+    if tensor.device != other.device:
         raise WrongDevice(
             f"{what} is on {tensor.device}, and the other tensor on {other.device}", hint="move one to the other"
         )
