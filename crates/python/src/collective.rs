@@ -9,6 +9,7 @@ use wholemem_hal::{Rights, Span};
 use crate::array::{Array, Layout, View};
 use crate::communicator::{Communicator, Open};
 use crate::error::{Raised, Raises};
+use crate::number::natural;
 use crate::stream::Target;
 use crate::wait::waiting;
 use crate::window::Kept;
@@ -144,7 +145,7 @@ impl Communicator {
         &self,
         py: Python<'py>,
         array: Bound<'py, PyAny>,
-        root: u32,
+        #[pyo3(from_py_with = natural)] root: u32,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let out = Some(array.clone());

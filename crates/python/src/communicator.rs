@@ -15,6 +15,7 @@ use crate::device::DeviceName;
 use crate::direct::memory_of_frameworks;
 use crate::error::{Raised, Raises};
 use crate::handle::Handle;
+use crate::number::natural;
 use crate::stream::{Streams, Target};
 use crate::wait::waiting;
 use crate::window::Windows;
@@ -92,7 +93,8 @@ impl Communicator {
             return Err(wholemem_comm::Error::Forked.into());
         }
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.clone().ok_or_else(|| Raised::new("Closed", "the communicator is closed"))
+        let closed = || Raised::new("Closed", "the communicator is closed").hint("make another one");
+        open.clone().ok_or_else(closed)
     }
 }
 
@@ -114,9 +116,8 @@ fn group_of(ranks: Ranks, name: DeviceName) -> Result<Communicator, Raised> {
 impl Communicator {
     #[classmethod]
     #[pyo3(signature = (*, device=None))]
-    fn from_env(_class: &Bound<'_, PyType>, py: Python<'_>, device: Option<&str>) -> PyResult<Self> {
-        let name = DeviceName::parse(device).raised()?;
-        waiting(py, || group_of(Ranks::from_env()?, name))
+    fn from_env(_class: &Bound<'_, PyType>, py: Python<'_>, device: Option<DeviceName>) -> PyResult<Self> {
+        waiting(py, || group_of(Ranks::from_env()?, device.unwrap_or_default()))
     }
 
     #[classmethod]
@@ -125,12 +126,12 @@ impl Communicator {
         _class: &Bound<'_, PyType>,
         py: Python<'_>,
         unique_id: &str,
-        rank: u32,
-        size: u32,
-        device: Option<&str>,
+        #[pyo3(from_py_with = natural)] rank: u32,
+        #[pyo3(from_py_with = natural)] size: u32,
+        device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let (name, timeout) = (DeviceName::parse(device).raised()?, patience(timeout).raised()?);
+        let (name, timeout) = (device.unwrap_or_default(), patience(timeout).raised()?);
         let id: UniqueId = unique_id.parse().raised()?;
         waiting(py, || {
             let mut ranks = Ranks::create(&id, Rank(rank), size, Deadline::after(timeout))?;
@@ -156,11 +157,11 @@ impl Communicator {
     fn local(
         _class: &Bound<'_, PyType>,
         py: Python<'_>,
-        size: u32,
-        device: Option<&str>,
+        #[pyo3(from_py_with = natural)] size: u32,
+        device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<Vec<Self>> {
-        let (name, timeout) = (DeviceName::parse(device).raised()?, patience(timeout).raised()?);
+        let (name, timeout) = (device.unwrap_or_default(), patience(timeout).raised()?);
         waiting(py, || {
             if size == 0 {
                 return Err(wholemem::Error::NoRanks.into());

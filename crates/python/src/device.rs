@@ -6,7 +6,7 @@ use wholemem_hal::{Backend, BackendKind, Device};
 use crate::error::{Raised, Raises};
 
 /// Which device a rank is to have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct DeviceName {
     /// The best backend there is, if none is named.
     backend: Option<BackendKind>,
@@ -15,8 +15,7 @@ pub(crate) struct DeviceName {
 }
 
 impl DeviceName {
-    pub(crate) fn parse(name: Option<&str>) -> Result<Self, Raised> {
-        let Some(name) = name else { return Ok(Self { backend: None, id: None }) };
+    fn parse(name: &str) -> Result<Self, Raised> {
         let (kind, id) = name.split_once(':').map_or((name, None), |(kind, id)| (kind, Some(id)));
         let backend = match kind {
             "cpu" | "host" => Some(BackendKind::Host),
@@ -59,6 +58,6 @@ impl<'py> FromPyObject<'_, 'py> for DeviceName {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        Self::parse(Some(&given.str()?.extract::<String>()?)).raised()
+        Self::parse(&given.str()?.extract::<String>()?).raised()
     }
 }

@@ -15,6 +15,7 @@ use wholemem_hal::{BackendKind, Device, Rights, Span};
 use crate::array::{Element, Exchange, Place};
 use crate::communicator::{Communicator, Open};
 use crate::error::{Raised, Raises};
+use crate::number::natural;
 use crate::tensor::WholeTensor;
 use crate::wait::waiting;
 use crate::window::Kept;
@@ -312,7 +313,7 @@ impl Communicator {
         input: u64,
         output: u64,
         len: usize,
-        root: u32,
+        #[pyo3(from_py_with = natural)] root: u32,
         device: i32,
         stream: u64,
     ) -> PyResult<()> {

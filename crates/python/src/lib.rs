@@ -6,6 +6,7 @@
 //! | `wait` | calls that may wait: without the interpreter's lock, and ended by Ctrl-C |
 //! | `array` | memory with a shape, a type and an owner, in and out by DLPack and its like |
 //! | `communicator`, `device`, `stream` | ranks that have devices, and where their work runs |
+//! | `number` | ranks, rows, bytes and shapes, as Python gives them |
 //! | `tensor`, `rows` | elements over many ranks, gathered and scattered |
 //! | `direct`, `handle` | the same by address, and numbers for tensors: for a framework that has checked its own |
 //! | `doctor` | what this machine can do |
@@ -28,6 +29,7 @@ mod direct;
 mod doctor;
 mod error;
 mod handle;
+mod number;
 mod pool;
 mod rows;
 mod store;

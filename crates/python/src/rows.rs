@@ -40,6 +40,13 @@ impl WholeTensor {
                 Bound::new(py, Array::new(self.open.make(layout).raised()?))?.into_any()
             }
         };
+        let given = target.take(&out)?.layout.element;
+        if let Some(asked) = dtype
+            && asked != given
+        {
+            let message = format!("the output holds {}, and {} was asked for", given.name, asked.name);
+            return Err(Raised::new("WrongValue", message).hint("leave out `dtype`").into());
+        }
         let convert = convert || dtype.is_some();
         let rows = self.beside(&target, &out, "the output", &shape, Rights::ReadWrite, convert)?;
         let (table, on) = (&self.rows, &target.stream);

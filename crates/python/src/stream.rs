@@ -29,6 +29,8 @@ impl Target {
     pub(crate) fn of(open: &Open, given: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let device = open.group.device();
         if device.backend().kind() == BackendKind::Host {
+            // Not used, but no excuse for what is none.
+            given.map(handle_of).transpose()?;
             return Ok(Self { stream: open.stream.clone(), dlpack: None, turn: None });
         }
         let handle = given.map_or(Ok(0), handle_of)?;

@@ -14,6 +14,7 @@ use crate::array::{Array, Element, Layout, Place, View};
 use crate::communicator::{Communicator, Open};
 use crate::error::{Raised, Raises};
 use crate::handle::Handle;
+use crate::number::{Shape, natural};
 use crate::stream::Target;
 use crate::wait::waiting;
 
@@ -87,21 +88,21 @@ impl WholeTensor {
         _class: &Bound<'_, PyType>,
         py: Python<'_>,
         comm: &Communicator,
-        shape: Vec<u64>,
+        shape: Shape,
         dtype: Element,
         kind: &str,
         location: &str,
-        rows_of_each: Option<Vec<u64>>,
+        rows_of_each: Option<Shape>,
         equal_addresses: bool,
     ) -> PyResult<Self> {
         let open = comm.open().raised()?;
         let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
         let spec = TensorSpec {
             dtype: dtype.stored().raised()?,
-            shape,
+            shape: shape.0,
             kind,
             location,
-            rows_of_each,
+            rows_of_each: rows_of_each.map(|rows| rows.0),
             equal_addresses,
         };
         let rows = waiting(py, || Rows::create(&open.group, &spec))?;
@@ -119,7 +120,7 @@ impl WholeTensor {
         name: Option<&str>,
         kind: &str,
         location: &str,
-        rows_of_each: Option<Vec<u64>>,
+        rows_of_each: Option<Shape>,
     ) -> PyResult<Self> {
         let open = comm.open().raised()?;
         let source = match name {
@@ -127,7 +128,7 @@ impl WholeTensor {
             None => Source::new(path),
         };
         let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
-        let spec = LoadSpec { kind, location, rows_of_each };
+        let spec = LoadSpec { kind, location, rows_of_each: rows_of_each.map(|rows| rows.0) };
         let rows = waiting(py, || Rows::load(&open.group, &source, &spec, &unless_interrupted))?;
         let element = Element::of(rows.dtype());
         Ok(Self::new(rows, element, open))
@@ -223,7 +224,7 @@ impl WholeTensor {
         self.array(self.rows.local().raised()?).raised()
     }
 
-    fn rows_of(&self, rank: u32) -> PyResult<Array> {
+    fn rows_of(&self, #[pyo3(from_py_with = natural)] rank: u32) -> PyResult<Array> {
         self.array(self.rows.rows_of(Rank(rank)).raised()?).raised()
     }
 
@@ -235,11 +236,19 @@ impl WholeTensor {
         self.array(all.raised()?).raised()
     }
 
-    fn rows(&self, start: u64, stop: u64) -> PyResult<Self> {
+    fn rows(
+        &self,
+        #[pyo3(from_py_with = natural)] start: u64,
+        #[pyo3(from_py_with = natural)] stop: u64,
+    ) -> PyResult<Self> {
         Ok(Self::new(self.rows.rows(start..stop).raised()?, self.element, Arc::clone(&self.open)))
     }
 
-    fn columns(&self, start: u64, stop: u64) -> PyResult<Self> {
+    fn columns(
+        &self,
+        #[pyo3(from_py_with = natural)] start: u64,
+        #[pyo3(from_py_with = natural)] stop: u64,
+    ) -> PyResult<Self> {
         Ok(Self::new(self.rows.columns(start..stop).raised()?, self.element, Arc::clone(&self.open)))
     }
 
@@ -247,7 +256,7 @@ impl WholeTensor {
     fn write(
         &self,
         py: Python<'_>,
-        first: u64,
+        #[pyo3(from_py_with = natural)] first: u64,
         array: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
@@ -263,7 +272,7 @@ impl WholeTensor {
     fn read(
         &self,
         py: Python<'_>,
-        first: u64,
+        #[pyo3(from_py_with = natural)] first: u64,
         out: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {

@@ -8,6 +8,7 @@ use wholemem::{Rank, Window as Parts};
 use crate::array::{Array, Element, Layout, Place, View};
 use crate::communicator::{Communicator, Open};
 use crate::error::{Raised, Raises};
+use crate::number::{Shape, natural};
 use crate::stream::Target;
 use crate::wait::waiting;
 
@@ -93,25 +94,30 @@ impl Window {
         self.kept.parts.len()
     }
 
-    fn nbytes_of(&self, rank: u32) -> usize {
+    fn nbytes_of(&self, #[pyo3(from_py_with = natural)] rank: u32) -> usize {
         self.kept.parts.len_of(Rank(rank))
     }
 
     #[pyo3(signature = (dtype=None, shape=None, *, offset=0))]
-    fn local(&self, dtype: Option<Element>, shape: Option<Vec<i64>>, offset: usize) -> PyResult<Array> {
+    fn local(
+        &self,
+        dtype: Option<Element>,
+        shape: Option<Shape>,
+        #[pyo3(from_py_with = natural)] offset: usize,
+    ) -> PyResult<Array> {
         self.peer(self.open.group.rank().0, dtype, shape, offset)
     }
 
     #[pyo3(signature = (rank, dtype=None, shape=None, *, offset=0))]
     fn peer(
         &self,
-        rank: u32,
+        #[pyo3(from_py_with = natural)] rank: u32,
         dtype: Option<Element>,
-        shape: Option<Vec<i64>>,
-        offset: usize,
+        shape: Option<Shape>,
+        #[pyo3(from_py_with = natural)] offset: usize,
     ) -> PyResult<Array> {
         let element = dtype.unwrap_or_else(|| Element::of(wholemem::Dtype::U8));
-        self.array(Rank(rank), element, shape, offset).raised()
+        self.array(Rank(rank), element, shape.map(|shape| shape.signed()), offset).raised()
     }
 
     fn __repr__(&self) -> String {
@@ -122,7 +128,7 @@ impl Window {
 
 #[pymethods]
 impl Communicator {
-    fn mem_alloc(&self, py: Python<'_>, nbytes: usize) -> PyResult<Window> {
+    fn mem_alloc(&self, py: Python<'_>, #[pyo3(from_py_with = natural)] nbytes: usize) -> PyResult<Window> {
         let open = self.open().raised()?;
         let parts = waiting(py, || open.symmetric()?.mem_alloc(nbytes).map_err(Raised::from))?;
         Ok(Window { kept: open.windows.keep(parts), open })

@@ -377,3 +377,24 @@ sys.keeps = keeps
 """
     ended = subprocess.run([sys.executable, "-X", "faulthandler", "-c", script], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_shapes_and_types_are_what_numpy_makes_of_them() -> None:
+    for shape, dtype in (((2, 3), float), (4, "float"), ((), int), ([2], bool), (5, np.float32)):
+        made, like = wholemem.zeros(shape, dtype), np.zeros(shape, dtype)
+        assert (made.shape, made.dtype) == (like.shape, like.dtype.name)
+        assert made.data_ptr() % 64 == 0 and not made.numpy().any()
+
+
+def test_new_memory_is_not_touched_before_it_is_used() -> None:
+    before = resident()
+    array = wholemem.zeros(1 << 28, "uint8")
+    assert resident() - before < 1 << 26
+    array.numpy()[:] = 1
+    assert resident() - before > 1 << 27
+
+
+def test_numpy_is_told_what_it_cannot_hold() -> None:
+    with pytest.raises(errors.Unsupported, match="numpy has no type like bfloat16") as caught:
+        np.asarray(wholemem.zeros(3, "bfloat16"))
+    assert "torch" in str(caught.value.hint)

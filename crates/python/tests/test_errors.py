@@ -4,11 +4,13 @@ import builtins
 import pickle
 import subprocess
 import sys
+from typing import Any
 
+import numpy as np
 import pytest
 
 import wholemem
-from wholemem import errors
+from wholemem import Communicator, WholeTensor, errors
 
 
 @pytest.mark.parametrize(
@@ -78,3 +80,45 @@ print(wholemem.__version__)
 """
     seen = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == wholemem.__version__
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda comm, table: WholeTensor.create(comm, (-1, 3), "float32"), "-1 is out of range"),
+        (lambda comm, table: table.rows(-2, 5), "-2 is out of range"),
+        (lambda comm, table: table.rows_of(-1), "-1 is out of range"),
+        (lambda comm, table: table.write(-1, np.ones((1, 3), np.float32)), "-1 is out of range"),
+        (lambda comm, table: comm.mem_alloc(-1), "-1 is out of range"),
+        (lambda comm, table: comm.mem_alloc(1 << 70), "1180591620717411303424 is out of range"),
+        (lambda comm, table: comm.broadcast(np.ones(2), -1), "-1 is out of range"),
+        (lambda comm, table: Communicator.local(-1, device="cpu"), "-1 is out of range"),
+        (lambda comm, table: wholemem.zeros((-3,), "int8"), "-3 is out of range"),
+        (
+            lambda comm, table: table.gather(np.array([0]), np.ones((1, 3), np.float32), dtype="float64"),
+            "the output holds float32, and float64 was asked for",
+        ),
+        (lambda comm, table: comm.all_reduce(np.ones(2, "datetime64[s]")), "does not give its memory away"),
+    ],
+)
+def test_values_that_cannot_be_are_told_with_a_hint(call: Any, says: str) -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    table = WholeTensor.create(comm, (5, 3), "float32")
+    with pytest.raises(errors.WrongValue, match=says) as caught:
+        call(comm, table)
+    assert caught.value.hint
+
+
+def test_a_stream_that_is_none_is_told_also_where_there_are_none() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    with pytest.raises(errors.WrongType, match="`str` is no stream"):
+        comm.all_reduce(np.ones(2), stream="nonsense")
+    assert comm.all_reduce(np.ones(2), stream=0).numpy().sum() == 2
+
+
+def test_what_is_closed_says_what_to_do() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    comm.close()
+    with pytest.raises(errors.Closed, match="the communicator is closed") as caught:
+        comm.barrier()
+    assert caught.value.hint == "make another one"

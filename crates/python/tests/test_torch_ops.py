@@ -10,6 +10,7 @@ import pytest
 from torch_world import alone, device, forget_what_was_compiled, limit, needs_cuda, quiet, ranks, torch
 from world import each
 
+import wholemem
 import wholemem.torch as wm
 from wholemem import Communicator, WholeTensor, errors
 
@@ -17,7 +18,7 @@ __all__ = ["device", "forget_what_was_compiled", "limit"]
 pytestmark = quiet
 
 
-def joined(device: str) -> Communicator:
+def joined(device: Any) -> Communicator:
     (comm,) = Communicator.local(1, device=device)
     return comm
 
@@ -351,3 +352,23 @@ def test_a_forked_worker_of_a_loader_is_told_and_its_parent_goes_on() -> None:
         assert wm.gather(rows.table, torch.tensor([9])).tolist() == [[18, 19]]
         alone_in_the_main_process = torch.utils.data.DataLoader(rows, batch_size=5)
         np.testing.assert_array_equal(torch.cat(list(alone_in_the_main_process)).reshape(10, 2), np.arange(20).reshape(10, 2))
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_tensors_that_are_not_what_they_seem_are_refused_by_all_calls() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    comm = joined(torch.device("cpu"))
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    negative = (torch.ones(1, dtype=torch.complex64) * 2j).conj().imag
+    for tensor, says in (
+        (fake, "the array has no memory"),
+        (torch.ones(3, device="meta"), "does not give its memory away"),
+        (torch.nn.Parameter(torch.ones(3)), "does not give its memory away"),
+        (negative, "the tensor is the negative of what is in its memory"),
+    ):
+        for call in (comm.all_reduce, wholemem.asarray):
+            with pytest.raises(errors.WrongValue, match=says) as caught:
+                call(tensor)
+            assert caught.value.hint

@@ -81,7 +81,7 @@ class Array:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
-def zeros(shape: Sequence[int], dtype: Any) -> Array:
+def zeros(shape: Union[int, Sequence[int]], dtype: Any) -> Array:
     """New memory of this process, zero."""
 
 def asarray(object: Any) -> Array:
@@ -126,7 +126,7 @@ class Communicator:
     """
 
     @classmethod
-    def from_env(cls, *, device: Optional[str] = None) -> Communicator:
+    def from_env(cls, *, device: Any = None) -> Communicator:
         """Joins the group that a launcher started this process for: ``wholemem launch``, torchrun, srun or mpirun."""
     @classmethod
     def create(
@@ -135,18 +135,18 @@ class Communicator:
         rank: int,
         size: int,
         *,
-        device: Optional[str] = None,
+        device: Any = None,
         timeout: Optional[float] = None,
     ) -> Communicator:
         """Joins the group of an id, and returns when all ranks have. ``timeout`` is in seconds, also for later calls."""
     @classmethod
     def from_torch(
-        cls, group: Any = None, *, device: Optional[str] = None, timeout: Optional[float] = None
+        cls, group: Any = None, *, device: Any = None, timeout: Optional[float] = None
     ) -> Communicator:
         """Joins with the ranks of a group of ``torch.distributed``; of the default one, if none is given."""
     @classmethod
     def local(
-        cls, size: int, *, device: Optional[str] = None, timeout: Optional[float] = None
+        cls, size: int, *, device: Any = None, timeout: Optional[float] = None
     ) -> list[Communicator]:
         """A group within this process: a communicator for each thread that is a rank."""
     @property
@@ -224,11 +224,11 @@ class Window:
     def nbytes_of(self, rank: int) -> int:
         """How many bytes a rank has of it."""
     def local(
-        self, dtype: Any = None, shape: Optional[Sequence[int]] = None, *, offset: int = 0
+        self, dtype: Any = None, shape: Union[None, int, Sequence[int]] = None, *, offset: int = 0
     ) -> Array:
         """This rank's part from some byte on, as an array: of bytes, if nothing else is asked for."""
     def peer(
-        self, rank: int, dtype: Any = None, shape: Optional[Sequence[int]] = None, *, offset: int = 0
+        self, rank: int, dtype: Any = None, shape: Union[None, int, Sequence[int]] = None, *, offset: int = 0
     ) -> Array:
         """A rank's part, as this rank reaches it."""
 
@@ -248,7 +248,7 @@ class WholeTensor:
     def create(
         cls,
         comm: Communicator,
-        shape: Sequence[int],
+        shape: Union[int, Sequence[int]],
         dtype: Any,
         *,
         kind: str = "continuous",

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Optional
 
 from ._native import unique_id
+from .errors import WrongValue
 
 if TYPE_CHECKING:
     from ._native import Communicator
@@ -22,6 +23,8 @@ def through_torch(
     torch: Any = import_module("torch")
     distributed: Any = import_module("torch.distributed")
     rank, size = distributed.get_rank(group), distributed.get_world_size(group)
+    if rank < 0:
+        raise WrongValue("this process is no rank of the group", hint="call it on the ranks of the group only")
     ids: list[Optional[str]] = [None] * size
     distributed.all_gather_object(ids, unique_id() if rank == 0 else None, group=group)
     first = ids[0]

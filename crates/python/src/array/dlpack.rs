@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
@@ -30,6 +31,9 @@ const VERSIONED_TAKEN: &CStr = c"used_dltensor_versioned";
 
 /// The version of the structures below; readers take any minor one of the same major.
 const VERSION: (u32, u32) = (1, 1);
+/// Below this no memory begins, on any system with virtual memory.
+const FIRST: u64 = 4096;
+
 const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;
 
@@ -278,6 +282,13 @@ impl<M: Managed> Drop for Taken<M> {
 /// Takes an array that says `__dlpack__`. `stream` is where GPUs will use it.
 pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
     let py = given.py();
+    // Nothing in DLPack says that elements are yet to be negated, and torch gives them away all the same.
+    if let Ok(is_neg) = given.getattr(intern!(py, "is_neg"))
+        && is_neg.call0()?.is_truthy()?
+    {
+        let message = "the tensor is the negative of what is in its memory";
+        return Err(Raised::new("WrongValue", message).hint("give `tensor.resolve_neg()`").into());
+    }
     let says = PyDict::new(py);
     if let Some(stream) = stream {
         says.set_item("stream", stream)?;
@@ -331,6 +342,10 @@ fn take_as<M: Managed>(capsule: &Bound<'_, PyAny>) -> PyResult<View> {
     } else {
         Layout::strided(element, shape.to_vec(), strides.to_vec())?
     };
+    if tensor.address() < FIRST && layout.len() > 0 {
+        let hint = "give one that is not only described: no tensor of `meta`, nor a fake one";
+        return Err(Raised::new("WrongValue", "the array has no memory").hint(hint).into());
+    }
     let (address, place) = (tensor.address(), Place { kind: tensor.device_type, id: tensor.device_id });
     Ok(View { address, layout, place, readonly, owner: Arc::new(taken) })
 }

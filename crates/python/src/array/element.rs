@@ -183,8 +183,8 @@ impl<'py> FromPyObject<'_, 'py> for Element {
         let name = name.rsplit('.').next().unwrap_or_default();
         let name = match name {
             "bool_" => "bool",
-            "float" => "float32",
-            "double" => "float64",
+            "float" | "double" => "float64",
+            "int" => "int64",
             "half" => "float16",
             name => name,
         };

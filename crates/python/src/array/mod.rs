@@ -20,7 +20,7 @@ mod layout;
 mod turn;
 mod view;
 
-use pyo3::exceptions::PyAttributeError;
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -31,6 +31,7 @@ pub(crate) use turn::Turn;
 pub(crate) use view::{Place, View};
 
 use crate::error::{Raised, Raises};
+use crate::number::Shape;
 use turn::LastTurn;
 
 /// A view of memory that keeps its owner: see `wholemem.Array` in Python.
@@ -70,6 +71,29 @@ pub(crate) fn take(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<Vi
     if let Ok(array) = given.cast::<Array>() {
         return Ok(array.get().view.clone());
     }
+    take_foreign(given, stream).map_err(|error| explained(given, error))
+}
+
+/// What keeps somebody else's array from being taken, as an exception of ours.
+fn explained(given: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
+    let py = given.py();
+    let is_theirs = error.is_instance_of::<PyBufferError>(py)
+        || error.is_instance_of::<PyValueError>(py)
+        || error.is_instance_of::<PyRuntimeError>(py);
+    let is_ours = || error.value(py).hasattr("hint").unwrap_or(false);
+    if !is_theirs || is_ours() {
+        return error;
+    }
+    let kind = given.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
+    let message = format!("this `{kind}` does not give its memory away: {}", error.value(py));
+    let hint =
+        "give an array of plain numbers that are there; of a tensor with a gradient, `tensor.detach()`";
+    let explained = PyErr::from(Raised::new("WrongValue", message).hint(hint));
+    explained.set_cause(py, Some(error));
+    explained
+}
+
+fn take_foreign(given: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<View> {
     // First, since it is the quickest, and says of every array whether it can be written.
     let refused = match buffer::is_buffer(given).then(|| buffer::take(given)) {
         Some(Ok(view)) => return Ok(view),
@@ -243,9 +267,20 @@ impl Array {
             Turn::new(last.device(), stream, None).follow(&last).raised()?;
         }
         if copy == Some(true) {
-            return dlpack::give(py, &self.view.copied(stream).raised()?, versioned, true);
+            let copy = py.detach(|| self.view.copied(stream)).raised()?;
+            return dlpack::give(py, &copy, versioned, true);
         }
         dlpack::give(py, &self.view, versioned, false)
+    }
+
+    /// Asked by numpy when it finds no other way.
+    #[pyo3(signature = (*_arguments, **_named))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        _arguments: &Bound<'py, PyTuple>,
+        _named: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Self::numpy(slf)
     }
 
     #[getter]
@@ -301,8 +336,8 @@ impl Array {
 
 /// New memory of this process, zero.
 #[pyfunction]
-pub(crate) fn zeros(shape: Vec<i64>, dtype: Element) -> PyResult<Array> {
-    let layout = Layout::contiguous(dtype, &shape).raised()?;
+pub(crate) fn zeros(shape: Shape, dtype: Element) -> PyResult<Array> {
+    let layout = Layout::contiguous(dtype, &shape.signed()).raised()?;
     View::zeroed(layout).map(Array::new).raised()
 }
 

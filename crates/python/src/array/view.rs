@@ -210,9 +210,13 @@ impl View {
 }
 
 /// Bytes of this process, on the cache lines that vector instructions like best.
+///
+/// Allocators give long memory that is zero at once, without touching it, but only where nothing more than their own
+/// alignment is asked for; so a little more is asked for instead.
 #[derive(Debug)]
 struct Zeroed {
     at: NonNull<u8>,
+    begins: NonNull<u8>,
     layout: alloc::Layout,
 }
 
@@ -227,11 +231,15 @@ impl Zeroed {
     fn new(len: usize) -> Result<Self, Raised> {
         let too_long = |_| Raised::new("OutOfMemory", format!("{len} bytes are more than any memory has"));
         // Never of no bytes: what has no elements has an address all the same.
-        let layout = alloc::Layout::from_size_align(len.max(1), Self::ALIGN).map_err(too_long)?;
+        let layout = alloc::Layout::from_size_align(len.saturating_add(Self::ALIGN), 1).map_err(too_long)?;
         // SAFETY: the size is not zero.
-        let at = NonNull::new(unsafe { alloc::alloc_zeroed(layout) });
-        match at {
-            Some(at) => Ok(Self { at, layout }),
+        let begins = NonNull::new(unsafe { alloc::alloc_zeroed(layout) });
+        match begins {
+            Some(begins) => {
+                let before = begins.as_ptr().align_offset(Self::ALIGN);
+                // SAFETY: less than the alignment, by which there are more bytes than are needed.
+                Ok(Self { at: unsafe { begins.add(before) }, begins, layout })
+            }
             None if len > 1 << 20 => {
                 Err(Raised::new("OutOfMemory", format!("{len} bytes are not to be had")))
             }
@@ -243,6 +251,6 @@ impl Zeroed {
 impl Drop for Zeroed {
     fn drop(&mut self) {
         // SAFETY: allocated above with this layout, and nobody has a view any more.
-        unsafe { alloc::dealloc(self.at.as_ptr(), self.layout) }
+        unsafe { alloc::dealloc(self.begins.as_ptr(), self.layout) }
     }
 }

@@ -95,7 +95,7 @@ class FastAllreduce:
     def should_use(self, tensor: torch.Tensor) -> bool:
         """Whether this is the way to reduce a tensor: it can be, and is not larger than ``max_size``."""
         return (
-            tensor.get_device() == self._number
+            tensor.device == self.device
             and tensor.dtype in CODES
             and tensor.is_contiguous()
             and 0 < tensor.nbytes <= self.max_size
