@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from .._native import Communicator, Exchange, WholeTensor, op_code
-from ..errors import BadIndex, Unsupported, WrongValue
+from ..errors import BadIndex
 from ..handles import find
 from . import tensors
 from .effects import ordered
@@ -22,9 +22,11 @@ from .shortcut import is_forward, shortcut
 from .tensors import (
     CODES,
     address_of,
+    check_asked,
     check_contiguous,
     check_indices,
     check_kind,
+    check_no_gradient,
     check_own,
     check_rows,
     conversion,
@@ -59,7 +61,8 @@ def gather(
 
     An index that names no row raises :class:`~wholemem.errors.BadIndex`; on a GPU, in the next call or in ``table.check()``.
     """
-    check_kind("the table", table, WholeTensor)
+    if not isinstance(table, WholeTensor):
+        check_kind("the table", table, WholeTensor)
     if out is None:
         exchange = shortcut()
         if exchange is not None and _are_indices(indices):
@@ -67,15 +70,14 @@ def gather(
             if table.gather_seen(exchange, indices, rows):
                 return rows
         return OPS.gather(table.handle, indices, dtype)
-    if dtype is not None and dtype is not out.dtype:
-        raise WrongValue(f"the output holds {out.dtype}, and {dtype} was asked for", hint="leave out `dtype`")
+    if dtype is not None:
+        check_asked("the output", out, dtype)
     if isinstance(out, torch.Tensor):
-        if out.requires_grad and torch.is_grad_enabled():
-            raise Unsupported("the output requires a gradient", hint="give it by `detach()`, or under `torch.no_grad()`")
+        if out.requires_grad:
+            check_no_gradient("the output", out)
         exchange = shortcut()
-        if exchange is not None and _are_indices(indices) and not out.is_neg():
-            if _fill_seen(exchange, table, indices, out):
-                return out
+        if exchange is not None and not out.is_neg() and _fill_seen(exchange, table, indices, out):
+            return out
         if torch.compiler.is_compiling() or is_forward():
             # A tensor that is written cannot be in an operator whose order is kept; nor does one take its tangent along.
             return out.copy_(OPS.gather(table.handle, indices, out.dtype))
@@ -155,13 +157,10 @@ def _gather_into_fake(handle: int, indices: torch.Tensor, out: torch.Tensor) -> 
 
 
 def _are_indices(indices: torch.Tensor) -> bool:
-    """Whether these can be taken for indices as they lie in memory."""
-    return (
-        type(indices) is torch.Tensor
-        and (indices.dtype is torch.int64 or indices.dtype is torch.int32)
-        and indices.is_contiguous()
-        and not indices.is_neg()
-    )
+    """Whether these can be taken for indices as they lie in memory: it is worth while to make room for their rows."""
+    if type(indices) is not torch.Tensor or not indices.is_contiguous():
+        return False
+    return indices.dtype is torch.int64 or indices.dtype is torch.int32
 
 
 def _fill_seen(exchange: Exchange, table: WholeTensor, indices: torch.Tensor, out: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Optional
 import torch
 
 from .._native import WholeTensor, dtype_code
-from ..errors import WrongDevice, WrongStride, WrongType, WrongValue
+from ..errors import Unsupported, WrongDevice, WrongStride, WrongType, WrongValue
 
 __all__ = ["as_tensor"]
 
@@ -92,6 +92,18 @@ def check_contiguous(what: str, tensor: torch.Tensor) -> None:
             f"{what} is not contiguous: strides {list(tensor.stride())} of shape {list(tensor.shape)}",
             hint="make it so by `contiguous()`",
         )
+
+
+def check_asked(what: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raises unless a tensor holds what was asked for."""
+    if dtype is not tensor.dtype:
+        raise WrongValue(f"{what} holds {tensor.dtype}, and {dtype} was asked for", hint="leave out `dtype`")
+
+
+def check_no_gradient(what: str, tensor: torch.Tensor) -> None:
+    """Raises if a backward pass would come to a tensor that is to be written."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise Unsupported(f"{what} requires a gradient", hint="give it by `detach()`, or under `torch.no_grad()`")
 
 
 def check_own(what: str, tensor: torch.Tensor) -> None:
