@@ -103,6 +103,11 @@ pub(crate) fn op_of(name: &str) -> Result<ReduceOp, Raised> {
 
 #[pymethods]
 impl Communicator {
+    /// Combines the elements of all ranks, and gives all of them the outcome, the same to the bit.
+    ///
+    /// ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``. The outcome is in ``out``,
+    /// which may be ``array`` itself, or in a new :class:`Array`. Arrays that lie in a window are read where they are;
+    /// all ranks give such ones, at the same place, or none does.
     #[pyo3(signature = (array, out=None, *, op="sum", stream=None))]
     fn all_reduce<'py>(
         &self,
@@ -123,6 +128,7 @@ impl Communicator {
         Ok(out)
     }
 
+    /// Gives every rank's array to all ranks, one after the other.
     #[pyo3(signature = (array, out=None, *, stream=None))]
     fn all_gather<'py>(
         &self,
@@ -140,6 +146,7 @@ impl Communicator {
         Ok(out)
     }
 
+    /// Makes every rank's array what the root's is, and returns it.
     #[pyo3(signature = (array, root=0, *, stream=None))]
     fn broadcast<'py>(
         &self,
@@ -158,6 +165,7 @@ impl Communicator {
         Ok(out)
     }
 
+    /// A barrier for what is enqueued on a stream: on a GPU nobody waits but the streams.
     #[pyo3(signature = (*, stream=None))]
     fn stream_barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let open = self.open().raised()?;

@@ -61,6 +61,17 @@ impl Open {
 }
 
 /// A rank's membership in a group of ranks, each with a device.
+///
+/// Ranks are processes as a rule, or threads of one. What they do together, all of them call, in the same order. A rank
+/// that dies or does not come is an exception that names it. Used as a context, it leaves the group at the end; memory
+/// that was made through it stays until it is dropped.
+///
+/// >>> import wholemem
+/// >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
+/// >>> with comm:
+/// ...     comm.barrier()
+/// ...     print(comm)
+/// Communicator(rank=0, size=1, device=cpu)
 #[pyclass(frozen, weakref, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct Communicator {
@@ -114,12 +125,14 @@ fn group_of(ranks: Ranks, name: DeviceName) -> Result<Communicator, Raised> {
 
 #[pymethods]
 impl Communicator {
+    /// Joins the group that a launcher started this process for: ``wholemem launch``, torchrun, srun or mpirun.
     #[classmethod]
     #[pyo3(signature = (*, device=None))]
     fn from_env(_class: &Bound<'_, PyType>, py: Python<'_>, device: Option<DeviceName>) -> PyResult<Self> {
         waiting(py, || group_of(Ranks::from_env()?, device.unwrap_or_default()))
     }
 
+    /// Joins the group of an id, and returns when all ranks have. ``timeout`` is in seconds, also for later calls.
     #[classmethod]
     #[pyo3(signature = (unique_id, rank, size, *, device=None, timeout=None))]
     fn create(
@@ -140,6 +153,7 @@ impl Communicator {
         })
     }
 
+    /// Joins with the ranks of a group of ``torch.distributed``; of the default one, if none is given.
     #[classmethod]
     #[pyo3(signature = (group=None, *, device=None, timeout=None))]
     fn from_torch<'py>(
@@ -152,6 +166,7 @@ impl Communicator {
         meet.call1((class, group, device, timeout))
     }
 
+    /// A group within this process: a communicator for each thread that is a rank.
     #[classmethod]
     #[pyo3(signature = (size, *, device=None, timeout=None))]
     fn local(
@@ -188,31 +203,37 @@ impl Communicator {
         })
     }
 
+    /// This rank.
     #[getter]
     fn rank(&self) -> u32 {
         self.rank
     }
 
+    /// How many ranks there are.
     #[getter]
     fn size(&self) -> u32 {
         self.size
     }
 
+    /// This rank's device.
     #[getter]
     fn device(&self) -> String {
         Place::of(&self.device).to_string()
     }
 
+    /// A number for this, for places where only numbers go: see ``wholemem.handles``.
     #[getter]
     fn handle(slf: &Bound<'_, Self>) -> PyResult<u64> {
         slf.get().handle.of(slf)
     }
 
+    /// Whether this rank has left.
     #[getter]
     fn closed(&self) -> bool {
         self.epoch.is_current() && self.open.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
+    /// Waits until all ranks are here, and what they have done so far, on that stream too, can be seen by all.
     #[pyo3(signature = (*, stream=None))]
     fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let open = self.open().raised()?;
@@ -223,17 +244,20 @@ impl Communicator {
         })
     }
 
+    /// Raises what keeps the group from going on, if anything does, without waiting.
     fn check(&self) -> PyResult<()> {
         let open = self.open().raised()?;
         open.group.communicator().check().raised()?;
         open.symmetric.get().map_or(Ok(()), |symmetric| symmetric.check()).raised()
     }
 
+    /// Ends the group for all ranks, from whichever thread.
     fn abort(&self) -> PyResult<()> {
         self.open().raised()?.group.communicator().abort();
         Ok(())
     }
 
+    /// Leaves the group.
     fn close(&self, py: Python<'_>) {
         if self.epoch.is_current() {
             // Leaving takes a thread its time, which needs no lock of ours or of the interpreter.
@@ -256,7 +280,7 @@ impl Communicator {
     }
 }
 
-/// What ranks find each other by.
+/// What ranks find each other by: made by one of them, and passed on to the others.
 #[pyfunction]
 pub(crate) fn unique_id() -> PyResult<String> {
     UniqueId::create().map(|id| id.to_string()).raised()

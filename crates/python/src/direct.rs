@@ -20,13 +20,13 @@ use crate::tensor::WholeTensor;
 use crate::wait::waiting;
 use crate::window::Kept;
 
-/// The code of a type, as the calls here take it.
+/// The number of a type of elements, as the calls by address take it.
 #[pyfunction]
 pub(crate) fn dtype_code(dtype: Element) -> PyResult<u32> {
     dtype.number().map(Dtype::code).raised()
 }
 
-/// The code of a reduction, likewise.
+/// The number of a reduction, likewise.
 #[pyfunction]
 pub(crate) fn op_code(op: &str) -> PyResult<u32> {
     crate::collective::op_of(op).map(ReduceOp::code).raised()
@@ -74,6 +74,8 @@ pub(crate) fn memory_of_frameworks(device: &Device) -> Span {
 
 #[pymethods]
 impl WholeTensor {
+    /// :meth:`gather` by address, believed: indices of eight bytes or four, and rows ``stride`` bytes apart, or one
+    /// after the other if that is 0; converted where a type is named, on a GPU's number, or -1, on a stream's.
     #[pyo3(signature = (indices, count, wide, rows, stride, dtype, device, stream))]
     #[expect(clippy::too_many_arguments, reason = "numbers are passed one by one")]
     fn gather_at(
@@ -96,8 +98,7 @@ impl WholeTensor {
         self.gather_on(py, stream, &indices, &rows)
     }
 
-    /// The same for tensors that can be looked at. `False` if one cannot, or they do not fit each other and this tensor:
-    /// nothing was done then, and whoever looks more closely can say why.
+    /// :meth:`gather` of tensors that can be looked at and fit; otherwise nothing is done, and it is ``False``.
     #[pyo3(signature = (exchange, indices, rows))]
     fn gather_seen(
         &self,
@@ -105,6 +106,7 @@ impl WholeTensor {
         indices: &Bound<'_, PyAny>,
         rows: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
+        // Where nothing is done, whoever looks more closely can say why.
         let (py, exchange) = (exchange.py(), exchange.get());
         let (Some(from), Some(to)) = (exchange.look(indices), exchange.look(rows)) else { return Ok(false) };
         let wide = match from.element.name {
@@ -124,6 +126,7 @@ impl WholeTensor {
         Ok(true)
     }
 
+    /// :meth:`scatter`, or :meth:`scatter_add`, by address.
     #[pyo3(signature = (add, rows, stride, dtype, indices, count, wide, device, stream))]
     #[expect(clippy::too_many_arguments, reason = "numbers are passed one by one")]
     fn scatter_at(
@@ -246,6 +249,7 @@ impl Open {
 
 #[pymethods]
 impl Communicator {
+    /// :meth:`all_reduce` by address, believed: of ``count`` elements on a GPU's number, or -1, on a stream's.
     #[pyo3(signature = (input, output, count, dtype, op, device, stream))]
     #[expect(clippy::too_many_arguments, reason = "numbers are passed one by one")]
     fn all_reduce_at(
@@ -264,8 +268,8 @@ impl Communicator {
         open.reduce_at(py, [input, output], count, (dtype, reduction_of(op).raised()?), device, stream)
     }
 
-    /// The same for tensors that can be looked at. `False` if one cannot, or they are not alike: nothing was done then, and
-    /// whoever looks more closely can say why.
+    /// :meth:`all_reduce` of tensors that can be looked at and are alike; otherwise nothing is done, and it is
+    /// ``False``.
     #[pyo3(signature = (exchange, input, output, op))]
     fn all_reduce_seen(
         &self,
@@ -274,6 +278,7 @@ impl Communicator {
         output: &Bound<'_, PyAny>,
         op: u32,
     ) -> PyResult<bool> {
+        // Where nothing is done, whoever looks more closely can say why.
         let (py, exchange) = (exchange.py(), exchange.get());
         let Some(from) = exchange.look(input) else { return Ok(false) };
         let to = if input.is(output) { Some(from) } else { exchange.look(output) };
@@ -285,6 +290,7 @@ impl Communicator {
         Ok(true)
     }
 
+    /// :meth:`all_gather` by address: ``len`` bytes of each rank.
     #[pyo3(signature = (input, output, len, device, stream))]
     fn all_gather_at(
         &self,
@@ -305,6 +311,7 @@ impl Communicator {
         })
     }
 
+    /// :meth:`broadcast` by address: ``len`` bytes of the root.
     #[pyo3(signature = (input, output, len, root, device, stream))]
     #[expect(clippy::too_many_arguments, reason = "numbers are passed one by one")]
     fn broadcast_at(

@@ -15,7 +15,7 @@ type OnDevice = (u32, String, usize, Vec<Found>);
 /// Name, why it is not available, and its devices.
 type OnBackend = (String, Option<String>, Vec<OnDevice>);
 
-/// What was found out of each backend.
+/// What :func:`wholemem.doctor` makes its report of.
 #[pyfunction]
 pub(crate) fn findings(py: Python<'_>) -> PyResult<Vec<OnBackend>> {
     let backends = waiting(py, || Ok::<_, Error>(examine()))?;

@@ -19,7 +19,7 @@
 //! interpreter's lock first. A forked child that uses what it inherited gets an exception.
 //!
 //! What it will not do: decide anything. It says in Python what the crates below say in Rust; documentation for users is
-//! in `python/wholemem/`, beside the types.
+//! in `python/wholemem/`, beside the types. What Python sees of the rooms has the same words above it, for `help` to show.
 
 mod array;
 mod collective;
@@ -38,6 +38,7 @@ mod tensor;
 mod wait;
 mod window;
 
+/// The native half of the package. Its parts are used by the names they have in ``wholemem``.
 // With the lock: what is seen of a framework's tensors stays so while it is held.
 #[pyo3::pymodule(gil_used = true)]
 mod _native {

@@ -18,6 +18,11 @@ struct Asked {
 
 #[pymethods]
 impl WholeTensor {
+    /// The rows that the indices name, in ``out`` or in a new :class:`Array`.
+    ///
+    /// Elements are converted where ``dtype`` or ``convert`` asks for it: floats to floats, integers to integers. An
+    /// index that names no row raises :class:`~wholemem.errors.BadIndex`, of a GPU's work in the next call or in
+    /// :meth:`check`; its row is zero, and nothing else is touched. With ``skip_bad`` nobody is told.
     #[pyo3(signature = (indices, out=None, *, dtype=None, convert=false, skip_bad=false, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn gather<'py>(
@@ -62,6 +67,9 @@ impl WholeTensor {
         Ok(out)
     }
 
+    /// Writes rows to where the indices say. Other ranks see them behind the next ``barrier``.
+    ///
+    /// Where several go to one place, the order ``fixed`` leaves the last of the last rank, and is a call of all ranks.
     #[pyo3(signature = (array, indices, *, order="any", convert=false, skip_bad=false, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn scatter(
@@ -87,6 +95,7 @@ impl WholeTensor {
         })
     }
 
+    /// Adds rows to where the indices say. With the order ``fixed``, and at the ``host``, it is a call of all ranks.
     #[pyo3(signature = (array, indices, *, order="any", convert=false, skip_bad=false, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn scatter_add(

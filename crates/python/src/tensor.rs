@@ -18,7 +18,15 @@ use crate::number::{Shape, natural};
 use crate::stream::Target;
 use crate::wait::waiting;
 
-/// A tensor whose rows are divided among ranks.
+/// A tensor whose rows are divided among ranks: each stores its own, and reaches all.
+///
+/// >>> import numpy, wholemem
+/// >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
+/// >>> table = wholemem.WholeTensor.create(comm, (1000, 4), "float32")
+/// >>> table.scatter_add(numpy.ones((2, 4), "float32"), numpy.array([7, 7]))
+/// >>> table.gather(numpy.array([7, 8])).numpy()
+/// array([[2., 2., 2., 2.],
+///        [0., 0., 0., 0.]], dtype=float32)
 #[pyclass(frozen, weakref, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct WholeTensor {
@@ -81,6 +89,10 @@ fn location_of(name: &str) -> Result<Location, Raised> {
 
 #[pymethods]
 impl WholeTensor {
+    /// Makes a tensor, zero. All ranks call it with the same arguments.
+    ///
+    /// ``kind`` is ``continuous``, one range of addresses, or ``chunked``, one for each rank. ``location`` is the
+    /// ``device`` of each rank, or the ``host``. Rows are shared out evenly, or as ``rows_of_each`` says.
     #[classmethod]
     #[pyo3(signature = (comm, shape, dtype, *, kind="continuous", location="device", rows_of_each=None, equal_addresses=false))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
@@ -109,6 +121,9 @@ impl WholeTensor {
         Ok(Self::new(rows, dtype, open))
     }
 
+    /// Makes a tensor of a file: of what was saved, of a ``.npy``, or of a ``.safetensors``, where ``name`` says which.
+    ///
+    /// All ranks call it; each reads the rows that it has.
     #[classmethod]
     #[pyo3(signature = (comm, path, *, name=None, kind="continuous", location="device", rows_of_each=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
@@ -134,11 +149,13 @@ impl WholeTensor {
         Ok(Self::new(rows, element, open))
     }
 
+    /// Saves the tensor as a folder, which appears when it is complete. All ranks call it.
     #[pyo3(signature = (path, *, overwrite=false))]
     fn save(&self, py: Python<'_>, path: PathBuf, overwrite: bool) -> PyResult<()> {
         waiting(py, || self.rows.save(&path, SaveSpec { overwrite }, &unless_interrupted))
     }
 
+    /// Makes a tensor like this one, zero. All ranks call it.
     fn like(&self, py: Python<'_>) -> PyResult<Self> {
         let memory = self.rows.memory();
         let rows_of_each = (0..self.open.group.size())
@@ -159,6 +176,7 @@ impl WholeTensor {
         Ok(Self::new(rows, self.element, Arc::clone(&self.open)))
     }
 
+    /// Waits until all ranks are here, and what they have done to it so far, on that stream too, can be seen by all.
     #[pyo3(signature = (*, stream=None))]
     fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let target = Target::of(&self.open, stream)?;
@@ -168,11 +186,13 @@ impl WholeTensor {
         })
     }
 
+    /// How many elements there are in each dimension, rows first.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.rows.shape())
     }
 
+    /// How many elements lie from one to the next in each dimension.
     #[getter]
     fn stride<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let mut strides = Layout::contiguous(self.element, &self.shape_of(&[1])).raised()?.strides;
@@ -180,31 +200,37 @@ impl WholeTensor {
         PyTuple::new(py, strides)
     }
 
+    /// The type of the elements, by numpy's name.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.element.name
     }
 
+    /// ``continuous`` or ``chunked``.
     #[getter]
     fn kind(&self) -> String {
         self.rows.memory().kind().to_string()
     }
 
+    /// ``device`` or ``host``.
     #[getter]
     fn location(&self) -> String {
         self.rows.memory().location().to_string()
     }
 
+    /// The device by which this rank reaches the rows.
     #[getter]
     fn device(&self) -> String {
         Place::of(self.open.group.device()).to_string()
     }
 
+    /// A number for this, for places where only numbers go: see ``wholemem.handles``.
     #[getter]
     fn handle(slf: &Bound<'_, Self>) -> PyResult<u64> {
         slf.get().handle.of(slf)
     }
 
+    /// The first of this rank's rows, and the one behind the last.
     #[getter]
     fn local_rows(&self) -> PyResult<(u64, u64)> {
         let local = self.rows.local().raised()?;
@@ -220,14 +246,17 @@ impl WholeTensor {
         Ok(format!("WholeTensor(shape={shape}, dtype={dtype}, kind={kind}, location={})", self.location()))
     }
 
+    /// This rank's rows, without a copy.
     fn local(&self) -> PyResult<Array> {
         self.array(self.rows.local().raised()?).raised()
     }
 
+    /// A rank's rows, as this rank reaches them, without a copy.
     fn rows_of(&self, #[pyo3(from_py_with = natural)] rank: u32) -> PyResult<Array> {
         self.array(self.rows.rows_of(Rank(rank)).raised()?).raised()
     }
 
+    /// All rows, without a copy: of a continuous tensor.
     fn all(&self) -> PyResult<Array> {
         let all = self.rows.all_rows().map_err(|error| {
             Raised::from(error)
@@ -236,6 +265,7 @@ impl WholeTensor {
         self.array(all.raised()?).raised()
     }
 
+    /// Some of the rows, as a tensor.
     fn rows(
         &self,
         #[pyo3(from_py_with = natural)] start: u64,
@@ -244,6 +274,7 @@ impl WholeTensor {
         Ok(Self::new(self.rows.rows(start..stop).raised()?, self.element, Arc::clone(&self.open)))
     }
 
+    /// Some of the columns, as a tensor: a range of the second dimension.
     fn columns(
         &self,
         #[pyo3(from_py_with = natural)] start: u64,
@@ -252,6 +283,7 @@ impl WholeTensor {
         Ok(Self::new(self.rows.columns(start..stop).raised()?, self.element, Arc::clone(&self.open)))
     }
 
+    /// Copies the rows of an array to the rows from ``first`` on.
     #[pyo3(signature = (first, array, *, stream=None))]
     fn write(
         &self,
@@ -268,6 +300,7 @@ impl WholeTensor {
         }
     }
 
+    /// Copies the rows from ``first`` on to the rows of an array.
     #[pyo3(signature = (first, out, *, stream=None))]
     fn read(
         &self,
@@ -284,10 +317,12 @@ impl WholeTensor {
         }
     }
 
+    /// Raises :class:`~wholemem.errors.BadIndex` if work that has run met an index that names no row.
     fn check(&self) -> PyResult<()> {
         self.rows.check().raised()
     }
 
+    /// The address of the ``wholemem::GlobalRef`` by which kernels find rows. It is good as long as this lives.
     fn reference_ptr(&self) -> PyResult<u64> {
         let reference = match self.reference.get() {
             Some(reference) => reference,

@@ -54,7 +54,14 @@ impl Windows {
     }
 }
 
-/// A window of a communicator.
+/// Memory that every rank has, and that all of them reach. It stays while it, or an array made of it, lives.
+///
+/// >>> import wholemem
+/// >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
+/// >>> window = comm.mem_alloc(1 << 20)
+/// >>> mine = window.local("float32", (4, 2))
+/// >>> comm.all_reduce(mine, mine) is mine
+/// True
 #[pyclass(frozen, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct Window {
@@ -89,15 +96,18 @@ impl Window {
 
 #[pymethods]
 impl Window {
+    /// How many bytes this rank has of it.
     #[getter]
     fn nbytes(&self) -> usize {
         self.kept.parts.len()
     }
 
+    /// How many bytes a rank has of it.
     fn nbytes_of(&self, #[pyo3(from_py_with = natural)] rank: u32) -> usize {
         self.kept.parts.len_of(Rank(rank))
     }
 
+    /// This rank's part from some byte on, as an array: of bytes, if nothing else is asked for.
     #[pyo3(signature = (dtype=None, shape=None, *, offset=0))]
     fn local(
         &self,
@@ -108,6 +118,7 @@ impl Window {
         self.peer(self.open.group.rank().0, dtype, shape, offset)
     }
 
+    /// A rank's part, as this rank reaches it.
     #[pyo3(signature = (rank, dtype=None, shape=None, *, offset=0))]
     fn peer(
         &self,
@@ -128,12 +139,14 @@ impl Window {
 
 #[pymethods]
 impl Communicator {
+    /// Makes a window of new memory, zero, with so many bytes on this rank. All ranks call it; a rank may have none.
     fn mem_alloc(&self, py: Python<'_>, #[pyo3(from_py_with = natural)] nbytes: usize) -> PyResult<Window> {
         let open = self.open().raised()?;
         let parts = waiting(py, || open.symmetric()?.mem_alloc(nbytes).map_err(Raised::from))?;
         Ok(Window { kept: open.windows.keep(parts), open })
     }
 
+    /// Makes a window of memory that is there: of a GPU, mapped in segments. All ranks call it.
     #[pyo3(signature = (array, *, stream=None))]
     fn window_register(
         &self,

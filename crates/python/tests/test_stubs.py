@@ -1,21 +1,21 @@
-"""The stubs: they name what there is, with the arguments it has, and their examples run."""
+"""The stubs: they name what there is, with the arguments it has and the words that ``help`` shows; their examples run."""
 
 import ast
 import doctest
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Iterator, Union
+from typing import Any, Iterator
 
 import pytest
 
 import wholemem
-from wholemem import _native
+from wholemem import _native, store
 
 # One module, whose stub is in parts.
-STUBS = sorted(Path(wholemem.__file__).parent.glob("_native*.pyi"))
+STUB = Path(wholemem.__file__).parent / "_native.pyi"
+STUBS = sorted(STUB.parent.glob("_native*.pyi"))
 TREES = [ast.parse(stub.read_text()) for stub in STUBS]
-
-Documented = Union[ast.ClassDef, ast.FunctionDef]
 
 
 def declared() -> Iterator[tuple[str, ast.stmt]]:
@@ -32,6 +32,12 @@ def declared() -> Iterator[tuple[str, ast.stmt]]:
 
 
 DECLARED = dict(declared())
+CLASSES = {name: node for name, node in DECLARED.items() if isinstance(node, ast.ClassDef)}
+WORDS = {
+    name: ast.get_docstring(node)
+    for name, node in DECLARED.items()
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and ("__" not in name or ast.get_docstring(node))
+}
 
 
 def found(name: str) -> object:
@@ -41,16 +47,30 @@ def found(name: str) -> object:
     return value
 
 
+def reached(name: str) -> Any:
+    """What a user gets by a name, and asks for help on."""
+    value: Any = _native
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def there() -> Iterator[str]:
+    """Everything that Python has, by its full name."""
+    for name, value in vars(_native).items():
+        if not name.startswith("__"):
+            yield name
+        if isinstance(value, type):
+            yield from (f"{name}.{inner}" for inner in vars(value) if not inner.startswith("__"))
+
+
 @pytest.mark.parametrize("name", DECLARED)
 def test_what_is_declared_is_there(name: str) -> None:
     found(name)
 
 
 def test_what_is_there_is_declared() -> None:
-    there = {name for name in vars(_native) if not name.startswith("__")}
-    for kind in [value for value in vars(_native).values() if isinstance(value, type)]:
-        there |= {f"{kind.__name__}.{name}" for name in vars(kind) if not name.startswith("__")}
-    assert there - set(DECLARED) == set()
+    assert set(there()) - set(DECLARED) == set()
 
 
 @pytest.mark.parametrize(
@@ -61,10 +81,7 @@ def test_arguments_are_as_declared(name: str) -> None:
     assert isinstance(node, ast.FunctionDef)
     if any(isinstance(mark, ast.Name) and mark.id == "property" for mark in node.decorator_list):
         return
-    value = _native
-    for part in name.split("."):
-        value = getattr(value, part)
-    signature = inspect.signature(value)
+    signature = inspect.signature(reached(name))
     several = [node.args.vararg] if node.args.vararg else []
     arguments = node.args.args + several + node.args.kwonlyargs
     declared = {argument.arg for argument in arguments if argument.arg not in ("self", "cls")}
@@ -72,19 +89,40 @@ def test_arguments_are_as_declared(name: str) -> None:
 
 
 def test_everything_public_is_documented() -> None:
-    silent = [
-        name
-        for name, node in DECLARED.items()
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and "__" not in name and not ast.get_docstring(node)
-    ]
-    assert silent == []
+    assert [name for name in there() if not inspect.getdoc(reached(name))] == []
+
+
+def test_the_module_says_what_its_stub_does() -> None:
+    assert inspect.getdoc(_native) == ast.get_docstring(ast.parse(STUB.read_text()))
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_help_shows_what_the_stub_says(name: str) -> None:
+    assert inspect.getdoc(reached(name)) == WORDS[name]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_cannot_be_subclassed_is_final(name: str) -> None:
+    is_final = any(isinstance(mark, ast.Name) and mark.id == "final" for mark in CLASSES[name].decorator_list)
+    try:
+        type("Kind", (reached(name),), {})
+    except TypeError:
+        assert is_final
+    else:
+        assert not is_final
+
+
+def test_mappings_are_declared_as_such() -> None:
+    mappings = {name for name in CLASSES if issubclass(reached(name), Mapping)}
+    assert store.Pack.__name__ in mappings
+    declared = {name for name, node in CLASSES.items() for base in node.bases if "Mapping" in ast.unparse(base)}
+    assert declared == mappings
 
 
 @pytest.mark.usefixtures("store_of_examples")
-@pytest.mark.parametrize("name", [name for name, node in DECLARED.items() if isinstance(node, ast.ClassDef)])
+@pytest.mark.parametrize("name", CLASSES)
 def test_examples_run(name: str) -> None:
-    node = DECLARED[name]
-    assert isinstance(node, ast.ClassDef)
+    node = CLASSES[name]
     text = ast.get_docstring(node) or ""
     example = doctest.DocTestParser().get_doctest(text, {}, name, name, node.lineno)
     outcome = doctest.DocTestRunner().run(example)

@@ -2,7 +2,7 @@
 
 from os import PathLike
 from types import TracebackType
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union, final
 
 from ._native_store import Client as Client
 from ._native_store import Draft as Draft
@@ -16,6 +16,7 @@ from ._native_store import Watch as Watch
 
 VERSION: str
 
+@final
 class Array:
     """A view of memory that keeps its owner, and that every framework takes without a copy.
 
@@ -65,7 +66,8 @@ class Array:
     def as_readonly(self) -> Array:
         """The same memory, of which frameworks are told that they must not write it."""
     def lent(self) -> Array:
-        """The same memory for a framework that cannot be told whether it may be written, such as JAX: its user promises not to."""
+        """The same memory for a framework that cannot be told whether it may be written, such as JAX: its user promises
+        not to."""
     def __len__(self) -> int: ...
     def __dlpack__(
         self,
@@ -96,6 +98,7 @@ def dtype_code(dtype: Any) -> int:
 def op_code(op: str) -> int:
     """The number of a reduction, likewise."""
 
+@final
 class Exchange:
     """How tensors of a framework are looked at without a call of Python: by the functions that it publishes, if it does.
 
@@ -110,6 +113,7 @@ class Exchange:
     def is_watched(self) -> bool:
         """Whether any of the ``watchers`` says that somebody else looks at calls of the framework now."""
 
+@final
 class Communicator:
     """A rank's membership in a group of ranks, each with a device.
 
@@ -175,9 +179,9 @@ class Communicator:
     def all_reduce(self, array: Any, out: Any = None, *, op: str = "sum", stream: Any = None) -> Any:
         """Combines the elements of all ranks, and gives all of them the outcome, the same to the bit.
 
-        ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``. The outcome is in ``out``, which
-        may be ``array`` itself, or in a new :class:`Array`. Arrays that lie in a window are read where they are; all ranks
-        give such ones, at the same place, or none does.
+        ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``. The outcome is in ``out``,
+        which may be ``array`` itself, or in a new :class:`Array`. Arrays that lie in a window are read where they are;
+        all ranks give such ones, at the same place, or none does.
         """
     def all_gather(self, array: Any, out: Any = None, *, stream: Any = None) -> Any:
         """Gives every rank's array to all ranks, one after the other."""
@@ -188,7 +192,8 @@ class Communicator:
     ) -> None:
         """:meth:`all_reduce` by address, believed: of ``count`` elements on a GPU's number, or -1, on a stream's."""
     def all_reduce_seen(self, exchange: Exchange, input: Any, output: Any, op: int) -> bool:
-        """:meth:`all_reduce` of tensors that can be looked at and are alike; otherwise nothing is done, and it is ``False``."""
+        """:meth:`all_reduce` of tensors that can be looked at and are alike; otherwise nothing is done, and it is
+        ``False``."""
     def all_gather_at(self, input: int, output: int, len: int, device: int, stream: int) -> None:
         """:meth:`all_gather` by address: ``len`` bytes of each rank."""
     def broadcast_at(self, input: int, output: int, len: int, root: int, device: int, stream: int) -> None:
@@ -207,6 +212,7 @@ class Communicator:
         traceback: Optional[TracebackType],
     ) -> None: ...
 
+@final
 class Window:
     """Memory that every rank has, and that all of them reach. It stays while it, or an array made of it, lives.
 
@@ -232,6 +238,7 @@ class Window:
     ) -> Array:
         """A rank's part, as this rank reaches it."""
 
+@final
 class WholeTensor:
     """A tensor whose rows are divided among ranks: each stores its own, and reaches all.
 
@@ -333,9 +340,9 @@ class WholeTensor:
     ) -> Any:
         """The rows that the indices name, in ``out`` or in a new :class:`Array`.
 
-        Elements are converted where ``dtype`` or ``convert`` asks for it: floats to floats, integers to integers. An index
-        that names no row raises :class:`~wholemem.errors.BadIndex`, of a GPU's work in the next call or in :meth:`check`;
-        its row is zero, and nothing else is touched. With ``skip_bad`` nobody is told.
+        Elements are converted where ``dtype`` or ``convert`` asks for it: floats to floats, integers to integers. An
+        index that names no row raises :class:`~wholemem.errors.BadIndex`, of a GPU's work in the next call or in
+        :meth:`check`; its row is zero, and nothing else is touched. With ``skip_bad`` nobody is told.
         """
     def scatter(
         self,
@@ -373,8 +380,8 @@ class WholeTensor:
         device: int,
         stream: int,
     ) -> None:
-        """:meth:`gather` by address, believed: indices of eight bytes or four, and rows ``stride`` bytes apart, or one after
-        the other if that is 0; converted where a type is named, on a GPU's number, or -1, on a stream's."""
+        """:meth:`gather` by address, believed: indices of eight bytes or four, and rows ``stride`` bytes apart, or one
+        after the other if that is 0; converted where a type is named, on a GPU's number, or -1, on a stream's."""
     def gather_seen(self, exchange: Exchange, indices: Any, rows: Any) -> bool:
         """:meth:`gather` of tensors that can be looked at and fit; otherwise nothing is done, and it is ``False``."""
     def scatter_at(

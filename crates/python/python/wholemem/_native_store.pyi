@@ -3,15 +3,16 @@
 import builtins
 from os import PathLike
 from types import TracebackType
-from typing import Any, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Iterator, Mapping, Optional, Sequence, Union, final
 
 from ._native import Array
 
+@final
 class Client:
     """A connection to a store, which ``wholemem serve`` serves. Threads may share it; a forked child makes its own.
 
-    The socket is the one that is given, or that ``WHOLEMEM_SOCKET`` names, or this user's own. Calls that wait give up the
-    interpreter's lock, and Ctrl-C ends them. Used as a context, it is closed at the end; its arrays stay.
+    The socket is the one that is given, or that ``WHOLEMEM_SOCKET`` names, or this user's own. Calls that wait give up
+    the interpreter's lock, and Ctrl-C ends them. Used as a context, it is closed at the end; its arrays stay.
 
     >>> import numpy
     >>> from wholemem import store
@@ -35,26 +36,26 @@ class Client:
     def get(self, name: str, timeout: Optional[float] = None) -> Any:
         """What has a name now: an :class:`Array`, read-only, or a :class:`Pack` of them. Nothing is copied.
 
-        Of an object on a GPU, ``torch.from_dlpack(array)`` is a tensor of the same memory. torch does not know that it is
-        read-only: work that writes it fails, and takes the process's GPU context along; ``copy=True`` makes one to be written.
-        With a ``timeout`` it is waited for, so many seconds. What was got before is got again in a microsecond, without
-        a system call.
+        Of an object on a GPU, ``torch.from_dlpack(array)`` is a tensor of the same memory. torch does not know that it
+        is read-only: work that writes it fails, and takes the process's GPU context along; ``copy=True`` makes one to
+        be written. With a ``timeout`` it is waited for, so many seconds. What was got before is got again in a
+        microsecond, without a system call.
         """
     def put(self, name: str, value: Any, *, timeout: Optional[float] = None) -> int:
         """Copies an array into the store, or a mapping of names to arrays as a pack, and returns its version.
 
-        What is on a GPU is copied there, behind what its maker has enqueued. Where there is no room, ``timeout`` is for how many seconds it is waited for. An array of a pack has a name of its
-        own too: ``name/array``.
+        What is on a GPU is copied there, behind what its maker has enqueued. Where there is no room, ``timeout`` is for
+        how many seconds it is waited for. An array of a pack has a name of its own too: ``name/array``.
         """
     def publish(self, name: str, value: Any, *, timeout: Optional[float] = None) -> int:
         """Makes a name mean an array from now on, and returns the version. An array that this client got is not copied."""
     def share(self, name: str, array: Any, *, timeout: Optional[float] = None) -> int:
         """Makes a name mean an array of a GPU where it lies, without a copy, and returns the version.
 
-        The memory must have been made to be shared: by :func:`wholemem.torch.pool.mem_pool`, as a tensor or window of this
-        package, or under torch's expandable segments, where the array lies in one piece of it. The store holds that piece
-        from now on, and all of it counts. The array may be dropped: it is kept until the object has gone. Nobody is kept
-        from writing it, and nobody should. Only the user who serves the store may share with it.
+        The memory must have been made to be shared: by :func:`wholemem.torch.pool.mem_pool`, as a tensor or window of
+        this package, or under torch's expandable segments, where the array lies in one piece of it. The store holds
+        that piece from now on, and all of it counts. The array may be dropped: it is kept until the object has gone.
+        Nobody is kept from writing it, and nobody should. Only the user who serves the store may share with it.
         """
     def create(
         self,
@@ -95,11 +96,12 @@ class Client:
         traceback: Optional[TracebackType],
     ) -> None: ...
 
+@final
 class Draft:
     """An object that is being written. As a context it is sealed at the end, and given up if something was raised.
 
-    Sealing takes host memory away from who wrote it, so that no array of it may be left; on a GPU whoever has one left is
-    trusted not to write it.
+    Sealing takes host memory away from who wrote it, so that no array of it may be left; on a GPU whoever has one left
+    is trusted not to write it.
 
     >>> from wholemem import store
     >>> client = store.Client()
@@ -127,6 +129,7 @@ class Draft:
         traceback: Optional[TracebackType],
     ) -> None: ...
 
+@final
 class PackDraft:
     """A pack that is being written: its arrays by name. As a context it is sealed at the end, as a :class:`Draft`.
 
@@ -157,7 +160,8 @@ class PackDraft:
         traceback: Optional[TracebackType],
     ) -> None: ...
 
-class Pack:
+@final
+class Pack(Mapping[str, Array]):
     """Arrays by name, in one piece of memory, held as one: a mapping, in the order in which they were put.
 
     >>> import numpy
@@ -179,17 +183,19 @@ class Pack:
         """How many bytes its arrays take."""
     def get(self, name: str, default: Any = None) -> Any:
         """One of its arrays, or ``default``."""
-    def keys(self) -> list[str]:
+    # Lists, where other mappings have views; and no name is anything but a string.
+    def keys(self) -> list[str]:  # type: ignore[override]
         """The names of its arrays."""
-    def values(self) -> list[Array]:
+    def values(self) -> list[Array]:  # type: ignore[override]
         """Its arrays."""
-    def items(self) -> list[tuple[str, Array]]:
+    def items(self) -> list[tuple[str, Array]]:  # type: ignore[override]
         """Names and arrays."""
     def __len__(self) -> int: ...
-    def __contains__(self, name: str) -> bool: ...
+    def __contains__(self, name: str) -> bool: ...  # type: ignore[override]
     def __iter__(self) -> Iterator[str]: ...
     def __getitem__(self, name: str) -> Array: ...
 
+@final
 class Watch:
     """What happens to names, one event after the other: an iterator that waits for the next, and that Ctrl-C ends.
 
@@ -217,6 +223,7 @@ class Watch:
         traceback: Optional[TracebackType],
     ) -> None: ...
 
+@final
 class Event:
     """What happened to an object with a name.
 
@@ -242,6 +249,7 @@ class Event:
     def version(self) -> Optional[int]:
         """Which object of that name it is, if it was published."""
 
+@final
 class Mirror:
     """A copy in host memory of a draft, or of an array that was got by its name, wherever that is.
 
@@ -272,6 +280,7 @@ class Mirror:
         traceback: Optional[TracebackType],
     ) -> None: ...
 
+@final
 class Entry:
     """What there is to know of an object without holding it.
 
@@ -317,6 +326,7 @@ class Entry:
     def is_pack(self) -> bool:
         """Whether it is a pack."""
 
+@final
 class Status:
     """How full a store is.
 

@@ -63,7 +63,11 @@ impl Seen<'_> {
     }
 }
 
-/// How tensors of some types are looked at.
+/// How tensors of a framework are looked at without a call of Python: by the functions that it publishes, if it does.
+///
+/// >>> from wholemem._native import Exchange
+/// >>> Exchange.of(bytes) is None
+/// True
 #[pyclass(frozen, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct Exchange {
@@ -76,7 +80,7 @@ pub(crate) struct Exchange {
 
 #[pymethods]
 impl Exchange {
-    /// The way to look at tensors of exactly these types; `None` if their framework publishes none that is understood here.
+    /// For tensors of exactly these types; ``None`` if their framework publishes nothing that is understood.
     #[staticmethod]
     #[pyo3(signature = (kind, *others, watchers=Vec::new()))]
     fn of(kind: &Bound<'_, PyType>, others: Vec<Py<PyType>>, watchers: Vec<Py<PyAny>>) -> Option<Self> {
@@ -105,6 +109,7 @@ impl Exchange {
         Some(Self { kinds, watchers, look: table.look?, stream: table.stream? })
     }
 
+    /// Whether any of the ``watchers`` says that somebody else looks at calls of the framework now.
     fn is_watched(&self, py: Python<'_>) -> PyResult<bool> {
         for watcher in &self.watchers {
             if watcher.bind(py).call0()?.is_truthy()? {

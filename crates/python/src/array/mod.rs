@@ -34,7 +34,13 @@ use crate::error::{Raised, Raises};
 use crate::number::Shape;
 use turn::LastTurn;
 
-/// A view of memory that keeps its owner: see `wholemem.Array` in Python.
+/// A view of memory that keeps its owner, and that every framework takes without a copy.
+///
+/// >>> import numpy, wholemem
+/// >>> array = wholemem.zeros((2, 3), "float32")
+/// >>> array.numpy()[1, 2] = 7
+/// >>> float(numpy.from_dlpack(array).sum())
+/// 7.0
 #[pyclass(frozen, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct Array {
@@ -131,56 +137,67 @@ pub(crate) fn take_settled(given: &Bound<'_, PyAny>) -> PyResult<View> {
 
 #[pymethods]
 impl Array {
+    /// How many elements there are in each dimension.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.view.layout.shape)
     }
 
+    /// How many elements lie from one to the next in each dimension.
     #[getter]
     fn stride<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.view.layout.strides)
     }
 
+    /// The type of the elements, by numpy's name: ``float32``; also ``bfloat16`` and ``float8_e4m3fn``.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.view.layout.element.name
     }
 
+    /// Where the memory is: ``cpu``, or ``cuda:0`` and so on.
     #[getter]
     fn device(&self) -> String {
         self.view.place.to_string()
     }
 
+    /// Whether the elements must not be written.
     #[getter]
     fn readonly(&self) -> bool {
         self.view.readonly
     }
 
+    /// How many dimensions there are.
     #[getter]
     fn ndim(&self) -> usize {
         self.view.layout.shape.len()
     }
 
+    /// How many elements there are.
     #[getter]
     fn size(&self) -> usize {
         self.view.layout.count()
     }
 
+    /// How many bytes an element takes.
     #[getter]
     fn itemsize(&self) -> usize {
         self.view.layout.element.len()
     }
 
+    /// How many bytes all elements take, without gaps.
     #[getter]
     fn nbytes(&self) -> usize {
         self.view.layout.len()
     }
 
+    /// Whether the elements follow each other without gaps, the last dimension fastest.
     #[getter]
     fn is_contiguous(&self) -> bool {
         self.view.layout.is_contiguous()
     }
 
+    /// The address of the first element.
     fn data_ptr(&self) -> u64 {
         self.view.address
     }
@@ -196,7 +213,7 @@ impl Array {
         Ok(format!("Array(shape={}, dtype={}, device={place}{only})", self.shape(py)?, layout.element.name))
     }
 
-    /// As numpy has it, without a copy.
+    /// The array as numpy has it, without a copy.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let View { layout, place, .. } = &slf.get().view;
         let refused = |message: String| Raised::new("Unsupported", message);
@@ -211,7 +228,7 @@ impl Array {
         slf.py().import("numpy")?.call_method1("asarray", (slf,))
     }
 
-    /// As a buffer of Python, without a copy.
+    /// The array as a buffer of Python, without a copy.
     fn memoryview<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let View { layout, place, .. } = &slf.get().view;
         if !place.is_host() {
@@ -225,12 +242,13 @@ impl Array {
         slf.py().import("wholemem.buffers")?.call_method1("memoryview_of", (slf,))
     }
 
-    /// The same memory, which this array's users promise not to write.
+    /// The same memory, of which frameworks are told that they must not write it.
     fn as_readonly(&self, py: Python<'_>) -> PyResult<Self> {
         self.same(py, View { readonly: true, ..self.view.clone() }, false).raised()
     }
 
-    /// The same memory for a framework that cannot be told that it is read-only.
+    /// The same memory for a framework that cannot be told whether it may be written, such as JAX: its user promises
+    /// not to.
     fn lent(&self, py: Python<'_>) -> PyResult<Self> {
         self.same(py, self.view.clone(), true).raised()
     }
@@ -341,7 +359,7 @@ pub(crate) fn zeros(shape: Shape, dtype: Element) -> PyResult<Array> {
     View::zeroed(layout).map(Array::new).raised()
 }
 
-/// A view of somebody else's array.
+/// A view of an array of any framework, or of a buffer of Python, without a copy.
 #[pyfunction]
 pub(crate) fn asarray(object: &Bound<'_, PyAny>) -> PyResult<Array> {
     take(object, None).map(Array::new)

@@ -21,7 +21,21 @@ use crate::device::DeviceName;
 use crate::error::{Raised, Raises};
 use crate::wait::waiting;
 
-/// A connection to a store.
+/// A connection to a store, which ``wholemem serve`` serves. Threads may share it; a forked child makes its own.
+///
+/// The socket is the one that is given, or that ``WHOLEMEM_SOCKET`` names, or this user's own. Calls that wait give up
+/// the interpreter's lock, and Ctrl-C ends them. Used as a context, it is closed at the end; its arrays stay.
+///
+/// >>> import numpy
+/// >>> from wholemem import store
+/// >>> with store.Client() as client:
+/// ...     client.put("numbers", numpy.arange(6).reshape(2, 3))
+/// ...     numbers = client.get("numbers")
+/// 1
+/// >>> numbers
+/// Array(shape=(2, 3), dtype=int64, device=cpu, readonly)
+/// >>> numbers.numpy().sum()
+/// np.int64(15)
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Client {
@@ -74,16 +88,24 @@ impl Client {
         Ok(Self { socket, open: Mutex::new(Some(client)), epoch })
     }
 
+    /// The socket of the store.
     #[getter]
     fn socket(&self) -> PathBuf {
         self.socket.clone()
     }
 
+    /// Whether it was closed.
     #[getter]
     fn closed(&self) -> bool {
         self.epoch.is_current() && self.open.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
+    /// What has a name now: an :class:`Array`, read-only, or a :class:`Pack` of them. Nothing is copied.
+    ///
+    /// Of an object on a GPU, ``torch.from_dlpack(array)`` is a tensor of the same memory. torch does not know that it
+    /// is read-only: work that writes it fails, and takes the process's GPU context along; ``copy=True`` makes one to
+    /// be written. With a ``timeout`` it is waited for, so many seconds. What was got before is got again in a
+    /// microsecond, without a system call.
     #[pyo3(signature = (name, timeout=None))]
     fn get(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Named> {
         let client = self.open().raised()?;
@@ -100,6 +122,10 @@ impl Client {
         Named::of(object).raised()
     }
 
+    /// Copies an array into the store, or a mapping of names to arrays as a pack, and returns its version.
+    ///
+    /// What is on a GPU is copied there, behind what its maker has enqueued. Where there is no room, ``timeout`` is for
+    /// how many seconds it is waited for. An array of a pack has a name of its own too: ``name/array``.
     #[pyo3(signature = (name, value, *, timeout=None))]
     fn put(
         &self,
@@ -112,6 +138,7 @@ impl Client {
         waiting(py, || given.put(&client, name))
     }
 
+    /// Makes a name mean an array from now on, and returns the version. An array that this client got is not copied.
     #[pyo3(signature = (name, value, *, timeout=None))]
     fn publish(
         &self,
@@ -137,6 +164,12 @@ impl Client {
         }
     }
 
+    /// Makes a name mean an array of a GPU where it lies, without a copy, and returns the version.
+    ///
+    /// The memory must have been made to be shared: by :func:`wholemem.torch.pool.mem_pool`, as a tensor or window of
+    /// this package, or under torch's expandable segments, where the array lies in one piece of it. The store holds
+    /// that piece from now on, and all of it counts. The array may be dropped: it is kept until the object has gone.
+    /// Nobody is kept from writing it, and nobody should. Only the user who serves the store may share with it.
     #[pyo3(signature = (name, array, *, timeout=None))]
     fn share(
         &self,
@@ -149,6 +182,7 @@ impl Client {
         waiting(py, || share::share(&client, name, &view))
     }
 
+    /// Begins an object, to be written in place and sealed: in host memory, or on the GPU that ``device`` names.
     #[pyo3(signature = (name, shape, dtype, *, device=None, timeout=None))]
     fn create(
         &self,
@@ -164,6 +198,7 @@ impl Client {
         waiting(py, || Draft::create(&client, name, layout, DeviceName::gpu(device)?.as_ref()))
     }
 
+    /// Begins a pack of arrays whose shapes and types are given, to be written in place and sealed together.
     #[pyo3(signature = (name, arrays, *, device=None, timeout=None))]
     fn create_pack(
         &self,
@@ -182,6 +217,7 @@ impl Client {
         waiting(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))
     }
 
+    /// Deletes what has a name. Whoever holds it keeps it; its memory goes with the last.
     fn delete(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let client = self.open().raised()?;
         waiting(py, || {
@@ -191,6 +227,7 @@ impl Client {
         })
     }
 
+    /// The objects whose names begin so, by name.
     #[pyo3(signature = (prefix=""))]
     fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
         let client = self.open().raised()?;
@@ -198,22 +235,26 @@ impl Client {
         Ok(entries.into_iter().map(Entry::new).collect())
     }
 
+    /// What there is to know of the object that has a name.
     fn stat(&self, py: Python<'_>, name: &str) -> PyResult<Entry> {
         let client = self.open().raised()?;
         waiting(py, || client.stat(name)).map(Entry::new)
     }
 
+    /// How full the store is.
     fn status(&self, py: Python<'_>) -> PyResult<Status> {
         let client = self.open().raised()?;
         waiting(py, || client.status()).map(|status| Status::new(&status))
     }
 
+    /// Begins to be told of what happens to names that begin so.
     #[pyo3(signature = (prefix=""))]
     fn watch(&self, py: Python<'_>, prefix: &str) -> PyResult<Watch> {
         let client = self.open().raised()?;
         Watch::new(waiting(py, || client.watch(prefix))?).raised()
     }
 
+    /// Closes the connection. Arrays stay.
     fn close(&self, py: Python<'_>) {
         if self.epoch.is_current() {
             py.detach(|| drop(self.open.lock().unwrap_or_else(PoisonError::into_inner).take()));
@@ -246,7 +287,7 @@ fn late(error: Error, seconds: f64) -> Raised {
     }
 }
 
-/// Lets arrays go that were shared, and that nobody has any more; how many are left.
+/// Lets arrays go that were shared with a store, and whose objects nobody has any more; how many are left.
 #[pyfunction]
 pub(crate) fn collect_shared(py: Python<'_>) -> usize {
     py.detach(share::collect)

@@ -206,7 +206,17 @@ impl Unsealed {
     }
 }
 
-/// An object that is being written: see `wholemem.store.Draft`.
+/// An object that is being written. As a context it is sealed at the end, and given up if something was raised.
+///
+/// Sealing takes host memory away from who wrote it, so that no array of it may be left; on a GPU whoever has one left
+/// is trusted not to write it.
+///
+/// >>> from wholemem import store
+/// >>> client = store.Client()
+/// >>> with client.create("drafted", (2, 2), "float32") as draft:
+/// ...     draft.array.numpy()[:] = 7
+/// >>> client.get("drafted").numpy().tolist()
+/// [[7.0, 7.0], [7.0, 7.0]]
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Draft {
@@ -238,21 +248,25 @@ impl Draft {
 
 #[pymethods]
 impl Draft {
+    /// The name it will have.
     #[getter]
     fn name(&self) -> &str {
         &self.unsealed.name
     }
 
+    /// The memory, zero at first, to be written.
     #[getter]
     fn array(&self) -> PyResult<Array> {
         self.unsealed.array(0).raised()
     }
 
+    /// Makes it everybody's, and returns its version; on a GPU, when that stream, or the default one, has come so far.
     #[pyo3(signature = (*, stream=None))]
     fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         self.unsealed.seal(py, stream)
     }
 
+    /// Gives it up.
     fn abandon(&self) {
         drop(self.unsealed.take());
     }
@@ -272,7 +286,15 @@ impl Draft {
     }
 }
 
-/// A pack that is being written: see `wholemem.store.PackDraft`.
+/// A pack that is being written: its arrays by name. As a context it is sealed at the end, as a :class:`Draft`.
+///
+/// >>> from wholemem import store
+/// >>> client = store.Client()
+/// >>> with client.create_pack("layer", {"weight": ((2, 3), "float32"), "bias": ((3,), "float32")}) as draft:
+/// ...     for name in draft:
+/// ...         draft[name].numpy()[:] = 1
+/// >>> client.get("layer")
+/// Pack(name='layer', arrays=2, nbytes=36)
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct PackDraft {
@@ -297,6 +319,7 @@ impl PackDraft {
 
 #[pymethods]
 impl PackDraft {
+    /// The name it will have.
     #[getter]
     fn name(&self) -> &str {
         &self.unsealed.name
@@ -320,11 +343,13 @@ impl PackDraft {
         self.unsealed.array(member.raised()?).raised()
     }
 
+    /// Makes it everybody's, and returns its version; on a GPU, when that stream, or the default one, has come so far.
     #[pyo3(signature = (*, stream=None))]
     fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         self.unsealed.seal(py, stream)
     }
 
+    /// Gives it up.
     fn abandon(&self) {
         drop(self.unsealed.take());
     }

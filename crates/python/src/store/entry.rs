@@ -7,7 +7,14 @@ use wholemem_store::ObjectId;
 use super::description;
 use crate::array::Layout;
 
-/// What there is to know of an object: see `wholemem.store.Entry`.
+/// What there is to know of an object without holding it.
+///
+/// >>> import numpy
+/// >>> from wholemem import store
+/// >>> client = store.Client()
+/// >>> version = client.put("known", numpy.zeros((4, 5), "float32"))
+/// >>> client.stat("known")
+/// Entry(name='known', version=1, shape=(4, 5), dtype=float32, device=cpu)
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -26,58 +33,68 @@ impl Entry {
 
 #[pymethods]
 impl Entry {
+    /// Its name.
     #[getter]
     fn name(&self) -> &str {
         &self.entry.name
     }
 
+    /// Its number, which no other object ever has.
     #[getter]
     fn id(&self) -> u64 {
         self.entry.id.as_u64()
     }
 
+    /// Which object of its name it is.
     #[getter]
     fn version(&self) -> u64 {
         self.entry.version
     }
 
+    /// How many bytes it has.
     #[getter]
     fn nbytes(&self) -> usize {
         self.entry.len
     }
 
+    /// The shape of the array; of a pack there is none.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         self.layout.as_ref().map(|layout| PyTuple::new(py, &layout.shape)).transpose()
     }
 
+    /// The type of its elements; of a pack there is none.
     #[getter]
     fn dtype(&self) -> Option<&'static str> {
         self.layout.as_ref().map(|layout| layout.element.name)
     }
 
+    /// Where it is: ``cpu`` or ``cuda``.
     #[getter]
     fn device(&self) -> &'static str {
         if self.entry.is_cpu { "cpu" } else { "cuda" }
     }
 
+    /// The number of the user who made it.
     #[getter]
     fn owner(&self) -> u32 {
         self.entry.owner
     }
 
-    /// In seconds of the Unix epoch, as `time.time` counts.
+    /// When it was made, as ``time.time`` counts.
     #[getter]
     #[expect(clippy::cast_precision_loss, reason = "milliseconds of many thousand years fit")]
     fn created(&self) -> f64 {
         self.entry.created as f64 / 1e3
     }
 
+    /// The number of the pack that it belongs to, or is.
     #[getter]
     fn pack(&self) -> Option<u64> {
         self.entry.pack.map(ObjectId::as_u64)
     }
 
+    /// Whether it is a pack.
     #[getter]
     fn is_pack(&self) -> bool {
         self.entry.pack == Some(self.entry.id)
@@ -93,18 +110,32 @@ impl Entry {
     }
 }
 
-/// How full a store is: see `wholemem.store.Status`.
+/// How full a store is.
+///
+/// >>> from wholemem import store
+/// >>> status = store.Client().status()
+/// >>> 0 <= status.host_used <= status.host_quota
+/// True
 #[pyclass(frozen, get_all, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Status {
+    /// How many objects are sealed.
     objects: u64,
+    /// How many are being written.
     unsealed: u64,
+    /// How many are deleted, and still held by somebody.
     retired: u64,
+    /// How many connections there are.
     clients: u64,
+    /// How many bytes of host memory are taken.
     host_used: u64,
+    /// How many may be.
     host_quota: u64,
+    /// How many bytes of device memory are taken.
     device_used: u64,
+    /// How many may be.
     device_quota: u64,
+    /// How often a server has been started for this store.
     servers: u64,
 }
 

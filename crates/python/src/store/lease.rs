@@ -35,7 +35,17 @@ pub(super) fn object_of(view: &View) -> Option<Arc<Object>> {
     (is_whole && view.address == object.span().ok()?.address()).then_some(object)
 }
 
-/// Arrays that lie in one piece of memory, by name: see `wholemem.store.Pack`.
+/// Arrays by name, in one piece of memory, held as one: a mapping, in the order in which they were put.
+///
+/// >>> import numpy
+/// >>> from wholemem import store
+/// >>> client = store.Client()
+/// >>> version = client.put("model", {"weight": numpy.ones((2, 3)), "bias": numpy.zeros(3)})
+/// >>> model = client.get("model")
+/// >>> list(model), model["weight"].shape
+/// (['weight', 'bias'], (2, 3))
+/// >>> model["bias"].data_ptr() == client.get("model/bias").data_ptr()
+/// True
 #[pyclass(frozen, mapping, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Pack {
@@ -84,11 +94,13 @@ impl Pack {
 
 #[pymethods]
 impl Pack {
+    /// Its name.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
+    /// How many bytes its arrays take.
     #[getter]
     fn nbytes(&self) -> usize {
         self.pack.members().map(|(_, member)| member.len).sum()
@@ -110,6 +122,7 @@ impl Pack {
         PyList::new(py, &self.members)?.try_iter()
     }
 
+    /// One of its arrays, or ``default``.
     #[pyo3(signature = (name, default=None))]
     fn get<'py>(
         &self,
@@ -123,14 +136,17 @@ impl Pack {
         }
     }
 
+    /// The names of its arrays.
     fn keys(&self) -> Vec<String> {
         self.members.clone()
     }
 
+    /// Its arrays.
     fn values(&self) -> PyResult<Vec<Array>> {
         self.members.iter().map(|name| self.must(name)).collect::<Result<_, _>>().raised()
     }
 
+    /// Names and arrays.
     fn items(&self) -> PyResult<Vec<(String, Array)>> {
         let items = self.members.iter().map(|name| Ok((name.clone(), self.must(name)?)));
         items.collect::<Result<_, Raised>>().raised()

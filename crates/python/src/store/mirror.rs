@@ -18,7 +18,19 @@ struct Reflected {
     _source: View,
 }
 
-/// A mirror of a draft or of an array: see `wholemem.store.Mirror`.
+/// A copy in host memory of a draft, or of an array that was got by its name, wherever that is.
+///
+/// That of a draft is written back at the end of the context, or by :meth:`write_back`; until then the draft is not
+/// sealed. Without ``copy_in``, it begins with any bytes.
+///
+/// >>> import numpy
+/// >>> from wholemem import store
+/// >>> client = store.Client()
+/// >>> with client.create("mirrored", (1 << 20,), "float32") as draft:
+/// ...     with store.Mirror(draft, copy_in=False) as mirror:
+/// ...         mirror.array.numpy()[:] = 3
+/// >>> store.Mirror(client.get("mirrored")).array.numpy().max()
+/// np.float32(3.0)
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Mirror {
@@ -58,12 +70,14 @@ impl Mirror {
         Ok(Self { open: Mutex::new(Some(Reflected { view, _source: source })) })
     }
 
+    /// The copy, to be read, and that of a draft to be written.
     #[getter]
     fn array(&self) -> PyResult<Array> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.as_ref().map(|reflected| Array::new(reflected.view.clone())).ok_or_else(closed).raised()
     }
 
+    /// Writes a draft's mirror back, and ends it.
     fn write_back(&self, py: Python<'_>) -> PyResult<()> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let reflected = open.take().ok_or_else(closed).raised()?;

@@ -10,13 +10,25 @@ use super::client::deadline_of;
 use crate::error::{Raised, Raises};
 use crate::wait::waiting;
 
-/// What happened to an object with a name: see `wholemem.store.Event`.
+/// What happened to an object with a name.
+///
+/// >>> from wholemem import store
+/// >>> client = store.Client()
+/// >>> watch = client.watch("told")
+/// >>> version = client.put("told", b"bytes")
+/// >>> event = watch.next()
+/// >>> event.name, event.kind, event.version == version
+/// ('told', 'published', True)
 #[pyclass(frozen, get_all, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Event {
+    /// The name.
     name: String,
+    /// The object.
     id: u64,
+    /// ``published``: it is what its name means now; or ``deleted``, also because another has taken its name.
     kind: &'static str,
+    /// Which object of that name it is, if it was published.
     version: Option<u64>,
 }
 
@@ -39,11 +51,20 @@ impl Event {
     }
 }
 
-/// A connection on which events come: see `wholemem.store.Watch`.
+/// What happens to names, one event after the other: an iterator that waits for the next, and that Ctrl-C ends.
+///
+/// What happens while a server is replaced by another is not told.
+///
+/// >>> from wholemem import store
+/// >>> client = store.Client()
+/// >>> with client.watch("seen/") as watch:
+/// ...     version = client.put("seen/this", b"bytes")
+/// ...     print(watch.next(timeout=60))
+/// Event(name='seen/this', kind='published', version=1)
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// `None` once it is closed.
+    /// The connection on which events come; `None` once it is closed.
     open: Mutex<Option<wholemem_store::Watch>>,
     epoch: ForkEpoch,
 }
@@ -93,6 +114,7 @@ impl Watch {
         self.event(py, Deadline::NEVER)
     }
 
+    /// The next event, within so many seconds.
     #[pyo3(signature = (timeout=None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Event> {
         let deadline = timeout.map_or(Ok(Deadline::NEVER), deadline_of).raised()?;
@@ -100,6 +122,7 @@ impl Watch {
         self.event(py, deadline)?.ok_or_else(|| closed().into())
     }
 
+    /// Ends it: the iteration is over.
     fn close(&self) -> PyResult<()> {
         drop(self.open().raised()?.take());
         Ok(())
