@@ -181,6 +181,19 @@ def test_other_things_than_tables_are_told(table: WholeTensor, device: str) -> N
         assert caught.value.hint == "give a `wholemem.WholeTensor`"
     with pytest.raises(errors.WrongType, match="the communicator is a `WholeTensor`"):
         wm.all_reduce(table, torch.ones(3))  # type: ignore[arg-type]
+    rows = torch.ones(2, 3, device=device)
+    calls: list[Callable[[], Any]] = [
+        lambda: wm.gather(table, [1, 2]),  # type: ignore[arg-type]
+        lambda: wm.gather(table, indices, out=[1]),  # type: ignore[arg-type]
+        lambda: wm.gather(table, [1, 2], out=rows),  # type: ignore[arg-type]
+        lambda: wm.scatter(table, rows, [1, 2]),  # type: ignore[arg-type]
+        lambda: wm.scatter_add(table, [[1]], indices),  # type: ignore[arg-type]
+        lambda: wm.all_reduce(Communicator.local(1, device=device)[0], [1]),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with pytest.raises(errors.WrongType, match="is a `list`") as caught:
+            call()
+        assert caught.value.hint == "give a tensor: `torch.as_tensor(...)`"
     with pytest.raises(errors.WrongDevice, match="is on cpu, and the other tensor on meta"):
         wm.gather(table, indices.to("meta"), out=torch.zeros(2, 3))
 

@@ -29,6 +29,7 @@ from .tensors import (
     check_no_gradient,
     check_own,
     check_rows,
+    check_tensor,
     conversion,
     dtype_of,
     raw_stream,
@@ -69,19 +70,24 @@ def gather(
             rows = _new_rows(table, indices, dtype)
             if table.gather_seen(exchange, indices, rows):
                 return rows
+        check_tensor("the tensor of indices", indices)
         return OPS.gather(table.handle, indices, dtype)
+    if not isinstance(out, torch.Tensor):
+        check_tensor("the output", out)
+        OPS.gather_into(table.handle, indices, out)
+        return out
     if dtype is not None:
         check_asked("the output", out, dtype)
-    if isinstance(out, torch.Tensor):
-        if out.requires_grad:
-            check_no_gradient("the output", out)
-        exchange = shortcut()
-        if exchange is not None and not out.is_neg() and _fill_seen(exchange, table, indices, out):
-            return out
-        if torch.compiler.is_compiling() or is_forward():
-            # A tensor that is written cannot be in an operator whose order is kept; nor does one take its tangent along.
-            return out.copy_(OPS.gather(table.handle, indices, out.dtype))
-        check_own("the output", out)
+    if out.requires_grad:
+        check_no_gradient("the output", out)
+    exchange = shortcut()
+    if exchange is not None and not out.is_neg() and _fill_seen(exchange, table, indices, out):
+        return out
+    check_tensor("the tensor of indices", indices)
+    if torch.compiler.is_compiling() or is_forward():
+        # A tensor that is written cannot be in an operator whose order is kept; nor does one take its tangent along.
+        return out.copy_(OPS.gather(table.handle, indices, out.dtype))
+    check_own("the output", out)
     OPS.gather_into(table.handle, indices, out)
     return out
 
@@ -89,6 +95,8 @@ def gather(
 def scatter(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor) -> None:
     """Writes rows to where the indices say. Other ranks see them behind the next barrier."""
     check_kind("the table", table, WholeTensor)
+    check_tensor("the tensor of values", values)
+    check_tensor("the tensor of indices", indices)
     OPS.scatter(table.handle, values, indices)
 
 
@@ -96,6 +104,8 @@ def scatter_add(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor)
     """Adds rows to where the indices say, all ranks at the same time if they like. A table at the ``host`` makes it a call of
     all ranks."""
     check_kind("the table", table, WholeTensor)
+    check_tensor("the tensor of values", values)
+    check_tensor("the tensor of indices", indices)
     OPS.scatter_add(table.handle, values, indices)
 
 
@@ -105,18 +115,21 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, op: str = "sum") -> tor
     ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``.
     """
     check_kind("the communicator", comm, Communicator)
+    check_tensor("the tensor", tensor)
     return OPS.all_reduce(comm.handle, tensor, op)
 
 
 def all_gather(comm: Communicator, tensor: torch.Tensor) -> torch.Tensor:
     """Every rank's tensor, one after the other, as a new tensor with a dimension more. All ranks call it."""
     check_kind("the communicator", comm, Communicator)
+    check_tensor("the tensor", tensor)
     return OPS.all_gather(comm.handle, tensor)
 
 
 def broadcast(comm: Communicator, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
     """The root's tensor, as a new one on every rank. All ranks call it, with tensors of one shape and type."""
     check_kind("the communicator", comm, Communicator)
+    check_tensor("the tensor", tensor)
     return OPS.broadcast(comm.handle, tensor, root)
 
 

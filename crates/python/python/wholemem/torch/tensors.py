@@ -79,6 +79,12 @@ def check_kind(what: str, given: Any, kind: type) -> None:
         raise WrongType(f"{what} is a `{type(given).__name__}`", hint=f"give a `wholemem.{kind.__name__}`")
 
 
+def check_tensor(what: str, given: Any) -> None:
+    """Raises unless torch takes something for a tensor."""
+    if not isinstance(given, torch.Tensor) and not hasattr(given, "__torch_function__"):
+        raise WrongType(f"{what} is a `{type(given).__name__}`", hint="give a tensor: `torch.as_tensor(...)`")
+
+
 def check_number(dtype: torch.dtype) -> None:
     """Raises unless elements of a type can be reduced."""
     if dtype not in CODES:
