@@ -234,6 +234,14 @@ pub fn close_for_writing(fd: BorrowedFd<'_>) -> Result<()> {
     call("fcntl", || rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE))
 }
 
+/// Whether nobody can write a memory file any more.
+///
+/// # Errors
+/// `fcntl` with `EINVAL` of what is no memory file.
+pub fn is_closed_for_writing(fd: BorrowedFd<'_>) -> Result<bool> {
+    Ok(call("fcntl", || rustix::fs::fcntl_get_seals(fd))?.contains(SealFlags::WRITE))
+}
+
 /// How long a file is now; for a sealed one, for ever.
 ///
 /// # Errors
@@ -370,9 +378,11 @@ mod tests {
         let writer = vm::SharedMap::create(&memory, Protection::ReadWrite).unwrap();
         let busy = Error::Call { call: "fcntl", errno: Errno::BUSY };
         assert_eq!(close_for_writing(memory.as_fd()), Err(busy));
+        assert_eq!(is_closed_for_writing(memory.as_fd()), Ok(false));
         drop(writer);
         assert_eq!(close_for_writing(memory.as_fd()), Ok(()), "readers do not matter: {reader:?}");
         assert_eq!(close_for_writing(memory.as_fd()), Ok(()), "nor does asking again");
+        assert_eq!(is_closed_for_writing(memory.read_only_fd().unwrap().as_fd()), Ok(true));
         assert_eq!(rustix::io::write(&memory, b"x"), Err(Errno::PERM));
         assert!(!Memfd::import(memory.share_fd().unwrap(), LEN).unwrap().is_writable());
     }

@@ -17,8 +17,8 @@ use super::door::Door;
 use super::machine::{Input, Now, Output, Server, Settings};
 use super::outbox::{Flushed, Outbox};
 use super::recover::Survivors;
-use super::workers::{self, Done, Job, Workers};
-use super::yard::Yard;
+use super::workers::{Done, Job, Workers};
+use super::yard::{Closing, Yard};
 use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId};
 use crate::index::{Geometry, Index};
@@ -148,8 +148,13 @@ impl<'a> Loop<'a> {
             clients: connections.iter().map(users).collect(),
         };
         for (allocation, fd) in allocations {
-            let is_host = cells.allocation(allocation).is_none_or(|record| record.place == 0);
-            yard.add(allocation, fd, is_host);
+            let record = cells.allocation(allocation);
+            let added = yard.add(allocation, fd, record.is_none_or(|record| record.place == 0));
+            let is_arena = record.is_some_and(|record| record.is_arena);
+            let mut opened = || if is_arena { yard.open_for_reading(allocation) } else { Ok(()) };
+            if let Err(error) = added.and_then(|()| opened()) {
+                tracing::error!(%allocation, %error, "memory cannot be opened for reading yet");
+            }
         }
         let (device_ids, user) = (settings.devices.clone(), settings.user);
         let start = Instant::now();
@@ -249,19 +254,10 @@ impl<'a> Loop<'a> {
                     self.places.insert(allocation, place);
                     self.workers.add(Job::LookAt { allocation, len, place, fd: self.offered.take() });
                 }
-                Output::CloseForWriting { allocation, at_once: true } => {
-                    let closed = self.yard.fd(allocation).map(|fd| workers::close(fd.as_fd()));
-                    let outcome = closed.unwrap_or(Err(crate::Refusal::NothingToSeal));
-                    self.step(Input::Closed { allocation, outcome });
-                }
-                Output::CloseForWriting { allocation, at_once: false } => {
-                    let fd = self.yard.fd(allocation).map(|fd| memfd::share_fd(fd.as_fd()));
-                    if let Some(Ok(fd)) = fd {
-                        self.workers.add(Job::Close { allocation, fd });
-                    } else {
-                        let reason = "no descriptor is left".to_owned();
-                        let outcome = Err(crate::Refusal::NoMemory { len: 0, reason });
-                        self.step(Input::Closed { allocation, outcome });
+                Output::CloseForWriting { allocation, at_once } => {
+                    match self.yard.close(allocation, at_once) {
+                        Closing::Over(outcome) => self.step(Input::Closed { allocation, outcome }),
+                        Closing::Takes(fd) => self.workers.add(Job::Close { allocation, fd }),
                     }
                 }
                 Output::Release { allocation } => {
@@ -372,15 +368,19 @@ impl<'a> Loop<'a> {
     fn collect(&mut self) {
         for done in self.workers.done() {
             match done {
-                Done::Closed { allocation, outcome } => self.step(Input::Closed { allocation, outcome }),
+                Done::Closed { allocation, outcome } => {
+                    if outcome.is_ok() {
+                        self.yard.closed(allocation);
+                    }
+                    self.step(Input::Closed { allocation, outcome });
+                }
                 Done::Made { allocation, outcome: Err(reason) } => {
                     self.step(Input::Made { allocation, outcome: Err(reason) });
                 }
                 Done::Made { allocation, outcome: Ok(fd) } => {
                     let is_host = self.places.remove(&allocation) == Some(0);
                     let parked = memfd::share_fd(fd.as_fd());
-                    self.yard.add(allocation, fd, is_host);
-                    match parked {
+                    match parked.and_then(|parked| self.yard.add(allocation, fd, is_host).map(|()| parked)) {
                         Ok(parked) => {
                             let fds = vec![(Key::Allocation(allocation), parked)];
                             self.park(Parking::Memory(allocation), fds);

@@ -1,24 +1,67 @@
 //! The memory and the pins that a server has: what its machine may touch.
+//!
+//! What it keeps true: memory in which somebody can find an object has been opened for reading already, so that whoever
+//! asks for it is answered also when no descriptor is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
 use wholemem_os::vm::Protection;
-use wholemem_os::{Memfd, SharedMap, memfd};
+use wholemem_os::{Error as OsError, Memfd, SharedMap, memfd};
 
 use super::machine::{Premises, Share};
-use crate::Result;
+use super::workers;
 use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId, ObjectId};
-use crate::pin;
+use crate::{Refusal, Result, pin};
 
 #[derive(Debug)]
 struct Memory {
     fd: Rc<OwnedFd>,
+    /// What readers are given: of host memory, opened for reading alone. Once nobody can write it, it is the only one.
+    reader: Option<Rc<OwnedFd>>,
     is_host: bool,
     /// Where small objects are written, once there was one.
     map: Option<SharedMap>,
+}
+
+/// How far it has come that nobody can write memory any more.
+#[derive(Debug)]
+pub(super) enum Closing {
+    Over(Result<(), Refusal>),
+    /// It takes a while, through this descriptor.
+    Takes(OwnedFd),
+}
+
+impl Memory {
+    fn open_for_reading(&mut self) -> Result<&Rc<OwnedFd>, OsError> {
+        if self.reader.is_none() {
+            let reader = match self.is_host {
+                true => Rc::new(memfd::read_only_fd(self.fd.as_fd())?),
+                false => Rc::clone(&self.fd),
+            };
+            if self.is_host && memfd::is_closed_for_writing(self.fd.as_fd())? {
+                self.fd = Rc::clone(&reader);
+            }
+            self.reader = Some(reader);
+        }
+        Ok(self.reader.as_ref().unwrap_or(&self.fd))
+    }
+
+    fn close(&mut self, at_once: bool) -> Result<Option<OwnedFd>, Refusal> {
+        let no_memory = |error: OsError| Refusal::NoMemory { len: 0, reason: error.to_string() };
+        let reader = Rc::clone(self.open_for_reading().map_err(no_memory)?);
+        if Rc::ptr_eq(&reader, &self.fd) {
+            return Ok(None);
+        }
+        if !at_once {
+            return memfd::share_fd(self.fd.as_fd()).map(Some).map_err(no_memory);
+        }
+        workers::close(self.fd.as_fd())?;
+        self.fd = reader;
+        Ok(None)
+    }
 }
 
 /// Memory by its allocation, and the pages of pins by their client.
@@ -29,29 +72,53 @@ pub(super) struct Yard {
 }
 
 impl Yard {
-    pub(super) fn add(&mut self, allocation: AllocationId, fd: OwnedFd, is_host: bool) {
-        self.memories.insert(allocation, Memory { fd: Rc::new(fd), is_host, map: None });
+    /// Takes in memory: what nobody can write any more, to be read.
+    pub(super) fn add(
+        &mut self,
+        allocation: AllocationId,
+        fd: OwnedFd,
+        is_host: bool,
+    ) -> Result<(), OsError> {
+        let is_closed = is_host && memfd::is_closed_for_writing(fd.as_fd())?;
+        self.memories.insert(allocation, Memory { fd: Rc::new(fd), reader: None, is_host, map: None });
+        if is_closed { self.open_for_reading(allocation) } else { Ok(()) }
+    }
+
+    /// Opens memory in which there may be objects.
+    pub(super) fn open_for_reading(&mut self, allocation: AllocationId) -> Result<(), OsError> {
+        self.memories.get_mut(&allocation).map_or(Ok(()), |memory| memory.open_for_reading().map(drop))
+    }
+
+    /// Sees to it that nobody can write memory any more: at once, or by whoever has time for it.
+    pub(super) fn close(&mut self, allocation: AllocationId, at_once: bool) -> Closing {
+        let memory = self.memories.get_mut(&allocation).ok_or(Refusal::NothingToSeal);
+        match memory.and_then(|memory| memory.close(at_once)) {
+            Ok(Some(fd)) => Closing::Takes(fd),
+            Ok(None) => Closing::Over(Ok(())),
+            Err(refusal) => Closing::Over(Err(refusal)),
+        }
+    }
+
+    /// Nobody can write this memory any more.
+    pub(super) fn closed(&mut self, allocation: AllocationId) {
+        if let Some(Memory { fd, reader: Some(reader), .. }) = self.memories.get_mut(&allocation) {
+            *fd = Rc::clone(reader);
+        }
     }
 
     pub(super) fn remove(&mut self, allocation: AllocationId) {
         self.memories.remove(&allocation);
     }
 
-    pub(super) fn fd(&self, allocation: AllocationId) -> Option<Rc<OwnedFd>> {
-        self.memories.get(&allocation).map(|memory| Rc::clone(&memory.fd))
-    }
-
     pub(super) fn fds(&self) -> impl Iterator<Item = (AllocationId, &OwnedFd)> {
         self.memories.iter().map(|(allocation, memory)| (*allocation, &*memory.fd))
     }
 
-    /// A descriptor for a client. What it may not write is opened again for reading, where that can be done.
-    pub(super) fn share(&self, share: Share) -> Result<Option<Rc<OwnedFd>>> {
-        let Some(memory) = self.memories.get(&share.allocation) else { return Ok(None) };
-        if share.is_writable || !memory.is_host {
-            return Ok(Some(Rc::clone(&memory.fd)));
-        }
-        Ok(Some(Rc::new(memfd::read_only_fd(memory.fd.as_fd())?)))
+    /// A descriptor for a client: for reading alone what it may not write, where there can be such a one.
+    pub(super) fn share(&mut self, share: Share) -> Result<Option<Rc<OwnedFd>>> {
+        let Some(memory) = self.memories.get_mut(&share.allocation) else { return Ok(None) };
+        let fd = if share.is_writable { &memory.fd } else { memory.open_for_reading()? };
+        Ok(Some(Rc::clone(fd)))
     }
 
     pub(super) fn add_pins(&mut self, client: ClientId, page: &Memfd) -> Result<()> {
@@ -70,6 +137,7 @@ impl Yard {
             let len = memfd::len_of(memory.fd.as_fd())?;
             let file = Memfd::import(memfd::share_fd(memory.fd.as_fd())?, len)?;
             let map = SharedMap::create(&file, Protection::ReadWrite)?;
+            memory.open_for_reading()?;
             // Where the kernel cannot, pages are touched one by one.
             let _ = map.populate();
             memory.map = Some(map);
@@ -92,5 +160,73 @@ impl Premises for Yard {
     fn pinned(&self, objects: &BTreeSet<ObjectId>) -> BTreeSet<ObjectId> {
         let pins = self.pins.values().flat_map(pin::pinned).filter_map(ObjectId::from_u64);
         pins.filter(|pin| objects.contains(pin)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEN: usize = 64 << 10;
+
+    fn memory() -> Memfd {
+        Memfd::create("test", LEN).unwrap()
+    }
+
+    fn shared(yard: &mut Yard, allocation: AllocationId, is_writable: bool) -> Rc<OwnedFd> {
+        yard.share(Share { allocation, is_writable }).unwrap().unwrap()
+    }
+
+    fn is_writable(fd: &OwnedFd) -> bool {
+        rustix::fs::fcntl_getfl(fd).unwrap().contains(rustix::fs::OFlags::RDWR)
+    }
+
+    #[test]
+    fn what_is_closed_is_given_to_readers_by_the_one_descriptor_there_is() {
+        for at_once in [true, false] {
+            let (mut yard, id) = (Yard::default(), AllocationId::new(0, 0));
+            yard.add(id, memory().into_fd(), true).unwrap();
+            assert!(is_writable(&shared(&mut yard, id, true)));
+            match yard.close(id, at_once) {
+                Closing::Takes(fd) if !at_once => {
+                    workers::close(fd.as_fd()).unwrap();
+                    yard.closed(id);
+                }
+                outcome => assert!(at_once && matches!(outcome, Closing::Over(Ok(()))), "{outcome:?}"),
+            }
+            let fds = [true, false].map(|is_writable| shared(&mut yard, id, is_writable));
+            assert!(Rc::ptr_eq(&fds[0], &fds[1]) && !is_writable(&fds[0]));
+            assert!(
+                matches!(yard.close(id, at_once), Closing::Over(Ok(()))),
+                "closing it again is nothing to do"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_still_mapped_is_not_closed_and_stays_its_writers() {
+        let (mut yard, id, memory) = (Yard::default(), AllocationId::new(0, 0), memory());
+        let _map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
+        yard.add(id, memory.into_fd(), true).unwrap();
+        assert!(matches!(yard.close(id, true), Closing::Over(Err(Refusal::StillMapped))));
+        assert!(is_writable(&shared(&mut yard, id, true)));
+    }
+
+    #[test]
+    fn what_was_closed_by_another_server_is_known_to_be() {
+        let (mut yard, id, memory) = (Yard::default(), AllocationId::new(0, 0), memory());
+        memfd::close_for_writing(memory.as_fd()).unwrap();
+        yard.add(id, memory.read_only_fd().unwrap(), true).unwrap();
+        assert!(matches!(yard.close(id, true), Closing::Over(Ok(()))));
+    }
+
+    #[test]
+    fn an_arena_is_opened_for_reading_with_its_first_object() {
+        let (mut yard, id) = (Yard::default(), AllocationId::new(0, 0));
+        yard.add(id, memory().into_fd(), true).unwrap();
+        assert!(yard.write(id, 0, b"hello"));
+        let reader = Rc::clone(yard.memories[&id].reader.as_ref().unwrap());
+        assert!(Rc::ptr_eq(&reader, &shared(&mut yard, id, false)) && !is_writable(&reader));
+        assert!(is_writable(&yard.memories[&id].fd));
     }
 }
