@@ -173,6 +173,17 @@ impl PacketSocket {
         Ok(uid.cast_unsigned())
     }
 
+    /// Whether nobody is at the other end any more. What was sent before may still be there to be read.
+    ///
+    /// # Errors
+    /// What `poll` said.
+    pub fn is_closed(&self) -> Result<bool> {
+        let mut watched = [PollFd::new(&self.0, PollFlags::empty())];
+        let now = Deadline::NOW.timeout();
+        call("poll", || poll(&mut watched, now.as_ref()))?;
+        Ok(watched[0].revents().contains(PollFlags::HUP))
+    }
+
     fn peer_pidfd_by_number(&self) -> Result<PidFd> {
         // rustix's `UCred` cannot be used: its process id must not be zero, and the kernel answers zero for a
         // process that our PID namespace cannot see.
@@ -447,7 +458,9 @@ mod tests {
     fn a_closed_peer_is_closed_in_both_directions() {
         let (a, b) = pair();
         // A shutdown, because a child that another test forks may keep a copy of `b` open.
+        assert_eq!(a.is_closed(), Ok(false));
         rustix::net::shutdown(&b, Shutdown::Both).expect("shutdown");
+        assert_eq!(a.is_closed(), Ok(true));
         assert_eq!(a.recv(&mut [0; 8], patience()), Err(Error::Closed));
         assert_eq!(a.send(b"x", &[], patience()), Err(Error::Closed));
     }

@@ -13,6 +13,7 @@ use wholemem_os::{Deadline, ForkEpoch, Memfd, SharedMap};
 use super::draft::Sealed;
 use super::memory::Maps;
 use super::object::{Hold, Object};
+use super::pulse::Pulse;
 use super::wire::{Greeting, Wire};
 use super::{Client, Entry, unexpected};
 use crate::cells::MappedCells;
@@ -35,6 +36,7 @@ pub(crate) struct Core {
     /// How many allocations had gone when maps were last looked at.
     seen_gone: AtomicU64,
     wire: Mutex<Wire>,
+    pulse: Pulse,
     /// What has no answer, and could not be said while another thread was asking something. So nothing waits to be dropped.
     unsaid: Mutex<Vec<Ask>>,
     pub(super) epoch: ForkEpoch,
@@ -56,6 +58,7 @@ impl Core {
             maps: Maps::new(uuids, devices.clone())?,
             seen_gone: AtomicU64::new(0),
             wire: Mutex::new(wire),
+            pulse: Pulse::default(),
             unsaid: Mutex::default(),
             epoch,
             devices,
@@ -69,12 +72,20 @@ impl Core {
     /// Whether anything can be got at all; and lets go maps of memory that has gone since the last time.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
-        self.check_fork()?;
-        if self.index.is_superseded() {
+        self.check_known()?;
+        // A thread that is asking something finds out by itself.
+        if self.pulse.feel(|| self.wire.try_lock().is_ok_and(|wire| wire.is_closed())) {
             return Err(Error::Disconnected);
         }
         self.trim();
         Ok(())
+    }
+
+    /// Whether anything can be asked, for all that is known.
+    #[inline]
+    fn check_known(&self) -> Result<()> {
+        self.check_fork()?;
+        if self.index.is_superseded() || self.pulse.is_lost() { Err(Error::Disconnected) } else { Ok(()) }
     }
 
     /// Lets go maps of memory that is no more, if any has gone since the last time.
@@ -265,13 +276,14 @@ impl Core {
 
     /// The same, giving the server a descriptor, which it takes from its own user only.
     pub(super) fn request_adoption(&self, ask: Ask, fd: BorrowedFd<'_>) -> Result<Sealed> {
-        self.check_fork()?;
+        self.check_known()?;
         let mut wire = self.wire();
         let user = wire.server_user()?;
         if user != rustix::process::geteuid().as_raw() {
             return Err(Refusal::NotTrusted { user }.into());
         }
-        let outcome = wire.request_giving(ask, &[], &[fd], Deadline::after(Client::PATIENCE));
+        let outcome =
+            self.pulse.learn(wire.request_giving(ask, &[], &[fd], Deadline::after(Client::PATIENCE)));
         self.say(&mut wire);
         match outcome?.0 {
             Answer::Sealed { object, version } => Ok(Sealed { id: object, version }),
@@ -310,10 +322,10 @@ impl Core {
         payload: &[u8],
         deadline: Deadline,
     ) -> Result<(u64, Answer, Vec<std::os::fd::OwnedFd>)> {
-        self.check_fork()?;
+        self.check_known()?;
         let mut wire = self.wire();
         let id = wire.last_id() + 1;
-        let outcome = wire.request(ask, payload, deadline);
+        let outcome = self.pulse.learn(wire.request(ask, payload, deadline));
         self.say(&mut wire);
         drop(wire);
         self.trim();

@@ -52,7 +52,7 @@ impl Target {
         place: u32,
         wait: Duration,
     ) -> Result<Self> {
-        core.check_fork()?;
+        core.check()?;
         check_labels(&label, &members)?;
         let is_cpu = place == 0;
         if is_cpu && (len as u64) < SMALL {

@@ -12,6 +12,10 @@
 //!
 //! An object whose memory is mapped already is got without a system call: its name is looked up in the index, it is
 //! pinned, and that is all. So it is got also while there is no server.
+//!
+//! A store whose keeper and server were both killed cannot say that it has ended. So every tenth of a second, at most,
+//! such a call looks at the connection; and once any call has found out, all of them say [`Error::Disconnected`]. What
+//! is held stays.
 
 mod adopt;
 mod core;
@@ -20,6 +24,7 @@ mod memory;
 mod mirror;
 mod object;
 mod pack;
+mod pulse;
 mod watch;
 mod wire;
 
@@ -344,9 +349,9 @@ impl Client {
     /// Begins to be told of what happens to names that begin so.
     ///
     /// # Errors
-    /// As [`Client::connect`].
+    /// As [`Client::connect`]; [`Error::Disconnected`] when the store has ended.
     pub fn watch(&self, prefix: &str) -> Result<Watch> {
-        self.core.check_fork()?;
+        self.core.check()?;
         check_name(prefix)?;
         Watch::open(&self.core.path, prefix)
     }

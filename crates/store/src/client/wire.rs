@@ -168,6 +168,11 @@ impl Wire {
         }
     }
 
+    /// Whether keeper and server are gone, both, or this client was let go.
+    pub(super) fn is_closed(&self) -> bool {
+        self.socket.is_closed() == Ok(true)
+    }
+
     /// The user at the other end.
     pub(super) fn server_user(&self) -> Result<u32> {
         Ok(self.socket.peer_uid()?)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
-use wholemem_store::Error;
+use wholemem_store::{Client, Error};
 
 use crate::served::Served;
 
@@ -59,7 +59,55 @@ fn a_store_that_has_ended_has_no_names_any_more_and_what_is_held_stays() {
     assert!(matches!(client.get("name"), Err(Error::Disconnected)));
     assert!(matches!(client.get_by_id(held.id()), Err(Error::Disconnected)));
     assert!(matches!(client.list(""), Err(Error::Disconnected)));
+    assert!(matches!(client.create("new", 3), Err(Error::Disconnected)));
     assert_eq!(held.to_vec().unwrap(), b"value");
+}
+
+#[test]
+fn a_store_that_was_killed_is_noticed_by_who_only_reads_and_by_every_call_from_then_on() {
+    type Call = fn(&Client) -> Result<(), Error>;
+    let readers: [Call; 4] = [
+        |client| client.get("name").map(drop),
+        |client| client.stat("name").map(drop),
+        |client| client.list("").map(drop),
+        |client| client.create("new", 3).map(drop),
+    ];
+    let served = Served::start();
+    served.client().put("name", b"value").unwrap();
+    let clients = readers.map(|reader| (reader, served.client()));
+    let held = clients.each_ref().map(|(_, client)| client.get("name").unwrap());
+    served.signal(Signal::KILL);
+    let patience = Deadline::after(Duration::from_secs(60));
+    for (reader, client) in &clients {
+        // Nobody else tells this client.
+        while reader(client).map_err(|error| assert!(matches!(error, Error::Disconnected), "{error}")).is_ok()
+        {
+            assert!(!patience.has_passed(), "the store is gone, and this client does not notice");
+        }
+        let others: [Call; 5] = [
+            |client| client.put("name", b"other").map(drop),
+            |client| client.watch("").map(drop),
+            |client| client.status().map(drop),
+            |client| client.get_mapped("name").map(drop),
+            |client| client.create("large", 2 << 20).map(drop),
+        ];
+        for call in readers.into_iter().chain(others) {
+            assert!(matches!(call(client), Err(Error::Disconnected)));
+        }
+    }
+    assert!(held.iter().all(|object| object.to_vec().unwrap() == b"value"));
+}
+
+#[test]
+fn what_one_call_has_found_out_the_next_ones_know() {
+    let served = Served::start();
+    let client = served.client();
+    client.put("name", b"value").unwrap();
+    drop(client.get("name").unwrap());
+    served.signal(Signal::KILL);
+    assert!(matches!(client.status(), Err(Error::Disconnected)));
+    assert!(matches!(client.get("name"), Err(Error::Disconnected)));
+    assert!(matches!(client.clone().stat("name"), Err(Error::Disconnected)));
 }
 
 #[test]
