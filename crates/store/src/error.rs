@@ -68,6 +68,15 @@ pub enum Error {
     #[error("the store has closed the connection")]
     Disconnected,
 
+    /// The server that told of what happens to names was replaced, and the next one has just been asked to.
+    #[error(
+        "the server was replaced: what happened to names that begin with `{prefix}` may have been missed"
+    )]
+    EventsMissed {
+        /// What was watched for.
+        prefix: String,
+    },
+
     /// The other side said what is no message of the protocol.
     #[error("the store broke the protocol: {rule}")]
     Protocol {
@@ -153,6 +162,7 @@ impl Error {
             Self::TimedOut => "timed-out",
             Self::Interrupted => "interrupted",
             Self::Disconnected => "disconnected",
+            Self::EventsMissed { .. } => "events-missed",
             Self::Protocol { .. } => "protocol",
             Self::TooManyPins { .. } => "too-many-pins",
             Self::OutOfRange { .. } => "out-of-range",

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::Serialize;
 use wholemem_os::Deadline;
-use wholemem_store::{Entry, EventKind};
+use wholemem_store::{Entry, Error, Event, EventKind};
 
 use crate::cli::{ListArgs, RemoveArgs, StatArgs, WatchArgs};
 use crate::size::Rough;
@@ -123,26 +123,38 @@ pub(crate) fn watch(args: &WatchArgs) -> Result<()> {
     struct Happened<'a> {
         event: &'static str,
         name: &'a str,
-        id: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        id: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         version: Option<u64>,
     }
     let mut watch = super::connect(&args.socket)?.watch(&args.prefix)?;
     let mut left = args.count;
     while left != Some(0) {
-        let event = watch.next(Deadline::NEVER)?;
-        let (what, version) = match event.what {
-            EventKind::Published { version } => ("published", Some(version)),
-            _ => ("deleted", None),
+        let event = watch.next(Deadline::NEVER);
+        let happened = match &event {
+            Ok(Event { name, object, what: EventKind::Published { version } }) => {
+                Happened { event: "published", name, id: Some(object.as_u64()), version: Some(*version) }
+            }
+            Ok(Event { name, object, .. }) => {
+                Happened { event: "deleted", name, id: Some(object.as_u64()), version: None }
+            }
+            // Nothing that happened, and not counted: but who reads this has to look.
+            Err(Error::EventsMissed { prefix }) => {
+                Happened { event: "missed", name: prefix, id: None, version: None }
+            }
+            Err(_) => return Ok(event.map(drop)?),
         };
         if args.json {
-            let (name, id) = (event.name.as_str(), event.object.as_u64());
-            terminal::print_json(&Happened { event: what, name, id, version })?;
+            terminal::print_json(&happened)?;
         } else {
+            let Happened { event, name, version, .. } = happened;
             let version = version.map(|version| format!(" version {version}")).unwrap_or_default();
-            terminal::print(&format!("{what:<10}{}{version}\n", terminal::plain(&event.name)))?;
+            terminal::print(&format!("{event:<10}{}{version}\n", terminal::plain(name)))?;
         }
-        left = left.map(|left| left - 1);
+        if event.is_ok() {
+            left = left.map(|left| left - 1);
+        }
     }
     Ok(())
 }

@@ -6,40 +6,50 @@ use wholemem_os::Deadline;
 
 use super::Client;
 use super::wire::Wire;
-use crate::Result;
 use crate::protocol::{Ask, Event};
+use crate::{Error, Result};
 
 /// A connection on which the server tells of what happens to names that begin in one way.
 #[derive(Debug)]
 pub struct Watch {
     wire: Wire,
     prefix: String,
+    /// Whether there is another server, who does not know of it yet.
+    is_unknown: bool,
 }
 
 impl Watch {
     pub(super) fn open(path: &Path, prefix: &str) -> Result<Self> {
         let (wire, _) = Wire::connect(path, Deadline::after(Client::PATIENCE))?;
-        let mut watch = Self { wire, prefix: prefix.to_owned() };
+        let mut watch = Self { wire, prefix: prefix.to_owned(), is_unknown: true };
         watch.ask()?;
         Ok(watch)
     }
 
-    /// The next thing that happens. What happens while a server is replaced is not told.
+    /// The next thing that happens.
+    ///
+    /// What happens between the death of a server and the next call of this is told by nobody. Whoever calls hears of
+    /// that, once, and everything from then on: who looks at what there is after that has missed nothing.
     ///
     /// # Errors
-    /// [`Error::TimedOut`](crate::Error::TimedOut) when nothing happens before the deadline;
-    /// [`Error::Disconnected`](crate::Error::Disconnected) also for one who does not read for long.
+    /// [`Error::EventsMissed`] when the server was replaced; the watch goes on.
+    /// [`Error::TimedOut`] when nothing happens before the deadline;
+    /// [`Error::Disconnected`] also for one who does not read for long.
     pub fn next(&mut self, deadline: Deadline) -> Result<Event> {
-        loop {
+        if !self.is_unknown {
             match self.wire.event(deadline)? {
                 Some(event) => return Ok(event),
-                None => self.ask()?,
+                None => self.is_unknown = true,
             }
         }
+        self.ask()?;
+        Err(Error::EventsMissed { prefix: self.prefix.clone() })
     }
 
     fn ask(&mut self) -> Result<()> {
         let ask = Ask::Watch { prefix: self.prefix.clone() };
-        self.wire.request(ask, &[], Deadline::after(Client::PATIENCE)).map(drop)
+        self.wire.request(ask, &[], Deadline::after(Client::PATIENCE))?;
+        self.is_unknown = false;
+        Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use wholemem_os::interrupt::interruptible;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
 use wholemem_store::{Client, Error};
@@ -61,6 +62,33 @@ fn a_store_that_has_ended_has_no_names_any_more_and_what_is_held_stays() {
     assert!(matches!(client.list(""), Err(Error::Disconnected)));
     assert!(matches!(client.create("new", 3), Err(Error::Disconnected)));
     assert_eq!(held.to_vec().unwrap(), b"value");
+}
+
+#[test]
+fn who_watches_hears_that_events_were_missed_once_and_then_all_that_happens() {
+    let served = Served::start();
+    let client = served.client();
+    let mut watch = client.watch("seen").unwrap();
+    let patience = Deadline::after(Duration::from_secs(60));
+    client.put("seen 1", b"before").unwrap();
+    served.kill("server");
+    // Answered by the next server, which does not know of the watch.
+    client.put("seen 2", b"between").unwrap();
+    assert_eq!(watch.next(patience).unwrap().name, "seen 1");
+    let missed = watch.next(patience).unwrap_err();
+    assert!(matches!(&missed, Error::EventsMissed { prefix } if prefix == "seen"), "{missed}");
+    client.put("seen 3", b"after").unwrap();
+    assert_eq!(watch.next(patience).unwrap().name, "seen 3");
+    // Whoever is interrupted before the next server knows is told the next time.
+    served.kill("server");
+    client.put("seen 4", b"between").unwrap();
+    served.freeze();
+    let interrupted = interruptible(|| true, || watch.next(patience));
+    assert!(matches!(interrupted, Err(Error::Interrupted)), "{interrupted:?}");
+    served.thaw();
+    assert!(matches!(watch.next(patience), Err(Error::EventsMissed { .. })));
+    client.put("seen 5", b"after").unwrap();
+    assert_eq!(watch.next(patience).unwrap().name, "seen 5");
 }
 
 #[test]
