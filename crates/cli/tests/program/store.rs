@@ -166,6 +166,29 @@ fn what_happens_is_told_as_it_happens() {
 }
 
 #[test]
+fn who_watches_reads_that_the_server_was_replaced() {
+    let served = Served::start();
+    std::fs::write(served.file("in"), b"x").unwrap();
+    let mut watch = program(&["watch", "a/"]);
+    watch.env("WHOLEMEM_SOCKET", served.file("socket"));
+    let mut watching = watch.spawn().unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines().map(Result::unwrap);
+    while !served.say(&["stat"]).contains("clients     2") {
+        std::thread::yield_now();
+    }
+    for name in ["a/1", "a/2", "a/3", "a/4", "a/5"] {
+        served.say(&["put", name, &served.file("in")]);
+    }
+    assert!(lines.any(|line| line == "published a/5 version 1"));
+    PidFd::open(served.server()).unwrap().kill().unwrap();
+    assert_eq!(lines.next().unwrap(), "missed    a/");
+    served.say(&["put", "a/6", &served.file("in")]);
+    assert_eq!(lines.next().unwrap(), "published a/6 version 1");
+    watching.kill().unwrap();
+    watching.wait().unwrap();
+}
+
+#[test]
 fn a_store_ends_when_it_is_told_to_and_leaves_nothing() {
     let served = Served::start();
     let (keeper, server) = (served.keeper.id(), served.server());
