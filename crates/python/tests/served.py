@@ -45,11 +45,10 @@ class Served:
         os.kill(self.server(), signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kills all of it: the keeper first, which would start another server."""
+        """Kills all of it: the keeper stands still meanwhile, since either would start the other again."""
         os.kill(self.keeper.pid, signal.SIGSTOP)
-        server = self.server()
+        self.kill_server()
         self.keeper.kill()
-        os.kill(server, signal.SIGKILL)
         self.keeper.wait()
         self.close()
 

@@ -294,7 +294,10 @@ def test_room_is_waited_for() -> None:
         client.put("first", np.zeros(40 << 20, np.uint8))
         with pytest.raises(errors.OverQuota, match="cannot take 40 MiB more") as caught:
             client.put("second", np.zeros(40 << 20, np.uint8))
-        assert caught.value.hint and caught.value.code == "over-quota"
+        assert "timeout=10" in str(caught.value) and caught.value.code == "over-quota"
+        with pytest.raises(errors.OverQuota) as caught:
+            client.put("all", np.zeros(65 << 20, np.uint8), timeout=600)
+        assert "hint: it is larger than the whole store, and no waiting helps" in str(caught.value)
         with pytest.raises(errors.OverQuota):
             client.create("second", (40 << 20,), "uint8", timeout=0.05)
         wait_for_clients(client, 1)
@@ -336,6 +339,29 @@ def test_a_shape_with_too_many_dimensions_is_refused(client: store.Client) -> No
         client.create("dimensions", (1,) * 200, "int8")
 
 
+def test_who_does_not_wait_for_names_is_not_told_how(client: store.Client) -> None:
+    for call in [client.stat, client.delete]:
+        with pytest.raises(errors.NotFound) as caught:
+            call("nothing")
+        assert caught.value.hint == "`client.list()` names what there is"
+    with pytest.raises(errors.NotFound) as caught:
+        client.get("nothing")
+    assert "timeout=10" in str(caught.value)
+
+
+def test_what_is_being_written_shows_what_it_is(client: store.Client) -> None:
+    draft = client.create("shown", (2, 1 << 20), "uint8")
+    mirror = store.Mirror(draft)
+    assert repr(mirror) == "Mirror(Array(shape=(2, 1048576), dtype=uint8, device=cpu))"
+    mirror.write_back()
+    pack = client.create_pack("packed", {"x": ((2,), "int8")})
+    assert (repr(draft), repr(pack)) == ("Draft(name='shown')", "PackDraft(name='packed')")
+    draft.abandon()
+    pack.seal()
+    assert (repr(draft), repr(pack)) == ("Draft(name='shown', closed)", "PackDraft(name='packed', closed)")
+    assert repr(mirror) == "Mirror(closed)"
+
+
 def test_a_client_that_is_closed_says_so(served: Served) -> None:
     with served.client() as client:
         client.put("stays", np.arange(4))
@@ -344,8 +370,9 @@ def test_a_client_that_is_closed_says_so(served: Served) -> None:
         assert str(client.socket) == served.socket
     assert client.closed and repr(client).endswith(", closed)")
     for call in [client.list, client.status, lambda: client.get("stays"), lambda: client.put("x", b"")]:
-        with pytest.raises(errors.Closed, match="the client is closed"):
+        with pytest.raises(errors.Closed, match="the client is closed") as caught:
             call()
+        assert caught.value.hint
     client.close()
     assert array.numpy().tolist() == [0, 1, 2, 3]
 

@@ -279,7 +279,7 @@ refused(errors.OverQuota, lambda: client.put("x", wholemem.WholeTensor.create(co
 print(client.status().device_used)
 """
     )
-    assert "hint: `timeout=10` waits for others to delete something" in said
+    assert "hint: it is larger than the whole store, and no waiting helps" in said
     assert said.splitlines()[-1] == "0"
 
 

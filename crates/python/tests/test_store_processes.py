@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 import pytest
@@ -171,8 +171,6 @@ def test_a_watch_is_one_threads(client: store.Client) -> None:
         except errors.Timeout:
             pass
     assert busy.hint
-    with pytest.raises(errors.Busy):
-        watch.close()
     # It may come before the other thread waits for it, which waits for the next then.
     while waiting.is_alive():
         client.put("own", b"")
@@ -212,3 +210,59 @@ def test_deletions_race_with_readers(served: Served) -> None:
     over.set()
     thread.join()
     assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("close", [lambda client, watch: watch.close(), lambda client, watch: client.close()])
+@pytest.mark.parametrize("timeout", [None, 600])
+def test_a_watch_is_closed_while_another_thread_waits(served: Served, close: Any, timeout: Optional[float]) -> None:
+    client, other = served.client(), served.client()
+    name = f"closed {timeout} {close}"
+    watch = client.watch(name)
+    seen: list[Any] = []
+
+    def wait() -> None:
+        if timeout is None:
+            seen.extend(event.name for event in watch)
+            seen.append("over")
+        else:
+            try:
+                seen.append(watch.next(timeout).name)
+                watch.next(timeout)
+            except errors.Closed:
+                seen.append("over")
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    # It waits, and goes on to wait.
+    other.put(name, b"")
+    while not seen:
+        pass
+    close(client, watch)
+    waiting.join()
+    assert seen == [name, "over"]
+    assert list(watch) == []
+    with pytest.raises(errors.Closed, match="the watch is closed") as caught:
+        watch.next(timeout=0)
+    assert caught.value.hint
+    watch.close()
+
+
+def test_a_client_is_closed_while_another_thread_waits() -> None:
+    with Served() as served:
+        mine, client = served.client(), served.client()
+        raised: list[errors.Error] = []
+
+        def wait() -> None:
+            try:
+                client.get("never", timeout=float("inf"))
+            except errors.Error as error:
+                raised.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        # Both clients, and the connection on which it waits.
+        while mine.status().clients < 3:
+            pass
+        client.close()
+        waiting.join()
+        assert [type(error) for error in raised] == [errors.Closed] and raised[0].hint

@@ -11,8 +11,9 @@ from ._native import Array
 class Client:
     """A connection to a store, which ``wholemem serve`` serves. Threads may share it; a forked child makes its own.
 
-    The socket is the one that is given, or that ``WHOLEMEM_SOCKET`` names, or this user's own. Calls that wait give up
-    the interpreter's lock, and Ctrl-C ends them. Used as a context, it is closed at the end; its arrays stay.
+    The socket is the one that is given, or that ``WHOLEMEM_SOCKET`` names, or this user's own. Calls that wait give up the
+    interpreter's lock, and Ctrl-C ends them. Used as a context, it is closed at the end; its arrays stay. Once a call has
+    found that the store has ended, every later one raises :class:`wholemem.errors.ServerLost`.
 
     >>> import numpy
     >>> from wholemem import store
@@ -87,7 +88,9 @@ class Client:
     def watch(self, prefix: str = "") -> Watch:
         """Begins to be told of what happens to names that begin so."""
     def close(self) -> None:
-        """Closes the connection. Arrays stay."""
+        """Closes the connection, and its watches. Arrays stay; calls of other threads that still wait raise
+        :class:`wholemem.errors.Closed`, and what they asked for may have been done or not.
+        """
     def __enter__(self) -> Client: ...
     def __exit__(
         self,
@@ -199,7 +202,8 @@ class Pack(Mapping[str, Array]):
 class Watch:
     """What happens to names, one event after the other: an iterator that waits for the next, and that Ctrl-C ends.
 
-    What happens while a server is replaced by another is not told.
+    When a server is replaced by another, the next event is of the kind ``missed``: what happened until then was told by
+    nobody, and what happens from then on is. Look at what there is when you meet it.
 
     >>> from wholemem import store
     >>> client = store.Client()
@@ -212,7 +216,9 @@ class Watch:
     def next(self, timeout: Optional[float] = None) -> Event:
         """The next event, within so many seconds."""
     def close(self) -> None:
-        """Ends it: the iteration is over."""
+        """Ends it, from any thread: the iteration is over, and a thread in :meth:`next` has
+        :class:`wholemem.errors.Closed` raised.
+        """
     def __iter__(self) -> Iterator[Event]: ...
     def __next__(self) -> Event: ...
     def __enter__(self) -> Watch: ...
@@ -238,13 +244,15 @@ class Event:
 
     @property
     def name(self) -> str:
-        """The name."""
+        """The name; where events were missed, what was watched for."""
     @property
     def id(self) -> int:
-        """The object."""
+        """The object; zero where events were missed."""
     @property
     def kind(self) -> str:
-        """``published``: it is what its name means now; or ``deleted``, also because another has taken its name."""
+        """``published``: it is what its name means now; ``deleted``, also because another has taken its name; or
+        ``missed``: the server was replaced, and anything may have happened to names that begin so.
+        """
     @property
     def version(self) -> Optional[int]:
         """Which object of that name it is, if it was published."""
@@ -254,7 +262,8 @@ class Mirror:
     """A copy in host memory of a draft, or of an array that was got by its name, wherever that is.
 
     That of a draft is written back at the end of the context, or by :meth:`write_back`; until then the draft is not
-    sealed. Without ``copy_in``, it begins with any bytes.
+    sealed. Without ``copy_in``, it begins with any bytes. A draft of less than 1 MiB in host memory is written by
+    ``draft.array`` anyway, and has no mirror: :class:`wholemem.errors.Unsupported`.
 
     >>> import numpy
     >>> from wholemem import store

@@ -19,12 +19,13 @@ use super::watch::Watch;
 use crate::array::{self, Element, Layout};
 use crate::device::DeviceName;
 use crate::error::{Raised, Raises};
-use crate::wait::waiting;
+use crate::wait::{Closed, waiting, waiting_unless};
 
 /// A connection to a store, which ``wholemem serve`` serves. Threads may share it; a forked child makes its own.
 ///
-/// The socket is the one that is given, or that ``WHOLEMEM_SOCKET`` names, or this user's own. Calls that wait give up
-/// the interpreter's lock, and Ctrl-C ends them. Used as a context, it is closed at the end; its arrays stay.
+/// The socket is the one that is given, or that ``WHOLEMEM_SOCKET`` names, or this user's own. Calls that wait give up the
+/// interpreter's lock, and Ctrl-C ends them. Used as a context, it is closed at the end; its arrays stay. Once a call has
+/// found that the store has ended, every later one raises :class:`wholemem.errors.ServerLost`.
 ///
 /// >>> import numpy
 /// >>> from wholemem import store
@@ -42,6 +43,7 @@ pub(crate) struct Client {
     socket: PathBuf,
     /// `None` once it is closed.
     open: Mutex<Option<Connection>>,
+    closed: Closed,
     epoch: ForkEpoch,
 }
 
@@ -64,7 +66,17 @@ impl Client {
             return Err(Error::Forked.into());
         }
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.clone().ok_or_else(|| Raised::new("Closed", "the client is closed"))
+        open.clone().ok_or_else(closed)
+    }
+
+    /// Makes a call that waits, until it is answered or this client is closed.
+    fn waiting<T, E>(&self, py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
+    where
+        T: Send,
+        E: Into<Raised> + Send,
+    {
+        let closed = self.closed.clone();
+        waiting_unless(py, move || closed.is_set(), call)
     }
 
     /// The same, waiting for room so long where the quota is full.
@@ -85,7 +97,7 @@ impl Client {
         let epoch = ForkEpoch::current().raised()?;
         let socket = wholemem_store::socket(socket.as_deref()).raised()?;
         let client = waiting(py, || Connection::connect(&socket))?;
-        Ok(Self { socket, open: Mutex::new(Some(client)), epoch })
+        Ok(Self { socket, open: Mutex::new(Some(client)), closed: Closed::default(), epoch })
     }
 
     /// The socket of the store.
@@ -112,10 +124,12 @@ impl Client {
         let object = match client.get_mapped(name).raised()? {
             Some(object) => object,
             None => match timeout {
-                None => waiting(py, || client.get(name))?,
+                None => self.waiting(py, || client.get(name))?,
                 Some(seconds) => {
                     let deadline = deadline_of(seconds).raised()?;
-                    waiting(py, || client.get_within(name, deadline).map_err(|error| late(error, seconds)))?
+                    self.waiting(py, || {
+                        client.get_within(name, deadline).map_err(|error| late(error, seconds))
+                    })?
                 }
             },
         };
@@ -135,7 +149,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<u64> {
         let (client, given) = (self.open_for_room(timeout).raised()?, Given::take(value)?);
-        waiting(py, || given.put(&client, name))
+        self.waiting(py, || given.put(&client, name))
     }
 
     /// Makes a name mean an array from now on, and returns the version. An array that this client got is not copied.
@@ -156,11 +170,10 @@ impl Client {
         };
         match object {
             // In the store already: it gets one more name.
-            Some((object, meta)) if client.gave(&object) => {
-                waiting(py, || client.publish_described(name, &meta, object.id()))
-                    .map(|sealed| sealed.version)
-            }
-            _ => waiting(py, || given.put(&client, name)),
+            Some((object, meta)) if client.gave(&object) => self
+                .waiting(py, || client.publish_described(name, &meta, object.id()))
+                .map(|sealed| sealed.version),
+            _ => self.waiting(py, || given.put(&client, name)),
         }
     }
 
@@ -179,7 +192,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<u64> {
         let (client, view) = (self.open_for_room(timeout).raised()?, array::take_settled(array)?);
-        waiting(py, || share::share(&client, name, &view))
+        self.waiting(py, || share::share(&client, name, &view))
     }
 
     /// Begins an object, to be written in place and sealed: in host memory, or on the GPU that ``device`` names.
@@ -195,7 +208,7 @@ impl Client {
     ) -> PyResult<Draft> {
         let layout = Layout::contiguous(dtype, &shape).raised()?;
         let client = self.open_for_room(timeout).raised()?;
-        waiting(py, || Draft::create(&client, name, layout, DeviceName::gpu(device)?.as_ref()))
+        self.waiting(py, || Draft::create(&client, name, layout, DeviceName::gpu(device)?.as_ref()))
     }
 
     /// Begins a pack of arrays whose shapes and types are given, to be written in place and sealed together.
@@ -214,16 +227,16 @@ impl Client {
             layouts.push((name, Layout::contiguous(dtype, &shape).raised()?));
         }
         let client = self.open_for_room(timeout).raised()?;
-        waiting(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))
+        self.waiting(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))
     }
 
     /// Deletes what has a name. Whoever holds it keeps it; its memory goes with the last.
     fn delete(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let client = self.open().raised()?;
-        waiting(py, || {
-            let deleted = client.delete(client.stat(name)?.id);
+        self.waiting(py, || {
+            let deleted = client.stat(name).and_then(|entry| client.delete(entry.id));
             share::collect();
-            deleted
+            deleted.map_err(unfound)
         })
     }
 
@@ -231,32 +244,34 @@ impl Client {
     #[pyo3(signature = (prefix=""))]
     fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
         let client = self.open().raised()?;
-        let entries = waiting(py, || client.list(prefix))?;
+        let entries = self.waiting(py, || client.list(prefix))?;
         Ok(entries.into_iter().map(Entry::new).collect())
     }
 
     /// What there is to know of the object that has a name.
     fn stat(&self, py: Python<'_>, name: &str) -> PyResult<Entry> {
         let client = self.open().raised()?;
-        waiting(py, || client.stat(name)).map(Entry::new)
+        self.waiting(py, || client.stat(name).map_err(unfound)).map(Entry::new)
     }
 
     /// How full the store is.
     fn status(&self, py: Python<'_>) -> PyResult<Status> {
         let client = self.open().raised()?;
-        waiting(py, || client.status()).map(|status| Status::new(&status))
+        self.waiting(py, || client.status()).map(|status| Status::new(&status))
     }
 
     /// Begins to be told of what happens to names that begin so.
     #[pyo3(signature = (prefix=""))]
     fn watch(&self, py: Python<'_>, prefix: &str) -> PyResult<Watch> {
         let client = self.open().raised()?;
-        Watch::new(waiting(py, || client.watch(prefix))?).raised()
+        Watch::new(self.waiting(py, || client.watch(prefix))?, &self.closed).raised()
     }
 
-    /// Closes the connection. Arrays stay.
+    /// Closes the connection, and its watches. Arrays stay; calls of other threads that still wait raise
+    /// :class:`wholemem.errors.Closed`, and what they asked for may have been done or not.
     fn close(&self, py: Python<'_>) {
         if self.epoch.is_current() {
+            self.closed.set();
             py.detach(|| drop(self.open.lock().unwrap_or_else(PoisonError::into_inner).take()));
         }
     }
@@ -276,12 +291,26 @@ impl Client {
     }
 }
 
+pub(super) fn closed() -> Raised {
+    Raised::new("Closed", "the client is closed").hint("make a new one: `Client(socket)`")
+}
+
 /// What a wait for a name met.
 fn late(error: Error, seconds: f64) -> Raised {
     match error {
         Error::Refused(Refusal::NoSuchName { name }) => {
             let message = format!("no object named `{name}` came within {seconds} seconds");
             Raised::new("Timeout", message).code("no-such-name").hint("`client.list()` names what there is")
+        }
+        error => error.into(),
+    }
+}
+
+/// What was met by somebody who does not wait for names.
+fn unfound(error: Error) -> Raised {
+    match error {
+        Error::Refused(Refusal::NoSuchName { .. }) => {
+            Raised::from(error).hint("`client.list()` names what there is")
         }
         error => error.into(),
     }

@@ -174,6 +174,11 @@ impl Unsealed {
         self.with(|writing| writing.views.get(member).cloned().map(Array::new).ok_or_else(|| self.closed()))
     }
 
+    fn repr(&self, kind: &str) -> String {
+        let state = if self.with(|_| Ok(())).is_err() { ", closed" } else { "" };
+        format!("{kind}(name='{}'{state})", self.name)
+    }
+
     fn take(&self) -> Option<Writing> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -271,6 +276,10 @@ impl Draft {
         drop(self.unsealed.take());
     }
 
+    fn __repr__(&self) -> String {
+        self.unsealed.repr("Draft")
+    }
+
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
         slf
     }
@@ -352,6 +361,10 @@ impl PackDraft {
     /// Gives it up.
     fn abandon(&self) {
         drop(self.unsealed.take());
+    }
+
+    fn __repr__(&self) -> String {
+        self.unsealed.repr("PackDraft")
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

@@ -2,6 +2,7 @@
 
 use wholemem_store::{Error, Refusal};
 
+use super::client::closed;
 use crate::error::Raised;
 
 impl From<Error> for Raised {
@@ -24,6 +25,8 @@ impl From<Error> for Raised {
             Error::Disconnected => {
                 raised("ServerLost").hint("make a new client; arrays of the old one stay as they are")
             }
+            // By a signal, whose handler has raised something else; or by who closed the client.
+            Error::Interrupted => closed(),
             Error::TimedOut => raised("Timeout").hint("the server is stopped, or very busy"),
             Error::TooManyPins { .. } => {
                 raised("OutOfMemory").hint("drop arrays, or get what belongs together as a pack")
@@ -43,6 +46,11 @@ fn refused(refusal: &Refusal) -> (&'static str, &'static str) {
             ("NotFound", "`client.list()` names what there is; `get(name, timeout=10)` waits for it to come")
         }
         Refusal::NoSuchObject { .. } => ("NotFound", "it was deleted, or replaced, a moment ago"),
+        Refusal::OverQuota { wanted, quota, .. } if wanted > quota => {
+            let hint = "it is larger than the whole store, and no waiting helps: serve with a larger `--size`, or \
+                        `--device-size` for what is on a GPU";
+            ("OverQuota", hint)
+        }
         Refusal::OverQuota { .. } => ("OverQuota", "`timeout=10` waits for others to delete something"),
         Refusal::IndexFull { .. } => {
             ("OutOfMemory", "delete something, put packs, or serve with more `--objects`")

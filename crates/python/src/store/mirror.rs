@@ -21,7 +21,8 @@ struct Reflected {
 /// A copy in host memory of a draft, or of an array that was got by its name, wherever that is.
 ///
 /// That of a draft is written back at the end of the context, or by :meth:`write_back`; until then the draft is not
-/// sealed. Without ``copy_in``, it begins with any bytes.
+/// sealed. Without ``copy_in``, it begins with any bytes. A draft of less than 1 MiB in host memory is written by
+/// ``draft.array`` anyway, and has no mirror: :class:`wholemem.errors.Unsupported`.
 ///
 /// >>> import numpy
 /// >>> from wholemem import store
@@ -89,6 +90,13 @@ impl Mirror {
         drop(open);
         let mirror = reflected.view.owner.downcast::<wholemem_store::Mirror>().ok().and_then(Arc::into_inner);
         waiting(py, || mirror.map_or(Ok(()), wholemem_store::Mirror::write_back))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        match self.array() {
+            Ok(array) => Ok(format!("Mirror({})", Bound::new(py, array)?.repr()?)),
+            Err(_) => Ok("Mirror(closed)".to_owned()),
+        }
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

@@ -8,7 +8,7 @@ use wholemem_store::{Error, EventKind};
 
 use super::client::deadline_of;
 use crate::error::{Raised, Raises};
-use crate::wait::waiting;
+use crate::wait::{Closed, waiting_unless};
 
 /// What happened to an object with a name.
 ///
@@ -22,11 +22,12 @@ use crate::wait::waiting;
 #[pyclass(frozen, get_all, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// The name.
+    /// The name; where events were missed, what was watched for.
     name: String,
-    /// The object.
+    /// The object; zero where events were missed.
     id: u64,
-    /// ``published``: it is what its name means now; or ``deleted``, also because another has taken its name.
+    /// ``published``: it is what its name means now; ``deleted``, also because another has taken its name; or
+    /// ``missed``: the server was replaced, and anything may have happened to names that begin so.
     kind: &'static str,
     /// Which object of that name it is, if it was published.
     version: Option<u64>,
@@ -39,6 +40,11 @@ impl Event {
             _ => ("deleted", None),
         };
         Self { name: event.name, id: event.object.as_u64(), kind, version }
+    }
+
+    /// Anything may have happened to names that begin so.
+    fn missed(prefix: String) -> Self {
+        Self { name: prefix, id: 0, kind: "missed", version: None }
     }
 }
 
@@ -53,7 +59,8 @@ impl Event {
 
 /// What happens to names, one event after the other: an iterator that waits for the next, and that Ctrl-C ends.
 ///
-/// What happens while a server is replaced by another is not told.
+/// When a server is replaced by another, the next event is of the kind ``missed``: what happened until then was told by
+/// nobody, and what happens from then on is. Look at what there is when you meet it.
 ///
 /// >>> from wholemem import store
 /// >>> client = store.Client()
@@ -66,12 +73,15 @@ impl Event {
 pub(crate) struct Watch {
     /// The connection on which events come; `None` once it is closed.
     open: Mutex<Option<wholemem_store::Watch>>,
+    /// Whether it is closed, or its client: the one ends it as the other does.
+    closed: [Closed; 2],
     epoch: ForkEpoch,
 }
 
 impl Watch {
-    pub(super) fn new(watch: wholemem_store::Watch) -> Result<Self, Raised> {
-        Ok(Self { open: Mutex::new(Some(watch)), epoch: ForkEpoch::current()? })
+    pub(super) fn new(watch: wholemem_store::Watch, client: &Closed) -> Result<Self, Raised> {
+        let closed = [Closed::default(), client.clone()];
+        Ok(Self { open: Mutex::new(Some(watch)), closed, epoch: ForkEpoch::current()? })
     }
 
     /// The watch, for this thread alone, and not for a forked child.
@@ -91,10 +101,18 @@ impl Watch {
 
     /// The next event; `None` of a watch that is closed.
     fn event(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Option<Event>> {
-        waiting(py, || {
+        let closed = self.closed.clone();
+        let is_closed = move || closed.iter().any(Closed::is_set);
+        waiting_unless(py, is_closed.clone(), || {
             let mut open = self.open()?;
+            open.take_if(|_| is_closed());
             let Some(watch) = open.as_mut() else { return Ok(None) };
             match watch.next(deadline) {
+                Err(Error::Interrupted) if is_closed() => {
+                    drop(open.take());
+                    Ok(None)
+                }
+                Err(Error::EventsMissed { prefix }) => Ok(Some(Event::missed(prefix))),
                 Err(Error::TimedOut) => {
                     Err(Raised::new("Timeout", "nothing happened in time").code("timed-out"))
                 }
@@ -118,13 +136,22 @@ impl Watch {
     #[pyo3(signature = (timeout=None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Event> {
         let deadline = timeout.map_or(Ok(Deadline::NEVER), deadline_of).raised()?;
-        let closed = || Raised::new("Closed", "the watch is closed");
+        let closed =
+            || Raised::new("Closed", "the watch is closed").hint("`client.watch(prefix)` makes another one");
         self.event(py, deadline)?.ok_or_else(|| closed().into())
     }
 
-    /// Ends it: the iteration is over.
+    /// Ends it, from any thread: the iteration is over, and a thread in :meth:`next` has
+    /// :class:`wholemem.errors.Closed` raised.
     fn close(&self) -> PyResult<()> {
-        drop(self.open().raised()?.take());
+        if !self.epoch.is_current() {
+            return Err(Raised::from(Error::Forked).into());
+        }
+        self.closed[0].set();
+        // A thread that waits for the next event lets it go itself.
+        if let Ok(mut open) = self.open.try_lock() {
+            drop(open.take());
+        }
         Ok(())
     }
 
