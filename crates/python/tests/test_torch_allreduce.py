@@ -66,6 +66,16 @@ def test_every_kind_of_tensor_is_summed(
             assert torch.equal(fast.all_reduce(kind, out), kind)
 
 
+def test_what_is_registered_is_seen_where_it_is(device: str) -> None:
+    if EXCHANGE is None:
+        pytest.skip("torch does not tell how to look at tensors")
+    with wm.FastAllreduce(0, 1, device=device) as fast:
+        moved = torch.ones(1000, device=device)
+        fast.register_buffer(moved)
+        for tensor in (fast.empty((3, 5)), moved, moved[10:20]):
+            assert fast.comm.all_reduce_seen(EXCHANGE, tensor, tensor, op_code("sum"))
+
+
 def test_what_it_is_made_for(device: str) -> None:
     with wm.FastAllreduce(0, 1, 1 << 10, device=device) as fast:
         fits = torch.zeros(256, device=device)

@@ -22,8 +22,8 @@ const CPU: i32 = 1;
 const CUDA: i32 = 2;
 
 /// Where memory begins that is taken for such. A tensor that stands for another, or whose memory was given back, has an
-/// address all the same: how far its elements are from the beginning of nothing.
-const LOWEST: u64 = 1 << 40;
+/// address all the same: how far its elements are from the beginning of nothing. Memory that GPUs share lies higher.
+const LOWEST: u64 = 1 << 32;
 
 /// The table of functions. What is not called here is a pointer of some function's.
 #[repr(C)]

@@ -73,9 +73,12 @@ class FastAllreduce:
         torch does not see the call: no gradient comes back through it, and a backward pass that needs what was in ``out`` is not
         told that it is gone. :func:`wholemem.torch.all_reduce` is for training.
         """
+        is_meant = not tensor.is_neg()
         if out is None:
             out = torch.empty_like(tensor)
-        if EXCHANGE is None or tensor.is_neg() or out.is_neg() or not self._reduce(EXCHANGE, tensor, out, _SUM):
+        elif is_meant and out is not tensor:
+            is_meant = not out.is_neg()
+        if EXCHANGE is None or not is_meant or not self._reduce(EXCHANGE, tensor, out, _SUM):
             self._all_reduce(tensor, out)
         return out
 
