@@ -11,8 +11,9 @@ It needs the package `wholemem`, built for release, and torch. What is compared:
 - `allreduce`: `FastAllreduce.all_reduce(tensor, out)` of few bytes, call by call, for one rank and for two, which are
   processes; also with tensors that are registered. On a GPU, start an MPS server first, or the ranks take turns.
 
-Rust's figures are `wholemem bench gather` and `wholemem bench allreduce`, with as many calls, in turns with torch's; each side's
-best turn counts, since cores are not always equally fast. Indices are fresh in every call, and what is gathered and reduced is
+Rust's figures are `wholemem bench gather`, where a call of 64 MiB is by itself and of 1 MiB are eight behind each other, and
+`wholemem bench allreduce`, with as many calls; in turns with torch's. Each side's best turn counts, since cores are not always
+equally fast. Indices are fresh in every call, and what is gathered and reduced is
 checked.
 """
 

@@ -394,6 +394,13 @@ def test_new_memory_is_not_touched_before_it_is_used() -> None:
     assert resident() - before > 1 << 27
 
 
+def test_numpy_gets_the_type_that_it_asks_for() -> None:
+    array = wholemem.zeros(3, "int32")
+    for made in (np.asarray(array, dtype="float64"), array.__array__("float64"), array.__array__(dtype="float64")):
+        assert made.dtype == np.float64
+    assert array.__array__().ctypes.data == array.data_ptr()
+
+
 def test_numpy_is_told_what_it_cannot_hold() -> None:
     with pytest.raises(errors.Unsupported, match="numpy has no type like bfloat16") as caught:
         np.asarray(wholemem.zeros(3, "bfloat16"))

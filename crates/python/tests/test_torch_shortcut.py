@@ -215,8 +215,9 @@ def test_an_output_over_its_indices_is_refused(device: str) -> None:
     numbers = WholeTensor.create(Communicator.local(1, device=device)[0], (9,), "int64")
     numbers.write(0, torch.arange(9, device=device) * 10)
     both = torch.tensor([3, 1, 2, 5], device=device)
-    with pytest.raises(errors.WrongValue, match="overlap the output"):
+    with pytest.raises(errors.WrongValue, match="overlap the output") as caught:
         wm.gather(numbers, both[:3], out=both[1:])
+    assert caught.value.hint == "give an output of its own"
     assert both.tolist() == [3, 1, 2, 5]
     assert wm.gather(numbers, both, out=both).tolist() == [30, 10, 20, 50]
 

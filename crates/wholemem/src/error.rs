@@ -306,6 +306,7 @@ impl Error {
             Self::NoCommonAddress { .. } => Some(
                 "ranks find memory by its offset too: ask for equal addresses only where pointers are shared",
             ),
+            Self::Overlap { .. } => Some("give an output of its own"),
             Self::NoWindowSpace { .. } => Some("set `WHOLEMEM_WINDOW_SPACE` to more bytes, or drop windows"),
             Self::NotResident { .. } => Some("put fewer ranks on one device, or ask for fewer lanes"),
             _ => None,

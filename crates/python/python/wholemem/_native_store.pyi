@@ -61,7 +61,7 @@ class Client:
     def create(
         self,
         name: str,
-        shape: Sequence[int],
+        shape: Union[int, Sequence[int]],
         dtype: Any,
         *,
         device: Any = None,
@@ -71,7 +71,7 @@ class Client:
     def create_pack(
         self,
         name: str,
-        arrays: Mapping[str, tuple[Sequence[int], Any]],
+        arrays: Mapping[str, tuple[Union[int, Sequence[int]], Any]],
         *,
         device: Any = None,
         timeout: Optional[float] = None,

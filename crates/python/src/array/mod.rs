@@ -292,13 +292,14 @@ impl Array {
     }
 
     /// Asked by numpy when it finds no other way.
-    #[pyo3(signature = (*_arguments, **_named))]
+    #[pyo3(signature = (*arguments, **named))]
     fn __array__<'py>(
         slf: &Bound<'py, Self>,
-        _arguments: &Bound<'py, PyTuple>,
-        _named: Option<&Bound<'py, PyDict>>,
+        arguments: &Bound<'py, PyTuple>,
+        named: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        Self::numpy(slf)
+        // Types and copies are seen to by numpy, whose versions take different arguments.
+        Self::numpy(slf)?.call_method("__array__", arguments, named)
     }
 
     #[getter]

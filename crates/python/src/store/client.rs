@@ -19,6 +19,7 @@ use super::watch::Watch;
 use crate::array::{self, Element, Layout};
 use crate::device::DeviceName;
 use crate::error::{Raised, Raises};
+use crate::number::Shape;
 use crate::wait::{Closed, waiting, waiting_unless};
 
 /// A connection to a store, which ``wholemem serve`` serves. Threads may share it; a forked child makes its own.
@@ -201,12 +202,12 @@ impl Client {
         &self,
         py: Python<'_>,
         name: &str,
-        shape: Vec<i64>,
+        shape: Shape,
         dtype: Element,
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<Draft> {
-        let layout = Layout::contiguous(dtype, &shape).raised()?;
+        let layout = Layout::contiguous(dtype, &shape.signed()).raised()?;
         let client = self.open_for_room(timeout).raised()?;
         self.waiting(py, || Draft::create(&client, name, layout, DeviceName::gpu(device)?.as_ref()))
     }
@@ -223,8 +224,8 @@ impl Client {
     ) -> PyResult<PackDraft> {
         let mut layouts = Vec::with_capacity(arrays.len()?);
         for item in arrays.items()?.iter() {
-            let (name, (shape, dtype)) = item.extract::<(String, (Vec<i64>, Element))>()?;
-            layouts.push((name, Layout::contiguous(dtype, &shape).raised()?));
+            let (name, (shape, dtype)) = item.extract::<(String, (Shape, Element))>()?;
+            layouts.push((name, Layout::contiguous(dtype, &shape.signed()).raised()?));
         }
         let client = self.open_for_room(timeout).raised()?;
         self.waiting(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))

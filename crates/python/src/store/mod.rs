@@ -13,8 +13,9 @@
 //! | `description` | shape and type of an array, as its object carries them |
 //! | `error` | errors of the store as exceptions |
 //!
-//! What it keeps true: an object whose memory is mapped already is got without a system call, but for a look at
-//! the connection now and then, and without giving up the interpreter's lock. Everything else gives it up first, and nothing that is dropped waits for anybody.
+//! What it keeps true: an object whose memory is mapped already is got without a system call, but for a look at the
+//! connection now and then, and without giving up the interpreter's lock. Everything else gives it up first, and nothing
+//! that is dropped waits for anybody.
 
 mod client;
 mod description;
