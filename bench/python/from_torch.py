@@ -5,16 +5,16 @@
 It needs the package `wholemem`, built for release, and torch. What is compared:
 
 - `gather`: rows of 512 bytes from a large table, 64 MiB a call: one call by itself, from an idle device, and twenty behind each
-  other, where a device that works hides what Python does meanwhile. The output is given, as it is in Rust; on a GPU also made
-  by torch in each call, out of what its allocator has: that alone takes microseconds before a launch.
+  other, where a device that works hides what is done meanwhile. The output is given, as it is in Rust; on a GPU also made by
+  torch in each call, out of what its allocator has: that alone takes microseconds before a launch.
+- `gather by address`: the same by itself, with numbers in place of tensors: the least that a call from Python takes.
 - `gather in a graph`: 1 MiB a call, a hundred calls recorded by `torch.cuda.graph`. On a GPU only.
 - `allreduce`: `FastAllreduce.all_reduce(tensor, out)` of few bytes, call by call, for one rank and for two, which are
   processes; also with tensors that are registered. On a GPU, start an MPS server first, or the ranks take turns.
 
-Rust's figures are `wholemem bench gather`, where a call of 64 MiB is by itself and of 1 MiB are eight behind each other, and
-`wholemem bench allreduce`, with as many calls; in turns with torch's. Each side's best turn counts, since cores are not always
-equally fast. Indices are fresh in every call, and what is gathered and reduced is
-checked.
+Rust's figures are `wholemem bench gather` and `wholemem bench allreduce`, with as many calls, in turns with torch's. Each
+side's best turn counts, since cores are not always equally fast. Indices are fresh in every call, and what is gathered and
+reduced is checked.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 
 import torch
 
@@ -67,18 +68,22 @@ class Clock:
         if self.on_gpu:
             self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
-    def time(self, work):
+    def time(self, calls):
+        """Makes calls, one after the other: the seconds they took, and what they returned."""
+        done = []
         if not self.on_gpu:
             begin = time.perf_counter()
-            work()
-            return time.perf_counter() - begin
+            for call in calls:
+                done.append(call())
+            return time.perf_counter() - begin, done
         begin, end = self.events
         torch.cuda.synchronize()
         begin.record()
-        work()
+        for call in calls:
+            done.append(call())
         end.record()
         torch.cuda.synchronize()
-        return begin.elapsed_time(end) / 1e3
+        return begin.elapsed_time(end) / 1e3, done
 
 
 class Table:
@@ -88,12 +93,16 @@ class Table:
         (self.comm,) = wholemem.Communicator.local(1, device=args.device)
         self.rows = args.table // ROW
         self.device = args.device
-        self.table = wholemem.WholeTensor.create(self.comm, (self.rows, ROW // 8), "int64")
+        self.table = wholemem.WholeTensor.create(self.comm, (self.rows, ROW // 4), "float32")
         local = wm.as_tensor(self.table.local())
         for first in range(0, self.rows, 1 << 20):
             part = local[first : first + (1 << 20)]
-            part.copy_(torch.arange(first, first + len(part), device=args.device)[:, None].expand_as(part))
+            part.copy_(self.held(torch.arange(first, first + len(part), device=args.device))[:, None].expand_as(part))
         self.finish()
+
+    def held(self, row):
+        """What a row holds: its number, as far as a float can tell it from the next one."""
+        return (row % (1 << 24)).float()
 
     def finish(self):
         self.comm.barrier(stream=torch.cuda.current_stream() if self.device == "cuda" else None)
@@ -103,7 +112,7 @@ class Table:
 
     def check(self, indices, gathered):
         for index, rows in zip(indices, gathered):
-            if not torch.equal(rows, index[:, None].expand_as(rows)):
+            if not torch.equal(rows, self.held(index)[:, None].expand_as(rows)):
                 sys.exit("other rows were gathered than were asked for")
 
 
@@ -112,18 +121,28 @@ def gathers(args, table, rows, calls, given):
     clock, times = Clock(args.device), []
     outputs = [None] * calls
     if given:
-        outputs = [torch.zeros((rows, ROW // 8), dtype=torch.int64, device=args.device) for _ in range(calls)]
+        outputs = [torch.zeros((rows, ROW // 4), device=args.device) for _ in range(calls)]
     for _ in range(args.rounds + 2):
-        indices, gathered = table.indices(calls, rows), []
-        gather, whole = wm.gather, table.table
-
-        def work():
-            for index, out in zip(indices, outputs):
-                gathered.append(gather(whole, index, out=out))
-
-        times.append(clock.time(work))
+        indices = table.indices(calls, rows)
+        asked = [partial(wm.gather, table.table, index, out=out) for index, out in zip(indices, outputs)]
+        seconds, gathered = clock.time(asked)
+        times.append(seconds)
         table.check(indices, gathered)
     return statistics.median(times[2:]) / calls
+
+
+def bare_gathers(args, table, rows, calls, given):
+    """The same by addresses, which nobody looks at: the least that a call from Python takes."""
+    out = torch.zeros((rows, ROW // 4), device=args.device)
+    device = out.get_device()
+    stream = torch._C._cuda_getCurrentRawStream(device) if args.device == "cuda" else 0
+    clock, times = Clock(args.device), []
+    for _ in range(args.rounds + 2):
+        (indices,) = table.indices(1, rows)
+        call = partial(table.table.gather_at, indices.data_ptr(), rows, True, out.data_ptr(), 0, None, device, stream)
+        times.append(clock.time([call])[0])
+        table.check([indices], [out])
+    return statistics.median(times[2:])
 
 
 def graph_gathers(args, table, rows, calls, given):
@@ -138,7 +157,7 @@ def graph_gathers(args, table, rows, calls, given):
     for _ in range(args.rounds + 2):
         for index, fresh in zip(indices, table.indices(calls, rows)):
             index.copy_(fresh)
-        times.append(clock.time(graph.replay))
+        times.append(clock.time([graph.replay])[0])
         table.check(indices, gathered)
     return statistics.median(times[2:]) / calls
 
@@ -146,13 +165,14 @@ def graph_gathers(args, table, rows, calls, given):
 def gather_cases(args):
     table = Table(args)
     asked = [("gather", 64 << 20, calls, True, gathers) for calls in (1, 20)]
+    asked.append(("gather by address", 64 << 20, 1, True, bare_gathers))
     if args.device == "cuda":
         asked += [("gather", 64 << 20, calls, False, gathers) for calls in (1, 20)]
         asked.append(("gather in a graph", 1 << 20, 100, False, graph_gathers))
     cases = []
     for name, length, calls, given, measure in asked:
         rows = length // ROW
-        words = ["--row-bytes", str(ROW), "--rows", str(rows), "--table", str(args.table)]
+        words = ["--row-bytes", str(ROW), "--rows", str(rows), "--table", str(args.table), "--calls", str(calls)]
         ask = lambda: {name: rust(args, "gather", *words)["cases"][0]["call_us"]}
         ours, found = in_turns(ask, lambda: {name: measure(args, table, rows, calls, given) * 1e6})
         parameters = {"bytes": length, "calls": calls, "output": "given" if given else "new"}
@@ -175,15 +195,10 @@ def reduce_rank(args):
                 if kind == "window":
                     fast.register_buffer(tensor)
                     fast.register_buffer(out)
-                reduce, times = fast.all_reduce, []
-
-                def work():
-                    for _ in range(CALLS):
-                        reduce(tensor, out)
-
+                calls, times = [partial(fast.all_reduce, tensor, out)] * CALLS, []
                 for _ in range(args.rounds + 2):
                     fast.comm.barrier()
-                    took = torch.tensor([clock.time(work)], dtype=torch.float64, device=args.device)
+                    took = torch.tensor([clock.time(calls)[0]], dtype=torch.float64, device=args.device)
                     times.append(wm.all_reduce(fast.comm, took, "max").item())
                     if not (out == ranks * (ranks + 1) / 2).all():
                         sys.exit("the sum is wrong")

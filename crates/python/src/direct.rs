@@ -98,34 +98,6 @@ impl WholeTensor {
         self.gather_on(py, stream, &indices, &rows)
     }
 
-    /// :meth:`gather` of tensors that can be looked at and fit; otherwise nothing is done, and it is ``False``.
-    #[pyo3(signature = (exchange, indices, rows))]
-    fn gather_seen(
-        &self,
-        exchange: &Bound<'_, Exchange>,
-        indices: &Bound<'_, PyAny>,
-        rows: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
-        // Where nothing is done, whoever looks more closely can say why.
-        let (py, exchange) = (exchange.py(), exchange.get());
-        let (Some(from), Some(to)) = (exchange.look(indices), exchange.look(rows)) else { return Ok(false) };
-        let wide = match from.element.name {
-            "int64" => true,
-            "int32" => false,
-            _ => return Ok(false),
-        };
-        if (to.device, to.element) != (from.device, self.element) || !self.has_shape(from.shape, to.shape) {
-            return Ok(false);
-        }
-        let count = from.count();
-        if count > 0 {
-            let indices = self.indices_at(from.address, count, wide, from.device).raised()?;
-            let rows = self.rows_at(to.address, count, 0, None, to.device).raised()?;
-            self.gather_on(py, exchange.stream(py, from.device)?, &indices, &rows)?;
-        }
-        Ok(true)
-    }
-
     /// :meth:`scatter`, or :meth:`scatter_add`, by address.
     #[pyo3(signature = (add, rows, stride, dtype, indices, count, wide, device, stream))]
     #[expect(clippy::too_many_arguments, reason = "numbers are passed one by one")]
@@ -158,6 +130,28 @@ impl WholeTensor {
 }
 
 impl WholeTensor {
+    /// Gathers by tensors that can be looked at and fit; otherwise nothing is done, and it is false.
+    pub(crate) fn gather_seen(
+        &self,
+        exchange: &Exchange,
+        indices: &Bound<'_, PyAny>,
+        rows: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let (Some(from), Some(to)) = (exchange.look(indices), exchange.look(rows)) else { return Ok(false) };
+        let fits = (to.device, to.element) == (from.device, self.element);
+        if !fits || !from.are_indices() || !self.has_shape(from.shape, to.shape) {
+            return Ok(false);
+        }
+        let (count, wide) = (from.count(), from.element.len() == 8);
+        if count > 0 {
+            let indices_at = self.indices_at(from.address, count, wide, from.device).raised()?;
+            let rows_at = self.rows_at(to.address, count, 0, None, to.device).raised()?;
+            let stream = exchange.stream(indices.py(), from.device)?;
+            self.gather_on(indices.py(), stream, &indices_at, &rows_at)?;
+        }
+        Ok(true)
+    }
+
     fn gather_on(&self, py: Python<'_>, stream: u64, indices: &Indices, rows: &Dense) -> PyResult<()> {
         let (table, on) = (&self.rows, &self.open.stream_at(stream));
         waiting(py, || {

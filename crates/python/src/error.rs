@@ -105,6 +105,12 @@ impl From<Raised> for PyErr {
     }
 }
 
+/// Whether an exception says that an index names no row.
+pub(crate) fn is_bad_index(py: Python<'_>, error: &PyErr) -> bool {
+    let class = py.import("wholemem.errors").and_then(|errors| errors.getattr("BadIndex"));
+    class.is_ok_and(|class| error.is_instance(py, &class))
+}
+
 /// Something below that failed, and what Python is told of it.
 pub(crate) trait Raises<T> {
     /// The same outcome, as Python takes it.

@@ -9,6 +9,7 @@
 //! | `number` | ranks, rows, bytes and shapes, as Python gives them |
 //! | `tensor`, `rows` | elements over many ranks, gathered and scattered |
 //! | `direct`, `handle` | the same by address, and numbers for tensors: for a framework that has checked its own |
+//! | `shortcut` | the way around the dispatcher of a framework whose tensors can be looked at |
 //! | `doctor` | what this machine can do |
 //! | `pool` | memory for `torch.cuda.MemPool`, which can be published as it is |
 //! | `store` | named objects that outlive their makers, as arrays |
@@ -32,6 +33,7 @@ mod handle;
 mod number;
 mod pool;
 mod rows;
+mod shortcut;
 mod store;
 mod stream;
 mod tensor;
@@ -52,6 +54,9 @@ mod _native {
 
     #[pymodule_export]
     use crate::doctor::findings;
+
+    #[pymodule_export]
+    use crate::shortcut::Shortcut;
 
     #[pymodule_export]
     use crate::store::{Client, Draft, Entry, Event, Mirror, Pack, PackDraft, Status, Watch, collect_shared};

@@ -132,6 +132,9 @@ pub(crate) struct RowsArgs {
     /// million at most]
     #[arg(long, value_delimiter = ',', value_name = "COUNTS", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub(crate) rows: Vec<u64>,
+    /// How many calls are timed together [default: as many as move 8MiB, and one if it moves more]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub(crate) calls: Option<u64>,
     /// How often to measure each
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,

@@ -109,10 +109,37 @@ class Exchange:
     """
 
     @staticmethod
-    def of(kind: type, *others: type, watchers: Sequence[Callable[[], Any]] = ()) -> Optional[Exchange]:
+    def of(kind: type, *others: type) -> Optional[Exchange]:
         """For tensors of exactly these types; ``None`` if their framework publishes nothing that is understood."""
-    def is_watched(self) -> bool:
-        """Whether any of the ``watchers`` says that somebody else looks at calls of the framework now."""
+
+@final
+class Shortcut:
+    """The way around the dispatcher of a framework.
+
+    It is for tensors that ``exchange`` knows, of the ``types``, while none of the ``watchers`` says that somebody looks and
+    all ``flags``, attributes of modules, are what they are then. ``is_other`` tells of a tensor whether its elements are not those
+    in its memory, ``new`` makes one of a size, strides, a type and a device's number, and ``written`` is told which were
+    written.
+
+    >>> from wholemem._native import Shortcut
+    >>> callable(Shortcut.gather)
+    True
+    """
+
+    def __new__(
+        cls,
+        exchange: Exchange,
+        *,
+        watchers: Sequence[Callable[[], Any]],
+        flags: Sequence[tuple[Any, str, Any]],
+        types: Sequence[Any],
+        is_other: Callable[[Any], Any],
+        new: Callable[[tuple[int, ...], tuple[int, ...], Any, int], Any],
+        written: Callable[[tuple[Any, ...]], Any],
+    ) -> Shortcut: ...
+    def gather(self, table: Any, indices: Any, out: Any, dtype: Any) -> Any:
+        """The rows of a table that the indices name, in ``out`` or in a new tensor; ``None``, and nothing is done, if anything is
+        not as usual."""
 
 @final
 class Communicator:
@@ -383,8 +410,6 @@ class WholeTensor:
     ) -> None:
         """:meth:`gather` by address, believed: indices of eight bytes or four, and rows ``stride`` bytes apart, or one
         after the other if that is 0; converted where a type is named, on a GPU's number, or -1, on a stream's."""
-    def gather_seen(self, exchange: Exchange, indices: Any, rows: Any) -> bool:
-        """:meth:`gather` of tensors that can be looked at and fit; otherwise nothing is done, and it is ``False``."""
     def scatter_at(
         self,
         add: bool,

@@ -93,6 +93,11 @@ impl Element {
         self.code == code::COMPLEX
     }
 
+    /// Whether complex numbers are made of it: such elements can be the negatives of what is in memory.
+    pub(crate) fn is_part_of_complex(self) -> bool {
+        self.code == code::FLOAT
+    }
+
     /// What a tensor stores it as.
     pub(crate) fn stored(self) -> Result<Dtype, Raised> {
         let refused = || Raised::new("WrongType", format!("tensors do not hold {}", self.name));

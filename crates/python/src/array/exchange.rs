@@ -57,6 +57,11 @@ impl Seen<'_> {
         self.shape.iter().map(|len| usize::try_from(*len).unwrap_or(0)).product()
     }
 
+    /// Whether it can name rows.
+    pub(crate) fn are_indices(&self) -> bool {
+        matches!(self.element.name, "int64" | "int32")
+    }
+
     /// Whether another one has the same shape, type and device.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         (self.device, self.element, self.shape) == (other.device, other.element, other.shape)
@@ -72,8 +77,6 @@ impl Seen<'_> {
 #[derive(Debug)]
 pub(crate) struct Exchange {
     kinds: Vec<Py<PyType>>,
-    /// What tells whether somebody else looks at calls of the framework.
-    watchers: Vec<Py<PyAny>>,
     look: unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int,
     stream: unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int,
 }
@@ -82,8 +85,8 @@ pub(crate) struct Exchange {
 impl Exchange {
     /// For tensors of exactly these types; ``None`` if their framework publishes nothing that is understood.
     #[staticmethod]
-    #[pyo3(signature = (kind, *others, watchers=Vec::new()))]
-    fn of(kind: &Bound<'_, PyType>, others: Vec<Py<PyType>>, watchers: Vec<Py<PyAny>>) -> Option<Self> {
+    #[pyo3(signature = (kind, *others))]
+    fn of(kind: &Bound<'_, PyType>, others: Vec<Py<PyType>>) -> Option<Self> {
         let capsule = kind.getattr(ATTRIBUTE).ok()?.cast_into::<PyCapsule>().ok()?;
         // SAFETY: the name is what says what a capsule holds; with another one the answer is null, and an error.
         let table = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) }.cast::<Table>();
@@ -106,28 +109,23 @@ impl Exchange {
             return None;
         }
         let kinds = std::iter::once(kind.clone().unbind()).chain(others).collect();
-        Some(Self { kinds, watchers, look: table.look?, stream: table.stream? })
-    }
-
-    /// Whether any of the ``watchers`` says that somebody else looks at calls of the framework now.
-    fn is_watched(&self, py: Python<'_>) -> PyResult<bool> {
-        for watcher in &self.watchers {
-            if watcher.bind(py).call0()?.is_truthy()? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        Some(Self { kinds, look: table.look?, stream: table.stream? })
     }
 }
 
 impl Exchange {
+    /// Whether something is a tensor of one of its types.
+    pub(crate) fn knows(&self, given: &Bound<'_, PyAny>) -> bool {
+        let kind = given.get_type_ptr();
+        self.kinds.iter().any(|known| std::ptr::eq(known.as_ptr(), kind.cast()))
+    }
+
     /// Looks at a tensor. `None` if it is not simply one: of another type, with gaps, complex, elsewhere, nowhere, or refused.
     /// Whether its elements are those in its memory, and not their negatives, the caller has asked before.
     ///
     /// What is seen stays so while no other Python runs: between this and the use of it, none is called.
     pub(crate) fn look<'a>(&self, given: &'a Bound<'_, PyAny>) -> Option<Seen<'a>> {
-        let kind = given.get_type_ptr();
-        if !self.kinds.iter().any(|known| std::ptr::eq(known.as_ptr(), kind.cast())) {
+        if !self.knows(given) {
             return None;
         }
         let mut tensor = Tensor::EMPTY;

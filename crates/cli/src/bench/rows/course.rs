@@ -90,7 +90,7 @@ impl Course {
                         let asked = args.rows.iter().copied().map(Some);
                         let rows: Vec<_> = if args.rows.is_empty() { vec![None] } else { asked.collect() };
                         for rows in rows {
-                            courses.push(course.sized(row_len, rows, &room)?);
+                            courses.push(course.sized(row_len, rows, args.calls, &room)?);
                         }
                     }
                 }
@@ -122,7 +122,7 @@ impl Course {
     }
 
     /// The same, of rows of another length.
-    fn sized(&self, row_len: usize, rows: Option<u64>, room: &Room) -> Result<Self> {
+    fn sized(&self, row_len: usize, rows: Option<u64>, calls: Option<u64>, room: &Room) -> Result<Self> {
         let least = length(STEP * u64::from(self.ranks), row_len);
         ensure!(
             least <= room.table,
@@ -132,10 +132,12 @@ impl Course {
         );
         let usual = ((room.payload.min(room.table) / row_len) as u64).clamp(1, room.most_rows);
         let rows = rows.unwrap_or(usual);
-        let call = usize::try_from(rows).ok().and_then(|rows| rows.checked_mul(row_len));
-        let call = call.filter(|len| *len <= isize::MAX.cast_unsigned() / 8);
-        call.with_context(|| format!("{rows} rows of {} are more than a machine has", Rough(row_len)))?;
-        let sized = self.of_rows(row_len, rows, room.table);
+        let all = usize::try_from(rows.saturating_mul(calls.unwrap_or(1))).ok();
+        let all = all.and_then(|rows| rows.checked_mul(row_len));
+        let all = all.filter(|len| *len <= isize::MAX.cast_unsigned() / 8);
+        all.with_context(|| format!("{rows} rows of {} are more than a machine has", Rough(row_len)))?;
+        let mut sized = self.of_rows(row_len, rows, room.table);
+        sized.calls = calls.unwrap_or(sized.calls);
         let pairs = (room.ring.min(room.table.saturating_mul(4)) / (2 * sized.dense_len())).max(1);
         Ok(Self { pairs: u32::try_from(pairs).unwrap_or(u32::MAX).min(self.rounds), ..sized })
     }
@@ -281,6 +283,11 @@ mod tests {
         let few = courses("--row-bytes 1KiB --rows 1,100 --rounds 5").unwrap();
         let sizes: Vec<_> = few.iter().map(|course| (course.rows, course.calls, course.pairs)).collect();
         assert_eq!(sizes, [(1, 2048, 5), (100, 81, 5)]);
+        let asked = courses("--row-bytes 1KiB --rows 1,65536 --calls 3").unwrap();
+        let sizes: Vec<_> = asked.iter().map(|course| (course.rows, course.calls, course.pairs)).collect();
+        assert_eq!(sizes, [(1, 3, 15), (65536, 3, 2)]);
+        let error = courses("--row-bytes 1GiB --table 8GiB --rows 1073741824 --calls 8").unwrap_err();
+        assert_eq!(error.to_string(), "1073741824 rows of 1 GiB are more than a machine has");
     }
 
     #[test]

@@ -12,13 +12,13 @@ from typing import Optional
 
 import torch
 from torch.autograd.graph import increment_version
+from torch.compiler import is_dynamo_compiling
 
-from .._native import Communicator, Exchange, WholeTensor, op_code
-from ..errors import BadIndex
+from .._native import Communicator, WholeTensor, op_code
 from ..handles import find
 from . import tensors
 from .effects import ordered
-from .shortcut import is_forward, shortcut
+from .shortcut import SHORTCUT, is_forward
 from .tensors import (
     CODES,
     address_of,
@@ -62,14 +62,13 @@ def gather(
 
     An index that names no row raises :class:`~wholemem.errors.BadIndex`; on a GPU, in the next call or in ``table.check()``.
     """
-    if not isinstance(table, WholeTensor):
-        check_kind("the table", table, WholeTensor)
+    # A compiler knows the answer, and goes no further.
+    if not is_dynamo_compiling() and SHORTCUT is not None:
+        rows: Optional[torch.Tensor] = SHORTCUT.gather(table, indices, out, dtype)
+        if rows is not None:
+            return rows
+    check_kind("the table", table, WholeTensor)
     if out is None:
-        exchange = shortcut()
-        if exchange is not None and _are_indices(indices):
-            rows = _new_rows(table, indices, dtype)
-            if table.gather_seen(exchange, indices, rows):
-                return rows
         check_tensor("the tensor of indices", indices)
         return OPS.gather(table.handle, indices, dtype)
     if not isinstance(out, torch.Tensor):
@@ -78,11 +77,7 @@ def gather(
         return out
     if dtype is not None:
         check_asked("the output", out, dtype)
-    if out.requires_grad:
-        check_no_gradient("the output", out)
-    exchange = shortcut()
-    if exchange is not None and not out.is_neg() and _fill_seen(exchange, table, indices, out):
-        return out
+    check_no_gradient("the output", out)
     check_tensor("the tensor of indices", indices)
     if torch.compiler.is_compiling() or is_forward():
         # A tensor that is written cannot be in an operator whose order is kept; nor does one take its tangent along.
@@ -135,7 +130,6 @@ def broadcast(comm: Communicator, tensor: torch.Tensor, root: int = 0) -> torch.
 
 def _new_rows(table: WholeTensor, indices: torch.Tensor, dtype: Optional[torch.dtype]) -> torch.Tensor:
     shape = (*indices.shape, *table.shape[1:])
-    # By its name the size is found in half the time.
     return torch.empty(size=shape, dtype=dtype or dtype_of(table), device=indices.device)
 
 
@@ -167,26 +161,6 @@ def _gather_into_fake(handle: int, indices: torch.Tensor, out: torch.Tensor) -> 
     table = find(handle, WholeTensor)
     check_indices(indices)
     check_rows("the output", out, indices, table)
-
-
-def _are_indices(indices: torch.Tensor) -> bool:
-    """Whether these can be taken for indices as they lie in memory: it is worth while to make room for their rows."""
-    if type(indices) is not torch.Tensor or not indices.is_contiguous():
-        return False
-    return indices.dtype is torch.int64 or indices.dtype is torch.int32
-
-
-def _fill_seen(exchange: Exchange, table: WholeTensor, indices: torch.Tensor, out: torch.Tensor) -> bool:
-    """Gathers into a tensor, if it fits; and tells a backward pass that needs what was there before that it is gone."""
-    try:
-        is_filled = table.gather_seen(exchange, indices, out)
-    except BadIndex:
-        # The other rows are there.
-        increment_version(out)
-        raise
-    if is_filled:
-        increment_version(out)
-    return is_filled
 
 
 def _fill(table: WholeTensor, indices: torch.Tensor, out: torch.Tensor) -> None:

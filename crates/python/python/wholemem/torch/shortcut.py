@@ -13,34 +13,57 @@ from typing import Optional
 import torch
 from torch.autograd import forward_ad, profiler
 
-from .._native import Exchange
+from .._native import Exchange, Shortcut
+from .tensors import DTYPES
 
-__all__ = ["EXCHANGE", "is_forward", "shortcut"]
+__all__ = ["EXCHANGE", "SHORTCUT", "is_forward"]
 
-
-def _exchange() -> Optional[Exchange]:
-    try:
-        watchers = [torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack, torch._C._is_tracing]
-        # Read in every call.
-        _ = profiler._is_profiler_enabled, forward_ad._current_level
-    except AttributeError:
-        # Another torch, which is not known well enough: its dispatcher is.
-        return None
-    return Exchange.of(torch.Tensor, torch.nn.Parameter, watchers=watchers)
-
-
-EXCHANGE = _exchange()
+EXCHANGE = Exchange.of(torch.Tensor, torch.nn.Parameter)
 """How tensors are looked at, where torch tells."""
 
 
-def shortcut() -> Optional[Exchange]:
-    """How tensors are looked at, if nobody looks at operators now."""
-    # Asked first, and here: a compiler knows the answer, and goes no further.
-    if torch.compiler.is_compiling() or EXCHANGE is None:
+# What compiled programs call to make tensors: on a GPU in half the time of `torch.empty`, and on the current one only.
+_empty_cpu = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+_empty_cuda = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+_current = getattr(torch._C, "_cuda_getDevice", None)
+
+
+def _new(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: int) -> torch.Tensor:
+    """A tensor without gaps whose elements nobody has written."""
+    if device < 0 and _empty_cpu:
+        return _empty_cpu(size, strides, dtype)
+    if device >= 0 and _empty_cuda and _current and _current() == device:
+        return _empty_cuda(size, strides, dtype)
+    return torch.empty(size=size, dtype=dtype, device="cpu" if device < 0 else device)
+
+
+def _shortcut() -> Optional[Shortcut]:
+    if EXCHANGE is None:
         return None
-    if profiler._is_profiler_enabled or forward_ad._current_level >= 0 or EXCHANGE.is_watched():
+    flags = [
+        (profiler, "_is_profiler_enabled", False),
+        (forward_ad, "_current_level", -1),
+        (torch.compiler, "_is_compiling_flag", False),
+    ]
+    try:
+        for module, name, _ in flags:
+            getattr(module, name)
+        return Shortcut(
+            EXCHANGE,
+            watchers=[torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack, torch._C._is_tracing],
+            flags=flags,
+            types=list(DTYPES.values()),
+            is_other=torch._C.TensorBase.is_neg,
+            new=_new,
+            written=torch._C._increment_version,
+        )
+    except AttributeError:
+        # Another torch, which is not known well enough: its dispatcher is.
         return None
-    return EXCHANGE
+
+
+SHORTCUT = _shortcut()
+"""The way around the dispatcher, where it is known."""
 
 
 def is_forward() -> bool:

@@ -1,0 +1,144 @@
+//! The way around a framework's dispatcher, for calls that nobody but the caller has to see.
+//!
+//! A dispatcher takes longer than a launch on a GPU, and so does asking in Python whether anybody needs it. Here both are
+//! spared: whoever may look at operators on their way is asked one after the other, then tensors are looked at, and then the
+//! call is made. Where anything is not plain nothing is done, and the caller goes the long way, which also says what is wrong.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
+
+use crate::array::{Element, Exchange, Layout, Seen};
+use crate::error::is_bad_index;
+use crate::tensor::WholeTensor;
+
+/// The way around the dispatcher of a framework.
+///
+/// It is for tensors that ``exchange`` knows, of the ``types``, while none of the ``watchers`` says that somebody looks and
+/// all ``flags``, attributes of modules, are what they are then. ``is_other`` tells of a tensor whether its elements are not those
+/// in its memory, ``new`` makes one of a size, strides, a type and a device's number, and ``written`` is told which were
+/// written.
+///
+/// >>> from wholemem._native import Shortcut
+/// >>> callable(Shortcut.gather)
+/// True
+#[pyclass(frozen, module = "wholemem")]
+#[derive(Debug)]
+pub(crate) struct Shortcut {
+    exchange: Py<Exchange>,
+    watchers: Vec<Py<PyAny>>,
+    flags: Vec<Flag>,
+    types: Vec<(Element, Py<PyAny>)>,
+    is_other: Py<PyAny>,
+    new: Py<PyAny>,
+    written: Py<PyAny>,
+}
+
+/// An attribute of a module, and what it is while nobody looks.
+type Flag = (Py<PyAny>, Py<PyString>, Py<PyAny>);
+
+#[pymethods]
+impl Shortcut {
+    #[new]
+    #[pyo3(signature = (exchange, *, watchers, flags, types, is_other, new, written))]
+    fn new(
+        exchange: Py<Exchange>,
+        watchers: Vec<Py<PyAny>>,
+        flags: Vec<Flag>,
+        types: Vec<Bound<'_, PyAny>>,
+        is_other: Py<PyAny>,
+        new: Py<PyAny>,
+        written: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let named = |kind: Bound<'_, PyAny>| Ok((kind.extract()?, kind.unbind()));
+        let types = types.into_iter().map(named).collect::<PyResult<_>>()?;
+        Ok(Self { exchange, watchers, flags, types, is_other, new, written })
+    }
+
+    /// The rows of a table that the indices name, in ``out`` or in a new tensor; ``None``, and nothing is done, if anything is
+    /// not as usual.
+    #[pyo3(signature = (table, indices, out, dtype))]
+    fn gather<'py>(
+        &self,
+        table: &Bound<'py, PyAny>,
+        indices: &Bound<'py, PyAny>,
+        out: Option<&Bound<'py, PyAny>>,
+        dtype: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let (py, exchange) = (table.py(), self.exchange.get());
+        let Ok(table) = table.cast::<WholeTensor>() else { return Ok(None) };
+        let table = table.get();
+        if !exchange.knows(indices) || self.is_watched(py)? || !self.is_asked(table, dtype) {
+            return Ok(None);
+        }
+        let Some(out) = out else {
+            let Some(rows) = self.new_rows(table, indices)? else { return Ok(None) };
+            return Ok(table.gather_seen(exchange, indices, &rows)?.then_some(rows));
+        };
+        if !exchange.knows(out) || !self.can_be_written(out, table.element)? {
+            return Ok(None);
+        }
+        let gathered = table.gather_seen(exchange, indices, out);
+        // Of a bad index, the other rows are there.
+        let is_written = match &gathered {
+            Ok(is_filled) => *is_filled,
+            Err(error) => is_bad_index(py, error),
+        };
+        if is_written {
+            self.written.bind(py).call1(((out,),))?;
+        }
+        Ok(gathered?.then(|| out.clone()))
+    }
+}
+
+impl Shortcut {
+    /// Whether somebody else looks at calls of the framework now.
+    fn is_watched(&self, py: Python<'_>) -> PyResult<bool> {
+        for (owner, name, quiet) in &self.flags {
+            if !owner.bind(py).getattr(name.bind(py))?.is(quiet) {
+                return Ok(true);
+            }
+        }
+        for watcher in &self.watchers {
+            if watcher.bind(py).call0()?.is_truthy()? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether elements come out as they are in the table.
+    fn is_asked(&self, table: &WholeTensor, dtype: Option<&Bound<'_, PyAny>>) -> bool {
+        dtype.is_none_or(|asked| self.type_of(table.element).is_some_and(|own| asked.is(own)))
+    }
+
+    fn type_of(&self, element: Element) -> Option<&Py<PyAny>> {
+        self.types.iter().find(|(known, _)| *known == element).map(|(_, kind)| kind)
+    }
+
+    /// Whether a tensor of such elements has them in its memory, and nobody minds that they are written.
+    fn can_be_written(&self, tensor: &Bound<'_, PyAny>, element: Element) -> PyResult<bool> {
+        let py = tensor.py();
+        if tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
+            return Ok(false);
+        }
+        Ok(!element.is_part_of_complex() || !self.is_other.bind(py).call1((tensor,))?.is_truthy()?)
+    }
+
+    /// A tensor for the rows that indices name, if they can be indices.
+    fn new_rows<'py>(
+        &self,
+        table: &WholeTensor,
+        indices: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let py = indices.py();
+        let seen = self.exchange.get().look(indices).filter(Seen::are_indices);
+        let (Some(seen), Some(kind)) = (seen, self.type_of(table.element)) else { return Ok(None) };
+        // Of more elements than there can be, the framework says so.
+        let Ok(layout) = Layout::contiguous(table.element, &table.shape_of(seen.shape)) else {
+            return Ok(None);
+        };
+        let (size, strides) = (PyTuple::new(py, layout.shape)?, PyTuple::new(py, layout.strides)?);
+        self.new.bind(py).call1((size, strides, kind, seen.device)).map(Some)
+    }
+}
