@@ -27,6 +27,9 @@ import tempfile
 import time
 from functools import partial
 
+# On a processor torch's threads would go on spinning beside what is timed.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 
 import wholemem
@@ -99,6 +102,7 @@ class Table:
             part = local[first : first + (1 << 20)]
             part.copy_(self.held(torch.arange(first, first + len(part), device=args.device))[:, None].expand_as(part))
         self.finish()
+        self.table.populate()
 
     def held(self, row):
         """What a row holds: its number, as far as a float can tell it from the next one."""

@@ -317,6 +317,12 @@ impl WholeTensor {
         }
     }
 
+    /// Enters all rows into the page table of this process at once, as large pages where the kernel can: worth it once they
+    /// are written, before gathering from host memory. On a GPU's there is nothing to do.
+    fn populate(&self, py: Python<'_>) -> PyResult<()> {
+        waiting(py, || self.rows.memory().populate())
+    }
+
     /// Raises :class:`~wholemem.errors.BadIndex` if work that has run met an index that names no row.
     fn check(&self) -> PyResult<()> {
         self.rows.check().raised()

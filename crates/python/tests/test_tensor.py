@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,15 @@ def test_other_types_are_moved_and_not_added() -> None:
             table.scatter_add(wholemem.zeros((1, 2), dtype), np.array([0]))
     with pytest.raises(errors.WrongType, match="tensors do not hold complex128"):
         WholeTensor.create(alone(), (4, 2), "complex128")
+
+
+def test_what_is_populated_is_not_fetched_page_by_page() -> None:
+    table = WholeTensor.create(alone(), (1 << 14, 1 << 10), "uint8")
+    table.populate()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    assert not table.local().numpy()[::4].any()
+    # Of 4096 pages.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 512
 
 
 def test_views_are_tensors() -> None:

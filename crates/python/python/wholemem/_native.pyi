@@ -423,6 +423,9 @@ class WholeTensor:
         stream: int,
     ) -> None:
         """:meth:`scatter`, or :meth:`scatter_add`, by address."""
+    def populate(self) -> None:
+        """Enters all rows into the page table of this process at once, as large pages where the kernel can: worth it once they
+        are written, before gathering from host memory. On a GPU's there is nothing to do."""
     def check(self) -> None:
         """Raises :class:`~wholemem.errors.BadIndex` if work that has run met an index that names no row."""
     def reference_ptr(self) -> int:
