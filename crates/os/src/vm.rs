@@ -220,6 +220,21 @@ pub unsafe fn enlarge_pages(at: NonNull<u8>, len: usize) -> Result<()> {
     Ok(())
 }
 
+/// Says whether children that are forked from now on have a mapped range as well. Otherwise there is nothing at its
+/// addresses in them, and no map of theirs to keep its memory from being closed for writing.
+///
+/// # Errors
+/// `madvise` with `ENOMEM` where something is not mapped.
+///
+/// # Safety
+/// The range is a map of the caller's, of which no child uses what it is not to have.
+#[doc(alias = "MADV_DONTFORK")]
+pub unsafe fn set_inherited(at: NonNull<u8>, len: usize, is_inherited: bool) -> Result<()> {
+    let advice = if is_inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
+    // SAFETY: in this process it changes nothing.
+    call("madvise", || unsafe { rustix::mm::madvise(at.as_ptr().cast(), len, advice) })
+}
+
 /// Has the kernel store one byte of its choice, and says whether it could: a look at a page's rights that costs no
 /// signal.
 ///
@@ -329,16 +344,33 @@ impl Drop for SharedMap {
 mod tests {
     use super::*;
 
+    /// What the kernel says of a map.
+    fn told(map: &SharedMap, what: &str) -> String {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:x}-", map.address().addr());
+        let ours = smaps.lines().skip_while(|line| !line.starts_with(&start));
+        ours.skip(1).find_map(|line| line.strip_prefix(what)).unwrap().trim().to_owned()
+    }
+
     #[test]
     fn a_map_that_is_populated_has_its_pages() {
         let memory = Memfd::create("test", 1 << 20).unwrap();
         let map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
         map.populate().unwrap();
-        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let start = format!("{:x}-", map.address().addr());
-        let ours = smaps.lines().skip_while(|line| !line.starts_with(&start));
-        let resident = ours.skip(1).find_map(|line| line.strip_prefix("Rss:")).unwrap();
-        assert_eq!(resident.trim(), "1024 kB");
+        assert_eq!(told(&map, "Rss:"), "1024 kB");
+    }
+
+    #[test]
+    fn a_map_is_inherited_unless_it_is_said_not_to_be() {
+        let memory = Memfd::create("test", 1 << 20).unwrap();
+        let map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
+        let at = map.address();
+        for is_inherited in [false, true] {
+            // SAFETY: the map is this test's, and no child uses it.
+            unsafe { set_inherited(at, 1 << 20, is_inherited) }.unwrap();
+            let flags = told(&map, "VmFlags:");
+            assert_eq!(flags.split(' ').any(|flag| flag == "dc"), !is_inherited, "{flags}");
+        }
     }
 
     #[test]

@@ -133,6 +133,7 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         fn dma_buf(&self, at: Address, len: usize) -> OwnedFd;
         fn populate(&self, at: Address, len: usize, rights: Rights) -> ();
         fn enlarge_pages(&self, at: Address, len: usize) -> ();
+        fn set_inherited(&self, at: Address, len: usize, is_inherited: bool) -> ();
         fn pin(&self, device: DeviceId, len: usize) -> Address;
         fn unpin(&self, at: Address, len: usize) -> ();
         fn register(&self, at: NonNull<u8>, len: usize, rights: Rights) -> Address;

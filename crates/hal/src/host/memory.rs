@@ -204,6 +204,11 @@ unsafe impl RawMemory for HostMemory {
         Ok(unsafe { vm::enlarge_pages(pointer(at)?, len) }?)
     }
 
+    unsafe fn set_inherited(&self, at: Address, len: usize, is_inherited: bool) -> Result<(), Cause> {
+        // SAFETY: the range is mapped, and a child is refused what it inherited.
+        Ok(unsafe { vm::set_inherited(pointer(at)?, len, is_inherited) }?)
+    }
+
     unsafe fn pin(&self, _device: DeviceId, len: usize) -> Result<Address, Cause> {
         look_first(len)?;
         let at = vm::reserve(len, vm::page_size(), None)?;

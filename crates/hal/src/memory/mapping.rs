@@ -191,6 +191,21 @@ impl Mapping {
             .map_err(|cause| backend.refused(self.core.allocation.device(), attempt(), cause))
     }
 
+    /// Says whether children that are forked from now on have the map as well, as they do unless this was said. Nothing is at
+    /// its addresses in a child that has not: this is for maps whose addresses nobody else has been told, and it lets their
+    /// memory be closed for writing while the child lives.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] where the kernel cannot.
+    pub fn set_inherited(&self, is_inherited: bool) -> Result<()> {
+        let attempt = || Attempt::SetInherited { len: self.core.len };
+        let backend = self.backend();
+        backend.check_fork(attempt)?;
+        // SAFETY: the range is mapped as long as `self` lives.
+        unsafe { backend.memory().set_inherited(self.core.at, self.core.len, is_inherited) }
+            .map_err(|cause| backend.refused(self.core.allocation.device(), attempt(), cause))
+    }
+
     /// A dma-buf of it, for a network card.
     ///
     /// # Errors

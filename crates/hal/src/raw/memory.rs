@@ -305,6 +305,17 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// Says whether forked children have a mapped range as well. Nothing to do where they never have.
+    ///
+    /// # Errors
+    /// What the driver said.
+    ///
+    /// # Safety
+    /// The module's contract.
+    unsafe fn set_inherited(&self, _at: Address, _len: usize, _is_inherited: bool) -> Result<(), Cause> {
+        Ok(())
+    }
+
     /// Creates host memory that devices copy from and to at full speed.
     ///
     /// # Errors

@@ -59,7 +59,10 @@ fn refused(refusal: &Refusal) -> (&'static str, &'static str) {
         Refusal::NotYours { .. } => {
             ("NotAllowed", "only who made it, or who serves the store, may delete it")
         }
-        Refusal::StillMapped => ("InUse", "drop every array that was made of the draft first"),
+        Refusal::StillMapped => (
+            "InUse",
+            "drop every array that was made of the draft, and end children that were forked meanwhile",
+        ),
         Refusal::NameTooLong { .. } | Refusal::MetaTooLong { .. } | Refusal::TooManyMembers { .. } => {
             ("WrongValue", "")
         }

@@ -1,6 +1,7 @@
 //! An object that is being written: until it is sealed, its maker's alone.
 
 use std::num::NonZero;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -38,6 +39,8 @@ pub(super) struct Mapped {
     object: ObjectId,
     /// `None` once it is sealed, or given up.
     mapping: Option<Mapping>,
+    /// Whether anybody may have its address. Until then no child has the map: it would keep it from being sealed.
+    is_shown: AtomicBool,
     offset: usize,
     is_cpu: bool,
     core: Arc<Core>,
@@ -69,9 +72,12 @@ impl Target {
         };
         let offset = usize::try_from(memory.offset).unwrap_or(usize::MAX);
         // Made before the map, so that a failure gives it up.
-        let mut mapped = Mapped { create, object, mapping: None, offset, is_cpu, core: Arc::clone(core) };
+        let is_shown = AtomicBool::new(false);
+        let mut mapped =
+            Mapped { create, object, mapping: None, is_shown, offset, is_cpu, core: Arc::clone(core) };
         let mapping = core.maps.map_once(&memory, fd, Rights::ReadWrite)?;
         if is_cpu {
+            mapping.set_inherited(false)?;
             // Twenty times faster than touching each page; where the kernel cannot, they are touched.
             let _ = mapping.populate();
         }
@@ -98,7 +104,7 @@ impl Target {
     pub(super) fn span(&self, offset: usize, len: usize) -> Result<Option<Span>> {
         match self {
             Self::Small { .. } => Ok(None),
-            Self::Mapped(mapped) => Ok(Some(mapped.mapping()?.span(mapped.offset + offset, len)?)),
+            Self::Mapped(mapped) => Ok(Some(mapped.shown()?.span(mapped.offset + offset, len)?)),
         }
     }
 
@@ -160,6 +166,15 @@ impl Mapped {
             Err(wholemem_hal::Error::InUse { .. }) => Err(Refusal::StillMapped.into()),
             outcome => Ok(outcome?),
         }
+    }
+
+    /// The map, for somebody who may use it in a child as well.
+    fn shown(&self) -> Result<&Mapping> {
+        let mapping = self.mapping()?;
+        if self.is_cpu && !self.is_shown.swap(true, Ordering::Relaxed) {
+            mapping.set_inherited(true)?;
+        }
+        Ok(mapping)
     }
 
     fn mapping(&self) -> Result<&Mapping> {
@@ -272,7 +287,7 @@ impl Draft {
         match &self.target {
             Target::Small { .. } => Ok(None),
             Target::Mapped(mapped) if mapped.is_cpu => {
-                Ok(Some(mapped.mapping()?.bytes()?.part(mapped.offset, self.len)?))
+                Ok(Some(mapped.shown()?.bytes()?.part(mapped.offset, self.len)?))
             }
             Target::Mapped(mapped) => Err(Error::OnDevice { object: mapped.object }),
         }
@@ -297,7 +312,7 @@ impl Draft {
     ///
     /// # Errors
     /// [`Refusal::StillMapped`](crate::Refusal::StillMapped) when a copy of its memory is still mapped for writing: a
-    /// [`Span`] that is kept, for instance.
+    /// [`Span`] that is kept, for instance, or a child that was forked while there was one, or [bytes](Draft::bytes).
     #[doc(alias = "Seal")]
     pub fn seal(self) -> Result<Sealed> {
         self.target.seal(&self.core)

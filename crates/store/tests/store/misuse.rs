@@ -1,5 +1,6 @@
 //! A program that asks for what cannot be, forks, drops in any order, and forgets what it began.
 
+use std::io::{Read, Write};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -123,6 +124,42 @@ fn a_forked_child_can_use_and_undo_nothing_of_its_parent() {
         let patience = Deadline::after(Duration::from_secs(60));
         let told: Vec<_> = (0..2).map(|_| watch.next(patience).unwrap().name).collect();
         assert_eq!(told, ["name", "draft"]);
+    });
+}
+
+#[test]
+fn a_child_that_is_forked_meanwhile_does_not_keep_a_put_from_being_sealed() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let served = Served::start();
+        let (client, bytes) = (served.client(), vec![1; 100 << 20]);
+        std::thread::scope(|scope| {
+            let put = scope.spawn(|| client.put("large", &bytes));
+            let mut ends = Vec::new();
+            while !put.is_finished() {
+                let (mut read, write) = std::io::pipe().unwrap();
+                let wait = move || drop(read.read(&mut [0]));
+                scope.spawn(|| in_forked_child(wait));
+                ends.push(write);
+                std::thread::sleep(Duration::from_millis(3));
+            }
+            // Before the children end.
+            let put = put.join();
+            ends.iter_mut().for_each(|end| end.write_all(b"x").unwrap());
+            put.unwrap().unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_child_writes_what_it_was_shown_and_is_waited_for() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let served = Served::start();
+        let client = served.client();
+        let draft = client.create("draft", LARGE).unwrap();
+        let bytes = draft.bytes().unwrap().unwrap();
+        in_forked_child(|| bytes.fill(3).unwrap());
+        draft.seal().unwrap();
+        assert_eq!(client.get("draft").unwrap().to_vec().unwrap(), vec![3; LARGE]);
     });
 }
 
