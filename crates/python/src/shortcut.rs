@@ -1,12 +1,13 @@
 //! The way around a framework's dispatcher, for calls that nobody but the caller has to see.
 //!
 //! A dispatcher takes longer than a launch on a GPU, and so does asking in Python whether anybody needs it. Here both are
-//! spared: whoever may look at operators on their way is asked one after the other, then tensors are looked at, and then the
-//! call is made. Where anything is not plain nothing is done, and the caller goes the long way, which also says what is wrong.
+//! spared: whoever must not see a call twice is asked first, then tensors are looked at, and the call is made; all others are
+//! asked while it runs. Where anything is not plain, the caller goes the long way, which also says what is wrong: rows that were
+//! gathered in vain are gathered again.
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyTuple};
+use pyo3::types::{PyModule, PyString, PyTuple};
 
 use crate::array::{Element, Exchange, Layout, Seen};
 use crate::error::is_bad_index;
@@ -14,10 +15,10 @@ use crate::tensor::WholeTensor;
 
 /// The way around the dispatcher of a framework.
 ///
-/// It is for tensors that ``exchange`` knows, of the ``types``, while none of the ``watchers`` says that somebody looks and
-/// all ``flags``, attributes of modules, are what they are then. ``is_other`` tells of a tensor whether its elements are not those
-/// in its memory, ``new`` makes one of a size, strides, a type and a device's number, and ``written`` is told which were
-/// written.
+/// It is for tensors that ``exchange`` knows, of the ``types``, and while nobody looks: neither ``first``, who are asked before a call
+/// is made, nor ``then``, who are asked while it runs, and may see it again. Each is a function that says so, or a module, the name
+/// of an attribute, and what that is while nobody does. ``is_other`` tells of a tensor whether its elements are not those in its
+/// memory, ``new`` makes one of a size, strides, a type and a device's number, and ``written`` is told which were written.
 ///
 /// >>> from wholemem._native import Shortcut
 /// >>> callable(Shortcut.gather)
@@ -26,25 +27,41 @@ use crate::tensor::WholeTensor;
 #[derive(Debug)]
 pub(crate) struct Shortcut {
     exchange: Py<Exchange>,
-    watchers: Vec<Py<PyAny>>,
-    flags: Vec<Flag>,
+    first: Vec<Watcher>,
+    then: Vec<Watcher>,
     types: Vec<(Element, Py<PyAny>)>,
     is_other: Py<PyAny>,
     new: Py<PyAny>,
     written: Py<PyAny>,
 }
 
-/// An attribute of a module, and what it is while nobody looks.
-type Flag = (Py<PyAny>, Py<PyString>, Py<PyAny>);
+/// Who may look at calls of the framework.
+#[derive(Debug, FromPyObject)]
+enum Watcher {
+    /// A module, the name of its attribute, and what that is while nobody looks.
+    Flag(Py<PyModule>, Py<PyString>, Py<PyAny>),
+    /// A function that says so.
+    #[pyo3(transparent)]
+    Call(Py<PyAny>),
+}
+
+impl Watcher {
+    fn looks(&self, py: Python<'_>) -> PyResult<bool> {
+        match self {
+            Self::Flag(owner, name, quiet) => Ok(!owner.bind(py).getattr(name.bind(py))?.is(quiet)),
+            Self::Call(asked) => asked.bind(py).call0()?.is_truthy(),
+        }
+    }
+}
 
 #[pymethods]
 impl Shortcut {
     #[new]
-    #[pyo3(signature = (exchange, *, watchers, flags, types, is_other, new, written))]
+    #[pyo3(signature = (exchange, *, first, then, types, is_other, new, written))]
     fn new(
         exchange: Py<Exchange>,
-        watchers: Vec<Py<PyAny>>,
-        flags: Vec<Flag>,
+        first: Vec<Watcher>,
+        then: Vec<Watcher>,
         types: Vec<Bound<'_, PyAny>>,
         is_other: Py<PyAny>,
         new: Py<PyAny>,
@@ -52,11 +69,10 @@ impl Shortcut {
     ) -> PyResult<Self> {
         let named = |kind: Bound<'_, PyAny>| Ok((kind.extract()?, kind.unbind()));
         let types = types.into_iter().map(named).collect::<PyResult<_>>()?;
-        Ok(Self { exchange, watchers, flags, types, is_other, new, written })
+        Ok(Self { exchange, first, then, types, is_other, new, written })
     }
 
-    /// The rows of a table that the indices name, in ``out`` or in a new tensor; ``None``, and nothing is done, if anything is
-    /// not as usual.
+    /// The rows of a table that the indices name, in ``out`` or in a new tensor; ``None`` if anything is not as usual.
     #[pyo3(signature = (table, indices, out, dtype))]
     fn gather<'py>(
         &self,
@@ -68,14 +84,15 @@ impl Shortcut {
         let (py, exchange) = (table.py(), self.exchange.get());
         let Ok(table) = table.cast::<WholeTensor>() else { return Ok(None) };
         let table = table.get();
-        if !exchange.knows(indices) || self.is_watched(py)? || !self.is_asked(table, dtype) {
+        if !exchange.knows(indices) || is_watched(py, &self.first)? || !self.is_asked(table, dtype) {
             return Ok(None);
         }
         let Some(out) = out else {
             let Some(rows) = self.new_rows(table, indices)? else { return Ok(None) };
-            return Ok(table.gather_seen(exchange, indices, &rows)?.then_some(rows));
+            let is_done = table.gather_seen(exchange, indices, &rows)? && !is_watched(py, &self.then)?;
+            return Ok(is_done.then_some(rows));
         };
-        if !exchange.knows(out) || !self.can_be_written(out, table.element)? {
+        if !exchange.knows(out) || out.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
             return Ok(None);
         }
         let gathered = table.gather_seen(exchange, indices, out);
@@ -87,26 +104,22 @@ impl Shortcut {
         if is_written {
             self.written.bind(py).call1(((out,),))?;
         }
-        Ok(gathered?.then(|| out.clone()))
+        let is_done = gathered? && !self.is_other(out, table.element)? && !is_watched(py, &self.then)?;
+        Ok(is_done.then(|| out.clone()))
     }
 }
 
-impl Shortcut {
-    /// Whether somebody else looks at calls of the framework now.
-    fn is_watched(&self, py: Python<'_>) -> PyResult<bool> {
-        for (owner, name, quiet) in &self.flags {
-            if !owner.bind(py).getattr(name.bind(py))?.is(quiet) {
-                return Ok(true);
-            }
+/// Whether somebody else looks at calls of the framework now.
+fn is_watched(py: Python<'_>, watchers: &[Watcher]) -> PyResult<bool> {
+    for watcher in watchers {
+        if watcher.looks(py)? {
+            return Ok(true);
         }
-        for watcher in &self.watchers {
-            if watcher.bind(py).call0()?.is_truthy()? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
+    Ok(false)
+}
 
+impl Shortcut {
     /// Whether elements come out as they are in the table.
     fn is_asked(&self, table: &WholeTensor, dtype: Option<&Bound<'_, PyAny>>) -> bool {
         dtype.is_none_or(|asked| self.type_of(table.element).is_some_and(|own| asked.is(own)))
@@ -116,13 +129,9 @@ impl Shortcut {
         self.types.iter().find(|(known, _)| *known == element).map(|(_, kind)| kind)
     }
 
-    /// Whether a tensor of such elements has them in its memory, and nobody minds that they are written.
-    fn can_be_written(&self, tensor: &Bound<'_, PyAny>, element: Element) -> PyResult<bool> {
-        let py = tensor.py();
-        if tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
-            return Ok(false);
-        }
-        Ok(!element.is_part_of_complex() || !self.is_other.bind(py).call1((tensor,))?.is_truthy()?)
+    /// Whether elements of a tensor are not those in its memory.
+    fn is_other(&self, tensor: &Bound<'_, PyAny>, element: Element) -> PyResult<bool> {
+        Ok(element.is_part_of_complex() && self.is_other.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
     }
 
     /// A tensor for the rows that indices name, if they can be indices.

@@ -116,10 +116,10 @@ class Exchange:
 class Shortcut:
     """The way around the dispatcher of a framework.
 
-    It is for tensors that ``exchange`` knows, of the ``types``, while none of the ``watchers`` says that somebody looks and
-    all ``flags``, attributes of modules, are what they are then. ``is_other`` tells of a tensor whether its elements are not those
-    in its memory, ``new`` makes one of a size, strides, a type and a device's number, and ``written`` is told which were
-    written.
+    It is for tensors that ``exchange`` knows, of the ``types``, and while nobody looks: neither ``first``, who are asked before a call
+    is made, nor ``then``, who are asked while it runs, and may see it again. Each is a function that says so, or a module, the name
+    of an attribute, and what that is while nobody does. ``is_other`` tells of a tensor whether its elements are not those in its
+    memory, ``new`` makes one of a size, strides, a type and a device's number, and ``written`` is told which were written.
 
     >>> from wholemem._native import Shortcut
     >>> callable(Shortcut.gather)
@@ -130,16 +130,15 @@ class Shortcut:
         cls,
         exchange: Exchange,
         *,
-        watchers: Sequence[Callable[[], Any]],
-        flags: Sequence[tuple[Any, str, Any]],
+        first: Sequence[Union[Callable[[], Any], tuple[Any, str, Any]]],
+        then: Sequence[Union[Callable[[], Any], tuple[Any, str, Any]]],
         types: Sequence[Any],
         is_other: Callable[[Any], Any],
         new: Callable[[tuple[int, ...], tuple[int, ...], Any, int], Any],
         written: Callable[[tuple[Any, ...]], Any],
     ) -> Shortcut: ...
     def gather(self, table: Any, indices: Any, out: Any, dtype: Any) -> Any:
-        """The rows of a table that the indices name, in ``out`` or in a new tensor; ``None``, and nothing is done, if anything is
-        not as usual."""
+        """The rows of a table that the indices name, in ``out`` or in a new tensor; ``None`` if anything is not as usual."""
 
 @final
 class Communicator:

@@ -40,18 +40,17 @@ def _new(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, de
 def _shortcut() -> Optional[Shortcut]:
     if EXCHANGE is None:
         return None
-    flags = [
-        (profiler, "_is_profiler_enabled", False),
-        (forward_ad, "_current_level", -1),
-        (torch.compiler, "_is_compiling_flag", False),
-    ]
+    forward = (forward_ad, "_current_level", -1)
+    compiling = (torch.compiler, "_is_compiling_flag", False)
+    profiling = (profiler, "_is_profiler_enabled", False)
     try:
-        for module, name, _ in flags:
+        for module, name, _ in (forward, compiling, profiling):
             getattr(module, name)
         return Shortcut(
             EXCHANGE,
-            watchers=[torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack, torch._C._is_tracing],
-            flags=flags,
+            # These tell of each call, and would tell of two.
+            first=[profiling, torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack],
+            then=[forward, compiling, torch._C._is_tracing],
             types=list(DTYPES.values()),
             is_other=torch._C.TensorBase.is_neg,
             new=_new,
