@@ -246,7 +246,7 @@ impl Communicator {
     /// :meth:`all_reduce` by address, believed: of ``count`` elements on a GPU's number, or -1, on a stream's.
     #[pyo3(signature = (input, output, count, dtype, op, device, stream))]
     #[expect(clippy::too_many_arguments, reason = "numbers are passed one by one")]
-    fn all_reduce_at(
+    pub(crate) fn all_reduce_at(
         &self,
         py: Python<'_>,
         input: u64,
@@ -260,28 +260,6 @@ impl Communicator {
         let open = self.open().raised()?;
         let dtype = dtype_of(dtype).raised()?;
         open.reduce_at(py, [input, output], count, (dtype, reduction_of(op).raised()?), device, stream)
-    }
-
-    /// :meth:`all_reduce` of tensors that can be looked at and are alike; otherwise nothing is done, and it is
-    /// ``False``.
-    #[pyo3(signature = (exchange, input, output, op))]
-    fn all_reduce_seen(
-        &self,
-        exchange: &Bound<'_, Exchange>,
-        input: &Bound<'_, PyAny>,
-        output: &Bound<'_, PyAny>,
-        op: u32,
-    ) -> PyResult<bool> {
-        // Where nothing is done, whoever looks more closely can say why.
-        let (py, exchange) = (exchange.py(), exchange.get());
-        let Some(from) = exchange.look(input) else { return Ok(false) };
-        let to = if input.is(output) { Some(from) } else { exchange.look(output) };
-        let to = to.filter(|to| to.is_like(&from));
-        let (Some(to), Ok(dtype)) = (to, from.element.number()) else { return Ok(false) };
-        let (open, op) = (self.open().raised()?, reduction_of(op).raised()?);
-        let stream = exchange.stream(py, from.device)?;
-        open.reduce_at(py, [from.address, to.address], from.count(), (dtype, op), from.device, stream)?;
-        Ok(true)
     }
 
     /// :meth:`all_gather` by address: ``len`` bytes of each rank.

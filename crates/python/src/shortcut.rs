@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyModule, PyString, PyTuple};
 
 use crate::array::{Element, Exchange, Layout, Seen};
+use crate::communicator::Communicator;
 use crate::error::is_bad_index;
 use crate::tensor::WholeTensor;
 
@@ -106,6 +107,34 @@ impl Shortcut {
         }
         let is_done = gathered? && !self.is_other(out, table.element)? && !is_watched(py, &self.then)?;
         Ok(is_done.then(|| out.clone()))
+    }
+
+    /// Reduces a tensor of all ranks to another, or in its place, whoever looks; ``False``, and nothing is done, if they are not
+    /// alike, or not as usual.
+    #[pyo3(signature = (comm, input, output, op))]
+    fn all_reduce(
+        &self,
+        comm: &Bound<'_, Communicator>,
+        input: &Bound<'_, PyAny>,
+        output: &Bound<'_, PyAny>,
+        op: u32,
+    ) -> PyResult<bool> {
+        let exchange = self.exchange.get();
+        let Some(from) = exchange.look(input) else { return Ok(false) };
+        let to = if input.is(output) { Some(from) } else { exchange.look(output) };
+        let to = to.filter(|to| to.is_like(&from));
+        let (Some(to), Ok(dtype)) = (to, from.element.number()) else { return Ok(false) };
+        // Shapes are not looked at behind this, since others may run meanwhile.
+        let (addresses, count) = ((from.address, to.address), from.count());
+        let (element, device) = (from.element, from.device);
+        // Not while it runs: the other ranks would not do it again.
+        if self.is_other(input, element)? || (!input.is(output) && self.is_other(output, element)?) {
+            return Ok(false);
+        }
+        let (py, comm) = (input.py(), comm.get());
+        let stream = exchange.stream(py, device)?;
+        comm.all_reduce_at(py, addresses.0, addresses.1, count, dtype.code(), op, device, stream)?;
+        Ok(true)
     }
 }
 

@@ -12,7 +12,7 @@ from world import descriptors
 import wholemem.torch as wm
 from wholemem import errors
 from wholemem._native import op_code
-from wholemem.torch.shortcut import EXCHANGE
+from wholemem.torch.shortcut import SHORTCUT
 
 __all__ = ["device", "limit"]
 pytestmark = quiet
@@ -50,30 +50,30 @@ def test_every_kind_of_tensor_is_summed(
     device: str, dtype: torch.dtype, published: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not published:
-        monkeypatch.setattr("wholemem.torch.allreduce.EXCHANGE", None)
+        monkeypatch.setattr("wholemem.torch.allreduce.SHORTCUT", None)
     tensor = torch.arange(24, device=device).to(dtype).reshape(2, 3, 4)
     kinds = [tensor, tensor[1], tensor[:, :0], tensor[1, 2, 3], tensor.as_subclass(Named)]
     if dtype.is_floating_point:
         kinds += [torch.nn.Parameter(tensor), tensor.clone().requires_grad_()]
-    looks = EXCHANGE if published else None
-    assert looks is not None or not published or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    way = SHORTCUT if published else None
+    assert way is not None or not published or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
     with wm.FastAllreduce(0, 1, device=device) as fast:
         for kind in kinds:
-            if looks is not None:
-                seen = fast.comm.all_reduce_seen(looks, kind, kind.detach().clone(), op_code("sum"))
+            if way is not None:
+                seen = way.all_reduce(fast.comm, kind, kind.detach().clone(), op_code("sum"))
                 assert seen == (type(kind) is not Named)
             out = torch.full_like(kind.detach(), 7)
             assert torch.equal(fast.all_reduce(kind, out), kind)
 
 
 def test_what_is_registered_is_seen_where_it_is(device: str) -> None:
-    if EXCHANGE is None:
+    if SHORTCUT is None:
         pytest.skip("torch does not tell how to look at tensors")
     with wm.FastAllreduce(0, 1, device=device) as fast:
         moved = torch.ones(1000, device=device)
         fast.register_buffer(moved)
         for tensor in (fast.empty((3, 5)), moved, moved[10:20]):
-            assert fast.comm.all_reduce_seen(EXCHANGE, tensor, tensor, op_code("sum"))
+            assert SHORTCUT.all_reduce(fast.comm, tensor, tensor, op_code("sum"))
 
 
 def test_what_it_is_made_for(device: str) -> None:
@@ -98,6 +98,9 @@ def test_what_it_is_made_for(device: str) -> None:
         (freed(), torch.ones(4), errors.WrongValue, "the tensor has no memory"),
         (torch.ones(4), torch.ones(8)[::2], errors.WrongStride, "the output is not contiguous"),
         (torch.ones(4), torch.ones(4).double(), errors.WrongType, "the output holds torch.float64"),
+        ([1.0], None, errors.WrongType, "the tensor is a `list`"),
+        ([1.0], torch.ones(1), errors.WrongType, "the tensor is a `list`"),
+        (torch.ones(1), [1.0], errors.WrongType, "the output is a `list`"),
     ],
 )
 def test_bad_tensors_are_refused(tensor: Any, out: Any, kind: type, says: str) -> None:

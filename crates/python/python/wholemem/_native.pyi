@@ -139,6 +139,9 @@ class Shortcut:
     ) -> Shortcut: ...
     def gather(self, table: Any, indices: Any, out: Any, dtype: Any) -> Any:
         """The rows of a table that the indices name, in ``out`` or in a new tensor; ``None`` if anything is not as usual."""
+    def all_reduce(self, comm: Communicator, input: Any, output: Any, op: int) -> bool:
+        """Reduces a tensor of all ranks to another, or in its place, whoever looks; ``False``, and nothing is done, if they are not
+        alike, or not as usual."""
 
 @final
 class Communicator:
@@ -218,9 +221,6 @@ class Communicator:
         self, input: int, output: int, count: int, dtype: int, op: int, device: int, stream: int
     ) -> None:
         """:meth:`all_reduce` by address, believed: of ``count`` elements on a GPU's number, or -1, on a stream's."""
-    def all_reduce_seen(self, exchange: Exchange, input: Any, output: Any, op: int) -> bool:
-        """:meth:`all_reduce` of tensors that can be looked at and are alike; otherwise nothing is done, and it is
-        ``False``."""
     def all_gather_at(self, input: int, output: int, len: int, device: int, stream: int) -> None:
         """:meth:`all_gather` by address: ``len`` bytes of each rank."""
     def broadcast_at(self, input: int, output: int, len: int, root: int, device: int, stream: int) -> None:

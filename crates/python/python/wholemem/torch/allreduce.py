@@ -10,8 +10,18 @@ import torch
 
 from .._native import Communicator, Window, op_code
 from ..errors import Unsupported, WrongValue
-from .shortcut import EXCHANGE
-from .tensors import CODES, address_of, as_tensor, check_contiguous, check_like, check_number, check_own, raw_stream
+from .shortcut import SHORTCUT
+from .tensors import (
+    CODES,
+    address_of,
+    as_tensor,
+    check_contiguous,
+    check_like,
+    check_number,
+    check_own,
+    check_tensor,
+    raw_stream,
+)
 
 __all__ = ["FastAllreduce"]
 
@@ -60,7 +70,6 @@ class FastAllreduce:
         self.device = torch.device(self.comm.device)
         self._number = -1 if self.device.type == "cpu" else int(self.device.index)
         self._windows: list[Window] = []
-        self._reduce = self.comm.all_reduce_seen
         # What the first call would make is made now: no graph can record that.
         self.comm.stream_barrier(stream=raw_stream(self._number))
 
@@ -73,17 +82,17 @@ class FastAllreduce:
         torch does not see the call: no gradient comes back through it, and a backward pass that needs what was in ``out`` is not
         told that it is gone. :func:`wholemem.torch.all_reduce` is for training.
         """
-        is_meant = not tensor.is_neg()
         if out is None:
+            check_tensor("the tensor", tensor)
             out = torch.empty_like(tensor)
-        elif is_meant and out is not tensor:
-            is_meant = not out.is_neg()
-        if EXCHANGE is None or not is_meant or not self._reduce(EXCHANGE, tensor, out, _SUM):
+        if SHORTCUT is None or not SHORTCUT.all_reduce(self.comm, tensor, out, _SUM):
             self._all_reduce(tensor, out)
         return out
 
     def _all_reduce(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
         """The same, looked at closely: for types of tensors that cannot be otherwise, and to say what is wrong."""
+        check_tensor("the tensor", tensor)
+        check_tensor("the output", out)
         check_number(tensor.dtype)
         check_own("the output", out)
         tensor = tensor.resolve_neg()

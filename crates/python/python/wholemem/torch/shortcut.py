@@ -16,10 +16,7 @@ from torch.autograd import forward_ad, profiler
 from .._native import Exchange, Shortcut
 from .tensors import DTYPES
 
-__all__ = ["EXCHANGE", "SHORTCUT", "is_forward"]
-
-EXCHANGE = Exchange.of(torch.Tensor, torch.nn.Parameter)
-"""How tensors are looked at, where torch tells."""
+__all__ = ["SHORTCUT", "is_forward"]
 
 
 # What compiled programs call to make tensors: on a GPU in half the time of `torch.empty`, and on the current one only.
@@ -38,7 +35,8 @@ def _new(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, de
 
 
 def _shortcut() -> Optional[Shortcut]:
-    if EXCHANGE is None:
+    exchange = Exchange.of(torch.Tensor, torch.nn.Parameter)
+    if exchange is None:
         return None
     forward = (forward_ad, "_current_level", -1)
     compiling = (torch.compiler, "_is_compiling_flag", False)
@@ -47,7 +45,7 @@ def _shortcut() -> Optional[Shortcut]:
         for module, name, _ in (forward, compiling, profiling):
             getattr(module, name)
         return Shortcut(
-            EXCHANGE,
+            exchange,
             # These tell of each call, and would tell of two.
             first=[profiling, torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack],
             then=[forward, compiling, torch._C._is_tracing],
