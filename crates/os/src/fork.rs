@@ -5,8 +5,8 @@
 //! them back.
 //!
 //! What it keeps true: the epoch of a child, of its children, and so on, differs from all that came before it in
-//! its line. What it will not do: see children that are made without the C library's `fork`: by a bare `clone`, or
-//! by `_Fork`.
+//! its line; and what is done [without forks](without_forks) is not half done in a child. What it will not do: see
+//! children that are made without the C library's `fork`: by a bare `clone`, or by `_Fork`.
 //!
 //! ```
 //! use wholemem_os::ForkEpoch;
@@ -26,7 +26,7 @@
 //! # Ok::<(), wholemem_os::Error>(())
 //! ```
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::call::call;
 use crate::{Errno, Result};
@@ -46,8 +46,8 @@ impl ForkEpoch {
         // come first register twice, and a child counts two epochs, which does no harm.
         if !IS_REGISTERED.load(Ordering::Acquire) {
             call("pthread_atfork", || {
-                // SAFETY: the handler takes no lock and allocates nothing, as a handler in a child must not.
-                match unsafe { libc::pthread_atfork(None, None, Some(in_child)) } {
+                // SAFETY: the handlers allocate nothing, and take no lock that stays taken in a child.
+                match unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) } {
                     0 => Ok(()),
                     code => Err(Errno::from_raw_os_error(code)),
                 }
@@ -66,8 +66,53 @@ impl ForkEpoch {
     }
 }
 
+/// Threads that are forking, and those that hold forks back. Each looks at the other's number once its own is there, so that
+/// one of two sees the other.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+static HOLDING: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn before() {
+    FORKING.fetch_add(1, Ordering::SeqCst);
+    while HOLDING.load(Ordering::SeqCst) != 0 {
+        std::thread::yield_now();
+    }
+}
+
+extern "C" fn in_parent() {
+    FORKING.fetch_sub(1, Ordering::SeqCst);
+}
+
 extern "C" fn in_child() {
     EPOCH.fetch_add(1, Ordering::Relaxed);
+    // Whoever was counted is not here.
+    FORKING.store(0, Ordering::SeqCst);
+    HOLDING.store(0, Ordering::SeqCst);
+}
+
+/// Does something that no child may see half done: forks of other threads wait until it is over. It is to be short, and must not
+/// fork itself.
+///
+/// # Errors
+/// `pthread_atfork` with `ENOMEM`.
+pub fn without_forks<T>(work: impl FnOnce() -> T) -> Result<T> {
+    /// Ends when dropped, also where the work panics.
+    struct Held;
+    impl Drop for Held {
+        fn drop(&mut self) {
+            HOLDING.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    ForkEpoch::current()?;
+    let _held = loop {
+        HOLDING.fetch_add(1, Ordering::SeqCst);
+        let held = Held;
+        if FORKING.load(Ordering::SeqCst) == 0 {
+            break held;
+        }
+        drop(held);
+        std::thread::yield_now();
+    };
+    Ok(work())
 }
 
 /// Children for the tests of this crate.

@@ -96,6 +96,10 @@ impl Shortcut {
         if !exchange.knows(out) || out.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
             return Ok(None);
         }
+        // Not while it runs: what is refused is not written.
+        if self.is_other(out, table.element)? {
+            return Ok(None);
+        }
         let gathered = table.gather_seen(exchange, indices, out);
         // Of a bad index, the other rows are there.
         let is_written = match &gathered {
@@ -105,7 +109,7 @@ impl Shortcut {
         if is_written {
             self.written.bind(py).call1(((out,),))?;
         }
-        let is_done = gathered? && !self.is_other(out, table.element)? && !is_watched(py, &self.then)?;
+        let is_done = gathered? && !is_watched(py, &self.then)?;
         Ok(is_done.then(|| out.clone()))
     }
 

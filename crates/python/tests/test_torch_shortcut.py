@@ -139,8 +139,10 @@ def test_negated_views_are_not_taken_for_what_they_are_views_of(table: WholeTens
             assert caught.value.hint == "give one that is no such view"
     many = torch.zeros(3, dtype=torch.complex64, device=device).conj().imag.as_strided((1, 3), (3, 1), 0)
     assert many.is_neg() and many.is_contiguous()
+    version = many._version
     with pytest.raises(errors.WrongValue, match="the output is the negative"):
         wm.gather(table, indices, out=many)
+    assert not many.any() and many._version == version
     with pytest.raises(errors.WrongValue, match="the output is the conjugate"):
         wm.gather(complexes, indices, out=one.conj())
     assert wm.gather(complexes, indices, out=one).item() == 0

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use wholemem_hal::{Device, Event, EventKind, Mapping, Rights, Span, Stream};
+use wholemem_os::fork::without_forks;
 use wholemem_os::{Deadline, SharedSlice};
 
 use super::{Client, Core, unexpected};
@@ -39,8 +40,8 @@ pub(super) struct Mapped {
     object: ObjectId,
     /// `None` once it is sealed, or given up.
     mapping: Option<Mapping>,
-    /// Whether anybody may have its address. Until then no child has the map: it would keep it from being sealed.
-    is_shown: AtomicBool,
+    /// Whether no child has the map, which would keep it from being sealed: until anybody may have its address.
+    is_hidden: AtomicBool,
     offset: usize,
     is_cpu: bool,
     core: Arc<Core>,
@@ -72,12 +73,18 @@ impl Target {
         };
         let offset = usize::try_from(memory.offset).unwrap_or(usize::MAX);
         // Made before the map, so that a failure gives it up.
-        let is_shown = AtomicBool::new(false);
+        let is_hidden = AtomicBool::new(false);
         let mut mapped =
-            Mapped { create, object, mapping: None, is_shown, offset, is_cpu, core: Arc::clone(core) };
-        let mapping = core.maps.map_once(&memory, fd, Rights::ReadWrite)?;
+            Mapped { create, object, mapping: None, is_hidden, offset, is_cpu, core: Arc::clone(core) };
+        let map = || -> Result<_> {
+            let mapping = core.maps.map_once(&memory, fd, Rights::ReadWrite)?;
+            // Where the kernel cannot, a child that is forked meanwhile has to end first.
+            let is_hidden = is_cpu && mapping.set_inherited(false).is_ok();
+            Ok((mapping, is_hidden))
+        };
+        let (mapping, is_hidden) = if is_cpu { without_forks(map)?? } else { map()? };
+        mapped.is_hidden = is_hidden.into();
         if is_cpu {
-            mapping.set_inherited(false)?;
             // Twenty times faster than touching each page; where the kernel cannot, they are touched.
             let _ = mapping.populate();
         }
@@ -171,8 +178,9 @@ impl Mapped {
     /// The map, for somebody who may use it in a child as well.
     fn shown(&self) -> Result<&Mapping> {
         let mapping = self.mapping()?;
-        if self.is_cpu && !self.is_shown.swap(true, Ordering::Relaxed) {
+        if self.is_hidden.load(Ordering::Relaxed) {
             mapping.set_inherited(true)?;
+            self.is_hidden.store(false, Ordering::Relaxed);
         }
         Ok(mapping)
     }
