@@ -86,6 +86,8 @@ fn gather_explains_what_can_be_chosen() {
                                   on a host, or what leaves enough free]
           --rows <COUNTS>         How many rows a call moves, such as `1,10,100` [default: what is 2GiB
                                   on a GPU, and 64MiB on a host, and 32 or 4 million at most]
+          --calls <CALLS>         How many calls are timed together [default: as many as move 8MiB, and
+                                  one if it moves more]
           --rounds <ROUNDS>       How often to measure each [default: 15]
           --in-turns              Take turns with another program: say `"ready"`, wait for a line on
                                   stdin before each round, and print its times
