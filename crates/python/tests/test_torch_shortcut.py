@@ -223,6 +223,11 @@ def test_an_output_over_its_indices_is_refused(device: str) -> None:
     assert caught.value.hint == "give an output of its own"
     assert both.tolist() == [3, 1, 2, 5]
     assert wm.gather(numbers, both, out=both).tolist() == [30, 10, 20, 50]
+    # Who looks meanwhile sees it once: indices that are overwritten do not serve again.
+    with torch.autograd.forward_ad.dual_level():
+        again = torch.tensor([0, 3], device=device)
+        numbers.write(0, torch.arange(1, 10, device=device) % 9)
+        assert wm.gather(numbers, again, out=again).tolist() == [1, 4]
 
 
 def test_a_backward_pass_is_told_of_what_was_written(table: WholeTensor, device: str) -> None:
