@@ -20,8 +20,9 @@ __all__ = ["SHORTCUT", "is_forward"]
 
 
 # What compiled programs call to make tensors: on a GPU in half the time of `torch.empty`, and on the current one only.
-_empty_cpu = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
-_empty_cuda = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+_compiled = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_empty_cpu = getattr(_compiled, "_empty_strided_cpu", None)
+_empty_cuda = getattr(_compiled, "_empty_strided_cuda", None)
 _current = getattr(torch._C, "_cuda_getDevice", None)
 
 
