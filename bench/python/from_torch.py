@@ -25,7 +25,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 
 # On a processor torch's threads would go on spinning beside what is timed.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -71,22 +70,21 @@ class Clock:
         if self.on_gpu:
             self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
-    def time(self, calls):
-        """Makes calls, one after the other: the seconds they took, and what they returned."""
-        done = []
+    def begin(self):
+        if self.on_gpu:
+            torch.cuda.synchronize()
+            self.events[0].record()
+        else:
+            self.began = time.perf_counter()
+
+    def end(self):
+        """The seconds since it began, once all has run."""
         if not self.on_gpu:
-            begin = time.perf_counter()
-            for call in calls:
-                done.append(call())
-            return time.perf_counter() - begin, done
+            return time.perf_counter() - self.began
         begin, end = self.events
-        torch.cuda.synchronize()
-        begin.record()
-        for call in calls:
-            done.append(call())
         end.record()
         torch.cuda.synchronize()
-        return begin.elapsed_time(end) / 1e3, done
+        return begin.elapsed_time(end) / 1e3
 
 
 class Table:
@@ -127,10 +125,12 @@ def gathers(args, table, rows, calls, given):
     if given:
         outputs = [torch.zeros((rows, ROW // 4), device=args.device) for _ in range(calls)]
     for _ in range(args.rounds + 2):
-        indices = table.indices(calls, rows)
-        asked = [partial(wm.gather, table.table, index, out=out) for index, out in zip(indices, outputs)]
-        seconds, gathered = clock.time(asked)
-        times.append(seconds)
+        indices, gathered = table.indices(calls, rows), []
+        asked, source = list(zip(indices, outputs)), table.table
+        clock.begin()
+        for index, out in asked:
+            gathered.append(wm.gather(source, index, out=out))
+        times.append(clock.end())
         table.check(indices, gathered)
     return statistics.median(times[2:]) / calls
 
@@ -143,8 +143,10 @@ def bare_gathers(args, table, rows, calls, given):
     clock, times = Clock(args.device), []
     for _ in range(args.rounds + 2):
         (indices,) = table.indices(1, rows)
-        call = partial(table.table.gather_at, indices.data_ptr(), rows, True, out.data_ptr(), 0, None, device, stream)
-        times.append(clock.time([call])[0])
+        source, asked, to = table.table, indices.data_ptr(), out.data_ptr()
+        clock.begin()
+        source.gather_at(asked, rows, True, to, 0, None, device, stream)
+        times.append(clock.end())
         table.check([indices], [out])
     return statistics.median(times[2:])
 
@@ -161,7 +163,9 @@ def graph_gathers(args, table, rows, calls, given):
     for _ in range(args.rounds + 2):
         for index, fresh in zip(indices, table.indices(calls, rows)):
             index.copy_(fresh)
-        times.append(clock.time([graph.replay])[0])
+        clock.begin()
+        graph.replay()
+        times.append(clock.end())
         table.check(indices, gathered)
     return statistics.median(times[2:]) / calls
 
@@ -199,10 +203,13 @@ def reduce_rank(args):
                 if kind == "window":
                     fast.register_buffer(tensor)
                     fast.register_buffer(out)
-                calls, times = [partial(fast.all_reduce, tensor, out)] * CALLS, []
+                times = []
                 for _ in range(args.rounds + 2):
                     fast.comm.barrier()
-                    took = torch.tensor([clock.time(calls)[0]], dtype=torch.float64, device=args.device)
+                    clock.begin()
+                    for _ in range(CALLS):
+                        fast.all_reduce(tensor, out)
+                    took = torch.tensor([clock.end()], dtype=torch.float64, device=args.device)
                     times.append(wm.all_reduce(fast.comm, took, "max").item())
                     if not (out == ranks * (ranks + 1) / 2).all():
                         sys.exit("the sum is wrong")
