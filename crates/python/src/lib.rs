@@ -56,7 +56,7 @@ mod _native {
     use crate::doctor::findings;
 
     #[pymodule_export]
-    use crate::shortcut::Shortcut;
+    use crate::shortcut::{ShortGather, ShortReduction, Shortcut};
 
     #[pymodule_export]
     use crate::store::{Client, Draft, Entry, Event, Mirror, Pack, PackDraft, Status, Watch, collect_shared};

@@ -4,10 +4,16 @@
 //! spared: whoever must not see a call twice is asked first, then tensors are looked at, and the call is made; all others are
 //! asked while it runs. Where anything is not plain, the caller goes the long way, which also says what is wrong: rows that were
 //! gathered in vain are gathered again.
+//!
+//! Also what is called is native, since a function of Python that is not warm takes a microsecond before it does anything:
+//! [`ShortGather`] stands before a function, and [`ShortReduction`] below a class. Both know the long way, in Python.
+
+use std::sync::OnceLock;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyModule, PyString, PyTuple};
+use pyo3::types::{IntoPyDict, PyDict, PyModule, PyString, PyTuple};
+use wholemem::ReduceOp;
 
 use crate::array::{Element, Exchange, Layout, Seen};
 use crate::communicator::Communicator;
@@ -146,6 +152,125 @@ impl Shortcut {
     }
 }
 
+/// A gather that goes the short way where it can, and else calls the function that goes the long one.
+///
+/// To those who hold it it is that function: it binds, pickles and is described as one.
+///
+/// >>> from wholemem._native import ShortGather
+/// >>> callable(ShortGather)
+/// True
+#[pyclass(frozen, dict, weakref, module = "wholemem")]
+#[derive(Debug)]
+pub(crate) struct ShortGather {
+    shortcut: Py<Shortcut>,
+    function: Py<PyAny>,
+}
+
+#[pymethods]
+impl ShortGather {
+    #[new]
+    #[pyo3(signature = (shortcut, function))]
+    fn new(shortcut: Py<Shortcut>, function: Bound<'_, PyAny>) -> PyResult<Py<Self>> {
+        let py = function.py();
+        let made = Bound::new(py, Self { shortcut, function: function.clone().unbind() })?;
+        py.import("functools")?.call_method1("update_wrapper", (&made, function))?;
+        Ok(made.unbind())
+    }
+
+    #[pyo3(signature = (table, indices, *, out=None, dtype=None))]
+    fn __call__<'py>(
+        &self,
+        table: &Bound<'py, PyAny>,
+        indices: &Bound<'py, PyAny>,
+        out: Option<&Bound<'py, PyAny>>,
+        dtype: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = table.py();
+        if let Some(rows) = self.shortcut.get().gather(table, indices, out, dtype)? {
+            return Ok(rows);
+        }
+        let named = [("out", out), ("dtype", dtype)].into_py_dict(py)?;
+        self.function.bind(py).call((table, indices), Some(&named))
+    }
+
+    /// As a function that is part of a class is bound.
+    fn __get__<'py>(
+        slf: &Bound<'py, Self>,
+        instance: Option<&Bound<'py, PyAny>>,
+        _owner: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match instance {
+            Some(instance) => slf.py().import("types")?.call_method1("MethodType", (slf, instance)),
+            None => Ok(slf.clone().into_any()),
+        }
+    }
+
+    /// As a function is found again by another process: by its name.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.getattr(intern!(slf.py(), "__qualname__"))
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let name: String = Self::__reduce__(slf)?.extract()?;
+        Ok(format!("<function {name} at {:p}>", slf.as_ptr()))
+    }
+}
+
+/// Sums of all ranks' tensors that go the short way where they can: what a class has that knows the long one.
+///
+/// >>> from wholemem._native import ShortReduction
+/// >>> class Sums(ShortReduction):
+/// ...     def _all_reduce(self, tensor, out):
+/// ...         return "the long way"
+/// >>> Sums().all_reduce(None)
+/// 'the long way'
+#[pyclass(frozen, subclass, module = "wholemem")]
+#[derive(Debug, Default)]
+pub(crate) struct ShortReduction {
+    way: OnceLock<(Py<Shortcut>, Py<Communicator>)>,
+}
+
+#[pymethods]
+impl ShortReduction {
+    #[new]
+    #[pyo3(signature = (*_args, **_kwargs))]
+    fn new(_args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) -> Self {
+        Self::default()
+    }
+
+    /// The sum of all ranks' tensors, in ``out``, of the same shape, or in a new tensor. All ranks call it.
+    ///
+    /// The outcome is the same to the bit on all of them. ``out`` may be ``tensor`` itself. A tensor that is registered, on all
+    /// ranks, is read where it is; others are copied on the way.
+    ///
+    /// torch does not see the call: no gradient comes back through it, and a backward pass that needs what was in ``out`` is not
+    /// told that it is gone. :func:`wholemem.torch.all_reduce` is for training.
+    #[pyo3(signature = (tensor, out=None))]
+    fn all_reduce<'py>(
+        slf: &Bound<'py, Self>,
+        tensor: &Bound<'py, PyAny>,
+        out: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if let Some((shortcut, comm)) = slf.get().way.get() {
+            let (shortcut, comm) = (shortcut.get(), comm.bind(slf.py()));
+            let made = if out.is_none() { shortcut.new_like(tensor)? } else { None };
+            if let Some(out) = out.or(made.as_ref())
+                && shortcut.all_reduce(comm, tensor, out, ReduceOp::Sum.code())?
+            {
+                return Ok(out.clone());
+            }
+        }
+        slf.call_method1(intern!(slf.py(), "_all_reduce"), (tensor, out))
+    }
+
+    /// Goes the short way from now on, among the ranks of a communicator.
+    #[pyo3(signature = (shortcut, comm))]
+    fn _go_short(&self, shortcut: Py<Shortcut>, comm: Py<Communicator>) {
+        // Once is enough: neither changes.
+        drop(self.way.set((shortcut, comm)));
+    }
+}
+
 /// Whether somebody else looks at calls of the framework now.
 fn is_watched(py: Python<'_>, watchers: &[Watcher]) -> PyResult<bool> {
     for watcher in watchers {
@@ -178,13 +303,28 @@ impl Shortcut {
         indices: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let py = indices.py();
-        let seen = self.exchange.get().look(indices).filter(Seen::are_indices);
-        let (Some(seen), Some(kind)) = (seen, self.type_of(table.element)) else { return Ok(None) };
+        let Some(seen) = self.exchange.get().look(indices).filter(Seen::are_indices) else { return Ok(None) };
+        self.new_tensor(py, table.element, &table.shape_of(seen.shape), seen.device)
+    }
+
+    /// A tensor like one that can be looked at.
+    fn new_like<'py>(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(seen) = self.exchange.get().look(tensor) else { return Ok(None) };
+        self.new_tensor(tensor.py(), seen.element, seen.shape, seen.device)
+    }
+
+    fn new_tensor<'py>(
+        &self,
+        py: Python<'py>,
+        element: Element,
+        shape: &[i64],
+        device: i32,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
         // Of more elements than there can be, the framework says so.
-        let Ok(layout) = Layout::contiguous(table.element, &table.shape_of(seen.shape)) else {
+        let (Some(kind), Ok(layout)) = (self.type_of(element), Layout::contiguous(element, shape)) else {
             return Ok(None);
         };
         let (size, strides) = (PyTuple::new(py, layout.shape)?, PyTuple::new(py, layout.strides)?);
-        self.new.bind(py).call1((size, strides, kind, seen.device)).map(Some)
+        self.new.bind(py).call1((size, strides, kind, device)).map(Some)
     }
 }

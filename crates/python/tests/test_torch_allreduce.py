@@ -76,6 +76,32 @@ def test_what_is_registered_is_seen_where_it_is(device: str) -> None:
             assert SHORTCUT.all_reduce(fast.comm, tensor, tensor, op_code("sum"))
 
 
+def test_new_outputs_are_like_their_inputs(device: str) -> None:
+    with wm.FastAllreduce(0, 1, device=device) as fast:
+        for shape in ((3, 1, 4), (5,), (), (0, 2)):
+            for dtype in (torch.float32, torch.bfloat16, torch.int64):
+                tensor = torch.ones(shape, dtype=dtype, device=device).requires_grad_(dtype.is_floating_point)
+                out, like = fast.all_reduce(tensor), torch.empty_like(tensor)
+                assert torch.equal(out, tensor.detach()) and out.data_ptr() != tensor.data_ptr() or not out.numel()
+                assert (out.dtype, out.shape, out.stride()) == (like.dtype, like.shape, like.stride())
+                assert (type(out), out.requires_grad, out.device) == (type(like), False, like.device)
+        with torch.inference_mode():
+            assert fast.all_reduce(torch.ones(3, device=device)).is_inference()
+
+
+def test_a_class_may_have_another_way(device: str) -> None:
+    class Twice(wm.FastAllreduce):
+        def all_reduce(self, tensor: Any, out: Any = None) -> Any:
+            return super().all_reduce(tensor, out).mul_(2)
+
+    with Twice(0, 1, device=device) as twice:
+        assert twice.all_reduce(torch.ones(2, device=device)).tolist() == [2, 2]
+        assert wm.FastAllreduce.all_reduce(twice, torch.ones(2, device=device)).tolist() == [1, 1]
+    # Not yet one: the long way says so.
+    with pytest.raises(AttributeError, match="comm"):
+        wm.FastAllreduce.__new__(wm.FastAllreduce).all_reduce(torch.ones(2, device=device))
+
+
 def test_what_it_is_made_for(device: str) -> None:
     with wm.FastAllreduce(0, 1, 1 << 10, device=device) as fast:
         fits = torch.zeros(256, device=device)

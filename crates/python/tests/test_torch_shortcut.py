@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
+import pickle
+import pydoc
+import weakref
 from typing import Any, Callable
 
 import pytest
-from torch_world import device, limit, quiet, torch
+from torch_world import device, forget_what_was_compiled, limit, quiet, torch
+from world import run
 
 import wholemem.torch as wm
 from wholemem import Communicator, WholeTensor, errors
 from wholemem.torch import ops
 from wholemem.torch.shortcut import SHORTCUT
 
-__all__ = ["device", "limit"]
+__all__ = ["device", "forget_what_was_compiled", "limit"]
 pytestmark = [quiet, pytest.mark.skipif(SHORTCUT is None, reason="torch does not tell how to look at tensors")]
 
 
@@ -102,6 +109,41 @@ def test_tensors_that_stand_for_others_are_not_taken_for_them(table: WholeTensor
     zeros = torch._efficientzerotensor((9,), dtype=torch.int64, device=device)[4:]
     with wm.FastAllreduce(0, 1, device=device) as fast:
         assert not SHORTCUT.all_reduce(fast.comm, zeros, torch.ones_like(zeros), 0)
+
+
+def test_it_is_the_function_that_it_stands_before(table: WholeTensor, device: str) -> None:
+    function: Any = inspect.unwrap(wm.gather)
+    assert inspect.isfunction(function) and inspect.signature(wm.gather) == inspect.signature(function)
+    assert (wm.gather.__name__, wm.gather.__module__) == ("gather", ops.__name__)
+    assert wm.gather.__doc__ == function.__doc__ and repr(wm.gather).startswith("<function gather at ")
+    assert "The rows that the indices name" in pydoc.render_doc(wm.gather)
+    assert pickle.loads(pickle.dumps(wm.gather)) is wm.gather and copy.deepcopy(wm.gather) is wm.gather
+    assert weakref.ref(wm.gather)() is wm.gather
+
+    class Table:
+        rows = wm.gather
+
+    indices = torch.tensor([4, 2], device=device)
+    with pytest.raises(errors.WrongType, match="the table"):
+        Table().rows(indices)
+    assert Table.rows is wm.gather and torch.equal(Table.rows(table, indices), whole(device)[indices])
+    for arguments, named in (((table,), {}), ((table, indices, None), {}), ((table, indices), {"rows": 1})):
+        with pytest.raises(TypeError, match="argument"):
+            wm.gather(*arguments, **named)
+
+
+def test_it_is_compiled_itself_and_within_others(table: WholeTensor, device: str) -> None:
+    indices = torch.tensor([4, 2], device=device)
+    for call in (wm.gather, lambda table, asked: wm.gather(table, asked), functools.partial(wm.gather)):
+        compiled = torch.compile(call, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(table, indices), whole(device)[indices])
+    assert torch._dynamo.explain(lambda asked: wm.gather(table, asked))(indices).graph_break_count == 0
+
+
+def test_importing_it_imports_no_compiler() -> None:
+    text = "import sys, wholemem.torch as wm; print('torch._dynamo' in sys.modules, type(wm.gather).__name__)"
+    ended = run(text)
+    assert (ended.stdout, ended.stderr) == ("False ShortGather\n", "")
 
 
 def test_a_tensor_whose_memory_was_freed_is_refused(table: WholeTensor, device: str) -> None:

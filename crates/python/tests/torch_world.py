@@ -19,7 +19,7 @@ DEVICES = ["cuda"] if ON_GPU else ["cpu", "cuda"] if HAS_CUDA else ["cpu"]
 LIMIT = 300
 
 # torch warns of itself.
-quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::FutureWarning:torch")
 
 needs_cuda = pytest.mark.skipif(not HAS_CUDA, reason="torch finds no GPU")
 

@@ -4,6 +4,8 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union, final
 
+from torch import Tensor
+
 from ._native_store import Client as Client
 from ._native_store import Draft as Draft
 from ._native_store import Entry as Entry
@@ -142,6 +144,45 @@ class Shortcut:
     def all_reduce(self, comm: Communicator, input: Any, output: Any, op: int) -> bool:
         """Reduces a tensor of all ranks to another, or in its place, whoever looks; ``False``, and nothing is done, if they are not
         alike, or not as usual."""
+
+@final
+class ShortGather:
+    """A gather that goes the short way where it can, and else calls the function that goes the long one.
+
+    To those who hold it it is that function: it binds, pickles and is described as one.
+
+    >>> from wholemem._native import ShortGather
+    >>> callable(ShortGather)
+    True
+    """
+
+    def __new__(cls, shortcut: Shortcut, function: Callable[..., Any]) -> ShortGather: ...
+    def __call__(self, table: Any, indices: Any, *, out: Any = None, dtype: Any = None) -> Any: ...
+    def __get__(self, instance: Any, owner: Any = None) -> Any: ...
+
+class ShortReduction:
+    """Sums of all ranks' tensors that go the short way where they can: what a class has that knows the long one.
+
+    >>> from wholemem._native import ShortReduction
+    >>> class Sums(ShortReduction):
+    ...     def _all_reduce(self, tensor, out):
+    ...         return "the long way"
+    >>> Sums().all_reduce(None)
+    'the long way'
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
+    def all_reduce(self, tensor: Tensor, out: Optional[Tensor] = None) -> Tensor:
+        """The sum of all ranks' tensors, in ``out``, of the same shape, or in a new tensor. All ranks call it.
+
+        The outcome is the same to the bit on all of them. ``out`` may be ``tensor`` itself. A tensor that is registered, on all
+        ranks, is read where it is; others are copied on the way.
+
+        torch does not see the call: no gradient comes back through it, and a backward pass that needs what was in ``out`` is not
+        told that it is gone. :func:`wholemem.torch.all_reduce` is for training.
+        """
+    def _go_short(self, shortcut: Shortcut, comm: Communicator) -> None:
+        """Goes the short way from now on, among the ranks of a communicator."""
 
 @final
 class Communicator:

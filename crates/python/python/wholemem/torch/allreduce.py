@@ -9,6 +9,7 @@ from typing import Any, Iterator, Optional, Sequence, Union
 import torch
 
 from .._native import Communicator, Window, op_code
+from .._native import ShortReduction as _ShortReduction
 from ..errors import Unsupported, WrongValue
 from .shortcut import SHORTCUT
 from .tensors import (
@@ -28,7 +29,7 @@ __all__ = ["FastAllreduce"]
 _SUM = op_code("sum")
 
 
-class FastAllreduce:
+class FastAllreduce(_ShortReduction):
     """Sums of all ranks' tensors, for calls that are short and many: those between the layers of a model.
 
     The ranks meet through a group of ``torch.distributed``, of whichever backend, if there is one; or as a launcher has
@@ -72,25 +73,14 @@ class FastAllreduce:
         self._windows: list[Window] = []
         # What the first call would make is made now: no graph can record that.
         self.comm.stream_barrier(stream=raw_stream(self._number))
+        if SHORTCUT is not None:
+            self._go_short(SHORTCUT, self.comm)
 
-    def all_reduce(self, tensor: torch.Tensor, out: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """The sum of all ranks' tensors, in ``out``, of the same shape, or in a new tensor. All ranks call it.
-
-        The outcome is the same to the bit on all of them. ``out`` may be ``tensor`` itself. A tensor that is registered, on all
-        ranks, is read where it is; others are copied on the way.
-
-        torch does not see the call: no gradient comes back through it, and a backward pass that needs what was in ``out`` is not
-        told that it is gone. :func:`wholemem.torch.all_reduce` is for training.
-        """
+    def _all_reduce(self, tensor: torch.Tensor, out: Optional[torch.Tensor]) -> torch.Tensor:
+        """The same as :meth:`all_reduce`, looked at closely: for tensors that are not plain, and to say what is wrong."""
         if out is None:
             check_tensor("the tensor", tensor)
             out = torch.empty_like(tensor)
-        if SHORTCUT is None or not SHORTCUT.all_reduce(self.comm, tensor, out, _SUM):
-            self._all_reduce(tensor, out)
-        return out
-
-    def _all_reduce(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        """The same, looked at closely: for types of tensors that cannot be otherwise, and to say what is wrong."""
         check_tensor("the tensor", tensor)
         check_tensor("the output", out)
         check_number(tensor.dtype)
@@ -103,6 +93,7 @@ class FastAllreduce:
         device, code = tensor.get_device(), CODES[tensor.dtype]
         addresses = address_of("the tensor", tensor), address_of("the output", out)
         self.comm.all_reduce_at(*addresses, tensor.numel(), code, _SUM, device, raw_stream(device))
+        return out
 
     def should_use(self, tensor: torch.Tensor) -> bool:
         """Whether this is the way to reduce a tensor: it can be, and is not larger than ``max_size``."""

@@ -12,13 +12,12 @@ from typing import Optional
 
 import torch
 from torch.autograd.graph import increment_version
-from torch.compiler import is_dynamo_compiling
 
 from .._native import Communicator, WholeTensor, op_code
 from ..handles import find
 from . import tensors
 from .effects import ordered
-from .shortcut import SHORTCUT, is_forward
+from .shortcut import gather_around, is_forward
 from .tensors import (
     CODES,
     address_of,
@@ -51,6 +50,7 @@ LIBRARY.define("broadcast(int comm, Tensor input, int root=0) -> Tensor")
 OPS = torch.ops.wholemem
 
 
+@gather_around
 def gather(
     table: WholeTensor,
     indices: torch.Tensor,
@@ -62,11 +62,6 @@ def gather(
 
     An index that names no row raises :class:`~wholemem.errors.BadIndex`; on a GPU, in the next call or in ``table.check()``.
     """
-    # A compiler knows the answer, and goes no further.
-    if not is_dynamo_compiling() and SHORTCUT is not None:
-        rows: Optional[torch.Tensor] = SHORTCUT.gather(table, indices, out, dtype)
-        if rows is not None:
-            return rows
     check_kind("the table", table, WholeTensor)
     if out is None:
         check_tensor("the tensor of indices", indices)

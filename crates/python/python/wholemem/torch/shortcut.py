@@ -8,16 +8,17 @@ looked at in the native half, by the functions that torch publishes for it. What
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Callable, Optional, TypeVar, cast
 
 import torch
 from torch.autograd import forward_ad, profiler
 
-from .._native import Exchange, Shortcut
+from .._native import Exchange, ShortGather, Shortcut
 from .tensors import DTYPES
 
-__all__ = ["SHORTCUT", "is_forward"]
+__all__ = ["SHORTCUT", "gather_around", "is_forward"]
 
+Function = TypeVar("Function", bound=Callable[..., torch.Tensor])
 
 # What compiled programs call to make tensors: on a GPU in half the time of `torch.empty`, and on the current one only.
 _compiled = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
@@ -62,6 +63,17 @@ def _shortcut() -> Optional[Shortcut]:
 
 SHORTCUT = _shortcut()
 """The way around the dispatcher, where it is known."""
+
+
+def gather_around(function: Function) -> Function:
+    """Makes a gather go around the dispatcher where it can; else, and where it is compiled, it is the function."""
+    if SHORTCUT is None:
+        return function
+    short = ShortGather(SHORTCUT, function)
+    # What is native cannot be compiled. These names say what to compile instead, and need no compiler to be imported: they are
+    # those of `torch.jit.script_if_tracing`, whose functions are not traced themselves either.
+    vars(short).update({"__script_if_tracing_wrapper": True, "__original_fn": function})
+    return cast(Function, short)
 
 
 def is_forward() -> bool:
