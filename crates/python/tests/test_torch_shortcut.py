@@ -98,8 +98,11 @@ def test_modes_profilers_and_tracers_see_operators(table: WholeTensor, device: s
 
 def test_tensors_that_stand_for_others_are_not_taken_for_them(table: WholeTensor, device: str) -> None:
     indices = torch.tensor([[2, 3], [5, 2]], device=device)
-    rows = torch.vmap(lambda asked: wm.gather(table, asked))(indices)
-    assert torch.equal(rows, whole(device)[indices])
+    for dim, asked in enumerate((indices, indices.T)):
+        rows = torch.vmap(lambda asked: wm.gather(table, asked), in_dims=dim)(indices)
+        assert torch.equal(rows, whole(device)[asked])
+    both = torch.vmap(torch.vmap(lambda asked: wm.gather(table, asked, dtype=torch.float64), in_dims=1))(indices[None])
+    assert torch.equal(both[0], whole(device)[indices.T].double())
     scale = torch.ones(3, device=device)
     grad = torch.func.grad(lambda scale: (wm.gather(table, indices) * scale).sum())(scale)
     assert torch.equal(grad, whole(device)[indices].sum((0, 1)))
@@ -109,6 +112,21 @@ def test_tensors_that_stand_for_others_are_not_taken_for_them(table: WholeTensor
     zeros = torch._efficientzerotensor((9,), dtype=torch.int64, device=device)[4:]
     with wm.FastAllreduce(0, 1, device=device) as fast:
         assert not SHORTCUT.all_reduce(fast.comm, zeros, torch.ones_like(zeros), 0)
+
+
+def test_many_tensors_of_indices_are_gathered_by_one_call(table: WholeTensor, device: str) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Operators(TorchDispatchMode):
+        seen: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(str(func).split(".")[0])
+            return func(*args, **(kwargs or {}))
+
+    with Operators() as mode:
+        torch.vmap(lambda asked: wm.gather(table, asked))(torch.arange(12, device=device).reshape(4, 3))
+    assert mode.seen.count("wholemem") == 1
 
 
 def test_it_is_the_function_that_it_stands_before(table: WholeTensor, device: str) -> None:

@@ -8,7 +8,7 @@ stays behind the scatter that came before it.
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch.autograd.graph import increment_version
@@ -144,6 +144,14 @@ def _gather_fake(handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype
     return out
 
 
+def _gather_vmap(
+    info: Any, dims: tuple[Optional[int], ...], handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype] = None
+) -> tuple[torch.Tensor, int]:
+    """Many tensors of indices, as ``torch.vmap`` has them, are one with a dimension more."""
+    _, dim, *_ = dims
+    return OPS.gather(handle, indices.movedim(dim, 0).contiguous(), dtype), 0
+
+
 def _gather_into(handle: int, indices: torch.Tensor, out: torch.Tensor) -> None:
     table = find(handle, WholeTensor)
     check_indices(indices)
@@ -269,3 +277,5 @@ for name, does, is_like in (
     torch.library.register_fake(f"wholemem::{name}", is_like, lib=LIBRARY)
     if name != "gather_into":
         ordered(f"wholemem::{name}")
+
+torch.library.register_vmap("wholemem::gather", _gather_vmap, lib=LIBRARY)
