@@ -231,7 +231,6 @@ def test_the_memory_of_arrays_is_that_of_tensors(device: str) -> None:
     ("indices", "kind", "says"),
     [
         (torch.tensor([0.5]), errors.WrongType, "indices are int32 or int64, and not torch.float32"),
-        (torch.arange(8)[::2], errors.WrongStride, "the tensor of indices is not contiguous"),
         (torch.tensor([0, 5]), errors.BadIndex, "the index at position 1 names no row"),
     ],
 )
@@ -247,8 +246,6 @@ def test_bad_indices_are_refused(indices: Any, kind: type, says: str) -> None:
     [
         (torch.ones(3, 2), errors.WrongValue, r"must have the shape \[2, 2\], and has \[3, 2\]"),
         (torch.ones(2, 2, dtype=torch.int32), errors.WrongType, "cannot be torch.int32: the table holds torch.float32"),
-        (torch.ones(2, 4)[:, ::2], errors.WrongStride, "the rows of the tensor of values have gaps"),
-        (torch.ones(1, 2).expand(2, 2), errors.WrongStride, "have gaps"),
     ],
 )
 def test_bad_values_are_refused(values: Any, kind: type, says: str) -> None:
@@ -260,8 +257,57 @@ def test_bad_values_are_refused(values: Any, kind: type, says: str) -> None:
     assert (wm.gather(table, torch.arange(5)) == 1).all()
 
 
+def test_what_is_read_may_lie_in_any_way(device: str) -> None:
+    comm = joined(device)
+    held = torch.arange(60.0, device=device).reshape(20, 3)
+    numbers = torch.arange(12, device=device).reshape(3, 4)
+    for indices in (numbers.T, numbers[:, 1], numbers[::2, ::3], numbers[0, 0].expand(4)):
+        table = filled(comm, held)
+        assert torch.equal(wm.gather(table, indices), held[indices])
+        out = torch.zeros((*indices.shape, 3), device=device)
+        assert torch.equal(wm.gather(table, indices, out=out), held[indices])
+        once = indices.contiguous().unique()
+        for rows in (torch.ones(3, len(once), device=device).T, torch.ones(3, device=device).expand(len(once), 3)):
+            wm.scatter(table, rows * 0.5, once)
+            wm.scatter_add(table, rows, once)
+            assert (wm.gather(table, once) == 1.5).all()
+    part = held[::2, 1:]
+    for op in (wm.all_reduce, wm.broadcast):
+        assert torch.equal(op(comm, part), part) and op(comm, part).is_contiguous()
+    assert torch.equal(wm.all_gather(comm, part)[0], part)
+    weights = part.clone().T.requires_grad_()
+    wm.all_reduce(comm, weights).T.sum().backward()
+    assert torch.equal(weights.grad, torch.ones_like(weights))
+
+
+# Of what is contiguous in a program, it chooses the strides itself.
+def test_a_compiler_may_lay_out_what_is_read(device: str) -> None:
+    comm = joined(device)
+    held = torch.arange(60.0, device=device).reshape(20, 3)
+    table, numbers = filled(comm, held), torch.arange(12, device=device).reshape(3, 4)
+
+    def work(numbers: Any) -> Any:
+        asked = (numbers.T + 1).contiguous()
+        rows = wm.gather(table, asked)
+        wm.scatter_add(table, rows.flip(2).contiguous(), asked)
+        sums = wm.all_reduce(comm, (numbers.T * 2.0).contiguous())
+        many = torch.vmap(lambda one: wm.gather(table, one), in_dims=1)(numbers)
+        return rows, sums, many, wm.all_gather(comm, numbers.T.contiguous()), wm.broadcast(comm, numbers.T.clone())
+
+    rows, sums, many, *others = torch.compile(work, fullgraph=True)(numbers)
+    asked, now = numbers.T + 1, held.clone()
+    now[asked] += held[asked].flip(2)
+    assert torch.equal(rows, held[asked]) and torch.equal(sums, numbers.T * 2.0)
+    assert torch.equal(many, now[numbers.T])
+    assert torch.equal(others[0][0], numbers.T) and torch.equal(others[1], numbers.T)
+
+
 def test_bad_outputs_are_refused() -> None:
     table, indices = filled(joined("cpu"), torch.ones(5, 2)), torch.tensor([0, 1])
+    for gaps in (torch.ones(2, 4)[:, ::2], torch.ones(1, 2).expand(2, 2)):
+        with pytest.raises(errors.WrongStride, match="the rows of the output have gaps") as caught:
+            wm.gather(table, indices, out=gaps)
+        assert caught.value.hint == "make it contiguous by `contiguous()`"
     with pytest.raises(errors.WrongValue, match="must have the shape"):
         wm.gather(table, indices, out=torch.ones(2, 3))
     with pytest.raises(errors.WrongValue, match="and torch.float32 was asked for"):
@@ -279,8 +325,6 @@ def test_bad_tensors_are_not_reduced() -> None:
     comm = joined("cpu")
     with pytest.raises(errors.WrongType, match="cannot compute with torch.complex64"):
         wm.all_reduce(comm, torch.ones(2, dtype=torch.complex64))
-    with pytest.raises(errors.WrongStride, match="not contiguous"):
-        wm.all_reduce(comm, torch.ones(4)[::2])
     with pytest.raises(errors.WrongValue, match="`median`"):
         wm.all_reduce(comm, torch.ones(4), "median")
     with pytest.raises(errors.WrongValue, match="there is no rank 3 among 1"):

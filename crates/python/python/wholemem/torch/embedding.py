@@ -130,7 +130,7 @@ def _setup(ctx: Any, inputs: tuple[int, int, torch.Tensor, torch.Tensor], output
 
 def _differentiate(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tensor, None]:
     (indices,) = ctx.saved_tensors
-    return None, None, OPS.embedding_backward(ctx.gradients, grad.contiguous(), indices), None
+    return None, None, OPS.embedding_backward(ctx.gradients, grad, indices), None
 
 
 for name, does, is_like in (

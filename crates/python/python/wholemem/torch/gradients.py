@@ -24,7 +24,7 @@ def _set_up_all_reduce(ctx: Any, inputs: tuple[int, torch.Tensor, str], output: 
 
 
 def _all_reduce(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]:
-    return None, OPS.all_reduce(ctx.comm, grad.contiguous(), ctx.op), None
+    return None, OPS.all_reduce(ctx.comm, grad, ctx.op), None
 
 
 def _set_up_all_gather(ctx: Any, inputs: tuple[int, torch.Tensor], output: torch.Tensor) -> None:
@@ -32,7 +32,7 @@ def _set_up_all_gather(ctx: Any, inputs: tuple[int, torch.Tensor], output: torch
 
 
 def _all_gather(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
-    total = OPS.all_reduce(ctx.comm, grad.contiguous(), "sum")
+    total = OPS.all_reduce(ctx.comm, grad, "sum")
     return None, total[find(ctx.comm, Communicator).rank].clone()
 
 
@@ -41,7 +41,7 @@ def _set_up_broadcast(ctx: Any, inputs: tuple[int, torch.Tensor, int], output: t
 
 
 def _broadcast(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]:
-    total = OPS.all_reduce(ctx.comm, grad.contiguous(), "sum")
+    total = OPS.all_reduce(ctx.comm, grad, "sum")
     is_root = find(ctx.comm, Communicator).rank == ctx.root
     return None, total if is_root else torch.zeros_like(total), None
 

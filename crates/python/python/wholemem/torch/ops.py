@@ -4,6 +4,9 @@ Tables and communicators travel as handles, since operators take numbers and ten
 does not see; so all of them are declared to have an effect, in the order of the program. A compiler then threads a token
 from each to the next: none is removed although nobody uses what it returns, none is merged with its like, and a gather
 stays behind the scatter that came before it.
+
+What an operator reads may lie in memory in any way, and is made contiguous where it is not: a compiler chooses strides of its
+own for it, whatever the program says. What it writes is given as it is to be.
 """
 
 from __future__ import annotations
@@ -22,15 +25,16 @@ from .tensors import (
     CODES,
     address_of,
     check_asked,
-    check_contiguous,
     check_indices,
     check_kind,
     check_no_gradient,
     check_own,
     check_rows,
+    check_stride,
     check_tensor,
     conversion,
     dtype_of,
+    gapless,
     raw_stream,
     stride_of,
 )
@@ -149,7 +153,7 @@ def _gather_vmap(
 ) -> tuple[torch.Tensor, int]:
     """Many tensors of indices, as ``torch.vmap`` has them, are one with a dimension more."""
     _, dim, *_ = dims
-    return OPS.gather(handle, indices.movedim(dim, 0).contiguous(), dtype), 0
+    return OPS.gather(handle, indices.movedim(dim, 0), dtype), 0
 
 
 def _gather_into(handle: int, indices: torch.Tensor, out: torch.Tensor) -> None:
@@ -168,13 +172,13 @@ def _gather_into_fake(handle: int, indices: torch.Tensor, out: torch.Tensor) -> 
 
 def _fill(table: WholeTensor, indices: torch.Tensor, out: torch.Tensor) -> None:
     """Gathers into a tensor of the right shape."""
-    device = indices.get_device()
+    device, indices = indices.get_device(), gapless("the tensor of indices", indices)
     table.gather_at(
-        address_of("the tensor of indices", indices),
+        indices.data_ptr(),
         indices.numel(),
         indices.dtype is torch.int64,
         address_of("the output", out),
-        stride_of("the output", out, indices.dim()),
+        check_stride("the output", out, indices.dim()),
         conversion("the output", out.dtype, dtype_of(table)),
         device,
         raw_stream(device),
@@ -192,13 +196,16 @@ def _check_put(handle: int, values: torch.Tensor, indices: torch.Tensor) -> Whol
 def put(add: bool, handle: int, values: torch.Tensor, indices: torch.Tensor) -> None:
     """Writes rows of a table, or adds to them."""
     table = _check_put(handle, values, indices)
-    device = indices.get_device()
+    device, indices = indices.get_device(), gapless("the tensor of indices", indices)
+    stride = stride_of(values, indices.dim())
+    if stride is None:
+        values, stride = gapless("the tensor of values", values), 0
     table.scatter_at(
         add,
         address_of("the tensor of values", values),
-        stride_of("the tensor of values", values, indices.dim()),
+        stride,
         conversion("the tensor of values", values.dtype, dtype_of(table)),
-        address_of("the tensor of indices", indices),
+        indices.data_ptr(),
         indices.numel(),
         indices.dtype is torch.int64,
         device,
@@ -213,46 +220,40 @@ def _put_fake(handle: int, values: torch.Tensor, indices: torch.Tensor) -> None:
 def _all_reduce(handle: int, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
     comm = find(handle, Communicator)
     out = _all_reduce_fake(handle, input, op)
-    device = input.get_device()
+    device, input = input.get_device(), gapless("the tensor", input)
     stream, code = raw_stream(device), CODES[input.dtype]
-    at = address_of("the tensor", input)
-    comm.all_reduce_at(at, out.data_ptr(), input.numel(), code, op_code(op), device, stream)
+    comm.all_reduce_at(input.data_ptr(), out.data_ptr(), input.numel(), code, op_code(op), device, stream)
     return out
 
 
 def _all_reduce_fake(handle: int, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
     op_code(op)
     tensors.check_number(input.dtype)
-    check_contiguous("the tensor", input)
-    return torch.empty_like(input)
+    return input.new_empty(input.shape)
 
 
 def _all_gather(handle: int, input: torch.Tensor) -> torch.Tensor:
     comm = find(handle, Communicator)
     out = _all_gather_fake(handle, input)
-    device = input.get_device()
-    at = address_of("the tensor", input)
-    comm.all_gather_at(at, out.data_ptr(), input.nbytes, device, raw_stream(device))
+    device, input = input.get_device(), gapless("the tensor", input)
+    comm.all_gather_at(input.data_ptr(), out.data_ptr(), input.nbytes, device, raw_stream(device))
     return out
 
 
 def _all_gather_fake(handle: int, input: torch.Tensor) -> torch.Tensor:
-    check_contiguous("the tensor", input)
     return input.new_empty((find(handle, Communicator).size, *input.shape))
 
 
 def _broadcast(handle: int, input: torch.Tensor, root: int = 0) -> torch.Tensor:
     comm = find(handle, Communicator)
     out = _broadcast_fake(handle, input, root)
-    device = input.get_device()
-    at = address_of("the tensor", input)
-    comm.broadcast_at(at, out.data_ptr(), input.nbytes, root, device, raw_stream(device))
+    device, input = input.get_device(), gapless("the tensor", input)
+    comm.broadcast_at(input.data_ptr(), out.data_ptr(), input.nbytes, root, device, raw_stream(device))
     return out
 
 
 def _broadcast_fake(handle: int, input: torch.Tensor, root: int = 0) -> torch.Tensor:
-    check_contiguous("the tensor", input)
-    return torch.empty_like(input)
+    return input.new_empty(input.shape)
 
 
 def _scatter(handle: int, values: torch.Tensor, indices: torch.Tensor) -> None:

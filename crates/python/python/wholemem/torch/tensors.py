@@ -60,6 +60,13 @@ def address_of(what: str, tensor: torch.Tensor) -> int:
     return int(tensor.data_ptr())
 
 
+def gapless(what: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor, or a copy of it whose elements follow each other without a gap."""
+    # Of a storage that was freed, nothing is copied.
+    address_of(what, tensor)
+    return tensor.contiguous()
+
+
 def raw_stream(device: int) -> int:
     """The number of torch's current stream on a GPU; on the processor, where there are none, 0."""
     return 0 if device < 0 else int(torch._C._cuda_getCurrentRawStream(device))
@@ -140,7 +147,6 @@ def check_indices(indices: torch.Tensor) -> None:
     """Raises unless these can name rows."""
     if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
         raise WrongType(f"indices are int32 or int64, and not {indices.dtype}", hint="convert them by `long()`")
-    check_contiguous("the tensor of indices", indices)
 
 
 def check_rows(what: str, rows: torch.Tensor, indices: torch.Tensor, table: WholeTensor) -> None:
@@ -151,16 +157,25 @@ def check_rows(what: str, rows: torch.Tensor, indices: torch.Tensor, table: Whol
     check_together(what, rows, indices)
 
 
-def stride_of(what: str, rows: torch.Tensor, dims: int) -> int:
-    """The bytes from one row to the next, where rows are at the end of so many dimensions; 0 if nothing lies between."""
+def stride_of(rows: torch.Tensor, dims: int) -> Optional[int]:
+    """The bytes from one row to the next, where rows are at the end of so many dimensions; 0 if nothing lies between, and
+    ``None`` if something lies within."""
     if rows.is_contiguous():
         return 0
     if dims == 1 and rows.numel() > 0 and rows[0].is_contiguous() and rows.stride(0) >= rows[0].numel():
         return int(rows.stride(0)) * rows.itemsize
-    raise WrongStride(
-        f"the rows of {what} have gaps: strides {list(rows.stride())} of shape {list(rows.shape)}",
-        hint="make it contiguous by `contiguous()`",
-    )
+    return None
+
+
+def check_stride(what: str, rows: torch.Tensor, dims: int) -> int:
+    """The same, or raises."""
+    stride = stride_of(rows, dims)
+    if stride is None:
+        raise WrongStride(
+            f"the rows of {what} have gaps: strides {list(rows.stride())} of shape {list(rows.shape)}",
+            hint="make it contiguous by `contiguous()`",
+        )
+    return stride
 
 
 def conversion(what: str, dtype: torch.dtype, own: torch.dtype) -> Optional[int]:
