@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyDict, PyModule, PyString, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple};
 use wholemem::ReduceOp;
 
 use crate::array::{Element, Exchange, Layout, Seen};
@@ -23,14 +23,15 @@ use crate::tensor::WholeTensor;
 /// The way around the dispatcher of a framework.
 ///
 /// It is for tensors that ``exchange`` knows, of the ``types``, and while nobody looks: neither ``first``, who are asked before a call
-/// is made, nor ``then``, who are asked while it runs, and may see it again. Each is a function that says so, or a module, the name
-/// of an attribute, and what that is while nobody does. ``is_other`` tells of a tensor whether its elements are not those in its
-/// memory, ``new`` makes one of a size, strides, a type and a device's number, and ``written`` is told which were written.
+/// is made, nor ``then``, who are asked while it runs, and may see it again. Each is a function that says so, or the names of a
+/// module, one of them, and what that is while nobody does. ``is_other`` tells of a tensor whether its elements are not those in its
+/// memory, and ``written`` is told which were written. ``new`` is a function that makes one of a size, strides, a type and a device's
+/// number, and, if there are such, two that do without the number, for the processor and for the GPU whose number the last one tells.
 ///
 /// >>> from wholemem._native import Shortcut
 /// >>> callable(Shortcut.gather)
 /// True
-#[pyclass(frozen, module = "wholemem")]
+#[pyclass(frozen, module = "wholemem._native")]
 #[derive(Debug)]
 pub(crate) struct Shortcut {
     exchange: Py<Exchange>,
@@ -38,15 +39,15 @@ pub(crate) struct Shortcut {
     then: Vec<Watcher>,
     types: Vec<(Element, Py<PyAny>)>,
     is_other: Py<PyAny>,
-    new: Py<PyAny>,
+    new: Maker,
     written: Py<PyAny>,
 }
 
 /// Who may look at calls of the framework.
 #[derive(Debug, FromPyObject)]
 enum Watcher {
-    /// A module, the name of its attribute, and what that is while nobody looks.
-    Flag(Py<PyModule>, Py<PyString>, Py<PyAny>),
+    /// The names of a module, one of them, and what that is while nobody looks.
+    Flag(Py<PyDict>, Py<PyString>, Py<PyAny>),
     /// A function that says so.
     #[pyo3(transparent)]
     Call(Py<PyAny>),
@@ -55,8 +56,42 @@ enum Watcher {
 impl Watcher {
     fn looks(&self, py: Python<'_>) -> PyResult<bool> {
         match self {
-            Self::Flag(owner, name, quiet) => Ok(!owner.bind(py).getattr(name.bind(py))?.is(quiet)),
+            Self::Flag(names, name, quiet) => {
+                let found = names.bind(py).get_item(name.bind(py))?;
+                Ok(!found.is_some_and(|found| found.is(quiet)))
+            }
             Self::Call(asked) => asked.bind(py).call0()?.is_truthy(),
+        }
+    }
+}
+
+/// Makes tensors: a function that makes any, and those that make them quickly where they can.
+#[derive(Debug, FromPyObject)]
+struct Maker(Py<PyAny>, Option<Quick>);
+
+/// For the processor, and for the GPU whose number the last function tells.
+#[derive(Debug, FromPyObject)]
+struct Quick(Py<PyAny>, Py<PyAny>, Py<PyAny>);
+
+impl Maker {
+    fn make<'py>(
+        &self,
+        size: Bound<'py, PyTuple>,
+        strides: Bound<'py, PyTuple>,
+        kind: &Py<PyAny>,
+        device: i32,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (py, Self(any, quick)) = (size.py(), self);
+        let quick = match quick {
+            Some(Quick(cpu, ..)) if device < 0 => Some(cpu),
+            Some(Quick(_, cuda, current)) if current.bind(py).call0()?.extract::<i32>()? == device => {
+                Some(cuda)
+            }
+            _ => None,
+        };
+        match quick {
+            Some(quick) => quick.bind(py).call1((size, strides, kind)),
+            None => any.bind(py).call1((size, strides, kind, device)),
         }
     }
 }
@@ -71,7 +106,7 @@ impl Shortcut {
         then: Vec<Watcher>,
         types: Vec<Bound<'_, PyAny>>,
         is_other: Py<PyAny>,
-        new: Py<PyAny>,
+        new: Maker,
         written: Py<PyAny>,
     ) -> PyResult<Self> {
         let named = |kind: Bound<'_, PyAny>| Ok((kind.extract()?, kind.unbind()));
@@ -102,8 +137,10 @@ impl Shortcut {
         if !exchange.knows(out) || out.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
             return Ok(None);
         }
-        // Not while it runs: what is refused is not written.
-        if self.is_other(out, table.element)? {
+        // Negatives are views of complex numbers, with gaps, but for those of one number; and those that are laid out by hand, which
+        // are refused when they have been written.
+        let may_be_other = table.rows.row_len() <= table.element.len();
+        if may_be_other && self.is_other(out, table.element)? {
             return Ok(None);
         }
         // Rows as long as an index may take the place of their indices, which are then not there to be gathered by again.
@@ -119,7 +156,9 @@ impl Shortcut {
         if is_written {
             self.written.bind(py).call1(((out,),))?;
         }
-        let is_done = gathered? && !is_watched(py, &self.then)?;
+        let is_done = gathered?
+            && !is_watched(py, &self.then)?
+            && (may_be_other || !self.is_other(out, table.element)?);
         Ok(is_done.then(|| out.clone()))
     }
 
@@ -159,7 +198,7 @@ impl Shortcut {
 /// >>> from wholemem._native import ShortGather
 /// >>> callable(ShortGather)
 /// True
-#[pyclass(frozen, dict, weakref, module = "wholemem")]
+#[pyclass(frozen, dict, weakref, module = "wholemem._native")]
 #[derive(Debug)]
 pub(crate) struct ShortGather {
     shortcut: Py<Shortcut>,
@@ -177,20 +216,50 @@ impl ShortGather {
         Ok(made.unbind())
     }
 
-    #[pyo3(signature = (table, indices, *, out=None, dtype=None))]
+    #[pyo3(signature = (*args, **kwargs))]
     fn __call__<'py>(
         &self,
-        table: &Bound<'py, PyAny>,
-        indices: &Bound<'py, PyAny>,
-        out: Option<&Bound<'py, PyAny>>,
-        dtype: Option<&Bound<'py, PyAny>>,
+        args: &Bound<'py, PyTuple>,
+        kwargs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let py = table.py();
-        if let Some(rows) = self.shortcut.get().gather(table, indices, out, dtype)? {
-            return Ok(rows);
+        let py = args.py();
+        if args.len() == 2 {
+            let named = |name| kwargs.map_or(Ok(None), |kwargs| kwargs.get_item(name));
+            let (out, dtype) = (named(intern!(py, "out"))?, named(intern!(py, "dtype"))?);
+            let is_all =
+                kwargs.map_or(0, |kwargs| kwargs.len()) == [&out, &dtype].into_iter().flatten().count();
+            let given = |found: Option<Bound<'py, PyAny>>| found.filter(|found| !found.is_none());
+            let (table, indices) = (args.get_item(0)?, args.get_item(1)?);
+            if is_all
+                && let Some(rows) = self.shortcut.get().gather(
+                    &table,
+                    &indices,
+                    given(out).as_ref(),
+                    given(dtype).as_ref(),
+                )?
+            {
+                return Ok(rows);
+            }
         }
-        let named = [("out", out), ("dtype", dtype)].into_py_dict(py)?;
-        self.function.bind(py).call((table, indices), Some(&named))
+        // Also with other arguments than it takes, which it says better.
+        self.function.bind(py).call(args, kwargs)
+    }
+
+    /// What is native cannot be compiled; this and the next say that a compiler is to take the function instead. The names are
+    /// torch's, for `torch.jit.script_if_tracing`. They are the class's, so that who wraps a gather does not take them over.
+    #[classattr]
+    fn __script_if_tracing_wrapper() -> bool {
+        true
+    }
+
+    #[getter]
+    fn __original_fn(&self, py: Python<'_>) -> Py<PyAny> {
+        self.function.clone_ref(py)
+    }
+
+    /// What else a function has: its code, its defaults.
+    fn __getattr__<'py>(&self, py: Python<'py>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
+        self.function.bind(py).getattr(name)
     }
 
     /// As a function that is part of a class is bound.
@@ -216,7 +285,8 @@ impl ShortGather {
     }
 }
 
-/// Sums of all ranks' tensors that go the short way where they can: what a class has that knows the long one.
+/// Sums of all ranks' tensors that go the short way where they can: what a class has that knows the long one, and has the ranks as
+/// ``comm``.
 ///
 /// >>> from wholemem._native import ShortReduction
 /// >>> class Sums(ShortReduction):
@@ -224,10 +294,10 @@ impl ShortGather {
 /// ...         return "the long way"
 /// >>> Sums().all_reduce(None)
 /// 'the long way'
-#[pyclass(frozen, subclass, module = "wholemem")]
+#[pyclass(frozen, subclass, module = "wholemem._native")]
 #[derive(Debug, Default)]
 pub(crate) struct ShortReduction {
-    way: OnceLock<(Py<Shortcut>, Py<Communicator>)>,
+    shortcut: OnceLock<Py<Shortcut>>,
 }
 
 #[pymethods]
@@ -251,8 +321,11 @@ impl ShortReduction {
         tensor: &Bound<'py, PyAny>,
         out: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if let Some((shortcut, comm)) = slf.get().way.get() {
-            let (shortcut, comm) = (shortcut.get(), comm.bind(slf.py()));
+        let py = slf.py();
+        if let Some(shortcut) = slf.get().shortcut.get()
+            && let Ok(comm) = slf.getattr(intern!(py, "comm"))?.cast::<Communicator>()
+        {
+            let shortcut = shortcut.get();
             let made = if out.is_none() { shortcut.new_like(tensor)? } else { None };
             if let Some(out) = out.or(made.as_ref())
                 && shortcut.all_reduce(comm, tensor, out, ReduceOp::Sum.code())?
@@ -260,14 +333,14 @@ impl ShortReduction {
                 return Ok(out.clone());
             }
         }
-        slf.call_method1(intern!(slf.py(), "_all_reduce"), (tensor, out))
+        slf.call_method1(intern!(py, "_all_reduce"), (tensor, out))
     }
 
-    /// Goes the short way from now on, among the ranks of a communicator.
-    #[pyo3(signature = (shortcut, comm))]
-    fn _go_short(&self, shortcut: Py<Shortcut>, comm: Py<Communicator>) {
-        // Once is enough: neither changes.
-        drop(self.way.set((shortcut, comm)));
+    /// Goes the short way from now on.
+    #[pyo3(signature = (shortcut))]
+    fn _go_short(&self, shortcut: Py<Shortcut>) {
+        // Once is enough: there is one.
+        drop(self.shortcut.set(shortcut));
     }
 }
 
@@ -325,6 +398,6 @@ impl Shortcut {
             return Ok(None);
         };
         let (size, strides) = (PyTuple::new(py, layout.shape)?, PyTuple::new(py, layout.strides)?);
-        self.new.bind(py).call1((size, strides, kind, device)).map(Some)
+        self.new.make(size, strides, kind, device).map(Some)
     }
 }

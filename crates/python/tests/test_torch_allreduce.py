@@ -10,7 +10,7 @@ from torch_world import alone, device, limit, needs_cuda, quiet, ranks, torch
 from world import descriptors
 
 import wholemem.torch as wm
-from wholemem import errors
+from wholemem import Communicator, errors
 from wholemem._native import op_code
 from wholemem.torch.shortcut import SHORTCUT
 
@@ -100,6 +100,17 @@ def test_a_class_may_have_another_way(device: str) -> None:
     # Not yet one: the long way says so.
     with pytest.raises(AttributeError, match="comm"):
         wm.FastAllreduce.__new__(wm.FastAllreduce).all_reduce(torch.ones(2, device=device))
+
+
+def test_another_communicator_is_the_one_that_counts(device: str) -> None:
+    fast, tensor = wm.FastAllreduce(0, 1, device=device), torch.ones(3, device=device)
+    fast.close()
+    for again in (lambda: fast.__init__(0, 1, device=device), lambda: setattr(fast, "comm", Communicator.local(1, device=device)[0])):  # type: ignore[misc]
+        with pytest.raises(errors.Closed):
+            fast.all_reduce(tensor)
+        again()
+        assert fast.all_reduce(tensor).tolist() == [1, 1, 1]
+        fast.close()
 
 
 def test_what_it_is_made_for(device: str) -> None:
@@ -236,7 +247,7 @@ def test_sums_of_processes(device: str, through: str, size: int) -> None:
 
 DEATH = """
 import os, signal, sys, torch, wholemem.torch as wm
-from wholemem import errors
+from wholemem import Communicator, errors
 rank = int(os.environ["RANK"])
 fast = wm.FastAllreduce(rank, 2, device="cpu")
 tensor = torch.ones(4)

@@ -119,9 +119,10 @@ class Shortcut:
     """The way around the dispatcher of a framework.
 
     It is for tensors that ``exchange`` knows, of the ``types``, and while nobody looks: neither ``first``, who are asked before a call
-    is made, nor ``then``, who are asked while it runs, and may see it again. Each is a function that says so, or a module, the name
-    of an attribute, and what that is while nobody does. ``is_other`` tells of a tensor whether its elements are not those in its
-    memory, ``new`` makes one of a size, strides, a type and a device's number, and ``written`` is told which were written.
+    is made, nor ``then``, who are asked while it runs, and may see it again. Each is a function that says so, or the names of a
+    module, one of them, and what that is while nobody does. ``is_other`` tells of a tensor whether its elements are not those in its
+    memory, and ``written`` is told which were written. ``new`` is a function that makes one of a size, strides, a type and a device's
+    number, and, if there are such, two that do without the number, for the processor and for the GPU whose number the last one tells.
 
     >>> from wholemem._native import Shortcut
     >>> callable(Shortcut.gather)
@@ -132,11 +133,11 @@ class Shortcut:
         cls,
         exchange: Exchange,
         *,
-        first: Sequence[Union[Callable[[], Any], tuple[Any, str, Any]]],
-        then: Sequence[Union[Callable[[], Any], tuple[Any, str, Any]]],
+        first: Sequence[Union[Callable[[], Any], tuple[dict[str, Any], str, Any]]],
+        then: Sequence[Union[Callable[[], Any], tuple[dict[str, Any], str, Any]]],
         types: Sequence[Any],
         is_other: Callable[[Any], Any],
-        new: Callable[[tuple[int, ...], tuple[int, ...], Any, int], Any],
+        new: tuple[Callable[..., Any], Optional[tuple[Callable[..., Any], Callable[..., Any], Callable[[], int]]]],
         written: Callable[[tuple[Any, ...]], Any],
     ) -> Shortcut: ...
     def gather(self, table: Any, indices: Any, out: Any, dtype: Any) -> Any:
@@ -157,11 +158,13 @@ class ShortGather:
     """
 
     def __new__(cls, shortcut: Shortcut, function: Callable[..., Any]) -> ShortGather: ...
-    def __call__(self, table: Any, indices: Any, *, out: Any = None, dtype: Any = None) -> Any: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __getattribute__(self, name: str) -> Any: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any: ...
 
 class ShortReduction:
-    """Sums of all ranks' tensors that go the short way where they can: what a class has that knows the long one.
+    """Sums of all ranks' tensors that go the short way where they can: what a class has that knows the long one, and has the ranks as
+    ``comm``.
 
     >>> from wholemem._native import ShortReduction
     >>> class Sums(ShortReduction):
@@ -181,8 +184,8 @@ class ShortReduction:
         torch does not see the call: no gradient comes back through it, and a backward pass that needs what was in ``out`` is not
         told that it is gone. :func:`wholemem.torch.all_reduce` is for training.
         """
-    def _go_short(self, shortcut: Shortcut, comm: Communicator) -> None:
-        """Goes the short way from now on, among the ranks of a communicator."""
+    def _go_short(self, shortcut: Shortcut) -> None:
+        """Goes the short way from now on."""
 
 @final
 class Communicator:

@@ -74,7 +74,7 @@ class FastAllreduce(_ShortReduction):
         # What the first call would make is made now: no graph can record that.
         self.comm.stream_barrier(stream=raw_stream(self._number))
         if SHORTCUT is not None:
-            self._go_short(SHORTCUT, self.comm)
+            self._go_short(SHORTCUT)
 
     def _all_reduce(self, tensor: torch.Tensor, out: Optional[torch.Tensor]) -> torch.Tensor:
         """The same as :meth:`all_reduce`, looked at closely: for tensors that are not plain, and to say what is wrong."""

@@ -8,10 +8,12 @@ looked at in the native half, by the functions that torch publishes for it. What
 
 from __future__ import annotations
 
-from typing import Callable, Optional, TypeVar, cast
+from types import ModuleType
+from typing import Any, Callable, Optional, TypeVar, cast
 
 import torch
 from torch.autograd import forward_ad, profiler
+from torch.utils import _python_dispatch
 
 from .._native import Exchange, ShortGather, Shortcut
 from .tensors import DTYPES
@@ -20,40 +22,53 @@ __all__ = ["SHORTCUT", "gather_around", "is_forward"]
 
 Function = TypeVar("Function", bound=Callable[..., torch.Tensor])
 
-# What compiled programs call to make tensors: on a GPU in half the time of `torch.empty`, and on the current one only.
-_compiled = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_empty_cpu = getattr(_compiled, "_empty_strided_cpu", None)
-_empty_cuda = getattr(_compiled, "_empty_strided_cuda", None)
-_current = getattr(torch._C, "_cuda_getDevice", None)
-
 
 def _new(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: int) -> torch.Tensor:
     """A tensor without gaps whose elements nobody has written."""
-    if device < 0 and _empty_cpu:
-        return _empty_cpu(size, strides, dtype)
-    if device >= 0 and _empty_cuda and _current and _current() == device:
-        return _empty_cuda(size, strides, dtype)
     return torch.empty(size=size, dtype=dtype, device="cpu" if device < 0 else device)
+
+
+def _quick() -> Optional[tuple[Any, Any, Any]]:
+    """What compiled programs call to make tensors: on a GPU in half the time of `torch.empty`, and on the current one only."""
+    try:
+        compiled = torch._C._dynamo.guards
+        current = getattr(torch._C, "_cuda_getDevice", _no_device)
+        return compiled._empty_strided_cpu, compiled._empty_strided_cuda, current
+    except AttributeError:
+        return None
+
+
+def _no_device() -> int:
+    """The current GPU, for a torch that was built without."""
+    return -1
+
+
+def _flag(module: ModuleType, name: str, quiet: object) -> tuple[dict[str, Any], str, object]:
+    """A name of a module, and what it is while nobody looks."""
+    if name not in vars(module):
+        raise AttributeError(f"`{module.__name__}` has no `{name}`")
+    return vars(module), name, quiet
 
 
 def _shortcut() -> Optional[Shortcut]:
     exchange = Exchange.of(torch.Tensor, torch.nn.Parameter)
     if exchange is None:
         return None
-    forward = (forward_ad, "_current_level", -1)
-    compiling = (torch.compiler, "_is_compiling_flag", False)
-    profiling = (profiler, "_is_profiler_enabled", False)
     try:
-        for module, name, _ in (forward, compiling, profiling):
-            getattr(module, name)
+        functions, operators = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+        profiling = _flag(profiler, "_is_profiler_enabled", False)
+        # Of all threads at once, and quickly; each is asked for its own while the call runs.
+        dispatching = _flag(_python_dispatch, "_is_in_torch_dispatch_mode", False)
+        forward = _flag(forward_ad, "_current_level", -1)
+        compiling = _flag(torch.compiler, "_is_compiling_flag", False)
         return Shortcut(
             exchange,
             # These tell of each call, and would tell of two.
-            first=[profiling, torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack],
-            then=[forward, compiling, torch._C._is_tracing],
+            first=[profiling, dispatching, functions],
+            then=[forward, compiling, operators, torch._C._is_tracing],
             types=list(DTYPES.values()),
             is_other=torch._C.TensorBase.is_neg,
-            new=_new,
+            new=(_new, _quick()),
             written=torch._C._increment_version,
         )
     except AttributeError:
@@ -69,11 +84,7 @@ def gather_around(function: Function) -> Function:
     """Makes a gather go around the dispatcher where it can; else, and where it is compiled, it is the function."""
     if SHORTCUT is None:
         return function
-    short = ShortGather(SHORTCUT, function)
-    # What is native cannot be compiled. These names say what to compile instead, and need no compiler to be imported: they are
-    # those of `torch.jit.script_if_tracing`, whose functions are not traced themselves either.
-    vars(short).update({"__script_if_tracing_wrapper": True, "__original_fn": function})
-    return cast(Function, short)
+    return cast(Function, ShortGather(SHORTCUT, function))
 
 
 def is_forward() -> bool:
