@@ -21,6 +21,7 @@ use crate::knock::Knock;
 use crate::link::{Left, Link, Packet};
 use crate::machine::Fault;
 use crate::machine::bootstrap::{Bootstrap, Input, Output};
+use crate::machine::rest::Rest;
 use crate::paths::Next;
 use crate::wire::Malformed;
 use crate::wire::frame::{
@@ -32,9 +33,6 @@ use crate::{Error, Rank, Result};
 const LOOK: Duration = Duration::from_millis(10);
 const LOOK_IN_LARGE_GROUPS: Duration = Duration::from_millis(40);
 const LARGE: u32 = 64;
-
-/// A rank whose beats stand still for this long does not run.
-const STILL: Duration = Duration::from_millis(300);
 
 /// How long neighbours may take to read what this rank has still to send when it leaves: in a group that stands, the
 /// end of operations that are done here and not yet there; in one that has fallen, only the word of it.
@@ -72,8 +70,7 @@ impl Reading {
 struct Peer {
     pulse: Pulse,
     process: PidFd,
-    beats: u64,
-    beaten: Instant,
+    rest: Rest,
 }
 
 #[derive(Debug)]
@@ -214,8 +211,8 @@ impl Progress {
         let link = Arc::new(Link::new(rank, socket));
         self.core.links().insert(rank, Arc::clone(&link));
         self.readings.insert(rank, Reading::new(link));
-        let (beats, beaten) = (pulse.beats(), Instant::now());
-        self.peers.insert(rank, Peer { pulse, process, beats, beaten });
+        let rest = Rest::new(pulse.beats());
+        self.peers.insert(rank, Peer { pulse, process, rest });
         true
     }
 
@@ -461,21 +458,18 @@ impl Progress {
 
     /// Looks who of the neighbours still lives.
     fn look(&mut self) {
-        let mut dead = Vec::new();
+        let (mut dead, passed) = (Vec::new(), self.looked.elapsed());
         for (rank, peer) in &mut self.peers {
             match peer.pulse.owner() {
                 Owner::Alive if peer.process.has_exited() != Ok(true) => {}
                 _ => dead.push(*rank),
             }
-            let beats = peer.pulse.beats();
-            if beats != peer.beats {
-                (peer.beats, peer.beaten) = (beats, Instant::now());
-            }
+            peer.rest.look(peer.pulse.beats(), passed);
         }
         for rank in dead {
             self.bury(rank);
         }
-        let runs = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| peer.beaten.elapsed() <= STILL);
+        let runs = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| !peer.rest.is_still());
         *self.core.still() = self.core.tree.neighbours().filter(|rank| !runs(rank)).collect();
         self.looked = Instant::now();
         self.look_at_the_whole();

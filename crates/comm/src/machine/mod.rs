@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`bootstrap`] | when the group is complete, or why it never will be |
 //! | [`converge`] | every collective: votes go up the tree, the decision comes down |
+//! | [`rest`] | whether a neighbour runs |
 //! | [`standing`] | whether the group still stands, and who is to be told when it falls |
 //!
 //! They keep no rank waiting beyond its timeout, whatever the others do. `now` counts from the call they serve. The
@@ -11,6 +12,7 @@
 
 pub(crate) mod bootstrap;
 pub(crate) mod converge;
+pub(crate) mod rest;
 #[cfg(test)]
 mod simulator;
 pub(crate) mod standing;
