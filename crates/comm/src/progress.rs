@@ -469,8 +469,9 @@ impl Progress {
         for rank in dead {
             self.bury(rank);
         }
-        let runs = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| !peer.rest.is_still());
-        *self.core.still() = self.core.tree.neighbours().filter(|rank| !runs(rank)).collect();
+        // Who is not there, because it has left, does not stand still: it is not to be named for those behind it.
+        let is_still = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| peer.rest.is_still());
+        *self.core.still() = self.core.tree.neighbours().filter(is_still).collect();
         self.looked = Instant::now();
         self.look_at_the_whole();
     }

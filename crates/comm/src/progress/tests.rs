@@ -58,3 +58,12 @@ fn a_frame_that_cannot_be_is_told_from_one_that_can() {
     let rule = "a frame does not follow the one before it";
     assert_eq!(progress.take(Rank(5), &gap, Vec::new()), Err(Malformed(rule)));
 }
+
+#[test]
+fn who_has_left_does_not_stand_still() {
+    let (mut progress, _there) = rank_1();
+    // Nobody holds the heart of rank 5.
+    progress.look();
+    assert!(progress.peers.is_empty());
+    assert!(progress.core.still().is_empty());
+}
