@@ -12,9 +12,9 @@ It needs the package `wholemem`, built for release, and torch. What is compared:
 - `allreduce`: `FastAllreduce.all_reduce(tensor, out)` of few bytes, call by call, for one rank and for two, which are
   processes; also with tensors that are registered. On a GPU, start an MPS server first, or the ranks take turns.
 
-Rust's figures are `wholemem bench gather` and `wholemem bench allreduce`, with as many calls, in turns with torch's. Each
-side's best turn counts, since cores are not always equally fast. Indices are fresh in every call, and what is gathered and
-reduced is checked.
+Rust's figures are `wholemem bench gather` and `wholemem bench allreduce`, with as many calls, in turns with torch's, each turn a
+process of its own. Each side's best turn counts, since neither cores nor processes are equally fast. Indices are fresh in every
+call, and what is gathered and reduced is checked.
 """
 
 import argparse
@@ -170,22 +170,60 @@ def graph_gathers(args, table, rows, calls, given):
     return statistics.median(times[2:]) / calls
 
 
-def gather_cases(args):
-    table = Table(args)
-    asked = [("gather", 64 << 20, calls, True, gathers) for calls in (1, 20)]
-    asked.append(("gather by address", 64 << 20, 1, True, bare_gathers))
+def gather_plan(args):
+    """The cases: name, bytes, calls, whether the output is given, and who measures it."""
+    plan = [("gather", 64 << 20, calls, True, gathers) for calls in (1, 20)]
+    plan.append(("gather by address", 64 << 20, 1, True, bare_gathers))
     if args.device == "cuda":
-        asked += [("gather", 64 << 20, calls, False, gathers) for calls in (1, 20)]
-        asked.append(("gather in a graph", 1 << 20, 100, False, graph_gathers))
+        plan += [("gather", 64 << 20, calls, False, gathers) for calls in (1, 20)]
+        plan.append(("gather in a graph", 1 << 20, 100, False, graph_gathers))
+    return plan
+
+
+def gather_turn(args):
+    """Plays a turn: microseconds a call, case by case."""
+    table, told = Table(args), {}
+    for number, (_, length, calls, given, measure) in enumerate(gather_plan(args)):
+        told[number] = measure(args, table, length // ROW, calls, given) * 1e6
+    print(json.dumps(told))
+
+
+def gather_cases(args):
+    plan = gather_plan(args)
+
+    def ask():
+        told = {}
+        for number, (_, length, calls, _, _) in enumerate(plan):
+            words = ["--row-bytes", str(ROW), "--rows", str(length // ROW), "--table", str(args.table), "--calls", str(calls)]
+            told[str(number)] = rust(args, "gather", *words)["cases"][0]["call_us"]
+        return told
+
+    # Processes of their own on both sides: how fast one is, is also chance.
+    ours, found = in_turns(ask, lambda: json.loads(finished([started(args, "gather")])[0]))
     cases = []
-    for name, length, calls, given, measure in asked:
-        rows = length // ROW
-        words = ["--row-bytes", str(ROW), "--rows", str(rows), "--table", str(args.table), "--calls", str(calls)]
-        ask = lambda: {name: rust(args, "gather", *words)["cases"][0]["call_us"]}
-        ours, found = in_turns(ask, lambda: {name: measure(args, table, rows, calls, given) * 1e6})
+    for number, (name, length, calls, given, _) in enumerate(plan):
         parameters = {"bytes": length, "calls": calls, "output": "given" if given else "new"}
-        cases.append(case(name, parameters, found[name], ours[name]))
+        cases.append(case(name, parameters, found[str(number)], ours[str(number)]))
     return cases
+
+
+def started(args, part, env=(), before=()):
+    """A process that measures a part of torch's side, and prints what it found."""
+    command = [sys.executable, __file__, "--part", part, "--program", args.program, "--device", args.device]
+    command += ["--rounds", str(args.rounds), "--table", str(args.table)]
+    return subprocess.Popen([*before, *command], env=os.environ | dict(env), stdout=subprocess.PIPE, text=True)
+
+
+def finished(processes):
+    """The last lines that processes print, once all have ended well."""
+    try:
+        told = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    if any(process.returncode != 0 for process in processes):
+        sys.exit("a process of torch's failed")
+    return [lines.splitlines()[-1] if lines else "" for lines in told]
 
 
 def reduce_rank(args):
@@ -220,24 +258,15 @@ def reduce_rank(args):
 
 def reduced(args, ranks):
     """Starts the ranks; what rank 0 tells."""
+    cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         processes = []
-        cores = sorted(os.sched_getaffinity(0))
         for rank in range(ranks):
-            env = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "BENCH_FOLDER": folder}
-            command = [sys.executable, __file__, "--rank", "--program", args.program, "--device", args.device]
-            command += ["--rounds", str(args.rounds)]
+            env = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "BENCH_FOLDER": folder}
             # Each on a core of its own, as Rust's ranks are.
             pinned = ["taskset", "-c", str(cores[rank])] if ranks <= len(cores) else []
-            processes.append(subprocess.Popen([*pinned, *command], env=env, stdout=subprocess.PIPE, text=True))
-        try:
-            told = [process.communicate(timeout=300)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-    if any(process.returncode != 0 for process in processes):
-        sys.exit("a rank of torch's failed")
-    return json.loads(told[0].splitlines()[-1])
+            processes.append(started(args, "rank", env, pinned))
+        return json.loads(finished(processes)[0])
 
 
 def reduce_cases(args):
@@ -288,11 +317,11 @@ def main():
     parser.add_argument("--only", choices=["gather", "allreduce"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", help="a file for the figures")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=["gather", "rank"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.table = args.table or (16 << 30 if args.device == "cuda" else 1 << 30)
-    if args.rank:
-        reduce_rank(args)
+    if args.part:
+        gather_turn(args) if args.part == "gather" else reduce_rank(args)
         return
     cases = []
     if args.only != "allreduce":
