@@ -321,7 +321,7 @@ def main():
     args = parser.parse_args()
     args.table = args.table or (16 << 30 if args.device == "cuda" else 1 << 30)
     if args.part:
-        gather_turn(args) if args.part == "gather" else reduce_rank(args)
+        {"gather": gather_turn, "rank": reduce_rank}[args.part](args)
         return
     cases = []
     if args.only != "allreduce":

@@ -314,7 +314,7 @@ impl ShortReduction {
     /// ranks, is read where it is; others are copied on the way.
     ///
     /// torch does not see the call: no gradient comes back through it, and a backward pass that needs what was in ``out`` is not
-    /// told that it is gone. :func:`wholemem.torch.all_reduce` is for training.
+    /// told that it is gone. :func:`wholemem.torch.all_reduce` is for training, and for what is compiled.
     #[pyo3(signature = (tensor, out=None))]
     fn all_reduce<'py>(
         slf: &Bound<'py, Self>,

@@ -182,7 +182,7 @@ class ShortReduction:
         ranks, is read where it is; others are copied on the way.
 
         torch does not see the call: no gradient comes back through it, and a backward pass that needs what was in ``out`` is not
-        told that it is gone. :func:`wholemem.torch.all_reduce` is for training.
+        told that it is gone. :func:`wholemem.torch.all_reduce` is for training, and for what is compiled.
         """
     def _go_short(self, shortcut: Shortcut) -> None:
         """Goes the short way from now on."""

@@ -17,6 +17,8 @@ The operators are ``torch.ops.wholemem.*``, and work under ``torch.compile(fullg
 their order. Collectives have gradients, which are collectives. An embedding whose rows are all ranks' is
 :class:`Embedding`; where every microsecond counts, reduce by :class:`FastAllreduce`.
 
+What is read may have any strides, and is copied where it has gaps; what is written, and what :class:`FastAllreduce` takes, may not.
+
 Importing this imports torch, and touches no driver.
 """
 
