@@ -12,8 +12,9 @@
 //! assert!(interruptible(|| true, is_interrupted));
 //! ```
 
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::cell::Cell;
+use std::mem;
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use crate::Deadline;
@@ -21,10 +22,10 @@ use crate::Deadline;
 /// How long a wait that can be interrupted sleeps before it asks.
 pub const MOMENT: Duration = Duration::from_millis(50);
 
-type Question = Rc<dyn Fn() -> bool>;
+type Question = NonNull<dyn Fn() -> bool>;
 
 thread_local! {
-    static QUESTION: RefCell<Option<Question>> = const { RefCell::new(None) };
+    static QUESTION: Cell<Option<Question>> = const { Cell::new(None) };
 }
 
 /// The question that was asked before, put back also when the wait panics.
@@ -32,28 +33,30 @@ struct Before(Option<Question>);
 
 impl Drop for Before {
     fn drop(&mut self) {
-        QUESTION.set(self.0.take());
+        QUESTION.set(self.0);
     }
 }
 
 /// Calls `wait`; whatever waits in it, in this thread, gives up once `question` answers true.
-pub fn interruptible<T>(question: impl Fn() -> bool + 'static, wait: impl FnOnce() -> T) -> T {
-    let _before = Before(QUESTION.replace(Some(Rc::new(question))));
+pub fn interruptible<T>(question: impl Fn() -> bool, wait: impl FnOnce() -> T) -> T {
+    let asked: NonNull<dyn Fn() -> bool + '_> = NonNull::from_ref(&question);
+    // SAFETY: only how long it may be asked is forgotten: until the one before is put back, when this call ends.
+    let asked = unsafe { mem::transmute::<NonNull<dyn Fn() -> bool + '_>, Question>(asked) };
+    let _before = Before(QUESTION.replace(Some(asked)));
     wait()
 }
 
 /// Whether a wait of this thread is to be given up.
 #[must_use]
 pub fn is_interrupted() -> bool {
-    // Not under the borrow: the answer may take calls that are themselves interruptible.
-    let question = QUESTION.with_borrow(Clone::clone);
-    question.is_some_and(|question| question())
+    // SAFETY: a question is there while the call runs that it was given to, which is one that this one is made in.
+    QUESTION.get().is_some_and(|question| unsafe { question.as_ref() }())
 }
 
 /// When a wait until `deadline` has to ask next: then, or in a moment where somebody may interrupt it.
 #[must_use]
 pub fn next_question(deadline: Deadline) -> Deadline {
-    let is_asked = QUESTION.with_borrow(Option::is_some);
+    let is_asked = QUESTION.get().is_some();
     let far = deadline.remaining().is_none_or(|left| left > MOMENT);
     if is_asked && far { Deadline::after(MOMENT) } else { deadline }
 }
@@ -61,6 +64,9 @@ pub fn next_question(deadline: Deadline) -> Deadline {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use std::cell::RefCell;
+    use std::rc::Rc;
 
     #[test]
     fn a_question_is_asked_within_its_call_only() {

@@ -5,7 +5,6 @@
 //! look at the same time whether another thread has closed what they wait for.
 
 use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -40,26 +39,25 @@ where
 /// The same, given up as soon as something is said to be closed.
 pub(crate) fn waiting_unless<T, E>(
     py: Python<'_>,
-    is_closed: impl Fn() -> bool + Send + 'static,
+    is_closed: impl Fn() -> bool + Send,
     call: impl FnOnce() -> Result<T, E> + Send,
 ) -> PyResult<T>
 where
     T: Send,
     E: Into<Raised> + Send,
 {
-    let (outcome, raised) = py.detach(|| {
-        let raised = Rc::new(RefCell::new(None));
-        let kept = Rc::clone(&raised);
-        let look = move || {
+    let (outcome, raised) = py.detach(move || {
+        let raised = RefCell::new(None);
+        let look = || {
             // An interpreter that is ending has no handlers to run.
             let seen = Python::try_attach(|py| py.check_signals());
             if let Some(Err(error)) = seen {
-                *kept.borrow_mut() = Some(error);
+                *raised.borrow_mut() = Some(error);
             }
-            kept.borrow().is_some() || is_closed()
+            raised.borrow().is_some() || is_closed()
         };
         let outcome = interruptible(look, call);
-        (outcome, raised.take())
+        (outcome, raised.into_inner())
     });
     match (outcome, raised) {
         (_, Some(raised)) => Err(raised),
