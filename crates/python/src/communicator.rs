@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 use wholemem::{Group, Rank, Symmetric};
 use wholemem_comm::{Communicator as Ranks, UniqueId};
-use wholemem_hal::{Device, PlainBuffer, Span, Stream};
+use wholemem_hal::{BackendKind, Device, PlainBuffer, Span, Stream};
 use wholemem_os::{Deadline, ForkEpoch};
 
 use crate::array::{Layout, Place, View};
@@ -32,6 +32,8 @@ pub(crate) struct Open {
     pub(crate) streams: Streams,
     /// What frameworks name by addresses.
     pub(crate) framework: Span,
+    /// The device's number as they have it: a GPU's, or -1 for the processor.
+    pub(crate) device: i32,
 }
 
 impl Open {
@@ -39,6 +41,10 @@ impl Open {
         let stream = group.device().stream()?;
         let streams = Streams::new()?;
         let framework = memory_of_frameworks(group.device());
+        let device = match group.device().backend().kind() {
+            BackendKind::Host => -1,
+            _ => i32::try_from(group.device().id().0).unwrap_or(i32::MAX),
+        };
         Ok(Self {
             group,
             stream,
@@ -46,6 +52,7 @@ impl Open {
             windows: Windows::default(),
             streams,
             framework,
+            device,
         })
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use wholemem::{Buffer, Dense, Dtype, Indices, Order, Rank, ReduceOp};
-use wholemem_hal::{BackendKind, Device, Rights, Span};
+use wholemem_hal::{Device, Rights, Span};
 
 use crate::array::{Element, Exchange, Place};
 use crate::communicator::{Communicator, Open};
@@ -45,11 +45,8 @@ fn reduction_of(code: u32) -> Result<ReduceOp, Raised> {
 impl Open {
     /// `len` bytes of a framework's memory on `device`: a GPU's number, or -1 for the processor's.
     fn memory(&self, device: i32, address: u64, len: usize) -> Result<Span, Raised> {
-        let own = self.group.device();
-        let on_host = own.backend().kind() == BackendKind::Host;
-        let own_number = if on_host { -1 } else { i32::try_from(own.id().0).unwrap_or(i32::MAX) };
-        if device != own_number {
-            let there = Place::of(own);
+        if device != self.device {
+            let there = Place::of(self.group.device());
             let here = if device < 0 { Place::CPU } else { Place::cuda(device) };
             let message = format!("the tensor is on {here}, and the communicator on {there}");
             return Err(Raised::new("WrongDevice", message).hint(format!("move it to {there} first")));
@@ -139,7 +136,7 @@ impl WholeTensor {
     ) -> PyResult<bool> {
         let (Some(from), Some(to)) = (exchange.look(indices), exchange.look(rows)) else { return Ok(false) };
         let fits = (to.device, to.element) == (from.device, self.element);
-        if !fits || !from.are_indices() || !self.has_shape(from.shape, to.shape) {
+        if !fits || !from.element.is_index() || !self.has_shape(from.shape, to.shape) {
             return Ok(false);
         }
         let (count, wide) = (from.count(), from.element.len() == 8);
@@ -188,8 +185,10 @@ impl WholeTensor {
         device: i32,
     ) -> Result<Dense, Raised> {
         let own = self.element.stored()?;
-        let dtype = dtype.map(dtype_of).transpose()?.unwrap_or(own);
-        let row_len = self.rows.row_len() / own.len() * dtype.len();
+        let (dtype, row_len) = match dtype.map(dtype_of).transpose()? {
+            Some(other) => (other, self.rows.row_len() / own.len() * other.len()),
+            None => (own, self.rows.row_len()),
+        };
         // One after the other, if nothing else is said.
         let stride = stride.max(row_len);
         let len = if count == 0 { 0 } else { stride.saturating_mul(count - 1).saturating_add(row_len) };

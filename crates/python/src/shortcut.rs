@@ -10,12 +10,13 @@
 
 use std::sync::OnceLock;
 
+use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 use wholemem::ReduceOp;
 
-use crate::array::{Element, Exchange, Layout, Seen};
+use crate::array::{Element, Exchange, Layout};
 use crate::communicator::Communicator;
 use crate::error::is_bad_index;
 use crate::tensor::WholeTensor;
@@ -224,13 +225,19 @@ impl ShortGather {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = args.py();
         if args.len() == 2 {
-            let named = |name| kwargs.map_or(Ok(None), |kwargs| kwargs.get_item(name));
+            let mut left = kwargs.map_or(0, |kwargs| kwargs.len());
+            let mut named = |name| match kwargs {
+                Some(kwargs) if left > 0 => {
+                    let found = kwargs.get_item(name)?;
+                    left -= usize::from(found.is_some());
+                    Ok(found)
+                }
+                _ => PyResult::Ok(None),
+            };
             let (out, dtype) = (named(intern!(py, "out"))?, named(intern!(py, "dtype"))?);
-            let is_all =
-                kwargs.map_or(0, |kwargs| kwargs.len()) == [&out, &dtype].into_iter().flatten().count();
             let given = |found: Option<Bound<'py, PyAny>>| found.filter(|found| !found.is_none());
             let (table, indices) = (args.get_item(0)?, args.get_item(1)?);
-            if is_all
+            if left == 0
                 && let Some(rows) = self.shortcut.get().gather(
                     &table,
                     &indices,
@@ -366,7 +373,15 @@ impl Shortcut {
 
     /// Whether elements of a tensor are not those in its memory.
     fn is_other(&self, tensor: &Bound<'_, PyAny>, element: Element) -> PyResult<bool> {
-        Ok(element.is_part_of_complex() && self.is_other.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
+        if !element.is_part_of_complex() {
+            return Ok(false);
+        }
+        let (asked, given) = (self.is_other.as_ptr(), tensor.as_ptr());
+        // SAFETY: both are objects, and no more are passed. Unlike a call with a tuple this one makes no tuple.
+        let says =
+            unsafe { ffi::PyObject_CallFunctionObjArgs(asked, given, std::ptr::null_mut::<ffi::PyObject>()) };
+        // SAFETY: a new reference, or null and an error.
+        unsafe { Bound::from_owned_ptr_or_err(tensor.py(), says) }?.is_truthy()
     }
 
     /// A tensor for the rows that indices name, if they can be indices.
@@ -376,7 +391,9 @@ impl Shortcut {
         indices: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let py = indices.py();
-        let Some(seen) = self.exchange.get().look(indices).filter(Seen::are_indices) else { return Ok(None) };
+        let Some(seen) = self.exchange.get().look(indices).filter(|seen| seen.element.is_index()) else {
+            return Ok(None);
+        };
         self.new_tensor(py, table.element, &table.shape_of(seen.shape), seen.device)
     }
 

@@ -3,7 +3,6 @@
 //! On the host, work has run when the call returns. On a GPU it is enqueued: on the stream that the caller names, or on the
 //! default one, with which frameworks begin too.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
@@ -95,11 +94,11 @@ pub(crate) fn handle_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     Err(Raised::new("WrongType", message).hint("give a stream of torch or CuPy, or its number").into())
 }
 
-/// The streams by whose numbers a framework has called so far. They are the framework's, which keeps them.
+/// The streams by whose numbers a framework has called so far, the latest first. They are the framework's, which keeps them.
 #[derive(Debug)]
 pub(crate) struct Streams {
     epoch: ForkEpoch,
-    known: Mutex<HashMap<u64, Stream>>,
+    known: Mutex<Vec<(u64, Stream)>>,
 }
 
 impl Streams {
@@ -114,11 +113,16 @@ impl Open {
     pub(crate) fn stream_at(&self, handle: u64) -> Stream {
         let device = self.group.device();
         // In a child of a fork, which is told so by whatever it enqueues, the lock may be held by a thread that is not there.
-        if device.backend().kind() == BackendKind::Host || !self.streams.epoch.is_current() {
+        if self.device < 0 || !self.streams.epoch.is_current() {
             return self.stream.clone();
         }
         let mut known = self.streams.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: who names a stream says that it is one of the communicator's device, and stays, as said above.
-        known.entry(handle).or_insert_with(|| unsafe { Stream::from_lasting(device, handle) }).clone()
+        let place = known.iter().position(|(number, _)| *number == handle).unwrap_or_else(|| {
+            // SAFETY: who names a stream says that it is one of the communicator's device, and stays, as said above.
+            known.push((handle, unsafe { Stream::from_lasting(device, handle) }));
+            known.len() - 1
+        });
+        known.swap(0, place);
+        known[0].1.clone()
     }
 }

@@ -57,11 +57,6 @@ impl Seen<'_> {
         self.shape.iter().map(|len| usize::try_from(*len).unwrap_or(0)).product()
     }
 
-    /// Whether it can name rows.
-    pub(crate) fn are_indices(&self) -> bool {
-        matches!(self.element.name, "int64" | "int32")
-    }
-
     /// Whether another one has the same shape, type and device.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         (self.device, self.element, self.shape) == (other.device, other.element, other.shape)

@@ -25,7 +25,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 pub(crate) use element::Element;
-pub(crate) use exchange::{Exchange, Seen};
+pub(crate) use exchange::Exchange;
 pub(crate) use layout::Layout;
 pub(crate) use turn::Turn;
 pub(crate) use view::{Place, View};
