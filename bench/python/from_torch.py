@@ -13,13 +13,17 @@ It needs the package `wholemem`, built for release, and torch. What is compared:
   processes; also with tensors that are registered. On a GPU, start an MPS server first, or the ranks take turns.
 
 Rust's figures are `wholemem bench gather` and `wholemem bench allreduce`, with as many calls, in turns with torch's, each turn a
-process of its own. Each side's best turn counts, since neither cores nor processes are equally fast. Indices are fresh in every
-call, and what is gathered and reduced is checked.
+process of its own. Each side's best turn counts, since neither cores nor processes are equally fast. Both have their rounds alike:
+indices are fresh in every call, gathers are prepared before the rounds and checked behind them, with a plain copy to each, and what
+is reduced is checked too.
 """
 
 import argparse
+import functools
 import json
+import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -37,7 +41,10 @@ import wholemem.torch as wm
 ROW = 512
 SIZES = [16, 1 << 10, 64 << 10]
 CALLS = 1000
-TURNS = 5
+# Rounds that do not count.
+WARM_UP = 2
+# Bytes that are gathered before they are checked.
+LAP = {"cpu": 1 << 30, "cuda": 8 << 30}
 
 
 def rust(args, what, *more):
@@ -53,13 +60,13 @@ def rust(args, what, *more):
     return report
 
 
-def in_turns(ask, work):
-    """What `ask` and `work` tell, turn by turn: the smallest figure of each case."""
+def in_turns(args, ask, work):
+    """What `ask` and `work` tell of each case, turn by turn."""
     asked, worked = [], []
-    for _ in range(TURNS):
+    for _ in range(args.turns):
         asked.append(ask())
         worked.append(work())
-    return ({key: min(turn[key] for turn in turns) for key in turns[0]} for turns in (asked, worked))
+    return ({key: [turn[key] for turn in turns] for key in turns[0]} for turns in (asked, worked))
 
 
 class Clock:
@@ -69,13 +76,17 @@ class Clock:
         self.on_gpu = device == "cuda"
         if self.on_gpu:
             self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            # Without a frame of Python, on the way back from which the GPU would wait for work.
+            record = super(torch.cuda.Event, self.events[0]).record
+            self.begin = functools.partial(record, torch.cuda.current_stream())
 
-    def begin(self):
+    def settle(self):
+        """Waits until nothing is on its way."""
         if self.on_gpu:
             torch.cuda.synchronize()
-            self.events[0].record()
-        else:
-            self.began = time.perf_counter()
+
+    def begin(self):
+        self.began = time.perf_counter()
 
     def end(self):
         """The seconds since it began, once all has run."""
@@ -117,38 +128,69 @@ class Table:
             if not torch.equal(rows, self.held(index)[:, None].expand_as(rows)):
                 sys.exit("other rows were gathered than were asked for")
 
+    def rounds_of(self, args, rows, calls, given):
+        """Rounds of so many calls, as Rust's bench has them: some are prepared, then had one behind the other, then checked. There
+        is a copy of as many bytes to each, and they take turns in being first: what was written before is still on its way."""
+        left = args.rounds + WARM_UP
+        while left > 0:
+            count = min(left, max(1, LAP[self.device] // (calls * rows * ROW)))
+            lap = [Round(self, rows, calls, given) for _ in range(count)]
+            for number, played in enumerate(lap):
+                if number % 2 == 0:
+                    yield played
+                played.copy()
+                if number % 2 == 1:
+                    yield played
+            for played in lap:
+                self.check(played.indices, played.gathered)
+            left -= count
+
+
+class Round:
+    """What calls are given, and what they give."""
+
+    def __init__(self, table, rows, calls, given):
+        self.indices, self.gathered = table.indices(calls, rows), []
+        self.outputs = [None] * calls
+        if given:
+            self.outputs = [torch.full((rows, ROW // 4), math.nan, device=table.device) for _ in range(calls)]
+        count = min(calls * rows, table.rows)
+        first = random.randrange(table.rows - count + 1)
+        self.part = wm.as_tensor(table.table.local())[first : first + count]
+        self.plain = torch.full_like(self.part, math.nan)
+
+    def copy(self):
+        """Copies as many bytes as are gathered."""
+        self.plain.copy_(self.part)
+
 
 def gathers(args, table, rows, calls, given):
-    """The seconds of a call, as the median of rounds of so many calls."""
-    clock, times = Clock(args.device), []
-    outputs = [None] * calls
-    if given:
-        outputs = [torch.zeros((rows, ROW // 4), device=args.device) for _ in range(calls)]
-    for _ in range(args.rounds + 2):
-        indices, gathered = table.indices(calls, rows), []
-        asked, source = list(zip(indices, outputs)), table.table
+    """The seconds of a call, as the median of rounds."""
+    clock, times, source = Clock(args.device), [], table.table
+    for played in table.rounds_of(args, rows, calls, given):
+        asked = list(zip(played.indices, played.outputs))
+        clock.settle()
         clock.begin()
-        for index, out in asked:
-            gathered.append(wm.gather(source, index, out=out))
+        gathered = [wm.gather(source, index, out=out) for index, out in asked]
         times.append(clock.end())
-        table.check(indices, gathered)
-    return statistics.median(times[2:]) / calls
+        played.gathered.extend(gathered)
+    return statistics.median(times[WARM_UP:]) / calls
 
 
 def bare_gathers(args, table, rows, calls, given):
     """The same by addresses, which nobody looks at: the least that a call from Python takes."""
-    out = torch.zeros((rows, ROW // 4), device=args.device)
-    device = out.get_device()
+    clock, times, source = Clock(args.device), [], table.table
+    device = -1 if args.device == "cpu" else torch.cuda.current_device()
     stream = torch._C._cuda_getCurrentRawStream(device) if args.device == "cuda" else 0
-    clock, times = Clock(args.device), []
-    for _ in range(args.rounds + 2):
-        (indices,) = table.indices(1, rows)
-        source, asked, to = table.table, indices.data_ptr(), out.data_ptr()
+    for played in table.rounds_of(args, rows, calls, given):
+        asked = [(index.data_ptr(), out.data_ptr()) for index, out in zip(played.indices, played.outputs)]
+        clock.settle()
         clock.begin()
-        source.gather_at(asked, rows, True, to, 0, None, device, stream)
+        for index, out in asked:
+            source.gather_at(index, rows, True, out, 0, None, device, stream)
         times.append(clock.end())
-        table.check([indices], [out])
-    return statistics.median(times[2:])
+        played.gathered.extend(played.outputs)
+    return statistics.median(times[WARM_UP:]) / calls
 
 
 def graph_gathers(args, table, rows, calls, given):
@@ -160,14 +202,15 @@ def graph_gathers(args, table, rows, calls, given):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         gathered = [wm.gather(table.table, index) for index in indices]
-    for _ in range(args.rounds + 2):
+    for _ in range(args.rounds + WARM_UP):
         for index, fresh in zip(indices, table.indices(calls, rows)):
             index.copy_(fresh)
+        clock.settle()
         clock.begin()
         graph.replay()
         times.append(clock.end())
         table.check(indices, gathered)
-    return statistics.median(times[2:]) / calls
+    return statistics.median(times[WARM_UP:]) / calls
 
 
 def gather_plan(args):
@@ -193,17 +236,19 @@ def gather_cases(args):
 
     def ask():
         told = {}
-        for number, (_, length, calls, _, _) in enumerate(plan):
+        for length, calls in {(length, calls): None for _, length, calls, _, _ in plan}:
             words = ["--row-bytes", str(ROW), "--rows", str(length // ROW), "--table", str(args.table), "--calls", str(calls)]
-            told[str(number)] = rust(args, "gather", *words)["cases"][0]["call_us"]
+            (measured,) = rust(args, "gather", *words)["cases"]
+            # Of the median round, as torch's.
+            told[length, calls] = measured["call_us"] * measured["value"] / measured["median"]
         return told
 
     # Processes of their own on both sides: how fast one is, is also chance.
-    ours, found = in_turns(ask, lambda: json.loads(finished([started(args, "gather")])[0]))
+    ours, found = in_turns(args, ask, lambda: json.loads(finished([started(args, "gather")])[0]))
     cases = []
     for number, (name, length, calls, given, _) in enumerate(plan):
         parameters = {"bytes": length, "calls": calls, "output": "given" if given else "new"}
-        cases.append(case(name, parameters, found[str(number)], ours[str(number)]))
+        cases.append(case(name, parameters, found[str(number)], ours[length, calls]))
     return cases
 
 
@@ -242,8 +287,9 @@ def reduce_rank(args):
                     fast.register_buffer(tensor)
                     fast.register_buffer(out)
                 times = []
-                for _ in range(args.rounds + 2):
+                for _ in range(args.rounds + WARM_UP):
                     fast.comm.barrier()
+                    clock.settle()
                     clock.begin()
                     for _ in range(CALLS):
                         fast.all_reduce(tensor, out)
@@ -251,7 +297,7 @@ def reduce_rank(args):
                     times.append(wm.all_reduce(fast.comm, took, "max").item())
                     if not (out == ranks * (ranks + 1) / 2).all():
                         sys.exit("the sum is wrong")
-                told[f"{size} {kind}"] = statistics.median(times[2:]) / CALLS * 1e6
+                told[f"{size} {kind}"] = statistics.median(times[WARM_UP:]) / CALLS * 1e6
     if rank == 0:
         print(json.dumps(told))
 
@@ -277,7 +323,7 @@ def reduce_cases(args):
         ask = lambda: {
             f"{case['bytes']} {case['buffers']}": case["value"] for case in rust(args, "allreduce", *words)["cases"]
         }
-        ours, found = in_turns(ask, lambda: reduced(args, ranks))
+        ours, found = in_turns(args, ask, lambda: reduced(args, ranks))
         for key, value in ours.items():
             size, kind = key.split()
             parameters = {"ranks": ranks, "bytes": int(size), "buffers": kind}
@@ -286,15 +332,18 @@ def reduce_cases(args):
 
 
 def case(name, parameters, found, ours):
+    """What the turns of both sides say: the best of each."""
     digits = lambda value: float(f"{value:.4g}")
     return {
         "case": name,
         **parameters,
         "unit": "us",
-        "torch": digits(found),
-        "rust": digits(ours),
-        "over": digits(found - ours),
-        "ratio": digits(found / ours),
+        "torch": digits(min(found)),
+        "rust": digits(min(ours)),
+        "over": digits(min(found) - min(ours)),
+        "ratio": digits(min(found) / min(ours)),
+        "torch_turns": [digits(turn) for turn in found],
+        "rust_turns": [digits(turn) for turn in ours],
     }
 
 
@@ -316,6 +365,7 @@ def main():
     parser.add_argument("--table", type=int, help="bytes [16 GiB on a GPU, 1 GiB elsewhere]")
     parser.add_argument("--only", choices=["gather", "allreduce"])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=7, help="processes of each side")
     parser.add_argument("--json", help="a file for the figures")
     parser.add_argument("--part", choices=["gather", "rank"], help=argparse.SUPPRESS)
     args = parser.parse_args()
