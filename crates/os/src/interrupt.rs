@@ -12,9 +12,8 @@
 //! assert!(interruptible(|| true, is_interrupted));
 //! ```
 
-use std::cell::Cell;
-use std::mem;
-use std::ptr::NonNull;
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Duration;
 
 use crate::Deadline;
@@ -22,10 +21,11 @@ use crate::Deadline;
 /// How long a wait that can be interrupted sleeps before it asks.
 pub const MOMENT: Duration = Duration::from_millis(50);
 
-type Question = NonNull<dyn Fn() -> bool>;
+/// What the waits of a thread ask: whether they are to be given up.
+pub type Question = Rc<dyn Fn() -> bool>;
 
 thread_local! {
-    static QUESTION: Cell<Option<Question>> = const { Cell::new(None) };
+    static QUESTION: RefCell<Option<Question>> = const { RefCell::new(None) };
 }
 
 /// The question that was asked before, put back also when the wait panics.
@@ -33,40 +33,42 @@ struct Before(Option<Question>);
 
 impl Drop for Before {
     fn drop(&mut self) {
-        QUESTION.set(self.0);
+        QUESTION.set(self.0.take());
     }
 }
 
 /// Calls `wait`; whatever waits in it, in this thread, gives up once `question` answers true.
-pub fn interruptible<T>(question: impl Fn() -> bool, wait: impl FnOnce() -> T) -> T {
-    let asked: NonNull<dyn Fn() -> bool + '_> = NonNull::from_ref(&question);
-    // SAFETY: only how long it may be asked is forgotten: until the one before is put back, when this call ends.
-    let asked = unsafe { mem::transmute::<NonNull<dyn Fn() -> bool + '_>, Question>(asked) };
-    let _before = Before(QUESTION.replace(Some(asked)));
+pub fn interruptible<T>(question: impl Fn() -> bool + 'static, wait: impl FnOnce() -> T) -> T {
+    interruptible_by(Rc::new(question), wait)
+}
+
+/// The same with a question that the caller keeps for the next call: those that rarely wait would be mostly the making of it.
+pub fn interruptible_by<T>(question: Question, wait: impl FnOnce() -> T) -> T {
+    let _before = Before(QUESTION.replace(Some(question)));
     wait()
 }
 
 /// Whether a wait of this thread is to be given up.
 #[must_use]
 pub fn is_interrupted() -> bool {
-    // SAFETY: a question is there while the call runs that it was given to, which is one that this one is made in.
-    QUESTION.get().is_some_and(|question| unsafe { question.as_ref() }())
+    // Not under the borrow: the answer may take calls that are themselves interruptible.
+    let question = QUESTION.with_borrow(Clone::clone);
+    question.is_some_and(|question| question())
 }
 
 /// When a wait until `deadline` has to ask next: then, or in a moment where somebody may interrupt it.
 #[must_use]
 pub fn next_question(deadline: Deadline) -> Deadline {
-    let is_asked = QUESTION.get().is_some();
+    let is_asked = QUESTION.with_borrow(Option::is_some);
     let far = deadline.remaining().is_none_or(|left| left > MOMENT);
     if is_asked && far { Deadline::after(MOMENT) } else { deadline }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::cell::Cell;
 
-    use std::cell::RefCell;
-    use std::rc::Rc;
+    use super::*;
 
     #[test]
     fn a_question_is_asked_within_its_call_only() {
@@ -97,6 +99,20 @@ mod tests {
                 assert!(panicked.is_err() && is_interrupted());
             },
         );
+    }
+
+    #[test]
+    fn a_question_may_be_kept_and_outlives_the_calls_it_is_given_to() {
+        let asked = Rc::new(Cell::new(0));
+        let count = Rc::clone(&asked);
+        let question: Question = Rc::new(move || {
+            // As one that begins in a handler, and is asked before this one is answered.
+            assert!(!interruptible(|| false, is_interrupted));
+            count.replace(count.get() + 1) > 0
+        });
+        let wait = || interruptible_by(Rc::clone(&question), is_interrupted);
+        assert_eq!([wait(), wait(), is_interrupted()], [false, true, false]);
+        assert_eq!((asked.get(), Rc::strong_count(&question)), (2, 1));
     }
 
     #[test]

@@ -94,7 +94,7 @@ pub(crate) fn handle_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     Err(Raised::new("WrongType", message).hint("give a stream of torch or CuPy, or its number").into())
 }
 
-/// The streams by whose numbers a framework has called so far, the latest first. They are the framework's, which keeps them.
+/// The streams by whose numbers a framework has called so far, the latest one first. They are the framework's, which keeps them.
 #[derive(Debug)]
 pub(crate) struct Streams {
     epoch: ForkEpoch,

@@ -4,12 +4,13 @@
 //! whether a signal has come; where its handler raises, they give up, and what it raised is what the call raises. They
 //! look at the same time whether another thread has closed what they wait for.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::prelude::*;
-use wholemem_os::interrupt::interruptible;
+use wholemem_os::interrupt::{Question, interruptible, interruptible_by};
 
 use crate::error::Raised;
 
@@ -27,37 +28,77 @@ impl Closed {
     }
 }
 
+/// What a wait asks, and what a handler has raised meanwhile.
+struct Asking {
+    raised: Rc<RefCell<Option<PyErr>>>,
+    question: Question,
+}
+
+thread_local! {
+    /// Kept for the next call: most have nothing to wait for, and would take as long as the making of it.
+    static IDLE: Cell<Option<Asking>> = const { Cell::new(None) };
+}
+
+impl Asking {
+    fn new() -> Self {
+        let raised = Rc::new(RefCell::new(None));
+        let kept = Rc::clone(&raised);
+        let question = move || {
+            // An interpreter that is ending has no handlers to run.
+            let seen = Python::try_attach(|py| py.check_signals());
+            if let Some(Err(error)) = seen {
+                *kept.borrow_mut() = Some(error);
+            }
+            kept.borrow().is_some()
+        };
+        Self { raised, question: Rc::new(question) }
+    }
+
+    /// The one that no other call of this thread uses now. A thread that is ending keeps none.
+    fn idle() -> Self {
+        IDLE.try_with(Cell::take).ok().flatten().unwrap_or_else(Self::new)
+    }
+
+    /// What was raised, once the call is over.
+    fn end(self) -> Option<PyErr> {
+        let raised = self.raised.take();
+        let _ = IDLE.try_with(|idle| idle.set(Some(self)));
+        raised
+    }
+}
+
 /// Makes a call that may wait.
 pub(crate) fn waiting<T, E>(py: Python<'_>, call: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
 where
     T: Send,
     E: Into<Raised> + Send,
 {
-    waiting_unless(py, || false, call)
+    asking(py, |question| interruptible_by(question, call))
 }
 
 /// The same, given up as soon as something is said to be closed.
 pub(crate) fn waiting_unless<T, E>(
     py: Python<'_>,
-    is_closed: impl Fn() -> bool + Send,
+    is_closed: impl Fn() -> bool + Send + 'static,
     call: impl FnOnce() -> Result<T, E> + Send,
 ) -> PyResult<T>
 where
     T: Send,
     E: Into<Raised> + Send,
 {
-    let (outcome, raised) = py.detach(move || {
-        let raised = RefCell::new(None);
-        let look = || {
-            // An interpreter that is ending has no handlers to run.
-            let seen = Python::try_attach(|py| py.check_signals());
-            if let Some(Err(error)) = seen {
-                *raised.borrow_mut() = Some(error);
-            }
-            raised.borrow().is_some() || is_closed()
-        };
-        let outcome = interruptible(look, call);
-        (outcome, raised.into_inner())
+    asking(py, |question| interruptible(move || question() || is_closed(), call))
+}
+
+/// Makes a call without the interpreter's lock; what a handler raises meanwhile is what it raises.
+fn asking<T, E>(py: Python<'_>, call: impl FnOnce(Question) -> Result<T, E> + Send) -> PyResult<T>
+where
+    T: Send,
+    E: Into<Raised> + Send,
+{
+    let (outcome, raised) = py.detach(|| {
+        let asking = Asking::idle();
+        let outcome = call(Rc::clone(&asking.question));
+        (outcome, asking.end())
     });
     match (outcome, raised) {
         (_, Some(raised)) => Err(raised),
