@@ -13,17 +13,20 @@ It needs the package `wholemem`, built for release, and torch. What is compared:
   processes; also with tensors that are registered. On a GPU, start an MPS server first, or the ranks take turns.
 
 Rust's figures are `wholemem bench gather` and `wholemem bench allreduce`, with as many calls, in turns with torch's, each turn a
-process of its own. Each side's best turn counts, since neither cores nor processes are equally fast. Both have their rounds alike:
-indices are fresh in every call, gathers are prepared before the rounds and checked behind them, with a plain copy to each, and what
-is reduced is checked too.
+process of its own on the same core. Each side's best turn counts, since neither cores nor processes are equally fast; `usual_ratio` is
+the median of the turns' ratios. Both have their rounds alike: indices are fresh in every call, gathers are prepared before the rounds
+and checked behind them, with a plain copy to each, and what is reduced is checked too. A graph's indices are written before each
+round, and its rows checked behind it.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import math
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -42,15 +45,22 @@ ROW = 512
 SIZES = [16, 1 << 10, 64 << 10]
 CALLS = 1000
 # Rounds that do not count.
-WARM_UP = 2
-# Bytes that are gathered before they are checked.
+WARM_UP = 1
+# Bytes that are gathered and copied before they are checked.
 LAP = {"cpu": 1 << 30, "cuda": 8 << 30}
 
 
-def rust(args, what, *more):
+def on_cores(first, count=1):
+    """What comes before a command so that it runs on some cores, of those that there are in turn."""
+    cores = sorted(os.sched_getaffinity(0))
+    taken = {cores[(first + number) % len(cores)] for number in range(count)}
+    return ["taskset", "-c", ",".join(map(str, sorted(taken)))]
+
+
+def rust(args, what, *more, before=()):
     """The cases of one of our own benches."""
     backend = "cuda" if args.device == "cuda" else "host"
-    command = [args.program, "bench", what, "--backend", backend, "--json", "--rounds", str(args.rounds), *more]
+    command = [*before, args.program, "bench", what, "--backend", backend, "--json", "--rounds", str(args.rounds), *more]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}")
@@ -63,9 +73,9 @@ def rust(args, what, *more):
 def in_turns(args, ask, work):
     """What `ask` and `work` tell of each case, turn by turn."""
     asked, worked = [], []
-    for _ in range(args.turns):
-        asked.append(ask())
-        worked.append(work())
+    for turn in range(args.turns):
+        asked.append(ask(turn))
+        worked.append(work(turn))
     return ({key: [turn[key] for turn in turns] for key in turns[0]} for turns in (asked, worked))
 
 
@@ -109,13 +119,13 @@ class Table:
         local = wm.as_tensor(self.table.local())
         for first in range(0, self.rows, 1 << 20):
             part = local[first : first + (1 << 20)]
-            part.copy_(self.held(torch.arange(first, first + len(part), device=args.device))[:, None].expand_as(part))
+            part.copy_(self.held(torch.arange(first, first + len(part), device=args.device)))
         self.finish()
         self.table.populate()
 
     def held(self, row):
-        """What a row holds: its number, as far as a float can tell it from the next one."""
-        return (row % (1 << 24)).float()
+        """What rows hold: their numbers in two parts, since a float cannot tell all of them from the next, over and over."""
+        return torch.stack((row >> 16, row & 0xFFFF), dim=-1).float().repeat(1, ROW // 8)
 
     def finish(self):
         self.comm.barrier(stream=torch.cuda.current_stream() if self.device == "cuda" else None)
@@ -125,17 +135,20 @@ class Table:
 
     def check(self, indices, gathered):
         for index, rows in zip(indices, gathered):
-            if not torch.equal(rows, self.held(index)[:, None].expand_as(rows)):
+            if not torch.equal(rows, self.held(index)):
                 sys.exit("other rows were gathered than were asked for")
 
     def rounds_of(self, args, rows, calls, given):
         """Rounds of so many calls, as Rust's bench has them: some are prepared, then had one behind the other, then checked. There
         is a copy of as many bytes to each, and they take turns in being first: what was written before is still on its way."""
-        left = args.rounds + WARM_UP
-        while left > 0:
-            count = min(left, max(1, LAP[self.device] // (calls * rows * ROW)))
-            lap = [Round(self, rows, calls, given) for _ in range(count)]
-            for number, played in enumerate(lap):
+        most = max(1, LAP[self.device] // (2 * calls * rows * ROW))
+        begun, lap = 0, []
+        while begun < WARM_UP + args.rounds:
+            lap.clear()
+            # Those that do not count are by themselves.
+            count = WARM_UP if begun == 0 else min(most, WARM_UP + args.rounds - begun)
+            lap += [Round(self, rows, calls, given) for _ in range(count)]
+            for number, played in enumerate(lap, begun):
                 if number % 2 == 0:
                     yield played
                 played.copy()
@@ -143,7 +156,7 @@ class Table:
                     yield played
             for played in lap:
                 self.check(played.indices, played.gathered)
-            left -= count
+            begun += count
 
 
 class Round:
@@ -234,17 +247,22 @@ def gather_turn(args):
 def gather_cases(args):
     plan = gather_plan(args)
 
-    def ask():
+    # The same core for both, and another one in each turn: they are not equally fast. A processor gathers with all of them.
+    core = on_cores if args.device == "cuda" else lambda turn: []
+
+    def ask(turn):
         told = {}
         for length, calls in {(length, calls): None for _, length, calls, _, _ in plan}:
             words = ["--row-bytes", str(ROW), "--rows", str(length // ROW), "--table", str(args.table), "--calls", str(calls)]
-            (measured,) = rust(args, "gather", *words)["cases"]
+            (measured,) = rust(args, "gather", *words, before=core(turn))["cases"]
             # Of the median round, as torch's.
             told[length, calls] = measured["call_us"] * measured["value"] / measured["median"]
         return told
 
-    # Processes of their own on both sides: how fast one is, is also chance.
-    ours, found = in_turns(args, ask, lambda: json.loads(finished([started(args, "gather")])[0]))
+    def work(turn):
+        return json.loads(finished([started(args, "gather", before=core(turn))])[0])
+
+    ours, found = in_turns(args, ask, work)
     cases = []
     for number, (name, length, calls, given, _) in enumerate(plan):
         parameters = {"bytes": length, "calls": calls, "output": "given" if given else "new"}
@@ -288,8 +306,10 @@ def reduce_rank(args):
                     fast.register_buffer(out)
                 times = []
                 for _ in range(args.rounds + WARM_UP):
-                    fast.comm.barrier()
+                    out.fill_(math.nan)
+                    # Before others write to it.
                     clock.settle()
+                    fast.comm.barrier()
                     clock.begin()
                     for _ in range(CALLS):
                         fast.all_reduce(tensor, out)
@@ -302,16 +322,14 @@ def reduce_rank(args):
         print(json.dumps(told))
 
 
-def reduced(args, ranks):
-    """Starts the ranks; what rank 0 tells."""
-    cores = sorted(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory() as folder:
+def reduced(args, ranks, cores):
+    """Starts the ranks on such cores; what rank 0 tells."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ending:
         processes = []
         for rank in range(ranks):
             env = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "BENCH_FOLDER": folder}
-            # Each on a core of its own, as Rust's ranks are.
-            pinned = ["taskset", "-c", str(cores[rank])] if ranks <= len(cores) else []
-            processes.append(started(args, "rank", env, pinned))
+            processes.append(started(args, "rank", env, cores(rank)))
+            ending.callback(processes[-1].kill)
         return json.loads(finished(processes)[0])
 
 
@@ -320,10 +338,19 @@ def reduce_cases(args):
     for ranks in (1, 2):
         words = ["--ranks", str(ranks), "--sizes", ",".join(map(str, SIZES)), "--dtype", "f32", "--op", "sum"]
         words += ["--mode", "eager", "--place", "out", "--calls", str(CALLS)]
-        ask = lambda: {
-            f"{case['bytes']} {case['buffers']}": case["value"] for case in rust(args, "allreduce", *words)["cases"]
-        }
-        ours, found = in_turns(args, ask, lambda: reduced(args, ranks))
+
+        def ask(turn):
+            # The same cores for both on a GPU; on a processor Rust's ranks take one each by themselves.
+            before = on_cores(ranks * turn, ranks) if args.device == "cuda" else []
+            told = rust(args, "allreduce", *words, before=before)["cases"]
+            return {f"{case['bytes']} {case['buffers']}": case["value"] for case in told}
+
+        def work(turn):
+            if args.device == "cuda":
+                return reduced(args, ranks, lambda rank: on_cores(ranks * turn, ranks))
+            return reduced(args, ranks, lambda rank: on_cores(rank) if ranks <= os.cpu_count() else [])
+
+        ours, found = in_turns(args, ask, work)
         for key, value in ours.items():
             size, kind = key.split()
             parameters = {"ranks": ranks, "bytes": int(size), "buffers": kind}
@@ -332,7 +359,7 @@ def reduce_cases(args):
 
 
 def case(name, parameters, found, ours):
-    """What the turns of both sides say: the best of each."""
+    """What the turns of both sides say: the best of each, and what is usual within a turn."""
     digits = lambda value: float(f"{value:.4g}")
     return {
         "case": name,
@@ -342,6 +369,7 @@ def case(name, parameters, found, ours):
         "rust": digits(min(ours)),
         "over": digits(min(found) - min(ours)),
         "ratio": digits(min(found) / min(ours)),
+        "usual_ratio": digits(statistics.median(one / other for one, other in zip(found, ours))),
         "torch_turns": [digits(turn) for turn in found],
         "rust_turns": [digits(turn) for turn in ours],
     }
@@ -354,18 +382,28 @@ def show(report):
         what = ", ".join(f"{value} {name}" for name, value in case.items() if name in ("ranks", "bytes", "calls", "buffers", "output"))
         print(
             f"{case['case']:18} {what:40} torch {case['torch']:>9} rust {case['rust']:>9}"
-            f" over {case['over']:>8} ratio {case['ratio']:>6}"
+            f" over {case['over']:>8} ratio {case['ratio']:>6}, usually {case['usual_ratio']:>6}"
         )
 
 
+def positive(text):
+    """A number from one on."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
 def main():
+    # Processes that were started are ended by what happens then.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", required=True, help="wholemem, built for release")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--table", type=int, help="bytes [16 GiB on a GPU, 1 GiB elsewhere]")
+    parser.add_argument("--table", type=positive, help="bytes [16 GiB on a GPU, 1 GiB elsewhere]")
     parser.add_argument("--only", choices=["gather", "allreduce"])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--turns", type=int, default=7, help="processes of each side")
+    parser.add_argument("--rounds", type=positive, default=15)
+    parser.add_argument("--turns", type=positive, default=7, help="processes of each side")
     parser.add_argument("--json", help="a file for the figures")
     parser.add_argument("--part", choices=["gather", "rank"], help=argparse.SUPPRESS)
     args = parser.parse_args()
