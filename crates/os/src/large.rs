@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 use std::thread;
 
 use crate::Result;
+use crate::fork::without_forks;
 use crate::vm::{self, LARGE_PAGE, Protection};
 
 /// From this length on, every further one of it is worth a thread.
@@ -33,10 +34,16 @@ pub(crate) fn fill(file: BorrowedFd<'_>, len: usize) -> Result<()> {
         return Ok(());
     }
     let at = vm::reserve(len, LARGE_PAGE, None)?;
-    // SAFETY: the range is the reservation made in the line above; nobody but this process has the file, and it does
-    // not shrink it while it is mapped.
-    let mapped = unsafe { vm::map_at(at, len, file, Protection::ReadWrite) };
-    let filled = mapped.and_then(|()| fill_range(Range { at, len }));
+    // No child is to have the map, which would keep the file from being closed for writing.
+    let mapped = without_forks(|| {
+        // SAFETY: the range is the reservation made in the line above; nobody but this process has the file, and it does
+        // not shrink it while it is mapped.
+        unsafe { vm::map_at(at, len, file, Protection::ReadWrite) }?;
+        // SAFETY: as above. Where the kernel cannot, a child that is forked meanwhile has to end first.
+        let _ = unsafe { vm::set_inherited(at, len, false) };
+        Ok(())
+    });
+    let filled = mapped.flatten().and_then(|()| fill_range(Range { at, len }));
     // SAFETY: the range is the reservation, and nobody uses it any more.
     let released = unsafe { vm::release(at, len) };
     filled.and(released)

@@ -36,6 +36,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{FallocateFlags, FileType, MemfdFlags, Mode, OFlags, SealFlags};
 
 use crate::call::call;
+use crate::fork::without_forks;
 use crate::vm::{self, Protection};
 use crate::{Errno, Error, FileKind, Result, large, numa};
 
@@ -101,7 +102,7 @@ impl Memfd {
         fill(&fd, len)?;
         if !is_filled {
             // A matter of speed alone.
-            let _ = vm::SharedMap::over(fd.as_fd(), len, Protection::Read)?.populate();
+            let _ = map_hidden(fd.as_fd(), len, Protection::Read)?.populate();
         }
         Self::finish(fd, len)
     }
@@ -222,6 +223,16 @@ pub fn read_only_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     }
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     call("open", || rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
+}
+
+/// Maps a file so that no child has the map, which would keep the file from being closed for writing.
+fn map_hidden(fd: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<vm::SharedMap> {
+    without_forks(|| {
+        let map = vm::SharedMap::over(fd, len, protection)?;
+        // SAFETY: the map was made in the line above. Where the kernel cannot, a child that is forked meanwhile has to end first.
+        let _ = unsafe { vm::set_inherited(map.address(), len, false) };
+        Ok(map)
+    })?
 }
 
 /// Sees to it that nobody can write a memory file any more, through whatever descriptor, now or later.
@@ -349,7 +360,7 @@ mod tests {
             assert!(u64::try_from(stat.st_blocks).unwrap() * 512 >= len as u64, "{} blocks", stat.st_blocks);
             assert_eq!((usize::try_from(stat.st_size), stat.st_mode & 0o777), (Ok(len), 0o600));
             assert_eq!(rustix::fs::ftruncate(&memory, 0), Err(Errno::PERM));
-            let map = vm::SharedMap::create(&memory, Protection::ReadWrite).unwrap();
+            let map = map_hidden(memory.as_fd(), len, Protection::ReadWrite).unwrap();
             for offset in (0..len).step_by(vm::LARGE_PAGE / 2).chain([len - 1]) {
                 let mut seen = [1];
                 map.bytes().read_at(offset, &mut seen).unwrap();
@@ -375,7 +386,7 @@ mod tests {
     fn a_file_closed_for_writing_is_written_by_nobody() {
         let memory = Memfd::create("test", LEN).unwrap();
         let reader = vm::SharedMap::over(memory.read_only_fd().unwrap().as_fd(), LEN, Protection::Read);
-        let writer = vm::SharedMap::create(&memory, Protection::ReadWrite).unwrap();
+        let writer = map_hidden(memory.as_fd(), LEN, Protection::ReadWrite).unwrap();
         let busy = Error::Call { call: "fcntl", errno: Errno::BUSY };
         assert_eq!(close_for_writing(memory.as_fd()), Err(busy));
         assert_eq!(is_closed_for_writing(memory.as_fd()), Ok(false));

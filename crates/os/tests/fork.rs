@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use wholemem_os::fork::without_forks;
-use wholemem_os::vm::{Protection, SharedMap, set_inherited};
+use wholemem_os::vm::{LARGE_PAGE, Protection, SharedMap, set_inherited};
 use wholemem_os::{Memfd, memfd};
 
 const LEN: usize = 1 << 16;
@@ -43,10 +43,10 @@ fn map_hidden(memory: &Memfd) -> SharedMap {
     map
 }
 
-#[test]
-fn no_child_has_a_map_that_is_made_and_hidden_without_forks() {
+/// Does something over and over while there are always children, and says what failed.
+fn beside_children<E: Send>(times: u32, once: impl Fn() -> Result<(), E> + Sync) -> Option<E> {
     let is_over = AtomicBool::new(false);
-    let failed = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut children = VecDeque::new();
             while !is_over.load(Ordering::Relaxed) {
@@ -56,14 +56,29 @@ fn no_child_has_a_map_that_is_made_and_hidden_without_forks() {
                 }
             }
         });
-        let failed = (0..2000).find_map(|_| {
-            let memory = Memfd::create("test", LEN).unwrap();
-            drop(without_forks(|| map_hidden(&memory)).unwrap());
-            // A map that anybody has keeps it from being closed.
-            memfd::close_for_writing(memory.as_fd()).err()
-        });
+        let failed = (0..times).find_map(|_| once().err());
         is_over.store(true, Ordering::Relaxed);
         failed
+    })
+}
+
+// A map that anybody has keeps a file from being closed for writing.
+
+#[test]
+fn no_child_has_a_map_that_is_made_and_hidden_without_forks() {
+    let failed = beside_children(2000, || {
+        let memory = Memfd::create("test", LEN).unwrap();
+        drop(without_forks(|| map_hidden(&memory)).unwrap());
+        memfd::close_for_writing(memory.as_fd())
+    });
+    assert_eq!(failed, None);
+}
+
+#[test]
+fn no_child_has_a_map_by_which_large_pages_are_made() {
+    let failed = beside_children(200, || {
+        let memory = Memfd::create_large("test", LARGE_PAGE + LEN).unwrap();
+        memfd::close_for_writing(memory.as_fd())
     });
     assert_eq!(failed, None);
 }
