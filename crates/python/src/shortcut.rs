@@ -10,7 +10,6 @@
 
 use std::sync::OnceLock;
 
-use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
@@ -373,15 +372,7 @@ impl Shortcut {
 
     /// Whether elements of a tensor are not those in its memory.
     fn is_other(&self, tensor: &Bound<'_, PyAny>, element: Element) -> PyResult<bool> {
-        if !element.is_part_of_complex() {
-            return Ok(false);
-        }
-        let (asked, given) = (self.is_other.as_ptr(), tensor.as_ptr());
-        // SAFETY: both are objects, and no more are passed. Unlike a call with a tuple this one makes no tuple.
-        let says =
-            unsafe { ffi::PyObject_CallFunctionObjArgs(asked, given, std::ptr::null_mut::<ffi::PyObject>()) };
-        // SAFETY: a new reference, or null and an error.
-        unsafe { Bound::from_owned_ptr_or_err(tensor.py(), says) }?.is_truthy()
+        Ok(element.is_part_of_complex() && self.is_other.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
     }
 
     /// A tensor for the rows that indices name, if they can be indices.
