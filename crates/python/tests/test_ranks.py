@@ -378,6 +378,42 @@ def test_ctrl_c_ends_a_wait(wait: str, prepare: str) -> None:
     assert ended.stdout == "interrupted\n", ended.stderr
 
 
+def test_a_handler_may_wait_itself_and_what_it_raises_is_raised_once() -> None:
+    (alone,) = Communicator.local(1, device="cpu")
+    handled, is_last, raises = threading.Semaphore(0), False, False
+
+    def handle(number: int, frame: Any) -> None:
+        alone.barrier()
+        handled.release()
+        if is_last and raises:
+            raise LookupError
+
+    def others(rank: Communicator) -> None:
+        nonlocal is_last
+        # Each is handled before the next comes, so that the last one finds a wait that has begun.
+        for is_last in (False, False, False, True):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            handled.acquire()
+        if not raises:
+            rank.barrier()
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        for raises in (False, True, False):
+            ranks = Communicator.local(2, device="cpu")
+            thread = threading.Thread(target=others, args=(ranks[1],))
+            thread.start()
+            if raises:
+                with pytest.raises(LookupError):
+                    ranks[0].barrier()
+            else:
+                ranks[0].barrier()
+            thread.join()
+            alone.barrier()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_other_threads_run_while_one_waits() -> None:
     ranks = Communicator.local(2, device="cpu")
     thread = threading.Thread(target=ranks[0].barrier)
