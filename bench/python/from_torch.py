@@ -13,14 +13,13 @@ It needs the package `wholemem`, built for release, and torch. What is compared:
   processes; also with tensors that are registered. On a GPU, start an MPS server first, or the ranks take turns.
 
 Rust's figures are `wholemem bench gather` and `wholemem bench allreduce`, with as many calls, in turns with torch's, each turn a
-process of its own on the same core. Each side's best turn counts, since neither cores nor processes are equally fast; `usual_ratio` is
+process of its own, on a GPU with the same cores. Each side's best turn counts, since neither cores nor processes are equally fast; `usual_ratio` is
 the median of the turns' ratios. Both have their rounds alike: indices are fresh in every call, gathers are prepared before the rounds
 and checked behind them, with a plain copy to each, and what is reduced is checked too. A graph's indices are written before each
 round, and its rows checked behind it.
 """
 
 import argparse
-import contextlib
 import functools
 import json
 import math
@@ -324,12 +323,11 @@ def reduce_rank(args):
 
 def reduced(args, ranks, cores):
     """Starts the ranks on such cores; what rank 0 tells."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ending:
+    with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(ranks):
             env = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "BENCH_FOLDER": folder}
             processes.append(started(args, "rank", env, cores(rank)))
-            ending.callback(processes[-1].kill)
         return json.loads(finished(processes)[0])
 
 
@@ -348,7 +346,7 @@ def reduce_cases(args):
         def work(turn):
             if args.device == "cuda":
                 return reduced(args, ranks, lambda rank: on_cores(ranks * turn, ranks))
-            return reduced(args, ranks, lambda rank: on_cores(rank) if ranks <= os.cpu_count() else [])
+            return reduced(args, ranks, lambda rank: on_cores(rank) if ranks <= len(os.sched_getaffinity(0)) else [])
 
         ours, found = in_turns(args, ask, work)
         for key, value in ours.items():
