@@ -173,13 +173,18 @@ pytest_of() {
         --rootdir="$here/python" "$1"
 }
 
-# Calls from torch, measured beside the same ones from Rust.
+# Calls from torch, measured beside the same ones from Rust. Gathers are of one process, and are measured as Rust's are above,
+# without MPS.
 calls() {
     unpack_python
-    begin_mps "calls from torch" || return
-    step "calls from torch" 300 python3 "$here/python/from_torch.py" --program "$here/wholemem" \
-        --json "$report/from-torch.json"
+    from_torch gather 400
+    begin_mps "allreduce from torch" || return
+    from_torch allreduce 400
     end_mps
+}
+from_torch() {
+    step "$1 from torch" "$2" python3 "$here/python/from_torch.py" --program "$here/wholemem" --only "$1" \
+        --json "$report/$1-from-torch.json"
 }
 
 # Nothing of this is installed: the rivals are unpacked beside the script, and NCCL is PyTorch's.
