@@ -177,13 +177,13 @@ pytest_of() {
 # without MPS.
 calls() {
     unpack_python
-    from_torch gather 400
+    from_torch gather
     begin_mps "allreduce from torch" || return
-    from_torch allreduce 400
+    from_torch allreduce
     end_mps
 }
 from_torch() {
-    step "$1 from torch" "$2" python3 "$here/python/from_torch.py" --program "$here/wholemem" --only "$1" \
+    step "$1 from torch" 400 python3 "$here/python/from_torch.py" --program "$here/wholemem" --only "$1" \
         --json "$report/$1-from-torch.json"
 }
 
