@@ -111,6 +111,7 @@ impl WholeTensor {
         let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
         let spec = TensorSpec {
             dtype: dtype.stored().raised()?,
+            meaning: dtype.meaning(),
             shape: shape.0,
             kind,
             location,
@@ -145,7 +146,7 @@ impl WholeTensor {
         let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
         let spec = LoadSpec { kind, location, rows_of_each: rows_of_each.map(|rows| rows.0) };
         let rows = waiting(py, || Rows::load(&open.group, &source, &spec, &unless_interrupted))?;
-        let element = Element::of(rows.dtype());
+        let element = Element::of(rows.dtype(), rows.meaning());
         Ok(Self::new(rows, element, open))
     }
 
@@ -166,6 +167,7 @@ impl WholeTensor {
             .raised()?;
         let spec = TensorSpec {
             dtype: self.rows.dtype(),
+            meaning: self.rows.meaning(),
             shape: self.rows.shape().to_vec(),
             kind: memory.kind(),
             location: memory.location(),

@@ -127,7 +127,7 @@ impl Window {
         shape: Option<Shape>,
         #[pyo3(from_py_with = natural)] offset: usize,
     ) -> PyResult<Array> {
-        let element = dtype.unwrap_or_else(|| Element::of(wholemem::Dtype::U8));
+        let element = dtype.unwrap_or(Element::BYTE);
         self.array(Rank(rank), element, shape.map(|shape| shape.signed()), offset).raised()
     }
 

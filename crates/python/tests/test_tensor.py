@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import json
 import resource
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,38 @@ def test_saved_rows_are_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
             WholeTensor.load(comm, tmp_path / "nothing.npy")
 
     each(3, load)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "complex64", "float8_e4m3fn", "float8_e8m0fnu", "uint8", "bfloat16"])
+def test_what_elements_stand_for_is_saved_with_them(dtype: str, tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    table = WholeTensor.create(alone(), (5, 2), dtype)
+    if dtype in ("bool", "complex64"):
+        table.local().numpy()[:] = np.arange(10).reshape(5, 2) % 3
+        np.save(tmp_path / "table.npy", table.local().numpy())
+        read = WholeTensor.load(alone(), tmp_path / "table.npy")
+        assert read.dtype == dtype
+        np.testing.assert_array_equal(read.local().numpy(), table.local().numpy())
+    table.save(path)
+    loaded = WholeTensor.load(alone(), path)
+    assert (loaded.dtype, loaded.like().dtype, loaded.rows(1, 3).dtype) == (dtype, dtype, dtype)
+
+
+def test_what_elements_stand_for_is_read_from_files_of_others(tmp_path: Path) -> None:
+    types = {"BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64", "U8": "uint8"}
+    for name, dtype in types.items():
+        data = np.zeros(4, np.complex64 if name == "C64" else np.uint8).tobytes()
+        header = json.dumps({"t": {"dtype": name, "shape": [2, 2], "data_offsets": [0, len(data)]}}).encode()
+        (tmp_path / "t.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + data)
+        assert WholeTensor.load(alone(), tmp_path / "t.safetensors").dtype == dtype
+
+
+def test_ranks_that_mean_other_elements_are_told() -> None:
+    def work(comm: Communicator) -> None:
+        with pytest.raises(errors.RanksDisagree):
+            WholeTensor.create(comm, (4, 2), ["bool", "uint8"][comm.rank])
+
+    each(2, work)
 
 
 def test_a_chunked_tensor_is_a_pointer_for_kernels() -> None:

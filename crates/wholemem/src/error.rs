@@ -2,7 +2,7 @@
 
 use wholemem_comm::Rank;
 
-use crate::{Dtype, ReduceOp};
+use crate::{Dtype, Meaning, ReduceOp};
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -90,6 +90,15 @@ pub enum Error {
     /// A shape without dimensions.
     #[error("a tensor has at least one dimension: its rows")]
     NoDimensions,
+
+    /// Elements that are stored otherwise than their type is.
+    #[error("elements of {dtype} cannot be {meaning}")]
+    NotItsMeaning {
+        /// What they would stand for.
+        meaning: Meaning,
+        /// Their type.
+        dtype: Dtype,
+    },
 
     /// Rows or columns that a tensor does not have.
     #[error("cannot use {what} {start}..{end}: there are {count}")]
@@ -291,6 +300,7 @@ impl Error {
             Self::NoPart { .. } => 1025,
             Self::NoWindowSpace { .. } => 1026,
             Self::Environment { .. } => 1027,
+            Self::NotItsMeaning { .. } => 1028,
         }
     }
 

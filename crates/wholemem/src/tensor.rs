@@ -6,13 +6,17 @@ use wholemem_comm::Rank;
 use wholemem_hal::{Span, Stream};
 
 use crate::ops::Table;
-use crate::{Dtype, Error, GlobalRef, Group, Kind, Location, MemorySpec, Placement, Result, WholeMemory};
+use crate::{
+    Dtype, Error, GlobalRef, Group, Kind, Location, Meaning, MemorySpec, Placement, Result, WholeMemory,
+};
 
 /// What tensor to make. It is the same on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// The type of its elements.
     pub dtype: Dtype,
+    /// What they stand for.
+    pub meaning: Meaning,
     /// Its shape, rows first.
     pub shape: Vec<u64>,
     /// How ranks see it.
@@ -26,15 +30,19 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// A tensor in continuous memory of the ranks' devices, evenly shared out.
+    /// A tensor of numbers in continuous memory of the ranks' devices, evenly shared out.
     #[must_use]
     pub fn new(dtype: Dtype, shape: &[u64]) -> Self {
         let (kind, location) = (Kind::Continuous, Location::Device);
         let shape = shape.to_vec();
-        Self { dtype, shape, kind, location, rows_of_each: None, equal_addresses: false }
+        let meaning = Meaning::Number;
+        Self { dtype, meaning, shape, kind, location, rows_of_each: None, equal_addresses: false }
     }
 
     fn memory(&self) -> Result<MemorySpec> {
+        if !self.meaning.is_of(self.dtype) {
+            return Err(Error::NotItsMeaning { meaning: self.meaning, dtype: self.dtype });
+        }
         let (rows, inner) = self.shape.split_first().ok_or(Error::NoDimensions)?;
         let elements = inner.iter().try_fold(1_u64, |count, len| count.checked_mul(*len));
         let row_len = elements.and_then(|count| usize::try_from(count).ok()?.checked_mul(self.dtype.len()));
@@ -65,6 +73,7 @@ impl TensorSpec {
 pub struct WholeTensor {
     memory: WholeMemory,
     dtype: Dtype,
+    meaning: Meaning,
     shape: Vec<u64>,
     first_row: u64,
     /// Where a row begins in a row of the memory.
@@ -86,14 +95,15 @@ impl WholeTensor {
     /// Makes a tensor. Collective: all ranks of the group call it with the same specification. Its elements are zero.
     ///
     /// # Errors
-    /// [`Error::NoDimensions`], and as [`WholeMemory::create`].
+    /// [`Error::NoDimensions`], [`Error::NotItsMeaning`], and as [`WholeMemory::create`].
     pub fn create(group: &Group, spec: &TensorSpec) -> Result<Self> {
-        let meaning = [&[u64::from(spec.dtype.code())], &spec.shape[..]].concat();
-        let memory = WholeMemory::create_if(group, spec.memory(), &meaning)?;
-        Ok(Self { memory, dtype: spec.dtype, shape: spec.shape.clone(), first_row: 0, offset: 0 })
+        let TensorSpec { dtype, meaning, shape, .. } = spec;
+        let words = [&[dtype.code(), meaning.code()].map(u64::from), &shape[..]].concat();
+        let memory = WholeMemory::create_if(group, spec.memory(), &words)?;
+        Ok(Self { memory, dtype: *dtype, meaning: *meaning, shape: shape.clone(), first_row: 0, offset: 0 })
     }
 
-    /// A view of a memory as rows of elements: one row for each of the memory's.
+    /// A view of a memory as rows of numbers: one row for each of the memory's.
     ///
     /// # Errors
     /// [`Error::TooShort`] when the elements of a row are longer than it.
@@ -112,7 +122,7 @@ impl WholeTensor {
         if spec.row_len == 0 {
             return Err(Error::EmptyRow);
         }
-        Ok(Self { memory: memory.clone(), dtype, shape, first_row: 0, offset: 0 })
+        Ok(Self { memory: memory.clone(), dtype, meaning: Meaning::Number, shape, first_row: 0, offset: 0 })
     }
 
     /// The memory it is a view of.
@@ -131,6 +141,12 @@ impl WholeTensor {
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.dtype
+    }
+
+    /// What its elements stand for.
+    #[must_use]
+    pub fn meaning(&self) -> Meaning {
+        self.meaning
     }
 
     /// Its shape, rows first.

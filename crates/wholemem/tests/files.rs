@@ -13,7 +13,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, MemfdFlags, Mode};
 use wholemem::files::{Copied, FileError, FileProblem, LoadSpec, SaveSpec, Source, Stored, unwatched};
-use wholemem::{Communicator, Dtype, Error, Group, Kind, Location, Rank, Result, TensorSpec, WholeTensor};
+use wholemem::{
+    Communicator, Dtype, Error, Group, Kind, Location, Meaning, Rank, Result, TensorSpec, WholeTensor,
+};
 use wholemem_comm::UniqueId;
 use wholemem_hal::{Backend, HostConfig};
 use wholemem_os::Deadline;
@@ -88,16 +90,17 @@ proptest! {
         readers in prop::collection::vec(1u64..10, 1..6),
         columns in 1u64..9,
         code in 0u32..12,
+        meaning in prop::sample::select(&Meaning::ALL[..]),
         chunked: bool,
         host: bool,
     ) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("table");
-        let dtype = Dtype::from_code(code).unwrap();
+        let dtype = meaning.stored_as().or_else(|| Dtype::from_code(code)).unwrap();
         let rows: u64 = writers.iter().sum();
         let kind = if chunked { Kind::Chunked } else { Kind::Continuous };
         let spec = TensorSpec::new(dtype, &[rows, columns]);
-        let spec = TensorSpec { kind, rows_of_each: Some(writers.clone()), ..spec };
+        let spec = TensorSpec { meaning, kind, rows_of_each: Some(writers.clone()), ..spec };
         let written = filled(&groups(u32::try_from(writers.len()).unwrap()), &spec);
         save(&written, &path, SaveSpec::default()).unwrap();
 
@@ -109,7 +112,8 @@ proptest! {
         let spec = LoadSpec { kind, location, rows_of_each: Some(shares) };
         let read = load(u32::try_from(readers.len()).unwrap(), &Source::new(&path), &spec).unwrap();
         for tensor in &read {
-            prop_assert_eq!((tensor.dtype(), tensor.shape()), (dtype, &[rows, columns][..]));
+            prop_assert_eq!((tensor.dtype(), tensor.meaning()), (dtype, meaning));
+            prop_assert_eq!(tensor.shape(), &[rows, columns][..]);
             prop_assert_eq!(all_rows(tensor), all_rows(&written[0]));
         }
         prop_assert_eq!(listed(folder.path()), [path], "nothing else is left");

@@ -1,7 +1,7 @@
 //! The types of an array's elements: how Python, numpy and DLPack call each, and what the tensors below store it as.
 
 use pyo3::prelude::*;
-use wholemem::Dtype;
+use wholemem::{Dtype, Meaning};
 
 use crate::error::Raised;
 
@@ -30,8 +30,8 @@ pub(crate) struct Element {
     pub(crate) bits: u8,
     /// numpy's name for it in interfaces, where numpy has it.
     pub(crate) typestr: Option<&'static str>,
-    /// What tensors store it as, and whether they can count with it: others are moved, and not added.
-    stored: Option<(Dtype, bool)>,
+    /// What tensors store it as, and what that stands for: they count with numbers, and move the others.
+    stored: Option<(Dtype, Meaning)>,
 }
 
 /// Code and bits tell one from another.
@@ -47,17 +47,17 @@ const fn element(
     name: &'static str,
     (code, bits): (u8, u8),
     typestr: Option<&'static str>,
-    stored: Option<(Dtype, bool)>,
+    stored: Option<(Dtype, Meaning)>,
 ) -> Element {
     Element { name, code, bits, typestr, stored }
 }
 
 const fn number(name: &'static str, kind: (u8, u8), typestr: &'static str, dtype: Dtype) -> Element {
-    element(name, kind, Some(typestr), Some((dtype, true)))
+    element(name, kind, Some(typestr), Some((dtype, Meaning::Number)))
 }
 
-const fn small_float(name: &'static str, code: u8) -> Element {
-    element(name, (code, 8), None, Some((Dtype::U8, false)))
+const fn small_float(name: &'static str, code: u8, meaning: Meaning) -> Element {
+    element(name, (code, 8), None, Some((Dtype::U8, meaning)))
 }
 
 static ALL: [Element; 20] = [
@@ -72,15 +72,15 @@ static ALL: [Element; 20] = [
     number("float16", (code::FLOAT, 16), "<f2", Dtype::F16),
     number("float32", (code::FLOAT, 32), "<f4", Dtype::F32),
     number("float64", (code::FLOAT, 64), "<f8", Dtype::F64),
-    element("bfloat16", (code::BFLOAT, 16), None, Some((Dtype::Bf16, true))),
-    element("bool", (code::BOOL, 8), Some("|b1"), Some((Dtype::U8, false))),
-    element("complex64", (code::COMPLEX, 64), Some("<c8"), Some((Dtype::U64, false))),
+    element("bfloat16", (code::BFLOAT, 16), None, Some((Dtype::Bf16, Meaning::Number))),
+    element("bool", (code::BOOL, 8), Some("|b1"), Some((Dtype::U8, Meaning::Bool))),
+    element("complex64", (code::COMPLEX, 64), Some("<c8"), Some((Dtype::U64, Meaning::Complex64))),
     element("complex128", (code::COMPLEX, 128), Some("<c16"), None),
-    small_float("float8_e4m3fn", code::FLOAT8_E4M3FN),
-    small_float("float8_e4m3fnuz", code::FLOAT8_E4M3FNUZ),
-    small_float("float8_e5m2", code::FLOAT8_E5M2),
-    small_float("float8_e5m2fnuz", code::FLOAT8_E5M2FNUZ),
-    small_float("float8_e8m0fnu", code::FLOAT8_E8M0FNU),
+    small_float("float8_e4m3fn", code::FLOAT8_E4M3FN, Meaning::Float8E4m3fn),
+    small_float("float8_e4m3fnuz", code::FLOAT8_E4M3FNUZ, Meaning::Float8E4m3fnuz),
+    small_float("float8_e5m2", code::FLOAT8_E5M2, Meaning::Float8E5m2),
+    small_float("float8_e5m2fnuz", code::FLOAT8_E5M2FNUZ, Meaning::Float8E5m2fnuz),
+    small_float("float8_e8m0fnu", code::FLOAT8_E8M0FNU, Meaning::Float8E8m0fnu),
 ];
 
 /// Where each is among all, by its code and the logarithm of its bits: calls that take a microsecond ask.
@@ -133,19 +133,24 @@ impl Element {
         self.stored.map(|(dtype, _)| dtype).ok_or_else(refused)
     }
 
+    /// What that stands for.
+    pub(crate) fn meaning(self) -> Meaning {
+        self.stored.map(|(_, meaning)| meaning).unwrap_or_default()
+    }
+
     /// What it is to those who count with it.
     pub(crate) fn number(self) -> Result<Dtype, Raised> {
-        let number = self.stored.filter(|(_, counts)| *counts).map(|(dtype, _)| dtype);
+        let number = self.stored.filter(|(_, meaning)| *meaning == Meaning::Number).map(|(dtype, _)| dtype);
         number.ok_or_else(|| {
             let message = format!("cannot compute with {}", self.name);
             Raised::new("WrongType", message).hint("convert the array to another type first")
         })
     }
 
-    /// The element that a tensor's type is.
-    pub(crate) fn of(dtype: Dtype) -> Self {
-        let found = ALL.iter().find(|element| element.stored == Some((dtype, true)));
-        // Every type has a row of its own above.
+    /// The element that a tensor's type is, where it stands for that.
+    pub(crate) fn of(dtype: Dtype, meaning: Meaning) -> Self {
+        let found = ALL.iter().find(|element| element.stored == Some((dtype, meaning)));
+        // Every type and every meaning has a row of its own above.
         found.copied().unwrap_or(Self::BYTE)
     }
 
@@ -224,7 +229,7 @@ impl<'py> FromPyObject<'_, 'py> for Element {
             "half" => "float16",
             name => name,
         };
-        let found = Self::named(name).or_else(|| Some(Self::of(name.parse::<Dtype>().ok()?)));
+        let found = Self::named(name).or_else(|| Some(Self::of(name.parse().ok()?, Meaning::Number)));
         found.ok_or_else(|| {
             Raised::new("WrongType", format!("no type of elements is called `{name}`"))
                 .hint("give a name such as `float32`, or a dtype of numpy or torch")

@@ -28,6 +28,7 @@ impl Stored {
         let bound = |part: u64| u64::try_from(u128::from(rows) * u128::from(part) / u128::from(parts));
         let cut = Cut {
             dtype: self.dtype(),
+            meaning: self.meaning(),
             shape: self.shape(),
             save,
             count: usize::try_from(parts).unwrap_or(1),
@@ -74,7 +75,8 @@ impl Stored {
     /// As [`verify`](Self::verify), and when the file cannot be written; [`FileProblem::UnknownType`] for elements that
     /// numpy does not have; [`FileProblem::NotAFile`] for a folder or a device in its place.
     pub fn export_npy(&self, path: &Path, watch: Watch<'_>) -> Result<()> {
-        let header = npy::encode(self.dtype(), self.shape()).map_err(|problem| problem.at(path))?;
+        let header =
+            npy::encode(self.dtype(), self.meaning(), self.shape()).map_err(|problem| problem.at(path))?;
         // Before anything is written: a folder could not be replaced, and a device must not be.
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             return Err(FileProblem::NotAFile.at(path).into());

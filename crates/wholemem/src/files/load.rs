@@ -53,8 +53,8 @@ impl WholeTensor {
         let comm = group.communicator();
         let stored = agree(comm, Stored::open(source).map_err(Into::into))?;
         let LoadSpec { kind, location, rows_of_each } = spec.clone();
-        let spec = TensorSpec::new(stored.dtype(), stored.shape());
-        let tensor = Self::create(group, &TensorSpec { kind, location, rows_of_each, ..spec })?;
+        let (meaning, spec) = (stored.meaning(), TensorSpec::new(stored.dtype(), stored.shape()));
+        let tensor = Self::create(group, &TensorSpec { meaning, kind, location, rows_of_each, ..spec })?;
         agree(comm, tensor.fill(&stored, watch))?;
         Ok(tensor)
     }

@@ -4,7 +4,7 @@
 //!   0       8         12      16        32       36      40          48     56        64           72        80
 //!   | magic | version | dtype | save id | number | count | first row | rows | row len | block rows | data at |
 //!   80           84     88                                                          data at, a multiple of 4 KiB
-//!   | dimensions | zero | shape, 8 bytes each | digests, 16 bytes each | digest | zeros ... | rows
+//!   | dimensions | meaning | shape, 8 bytes each | digests, 16 bytes each | digest | zeros ... | rows
 //! ```
 //!
 //! All numbers are little-endian. A digest is the first 16 bytes of a BLAKE3 hash, of a block or, the last one, of all
@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::error::FileProblem;
-use crate::Dtype;
+use crate::{Dtype, Meaning};
 
 const MAGIC: &[u8; 8] = b"wholemem";
 const VERSION: u32 = 1;
@@ -48,6 +48,7 @@ pub(super) fn digest(bytes: &[u8]) -> Digest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Shard {
     pub(super) dtype: Dtype,
+    pub(super) meaning: Meaning,
     /// The shape of the whole tensor.
     pub(super) shape: Vec<u64>,
     /// The same in all shards of one save, and in no others.
@@ -114,7 +115,7 @@ impl Shard {
         let numbers = [self.first_row, self.rows, self.row_len(), self.block_rows, self.data_at()];
         bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         let dimensions = u32::try_from(self.shape.len()).unwrap_or(u32::MAX);
-        bytes.extend([dimensions, 0].iter().flat_map(|number| number.to_le_bytes()));
+        bytes.extend([dimensions, self.meaning.code()].iter().flat_map(|number| number.to_le_bytes()));
         bytes.extend(self.shape.iter().flat_map(|len| len.to_le_bytes()));
         bytes.extend(self.digests.iter().flatten());
         let own = digest(&bytes);
@@ -155,6 +156,8 @@ impl Shard {
         }
         let numbers = Numbers(header);
         let dtype = Dtype::from_code(numbers.u32(12)).ok_or_else(contradiction)?;
+        let meaning = Meaning::from_code(numbers.u32(84)).filter(|meaning| meaning.is_of(dtype));
+        let meaning = meaning.ok_or_else(contradiction)?;
         let dimensions = numbers.u32(80) as usize;
         let shape: Vec<_> = (0..dimensions).map(|n| numbers.u64(FIXED + 8 * n)).collect();
         let digests = rest[FIXED + 8 * dimensions..].as_chunks::<DIGEST>().0.to_vec();
@@ -172,7 +175,7 @@ impl Shard {
         if row_len.is_none_or(|row_len| row_len == 0 || block_rows > Self::rows_of_a_block(row_len)) {
             return Err(contradiction());
         }
-        let shard = Self { dtype, shape, save, number, count, first_row, rows, block_rows, digests };
+        let shard = Self { dtype, meaning, shape, save, number, count, first_row, rows, block_rows, digests };
         if numbers.u64(72) != shard.data_at() {
             return Err(contradiction());
         }
@@ -205,6 +208,7 @@ mod tests {
     fn shard() -> Shard {
         Shard {
             dtype: Dtype::F16,
+            meaning: Meaning::Number,
             shape: vec![1000, 3, 7],
             save: [9; 16],
             number: 1,

@@ -11,7 +11,7 @@ use wholemem_os::Errno;
 use super::error::{FileError, FileProblem};
 use super::shard::{self, Shard};
 use super::{npy, safetensors};
-use crate::Dtype;
+use crate::{Dtype, Meaning};
 
 /// Which rows to read, in which files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +72,7 @@ impl Source {
 #[derive(Debug)]
 pub struct Stored {
     dtype: Dtype,
+    meaning: Meaning,
     shape: Vec<u64>,
     /// In the order of their rows, of which there are no gaps.
     parts: Vec<Part>,
@@ -132,6 +133,12 @@ impl Stored {
         self.dtype
     }
 
+    /// What the elements stand for.
+    #[must_use]
+    pub fn meaning(&self) -> Meaning {
+        self.meaning
+    }
+
     /// The shape, rows first.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
@@ -166,7 +173,7 @@ impl Stored {
             return Err(FileProblem::PartialRow { len, row_len });
         }
         let shape = [&[rows], row_shape].concat();
-        Self::plain(path, file, len, 0, dtype, shape)
+        Self::plain(path, file, len, 0, (dtype, Meaning::Number), shape)
     }
 
     fn open_npy(path: &Path) -> Result<Self, FileProblem> {
@@ -175,7 +182,7 @@ impl Stored {
         file.read_exact_at(&mut front, 0).map_err(|error| FileProblem::refused("read its header", &error))?;
         let header = npy::decode(&front)?;
         let shape = if header.shape.is_empty() { vec![1] } else { header.shape };
-        Self::plain(path, file, len, header.offset, header.dtype, shape)
+        Self::plain(path, file, len, header.offset, header.kind, shape)
     }
 
     fn open_tensor(path: &Path, name: Option<&str>) -> Result<Self, FileProblem> {
@@ -195,7 +202,7 @@ impl Stored {
                 None => return Err(FileProblem::NoSuchTensor { name: name.to_owned(), known: known() }),
             },
         };
-        Self::plain(path, file, len, entry.offset, entry.dtype()?, entry.rows_shape())
+        Self::plain(path, file, len, entry.offset, entry.kind()?, entry.rows_shape())
     }
 
     fn plain(
@@ -203,7 +210,7 @@ impl Stored {
         file: File,
         len: u64,
         offset: u64,
-        dtype: Dtype,
+        (dtype, meaning): (Dtype, Meaning),
         shape: Vec<u64>,
     ) -> Result<Self, FileProblem> {
         // The rows' own length first: of no rows at all, any would do.
@@ -217,7 +224,7 @@ impl Stored {
         };
         let rows = 0..shape[0];
         let parts = vec![Part { path: path.to_owned(), file, rows, layout: Layout::Plain { offset } }];
-        Ok(Self { dtype, shape, parts })
+        Ok(Self { dtype, meaning, shape, parts })
     }
 
     fn open_saved(folder: &Path) -> Result<Self, FileError> {
@@ -239,7 +246,10 @@ impl Stored {
         let mut next = 0;
         let mut parts = Vec::new();
         for (path, file, shard) in found {
-            let same = |shard: &Shard| (shard.save, shard.dtype, shard.count, shard.shape == first.shape);
+            let same = |shard: &Shard| {
+                let kind = (shard.dtype, shard.meaning);
+                (shard.save, kind, shard.count, shard.shape == first.shape)
+            };
             if same(&shard) != same(&first) {
                 return Err(FileProblem::OtherSave { other: first_path }.at(&path));
             }
@@ -257,7 +267,7 @@ impl Stored {
         if next != rows {
             return Err(FileProblem::MissingRows { start: next, end: rows }.at(folder));
         }
-        Ok(Self { dtype: first.dtype, shape: first.shape, parts })
+        Ok(Self { dtype: first.dtype, meaning: first.meaning, shape: first.shape, parts })
     }
 
     /// What to read for some of the rows.

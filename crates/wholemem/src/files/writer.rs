@@ -12,7 +12,7 @@ use wholemem_os::Errno;
 
 use super::error::{FileError, FileProblem};
 use super::shard::{self, DIGEST, Digest, Shard};
-use crate::Dtype;
+use crate::{Dtype, Meaning};
 
 /// How a tensor is to be saved. It is the same on all ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,6 +25,7 @@ pub struct SaveSpec {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cut<'a> {
     pub(super) dtype: Dtype,
+    pub(super) meaning: Meaning,
     pub(super) shape: &'a [u64],
     pub(super) save: [u8; 16],
     /// How many files there are.
@@ -48,12 +49,13 @@ impl ShardWriter {
         number: usize,
         rows: &Range<u64>,
     ) -> Result<Self, FileError> {
-        let Cut { dtype, shape, save, count } = cut;
+        let Cut { dtype, meaning, shape, save, count } = cut;
         let row_len = shape[1..].iter().product::<u64>() * dtype.len() as u64;
         let block_rows = Shard::rows_of_a_block(row_len);
         let blocks = Shard::blocks(rows.end - rows.start, block_rows);
         let shard = Shard {
             dtype,
+            meaning,
             shape: shape.to_vec(),
             save,
             number: u32::try_from(number).unwrap_or(u32::MAX),
