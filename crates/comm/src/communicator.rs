@@ -1,7 +1,7 @@
 //! The communicator itself: how a rank gets one, and what becomes of it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,8 @@ pub struct Communicator {
     pub(crate) timeout: Duration,
     /// Whether an operation is under way.
     busy: AtomicBool,
-    thread: Option<JoinHandle<()>>,
+    /// Until this rank leaves.
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Communicator {
@@ -89,8 +90,8 @@ impl Communicator {
                 call: "clone",
                 errno: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
             })?;
-        let communicator =
-            Self { core, timeout: DEFAULT_TIMEOUT, busy: AtomicBool::new(false), thread: Some(thread) };
+        let (busy, thread) = (AtomicBool::new(false), Mutex::new(Some(thread)));
+        let communicator = Self { core, timeout: DEFAULT_TIMEOUT, busy, thread };
         communicator.wait_until_up(timeout)?;
         Ok(communicator)
     }
@@ -203,6 +204,40 @@ impl Communicator {
         }
     }
 
+    /// Leaves the group, for whoever shares the communicator with others: what they are at, and whatever they call later, is
+    /// [`Error::Closed`]. The other ranks may finish what this one has finished, and nothing after that.
+    ///
+    /// Works from any thread, while another is in an operation.
+    ///
+    /// ```
+    /// use wholemem_comm::{Communicator, Error, Rank};
+    ///
+    /// let ranks = Communicator::local(2)?;
+    /// ranks[1].leave();
+    /// assert_eq!(ranks[0].barrier(), Err(Error::PeerLeft { rank: Rank(1) }));
+    /// assert_eq!(ranks[1].barrier(), Err(Error::Closed));
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn leave(&self) {
+        if !self.core.epoch.is_current() {
+            // The thread is the parent's, and so is the group.
+            return;
+        }
+        {
+            let mut state = self.core.state();
+            state.standing.close();
+            state.stop = true;
+            self.core.changed.notify_all();
+        }
+        self.core.wake();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!(rank = %self.rank(), "the progress thread has panicked");
+        }
+    }
+
     /// Leaves the group, and says whether it still stood. Dropping it does the same without the word.
     ///
     /// # Errors
@@ -248,19 +283,9 @@ impl Drop for Turn<'_> {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let thread = self.thread.take();
-        if !self.core.epoch.is_current() {
-            // The thread is the parent's, and so is the group.
-            std::mem::forget(thread);
-            return;
-        }
-        self.core.state().stop = true;
-        self.core.wake();
-        if let Some(thread) = thread
-            && thread.join().is_err()
-        {
-            tracing::error!(rank = %self.rank(), "the progress thread has panicked");
-        }
+        self.leave();
+        // What is left of it in a child of a fork is the parent's.
+        std::mem::forget(self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 

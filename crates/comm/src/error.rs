@@ -47,6 +47,10 @@ pub enum Error {
         rank: Rank,
     },
 
+    /// This rank has left the group.
+    #[error("the communicator is closed")]
+    Closed,
+
     /// An earlier operation timed out, so that the ranks are no longer in step.
     #[error("the communicator is unusable: an operation timed out for want of {}", Ranks(missing))]
     Poisoned {
@@ -212,6 +216,7 @@ impl Error {
             Self::Timeout { .. } => "timeout",
             Self::Aborted { .. } => "aborted",
             Self::PeerLeft { .. } => "peer-left",
+            Self::Closed => "closed",
             Self::Poisoned { .. } => "poisoned",
             Self::Mismatch { .. } => "mismatch",
             Self::Protocol { .. } => "protocol",
@@ -241,6 +246,7 @@ impl Error {
                 | Self::Timeout { .. }
                 | Self::Aborted { .. }
                 | Self::PeerLeft { .. }
+                | Self::Closed
                 | Self::Poisoned { .. }
                 | Self::Mismatch { .. }
                 | Self::Protocol { .. }

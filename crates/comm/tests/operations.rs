@@ -225,6 +225,26 @@ fn a_rank_that_has_left_fails_what_comes_after_and_nothing_before() {
 }
 
 #[test]
+fn a_rank_leaves_while_its_threads_wait() {
+    for operation in [
+        Communicator::barrier,
+        |comm: &Communicator| comm.all_to_all(b"ab").map(drop),
+        |comm: &Communicator| comm.split(Some(0), 0).map(drop),
+    ] {
+        let ranks = Communicator::local(2).expect("a group");
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| operation(&ranks[0]));
+            // Once it has begun, or before: it ends either way.
+            ranks[0].leave();
+            assert_eq!(waits.join().expect("no panic"), Err(Error::Closed));
+            assert_eq!(ranks[1].barrier(), Err(Error::PeerLeft { rank: Rank(0) }));
+        });
+        assert_eq!(ranks[0].check(), Err(Error::Closed));
+        ranks[0].leave();
+    }
+}
+
+#[test]
 fn ranks_at_different_operations_find_out() {
     let ranks = Communicator::local(2).expect("a group");
     std::thread::scope(|scope| {

@@ -111,8 +111,7 @@ impl Communicator {
             return Err(wholemem_comm::Error::Forked.into());
         }
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let closed = || Raised::new("Closed", "the communicator is closed").hint("make another one");
-        open.clone().ok_or_else(closed)
+        open.clone().ok_or_else(|| wholemem_comm::Error::Closed.into())
     }
 }
 
@@ -264,11 +263,17 @@ impl Communicator {
         Ok(())
     }
 
-    /// Leaves the group.
+    /// Leaves the group. What waits for its ranks ends, but for collectives on data, which wait their time. Memory stays.
     fn close(&self, py: Python<'_>) {
         if self.epoch.is_current() {
             // Leaving takes a thread its time, which needs no lock of ours or of the interpreter.
-            py.detach(|| drop(self.open.lock().unwrap_or_else(PoisonError::into_inner).take()));
+            py.detach(|| {
+                let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
+                // Tables and windows have it too, and may stay for long.
+                if let Some(open) = open {
+                    open.group.communicator().leave();
+                }
+            });
         }
     }
 

@@ -172,6 +172,7 @@ impl From<CommError> for Raised {
         match &error {
             CommError::PeerLost { rank } => raised("PeerLost").rank(*rank).hint(again),
             CommError::PeerLeft { rank } => raised("PeerLost").rank(*rank),
+            CommError::Closed => raised("Closed").hint("make another one"),
             CommError::Aborted { by } => raised("Aborted").rank(*by).hint(again),
             CommError::Timeout { missing, joining, .. } => {
                 let hint = if *joining {

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -49,6 +50,44 @@ def test_a_device_beyond_the_last_is_named() -> None:
 def test_a_wait_that_makes_no_sense(timeout: float) -> None:
     with pytest.raises(errors.WrongValue, match="cannot wait"):
         Communicator.local(1, device="cpu", timeout=timeout)
+
+
+def test_who_closes_leaves_although_its_memory_stays() -> None:
+    left, stays = threading.Event(), threading.Event()
+
+    def work(comm: Communicator) -> None:
+        table = WholeTensor.create(comm, (4, 2), "float32")
+        window = comm.mem_alloc(64)
+        table.local().numpy()[:] = 1.0
+        comm.barrier()
+        if comm.rank == 0:
+            assert left.wait(60)
+            with pytest.raises(errors.PeerLost, match="rank 1 has closed") as caught:
+                comm.barrier()
+            assert caught.value.rank == 1
+            stays.set()
+        else:
+            comm.close()
+            left.set()
+            assert stays.wait(60)
+        assert table.gather(np.array([3])).numpy().tolist() == [[1.0, 1.0]]
+        assert window.nbytes == 64
+        for call in (table.like, table.barrier):
+            with pytest.raises(errors.PeerLost if comm.rank == 0 else errors.Closed):
+                call()
+
+    each(2, work)
+
+
+def test_a_wait_ends_when_its_communicator_is_closed() -> None:
+    first, second = Communicator.local(2, device="cpu")
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(first.barrier)
+        first.close()
+        with pytest.raises(errors.Closed):
+            waits.result(60)
+    with pytest.raises(errors.PeerLost):
+        second.barrier()
 
 
 def test_what_is_closed_says_so() -> None:

@@ -17,11 +17,13 @@ pub(crate) struct Standing {
     fault: Option<Fault>,
     /// Who has left, and the last operation each has finished.
     left: BTreeMap<Rank, u64>,
+    /// Whether this rank has.
+    is_closed: bool,
 }
 
 impl Standing {
     pub(crate) fn new(tree: Tree) -> Self {
-        Self { tree, fault: None, left: BTreeMap::new() }
+        Self { tree, fault: None, left: BTreeMap::new(), is_closed: false }
     }
 
     /// Takes in a fault, and says who is to be told of it.
@@ -42,6 +44,11 @@ impl Standing {
         self.others(from)
     }
 
+    /// Takes in that this rank leaves.
+    pub(crate) fn close(&mut self) {
+        self.is_closed = true;
+    }
+
     pub(crate) fn has_left(&self, rank: Rank) -> bool {
         self.left.contains_key(&rank)
     }
@@ -54,6 +61,9 @@ impl Standing {
     pub(crate) fn check(&self, op: u64) -> Result<(), Error> {
         if let Some(fault) = &self.fault {
             return Err(fault.error());
+        }
+        if self.is_closed {
+            return Err(Error::Closed);
         }
         match self.left.iter().find(|(_, after)| **after < op) {
             Some((rank, _)) => Err(Error::PeerLeft { rank: *rank }),
