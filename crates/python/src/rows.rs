@@ -20,6 +20,8 @@ struct Asked {
 impl WholeTensor {
     /// The rows that the indices name, in ``out`` or in a new :class:`Array`.
     ///
+    /// They are moved in no order: none may lie where ``out`` is, if that is a part of a tensor itself.
+    ///
     /// Elements are converted where ``dtype`` or ``convert`` asks for it: floats to floats, integers to integers. An
     /// index that names no row raises :class:`~wholemem.errors.BadIndex`, of a GPU's work in the next call or in
     /// :meth:`check`; its row is zero, and nothing else is touched. With ``skip_bad`` nobody is told.
@@ -68,6 +70,8 @@ impl WholeTensor {
     }
 
     /// Writes rows to where the indices say. Other ranks see them behind the next ``barrier``.
+    ///
+    /// They are moved in no order: none may go where ``array`` is, if that is a part of a tensor itself.
     ///
     /// Where several go to one place, the order ``fixed`` leaves the last of the last rank, and is a call of all ranks.
     #[pyo3(signature = (array, indices, *, order="any", convert=false, skip_bad=false, stream=None))]

@@ -11,7 +11,8 @@ impl WholeTensor {
     /// Enqueues a gather: row `indices[n]` of the tensor becomes row `n` of `output`, for all of them. Any rank may call it
     /// at any time; it sees what was scattered before the last [`barrier`](crate::Group::barrier).
     ///
-    /// A bad index zeroes its row of the output, and is told of by the next call or by [`check`](Self::check).
+    /// Rows are moved in no order: none that is gathered may lie where the output is. A bad index zeroes its row of the
+    /// output, and is told of by the next call or by [`check`](Self::check).
     ///
     /// # Errors
     /// What is wrong with the call: [`Error::TypesDiffer`](crate::Error::TypesDiffer), [`Error::TooShort`](crate::Error::TooShort) and the like,
@@ -29,7 +30,7 @@ impl WholeTensor {
     }
 
     /// Enqueues a scatter: row `n` of `input` becomes row `indices[n]` of the tensor, for all of them. Other ranks see it
-    /// behind the next [`barrier`](crate::Group::barrier).
+    /// behind the next [`barrier`](crate::Group::barrier). Rows are moved in no order: none may be written where the input is.
     ///
     /// With [`Order::Fixed`] it is collective, and waits until the rows are there.
     ///
