@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from ._native import VERSION, findings
+from .errors import WrongValue
 
 __all__ = ["BackendReport", "Capability", "DeviceReport", "Report", "doctor"]
 
@@ -52,7 +53,11 @@ class Report:
 
     def backend(self, name: str) -> BackendReport:
         """The backend of a name: ``host`` or ``cuda``."""
-        return next(backend for backend in self.backends if backend.name == name)
+        for backend in self.backends:
+            if backend.name == name:
+                return backend
+        there = ", ".join(f"`{backend.name}`" for backend in self.backends)
+        raise WrongValue(f"there is no backend `{name}`", hint=f"there are {there}")
 
 
 def doctor() -> Report:
