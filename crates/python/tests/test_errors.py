@@ -1,6 +1,7 @@
 """Exceptions: what they are, what they say, and that they travel."""
 
 import builtins
+import copy
 import pickle
 import subprocess
 import sys
@@ -55,13 +56,28 @@ def test_all_are_named() -> None:
         errors.Timeout("no answer", missing=[1, 3], hint="wait longer"),
         errors.BadIndex("no row", position=5),
         errors.BadFile("no file"),
+        errors.OutOfMemory("no room", hint="drop something"),
     ],
 )
 def test_they_travel_between_processes(error: errors.Error) -> None:
-    there = pickle.loads(pickle.dumps(error))
-    assert type(there) is type(error)
-    assert str(there) == str(error)
-    assert vars(there) == vars(error)
+    for there in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(there) is type(error)
+        assert str(there) == str(error)
+        assert vars(there) == vars(error)
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_they_are_made_anew_of_their_words_alone(name: str) -> None:
+    error = getattr(errors, name)("it was said\nelsewhere")
+    assert str(error) == "it was said\nelsewhere"
+    assert not any(vars(error).values())
+    assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
+
+
+def test_a_backend_that_is_none_is_told_with_those_there_are() -> None:
+    with pytest.raises(errors.WrongValue, match="there is no backend `gpu`") as caught:
+        wholemem.doctor().backend("gpu")
+    assert caught.value.hint == "there are `cuda`, `host`"
 
 
 def test_the_hint_is_a_line_of_its_own() -> None:

@@ -398,6 +398,27 @@ def test_a_forked_worker_of_a_loader_is_told_and_its_parent_goes_on() -> None:
         np.testing.assert_array_equal(torch.cat(list(alone_in_the_main_process)).reshape(10, 2), np.arange(20).reshape(10, 2))
 
 
+class Failing(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
+    """Rows that cannot be had."""
+
+    failures = (errors.BadIndex("no row", position=5), errors.PeerLost("rank 2 died", rank=2), errors.NotFound("no name"))
+
+    def __len__(self) -> int:
+        return len(self.failures)
+
+    def __getitem__(self, index: int) -> Any:
+        raise self.failures[index]
+
+
+def test_what_a_worker_of_a_loader_raises_is_raised_as_what_it_is() -> None:
+    for index, error in enumerate(Failing.failures):
+        loader = torch.utils.data.DataLoader(
+            Failing(), sampler=[index], num_workers=1, multiprocessing_context="fork"
+        )
+        with pytest.raises(type(error), match=f"in DataLoader worker process 0(.|\n)*: {error}"):
+            list(loader)
+
+
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_tensors_that_are_not_what_they_seem_are_refused_by_all_calls() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode

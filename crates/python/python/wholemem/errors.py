@@ -69,7 +69,9 @@ class Error(Exception):
 
 
 def _restored(kind: type[Error], args: tuple[object, ...], says: dict[str, object]) -> Error:
-    error = kind.__new__(kind, *args)
+    # That of `MemoryError` makes nothing but its own.
+    new = Error.__new__ if issubclass(kind, MemoryError) else kind.__new__
+    error = new(kind, *args)
     error.args = args
     error.__dict__.update(says)
     return error
@@ -78,10 +80,16 @@ def _restored(kind: type[Error], args: tuple[object, ...], says: dict[str, objec
 class _OfRank(Error):
     """An error to which one rank belongs."""
 
-    rank: int
+    rank: Optional[int]
+    """Which, where it is known: who makes an exception anew of its words alone, as a loader of torch does, loses it."""
 
     def __init__(
-        self, message: str, *, rank: int, hint: Optional[str] = None, code: Optional[str] = None
+        self,
+        message: str,
+        *,
+        rank: Optional[int] = None,
+        hint: Optional[str] = None,
+        code: Optional[str] = None,
     ) -> None:
         super().__init__(message, hint=hint, code=code)
         self.rank = rank
@@ -172,10 +180,16 @@ class WrongType(Error, TypeError):
 class BadIndex(Error, IndexError):
     """An index that names no row; ``position`` is the first place where one stands."""
 
-    position: int
+    position: Optional[int]
+    """The place, where it is known."""
 
     def __init__(
-        self, message: str, *, position: int, hint: Optional[str] = None, code: Optional[str] = None
+        self,
+        message: str,
+        *,
+        position: Optional[int] = None,
+        hint: Optional[str] = None,
+        code: Optional[str] = None,
     ) -> None:
         super().__init__(message, hint=hint, code=code)
         self.position = position
