@@ -307,7 +307,8 @@ def test_bad_outputs_are_refused() -> None:
     for gaps in (torch.ones(2, 4)[:, ::2], torch.ones(1, 2).expand(2, 2)):
         with pytest.raises(errors.WrongStride, match="the rows of the output have gaps") as caught:
             wm.gather(table, indices, out=gaps)
-        assert caught.value.hint == "make it contiguous by `contiguous()`"
+        # A copy that is contiguous would be filled, and dropped.
+        assert caught.value.hint == "give one without gaps, and copy from it"
     with pytest.raises(errors.WrongValue, match="must have the shape"):
         wm.gather(table, indices, out=torch.ones(2, 3))
     with pytest.raises(errors.WrongValue, match="and torch.float32 was asked for"):
@@ -321,8 +322,55 @@ def test_bad_outputs_are_refused() -> None:
         wm.scatter_add(table, torch.ones(2, 2, dtype=torch.bool), indices)
 
 
+def test_outputs_that_do_not_fit_are_not_filled_by_repetition() -> None:
+    table, indices = filled(joined("cpu"), torch.ones(5, 2)), torch.tensor([1])
+    compiled = torch.compile(lambda asked, out: wm.gather(table, asked, out=out), backend="eager", fullgraph=True)
+    for bad in (torch.zeros(3, 2), torch.zeros(2), torch.zeros(1, 2, device="meta")):
+        with pytest.raises(Exception, match="(?i)wrong(value|device)"):
+            compiled(indices, bad)
+        kind = errors.WrongDevice if bad.is_meta else errors.WrongValue
+        with torch.autograd.forward_ad.dual_level(), pytest.raises(kind, match="^the output (must have|is on)"):
+            wm.gather(table, indices, out=bad)
+        assert bad.is_meta or not bad.any()
+    out = torch.zeros(1, 2, dtype=torch.float64)
+    assert compiled(indices, out) is out and out.all()
+
+
+def test_types_are_known_by_their_names_too(device: str) -> None:
+    table, indices = filled(joined(device), torch.ones(5, 2)), torch.tensor([1], device=device)
+    compiled = traced(lambda asked: wm.gather(table, asked, dtype="float16"))
+    for rows in (wm.gather(table, indices, dtype="float16"), compiled(indices)):
+        assert rows.dtype is torch.float16 and rows.all()
+    out = torch.zeros(1, 2, dtype=torch.float16, device=device)
+    assert wm.gather(table, indices, out=out, dtype="float16") is out and out.all()
+    with pytest.raises(errors.WrongValue, match="the output holds torch.float16, and torch.float32 was asked for"):
+        wm.gather(table, indices, out=out, dtype="float32")
+    for other in ("half a float", np.float16, 5):
+        with pytest.raises(errors.WrongType, match="torch has no type called") as caught:
+            wm.gather(table, indices, dtype=other)  # type: ignore[arg-type]
+        assert caught.value.hint == "give a name such as `float32`, or a `torch.dtype`"
+
+
+def test_what_is_no_array_is_no_tensor() -> None:
+    comm = joined("cpu")
+    table, window = filled(comm, torch.ones(5, 2)), comm.mem_alloc(16)
+    for whole in (table, window, wholemem.ChunkedTensor(comm, (5, 2), "float32")):
+        with pytest.raises(errors.WrongType, match=f"no array of a `{type(whole).__name__}`") as caught:
+            wm.as_tensor(whole)
+        assert caught.value.hint == "give this rank's part of it: `local()`"
+    for other in (None, comm, [1.0]):
+        with pytest.raises(errors.WrongType, match="no array of a") as caught:
+            wm.as_tensor(other)
+        assert caught.value.hint == "give an array of wholemem"
+    for array in (table.local(), np.ones((5, 2)), torch.ones(5, 2), torch.ones(5, 2).__dlpack__()):
+        assert wm.as_tensor(array).all()
+
+
 def test_bad_tensors_are_not_reduced() -> None:
     comm = joined("cpu")
+    with pytest.raises(errors.WrongType, match="the operation is a `(RedOpType|ReduceOp)`") as caught:
+        wm.all_reduce(comm, torch.ones(4), torch.distributed.ReduceOp.SUM)
+    assert "`sum`, `avg`" in (caught.value.hint or "")
     with pytest.raises(errors.WrongType, match="cannot compute with torch.complex64"):
         wm.all_reduce(comm, torch.ones(2, dtype=torch.complex64))
     with pytest.raises(errors.WrongValue, match="`median`"):

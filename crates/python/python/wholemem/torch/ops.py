@@ -11,7 +11,7 @@ own for it, whatever the program says. What it writes is given as it is to be.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch.autograd.graph import increment_version
@@ -24,10 +24,13 @@ from .shortcut import gather_around, is_forward
 from .tensors import (
     CODES,
     address_of,
+    called,
     check_asked,
     check_indices,
     check_kind,
+    check_like,
     check_no_gradient,
+    check_op,
     check_own,
     check_rows,
     check_stride,
@@ -60,13 +63,15 @@ def gather(
     indices: torch.Tensor,
     *,
     out: Optional[torch.Tensor] = None,
-    dtype: Optional[torch.dtype] = None,
+    dtype: Union[None, str, torch.dtype] = None,
 ) -> torch.Tensor:
     """The rows that the indices name, in ``out`` or in a new tensor; converted where ``dtype``, or ``out``'s type, asks for it.
 
     An index that names no row raises :class:`~wholemem.errors.BadIndex`; on a GPU, in the next call or in ``table.check()``.
     """
     check_kind("the table", table, WholeTensor)
+    if dtype is not None:
+        dtype = called(dtype)
     if out is None:
         check_tensor("the tensor of indices", indices)
         return OPS.gather(table.handle, indices, dtype)
@@ -80,7 +85,10 @@ def gather(
     check_tensor("the tensor of indices", indices)
     if torch.compiler.is_compiling() or is_forward():
         # A tensor that is written cannot be in an operator whose order is kept; nor does one take its tangent along.
-        return out.copy_(OPS.gather(table.handle, indices, out.dtype))
+        rows = OPS.gather(table.handle, indices, out.dtype)
+        # Fewer rows would be repeated, and those of another device copied.
+        check_like("the output", out, rows)
+        return out.copy_(rows)
     check_own("the output", out)
     OPS.gather_into(table.handle, indices, out)
     return out
@@ -110,6 +118,7 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, op: str = "sum") -> tor
     """
     check_kind("the communicator", comm, Communicator)
     check_tensor("the tensor", tensor)
+    check_op(op)
     return OPS.all_reduce(comm.handle, tensor, op)
 
 

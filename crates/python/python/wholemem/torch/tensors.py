@@ -6,7 +6,8 @@ from typing import Any, Optional
 
 import torch
 
-from .._native import WholeTensor, dtype_code
+from .._native import WholeTensor, Window, dtype_code
+from ..chunked import ChunkedTensor
 from ..errors import Unsupported, WrongDevice, WrongStride, WrongType, WrongValue
 
 __all__ = ["as_tensor"]
@@ -37,6 +38,9 @@ for _name in ("bool", "complex64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e
     if hasattr(torch, _name):
         DTYPES[_name] = getattr(torch, _name)
 
+INSTEAD = "give one without gaps, and copy from it"
+"""What can be done about an output with gaps: what is made contiguous is a copy, and not what was meant."""
+
 
 def as_tensor(array: Any) -> torch.Tensor:
     """An array of wholemem as a tensor of torch, without a copy: rows of a table, a part of a window, an object of a store.
@@ -50,6 +54,10 @@ def as_tensor(array: Any) -> torch.Tensor:
     >>> array.numpy().sum(), tensor.data_ptr() == array.data_ptr()
     (np.float32(6.0), True)
     """
+    if not hasattr(array, "__dlpack__") and type(array).__name__ != "PyCapsule":
+        is_of_ranks = isinstance(array, (WholeTensor, Window, ChunkedTensor))
+        hint = "give this rank's part of it: `local()`" if is_of_ranks else "give an array of wholemem"
+        raise WrongType(f"there is no array of a `{type(array).__name__}`", hint=hint)
     return torch.from_dlpack(array)
 
 
@@ -80,6 +88,15 @@ def dtype_of(table: WholeTensor) -> torch.dtype:
         raise WrongType(f"torch {torch.__version__} has no type like {table.dtype}") from None
 
 
+def called(dtype: Any) -> torch.dtype:
+    """A type of torch, given as it is or by its name."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    raise WrongType(f"torch has no type called `{dtype}`", hint="give a name such as `float32`, or a `torch.dtype`")
+
+
 def check_kind(what: str, given: Any, kind: type) -> None:
     """Raises unless something is what it is called."""
     if not isinstance(given, kind):
@@ -92,18 +109,23 @@ def check_tensor(what: str, given: Any) -> None:
         raise WrongType(f"{what} is a `{type(given).__name__}`", hint="give a tensor: `torch.as_tensor(...)`")
 
 
+def check_op(op: Any) -> None:
+    """Raises unless a reduction is given by its name."""
+    if not isinstance(op, str):
+        raise WrongType(f"the operation is a `{type(op).__name__}`", hint="give its name: `sum`, `avg`, `min`, `max` and so on")
+
+
 def check_number(dtype: torch.dtype) -> None:
     """Raises unless elements of a type can be reduced."""
     if dtype not in CODES:
         raise WrongType(f"cannot compute with {dtype}", hint="convert the tensor to another type first")
 
 
-def check_contiguous(what: str, tensor: torch.Tensor) -> None:
+def check_contiguous(what: str, tensor: torch.Tensor, hint: str = "make it so by `contiguous()`") -> None:
     """Raises unless the elements follow each other without a gap."""
     if not tensor.is_contiguous():
         raise WrongStride(
-            f"{what} is not contiguous: strides {list(tensor.stride())} of shape {list(tensor.shape)}",
-            hint="make it so by `contiguous()`",
+            f"{what} is not contiguous: strides {list(tensor.stride())} of shape {list(tensor.shape)}", hint=hint
         )
 
 
@@ -173,7 +195,7 @@ def check_stride(what: str, rows: torch.Tensor, dims: int) -> int:
     if stride is None:
         raise WrongStride(
             f"the rows of {what} have gaps: strides {list(rows.stride())} of shape {list(rows.shape)}",
-            hint="make it contiguous by `contiguous()`",
+            hint=INSTEAD,
         )
     return stride
 
