@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -111,6 +112,26 @@ def test_a_gradient_that_is_given_is_used() -> None:
     assert rows.dtype is torch.bfloat16
     rows.sum().backward()
     assert ours.grad is grad and wm.as_tensor(grad.local())[2].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_backward_pass_keeps_what_it_needs(device: str, is_compiled: bool) -> None:
+    (comm,) = Communicator.local(1, device=device)
+    table, indices = WholeTensor.create(comm, (5, 2), "float32"), torch.tensor([2, 2], device=device)
+    grad = table.like()
+
+    def rows(embedding: Any) -> Any:
+        return embedding(indices) * 3
+
+    call = torch.compile(rows, fullgraph=True, backend="eager") if is_compiled else rows
+    loss = call(wm.Embedding(table, grad)).sum()
+    gc.collect()
+    loss.backward()
+    assert wm.as_tensor(grad.local())[2].tolist() == [6, 6]
+    # What is computed again is not another's.
+    ours = wm.Embedding(table, grad)
+    torch.utils.checkpoint.checkpoint(lambda: rows(ours), use_reentrant=False).sum().backward()
+    assert wm.as_tensor(grad.local())[2].tolist() == [12, 12]
 
 
 def test_threads_learn_one_table() -> None:

@@ -175,6 +175,15 @@ def test_collectives_have_gradients(size: int, is_traced: bool) -> None:
     each(size, work)
 
 
+def test_a_backward_pass_keeps_its_communicator(device: str) -> None:
+    for op in (wm.all_reduce, wm.all_gather, wm.broadcast):
+        x = torch.ones(3, device=device, requires_grad=True)
+        loss = op(joined(device), x).sum()
+        gc.collect()
+        loss.backward()
+        assert x.grad.tolist() == [1, 1, 1]
+
+
 COLLECTIVES = """
 import sys, torch, wholemem, wholemem.torch as wm
 device = sys.argv[1]

@@ -124,13 +124,15 @@ def _backward_fake(gradients: int, values: torch.Tensor, indices: torch.Tensor) 
 
 
 def _setup(ctx: Any, inputs: tuple[int, int, torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
-    _, ctx.gradients, _, indices = inputs
+    _, gradients, _, indices = inputs
+    # Kept: the embedding may be dropped before the backward pass.
+    ctx.gradients = find(gradients, Gradients)
     ctx.save_for_backward(indices)
 
 
 def _differentiate(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tensor, None]:
     (indices,) = ctx.saved_tensors
-    return None, None, OPS.embedding_backward(ctx.gradients, grad, indices), None
+    return None, None, OPS.embedding_backward(ctx.gradients.handle, grad, indices), None
 
 
 for name, does, is_like in (
