@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import pytest
-from torch_world import device, forget_what_was_compiled, limit, quiet, ranks, torch
+from torch_world import alone, device, forget_what_was_compiled, limit, quiet, ranks, torch
 from world import each
 
 import wholemem.torch as wm
@@ -132,6 +133,56 @@ def test_a_backward_pass_keeps_what_it_needs(device: str, is_compiled: bool) -> 
     ours = wm.Embedding(table, grad)
     torch.utils.checkpoint.checkpoint(lambda: rows(ours), use_reentrant=False).sum().backward()
     assert wm.as_tensor(grad.local())[2].tolist() == [12, 12]
+
+
+def test_threads_that_come_first_together_make_one_table_of_gradients() -> None:
+    indices = torch.tensor([3])
+    for _ in range(20):
+        ours, start = embedding_of(torch.ones(2000, 64), "cpu"), threading.Barrier(4)
+
+        def work() -> None:
+            loss = ours(indices).sum()
+            start.wait()
+            loss.backward()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert gradients(ours)[3].unique().tolist() == [4]
+
+
+def test_a_forked_child_does_not_wait_for_gradients() -> None:
+    ended = alone(
+        """
+        import os, threading, wholemem, wholemem.torch as wm
+        (comm,) = wholemem.Communicator.local(1, device="cpu")
+        ours = wm.Embedding(wholemem.WholeTensor.create(comm, (5, 2), "float32"))
+        held, done = threading.Event(), threading.Event()
+
+        def hold():
+            with ours._gradients.making:
+                held.set()
+                done.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            try:
+                ours.grad
+            except wholemem.errors.Forked:
+                os._exit(0)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        done.set()
+        thread.join()
+        print(os.waitstatus_to_exitcode(status), ours.grad.shape)
+        """
+    )
+    assert ended.stdout == "0 (5, 2)\n", ended.stderr
 
 
 def test_threads_learn_one_table() -> None:

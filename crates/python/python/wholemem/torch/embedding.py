@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
+from threading import RLock
 from typing import Any, Optional
 
 import torch
@@ -28,12 +31,16 @@ class Gradients:
         self.like = table
         self.made = grad
         self.handle = handles.give(self)
+        self.home, self.making = os.getpid(), RLock()
 
     @property
     def table(self) -> WholeTensor:
         """The gradients. All ranks ask for them first together."""
         if self.made is None:
-            self.made = self.like.like()
+            # Threads that come first together make one. A forked child, which can make none, waits for no thread of its parent.
+            with self.making if os.getpid() == self.home else nullcontext():
+                if self.made is None:
+                    self.made = self.like.like()
         return self.made
 
 
