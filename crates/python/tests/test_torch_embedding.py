@@ -6,12 +6,13 @@ import gc
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from torch_world import alone, device, forget_what_was_compiled, limit, quiet, ranks, torch
 from world import each
 
 import wholemem.torch as wm
-from wholemem import Communicator, WholeTensor, errors
+from wholemem import ChunkedTensor, Communicator, WholeTensor, errors
 
 __all__ = ["device", "forget_what_was_compiled", "limit"]
 pytestmark = quiet
@@ -102,6 +103,50 @@ def test_nothing_is_made_where_nothing_is_learned(device: str) -> None:
     assert "5, 2, dtype=float32" in repr(ours)
     with pytest.raises(errors.WrongType, match="an embedding cannot be torch.float32: the table holds torch.int64"):
         embedding_of(torch.ones(5, 2, dtype=torch.int64), device)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_what_is_frozen_is_not_learned(device: str, is_compiled: bool) -> None:
+    ours, indices = embedding_of(torch.ones(5, 2), device), torch.tensor([1], device=device)
+    call = torch.compile(ours, fullgraph=True, backend="aot_eager") if is_compiled else ours
+    assert call(indices).requires_grad
+    assert ours.requires_grad_(False) is ours
+    assert not call(indices).requires_grad
+    assert ours.requires_grad_() is ours
+    call(indices).sum().backward()
+    assert gradients(ours)[1].tolist() == [1, 1]
+
+
+def test_a_model_around_it_is_asked_for_its_embeddings() -> None:
+    ours = embedding_of(torch.ones(5, 2), "cpu")
+    model = torch.nn.Sequential(ours, torch.nn.Linear(2, 1))
+    model(torch.tensor([1])).sum().backward()
+    model.zero_grad()
+    assert model[1].weight.grad is None and gradients(ours)[1].any()
+    for module in model.modules():
+        if isinstance(module, wm.Embedding):
+            module.zero_grad()
+    assert not gradients(ours).any()
+
+
+def test_other_things_than_tables_and_indices_are_told() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    table = WholeTensor.create(comm, (5, 2), "float32")
+    for other in (torch.zeros(5, 2), None, ChunkedTensor(comm, (5, 2), "float32")):
+        with pytest.raises(errors.WrongType, match=f"^the table is a `{type(other).__name__}`") as caught:
+            wm.Embedding(other)  # type: ignore[arg-type]
+        assert caught.value.hint == "give a `wholemem.WholeTensor`"
+    with pytest.raises(errors.WrongType, match="^the table of gradients is a `Tensor`") as caught:
+        wm.Embedding(table, torch.zeros(5, 2))
+    assert caught.value.hint == "give a `wholemem.WholeTensor`"
+    with pytest.raises(errors.WrongValue, match=r"gradients must have the shape \[5, 2\], and have \[4, 2\]"):
+        wm.Embedding(table, WholeTensor.create(comm, (4, 2), "float32"))
+    ours = wm.Embedding(table)
+    for is_training in (True, False):
+        for indices in ([1, 2], np.array([1, 2]), None):
+            with pytest.raises(errors.WrongType, match="^the tensor of indices is a") as caught:
+                ours.train(is_training)(indices)
+            assert caught.value.hint == "give a tensor: `torch.as_tensor(...)`"
 
 
 def test_a_gradient_that_is_given_is_used() -> None:

@@ -11,10 +11,11 @@ import torch
 
 from .. import handles
 from .._native import WholeTensor
+from ..errors import WrongValue
 from ..handles import find
 from .effects import ordered
 from .ops import LIBRARY, _gather, _gather_fake, gather, put
-from .tensors import as_tensor, check_indices, conversion, dtype_of, raw_stream
+from .tensors import as_tensor, check_indices, check_kind, check_tensor, conversion, dtype_of, raw_stream
 
 __all__ = ["Embedding"]
 
@@ -52,6 +53,14 @@ class Embedding(torch.nn.Module):
     first backward pass, which all ranks take together. :meth:`step` descends along the gradients; for another optimizer, take
     this rank's rows of both: ``as_tensor(embedding.table.local())`` and ``as_tensor(embedding.grad.local())``.
 
+    The rows are no parameters, since all ranks clear and move them together. What torch does to the parameters of a model
+    around this, it does not do here: neither ``model.zero_grad()`` nor ``optimizer.zero_grad()`` forgets these gradients, and
+    ``model.requires_grad_(False)`` does not freeze these rows. Ask each embedding itself, on all ranks::
+
+        for module in model.modules():
+            if isinstance(module, wholemem.torch.Embedding):
+                module.zero_grad()
+
     >>> import torch, wholemem
     >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
     >>> table = wholemem.WholeTensor.create(comm, (1000, 2), "float32")
@@ -68,6 +77,11 @@ class Embedding(torch.nn.Module):
 
     def __init__(self, table: WholeTensor, grad: Optional[WholeTensor] = None) -> None:
         super().__init__()
+        check_kind("the table", table, WholeTensor)
+        if grad is not None:
+            check_kind("the table of gradients", grad, WholeTensor)
+            if grad.shape != table.shape:
+                raise WrongValue(f"gradients must have the shape {list(table.shape)}, and have {list(grad.shape)}")
         if not dtype_of(table).is_floating_point:
             # There is no gradient of an integer.
             conversion("an embedding", torch.float32, dtype_of(table))
@@ -83,12 +97,19 @@ class Embedding(torch.nn.Module):
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         """The rows; with a way back to them, in training."""
-        if self.training and torch.is_grad_enabled():
+        if self.training and torch.is_grad_enabled() and self._anchor.requires_grad:
+            check_tensor("the tensor of indices", indices)
             return OPS.embedding(self.table.handle, self._gradients.handle, self._anchor, indices)
         return gather(self.table, indices)
 
+    def requires_grad_(self, requires_grad: bool = True) -> Embedding:
+        """Says whether rows are learned; if not, no way leads back to them. It is asked of the embedding itself."""
+        self._anchor.requires_grad_(requires_grad)
+        super().requires_grad_(requires_grad)
+        return self
+
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients, of all rows. All ranks call it."""
+        """Forgets the gradients, of all rows. All ranks call it; that of a module around this does not."""
         super().zero_grad(set_to_none)
         if self._gradients.made is not None:
             self._barrier()
