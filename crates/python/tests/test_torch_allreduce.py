@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import numpy as np
 import pytest
 from torch_world import alone, device, limit, needs_cuda, quiet, ranks, torch
 from world import descriptors
@@ -181,6 +182,40 @@ def test_a_registered_tensor_keeps_what_it_holds_and_is_a_window(device: str) ->
     assert tensor.sum().item() == 21
 
 
+def test_other_things_than_tensors_are_told() -> None:
+    with wm.FastAllreduce(0, 1, device="cpu") as fast:
+        for other in (None, np.ones(3)):
+            for call in (fast.register_buffer, fast.should_use):
+                with pytest.raises(errors.WrongType, match=f"the tensor is a `{type(other).__name__}`") as caught:
+                    call(other)
+                assert caught.value.hint == "give a tensor: `torch.as_tensor(...)`"
+        for shape in (None, "x", (2.5,)):
+            with pytest.raises(errors.WrongType, match="is no shape") as caught:
+                fast.empty(shape)  # type: ignore[arg-type]
+            assert caught.value.hint == "give a number, or a tuple of numbers"
+        with pytest.raises(errors.WrongType, match="torch has no type called `float31`"):
+            fast.empty((2,), "float31")
+        with pytest.raises(errors.WrongValue, match="-4 is out of range"):
+            fast.empty(-1)
+        new = fast.empty(5, "float16")
+        assert (new.shape, new.dtype) == ((5,), torch.float16)
+        with pytest.raises(errors.WrongStride, match="the output is not contiguous") as caught:
+            fast.all_reduce(torch.ones(4), torch.ones(8)[::2])
+        assert caught.value.hint == "give one without gaps, and copy from it"
+
+
+def test_tensors_of_inference_are_registered_within_and_without(device: str) -> None:
+    with wm.FastAllreduce(0, 1, device=device) as fast:
+        for is_inference in (True, False):
+            with torch.inference_mode(is_inference):
+                tensor = torch.arange(3.0, device=device)
+            for within in (True, False):
+                with torch.inference_mode(within):
+                    fast.register_buffer(tensor)
+                assert tensor.is_inference() == is_inference and tensor.tolist() == [0, 1, 2]
+                assert fast.all_reduce(tensor).tolist() == [0, 1, 2]
+
+
 def test_numbers_that_are_not_the_groups_are_refused() -> None:
     ended = alone(
         """
@@ -268,6 +303,43 @@ except errors.PeerLost as error:
 
 def test_a_rank_that_is_gone_is_named() -> None:
     assert "lost 1 True" in ranks(2, DEATH)
+
+
+CAPTURE = """
+import os, sys, torch, wholemem.torch as wm
+from wholemem import errors
+rank, tensor = int(os.environ["RANK"]), torch.ones(4)
+fast = wm.FastAllreduce(rank, 2, device="cpu")
+if rank == 1:
+    with fast.capture():
+        fast.all_reduce(tensor)
+        if sys.argv[1] == "dies":
+            os._exit(0)
+    fast.close()
+    sys.exit()
+
+def is_there():
+    try:
+        fast.comm.check()
+    except errors.PeerLost:
+        return False
+    return True
+
+try:
+    with fast.capture():
+        assert fast.all_reduce(tensor).tolist() == [2, 2, 2, 2]
+        while is_there():
+            pass
+    print("captured", flush=True)
+    fast.comm.check()
+except errors.PeerLost as error:
+    print("lost", error.rank, error.code, flush=True)
+"""
+
+
+def test_a_rank_that_has_captured_may_leave_and_none_may_die() -> None:
+    assert ranks(2, CAPTURE, "leaves").splitlines() == ["[0] captured", "[0] lost 1 peer-left"]
+    assert ranks(2, CAPTURE, "dies").splitlines() == ["[0] lost 1 peer-lost"]
 
 
 def test_a_forked_child_is_told_and_its_parent_goes_on() -> None:

@@ -10,12 +10,14 @@ import torch
 
 from .._native import Communicator, Window, op_code
 from .._native import ShortReduction as _ShortReduction
-from ..errors import Unsupported, WrongValue
+from ..errors import PeerLost, Unsupported, WrongType, WrongValue
 from .shortcut import SHORTCUT
 from .tensors import (
     CODES,
+    INSTEAD,
     address_of,
     as_tensor,
+    called,
     check_contiguous,
     check_like,
     check_number,
@@ -89,7 +91,7 @@ class FastAllreduce(_ShortReduction):
         check_contiguous("the tensor", tensor)
         if out is not tensor:
             check_like("the output", out, tensor)
-            check_contiguous("the output", out)
+            check_contiguous("the output", out, INSTEAD)
         device, code = tensor.get_device(), CODES[tensor.dtype]
         addresses = address_of("the tensor", tensor), address_of("the output", out)
         self.comm.all_reduce_at(*addresses, tensor.numel(), code, _SUM, device, raw_stream(device))
@@ -97,6 +99,7 @@ class FastAllreduce(_ShortReduction):
 
     def should_use(self, tensor: torch.Tensor) -> bool:
         """Whether this is the way to reduce a tensor: it can be, and is not larger than ``max_size``."""
+        check_tensor("the tensor", tensor)
         return (
             tensor.device == self.device
             and tensor.dtype in CODES
@@ -110,34 +113,49 @@ class FastAllreduce(_ShortReduction):
         Memory that cannot be shared, as most of a processor's, is left for memory that can: the tensor moves there, as by
         ``share_memory_``, with what it holds. Views that were made of it before stay behind.
         """
+        check_tensor("the tensor", tensor)
         check_contiguous("the tensor", tensor)
         try:
             window = self.comm.window_register(tensor.detach(), stream=raw_stream(self._number))
         except Unsupported:
             # On all ranks, if on one.
             window = self.comm.mem_alloc(tensor.nbytes)
-            shared = as_tensor(window.local(tensor.dtype, tensor.shape))
-            shared.copy_(tensor.detach())
-            tensor.data = shared
+            # A tensor of inference moves to another such only.
+            with torch.inference_mode(tensor.is_inference()):
+                shared = as_tensor(window.local(tensor.dtype, tensor.shape))
+                shared.copy_(tensor.detach())
+                tensor.data = shared
         self._windows.append(window)
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def empty(
+        self, shape: Union[int, Sequence[int]], dtype: Union[str, torch.dtype] = torch.float32
+    ) -> torch.Tensor:
         """A new tensor that is registered already, zero. All ranks call it, with the same shape."""
-        count = torch.Size(shape).numel()
-        window = self.comm.mem_alloc(count * dtype.itemsize)
+        dtype = called(dtype)
+        try:
+            size = torch.Size((shape,) if isinstance(shape, int) else shape)
+        except TypeError:
+            raise WrongType(f"`{shape}` is no shape", hint="give a number, or a tuple of numbers") from None
+        window = self.comm.mem_alloc(size.numel() * dtype.itemsize)
         self._windows.append(window)
-        return as_tensor(window.local(dtype, shape))
+        return as_tensor(window.local(dtype, size))
 
     @contextmanager
     def capture(self) -> Iterator[FastAllreduce]:
         """Around the capture of CUDA graphs whose calls are to be made here. All ranks capture the same calls.
 
         The calls need nothing else: what is registered is read where it is by graphs as well, and nothing has to be
-        registered afterwards. At the end it is found out whether all ranks are still there.
+        registered afterwards. At the end it is found out whether a rank has died meanwhile, which no call tells that is only
+        recorded.
         """
         self.comm.check()
         yield self
-        self.comm.check()
+        try:
+            self.comm.check()
+        except PeerLost as error:
+            # Who has closed it was through with its own, and may be before this one.
+            if error.code != "peer-left":
+                raise
 
     def close(self) -> None:
         """Leaves the group, once what was enqueued has run. What was registered stays as long as its tensor."""
