@@ -14,8 +14,9 @@ tensor([[2., 2.],
 tensor([0, 1, 2])
 
 The operators are ``torch.ops.wholemem.*``, and work under ``torch.compile(fullgraph=True)``: a compiler keeps all of them, and
-their order. Collectives have gradients, which are collectives. An embedding whose rows are all ranks' is
-:class:`Embedding`; where every microsecond counts, reduce by :class:`FastAllreduce`.
+their order. Collectives have gradients, which are collectives; derivatives forward do not go through them, and torch takes their
+tangents for zero without a word. An embedding whose rows are all ranks' is :class:`Embedding`; where every microsecond counts,
+reduce by :class:`FastAllreduce`.
 
 What is read may have any strides, and is copied where it has gaps; what is written, and what :class:`FastAllreduce` takes, may not.
 
