@@ -219,6 +219,44 @@ def test_a_mirror_is_written_back(client: store.Client) -> None:
         assert mirror.array.data_ptr() != sealed.data_ptr()
 
 
+def test_a_mirror_that_was_written_back_is_done_with_at_the_end_of_its_block(client: store.Client) -> None:
+    with client.create("written", (LARGE,), "uint8") as draft:
+        with store.Mirror(draft, copy_in=False) as mirror:
+            mirror.array.numpy()[:] = 3
+            mirror.write_back()
+    assert (client.get("written").numpy() == 3).all()
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_mirror_is_given_up_where_something_is_raised(client: store.Client, is_held: bool) -> None:
+    draft = client.create("half", (LARGE,), "uint8")
+    draft.array.numpy()[:] = 1
+    with pytest.raises(ZeroDivisionError):
+        with store.Mirror(draft, copy_in=False) as mirror:
+            shown = mirror.array.numpy()
+            shown[:] = 2
+            if not is_held:
+                del shown
+            raise ZeroDivisionError
+    with pytest.raises(errors.Closed, match="written back, or given up"):
+        mirror.write_back()
+    draft.seal()
+    assert (client.get("half").numpy() == 1).all()
+    if is_held:
+        shown[:] = 3
+        assert shown.sum() == 3 * LARGE
+
+
+def test_a_mirror_that_is_only_read_may_be_held(client: store.Client) -> None:
+    client.put("read", np.arange(5))
+    with store.Mirror(client.get("read")) as mirror:
+        shown = mirror.array.numpy()
+    mirror = store.Mirror(client.get("read"))
+    again = mirror.array.numpy()
+    mirror.write_back()
+    assert shown.tolist() == again.tolist() == [0, 1, 2, 3, 4]
+
+
 def test_what_has_no_mirror_is_refused(client: store.Client) -> None:
     with pytest.raises(errors.Unsupported, match="needs no mirror"):
         store.Mirror(client.create("small", (3,), "uint8"))

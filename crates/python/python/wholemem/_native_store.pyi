@@ -261,9 +261,9 @@ class Event:
 class Mirror:
     """A copy in host memory of a draft, or of an array that was got by its name, wherever that is.
 
-    That of a draft is written back at the end of the context, or by :meth:`write_back`; until then the draft is not
-    sealed. Without ``copy_in``, it begins with any bytes. A draft of less than 1 MiB in host memory is written by
-    ``draft.array`` anyway, and has no mirror: :class:`wholemem.errors.Unsupported`.
+    That of a draft is written back by :meth:`write_back`, or at the end of the context, and given up there if something
+    was raised; until then the draft is not sealed. Without ``copy_in``, it begins with any bytes. A draft of less than
+    1 MiB in host memory is written by ``draft.array`` anyway, and has no mirror: :class:`wholemem.errors.Unsupported`.
 
     >>> import numpy
     >>> from wholemem import store
@@ -280,7 +280,7 @@ class Mirror:
     def array(self) -> Array:
         """The copy, to be read, and that of a draft to be written."""
     def write_back(self) -> None:
-        """Writes a draft's mirror back, and ends it."""
+        """Writes a draft's mirror back, of which no array may be left, and ends it."""
     def __enter__(self) -> Mirror: ...
     def __exit__(
         self,

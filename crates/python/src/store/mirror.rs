@@ -1,4 +1,6 @@
 //! A host view of memory that may be on a device: copied in if asked for, and written back when it is done with.
+//!
+//! What may be half written is not: where a block raises, the mirror is given up, and the draft stays as it was.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,11 +20,18 @@ struct Reflected {
     _source: View,
 }
 
+impl Reflected {
+    /// The mirror, which arrays that were made of it keep too.
+    fn mirror(self) -> Option<Arc<wholemem_store::Mirror>> {
+        self.view.owner.downcast().ok()
+    }
+}
+
 /// A copy in host memory of a draft, or of an array that was got by its name, wherever that is.
 ///
-/// That of a draft is written back at the end of the context, or by :meth:`write_back`; until then the draft is not
-/// sealed. Without ``copy_in``, it begins with any bytes. A draft of less than 1 MiB in host memory is written by
-/// ``draft.array`` anyway, and has no mirror: :class:`wholemem.errors.Unsupported`.
+/// That of a draft is written back by :meth:`write_back`, or at the end of the context, and given up there if something
+/// was raised; until then the draft is not sealed. Without ``copy_in``, it begins with any bytes. A draft of less than
+/// 1 MiB in host memory is written by ``draft.array`` anyway, and has no mirror: :class:`wholemem.errors.Unsupported`.
 ///
 /// >>> import numpy
 /// >>> from wholemem import store
@@ -39,7 +48,28 @@ pub(crate) struct Mirror {
 }
 
 fn closed() -> Raised {
-    Raised::new("Closed", "the mirror was written back")
+    Raised::new("Closed", "the mirror was written back, or given up")
+}
+
+impl Mirror {
+    fn take(&self) -> Option<Reflected> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The end of a block: written back where nothing was raised, and given up otherwise.
+    fn leave(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
+        if has_failed {
+            if let Some(mirror) = self.take().and_then(Reflected::mirror) {
+                mirror.abandon();
+            }
+            return Ok(());
+        }
+        // Written back within the block.
+        if self.array().is_err() {
+            return Ok(());
+        }
+        self.write_back(py)
+    }
 }
 
 #[pymethods]
@@ -78,17 +108,18 @@ impl Mirror {
         open.as_ref().map(|reflected| Array::new(reflected.view.clone())).ok_or_else(closed).raised()
     }
 
-    /// Writes a draft's mirror back, and ends it.
+    /// Writes a draft's mirror back, of which no array may be left, and ends it.
     fn write_back(&self, py: Python<'_>) -> PyResult<()> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let reflected = open.take().ok_or_else(closed).raised()?;
-        if Arc::strong_count(&reflected.view.owner) > 1 {
+        // What is only read is the same ever after.
+        if !reflected.view.readonly && Arc::strong_count(&reflected.view.owner) > 1 {
             *open = Some(reflected);
             let raised = Raised::new("InUse", "arrays made of the mirror are still there");
             return Err(raised.hint("drop them first: `del array`").into());
         }
         drop(open);
-        let mirror = reflected.view.owner.downcast::<wholemem_store::Mirror>().ok().and_then(Arc::into_inner);
+        let mirror = reflected.mirror().and_then(Arc::into_inner);
         waiting(py, || mirror.map_or(Ok(()), wholemem_store::Mirror::write_back))
     }
 
@@ -103,8 +134,13 @@ impl Mirror {
         slf
     }
 
-    #[pyo3(signature = (*_error))]
-    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.write_back(py)
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<&Bound<'_, PyAny>>,
+        _error: Option<&Bound<'_, PyAny>>,
+        _traceback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.leave(py, kind.is_some())
     }
 }

@@ -1,19 +1,22 @@
 //! A host view of a buffer on a device: copied in if asked for, and written back when it is done with.
 
+use std::sync::{Mutex, PoisonError};
+
 use wholemem_hal::{Device, PinnedBuffer, Span, Stream};
 use wholemem_os::{Deadline, SharedSlice};
 
 use super::{Draft, Object};
 use crate::{Error, Result};
 
-/// A copy in host memory of a draft's or an object's bytes. That of a draft is written back when it is dropped.
+/// A copy in host memory of a draft's or an object's bytes. That of a draft is written back when it is dropped,
+/// unless it was given up.
 #[derive(Debug)]
 #[doc(alias = "CUDABufferMirror")]
 pub struct Mirror {
     buffer: PinnedBuffer,
     stream: Stream,
-    /// Where to write back to, until that is done.
-    back: Option<Span>,
+    /// Where to write back to, until that is done or given up.
+    back: Mutex<Option<Span>>,
     len: usize,
 }
 
@@ -26,7 +29,7 @@ impl Mirror {
         let rule = "a small object in host memory is written directly";
         let (span, device) = draft.span()?.zip(draft.device()).ok_or(Error::Protocol { rule })?;
         let mut mirror = Self::create(&span, copy_in, &device)?;
-        mirror.back = Some(span);
+        mirror.back = Mutex::new(Some(span));
         Ok(mirror)
     }
 
@@ -41,7 +44,7 @@ impl Mirror {
     fn create(span: &Span, copy_in: bool, device: &Device) -> Result<Self> {
         let stream = device.stream()?;
         let buffer = PinnedBuffer::create(device, span.len().max(1))?;
-        let mirror = Self { buffer, stream, back: None, len: span.len() };
+        let mirror = Self { buffer, stream, back: Mutex::new(None), len: span.len() };
         if copy_in && mirror.len > 0 {
             mirror.stream.copy(&mirror.span()?, span)?;
             mirror.stream.synchronize(Deadline::NEVER)?;
@@ -61,19 +64,29 @@ impl Mirror {
     #[doc(alias = "mutable_data")]
     pub fn bytes(&self) -> Result<SharedSlice<'_>> {
         let bytes = self.buffer.bytes()?.part(0, self.len)?;
-        Ok(if self.back.is_some() { bytes } else { bytes.read_only() })
+        let is_written = self.back.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        Ok(if is_written { bytes } else { bytes.read_only() })
     }
 
     /// Writes a draft's mirror back, and says what came of it. Dropping does the same, silently.
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn write_back(mut self) -> Result<()> {
+    pub fn write_back(self) -> Result<()> {
         self.flush()
     }
 
-    fn flush(&mut self) -> Result<()> {
-        if let Some(back) = self.back.take()
+    /// Gives up what was written to it: the draft stays as it is, and is let go, also while somebody still has the bytes.
+    pub fn abandon(&self) {
+        drop(self.take_back());
+    }
+
+    fn take_back(&self) -> Option<Span> {
+        self.back.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn flush(&self) -> Result<()> {
+        if let Some(back) = self.take_back()
             && self.len > 0
         {
             self.stream.copy(&back, &self.span()?)?;

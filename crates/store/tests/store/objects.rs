@@ -356,6 +356,20 @@ fn objects_on_a_device_are_written_by_streams_and_mirrored_on_the_host() {
 }
 
 #[test]
+fn a_mirror_that_is_given_up_leaves_its_draft_as_it_was() {
+    let served = Served::start();
+    let client = Client::connect(served.socket()).unwrap();
+    let draft = client.create("kept", 3 << 20).unwrap();
+    let mirror = Mirror::of_draft(&draft, false).unwrap();
+    mirror.bytes().unwrap().write_at(0, &pattern(3 << 20, 5)).unwrap();
+    mirror.abandon();
+    // Sealed while the mirror still lives: it has nothing of the draft any more.
+    draft.seal().unwrap();
+    drop(mirror);
+    assert_eq!(client.get("kept").unwrap().to_vec().unwrap(), vec![0; 3 << 20]);
+}
+
+#[test]
 fn nobody_serves_is_said_so_and_so_is_who_serves_already() {
     let served = Served::start();
     let nobody = Client::connect(served.socket().with_extension("other")).unwrap_err();
