@@ -136,6 +136,21 @@ def test_a_pack_is_a_mapping_over_one_memory(client: store.Client, count: int) -
     assert client.get("again")["n"].numpy() == 5
 
 
+def test_a_pack_of_no_arrays_is_a_pack(served: Served, client: store.Client, tmp_path: Path) -> None:
+    client.put("none", {})
+    client.create_pack("none drafted", {}).seal()
+    text = b'{"__metadata__":{"made":"by hand"}}'
+    (tmp_path / "none.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    served.run("put", "none of a file", str(tmp_path / "none.safetensors"))
+    for name in ["none", "none drafted", "none of a file"]:
+        pack, entry = client.get(name), client.stat(name)
+        assert isinstance(pack, store.Pack) and (dict(pack), pack.name, pack.nbytes) == ({}, name, 0)
+        assert (entry.is_pack, entry.pack, entry.shape, entry.dtype) == (True, entry.id, None, None)
+    # What has no bytes is no pack by that.
+    client.put("no bytes", b"")
+    assert client.get("no bytes").shape == (0,) and not client.stat("no bytes").is_pack
+
+
 def test_a_pack_of_thousands(client: store.Client) -> None:
     client.put("many", {f"layer.{number}": np.full(3, number) for number in range(3000)})
     many = client.get("many")

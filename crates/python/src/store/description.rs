@@ -1,7 +1,8 @@
 //! Shape and type of an array, as its object carries them: the words that `.safetensors` files have for them.
 //!
 //! So an array that was put from Python is a tensor to the program, and a file that the program put is arrays here:
-//! `{"dtype":"F32","shape":[2,3]}`. What was a `.npy` file carries that file's header. Any other object is bytes.
+//! `{"dtype":"F32","shape":[2,3]}`. What was a `.npy` file carries that file's header. A pack is told by its members, and
+//! one without any by what is said of it, as of every pack of arrays: `safetensors`. Any other object is bytes.
 
 use std::borrow::Cow;
 
@@ -13,6 +14,9 @@ use crate::error::Raised;
 
 /// How the description of an object begins that was a `.npy` file.
 const NPY: &str = "npy ";
+
+/// What the users of a pack of arrays are told of it as a whole; what a file said of itself may follow.
+pub(super) const PACK: &str = "safetensors";
 
 /// Types whose name in files is another than in Python.
 const NAMES: [(&str, &str); 17] = [
@@ -48,6 +52,12 @@ pub(super) fn describe(layout: &Layout) -> Vec<u8> {
     let dtype = NAMES.iter().find(|(_, own)| *own == name).map_or(name, |(file, _)| file);
     let said = Said { dtype: dtype.into(), shape: layout.shape[..].into() };
     serde_json::to_vec(&said).unwrap_or_default()
+}
+
+/// Whether an object of so many bytes, of which there are no parts, is a pack of no arrays.
+pub(super) fn is_empty_pack(meta: &[u8], len: usize) -> bool {
+    let rest = meta.strip_prefix(PACK.as_bytes()).filter(|_| len == 0);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b" "))
 }
 
 /// The array that an object of so many bytes is.

@@ -49,7 +49,7 @@ impl Target {
         arrays: impl IntoIterator<Item = (&'a str, &'a Layout)>,
         device: Option<&Device>,
     ) -> Result<Self, Raised> {
-        let (mut pack, mut len) = (Pack::new(name).described(b"safetensors"), 0);
+        let (mut pack, mut len) = (Pack::new(name).described(description::PACK.as_bytes()), 0);
         for (member, layout) in arrays {
             len += layout.len();
             let meta = description::describe(layout);

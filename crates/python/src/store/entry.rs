@@ -24,7 +24,10 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn new(entry: wholemem_store::Entry) -> Self {
+    pub(super) fn new(mut entry: wholemem_store::Entry) -> Self {
+        if entry.pack.is_none() && description::is_empty_pack(&entry.meta, entry.len) {
+            entry.pack = Some(entry.id);
+        }
         let is_pack = entry.pack == Some(entry.id);
         let layout = description::understand(&entry.meta, entry.len).ok().filter(|_| !is_pack);
         Self { entry, layout }

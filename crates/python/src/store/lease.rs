@@ -19,7 +19,8 @@ pub(super) enum Named {
 
 impl Named {
     pub(super) fn of(object: Object) -> Result<Self, Raised> {
-        if object.is_pack() {
+        let is_empty_pack = || description::is_empty_pack(&object.meta(), object.len());
+        if object.is_pack() || (object.is_empty() && is_empty_pack()) {
             return Ok(Self::Pack(Pack::new(object.into_pack()?)?));
         }
         let layout = description::understand(&object.meta(), object.len())?;
