@@ -471,6 +471,23 @@ def test_files_that_the_program_put_are_arrays(served: Served, client: store.Cli
     assert client.get("plain").memoryview().tobytes() == b"hello"
 
 
+def test_an_array_whose_columns_come_first_is_mirrored_and_published(
+    served: Served, client: store.Client, tmp_path: Path
+) -> None:
+    there = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    np.save(tmp_path / "columns.npy", there)
+    served.run("put", "columns", str(tmp_path / "columns.npy"))
+    columns = client.get("columns")
+    client.publish("columns again", columns)
+    again = client.get("columns again")
+    assert again.data_ptr() == columns.data_ptr()
+    for array in [store.Mirror(columns).array, again]:
+        np.testing.assert_array_equal(array.numpy(), there)
+        assert array.stride == columns.stride == (1, 2)
+    served.run("get", "columns again", str(tmp_path / "again.npy"))
+    assert (tmp_path / "again.npy").read_bytes() == (tmp_path / "columns.npy").read_bytes()
+
+
 def test_a_file_that_is_shorter_than_it_says_is_refused(served: Served, client: store.Client, tmp_path: Path) -> None:
     np.save(tmp_path / "whole.npy", np.arange(10.0))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "whole.npy").read_bytes()[:-8])

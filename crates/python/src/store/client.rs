@@ -9,7 +9,6 @@ use pyo3::types::PyMapping;
 use wholemem_os::{Deadline, ForkEpoch};
 use wholemem_store::{Client as Connection, Error, Refusal};
 
-use super::description;
 use super::draft::{Draft, PackDraft};
 use super::entry::{Entry, Status};
 use super::given::Given;
@@ -164,15 +163,13 @@ impl Client {
     ) -> PyResult<u64> {
         let (client, given) = (self.open_for_room(timeout).raised()?, Given::take(value)?);
         let object = match &given {
-            Given::One(view) => {
-                lease::object_of(view).map(|object| (object, description::describe(&view.layout)))
-            }
+            Given::One(view) => lease::object_of(view),
             Given::Many(_) => None,
         };
         match object {
-            // In the store already: it gets one more name.
-            Some((object, meta)) if client.gave(&object) => self
-                .waiting(py, || client.publish_described(name, &meta, object.id()))
+            // In the store already: it gets one more name, under which it is the same array.
+            Some(object) if client.gave(&object) => self
+                .waiting(py, || client.publish_described(name, &object.meta(), object.id()))
                 .map(|sealed| sealed.version),
             _ => self.waiting(py, || given.put(&client, name)),
         }

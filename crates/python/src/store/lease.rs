@@ -32,7 +32,9 @@ impl Named {
 /// The object that an array is all of, if it is one that was got from a store.
 pub(super) fn object_of(view: &View) -> Option<Arc<Object>> {
     let object = Arc::clone(&view.owner).downcast::<Object>().ok()?;
-    let is_whole = view.layout.is_contiguous() && view.layout.len() == object.len();
+    // Without gaps, whichever dimension is the fastest.
+    let (extent, len) = (view.layout.extent().ok()?, object.len());
+    let is_whole = view.layout.len() == len && extent == (0, len);
     (is_whole && view.address == object.span().ok()?.address()).then_some(object)
 }
 
