@@ -107,8 +107,25 @@ impl From<Raised> for PyErr {
 
 /// Whether an exception says that an index names no row.
 pub(crate) fn is_bad_index(py: Python<'_>, error: &PyErr) -> bool {
-    let class = py.import("wholemem.errors").and_then(|errors| errors.getattr("BadIndex"));
+    is_of(py, error, "BadIndex")
+}
+
+/// Whether an exception is of a class of `wholemem.errors`.
+fn is_of(py: Python<'_>, error: &PyErr, class: &str) -> bool {
+    let class = py.import("wholemem.errors").and_then(|errors| errors.getattr(class));
     class.is_ok_and(|class| error.is_instance(py, &class))
+}
+
+/// The same exception, which says what it is about.
+pub(crate) fn about(py: Python<'_>, what: &str, error: PyErr) -> PyErr {
+    let value = error.value(py);
+    let message = value.getattr("args").and_then(|args| args.get_item(0));
+    let _ = match message {
+        Ok(message) if is_of(py, &error, "Error") => value.setattr("args", (format!("{what}: {message}"),)),
+        // Somebody else's may have any arguments; before Python 3.11 there is no other place for it.
+        _ => value.call_method1("add_note", (format!("it is about {what}"),)).map(drop),
+    };
+    error
 }
 
 /// Something below that failed, and what Python is told of it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -372,6 +373,14 @@ def test_room_is_waited_for() -> None:
         (lambda client: client.put("x", {"y": np.eye(3).T[1:].T}), errors.WrongStride, "`y` is not contiguous"),
         (lambda client: client.put("x", [1, 2]), errors.WrongType, "`list` is no array"),
         (lambda client: client.put("x", np.array(["text"])), errors.WrongType, "not taken"),
+        (lambda client: client.put("x", {"y": b"", "z": [1]}), errors.WrongType, "^`z`: `list` is no array"),
+        (lambda client: client.put("x", {"z": np.array(["text"])}), errors.WrongType, "^`z`: .* not taken"),
+        (lambda client: client.put("x", {"z": np.ones(2, "datetime64[s]")}), errors.WrongValue, "^`z`: .* not give its"),
+        (lambda client: client.put("x", {7: b""}), errors.WrongType, "7 is no name of an array"),
+        (lambda client: client.create_pack("x", {7: (1, "int8")}), errors.WrongType, "7 is no name of an array"),
+        (lambda client: client.create_pack("x", {"z": (-1, "int8")}), errors.WrongValue, "^`z`: -1 is out of range"),
+        (lambda client: client.create_pack("x", {"z": (1, "float1")}), errors.WrongType, "^`z`: .* called `float1`"),
+        (lambda client: client.create_pack("x", {"z": (1,)}), errors.WrongType, r"^`z`: \(1,\) is no shape and type"),
         (lambda client: client.create("x", (-1,), "int8"), errors.WrongValue, "-1 is out of range"),
         (lambda client: client.create("x", (1,), "float1"), errors.WrongType, "called `float1`"),
         (lambda client: client.put("x" * 201, b""), errors.WrongValue, "a name of 201 bytes is too long"),
@@ -385,6 +394,20 @@ def test_what_goes_wrong_is_said(client: store.Client, call: Any, kind: type, sa
     with pytest.raises(kind, match=says) as caught:
         call(client)
     assert isinstance(caught.value, errors.Error)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+def test_an_exception_of_somebody_else_is_noted_with_its_name(client: store.Client) -> None:
+    class Broken:
+        def __dlpack__(self) -> None:
+            raise LookupError("nothing is here")
+
+        def __dlpack_device__(self) -> None:
+            self.__dlpack__()
+
+    with pytest.raises(LookupError, match="nothing is here") as caught:
+        client.put("x", {"y": b"", "z": Broken()})
+    assert getattr(caught.value, "__notes__") == ["it is about `z`"]
 
 
 def test_a_shape_with_too_many_dimensions_is_refused(client: store.Client) -> None:

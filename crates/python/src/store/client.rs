@@ -11,7 +11,7 @@ use wholemem_store::{Client as Connection, Error, Refusal};
 
 use super::draft::{Draft, PackDraft};
 use super::entry::{Entry, Status};
-use super::given::Given;
+use super::given::{self, Given};
 use super::lease::{self, Named};
 use super::share;
 use super::watch::Watch;
@@ -219,11 +219,7 @@ impl Client {
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<PackDraft> {
-        let mut layouts = Vec::with_capacity(arrays.len()?);
-        for item in arrays.items()?.iter() {
-            let (name, (shape, dtype)) = item.extract::<(String, (Shape, Element))>()?;
-            layouts.push((name, Layout::contiguous(dtype, &shape.signed()).raised()?));
-        }
+        let layouts = given::layouts(arrays)?;
         let client = self.open_for_room(timeout).raised()?;
         self.waiting(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))
     }

@@ -9,9 +9,40 @@ use wholemem_hal::{Device, Rights};
 use wholemem_store::Client;
 
 use super::draft::Target;
-use crate::array::{self, Turn, View};
-use crate::error::Raised;
+use crate::array::{self, Element, Layout, Turn, View};
+use crate::error::{Raised, Raises, about};
+use crate::number::Shape;
 use crate::stream::finish;
+
+/// What a mapping has for each name, as `take` takes it; what is refused is named.
+fn members<T>(
+    mapping: &Bound<'_, PyMapping>,
+    take: impl Fn(&Bound<'_, PyAny>) -> PyResult<T>,
+) -> PyResult<Vec<(String, T)>> {
+    let mut members = Vec::with_capacity(mapping.len()?);
+    for item in mapping.items()?.iter() {
+        let (name, value) = item.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
+        let Ok(name) = name.extract::<String>() else {
+            let message = format!("{} is no name of an array", name.repr()?);
+            return Err(Raised::new("WrongType", message).hint("names are of `str`").into());
+        };
+        let taken = take(&value).map_err(|error| about(value.py(), &format!("`{name}`"), error))?;
+        members.push((name, taken));
+    }
+    Ok(members)
+}
+
+/// The arrays that a pack is to have, of which shapes and types are given.
+pub(super) fn layouts(mapping: &Bound<'_, PyMapping>) -> PyResult<Vec<(String, Layout)>> {
+    members(mapping, |value| {
+        let Ok((shape, dtype)) = value.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
+            let raised = Raised::new("WrongType", format!("{} is no shape and type", value.repr()?));
+            return Err(raised.hint("give a pair, such as `((2, 3), \"float32\")`").into());
+        };
+        let (shape, dtype) = (shape.extract::<Shape>()?, dtype.extract::<Element>()?);
+        Layout::contiguous(dtype, &shape.signed()).raised()
+    })
+}
 
 /// What is put: one array, or several with names.
 pub(super) enum Given {
@@ -22,12 +53,7 @@ pub(super) enum Given {
 impl Given {
     pub(super) fn take(value: &Bound<'_, PyAny>) -> PyResult<Self> {
         let Ok(mapping) = value.cast::<PyMapping>() else { return array::take_settled(value).map(Self::One) };
-        let mut arrays = Vec::with_capacity(mapping.len()?);
-        for item in mapping.items()?.iter() {
-            let (name, value) = item.extract::<(String, Bound<'_, PyAny>)>()?;
-            arrays.push((name, array::take_settled(&value)?));
-        }
-        Ok(Self::Many(arrays))
+        members(mapping, array::take_settled).map(Self::Many)
     }
 
     /// The arrays, each with what errors call it.
