@@ -355,7 +355,12 @@ def test_room_is_waited_for() -> None:
         with pytest.raises(errors.OverQuota):
             client.create("second", (40 << 20,), "uint8", timeout=0.05)
         wait_for_clients(client, 1)
-        second = threading.Thread(target=lambda: client.put("second", np.zeros(40 << 20, np.uint8), timeout=600))
+        forever = float("inf")
+        for call in [client.put, client.publish]:
+            call("at once", b"", timeout=forever)
+        client.create("at once", (1,), "int8", timeout=forever).seal()
+        client.create_pack("at once", {}, timeout=forever).seal()
+        second = threading.Thread(target=lambda: client.put("second", np.zeros(40 << 20, np.uint8), timeout=forever))
         second.start()
         wait_for_clients(client, 2)
         client.delete("first")

@@ -47,15 +47,18 @@ pub(crate) struct Client {
     epoch: ForkEpoch,
 }
 
-/// So many seconds.
+/// So many seconds, of which there may be no end.
 fn seconds_of(seconds: f64) -> Result<Duration, Raised> {
+    if seconds == f64::INFINITY {
+        return Ok(Duration::MAX);
+    }
     Duration::try_from_secs_f64(seconds)
         .map_err(|_| Raised::new("WrongValue", format!("cannot wait for {seconds} seconds")))
 }
 
 /// In so many seconds, or never.
 pub(super) fn deadline_of(seconds: f64) -> Result<Deadline, Raised> {
-    if seconds == f64::INFINITY { Ok(Deadline::NEVER) } else { seconds_of(seconds).map(Deadline::after) }
+    seconds_of(seconds).map(Deadline::after)
 }
 
 impl Client {
