@@ -112,6 +112,12 @@ def test_what_cannot_be_subclassed_is_final(name: str) -> None:
         assert not is_final
 
 
+def test_the_socket_is_declared_as_the_path_it_is(client: store.Client) -> None:
+    node = DECLARED["Client.socket"]
+    assert isinstance(node, ast.FunctionDef) and node.returns is not None
+    assert isinstance(client.socket, Path) and ast.unparse(node.returns) == Path.__name__
+
+
 def test_mappings_are_declared_as_such() -> None:
     mappings = {name for name in CLASSES if issubclass(reached(name), Mapping)}
     assert store.Pack.__name__ in mappings

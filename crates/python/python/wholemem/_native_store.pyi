@@ -2,6 +2,7 @@
 
 import builtins
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Iterator, Mapping, Optional, Sequence, Union, final
 
@@ -29,7 +30,7 @@ class Client:
 
     def __init__(self, socket: Optional[Union[str, PathLike[str]]] = None) -> None: ...
     @property
-    def socket(self) -> PathLike[str]:
+    def socket(self) -> Path:
         """The socket of the store."""
     @property
     def closed(self) -> bool:
