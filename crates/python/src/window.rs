@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::prelude::*;
 use wholemem::{Rank, Window as Parts};
+use wholemem_comm::Error as CommError;
 
 use crate::array::{Array, Element, Layout, Place, View};
 use crate::communicator::{Communicator, Open};
@@ -70,14 +71,21 @@ pub(crate) struct Window {
 }
 
 impl Window {
+    /// A rank, if there is one.
+    fn rank(&self, rank: u32) -> Result<Rank, Raised> {
+        let (rank, size) = (Rank(rank), self.open.group.size());
+        if rank.0 < size { Ok(rank) } else { Err(CommError::NoSuchRank { rank, size }.into()) }
+    }
+
     /// Some bytes of a rank's part, as an array.
     fn array(
         &self,
-        rank: Rank,
+        rank: u32,
         element: Element,
         shape: Option<Vec<i64>>,
         offset: usize,
     ) -> Result<Array, Raised> {
+        let rank = self.rank(rank)?;
         let has = self.kept.parts.len_of(rank).saturating_sub(offset);
         let all = || vec![i64::try_from(has / element.len()).unwrap_or(i64::MAX)];
         let layout = Layout::contiguous(element, &shape.unwrap_or_else(all))?;
@@ -103,8 +111,8 @@ impl Window {
     }
 
     /// How many bytes a rank has of it.
-    fn nbytes_of(&self, #[pyo3(from_py_with = natural)] rank: u32) -> usize {
-        self.kept.parts.len_of(Rank(rank))
+    fn nbytes_of(&self, #[pyo3(from_py_with = natural)] rank: u32) -> PyResult<usize> {
+        Ok(self.kept.parts.len_of(self.rank(rank).raised()?))
     }
 
     /// This rank's part from some byte on, as an array: of bytes, if nothing else is asked for.
@@ -128,7 +136,7 @@ impl Window {
         #[pyo3(from_py_with = natural)] offset: usize,
     ) -> PyResult<Array> {
         let element = dtype.unwrap_or(Element::BYTE);
-        self.array(Rank(rank), element, shape.map(|shape| shape.signed()), offset).raised()
+        self.array(rank, element, shape.map(|shape| shape.signed()), offset).raised()
     }
 
     fn __repr__(&self) -> String {
