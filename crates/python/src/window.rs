@@ -70,6 +70,22 @@ pub(crate) struct Window {
     open: Arc<Open>,
 }
 
+/// Why memory that is there does not become a window.
+fn unregistered(error: wholemem::Error) -> Raised {
+    // Of whichever rank: its memory has no record, or was not made to be shared.
+    const UNSUPPORTED: u32 = 20;
+    let is_hinted = error.code() == UNSUPPORTED;
+    let raised = Raised::from(error);
+    if is_hinted {
+        raised.hint(
+            "`mem_alloc` makes a window of new memory, also on the host; what is registered is memory of a GPU, made \
+             under `wholemem.torch.pool.mem_pool()` or torch's expandable segments",
+        )
+    } else {
+        raised
+    }
+}
+
 impl Window {
     /// A rank, if there is one.
     fn rank(&self, rank: u32) -> Result<Rank, Raised> {
@@ -167,7 +183,7 @@ impl Communicator {
         view.layout.check_contiguous("the array").raised()?;
         let (address, len) = (view.address, view.layout.len());
         let parts =
-            waiting(py, || open.symmetric()?.window_register_mapped(address, len).map_err(Raised::from))?;
+            waiting(py, || open.symmetric()?.window_register_mapped(address, len).map_err(unregistered))?;
         Ok(Window { kept: open.windows.keep(parts), open })
     }
 }

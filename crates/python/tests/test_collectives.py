@@ -142,8 +142,9 @@ def test_parts_of_a_window_that_there_are_not() -> None:
                 call(2)
         with pytest.raises(errors.WrongValue, match="no rank has a byte"):
             comm.mem_alloc(0)
-        with pytest.raises(errors.Unsupported):
+        with pytest.raises(errors.Unsupported) as caught:
             comm.window_register(np.zeros(4096, np.uint8))
+        assert "`mem_alloc` makes a window" in (caught.value.hint or "")
 
     each(2, work)
 
