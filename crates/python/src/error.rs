@@ -14,8 +14,8 @@ use wholemem_hal::{Cause, Error as HalError};
 use wholemem_os::{Errno, Error as OsError};
 
 /// What a forked child can do.
-const IN_A_CHILD: &str = "make a communicator in the child itself; workers of a data loader are better started by `spawn`, or get \
-                          their rows from the main process";
+const IN_A_CHILD: &str = "gather in the main process; a worker, which is better started by `spawn`, makes a communicator of its \
+                          own, or gets what is in a store by its name, through a `store.Client` of its own";
 
 /// An exception to be.
 #[derive(Debug)]

@@ -13,6 +13,7 @@
 //! | `doctor` | what this machine can do |
 //! | `pool` | memory for `torch.cuda.MemPool`, which can be published as it is |
 //! | `store` | named objects that outlive their makers, as arrays |
+//! | `process` | what stays in its process, and says so where it is pickled |
 //! | `window`, `collective` | memory that every rank has, and what ranks do together through it |
 //!
 //! What it keeps true: importing it touches no driver and starts nothing. An object of Python holds what it needs below,
@@ -32,6 +33,7 @@ mod error;
 mod handle;
 mod number;
 mod pool;
+mod process;
 mod rows;
 mod shortcut;
 mod store;

@@ -5,13 +5,14 @@ import copy
 import pickle
 import subprocess
 import sys
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import pytest
 
 import wholemem
-from wholemem import Communicator, WholeTensor, errors
+from wholemem import ChunkedTensor, Communicator, WholeTensor, errors, store
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,28 @@ def test_a_backend_that_is_none_is_told_with_those_there_are() -> None:
     with pytest.raises(errors.WrongValue, match="there is no backend `gpu`") as caught:
         wholemem.doctor().backend("gpu")
     assert caught.value.hint == "there are `cuda`, `host`"
+
+
+def test_what_stays_in_its_process_says_so_where_it_is_pickled(client: store.Client) -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    chunked = ChunkedTensor(comm, (5, 3), "float32")
+    watch = client.watch("travel")
+    client.put("travels", {"x": np.zeros(3)})
+    draft = client.create("draft", (1 << 20,), "int8")
+    here = [
+        comm, chunked.tensor, chunked.local(), comm.mem_alloc(8), client, watch, watch.next(), draft, store.Mirror(draft),
+        client.create_pack("pack", {}), client.get("travels"), client.stat("travels"), client.status(),
+    ]  # fmt: skip
+    for stays in here:
+        for travel in (pickle.dumps, lambda it: pickle.dumps(it, 0), ForkingPickler.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(errors.WrongType, match=f"cannot pickle this `{type(stays).__name__}`") as caught:
+                travel(stays)
+            assert "main process" in str(caught.value) and "`store.Client` of its own" in str(caught.value)
+    for travel in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(errors.WrongType, match="cannot pickle this `WholeTensor`"):
+            travel(chunked)
+    # Another object about the same memory is no other memory.
+    assert copy.copy(chunked).tensor is chunked.tensor
 
 
 def test_the_hint_is_a_line_of_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ def test_alone_it_is_the_tensor_itself(device: str) -> None:
         assert fast.all_reduce(tensor, out) is out and torch.equal(out, tensor)
         assert fast.all_reduce(tensor, tensor) is tensor and torch.equal(out, tensor)
         assert f"FastAllreduce(rank=0, world_size=1, device={device}" in repr(fast)
+        with pytest.raises(errors.WrongType, match="cannot pickle this `FastAllreduce`"):
+            pickle.dumps(fast)
     assert fast.comm.closed
     fast.close()
     with pytest.raises(errors.Closed, match="the communicator is closed"):

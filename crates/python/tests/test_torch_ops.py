@@ -443,7 +443,7 @@ def test_a_forked_worker_of_a_loader_is_told_and_its_parent_goes_on() -> None:
             try:
                 return wm.gather(self.table, torch.tensor([index]))
             except errors.Forked as error:
-                assert "spawn" in (error.hint or "") and "main process" in (error.hint or "")
+                assert error.hint and all(word in error.hint for word in ("spawn", "main process", "store.Client"))
                 return torch.tensor([[-1.0, -1.0]])
 
     for location in ("device", "host"):
@@ -474,6 +474,15 @@ def test_what_a_worker_of_a_loader_raises_is_raised_as_what_it_is() -> None:
         )
         with pytest.raises(type(error), match=f"in DataLoader worker process 0(.|\n)*: {error}"):
             list(loader)
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_a_spawned_worker_of_a_loader_is_not_given_a_table() -> None:
+    table = WholeTensor.create(joined("cpu"), (10, 2), "float32")
+    loader = torch.utils.data.DataLoader([table], num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(errors.WrongType, match="cannot pickle this `WholeTensor`") as caught:
+        next(iter(loader))
+    assert caught.value.hint and all(word in caught.value.hint for word in ("main process", "store.Client"))
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")

@@ -174,7 +174,7 @@ class CannotExport(Error, BufferError):
 
 
 class WrongType(Error, TypeError):
-    """Elements of another type, or an object that is no array."""
+    """Elements of another type, an object that is no array, or one that cannot be pickled."""
 
 
 class BadIndex(Error, IndexError):
