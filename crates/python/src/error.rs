@@ -52,6 +52,11 @@ impl Raised {
         self
     }
 
+    /// The same for an exception of a class, if nothing was said yet.
+    pub(crate) fn hint_for(self, class: &str, hint: &str) -> Self {
+        if self.0.class == class && self.0.hint.is_none() { self.hint(hint) } else { self }
+    }
+
     /// What programs tell this error by.
     pub(crate) fn code(mut self, code: impl ToString) -> Self {
         self.0.code = Some(code.to_string());

@@ -70,20 +70,11 @@ pub(crate) struct Window {
     open: Arc<Open>,
 }
 
-/// Why memory that is there does not become a window.
+/// Why memory that is there does not become a window: on whichever rank, it was not made to be shared.
 fn unregistered(error: wholemem::Error) -> Raised {
-    // Of whichever rank: its memory has no record, or was not made to be shared.
-    const UNSUPPORTED: u32 = 20;
-    let is_hinted = error.code() == UNSUPPORTED;
-    let raised = Raised::from(error);
-    if is_hinted {
-        raised.hint(
-            "`mem_alloc` makes a window of new memory, also on the host; what is registered is memory of a GPU, made \
-             under `wholemem.torch.pool.mem_pool()` or torch's expandable segments",
-        )
-    } else {
-        raised
-    }
+    let hint = "`mem_alloc` makes a window of new memory, also on the host; what is registered is memory of a GPU, made \
+                under `wholemem.torch.pool.mem_pool()` or torch's expandable segments";
+    Raised::from(error).hint_for("Unsupported", hint)
 }
 
 impl Window {

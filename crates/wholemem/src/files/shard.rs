@@ -3,7 +3,7 @@
 //! ```text
 //!   0       8         12      16        32       36      40          48     56        64           72        80
 //!   | magic | version | dtype | save id | number | count | first row | rows | row len | block rows | data at |
-//!   80           84     88                                                          data at, a multiple of 4 KiB
+//!   80           84        88                                                          data at, a multiple of 4 KiB
 //!   | dimensions | meaning | shape, 8 bytes each | digests, 16 bytes each | digest | zeros ... | rows
 //! ```
 //!
