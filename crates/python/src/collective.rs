@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use wholemem::{Buffer, Rank, ReduceOp, Symmetric, SymmetricSpec};
+use pyo3::types::PyString;
+use wholemem::{Buffer, Rank, ReduceOp, Symmetric, SymmetricSpec, UnknownReduceOp};
 use wholemem_hal::{Rights, Span};
 
 use crate::array::{Array, Layout, View};
@@ -36,7 +37,7 @@ struct Operand {
 
 impl Operand {
     fn new(open: &Open, view: View, what: &str, rights: Rights) -> Result<Self, Raised> {
-        view.layout.check_contiguous(what)?;
+        view.layout.check_contiguous(what, rights)?;
         let span = view.span(what, open.group.device(), rights)?;
         let window = open.windows.find(view.address, view.layout.len());
         Ok(Self { layout: view.layout, span, window })
@@ -97,8 +98,25 @@ impl<'py> Call<'py> {
     }
 }
 
-pub(crate) fn op_of(name: &str) -> Result<ReduceOp, Raised> {
-    name.parse().map_err(|unknown: wholemem::UnknownReduceOp| Raised::new("WrongValue", unknown.to_string()))
+/// A reduction by its name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reduction(pub(crate) ReduceOp);
+
+impl<'py> FromPyObject<'_, 'py> for Reduction {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let Ok(name) = given.cast::<PyString>() else {
+            return Err(Raised::new(
+                "WrongType",
+                format!("the operation is a `{}`", given.get_type().name()?),
+            )
+            .hint("give its name: `sum`, `avg`, `min`, `max` and so on")
+            .into());
+        };
+        let unknown = |unknown: UnknownReduceOp| Raised::new("WrongValue", unknown.to_string());
+        Ok(Self(name.to_cow()?.parse().map_err(unknown)?))
+    }
 }
 
 #[pymethods]
@@ -108,22 +126,24 @@ impl Communicator {
     /// ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``. The outcome is in ``out``,
     /// which may be ``array`` itself, or in a new :class:`Array`. Arrays that lie in a window are read where they are;
     /// all ranks give such ones, at the same place, or none does.
-    #[pyo3(signature = (array, out=None, *, op="sum", stream=None))]
+    #[pyo3(
+        signature = (array, out=None, *, op=Reduction(ReduceOp::Sum), stream=None),
+        text_signature = "($self, array, out=None, *, op='sum', stream=None)"
+    )]
     fn all_reduce<'py>(
         &self,
         py: Python<'py>,
         array: &Bound<'py, PyAny>,
         out: Option<Bound<'py, PyAny>>,
-        op: &str,
+        op: Reduction,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let op = op_of(op).raised()?;
         let Call { open, target, input, output, out } =
             Call::prepare(self, array, out, stream, <[i64]>::to_vec)?;
         let dtype = input.layout.element.number().raised()?;
         waiting(py, || -> Result<(), Raised> {
             let (from, to) = (input.buffer(), output.buffer());
-            Ok(open.symmetric()?.all_reduce(&target.stream, from, to, dtype, op)?)
+            Ok(open.symmetric()?.all_reduce(&target.stream, from, to, dtype, op.0)?)
         })?;
         Ok(out)
     }

@@ -13,6 +13,7 @@ use wholemem::{Buffer, Dense, Dtype, Indices, Order, Rank, ReduceOp};
 use wholemem_hal::{Device, Rights, Span};
 
 use crate::array::{Element, Exchange, Place};
+use crate::collective::Reduction;
 use crate::communicator::{Communicator, Open};
 use crate::error::{Raised, Raises};
 use crate::number::natural;
@@ -28,8 +29,8 @@ pub(crate) fn dtype_code(dtype: Element) -> PyResult<u32> {
 
 /// The number of a reduction, likewise.
 #[pyfunction]
-pub(crate) fn op_code(op: &str) -> PyResult<u32> {
-    crate::collective::op_of(op).map(ReduceOp::code).raised()
+pub(crate) fn op_code(op: Reduction) -> u32 {
+    op.0.code()
 }
 
 fn dtype_of(code: u32) -> Result<Dtype, Raised> {

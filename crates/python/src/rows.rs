@@ -139,7 +139,7 @@ fn order_of(name: &str) -> Result<Order, Raised> {
 impl WholeTensor {
     fn asked(&self, target: &Target, given: &Bound<'_, PyAny>, skip_bad: bool) -> PyResult<Asked> {
         let view = target.take(given)?;
-        view.layout.check_contiguous("the array of indices").raised()?;
+        view.layout.check_contiguous("the array of indices", Rights::Read).raised()?;
         let span = view.span("the array of indices", self.open.group.device(), Rights::Read).raised()?;
         let indices = match view.layout.element.name {
             "int32" => Indices::i32(span),
@@ -176,10 +176,10 @@ impl WholeTensor {
             Dense::new(span, self.element.stored().raised()?)
         };
         if shape.len() == 1 {
-            let rows = view.layout.rows(what).raised()?;
+            let rows = view.layout.rows(what, rights).raised()?;
             return Ok(dense.stride(rows.stride.max(rows.len)));
         }
-        view.layout.check_contiguous(what).raised()?;
+        view.layout.check_contiguous(what, rights).raised()?;
         Ok(dense)
     }
 }

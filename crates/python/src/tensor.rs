@@ -358,7 +358,7 @@ impl WholeTensor {
         self.check_element(what, view.layout.element)?;
         let rows = view.layout.shape.first().copied().unwrap_or(0);
         view.layout.check_shape(what, &self.shape_of(&[rows])).raised()?;
-        view.layout.check_contiguous(what).raised()?;
+        view.layout.check_contiguous(what, rights).raised()?;
         let span = view.span(what, self.open.group.device(), rights).raised()?;
         Ok((!span.is_empty()).then_some(span))
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use pyo3::prelude::*;
 use wholemem::{Rank, Window as Parts};
 use wholemem_comm::Error as CommError;
+use wholemem_hal::Rights;
 
 use crate::array::{Array, Element, Layout, Place, View};
 use crate::communicator::{Communicator, Open};
@@ -171,7 +172,7 @@ impl Communicator {
     ) -> PyResult<Window> {
         let open = self.open().raised()?;
         let view = Target::of(&open, stream)?.take(array)?;
-        view.layout.check_contiguous("the array").raised()?;
+        view.layout.check_contiguous("the array", Rights::Read).raised()?;
         let (address, len) = (view.address, view.layout.len());
         let parts =
             waiting(py, || open.symmetric()?.window_register_mapped(address, len).map_err(unregistered))?;

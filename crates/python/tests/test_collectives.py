@@ -202,7 +202,23 @@ def test_bad_arrays_are_refused(array: Any, out: Any, kind: type, says: str) -> 
         comm.all_reduce(array, out)
     with pytest.raises(errors.WrongValue, match="`median`"):
         comm.all_reduce(np.zeros(1), op="median")
+    with pytest.raises(errors.WrongType, match="the operation is a `int`\nhint: give its name"):
+        comm.all_reduce(np.zeros(1), op=3)  # type: ignore[arg-type]
     assert comm.all_reduce(np.ones(1)).numpy() == [1]
+
+
+def test_what_to_do_about_gaps_depends_on_what_is_written() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    whole, cut = np.zeros(4, np.float32), np.zeros(8, np.float32)[::2]
+    with pytest.raises(errors.WrongStride) as caught:
+        comm.all_reduce(cut, whole)
+    assert caught.value.hint == "make it contiguous first"
+    with pytest.raises(errors.WrongStride) as caught:
+        comm.all_reduce(whole, cut)
+    assert caught.value.hint == "give one without gaps, and copy from it"
+    with pytest.raises(errors.WrongStride) as caught:
+        comm.broadcast(cut)
+    assert caught.value.hint == "give one without gaps, and copy from it"
 
 
 def test_partly_overlapping_arrays_are_refused() -> None:

@@ -1,5 +1,7 @@
 //! How the elements of an array lie in memory, and whether they lie as a call needs them.
 
+use wholemem_hal::Rights;
+
 use super::element::Element;
 use crate::error::Raised;
 
@@ -115,7 +117,7 @@ impl Layout {
     }
 
     /// The array as rows of its first dimension.
-    pub(crate) fn rows(&self, what: &str) -> Result<Rows, Raised> {
+    pub(crate) fn rows(&self, what: &str, rights: Rights) -> Result<Rows, Raised> {
         let Some((count, inner)) = self.shape.split_first() else {
             return Err(Raised::new("WrongValue", format!("{what} must have rows, and is a single number")));
         };
@@ -125,32 +127,32 @@ impl Layout {
         if count == 0 || len == 0 {
             return Ok(Rows { count, len, stride: len });
         }
-        let stride = if count == 1 { len } else { self.row_stride(what)? };
+        let stride = if count == 1 { len } else { self.row_stride(what, rights)? };
         if !self.gapless_from(1) || stride < len {
             let message =
                 format!("the rows of {what} have gaps: strides {:?} of shape {:?}", self.strides, self.shape);
-            return Err(Raised::new("WrongStride", message).hint("make it contiguous first"));
+            return Err(Raised::new("WrongStride", message).hint(instead_of_gaps(rights)));
         }
         Ok(Rows { count, len, stride })
     }
 
-    fn row_stride(&self, what: &str) -> Result<usize, Raised> {
+    fn row_stride(&self, what: &str, rights: Rights) -> Result<usize, Raised> {
         let stride = self.strides.first().copied().unwrap_or(0);
         let bytes = usize::try_from(stride).ok().filter(|stride| *stride > 0);
         bytes.and_then(|stride| stride.checked_mul(self.element.len())).ok_or_else(|| {
             let message = format!("the rows of {what} are {stride} elements apart, not one after the other");
-            Raised::new("WrongStride", message).hint("make it contiguous first")
+            Raised::new("WrongStride", message).hint(instead_of_gaps(rights))
         })
     }
 
-    /// An error unless the elements follow each other without a gap.
-    pub(crate) fn check_contiguous(&self, what: &str) -> Result<(), Raised> {
+    /// An error unless the elements follow each other without a gap, to be read, or also written.
+    pub(crate) fn check_contiguous(&self, what: &str, rights: Rights) -> Result<(), Raised> {
         if self.is_contiguous() {
             return Ok(());
         }
         let message =
             format!("{what} is not contiguous: strides {:?} of shape {:?}", self.strides, self.shape);
-        Err(Raised::new("WrongStride", message).hint("make it contiguous first"))
+        Err(Raised::new("WrongStride", message).hint(instead_of_gaps(rights)))
     }
 
     /// An error unless the shape is this one.
@@ -160,6 +162,14 @@ impl Layout {
         }
         let message = format!("{what} must have the shape {shape:?}, and has {:?}", self.shape);
         Err(Raised::new("WrongValue", message))
+    }
+}
+
+/// What can be done about an array with gaps. What is made contiguous is a copy, and not what was to be written.
+fn instead_of_gaps(rights: Rights) -> &'static str {
+    match rights {
+        Rights::None | Rights::Read => "make it contiguous first",
+        Rights::ReadWrite => "give one without gaps, and copy from it",
     }
 }
 

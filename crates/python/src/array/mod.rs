@@ -23,6 +23,7 @@ mod view;
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use wholemem_hal::Rights;
 
 pub(crate) use element::Element;
 pub(crate) use exchange::Exchange;
@@ -238,7 +239,7 @@ impl Array {
             )
             .into());
         }
-        layout.check_contiguous("the array").raised()?;
+        layout.check_contiguous("the array", Rights::Read).raised()?;
         slf.py().import("wholemem.buffers")?.call_method1("memoryview_of", (slf,))
     }
 

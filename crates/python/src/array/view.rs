@@ -153,7 +153,7 @@ impl View {
             let message = format!("{what} is on {}, where the processor does not read it", self.place);
             return Err(Raised::new("WrongDevice", message).hint("copy it to the host first"));
         }
-        self.layout.check_contiguous(what)?;
+        self.layout.check_contiguous(what, Rights::Read)?;
         self.host_bytes()
     }
 

@@ -84,7 +84,7 @@ impl Given {
     pub(super) fn put(&self, client: &Client, name: &str) -> Result<u64, Raised> {
         let (device, views) = (self.device()?, self.views());
         // Before anything is taken of the store.
-        views.iter().try_for_each(|(what, view)| view.layout.check_contiguous(what))?;
+        views.iter().try_for_each(|(what, view)| view.layout.check_contiguous(what, Rights::Read))?;
         let mut target = match self {
             Self::One(view) => Target::one(client, name, &view.layout, device.as_ref())?,
             Self::Many(arrays) => {

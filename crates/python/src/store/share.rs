@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use wholemem_hal::{Allocation, Segment};
+use wholemem_hal::{Allocation, Rights, Segment};
 use wholemem_os::ForkEpoch;
 use wholemem_store::{Client, Error, ObjectId, Refusal, Sealed};
 
@@ -38,7 +38,7 @@ pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Rai
     if !view.place.is_cuda() || view.layout.count() == 0 {
         return Err(refused(format!("an array on {} cannot become an object where it lies", view.place)));
     }
-    view.layout.check_contiguous("the array")?;
+    view.layout.check_contiguous("the array", Rights::Read)?;
     let (address, len, meta) = (view.address, view.layout.len(), description::describe(&view.layout));
     let device = view.place.device()?;
     // The array was asked for on the default stream.
