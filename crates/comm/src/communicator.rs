@@ -223,13 +223,16 @@ impl Communicator {
             // The thread is the parent's, and so is the group.
             return;
         }
-        {
+        let is_news = {
             let mut state = self.core.state();
-            state.standing.close();
             state.stop = true;
             self.core.changed.notify_all();
-        }
+            state.standing.close()
+        };
         self.core.wake();
+        if is_news {
+            self.core.tell(&Error::Closed);
+        }
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread
             && thread.join().is_err()

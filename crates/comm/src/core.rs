@@ -213,14 +213,18 @@ impl Core {
         }
     }
 
-    /// Takes in that a rank has left after operation `after`, and tells the others.
+    /// Takes in that another rank has left after operation `after`, and tells the others.
     pub(crate) fn leave(&self, rank: Rank, after: u64, from: Option<Rank>) {
-        let told = {
+        let (told, is_news) = {
             let mut state = self.state();
+            let is_news = !state.standing.has_left(rank);
             let told = state.standing.leave(rank, after, from);
             self.changed.notify_all();
-            told
+            (told, is_news)
         };
+        if is_news {
+            self.tell(&Error::PeerLeft { rank });
+        }
         for neighbour in told {
             self.post(neighbour, Header::new(Kind::Left, What::Nothing, rank, neighbour, after), &[]);
         }

@@ -1,4 +1,5 @@
-//! Those who want to hear at once that the group has fallen, while they wait for something else than an operation.
+//! Those who want to hear at once that the group has fallen, or that a rank has left it, while they wait for something else
+//! than an operation.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,8 +37,9 @@ impl Drop for Watch {
 }
 
 impl Communicator {
-    /// Calls `tell` with the fault when the group falls: a rank was lost, or aborted, or an operation timed out. At
-    /// once, if it has fallen already. It is called by the thread that watches over the group, which nothing may hold up.
+    /// Calls `tell` with the fault when the group falls: a rank was lost, or aborted, or an operation timed out. Also with
+    /// [`Error::PeerLeft`] when another rank leaves, and with [`Error::Closed`] when this one does. At once, if it was so
+    /// already. It is called by the thread that watches over the group, which nothing may hold up, or by who leaves.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -60,11 +62,9 @@ impl Communicator {
             watchers.all.insert(number, Arc::clone(&tell));
             number
         };
-        // Looked at after it was entered: a fall in between tells it twice, never not at all.
-        let fault = core.state().standing.fault().map(crate::machine::Fault::error);
-        if let Some(error) = fault {
-            tell(&error);
-        }
+        // Looked at after it was entered: what happens in between tells it twice, never not at all.
+        let news: Vec<_> = core.state().standing.news().collect();
+        news.iter().for_each(|error| tell(error));
         Watch { core: Arc::clone(core), number }
     }
 }
@@ -74,7 +74,7 @@ impl Core {
         self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells those who want to hear of a fault.
+    /// Tells those who want to hear of what has happened.
     pub(crate) fn tell(&self, error: &Error) {
         // Not under the lock: one of them may drop its wish, or another's.
         let all: Vec<_> = self.watchers().all.values().cloned().collect();
@@ -108,5 +108,25 @@ mod tests {
         let _late = ranks[0].watch(move |error| sender.send(error.clone()).unwrap());
         assert_eq!(receiver.recv(), Ok(Error::Aborted { by: Rank(1) }));
         assert!(receiver.try_recv().is_err(), "the first one was told already");
+    }
+
+    #[test]
+    fn who_watches_is_told_once_of_each_that_leaves() {
+        let ranks = Communicator::local(3).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        let tell = || {
+            let sender = sender.clone();
+            move |error: &Error| sender.send(error.clone()).unwrap()
+        };
+        let _early = ranks[0].watch(tell());
+        ranks[2].leave();
+        assert_eq!(receiver.recv(), Ok(Error::PeerLeft { rank: Rank(2) }));
+        ranks[0].leave();
+        assert_eq!(receiver.recv(), Ok(Error::Closed));
+        ranks[0].leave();
+        let _late = ranks[0].watch(tell());
+        assert_eq!(receiver.recv(), Ok(Error::Closed));
+        assert_eq!(receiver.recv(), Ok(Error::PeerLeft { rank: Rank(2) }));
+        assert!(receiver.try_recv().is_err(), "all was told");
     }
 }

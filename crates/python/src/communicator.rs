@@ -263,7 +263,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Leaves the group. What waits for its ranks ends, but for collectives on data, which wait their time. Memory stays.
+    /// Leaves the group. What waits for its ranks ends, but for kernels on GPUs, which wait their time. Memory stays.
     fn close(&self, py: Python<'_>) {
         if self.epoch.is_current() {
             // Leaving takes a thread its time, which needs no lock of ours or of the interpreter.

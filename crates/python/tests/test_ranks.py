@@ -90,6 +90,20 @@ def test_a_wait_ends_when_its_communicator_is_closed() -> None:
         second.barrier()
 
 
+def test_collectives_end_when_a_rank_leaves() -> None:
+    ones = np.ones(3)
+    for leaves in range(2):
+        ranks = Communicator.local(2, device="cpu")
+        with ThreadPoolExecutor(2) as pool:
+            for sums in [pool.submit(comm.all_reduce, ones) for comm in ranks]:
+                assert sums.result(60).numpy().tolist() == [2, 2, 2]
+            waits = pool.submit(ranks[0].all_reduce, ones)
+            ranks[leaves].close()
+            with pytest.raises(errors.Closed if leaves == 0 else errors.PeerLost) as caught:
+                waits.result(50)
+            assert caught.value.code == ("closed" if leaves == 0 else "peer-left")
+
+
 def test_what_is_closed_says_so() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     with comm as same:

@@ -44,9 +44,16 @@ impl Standing {
         self.others(from)
     }
 
-    /// Takes in that this rank leaves.
-    pub(crate) fn close(&mut self) {
-        self.is_closed = true;
+    /// Takes in that this rank leaves, and says whether that is news.
+    pub(crate) fn close(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_closed, true)
+    }
+
+    /// What is to be told to who wants to hear of it late.
+    pub(crate) fn news(&self) -> impl Iterator<Item = Error> {
+        let fault = self.fault.as_ref().map(Fault::error);
+        let closed = self.is_closed.then_some(Error::Closed);
+        fault.into_iter().chain(closed).chain(self.left.keys().map(|rank| Error::PeerLeft { rank: *rank }))
     }
 
     pub(crate) fn has_left(&self, rank: Rank) -> bool {

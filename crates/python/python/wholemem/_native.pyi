@@ -274,7 +274,7 @@ class Communicator:
     def abort(self) -> None:
         """Ends the group for all ranks, from whichever thread."""
     def close(self) -> None:
-        """Leaves the group. What waits for its ranks ends, but for collectives on data, which wait their time. Memory stays."""
+        """Leaves the group. What waits for its ranks ends, but for kernels on GPUs, which wait their time. Memory stays."""
     def __enter__(self) -> Communicator: ...
     def __exit__(
         self,

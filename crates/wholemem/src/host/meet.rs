@@ -211,12 +211,14 @@ impl<'a> Meeting<'a> {
         asleep.store(1, Ordering::SeqCst);
         let outcome = loop {
             let seen = said.load(Ordering::SeqCst);
+            // In this order: who has left, or died, may have come before.
+            let why = self.cause_to_give_up();
             let is_there = || has_come(signal.load(Ordering::SeqCst), flag);
             if is_there() {
                 break Ok(());
             }
-            if let Some(cause) = self.cause_to_give_up() {
-                break Err(cause);
+            if let Some(why) = why {
+                break Err(why);
             }
             // The lower half of the word changes with every phase.
             let half = u32::try_from(seen & 0xffff_ffff).unwrap_or_default();

@@ -4,8 +4,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use wholemem_comm::Watch;
-use wholemem_hal::{Event, EventKind, Mapping, Span, Stream};
+use wholemem_comm::{Error as CommError, Watch};
+use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Span, Stream};
 use wholemem_os::futex;
 
 use super::kernel::Kernels;
@@ -218,11 +218,17 @@ impl Lane {
     }
 }
 
-/// Tells kernels to give up as soon as the group has fallen.
+/// Tells kernels to give up as soon as the group has fallen, and those of hosts also when a rank has left it: whoever has
+/// finished a call has seen that all came, so that no call waits which that rank has finished.
 fn watch(group: &Group, report: Report, maps: Vec<Mapping>, offset: usize) -> Watch {
+    let (own, on_host) = (group.rank(), group.device().backend().kind() == BackendKind::Host);
     group.communicator().watch(move |error| {
+        // A device may not have come to what a rank has enqueued before it left: it is waited for until the time is over.
+        if !on_host && matches!(error, CommError::PeerLeft { .. } | CommError::Closed) {
+            return;
+        }
         // Only a child of a fork has no report, and no kernels either.
-        let _ = report.abort(error);
+        let _ = report.abort(own, error);
         // A thread that has looked for the order just before it came is about to sleep: it is woken until it is awake.
         while report.is_asleep() {
             for (rank, map) in maps.iter().enumerate() {

@@ -29,6 +29,8 @@ pub(crate) const LOST: u64 = 1;
 pub(crate) const ABORTED: u64 = 2;
 /// A rank did not come in time.
 pub(crate) const MISSED: u64 = 3;
+/// A rank has left, and does not come any more.
+const LEFT: u64 = 4;
 
 /// A cause, as it travels.
 pub(crate) fn cause(what: u64, blamed: Rank) -> u64 {
@@ -53,9 +55,11 @@ impl Report {
         self.words.all()
     }
 
-    /// Tells kernels to give up.
-    pub(super) fn abort(&self, error: &CommError) -> Result<()> {
+    /// Tells the kernels of a rank to give up.
+    pub(super) fn abort(&self, own: Rank, error: &CommError) -> Result<()> {
         let cause = match error {
+            CommError::PeerLeft { rank } => cause(LEFT, *rank),
+            CommError::Closed => cause(LEFT, own),
             CommError::PeerLost { rank } => cause(LOST, *rank),
             CommError::Aborted { by } => cause(ABORTED, *by),
             CommError::Poisoned { missing } => cause(MISSED, missing.first().copied().unwrap_or(Rank(0))),
@@ -82,6 +86,7 @@ impl Report {
         let error = match cause >> 32 {
             MISSED => CommError::Timeout { missing: self.missing(blamed)?, timeout, joining: false },
             LOST => CommError::PeerLost { rank: blamed },
+            LEFT => CommError::PeerLeft { rank: blamed },
             _ => CommError::Aborted { by: blamed },
         };
         // What the communicator itself has heard of comes first: all survivors then say the same.

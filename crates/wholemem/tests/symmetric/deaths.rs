@@ -10,7 +10,7 @@ use wholemem_os::interrupt::interruptible;
 use wholemem_testkit::{Ranks, cuda, exhaustive, seed, test_name};
 
 use super::values::Random;
-use super::world::{Guarded, host, spec};
+use super::world::{Guarded, fragile, host, spec};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -307,4 +307,61 @@ fn who_waits_is_woken_when_another_aborts() {
     });
     let aborted = Error::Comm(CommError::Aborted { by: Rank(1) });
     assert_eq!(outcomes.unwrap(), [Some(Err(aborted)), None]);
+}
+
+/// Ranks on hosts that leave while the others wait for them, or before.
+#[test]
+fn who_leaves_is_named_at_once_by_those_who_wait_for_it() {
+    for algorithm in Algorithm::ALL {
+        let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&host(), 3, Some(algorithm)) };
+        let outcomes = Group::on_each(&super::world::groups(&host(), 3), |group| {
+            let symmetric = Symmetric::create(group, &spec)?;
+            assert_eq!(sum(&symmetric, 1)?, 3);
+            if group.rank() == Rank(1) {
+                group.communicator().leave();
+                return Ok(None);
+            }
+            Ok(Some([sum(&symmetric, 1), sum(&symmetric, 1)]))
+        });
+        let left = Err(Error::Comm(CommError::PeerLeft { rank: Rank(1) }));
+        let both = || Some([left.clone(), left.clone()]);
+        assert_eq!(outcomes, Ok(vec![both(), None, both()]), "{algorithm}");
+    }
+}
+
+#[test]
+fn who_leaves_ends_what_its_own_threads_wait_for() {
+    let groups = super::world::groups(&host(), 2);
+    let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&host(), 2, None) };
+    let symmetric = Group::on_each(&groups, |group| Symmetric::create(group, &spec)).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| sum(&symmetric[0], 1));
+        groups[0].communicator().leave();
+        assert_eq!(waiting.join().unwrap(), Err(Error::Comm(CommError::Closed)));
+    });
+    let outcome = [sum(&symmetric[1], 1), sum(&symmetric[1], 1)];
+    let left = Err(Error::Comm(CommError::PeerLeft { rank: Rank(0) }));
+    assert_eq!(outcome[1], left, "what the other had brought along is there for one call at most");
+}
+
+/// However late the others are: what a rank has finished before it left, they finish too.
+#[test]
+fn who_leaves_behind_its_last_call_fails_nobody() {
+    let mut chance = Random(seed());
+    for round in 0..if exhaustive() { 400 } else { 40 } {
+        let algorithm = Algorithm::ALL[round % Algorithm::ALL.len()];
+        let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..fragile(&host(), 3, Some(algorithm)) };
+        let seed = chance.next();
+        let outcomes = Group::on_each(&super::world::groups(&host(), 3), |group| {
+            let symmetric = Symmetric::create(group, &spec)?;
+            let chaos =
+                Chaos { seed: seed ^ u64::from(group.rank().0), random: 2_000_000, ..Chaos::default() };
+            symmetric.disturb(&chaos)?;
+            group.communicator().barrier()?;
+            let sums = [sum(&symmetric, 1)?, sum(&symmetric, 2)?];
+            group.communicator().leave();
+            Ok(sums)
+        });
+        assert_eq!(outcomes, Ok(vec![[3, 6]; 3]), "{algorithm}, seed {seed}");
+    }
 }
