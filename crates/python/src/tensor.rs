@@ -158,23 +158,7 @@ impl WholeTensor {
 
     /// Makes a tensor like this one, zero. All ranks call it.
     fn like(&self, py: Python<'_>) -> PyResult<Self> {
-        let memory = self.rows.memory();
-        let rows_of_each = (0..self.open.group.size())
-            .map(|rank| {
-                self.rows.rows_of(Rank(rank)).map(|rows| rows.map_or(0, |own| own.rows.end - own.rows.start))
-            })
-            .collect::<Result<_, _>>()
-            .raised()?;
-        let spec = TensorSpec {
-            dtype: self.rows.dtype(),
-            meaning: self.rows.meaning(),
-            shape: self.rows.shape().to_vec(),
-            kind: memory.kind(),
-            location: memory.location(),
-            rows_of_each: Some(rows_of_each),
-            equal_addresses: false,
-        };
-        let rows = waiting(py, || Rows::create(&self.open.group, &spec))?;
+        let rows = waiting(py, || self.rows.like())?;
         Ok(Self::new(rows, self.element, Arc::clone(&self.open)))
     }
 

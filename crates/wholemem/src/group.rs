@@ -1,6 +1,7 @@
 //! Ranks that have devices: those among whom a memory is divided.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use wholemem_comm::{Communicator, Rank};
 use wholemem_hal::{Backend, BackendKind, Device, HostConfig, Stream};
@@ -41,6 +42,8 @@ struct GroupCore {
     machine: Device,
     kernels: Kernels,
     house: Arc<House>,
+    /// How many memories were tried to be made.
+    memories: AtomicU64,
 }
 
 impl Group {
@@ -67,7 +70,8 @@ impl Group {
         // All have entered when all have voted.
         let (kernels, machine) =
             agree(&comm, Kernels::load(device).and_then(|kernels| Ok((kernels, machine(device)?))))?;
-        Ok(Self { core: Arc::new(GroupCore { comm, device: device.clone(), machine, kernels, house }) })
+        let (device, memories) = (device.clone(), AtomicU64::new(0));
+        Ok(Self { core: Arc::new(GroupCore { comm, device, machine, kernels, house, memories }) })
     }
 
     /// Makes a group within this process: a rank for each device. They may be used by a thread each, or
@@ -109,6 +113,11 @@ impl Group {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.core.device
+    }
+
+    /// A number that no memory of this rank in the group has had.
+    pub(crate) fn next_memory(&self) -> u64 {
+        self.core.memories.fetch_add(1, Ordering::Relaxed)
     }
 
     /// What the ranks talk through.

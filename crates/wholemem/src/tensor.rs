@@ -97,10 +97,54 @@ impl WholeTensor {
     /// # Errors
     /// [`Error::NoDimensions`], [`Error::NotItsMeaning`], and as [`WholeMemory::create`].
     pub fn create(group: &Group, spec: &TensorSpec) -> Result<Self> {
+        Self::create_for(group, spec, &[])
+    }
+
+    /// Makes a tensor for something that ranks tell by `whose`.
+    fn create_for(group: &Group, spec: &TensorSpec, whose: &[u64]) -> Result<Self> {
         let TensorSpec { dtype, meaning, shape, .. } = spec;
-        let words = [&[dtype.code(), meaning.code()].map(u64::from), &shape[..]].concat();
+        let words = [&[dtype.code(), meaning.code()].map(u64::from), &shape[..], whose].concat();
         let memory = WholeMemory::create_if(group, spec.memory(), &words)?;
         Ok(Self { memory, dtype: *dtype, meaning: *meaning, shape: shape.clone(), first_row: 0, offset: 0 })
+    }
+
+    /// Makes a tensor of the same type and shape, whose rows are divided among the ranks in the same way. Collective: all
+    /// ranks call it of the same tensor. Its elements are zero.
+    ///
+    /// ```
+    /// # use wholemem::{Dtype, Error, Group, TensorSpec, WholeTensor};
+    /// # use wholemem_hal::Backend;
+    /// # let groups = Group::local(&[Backend::auto()?.device(0)?])?;
+    /// let table = WholeTensor::create(&groups[0], &TensorSpec::new(Dtype::F32, &[10, 16]))?;
+    /// let gradients = table.rows(2..10)?.like()?;
+    /// assert_eq!(gradients.shape(), [8, 16]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`WholeMemory::create`]; [`Error::Differs`] also where ranks call it of different tensors.
+    pub fn like(&self) -> Result<Self> {
+        let len_of = |rank| {
+            let own = self.rows_of(Rank(rank))?;
+            Ok(own.map_or(0, |own| own.rows.end - own.rows.start))
+        };
+        let rows_of_each = (0..self.group().size()).map(len_of).collect::<Result<_>>()?;
+        let spec = TensorSpec {
+            dtype: self.dtype,
+            meaning: self.meaning,
+            shape: self.shape.clone(),
+            kind: self.memory.kind(),
+            location: self.memory.location(),
+            rows_of_each: Some(rows_of_each),
+            equal_addresses: false,
+        };
+        Self::create_for(self.group(), &spec, &self.identity())
+    }
+
+    /// What ranks tell it by from other tensors, and from other parts of it: words that are the same on all of them.
+    pub(crate) fn identity(&self) -> Vec<u64> {
+        let words = [self.memory.number(), self.first_row, self.offset as u64, u64::from(self.dtype.code())];
+        [&words[..], &self.shape].concat()
     }
 
     /// A view of a memory as rows of numbers: one row for each of the memory's.

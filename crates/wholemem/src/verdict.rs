@@ -17,6 +17,52 @@ pub(crate) fn agree<T>(comm: &Communicator, outcome: Result<T>) -> Result<T> {
     }
 }
 
+/// What a rank brings to a call that all ranks make together.
+#[derive(Debug, Clone)]
+pub(crate) struct Hello {
+    /// What is its own: as many words on all ranks.
+    pub(crate) own: Vec<u64>,
+    /// What is the same on all ranks, or they do not mean the same call.
+    pub(crate) same: Vec<u8>,
+}
+
+/// What is each rank's own, if all ranks have something to bring, and mean the same; otherwise the error of the lowest rank
+/// that has none, or [`Error::Differs`]. Collective.
+pub(crate) fn meet(comm: &Communicator, hello: Result<Hello>) -> Result<Vec<Vec<u64>>> {
+    const FINE: u8 = 0;
+    const FAILED: u8 = 1;
+    let said = match &hello {
+        Ok(Hello { own, same }) => [&[FINE][..], &bytes_of(own), same].concat(),
+        Err(error) => [&[FAILED], to_text(error).as_bytes()].concat(),
+    };
+    let all = comm.all_gather(&said)?;
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    let mut owns = Vec::new();
+    let (mut common, mut differs) = (None, None);
+    for (rank, said) in (0..).map(Rank).zip(&all) {
+        match said.split_first() {
+            Some((&FINE, words)) => {
+                let own_len = hello.as_ref().map_or(0, |hello| hello.own.len() * 8);
+                let (own, same) = words.split_at_checked(own_len).unwrap_or((&[], words));
+                owns.push(own.chunks_exact(8).map(word).collect());
+                if *common.get_or_insert(same) != same {
+                    differs.get_or_insert(Error::Differs { rank });
+                }
+            }
+            Some((_, text)) => return Err(from_text(rank, &String::from_utf8_lossy(text))),
+            None => {
+                differs.get_or_insert(Error::Differs { rank });
+            }
+        }
+    }
+    differs.map_or(Ok(owns), Err)
+}
+
+/// Words as they travel.
+pub(crate) fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
 /// An error as it travels: its number, and its words with all that is behind them.
 pub(crate) fn to_text(error: &Error) -> String {
     let mut text = format!("{} {error}", error.code());

@@ -8,7 +8,7 @@ use wholemem_comm::Rank;
 use super::error::FileError;
 use super::parallel::{Watch, in_parallel, threads_of};
 use super::writer::{Cut, Partial, SaveSpec, ShardWriter, fresh};
-use crate::verdict::agree;
+use crate::verdict::{Hello, agree, bytes_of, meet};
 use crate::{Error, Partition, Result, WholeTensor};
 
 impl WholeTensor {
@@ -42,11 +42,13 @@ impl WholeTensor {
     /// ```
     ///
     /// # Errors
+    /// [`Error::Differs`](crate::Error::Differs) where ranks call it of different tensors;
     /// [`Error::OnRank`](crate::Error::OnRank) with the [file](FileError) that could not be written, or with
     /// [`Error::Interrupted`](crate::Error::Interrupted); [`Error::Comm`](crate::Error::Comm).
     pub fn save(&self, path: &Path, spec: SaveSpec, watch: Watch<'_>) -> Result<()> {
         let comm = self.group().communicator();
         let is_first = comm.rank() == Rank(0);
+        meet(comm, Ok(Hello { own: Vec::new(), same: bytes_of(&self.identity()) }))?;
         let save = comm.broadcast(Rank(0), &fresh())?;
         let save = <[u8; 16]>::try_from(save).unwrap_or_default();
         let mut partial = Partial::beside(path, save);

@@ -11,8 +11,8 @@ use super::maps::{Home, Maps, Part};
 use super::note::{Note, Notes};
 use super::plan::Plan;
 use super::{MemoryCore, MemorySpec, WholeMemory};
-use crate::verdict::{agree, from_text, to_text};
-use crate::{Error, GlobalRef, Group, Kind, Result};
+use crate::verdict::{self, Hello, agree, bytes_of};
+use crate::{GlobalRef, Group, Kind, Result};
 
 impl WholeMemory {
     /// Makes a memory. Collective: all ranks of the group call it with the same specification.
@@ -32,8 +32,11 @@ impl WholeMemory {
     /// they want to see in it, which is the same on all of them too.
     pub(crate) fn create_if(group: &Group, spec: Result<MemorySpec>, meaning: &[u64]) -> Result<Self> {
         let comm = group.communicator();
-        let granularity = meet(group, &spec, meaning);
-        let plan = spec.and_then(|spec| Plan::new(&spec, group.size(), granularity?))?;
+        let met = meet(group, &spec, meaning);
+        let (plan, number) = spec.and_then(|spec| {
+            let (granularity, number) = met?;
+            Ok((Plan::new(&spec, group.size(), granularity)?, number))
+        })?;
         let memory = group.device_of(plan.location);
         let own = agree(comm, allocate(&plan, memory, group.rank()))?;
         let handles: Vec<_> = own.iter().map(|(_, fd)| fd.as_fd()).collect();
@@ -42,47 +45,29 @@ impl WholeMemory {
         let (table, directory, operands) = agree(comm, look_up(group.device(), &plan, &maps))?;
         let note = agree(comm, Note::create(group.device()))?;
         let (group, notes) = (group.clone(), Notes::default());
-        let core = MemoryCore { group, plan, maps, _directory: directory, table, operands, note, notes };
+        let core =
+            MemoryCore { group, number, plan, maps, _directory: directory, table, operands, note, notes };
         Ok(Self { core: Arc::new(core) })
     }
 }
 
-/// Compares the specification and its meaning with every rank's, and finds the granules that suit all of them.
-fn meet(group: &Group, spec: &Result<MemorySpec>, meaning: &[u64]) -> Result<Granularity> {
-    const FINE: u8 = 0;
-    const FAILED: u8 = 1;
-    let own = spec.as_ref().map_err(Clone::clone).and_then(|spec| {
+/// Compares the specification and its meaning with every rank's, and finds the granules that suit all of them, and the number
+/// that the memory has: rank 0's.
+fn meet(group: &Group, spec: &Result<MemorySpec>, meaning: &[u64]) -> Result<(Granularity, u64)> {
+    let hello = spec.as_ref().map_err(Clone::clone).and_then(|spec| {
         let Granularity { minimum, recommended } = group.device_of(spec.location).granularity()?;
-        let lens = [minimum, recommended].map(|granule| (granule.len() as u64).to_le_bytes());
-        let meaning: Vec<_> = [&[meaning.len() as u64], meaning].concat();
-        let meaning: Vec<_> = meaning.into_iter().flat_map(u64::to_le_bytes).collect();
-        Ok([&lens.concat()[..], &meaning, &spec.to_bytes()].concat())
+        let own = vec![group.next_memory(), minimum.len() as u64, recommended.len() as u64];
+        let same = [bytes_of(&[meaning.len() as u64]), bytes_of(meaning), spec.to_bytes()].concat();
+        Ok(Hello { own, same })
     });
-    let hello = match own {
-        Ok(own) => [&[FINE][..], &own].concat(),
-        Err(error) => [&[FAILED], to_text(&error).as_bytes()].concat(),
+    let owns = verdict::meet(group.communicator(), hello)?;
+    let word = |own: &Vec<u64>, index: usize| own.get(index).copied().unwrap_or_default();
+    let granule = |index| {
+        let largest = owns.iter().map(|own| word(own, index)).max().unwrap_or_default();
+        Granule::new(usize::try_from(largest).unwrap_or(usize::MAX))
     };
-    let hellos = group.communicator().all_gather(&hello)?;
-    let mut granules = [1; 2];
-    let mut common = None;
-    let mut differs = None;
-    for (rank, hello) in (0..).map(Rank).zip(&hellos) {
-        match hello.split_first() {
-            Some((&FINE, words)) => {
-                let (its_granules, its_spec) = words.split_at_checked(16).unwrap_or_default();
-                for (granule, its_granule) in granules.iter_mut().zip(its_granules.chunks_exact(8)) {
-                    *granule = its_granule.try_into().map_or(0, u64::from_le_bytes).max(*granule);
-                }
-                if *common.get_or_insert(its_spec) != its_spec {
-                    differs.get_or_insert(Error::Differs { rank });
-                }
-            }
-            Some((_, text)) => return Err(from_text(rank, &String::from_utf8_lossy(text))),
-            None => {}
-        }
-    }
-    let [minimum, recommended] = granules.map(|len| Granule::new(usize::try_from(len).unwrap_or(usize::MAX)));
-    differs.map_or_else(|| Ok(Granularity { minimum: minimum?, recommended: recommended? }), Err)
+    let number = owns.first().map_or(0, |own| word(own, 0));
+    Ok((Granularity { minimum: granule(1)?, recommended: granule(2)? }, number))
 }
 
 /// This rank's part, and a handle of it.

@@ -87,6 +87,8 @@ pub struct WholeMemory {
 #[derive(Debug)]
 struct MemoryCore {
     group: Group,
+    /// Which memory of the group it is: the same number on all ranks.
+    number: u64,
     plan: Plan,
     maps: Maps,
     /// The chunks' addresses and first rows, on this rank's device.
@@ -103,6 +105,11 @@ impl WholeMemory {
     #[must_use]
     pub fn group(&self) -> &Group {
         &self.core.group
+    }
+
+    /// Which memory of the group it is: ranks that have the same number mean the same one.
+    pub(crate) fn number(&self) -> u64 {
+        self.core.number
     }
 
     /// How ranks see it.

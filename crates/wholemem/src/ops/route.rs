@@ -11,14 +11,13 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use wholemem_comm::{Communicator, Rank};
 use wholemem_hal::{PinnedBuffer, Stream};
 use wholemem_os::Deadline;
 
 use super::plan::plan;
 use super::{Dense, IndexType, Indices, OnBadIndex, Op};
 use crate::element::{add, convert};
-use crate::verdict::{agree, from_text, to_text};
+use crate::verdict::{Hello, agree, bytes_of, meet};
 use crate::{Dtype, Error, Result, WholeTensor};
 
 /// The most bytes of rows that a rank sends in one exchange.
@@ -44,7 +43,10 @@ impl WholeTensor {
         let comm = self.group().communicator();
         // Whatever is wrong on this rank alone, it takes part until all know of it.
         let load = self.check().and_then(|()| self.pack(stream, op, input, indices));
-        let counts = meet(comm, load.as_ref().map(|load| load.places.len() as u64))?;
+        let what = [&[u64::from(op == Op::ScatterAdd)], &self.identity()[..]].concat();
+        let hello = |load: &Load| Hello { own: vec![load.places.len() as u64], same: bytes_of(&what) };
+        let owns = meet(comm, load.as_ref().map(hello).map_err(Clone::clone))?;
+        let counts: Vec<_> = owns.into_iter().flatten().collect();
         let load = load?;
         let mut applied = Ok(());
         for round in rounds(&counts, (MOST_AT_ONCE / self.row_len() as u64).max(1)) {
@@ -159,25 +161,6 @@ fn entries(part: &[u8], row_len: usize) -> impl Iterator<Item = (u64, &[u8])> {
     let (places, rows) = rest.split_at_checked(count.saturating_mul(8)).unwrap_or_default();
     let place = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
     places.chunks_exact(8).map(place).zip(rows.chunks_exact(row_len))
-}
-
-/// Tells all ranks how many rows this one brings, or why it cannot.
-fn meet(comm: &Communicator, own: Result<u64, &Error>) -> Result<Vec<u64>> {
-    const FINE: u8 = 0;
-    const FAILED: u8 = 1;
-    let hello = match own {
-        Ok(count) => [&[FINE][..], &count.to_le_bytes()].concat(),
-        Err(error) => [&[FAILED], to_text(error).as_bytes()].concat(),
-    };
-    let mut counts = Vec::new();
-    for (rank, hello) in (0..).map(Rank).zip(comm.all_gather(&hello)?) {
-        match hello.split_first() {
-            Some((&FINE, count)) => counts.push(count.try_into().map_or(0, u64::from_le_bytes)),
-            Some((_, text)) => return Err(from_text(rank, &String::from_utf8_lossy(text))),
-            None => counts.push(0),
-        }
-    }
-    Ok(counts)
 }
 
 /// Which positions each rank sends in each exchange: all at once where it is not too much, otherwise rank after rank, so

@@ -1,0 +1,92 @@
+//! Calls of all ranks in which they mean different tensors: told on all of them, before anything is done.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use wholemem::files::{SaveSpec, unwatched};
+use wholemem::{Dense, Dtype, Error, Group, Indices, Order, Rank, Result, TensorSpec, WholeTensor};
+use wholemem_hal::{Backend, HostConfig, PinnedBuffer, Stream};
+
+/// Two tensors of a kind on each of three ranks, and what each rank makes of the one that it means.
+fn crossed<T: Send>(
+    pick: impl Fn(Rank, &[WholeTensor; 2]) -> WholeTensor + Sync,
+    work: impl Fn(&WholeTensor, &Stream) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+    let groups = Group::local(&vec![device; 3]).unwrap();
+    let outcomes = Group::on_each(&groups, |group| {
+        let spec = TensorSpec::new(Dtype::F32, &[10, 2]);
+        let both = [WholeTensor::create(group, &spec)?, WholeTensor::create(group, &spec)?];
+        let stream = group.device().stream()?;
+        let outcome = work(&pick(group.rank(), &both), &stream);
+        group.communicator().barrier()?;
+        for tensor in &both {
+            let mut rows = [1; 80];
+            tensor.memory().read(&stream, 0, &mut rows)?;
+            assert!(outcome.is_ok() || rows == [0; 80], "nothing was done");
+        }
+        Ok(outcome)
+    });
+    outcomes.unwrap()
+}
+
+fn pick_same(_: Rank, both: &[WholeTensor; 2]) -> WholeTensor {
+    both[1].clone()
+}
+
+fn pick_other(rank: Rank, both: &[WholeTensor; 2]) -> WholeTensor {
+    both[usize::from(rank == Rank(2))].clone()
+}
+
+/// Other rows of the same tensor, as many as the others have.
+fn pick_part(rank: Rank, both: &[WholeTensor; 2]) -> WholeTensor {
+    let first = u64::from(rank == Rank(2));
+    both[0].rows(first..first + 9).unwrap()
+}
+
+/// Each rank adds to row 0, or writes it.
+fn put(tensor: &WholeTensor, stream: &Stream, adds: bool) -> Result<()> {
+    let device = tensor.group().device();
+    let (index, row) = (PinnedBuffer::create(device, 8)?, PinnedBuffer::create(device, 8)?);
+    stream.write(&row.all(), &[1_f32; 2].map(f32::to_ne_bytes).concat())?;
+    let (indices, row) = (Indices::i64(index.all()), Dense::new(row.all(), Dtype::F32));
+    if adds {
+        tensor.scatter_add_sync(stream, &row, &indices, Order::Fixed)
+    } else {
+        tensor.scatter_sync(stream, &row, &indices, Order::Fixed)
+    }
+}
+
+#[test]
+fn all_ranks_put_rows_into_the_same_tensor() {
+    for adds in [false, true] {
+        let put = |tensor: &WholeTensor, stream: &Stream| put(tensor, stream, adds);
+        assert_eq!(crossed(pick_same, put), [Ok(()), Ok(()), Ok(())]);
+        let differs = || Err(Error::Differs { rank: Rank(2) });
+        assert_eq!(crossed(pick_other, put), [differs(), differs(), differs()]);
+        assert_eq!(crossed(pick_part, put), [differs(), differs(), differs()]);
+    }
+    let one_adds =
+        |tensor: &WholeTensor, stream: &Stream| put(tensor, stream, tensor.group().rank() == Rank(1));
+    let differs = || Err(Error::Differs { rank: Rank(1) });
+    assert_eq!(crossed(pick_same, one_adds), [differs(), differs(), differs()]);
+}
+
+#[test]
+fn all_ranks_make_something_like_the_same_tensor() {
+    let like = |tensor: &WholeTensor, _: &Stream| Ok(tensor.like()?.shape().to_vec());
+    assert_eq!(crossed(pick_same, like), [Ok(vec![10, 2]), Ok(vec![10, 2]), Ok(vec![10, 2])]);
+    let differs = || Err(Error::Differs { rank: Rank(2) });
+    assert_eq!(crossed(pick_other, like), [differs(), differs(), differs()]);
+    assert_eq!(crossed(pick_part, like), [differs(), differs(), differs()]);
+}
+
+#[test]
+fn all_ranks_save_the_same_tensor() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("saved");
+    let save = |tensor: &WholeTensor, _: &Stream| tensor.save(&path, SaveSpec::default(), &unwatched);
+    let differs = || Err(Error::Differs { rank: Rank(2) });
+    assert_eq!(crossed(pick_other, save), [differs(), differs(), differs()]);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing is left");
+    assert_eq!(crossed(pick_same, save), [Ok(()), Ok(()), Ok(())]);
+}
