@@ -101,7 +101,11 @@ impl<'a> Meeting<'a> {
             meeting.mutants = meeting.word(lane.debug).load(Ordering::Relaxed);
         }
         meeting.pause(0);
-        Ok(meeting)
+        // What others have brought along is of no use to a group that has fallen.
+        match meeting.report(ABORT).load(Ordering::Acquire) {
+            0 => Ok(meeting),
+            why => Err(meeting.give_up(0, why)),
+        }
     }
 
     /// Which of two buffers the `piece`th piece of this call takes.

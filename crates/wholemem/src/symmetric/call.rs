@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use wholemem_comm::Rank;
+use wholemem_comm::{Error as CommError, Rank};
 use wholemem_hal::{Attempt, Rights, Span, Stream};
 
 use super::kernel::Collective;
@@ -113,7 +113,7 @@ impl Lane {
     ) -> Result<()> {
         let size = self.group.size();
         if root.0 >= size {
-            return Err(wholemem_comm::Error::NoSuchRank { rank: root, size }.into());
+            return Err(CommError::NoSuchRank { rank: root, size }.into());
         }
         let input = input.into();
         let count = input.len() as u64;
@@ -187,8 +187,16 @@ impl Lane {
             let operands = buffers.into_iter().flatten().chain([&self.operand]);
             self.kernels.launch(stream, what, blocks, request, operands)
         })?;
+        if !inline {
+            return Ok(());
+        }
         // On a lane that has failed before, nothing was done.
-        if inline { self.check() } else { Ok(()) }
+        let outcome = self.check();
+        if outcome == Err(CommError::Aborted { by: self.group.rank() }.into()) {
+            // This rank was interrupted, which ends the group as it does in any other wait.
+            self.group.communicator().abort();
+        }
+        outcome
     }
 
     /// What kernels know of this lane now.
