@@ -77,7 +77,7 @@ impl Raised {
     }
 
     /// What a layer below says that can be done about it, if it does.
-    fn hinted(self, hint: Option<&'static str>) -> Self {
+    fn hinted(self, hint: Option<&str>) -> Self {
         match hint {
             Some(hint) => self.hint(hint),
             None => self,
@@ -154,7 +154,8 @@ impl From<wholemem::Error> for Raised {
             Error::File(error) => return error.into(),
             Error::OnRank { rank, code, .. } => {
                 let (class, detail) = on_rank(rank, code);
-                return Self::new(class, error.to_string()).code(code).with(detail);
+                let raised = Self::new(class, error.to_string()).code(code).with(detail);
+                return raised.hinted(error.hint());
             }
             Error::BadIndex { position } => {
                 let raised = Self::new("BadIndex", error.to_string()).code(error.code());
@@ -200,7 +201,7 @@ impl From<CommError> for Raised {
                 let hint = if *joining {
                     "start all ranks, and give each the same id and number of ranks"
                 } else {
-                    "a rank is stopped, slow, or elsewhere in its program; `WHOLEMEM_TIMEOUT` sets the seconds"
+                    "a rank is stopped, slow, or elsewhere in its program; `timeout=`, or `WHOLEMEM_TIMEOUT`, sets the seconds"
                 };
                 raised("Timeout").missing(missing).hint(hint)
             }

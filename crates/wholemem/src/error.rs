@@ -39,6 +39,8 @@ pub enum Error {
         code: u32,
         /// Its error, in words.
         why: String,
+        /// The [hint](Error::hint) of its error.
+        hint: Option<String>,
     },
 
     /// A collective call in which a rank asks for something else than rank 0.
@@ -306,12 +308,13 @@ impl Error {
 
     /// What a person can do about it, where something can be done.
     #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<&str> {
         match self {
+            Self::OnRank { hint, .. } => hint.as_deref(),
             Self::Hal(error) => error.hint(),
             Self::File(error) => error.hint(),
             Self::NotConvertible { .. } => {
-                Some("gather without a conversion, and convert the rows afterwards")
+                Some("move rows of the tensor's own type, and convert them before or afterwards")
             }
             Self::NoCommonAddress { .. } => Some(
                 "ranks find memory by its offset too: ask for equal addresses only where pointers are shared",

@@ -63,9 +63,9 @@ pub(crate) fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// An error as it travels: its number, and its words with all that is behind them.
+/// An error as it travels: its number, its hint, if there is one, and its words with all that is behind them.
 pub(crate) fn to_text(error: &Error) -> String {
-    let mut text = format!("{} {error}", error.code());
+    let mut text = format!("{} {}\n{error}", error.code(), error.hint().unwrap_or_default());
     // Those that are transparent have said their own words already.
     let mut source = error.source();
     while let Some(error) = source {
@@ -77,8 +77,10 @@ pub(crate) fn to_text(error: &Error) -> String {
 
 /// The error that a rank has told of.
 pub(crate) fn from_text(rank: Rank, text: &str) -> Error {
-    let (code, why) = text.split_once(' ').unwrap_or(("0", text));
-    Error::OnRank { rank, code: code.parse().unwrap_or_default(), why: why.to_owned() }
+    let (about, why) = text.split_once('\n').unwrap_or(("", text));
+    let (code, hint) = about.split_once(' ').unwrap_or_default();
+    let hint = (!hint.is_empty()).then(|| hint.to_owned());
+    Error::OnRank { rank, code: code.parse().unwrap_or_default(), why: why.to_owned(), hint }
 }
 
 #[cfg(test)]
@@ -93,7 +95,16 @@ mod tests {
         let error = Error::Hal(wholemem_hal::Error::Failed { attempt: Attempt::Pin { len: 2 << 20 }, cause });
         let told = from_text(Rank(3), &to_text(&error));
         let why = "cannot pin 2 MiB of host memory: only 1 MiB of memory are available".to_owned();
-        assert_eq!(told, Error::OnRank { rank: Rank(3), code: error.code(), why });
+        assert_eq!(told, Error::OnRank { rank: Rank(3), code: error.code(), why, hint: None });
+    }
+
+    #[test]
+    fn a_hint_is_told_too() {
+        let (input, output, len) = (0, 8, 16);
+        let error = Error::Overlap { input, output, len };
+        let told = from_text(Rank(1), &to_text(&error));
+        assert!(told.hint().is_some() && told.hint() == error.hint(), "{told:?}");
+        assert_eq!(told.to_string(), format!("rank 1 failed: {error}"));
     }
 
     #[test]
@@ -106,7 +117,8 @@ mod tests {
                 ranks.iter().map(|comm| scope.spawn(move || agree(comm, outcome(comm)))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        let told = Error::OnRank { rank: Rank(1), code: 1005, why: "a row has no bytes".to_owned() };
+        let told =
+            Error::OnRank { rank: Rank(1), code: 1005, why: "a row has no bytes".to_owned(), hint: None };
         assert_eq!(outcomes, vec![Err(told); 3]);
     }
 }

@@ -206,7 +206,7 @@ fn what_ranks_do_not_agree_on_is_refused_by_all() {
         Ok(WholeTensor::create(group, &TensorSpec::new(Dtype::U8, shape)).unwrap_err())
     });
     let why = "a tensor has at least one dimension: its rows".to_owned();
-    let told = Error::OnRank { rank: Rank(2), code: 1007, why };
+    let told = Error::OnRank { rank: Rank(2), code: 1007, why, hint: None };
     assert_eq!(outcomes.unwrap(), [told.clone(), told, Error::NoDimensions]);
 
     let spec = MemorySpec { rows_of_each: Some(vec![5, 5]), ..MemorySpec::new(10, 8) };
@@ -223,7 +223,7 @@ fn a_rank_without_enough_memory_is_named_by_all() {
     for _ in 0..3 {
         let outcomes =
             Group::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).unwrap_err())).unwrap();
-        let Error::OnRank { rank: Rank(1), code: 105, why } = &outcomes[0] else {
+        let Error::OnRank { rank: Rank(1), code: 105, why, .. } = &outcomes[0] else {
             panic!("{:?}", outcomes[0])
         };
         assert!(why.starts_with("cannot create 64 TiB on host:1: only "), "{why}");

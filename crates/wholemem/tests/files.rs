@@ -155,7 +155,8 @@ fn only_a_saved_tensor_is_replaced_and_only_when_asked() {
     save(&first, &path, SaveSpec::default()).unwrap();
     let refused = save(&second, &path, SaveSpec::default()).unwrap_err();
     let words = format!("{}: something is there already", path.display());
-    assert_eq!(refused, Error::OnRank { rank: Rank(0), code: 1017, why: words });
+    let hint = Some("ask for overwriting, or save elsewhere".to_owned());
+    assert_eq!(refused, Error::OnRank { rank: Rank(0), code: 1017, why: words, hint });
     let overwrite = SaveSpec { overwrite: true };
     save(&second, &path, overwrite).unwrap();
     assert_eq!(Stored::open(&Source::new(&path)).unwrap().shape(), [30, 3]);

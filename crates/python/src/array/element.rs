@@ -129,7 +129,10 @@ impl Element {
 
     /// What a tensor stores it as.
     pub(crate) fn stored(self) -> Result<Dtype, Raised> {
-        let refused = || Raised::new("WrongType", format!("tensors do not hold {}", self.name));
+        let refused = || {
+            let message = format!("tensors do not hold {}", self.name);
+            Raised::new("WrongType", message).hint("convert the elements to another type first")
+        };
         self.stored.map(|(dtype, _)| dtype).ok_or_else(refused)
     }
 
