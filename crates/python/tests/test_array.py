@@ -405,3 +405,28 @@ def test_numpy_is_told_what_it_cannot_hold() -> None:
     with pytest.raises(errors.Unsupported, match="numpy has no type like bfloat16") as caught:
         np.asarray(wholemem.zeros(3, "bfloat16"))
     assert "torch" in str(caught.value.hint)
+
+
+def test_an_object_that_has_an_array_of_itself_is_collected() -> None:
+    class Own(bytearray):
+        array: wholemem.Array
+
+    class Named:
+        def __init__(self) -> None:
+            self.rows = np.zeros(3)
+            self.__array_interface__ = self.rows.__array_interface__
+            self.array = wholemem.asarray(self)
+
+    def make(views: int) -> "weakref.ref[Any]":
+        own = Own(8)
+        own.array = wholemem.asarray(own)
+        others = [own.array.as_readonly() for _ in range(views)]
+        gone = weakref.ref(own)
+        del own
+        gc.collect()
+        assert gone() is not None or not others, "others have it still"
+        return gone
+
+    gone = [make(0), make(2), weakref.ref(Named())]
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 3

@@ -44,7 +44,16 @@ unsafe extern "C" {
 }
 
 /// A buffer that is held. It must not move: some producers point into it.
-struct Held(Pin<Box<Buffer>>);
+pub(super) struct Held(Pin<Box<Buffer>>);
+
+impl Held {
+    /// Whose buffer it is.
+    pub(super) fn object(&self) -> Option<&Py<PyAny>> {
+        let object = &raw const self.0.obj;
+        // SAFETY: it is a reference that the buffer has until it is released, if it has one: a `Py` is nothing else.
+        (!self.0.obj.is_null()).then(|| unsafe { &*object.cast::<Py<PyAny>>() })
+    }
+}
 
 // SAFETY: the numbers are read only while it is made; afterwards it is only released, under the interpreter's lock.
 unsafe impl Send for Held {}

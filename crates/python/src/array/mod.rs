@@ -20,8 +20,11 @@ mod layout;
 mod turn;
 mod view;
 
+use std::sync::Arc;
+
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::types::{PyDict, PyTuple};
 use wholemem_hal::Rights;
 
@@ -138,6 +141,17 @@ pub(crate) fn take_settled(given: &Bound<'_, PyAny>) -> PyResult<View> {
 
 #[pymethods]
 impl Array {
+    /// Shows the collector whose memory it is, so that an object which has an array of itself goes. Only if nobody else keeps
+    /// the owner, and would show it again; others begin to by a clone, which nobody takes without the interpreter's lock.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let owner = &self.view.owner;
+        if Arc::strong_count(owner) > 1 {
+            return Ok(());
+        }
+        visit.call(owner.downcast_ref::<Py<PyAny>>())?;
+        visit.call(owner.downcast_ref::<buffer::Held>().and_then(buffer::Held::object))
+    }
+
     /// How many elements there are in each dimension.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
