@@ -84,6 +84,14 @@ impl Communicator {
         communicator.timeout = place.timeout;
         Ok(communicator)
     }
+
+    /// How long ranks wait for each other where nobody says it: the seconds of `WHOLEMEM_TIMEOUT`, or [`DEFAULT_TIMEOUT`].
+    ///
+    /// # Errors
+    /// [`Error::Environment`] where the variable is no number of seconds.
+    pub fn timeout_from_env() -> Result<Duration> {
+        timeout(&|name: &str| std::env::var(name).ok())
+    }
 }
 
 fn read(get: impl Fn(&str) -> Option<String>) -> Result<Place> {
@@ -99,16 +107,20 @@ fn read(get: impl Fn(&str) -> Option<String>) -> Result<Place> {
         return Err(Error::Environment { name: "RANK", problem });
     };
     let (rank, size) = (number(rank)?, number(size)?);
-    let timeout = match set(TIMEOUT).map(|text| text.parse::<f64>()) {
-        None => DEFAULT_TIMEOUT,
-        Some(Ok(seconds)) if seconds > 0.0 && seconds < 1e9 => Duration::from_secs_f64(seconds),
-        Some(_) => return Err(Error::Environment { name: TIMEOUT, problem: "is no number of seconds" }),
-    };
+    let timeout = timeout(&get)?;
     let id = match set(ID) {
         Some(text) => Source::Id(text.parse()?),
         None => Source::Agreed { run: run(&set)?, secret: secret(&set)? },
     };
     Ok(Place { id, rank: Rank(rank), size, timeout })
+}
+
+fn timeout(get: &impl Fn(&str) -> Option<String>) -> Result<Duration> {
+    match get(TIMEOUT).filter(|text| !text.is_empty()).map(|text| text.parse::<f64>()) {
+        None => Ok(DEFAULT_TIMEOUT),
+        Some(Ok(seconds)) if seconds > 0.0 && seconds < 1e9 => Ok(Duration::from_secs_f64(seconds)),
+        Some(_) => Err(Error::Environment { name: TIMEOUT, problem: "is no number of seconds" }),
+    }
 }
 
 fn run(set: &impl Fn(&str) -> Option<String>) -> Result<String> {

@@ -115,9 +115,9 @@ impl Communicator {
     }
 }
 
-/// How long to wait for other ranks.
+/// How long to wait for other ranks: as long as asked for, or as the environment says.
 fn patience(seconds: Option<f64>) -> Result<Duration, Raised> {
-    let seconds = seconds.unwrap_or_else(|| wholemem_comm::DEFAULT_TIMEOUT.as_secs_f64());
+    let Some(seconds) = seconds else { return Ok(Ranks::timeout_from_env()?) };
     let duration = Duration::try_from_secs_f64(seconds).ok().filter(|duration| !duration.is_zero());
     duration.ok_or_else(|| Raised::new("WrongValue", format!("cannot wait for {seconds} seconds")))
 }

@@ -147,7 +147,8 @@ class Torch(ModuleType):
         return False
 
     def get_rank(self, group: Any) -> int:
-        assert group == "group"
+        if group != "group":
+            raise ValueError("Default process group has not been initialized")
         return int(self.rank.number)
 
     def get_world_size(self, group: Any) -> int:
@@ -178,6 +179,21 @@ def test_ranks_of_torch_join(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.join()
     assert sums == [7.0] * 3
+    with pytest.raises(errors.WrongValue, match="has not been initialized\nhint: call `torch.distributed.init_process_group`"):
+        Communicator.from_torch(device="cpu")
+
+
+def test_the_environment_says_how_long_ranks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHOLEMEM_TIMEOUT", "0.25")
+    first, _ = Communicator.local(2, device="cpu")
+    with pytest.raises(errors.Timeout, match="within 250ms"):
+        first.barrier()
+    first, _ = Communicator.local(2, device="cpu", timeout=0.125)
+    with pytest.raises(errors.Timeout, match="within 125ms"):
+        first.barrier()
+    monkeypatch.setenv("WHOLEMEM_TIMEOUT", "soon")
+    with pytest.raises(errors.BadEnvironment, match="WHOLEMEM_TIMEOUT"):
+        Communicator.local(1, device="cpu")
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

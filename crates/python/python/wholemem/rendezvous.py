@@ -22,7 +22,11 @@ def through_torch(
     """
     torch: Any = import_module("torch")
     distributed: Any = import_module("torch.distributed")
-    rank, size = distributed.get_rank(group), distributed.get_world_size(group)
+    try:
+        rank, size = distributed.get_rank(group), distributed.get_world_size(group)
+    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
+        hint = "call `torch.distributed.init_process_group` first, and give one of torch's groups"
+        raise WrongValue(f"torch knows no such group of ranks: {error}", hint=hint) from error
     if rank < 0:
         raise WrongValue("this process is no rank of the group", hint="call it on the ranks of the group only")
     ids: list[Optional[str]] = [None] * size
