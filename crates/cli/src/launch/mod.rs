@@ -147,6 +147,10 @@ impl Member {
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.pid() {
             let _ = kill_process_group(group, signal);
+            // Who is stopped ends of it when it goes on.
+            if signal == Signal::TERM {
+                let _ = kill_process_group(group, Signal::CONT);
+            }
         }
     }
 

@@ -108,6 +108,17 @@ fn whatever_ends_the_launcher_ends_the_ranks() {
 }
 
 #[test]
+fn ranks_that_are_stopped_end_too() {
+    // Each is stopped before its number is told, by a child that sees it so.
+    let until_stopped = "until grep -q 'State:.T' /proc/$$/status; do sleep 0.01; done";
+    let script = format!("(kill -STOP $$; {until_stopped}; echo $$) & wait; exec sleep 1000");
+    let (mut launcher, _output, watch, _ranks) = waiting(&script);
+    watch.signal(Signal::TERM).unwrap();
+    assert!(watch.wait_exit(patience()).unwrap(), "the launcher waits for ranks that are stopped");
+    assert_eq!(launcher.wait().unwrap().code(), Some(128 + Signal::TERM.as_raw()));
+}
+
+#[test]
 fn signals_are_passed_on() {
     let script = "trap 'echo got it; exit 0' USR1; echo $$; while true; do sleep 0.05; done";
     let (mut launcher, output, watch, _ranks) = waiting(script);
