@@ -21,9 +21,10 @@ impl WholeMemory {
     /// that is registered with the device's driver.
     ///
     /// # Errors
-    /// [`Error::Differs`]; [`Error::OnRank`] when a rank has not enough memory, for one; the errors of a specification that
-    /// makes no sense; [`Error::NoCommonAddress`]; [`Error::Comm`] when a rank is lost. They are the same on all ranks,
-    /// and nothing is left of the attempt.
+    /// [`Error::Differs`](crate::Error::Differs); [`Error::OnRank`](crate::Error::OnRank) when a rank has not enough memory,
+    /// for one; the errors of a specification that makes no sense;
+    /// [`Error::NoCommonAddress`](crate::Error::NoCommonAddress); [`Error::Comm`](crate::Error::Comm) when a rank is lost.
+    /// They are the same on all ranks, and nothing is left of the attempt.
     pub fn create(group: &Group, spec: &MemorySpec) -> Result<Self> {
         Self::create_if(group, Ok(spec.clone()), &[])
     }
