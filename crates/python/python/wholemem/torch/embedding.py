@@ -15,6 +15,7 @@ from ..errors import WrongValue
 from ..handles import find
 from .effects import ordered
 from .ops import LIBRARY, _gather, _gather_fake, gather, put
+from .order import check_order
 from .tensors import as_tensor, check_indices, check_kind, check_tensor, conversion, dtype_of, raw_stream
 
 __all__ = ["Embedding"]
@@ -26,11 +27,12 @@ OPS = torch.ops.wholemem
 
 
 class Gradients:
-    """The gradients of a table: a table like it, made when it is first needed."""
+    """The gradients of a table: a table like it, made when it is first needed; and the order in which they are added."""
 
-    def __init__(self, table: WholeTensor, grad: Optional[WholeTensor]) -> None:
+    def __init__(self, table: WholeTensor, grad: Optional[WholeTensor], order: str) -> None:
         self.like = table
         self.made = grad
+        self.order = order
         self.handle = handles.give(self)
         self.home, self.making = os.getpid(), RLock()
 
@@ -52,6 +54,10 @@ class Embedding(torch.nn.Module):
     has them: nothing of the size of the table is made, sent or summed up elsewhere. A table that is not given is made in the
     first backward pass, which all ranks take together. :meth:`step` descends along the gradients; for another optimizer, take
     this rank's rows of both: ``as_tensor(embedding.table.local())`` and ``as_tensor(embedding.grad.local())``.
+
+    Gradients are added in the order that the moment brings, and the last bits are too. With the order ``fixed`` they are the same
+    in every run, and every backward pass is a call of all ranks, in the same order of embeddings: a rank without indices for one
+    gives it none, and does not leave it out. ``torch.use_deterministic_algorithms(True)`` asks for it.
 
     The rows are no parameters, since all ranks clear and move them together. What torch does to the parameters of a model
     around this, it does not do here: neither ``model.zero_grad()`` nor ``optimizer.zero_grad()`` forgets these gradients, and
@@ -75,9 +81,10 @@ class Embedding(torch.nn.Module):
     table: WholeTensor
     """The rows."""
 
-    def __init__(self, table: WholeTensor, grad: Optional[WholeTensor] = None) -> None:
+    def __init__(self, table: WholeTensor, grad: Optional[WholeTensor] = None, *, order: str = "any") -> None:
         super().__init__()
         check_kind("the table", table, WholeTensor)
+        check_order(order)
         if grad is not None:
             check_kind("the table of gradients", grad, WholeTensor)
             if grad.shape != table.shape:
@@ -86,7 +93,7 @@ class Embedding(torch.nn.Module):
             # There is no gradient of an integer.
             conversion("an embedding", torch.float32, dtype_of(table))
         self.table = table
-        self._gradients = Gradients(table, grad)
+        self._gradients = Gradients(table, grad, order)
         # A leaf by which the backward pass comes here: torch does not see the table, of which the rows are made.
         self._anchor = torch.zeros((), device=table.device, requires_grad=True)
 
@@ -142,7 +149,8 @@ def _embedding_fake(table: int, gradients: int, anchor: torch.Tensor, indices: t
 
 
 def _backward(gradients: int, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    put(True, find(gradients, Gradients).table.handle, values, indices)
+    found = find(gradients, Gradients)
+    put(True, found.table.handle, values, indices, found.order)
     return _backward_fake(gradients, values, indices)
 
 

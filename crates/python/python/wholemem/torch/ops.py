@@ -20,6 +20,7 @@ from .._native import Communicator, WholeTensor, op_code
 from ..handles import find
 from . import tensors
 from .effects import ordered
+from .order import check_determined, check_order
 from .shortcut import gather_around, is_forward
 from .tensors import (
     CODES,
@@ -48,8 +49,8 @@ LIBRARY = torch.library.Library("wholemem", "DEF")
 
 LIBRARY.define("gather(int table, Tensor indices, ScalarType? dtype=None) -> Tensor")
 LIBRARY.define("gather_into(int table, Tensor indices, Tensor(a!) out) -> ()")
-LIBRARY.define("scatter(int table, Tensor values, Tensor indices) -> ()")
-LIBRARY.define("scatter_add(int table, Tensor values, Tensor indices) -> ()")
+LIBRARY.define("scatter(int table, Tensor values, Tensor indices, str order='any') -> ()")
+LIBRARY.define("scatter_add(int table, Tensor values, Tensor indices, str order='any') -> ()")
 LIBRARY.define("all_reduce(int comm, Tensor input, str op='sum') -> Tensor")
 LIBRARY.define("all_gather(int comm, Tensor input) -> Tensor")
 LIBRARY.define("broadcast(int comm, Tensor input, int root=0) -> Tensor")
@@ -94,21 +95,30 @@ def gather(
     return out
 
 
-def scatter(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor) -> None:
-    """Writes rows to where the indices say. Other ranks see them behind the next barrier."""
+def scatter(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor, *, order: str = "any") -> None:
+    """Writes rows to where the indices say. Other ranks see them behind the next barrier.
+
+    Where several go to one place, the order ``fixed`` leaves the last of the last rank, and is a call of all ranks. Without it,
+    this is refused under ``torch.use_deterministic_algorithms(True)``: nobody knows what other ranks write.
+    """
     check_kind("the table", table, WholeTensor)
     check_tensor("the tensor of values", values)
     check_tensor("the tensor of indices", indices)
-    OPS.scatter(table.handle, values, indices)
+    check_order(order)
+    OPS.scatter(table.handle, values, indices, order)
 
 
-def scatter_add(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor) -> None:
-    """Adds rows to where the indices say, all ranks at the same time if they like. A table at the ``host`` makes it a call of
-    all ranks."""
+def scatter_add(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor, *, order: str = "any") -> None:
+    """Adds rows to where the indices say, all ranks at the same time if they like.
+
+    With the order ``fixed``, and at the ``host``, it is a call of all ranks, and floats are the same to the bit in every run.
+    Other additions of floats are refused under ``torch.use_deterministic_algorithms(True)``.
+    """
     check_kind("the table", table, WholeTensor)
     check_tensor("the tensor of values", values)
     check_tensor("the tensor of indices", indices)
-    OPS.scatter_add(table.handle, values, indices)
+    check_order(order)
+    OPS.scatter_add(table.handle, values, indices, order)
 
 
 def all_reduce(comm: Communicator, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
@@ -194,18 +204,23 @@ def _fill(table: WholeTensor, indices: torch.Tensor, out: torch.Tensor) -> None:
     )
 
 
-def _check_put(handle: int, values: torch.Tensor, indices: torch.Tensor) -> WholeTensor:
+def _check_put(handle: int, values: torch.Tensor, indices: torch.Tensor, order: str) -> WholeTensor:
     table = find(handle, WholeTensor)
+    check_order(order)
     check_indices(indices)
     check_rows("the tensor of values", values, indices, table)
     conversion("the tensor of values", values.dtype, dtype_of(table))
     return table
 
 
-def put(add: bool, handle: int, values: torch.Tensor, indices: torch.Tensor) -> None:
+def put(add: bool, handle: int, values: torch.Tensor, indices: torch.Tensor, order: str) -> None:
     """Writes rows of a table, or adds to them."""
-    table = _check_put(handle, values, indices)
+    table = _check_put(handle, values, indices, order)
     device, indices = indices.get_device(), gapless("the tensor of indices", indices)
+    if order == "fixed":
+        _put_in_order(add, table, gapless("the tensor of values", values), indices, device)
+        return
+    check_determined(table, add)
     stride = stride_of(values, indices.dim())
     if stride is None:
         values, stride = gapless("the tensor of values", values), 0
@@ -222,8 +237,14 @@ def put(add: bool, handle: int, values: torch.Tensor, indices: torch.Tensor) -> 
     )
 
 
-def _put_fake(handle: int, values: torch.Tensor, indices: torch.Tensor) -> None:
-    _check_put(handle, values, indices)
+def _put_in_order(add: bool, table: WholeTensor, values: torch.Tensor, indices: torch.Tensor, device: int) -> None:
+    """The same as a call of all ranks, next to which the detour by arrays is nothing."""
+    does = table.scatter_add if add else table.scatter
+    does(values.detach(), indices, order="fixed", convert=True, stream=raw_stream(device))
+
+
+def _put_fake(handle: int, values: torch.Tensor, indices: torch.Tensor, order: str = "any") -> None:
+    _check_put(handle, values, indices, order)
 
 
 def _all_reduce(handle: int, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
@@ -265,12 +286,12 @@ def _broadcast_fake(handle: int, input: torch.Tensor, root: int = 0) -> torch.Te
     return input.new_empty(input.shape)
 
 
-def _scatter(handle: int, values: torch.Tensor, indices: torch.Tensor) -> None:
-    put(False, handle, values, indices)
+def _scatter(handle: int, values: torch.Tensor, indices: torch.Tensor, order: str = "any") -> None:
+    put(False, handle, values, indices, order)
 
 
-def _scatter_add(handle: int, values: torch.Tensor, indices: torch.Tensor) -> None:
-    put(True, handle, values, indices)
+def _scatter_add(handle: int, values: torch.Tensor, indices: torch.Tensor, order: str = "any") -> None:
+    put(True, handle, values, indices, order)
 
 
 for name, does, is_like in (
