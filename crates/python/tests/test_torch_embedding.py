@@ -160,6 +160,33 @@ def test_a_gradient_that_is_given_is_used() -> None:
     assert ours.grad is grad and wm.as_tensor(grad.local())[2].tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("dtype", ["int64", "bool", "complex64", "float8_e5m2"])
+def test_gradients_are_not_added_to_what_takes_none(dtype: str) -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    table = WholeTensor.create(comm, (5, 2), "float32")
+    with pytest.raises(errors.WrongType, match=f"^gradients cannot be added to torch.{dtype}") as caught:
+        wm.Embedding(table, WholeTensor.create(comm, (5, 2), dtype))
+    assert caught.value.hint == "make it by `table.like()`"
+
+
+def test_gradients_are_divided_as_the_rows_are() -> None:
+    def work(comm: Communicator) -> None:
+        table = WholeTensor.create(comm, (11, 1), "float32", rows_of_each=[4, 0, 7, 0])
+        # Also by the ranks that have the same rows of both.
+        for others in ([4, 7, 0, 0], [4, 0, 6, 1], [0, 4, 7, 0], [11, 0, 0, 0]):
+            grad = WholeTensor.create(comm, (11, 1), "float32", rows_of_each=others)
+            with pytest.raises(errors.WrongValue, match=r"^the ranks have \[4, 0, 7\] rows of the table, and") as caught:
+                wm.Embedding(table, grad)
+            assert caught.value.hint == "make it by `table.like()`"
+        for kind in ("continuous", "chunked"):
+            grad = WholeTensor.create(comm, (11, 1), "float64", kind=kind, rows_of_each=[4, 0, 7, 0])
+            wm.Embedding(table, grad)
+        wm.Embedding(table.rows(2, 9), table.like().rows(2, 9))
+        comm.barrier()
+
+    each(4, work)
+
+
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_a_backward_pass_keeps_what_it_needs(device: str, is_compiled: bool) -> None:
     (comm,) = Communicator.local(1, device=device)

@@ -11,12 +11,12 @@ import torch
 
 from .. import handles
 from .._native import WholeTensor
-from ..errors import WrongValue
+from ..errors import WrongType, WrongValue
 from ..handles import find
 from .effects import ordered
 from .ops import LIBRARY, _gather, _gather_fake, gather, put
 from .order import check_order
-from .tensors import as_tensor, check_indices, check_kind, check_tensor, conversion, dtype_of, raw_stream
+from .tensors import CODES, as_tensor, check_indices, check_kind, check_tensor, conversion, dtype_of, raw_stream
 
 __all__ = ["Embedding"]
 
@@ -87,8 +87,7 @@ class Embedding(torch.nn.Module):
         check_order(order)
         if grad is not None:
             check_kind("the table of gradients", grad, WholeTensor)
-            if grad.shape != table.shape:
-                raise WrongValue(f"gradients must have the shape {list(table.shape)}, and have {list(grad.shape)}")
+            _check_fits(table, grad)
         if not dtype_of(table).is_floating_point:
             # There is no gradient of an integer.
             conversion("an embedding", torch.float32, dtype_of(table))
@@ -138,6 +137,27 @@ class Embedding(torch.nn.Module):
 
     def _barrier(self) -> None:
         self.table.barrier(stream=raw_stream(self._anchor.get_device()))
+
+
+def _check_fits(table: WholeTensor, grad: WholeTensor) -> None:
+    """Raises unless a table takes the gradients of another, each row's at the rank that has the row."""
+    if grad.shape != table.shape:
+        raise WrongValue(f"gradients must have the shape {list(table.shape)}, and have {list(grad.shape)}")
+    dtype, hint = dtype_of(grad), "make it by `table.like()`"
+    if dtype not in CODES or not dtype.is_floating_point:
+        raise WrongType(f"gradients cannot be added to {dtype}", hint=hint)
+    if _rows_of_each(table) != _rows_of_each(grad):
+        raise WrongValue(
+            f"the ranks have {_rows_of_each(table)} rows of the table, and {_rows_of_each(grad)} of its gradients", hint=hint
+        )
+
+
+def _rows_of_each(table: WholeTensor) -> list[int]:
+    """How many rows each rank has, up to the last one that has any: all ranks find the same."""
+    found: list[int] = []
+    while sum(found) < len(table):
+        found.append(len(table.rows_of(len(found))))
+    return found
 
 
 def _embedding(table: int, gradients: int, anchor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
