@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 from typing import Any
@@ -127,6 +128,47 @@ def test_a_model_around_it_is_asked_for_its_embeddings() -> None:
         if isinstance(module, wm.Embedding):
             module.zero_grad()
     assert not gradients(ours).any()
+
+
+def test_the_rows_are_not_copied_with_a_model() -> None:
+    ours = embedding_of(torch.ones(5, 2), "cpu")
+    model = torch.nn.Sequential(ours, torch.nn.Linear(2, 1))
+    for given in (ours, model):
+        with pytest.raises(errors.WrongType, match="^cannot copy this `Embedding`: its rows are those of all ranks") as caught:
+            copy.deepcopy(given)
+        assert caught.value.hint and "`copy.copy` shares the rows" in caught.value.hint
+    assert copy.copy(ours).table is ours.table
+    # Nor are they elsewhere, or of another type.
+    assert model.half().double().to("meta")[0](torch.tensor([1])).tolist() == [[1, 1]]
+    assert "0.table" not in model.state_dict() and len(model.state_dict()) == 2
+
+
+def test_ranks_that_begin_with_different_embeddings_are_told_what_to_do() -> None:
+    def work(comm: Communicator) -> None:
+        tables = [WholeTensor.create(comm, (4, 1), "float32") for _ in range(2)]
+        ours = wm.Embedding(tables[comm.rank])
+        with pytest.raises(errors.RanksDisagree) as caught:
+            ours(torch.tensor([0])).sum().backward()
+        assert caught.value.hint == (
+            "take the first backward pass on all ranks, with the embeddings in the same order, or give `grad=table.like()`"
+        )
+        grads = [table.like() for table in tables]
+        ours = wm.Embedding(tables[comm.rank], grads[comm.rank])
+        ours(torch.tensor([0])).sum().backward()
+        comm.barrier()
+        assert [wm.gather(grad, torch.tensor([0])).item() for grad in grads] == [1, 1]
+        comm.barrier()
+
+    each(2, work)
+
+
+def test_embeddings_that_are_compiled_in_a_model_are_as_many_as_there_are() -> None:
+    count = torch._dynamo.config.recompile_limit + 2
+    model = torch.nn.ModuleList(embedding_of(torch.full((5, 2), float(n)), "cpu") for n in range(count))
+    call = torch.compile(
+        lambda indices: torch.stack([ours(indices) for ours in model]), fullgraph=True, backend="aot_eager"
+    )
+    assert call(torch.tensor([1]))[:, 0, 0].tolist() == list(range(count))
 
 
 def test_other_things_than_tables_and_indices_are_told() -> None:

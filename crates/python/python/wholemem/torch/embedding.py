@@ -11,7 +11,7 @@ import torch
 
 from .. import handles
 from .._native import WholeTensor
-from ..errors import WrongType, WrongValue
+from ..errors import RanksDisagree, WrongType, WrongValue
 from ..handles import find
 from .effects import ordered
 from .ops import LIBRARY, _gather, _gather_fake, gather, put
@@ -24,6 +24,9 @@ LIBRARY.define("embedding(int table, int gradients, Tensor anchor, Tensor indice
 LIBRARY.define("embedding_backward(int gradients, Tensor values, Tensor indices) -> Tensor")
 
 OPS = torch.ops.wholemem
+
+FIRST = "take the first backward pass on all ranks, with the embeddings in the same order, or give `grad=table.like()`"
+"""What can be done where ranks make the gradients of different tables."""
 
 
 class Gradients:
@@ -43,8 +46,16 @@ class Gradients:
             # Threads that come first together make one. A forked child, which can make none, waits for no thread of its parent.
             with self.making if os.getpid() == self.home else nullcontext():
                 if self.made is None:
-                    self.made = self.like.like()
+                    self.made = self._make()
         return self.made
+
+    def _make(self) -> WholeTensor:
+        try:
+            return self.like.like()
+        except RanksDisagree as error:
+            # It is the way through the model that was not the same.
+            error.hint = error.hint or FIRST
+            raise
 
 
 class Embedding(torch.nn.Module):
@@ -52,10 +63,12 @@ class Embedding(torch.nn.Module):
 
     The backward pass adds the gradients of the rows to where they belong in ``grad``, a table like the first, whichever rank
     has them: nothing of the size of the table is made, sent or summed up elsewhere. A table that is not given is made in the
-    first backward pass, which all ranks take together. :meth:`step` descends along the gradients; for another optimizer, take
-    this rank's rows of both: ``as_tensor(embedding.table.local())`` and ``as_tensor(embedding.grad.local())``.
+    first backward pass, which all ranks take with their embeddings in the same order, or else it raises
+    :class:`~wholemem.errors.RanksDisagree`; who cannot promise that gives ``grad=table.like()``. :meth:`step` descends along the
+    gradients; for another optimizer, take this rank's rows of both: ``as_tensor(embedding.table.local())`` and
+    ``as_tensor(embedding.grad.local())``.
 
-    Gradients are added in the order that the moment brings, and the last bits are too. With the order ``fixed`` they are the same
+    Gradients are added in the order that the moment brings, and the last bits with it. With the order ``fixed`` they are the same
     in every run, and every backward pass is a call of all ranks, in the same order of embeddings: a rank without indices for one
     gives it none, and does not leave it out. ``torch.use_deterministic_algorithms(True)`` asks for it.
 
@@ -66,6 +79,13 @@ class Embedding(torch.nn.Module):
         for module in model.modules():
             if isinstance(module, wholemem.torch.Embedding):
                 module.zero_grad()
+
+    Nor does ``state_dict()`` hold the rows: save them by ``embedding.table.save(path)``, and make the next embedding of
+    ``WholeTensor.load(comm, path)``, on all ranks. ``to()``, ``half()`` and the like neither move nor convert them, and
+    ``copy.deepcopy`` is refused.
+
+    A compiler takes the table for a constant. Embeddings compiled each by itself, with ``fullgraph=True``, are limited by
+    ``torch._dynamo.config.recompile_limit``: compile the model around them, or raise the limit.
 
     >>> import torch, wholemem
     >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
@@ -130,6 +150,13 @@ class Embedding(torch.nn.Module):
         rows.sub_(grad, alpha=lr)
         grad.zero_()
         self._barrier()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Embedding:
+        # The rows are all ranks', and a copy of them would be made by all.
+        raise WrongType(
+            "cannot copy this `Embedding`: its rows are those of all ranks",
+            hint="`copy.copy` shares the rows; for others, give a new `Embedding` a table of all ranks, by `table.like()`",
+        )
 
     def extra_repr(self) -> str:
         """What ``print`` says of it."""
