@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from served import map_of
 from torch_world import alone, device, limit, needs_cuda, quiet, ranks, torch
-from world import descriptors
+from world import descriptors, resident
 
 import wholemem.torch as wm
 from wholemem import Communicator, errors
@@ -170,13 +172,19 @@ def test_a_tensor_of_another_device_is_refused() -> None:
         assert not fast.should_use(torch.ones(4))
 
 
+def is_shared(fast: wm.FastAllreduce, tensor: Any) -> bool:
+    """Whether a tensor's memory is such that other ranks can have it."""
+    if tensor.is_cuda:
+        return (tensor.data_ptr(), tensor.nbytes) in fast._windows
+    return map_of(tensor.data_ptr())[0] == "rw-s"
+
+
 def test_a_registered_tensor_keeps_what_it_holds_and_is_a_window(device: str) -> None:
     with wm.FastAllreduce(0, 1, device=device) as fast:
         tensor = torch.arange(6.0, device=device).reshape(2, 3)
         fast.register_buffer(tensor)
         assert tensor.cpu().tolist() == [[0, 1, 2], [3, 4, 5]]
-        (window,) = fast._windows
-        assert window.local().data_ptr() <= tensor.data_ptr() < window.local().data_ptr() + window.nbytes
+        assert is_shared(fast, tensor)
         assert torch.equal(fast.all_reduce(tensor), tensor)
         new = fast.empty((4, 4), torch.bfloat16)
         assert (new == 0).all() and new.dtype is torch.bfloat16 and new.device.type == device
@@ -205,6 +213,92 @@ def test_other_things_than_tensors_are_told() -> None:
         with pytest.raises(errors.WrongStride, match="the output is not contiguous") as caught:
             fast.all_reduce(torch.ones(4), torch.ones(8)[::2])
         assert caught.value.hint == "give one without gaps, and copy from it"
+
+
+SIZE = 4 << 20
+
+
+def test_memory_goes_with_its_tensor() -> None:
+    with wm.FastAllreduce(0, 1, device="cpu") as fast:
+
+        def grown(work: Any) -> int:
+            work()
+            gc.collect()
+            before = resident()
+            for _ in range(20):
+                work()
+            return resident() - before
+
+        def twice() -> None:
+            fast.register_buffer(tensor)
+            assert fast.all_reduce(tensor)[-1] == 7 and is_shared(fast, tensor)
+
+        tensor = torch.full((SIZE // 4,), 7.0)
+        assert grown(lambda: fast.empty(SIZE // 4).fill_(1)) < 10 * SIZE
+        assert grown(lambda: fast.register_buffer(torch.ones(SIZE // 4))) < 10 * SIZE
+        assert grown(twice) < 10 * SIZE
+        # A view keeps it too.
+        view = fast.empty(SIZE // 4).fill_(3)[10:20]
+        gc.collect()
+        assert is_shared(fast, view) and fast.all_reduce(view).tolist() == [3] * 10
+        last = fast.empty(SIZE // 4).fill_(1)
+    before = resident()
+    assert (last == 1).all() and (tensor == 7).all()
+    del last, tensor
+    gc.collect()
+    assert resident() < before - SIZE
+
+
+def test_memory_that_is_registered_where_it_lies_is_kept_once_and_while_it_is_there() -> None:
+    with wm.FastAllreduce(0, 1, device="cpu") as fast:
+        comm, made = fast.comm, []
+
+        def register(tensor: Any, stream: int) -> Any:
+            # As on a GPU: a window of memory that does not know of it.
+            made.append(comm.mem_alloc(tensor.nbytes))
+            return made[-1]
+
+        fast.comm = SimpleNamespace(window_register=register, mem_alloc=comm.mem_alloc)  # type: ignore[assignment]
+        one, other = torch.ones(10), torch.ones(10)
+        for tensor in (one, one, one[2:4], other):
+            fast.register_buffer(tensor)
+        kept = [window for _, window in fast._windows.values()]
+        assert kept == [made[1], made[2], made[3]]
+        view = one[5:]
+        del one, tensor
+        fast.empty(1)
+        assert len(fast._windows) == 3
+        del view
+        fast.empty(1)
+        assert [window for _, window in fast._windows.values()] == [made[3]]
+        fast.comm = comm
+
+
+IN_PLACE = """
+import os
+# Each rank reads what the others have at the place of its own tensor.
+os.environ["WHOLEMEM_ALGO"] = "one-shot"
+import gc, torch, wholemem.torch as wm
+rank = int(os.environ["RANK"])
+with wm.FastAllreduce(rank, 2, device="cpu") as fast:
+    moved = torch.zeros(2000)
+    for _ in range(2):
+        fast.register_buffer(moved)
+    for name, tensor in (("made", fast.empty(2000)), ("moved", moved), ("copied", torch.zeros(2000))):
+        tensor[:1000], tensor[1000:] = 1 + rank, 10 + 10 * rank
+        gc.collect()
+        fast.comm.barrier()
+        # Not at the same place, as nobody may: only so it can be told.
+        total = fast.all_reduce(tensor[1000 * rank :][:1000])
+        print(name, total.unique().tolist(), flush=True)
+"""
+
+
+def test_what_is_made_or_moved_is_read_where_it_is() -> None:
+    told = ranks(2, IN_PLACE).splitlines()
+    for rank, total in ((0, "[3.0]"), (1, "[30.0]")):
+        mine = [line.removeprefix(f"[{rank}] ") for line in told if line.startswith(f"[{rank}] ")]
+        assert mine == [f"made {total}", f"moved {total}", "copied [21.0]"]
 
 
 def test_tensors_of_inference_are_registered_within_and_without(device: str) -> None:

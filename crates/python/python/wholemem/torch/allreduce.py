@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Iterator, Optional, Sequence, Union
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._native import Communicator, Window, op_code
 from .._native import ShortReduction as _ShortReduction
@@ -72,7 +73,8 @@ class FastAllreduce(_ShortReduction):
             )
         self.device = torch.device(self.comm.device)
         self._number = -1 if self.device.type == "cpu" else int(self.device.index)
-        self._windows: list[Window] = []
+        # Those that their tensors do not keep, by address and length.
+        self._windows: dict[tuple[int, int], tuple[StorageWeakRef, Window]] = {}
         # What the first call would make is made now: no graph can record that.
         self.comm.stream_barrier(stream=raw_stream(self._number))
         if SHORTCUT is not None:
@@ -115,6 +117,7 @@ class FastAllreduce(_ShortReduction):
         """
         check_tensor("the tensor", tensor)
         check_contiguous("the tensor", tensor)
+        self._let_go()
         try:
             window = self.comm.window_register(tensor.detach(), stream=raw_stream(self._number))
         except Unsupported:
@@ -125,20 +128,48 @@ class FastAllreduce(_ShortReduction):
                 shared = as_tensor(window.local(tensor.dtype, tensor.shape))
                 shared.copy_(tensor.detach())
                 tensor.data = shared
-        self._windows.append(window)
+            self._made(tensor, window)
+        else:
+            self._keep(tensor, window)
 
     def empty(
         self, shape: Union[int, Sequence[int]], dtype: Union[str, torch.dtype] = torch.float32
     ) -> torch.Tensor:
-        """A new tensor that is registered already, zero. All ranks call it, with the same shape."""
+        """A new tensor that is registered already, zero. All ranks call it, with the same shape.
+
+        Its memory goes with the tensor, and with its views: on a GPU in the next call that makes or registers one.
+        """
         dtype = called(dtype)
         try:
             size = torch.Size((shape,) if isinstance(shape, int) else shape)
         except TypeError:
             raise WrongType(f"`{shape}` is no shape", hint="give a number, or a tuple of numbers") from None
+        self._let_go()
         window = self.comm.mem_alloc(size.numel() * dtype.itemsize)
-        self._windows.append(window)
-        return as_tensor(window.local(dtype, size))
+        tensor = as_tensor(window.local(dtype, size))
+        self._made(tensor, window)
+        return tensor
+
+    def _made(self, tensor: torch.Tensor, window: Window) -> None:
+        """Takes note of a tensor in memory of a window, which it keeps."""
+        if self._number >= 0:
+            # What torch has enqueued for the tensor may still run when that is dropped.
+            self._keep(tensor, window)
+
+    def _keep(self, tensor: torch.Tensor, window: Window) -> None:
+        """Keeps a window for as long as there is the memory of its tensor. Another of the same memory is given up."""
+        self._windows[tensor.data_ptr(), tensor.nbytes] = (StorageWeakRef(tensor.untyped_storage()), window)
+
+    def _let_go(self) -> None:
+        """Gives up the windows whose tensors are gone, once what was enqueued for them has run."""
+        gone = [place for place, (memory, _) in self._windows.items() if memory.expired()]
+        if gone and self._number >= 0:
+            if torch.cuda.is_current_stream_capturing():
+                # Nobody can wait there.
+                return
+            torch.cuda.synchronize(self._number)
+        for place in gone:
+            del self._windows[place]
 
     @contextmanager
     def capture(self) -> Iterator[FastAllreduce]:
