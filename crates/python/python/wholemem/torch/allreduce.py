@@ -37,7 +37,8 @@ class FastAllreduce(_ShortReduction):
 
     The ranks meet through a group of ``torch.distributed``, of whichever backend, if there is one; or as a launcher has
     started them (``torchrun``, ``wholemem launch``). Tensors are of the processor or of one GPU, and of any size: those of up to
-    ``max_size`` bytes are what this is made for, and :meth:`should_use` says so.
+    ``max_size`` bytes are what this is made for, and :meth:`should_use` says so. Who waits longer than ``timeout`` seconds for
+    another rank gets a :class:`~wholemem.errors.Timeout`; ranks of a launcher take it from ``WHOLEMEM_TIMEOUT``.
 
     >>> import torch
     >>> with FastAllreduce(0, 1, device="cpu") as fast:
@@ -61,9 +62,10 @@ class FastAllreduce(_ShortReduction):
         *,
         group: Any = None,
         device: Union[None, str, int, torch.device] = None,
+        timeout: Optional[float] = None,
     ) -> None:
         self.max_size = max_size
-        self.comm = _join(rank, world_size, group, _device(device))
+        self.comm = _join(rank, world_size, group, _device(device), timeout)
         self.rank, self.world_size = self.comm.rank, self.comm.size
         if (self.rank, self.world_size) != (rank, world_size):
             found = f"rank {self.rank} of {self.world_size}"
@@ -221,11 +223,17 @@ def _device(given: Union[None, str, int, torch.device]) -> str:
     return str(device)
 
 
-def _join(rank: int, world_size: int, group: Any, device: str) -> Communicator:
+def _join(rank: int, world_size: int, group: Any, device: str, timeout: Optional[float]) -> Communicator:
     """The ranks that are to reduce together."""
     if group is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return Communicator.from_torch(group, device=device)
+        return Communicator.from_torch(group, device=device, timeout=timeout)
     if (rank, world_size) == (0, 1):
-        (alone,) = Communicator.local(1, device=device)
+        (alone,) = Communicator.local(1, device=device, timeout=timeout)
         return alone
+    if timeout is not None:
+        # It is the same for all ranks, whom only their launcher knows.
+        raise Unsupported(
+            "ranks of a launcher have the timeout of their environment",
+            hint="set `WHOLEMEM_TIMEOUT`, or give a `group` of torch.distributed",
+        )
     return Communicator.from_env(device=device)
