@@ -119,6 +119,9 @@ class FastAllreduce(_ShortReduction):
         """
         check_tensor("the tensor", tensor)
         check_contiguous("the tensor", tensor)
+        if tensor.numel() == 0:
+            # There is nothing to read.
+            return
         self._let_go()
         try:
             window = self.comm.window_register(tensor.detach(), stream=raw_stream(self._number))
@@ -146,6 +149,11 @@ class FastAllreduce(_ShortReduction):
             size = torch.Size((shape,) if isinstance(shape, int) else shape)
         except TypeError:
             raise WrongType(f"`{shape}` is no shape", hint="give a number, or a tuple of numbers") from None
+        if any(length < 0 for length in size):
+            raise WrongValue(f"a dimension of the shape {list(size)} is negative", hint="give lengths from zero on")
+        if size.numel() == 0:
+            # There is no window of nothing.
+            return torch.empty(size, dtype=dtype, device=self.device)
         self._let_go()
         window = self.comm.mem_alloc(size.numel() * dtype.itemsize)
         tensor = as_tensor(window.local(dtype, size))
