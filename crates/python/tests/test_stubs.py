@@ -118,6 +118,16 @@ def test_the_socket_is_declared_as_the_path_it_is(client: store.Client) -> None:
     assert isinstance(client.socket, Path) and ast.unparse(node.returns) == Path.__name__
 
 
+def test_a_shape_is_declared_as_the_number_that_it_may_be() -> None:
+    node = DECLARED["WholeTensor.create"]
+    assert isinstance(node, ast.FunctionDef)
+    (declared,) = (ast.unparse(given.annotation) for given in node.args.args if given.arg == "shape" and given.annotation)
+    (comm,) = wholemem.Communicator.local(1, device="cpu")
+    assert wholemem.WholeTensor.create(comm, 10, "float32").shape == (10,)
+    assert wholemem.ChunkedTensor(comm, 10, "float32").shape == (10,)
+    assert wholemem.ChunkedTensor.__init__.__annotations__["shape"] == declared == "Union[int, Sequence[int]]"
+
+
 def test_mappings_are_declared_as_such() -> None:
     mappings = {name for name in CLASSES if issubclass(reached(name), Mapping)}
     assert store.Pack.__name__ in mappings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, Union
 
 from ._native import Array, Communicator, WholeTensor
 
@@ -30,7 +30,7 @@ class ChunkedTensor:
     def __init__(
         self,
         comm: Communicator,
-        shape: Sequence[int],
+        shape: Union[int, Sequence[int]],
         dtype: Any,
         *,
         location: str = "device",
