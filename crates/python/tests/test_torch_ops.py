@@ -175,6 +175,41 @@ def test_collectives_have_gradients(size: int, is_traced: bool) -> None:
     each(size, work)
 
 
+# What is traced is so in the main thread: torch 2.11 crashes where it compiles in a second other one.
+@pytest.mark.parametrize(("size", "is_traced"), [(3, False), (1, True)])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_numbers_have_gradients_too(size: int, is_traced: bool, dtype: str) -> None:
+    rows, roots = (torch.randn(size, *rest, 4, dtype=getattr(torch, dtype)) for rest in ((size,), ()))
+
+    def work(comm: Communicator) -> None:
+        rank, x = comm.rank, torch.ones(4, dtype=rows.dtype, requires_grad=True)
+
+        def loss(x: Any) -> Any:
+            # Gradients that are conjugates, and such that are not.
+            every, one = wm.all_gather(comm, x * 1j), wm.broadcast(comm, x * 1)
+            return (every * rows[rank]).real.sum() + (one.conj() * roots[rank]).imag.sum()
+
+        (traced(loss) if is_traced else loss)(x).backward()
+        y = torch.ones(4, dtype=rows.dtype, requires_grad=True)
+        ours = (y * 1j * rows[:, rank].sum(0)).real.sum()
+        (ours + ((y.conj() * roots.sum(0)).imag.sum() if rank == 0 else 0)).backward()
+        torch.testing.assert_close(x.grad, y.grad)
+
+    if is_traced:
+        work(joined("cpu"))
+    else:
+        each(size, work)
+
+
+def test_what_has_no_gradient_over_ranks_is_told_before_the_way_back() -> None:
+    comm, x = joined("cpu"), torch.ones(2).to(torch.float8_e4m3fn).requires_grad_()
+    for op in (wm.all_gather, wm.broadcast):
+        with pytest.raises(errors.Unsupported, match="^there is no gradient of torch.float8_e4m3fn over ranks") as caught:
+            op(comm, x)
+        assert caught.value.hint == "give a tensor by `detach()`"
+        assert op(comm, x.detach()).numel() == 2
+
+
 def test_a_backward_pass_keeps_its_communicator(device: str) -> None:
     for op in (wm.all_reduce, wm.all_gather, wm.broadcast):
         x = torch.ones(3, device=device, requires_grad=True)

@@ -14,6 +14,7 @@ from .._native import Communicator
 from ..errors import Unsupported
 from ..handles import find
 from .ops import LIBRARY
+from .tensors import CODES
 
 OPS = torch.ops.wholemem
 
@@ -29,22 +30,40 @@ def _all_reduce(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]
     return None, OPS.all_reduce(ctx.comm.handle, grad, ctx.op), None
 
 
+def _check_sum(tensor: torch.Tensor) -> None:
+    """Raises unless gradients of a tensor can be added up. Bytes of any type get forward, and the way back is refused in time."""
+    dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
+    if dtype not in CODES:
+        raise Unsupported(f"there is no gradient of {tensor.dtype} over ranks", hint="give a tensor by `detach()`")
+
+
+def _sum(comm: Communicator, grad: torch.Tensor) -> torch.Tensor:
+    """The sum of all ranks' gradients; complex ones are added as pairs."""
+    if not grad.is_complex():
+        return OPS.all_reduce(comm.handle, grad, "sum")
+    pairs = torch.view_as_real(grad.resolve_conj())
+    return torch.view_as_complex(OPS.all_reduce(comm.handle, pairs, "sum"))
+
+
 def _set_up_all_gather(ctx: Any, inputs: tuple[int, torch.Tensor], output: torch.Tensor) -> None:
-    ctx.comm = find(inputs[0], Communicator)
+    handle, tensor = inputs
+    _check_sum(tensor)
+    ctx.comm = find(handle, Communicator)
 
 
 def _all_gather(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
-    total = OPS.all_reduce(ctx.comm.handle, grad, "sum")
+    total = _sum(ctx.comm, grad)
     return None, total[ctx.comm.rank].clone()
 
 
 def _set_up_broadcast(ctx: Any, inputs: tuple[int, torch.Tensor, int], output: torch.Tensor) -> None:
-    handle, _, ctx.root = inputs
+    handle, tensor, ctx.root = inputs
+    _check_sum(tensor)
     ctx.comm = find(handle, Communicator)
 
 
 def _broadcast(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]:
-    total = OPS.all_reduce(ctx.comm.handle, grad, "sum")
+    total = _sum(ctx.comm, grad)
     is_root = ctx.comm.rank == ctx.root
     return None, total if is_root else torch.zeros_like(total), None
 
