@@ -125,8 +125,8 @@ class Timeout(Error, TimeoutError):
 
 
 class RanksDisagree(Error, RuntimeError):
-    """Ranks make different calls, or the same with different arguments, where that is noticed: when they make memory, load,
-    save or register. Collectives on data are too short for it."""
+    """Ranks make different calls, or the same with different arguments or of different tensors, where that is noticed: when they
+    make memory, load, save, register, or put rows in a fixed order. Collectives on data are too short for it."""
 
 
 class Busy(Error, RuntimeError):
