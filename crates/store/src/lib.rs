@@ -54,7 +54,8 @@ mod server;
 mod socket;
 
 pub use client::{
-    Client, Draft, Entry, Mirror, Object, Pack, PackDraft, PackMember, PackObject, Sealed, Sealing, Watch,
+    Client, Draft, Entry, Mirror, Object, Pack, PackDraft, PackMember, PackObject, Sealed, Sealing, Unsealed,
+    Watch,
 };
 pub use error::{Error, Result};
 pub use id::{AllocationId, ObjectId};

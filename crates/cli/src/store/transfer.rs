@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 use wholemem::files::{npy, safetensors};
 use wholemem_os::SharedSlice;
-use wholemem_store::{Client, Entry, Object, Pack, Sealed};
+use wholemem_store::{Client, Entry, Error, Object, Pack, Sealed};
 
 use super::tensors;
 use crate::cli::{GetArgs, PutArgs};
@@ -79,7 +79,7 @@ fn put_bytes(
     copy_in(file, offset, len, &progress, |at, bytes| Ok(draft.write_at(at, bytes)?))?;
     let said = offset + len;
     ensure!(file.read(&mut [0])? == 0, "it is longer than the {said} bytes it was said to have");
-    Ok((draft.seal()?, len, 1))
+    Ok((draft.seal().map_err(Error::from)?, len, 1))
 }
 
 /// A pack with an object for each tensor, named behind the name of the pack.
@@ -110,7 +110,7 @@ fn put_safetensors(
     for (member, (offset, len)) in places.into_iter().enumerate() {
         copy_in(file, offset, len, &progress, |at, bytes| Ok(draft.write_at(member, at, bytes)?))?;
     }
-    Ok((draft.seal()?, total, found.len()))
+    Ok((draft.seal().map_err(Error::from)?, total, found.len()))
 }
 
 fn copy_in(

@@ -235,6 +235,12 @@ impl Mapping {
         Span::new(memory, self.core.at, self.core.len)
     }
 
+    /// Whether a clone, a span or enqueued work holds it as well: then it cannot be [removed](Mapping::unmap).
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.core) > 1
+    }
+
     /// Removes the map, and says what came of it. Dropping does the same, silently.
     ///
     /// # Errors

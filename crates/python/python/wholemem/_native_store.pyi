@@ -104,8 +104,9 @@ class Client:
 class Draft:
     """An object that is being written. As a context it is sealed at the end, and given up if something was raised.
 
-    Sealing takes host memory away from who wrote it, so that no array of it may be left; on a GPU whoever has one left
-    is trusted not to write it.
+    Sealing takes host memory away from who wrote it, so that no array of it may be left, nor a child that was forked
+    after one was made: then :class:`wholemem.errors.InUse` is raised, and the draft stays as it is. On a GPU whoever has
+    an array left is trusted not to write it.
 
     >>> from wholemem import store
     >>> client = store.Client()

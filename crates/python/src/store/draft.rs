@@ -5,13 +5,14 @@
 //! as it is. On a GPU nothing is taken away: there is no telling an array from work that is not known to be over, and the
 //! driver could not keep anybody from writing anyway. Who has an array of it left is trusted not to.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 use wholemem_hal::{Device, Span};
 use wholemem_os::SharedSlice;
-use wholemem_store::{Client, Pack, Sealed};
+use wholemem_store::{Client, Error, Pack, Sealed};
 
 use super::description;
 use crate::array::{Array, Layout, Place, Turn, View};
@@ -84,10 +85,17 @@ impl Target {
         }
     }
 
-    pub(super) fn seal(self) -> wholemem_store::Result<Sealed> {
+    /// Seals it, or says why not, and gives it back if it is as it was.
+    pub(super) fn seal(self) -> Result<Sealed, (Error, Option<Box<Self>>)> {
         match self {
-            Self::One(draft) => draft.seal(),
-            Self::Many(pack) => pack.seal(),
+            Self::One(draft) => draft.seal().map_err(|unsealed| {
+                let draft = unsealed.draft.map(|draft| Box::new(Self::One(*draft)));
+                (unsealed.error, draft)
+            }),
+            Self::Many(pack) => pack.seal().map_err(|unsealed| {
+                let pack = unsealed.draft.map(|pack| Box::new(Self::Many(*pack)));
+                (unsealed.error, pack)
+            }),
         }
     }
 }
@@ -126,8 +134,8 @@ impl Writing {
         self.gpu().is_none() && self.views.iter().any(|view| Arc::strong_count(&view.owner) > 1)
     }
 
-    /// Seals it; on a GPU, when a stream has done what it was given so far.
-    fn seal(mut self, stream: u64) -> Result<Sealed, Raised> {
+    /// Has all of it where it will be sealed; on a GPU, when a stream has done what it was given so far.
+    fn settle(&mut self, stream: u64) -> Result<(), Raised> {
         if let Some(device) = self.gpu() {
             finish(&Turn::new(&device, stream, None).stream())?;
         }
@@ -136,71 +144,152 @@ impl Writing {
                 self.target.copy(member, view.bytes("the draft")?)?;
             }
         }
-        drop(self.views);
-        Ok(self.target.seal()?)
+        Ok(())
     }
+
+    /// Seals it, or says why not, and gives it back if it is as it was.
+    fn seal(mut self, stream: u64) -> Result<Sealed, (Raised, Option<Box<Self>>)> {
+        if let Err(raised) = self.settle(stream) {
+            return Err((raised, Some(Box::new(self))));
+        }
+        let Self { target, mut views, in_place } = self;
+        let layouts = views.iter().map(|view| view.layout.clone()).collect();
+        if in_place {
+            // Its own arrays are of memory that is taken away as well.
+            views.clear();
+        }
+        target.seal().map_err(|(error, target)| {
+            let writing = target.and_then(|target| match in_place {
+                true => Self::new(*target, layouts).ok(),
+                false => Some(Self { target: *target, views, in_place }),
+            });
+            (error.into(), writing.map(Box::new))
+        })
+    }
+}
+
+/// How far it is with what is being written.
+#[derive(Debug)]
+enum State {
+    Open(Writing),
+    /// A thread has it.
+    Sealing,
+    Closed,
 }
 
 /// What is being written until it is sealed, or given up.
 #[derive(Debug)]
 struct Unsealed {
     name: String,
-    writing: Mutex<Option<Writing>>,
+    state: Mutex<State>,
 }
 
 impl Unsealed {
     fn new(name: &str, writing: Writing) -> Self {
-        Self { name: name.to_owned(), writing: Mutex::new(Some(writing)) }
+        Self { name: name.to_owned(), state: Mutex::new(State::Open(writing)) }
     }
 
-    fn closed(&self) -> Raised {
-        Raised::new("Closed", format!("the draft of `{}` is sealed, or given up", self.name))
+    /// Never for long: the interpreter's lock may be held meanwhile.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closed(&self, state: &State) -> Raised {
+        match state {
+            State::Sealing => {
+                Raised::new("Busy", format!("another thread seals the draft of `{}`", self.name))
+            }
+            _ => Raised::new("Closed", format!("the draft of `{}` is sealed, or given up", self.name)),
+        }
     }
 
     fn in_use(&self) -> Raised {
         let message = format!("arrays made of the draft of `{}` are still there", self.name);
         Raised::new("InUse", message)
-            .hint("drop them first: `del array`; then seal again")
+            .hint("drop them first, and those of its mirrors: `del array`; then seal again")
             .code("still-mapped")
     }
 
     /// Does something with what is being written.
     fn with<T>(&self, use_it: impl FnOnce(&Writing) -> Result<T, Raised>) -> Result<T, Raised> {
-        let writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        use_it(writing.as_ref().ok_or_else(|| self.closed())?)
+        match &*self.lock() {
+            State::Open(writing) => use_it(writing),
+            state => Err(self.closed(state)),
+        }
     }
 
     fn array(&self, member: usize) -> Result<Array, Raised> {
-        self.with(|writing| writing.views.get(member).cloned().map(Array::new).ok_or_else(|| self.closed()))
+        let missing = || self.closed(&State::Closed);
+        self.with(|writing| writing.views.get(member).cloned().map(Array::new).ok_or_else(missing))
     }
 
     fn repr(&self, kind: &str) -> String {
-        let state = if self.with(|_| Ok(())).is_err() { ", closed" } else { "" };
+        let state = match &*self.lock() {
+            State::Open(_) => "",
+            State::Sealing => ", sealing",
+            State::Closed => ", closed",
+        };
         format!("{kind}(name='{}'{state})", self.name)
     }
 
-    fn take(&self) -> Option<Writing> {
-        self.writing.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Gives it up, also for a thread that seals it, if that is refused.
+    fn abandon(&self, py: Python<'_>) {
+        py.detach(|| drop(self.set(State::Closed)));
+    }
+
+    fn set(&self, state: State) -> State {
+        mem::replace(&mut *self.lock(), state)
+    }
+
+    /// What is being written, for a thread that seals it.
+    fn take(&self) -> Result<Writing, Raised> {
+        let mut state = self.lock();
+        match mem::replace(&mut *state, State::Sealing) {
+            State::Open(writing) if writing.is_in_use() => {
+                *state = State::Open(writing);
+                Err(self.in_use())
+            }
+            State::Open(writing) => Ok(writing),
+            other => {
+                *state = other;
+                Err(self.closed(&state))
+            }
+        }
+    }
+
+    /// What was not sealed is written further, unless somebody has given it up meanwhile.
+    fn give_back(&self, writing: Option<Box<Writing>>) {
+        let mut state = self.lock();
+        match (&*state, writing) {
+            (State::Sealing, Some(writing)) => *state = State::Open(*writing),
+            (_, given_up) => {
+                *state = State::Closed;
+                drop(state);
+                drop(given_up);
+            }
+        }
     }
 
     fn seal(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         let stream = stream.map_or(Ok(0), handle_of)?;
-        let writing = {
-            let mut open = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-            match open.as_ref() {
-                None => return Err(self.closed().into()),
-                Some(writing) if writing.is_in_use() => return Err(self.in_use().into()),
-                Some(_) => open.take(),
+        let writing = self.take().raised()?;
+        let sealed = waiting(py, || match writing.seal(stream) {
+            Ok(sealed) => {
+                self.set(State::Closed);
+                Ok(sealed)
             }
-        };
-        let Some(writing) = writing else { return Err(self.closed().into()) };
-        waiting(py, || writing.seal(stream)).map(|sealed| sealed.version)
+            Err((raised, writing)) => {
+                self.give_back(writing);
+                Err(raised)
+            }
+        });
+        sealed.map(|sealed| sealed.version)
     }
 
     /// The end of a block: sealed where nothing was raised, and given up otherwise.
     fn leave(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
         if has_failed {
-            drop(self.take());
+            self.abandon(py);
             return Ok(());
         }
         // Sealed within the block, or given up there.
@@ -213,8 +302,9 @@ impl Unsealed {
 
 /// An object that is being written. As a context it is sealed at the end, and given up if something was raised.
 ///
-/// Sealing takes host memory away from who wrote it, so that no array of it may be left; on a GPU whoever has one left
-/// is trusted not to write it.
+/// Sealing takes host memory away from who wrote it, so that no array of it may be left, nor a child that was forked
+/// after one was made: then :class:`wholemem.errors.InUse` is raised, and the draft stays as it is. On a GPU whoever has
+/// an array left is trusted not to write it.
 ///
 /// >>> from wholemem import store
 /// >>> client = store.Client()
@@ -272,8 +362,8 @@ impl Draft {
     }
 
     /// Gives it up.
-    fn abandon(&self) {
-        drop(self.unsealed.take());
+    fn abandon(&self, py: Python<'_>) {
+        self.unsealed.abandon(py);
     }
 
     fn __repr__(&self) -> String {
@@ -359,8 +449,8 @@ impl PackDraft {
     }
 
     /// Gives it up.
-    fn abandon(&self) {
-        drop(self.unsealed.take());
+    fn abandon(&self, py: Python<'_>) {
+        self.unsealed.abandon(py);
     }
 
     fn __repr__(&self) -> String {

@@ -61,7 +61,7 @@ fn refused(refusal: &Refusal) -> (&'static str, &'static str) {
         }
         Refusal::StillMapped => (
             "InUse",
-            "drop every array that was made of the draft, and end children that were forked meanwhile",
+            "drop every array that was made of the draft, and end children that were forked meanwhile; then seal again",
         ),
         Refusal::NameTooLong { .. } | Refusal::MetaTooLong { .. } | Refusal::TooManyMembers { .. } => {
             ("WrongValue", "")

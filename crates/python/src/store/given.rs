@@ -99,7 +99,8 @@ impl Given {
                 target.copy(member, view.bytes(what)?)?;
             }
         }
-        Ok(target.seal()?.version)
+        let sealed = target.seal().map_err(|(error, _)| error)?;
+        Ok(sealed.version)
     }
 }
 

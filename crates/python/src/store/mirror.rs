@@ -12,18 +12,23 @@ use crate::array::{self, Array, Place, View};
 use crate::error::{Raised, Raises};
 use crate::wait::waiting;
 
+/// A mirror, which arrays that were made of it keep.
 #[derive(Debug)]
 struct Reflected {
-    /// What it shows, kept by the mirror below.
-    view: View,
-    /// What it mirrors: a draft is not sealed while it has a mirror.
-    _source: View,
+    /// Before what it mirrors: it may write that when it goes.
+    mirror: wholemem_store::Mirror,
+    /// The draft's array, until that is let go: a draft is not sealed while anybody has an array of its mirror.
+    source: Mutex<Option<View>>,
 }
 
 impl Reflected {
-    /// The mirror, which arrays that were made of it keep too.
-    fn mirror(self) -> Option<Arc<wholemem_store::Mirror>> {
-        self.view.owner.downcast().ok()
+    fn of(view: View) -> Option<Arc<Self>> {
+        view.owner.downcast().ok()
+    }
+
+    fn abandon(&self) {
+        self.mirror.abandon();
+        drop(self.source.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
@@ -44,7 +49,8 @@ impl Reflected {
 #[pyclass(frozen, module = "wholemem.store")]
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    open: Mutex<Option<Reflected>>,
+    /// What it shows, until it was written back, or given up.
+    open: Mutex<Option<View>>,
 }
 
 fn closed() -> Raised {
@@ -52,15 +58,15 @@ fn closed() -> Raised {
 }
 
 impl Mirror {
-    fn take(&self) -> Option<Reflected> {
+    fn take(&self) -> Option<View> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The end of a block: written back where nothing was raised, and given up otherwise.
     fn leave(&self, py: Python<'_>, has_failed: bool) -> PyResult<()> {
         if has_failed {
-            if let Some(mirror) = self.take().and_then(Reflected::mirror) {
-                mirror.abandon();
+            if let Some(reflected) = self.take().and_then(Reflected::of) {
+                reflected.abandon();
             }
             return Ok(());
         }
@@ -78,10 +84,12 @@ impl Mirror {
     #[pyo3(signature = (source, copy_in=true))]
     fn new(py: Python<'_>, source: &Bound<'_, PyAny>, copy_in: bool) -> PyResult<Self> {
         let is_draft = source.cast::<Draft>().is_ok();
-        let (mirror, source) = match source.cast::<Draft>() {
+        let (mirror, source, layout) = match source.cast::<Draft>() {
             Ok(draft) => {
                 let draft = draft.get();
-                waiting(py, || draft.mirrored(copy_in))?
+                let (mirror, view) = waiting(py, || draft.mirrored(copy_in))?;
+                let layout = view.layout.clone();
+                (mirror, Some(view), layout)
             }
             Err(_) => {
                 let view = array::take(source, None)?;
@@ -92,35 +100,35 @@ impl Mirror {
                     );
                     PyErr::from(raised.hint("a member of a pack is got by its full name, `pack/member`"))
                 })?;
-                (waiting(py, || wholemem_store::Mirror::of_object(&object))?, view)
+                (waiting(py, || wholemem_store::Mirror::of_object(&object))?, None, view.layout)
             }
         };
         let address = mirror.bytes().raised()?.as_ptr().as_ptr().expose_provenance() as u64;
-        let (layout, owner) = (source.layout.clone(), Arc::new(mirror));
+        let owner = Arc::new(Reflected { mirror, source: Mutex::new(source) });
         let view = View { address, layout, place: Place::CPU, readonly: !is_draft, owner };
-        Ok(Self { open: Mutex::new(Some(Reflected { view, _source: source })) })
+        Ok(Self { open: Mutex::new(Some(view)) })
     }
 
     /// The copy, to be read, and that of a draft to be written.
     #[getter]
     fn array(&self) -> PyResult<Array> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.as_ref().map(|reflected| Array::new(reflected.view.clone())).ok_or_else(closed).raised()
+        open.as_ref().map(|view| Array::new(view.clone())).ok_or_else(closed).raised()
     }
 
     /// Writes a draft's mirror back, of which no array may be left, and ends it.
     fn write_back(&self, py: Python<'_>) -> PyResult<()> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let reflected = open.take().ok_or_else(closed).raised()?;
+        let view = open.take().ok_or_else(closed).raised()?;
         // What is only read is the same ever after.
-        if !reflected.view.readonly && Arc::strong_count(&reflected.view.owner) > 1 {
-            *open = Some(reflected);
+        if !view.readonly && Arc::strong_count(&view.owner) > 1 {
+            *open = Some(view);
             let raised = Raised::new("InUse", "arrays made of the mirror are still there");
             return Err(raised.hint("drop them first: `del array`").into());
         }
         drop(open);
-        let mirror = reflected.mirror().and_then(Arc::into_inner);
-        waiting(py, || mirror.map_or(Ok(()), wholemem_store::Mirror::write_back))
+        let reflected = Reflected::of(view).and_then(Arc::into_inner);
+        waiting(py, || reflected.map_or(Ok(()), |Reflected { mirror, source: _held }| mirror.write_back()))
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

@@ -1,12 +1,13 @@
 //! An object that is being written: until it is sealed, its maker's alone.
 
+use std::fmt;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use wholemem_hal::{Device, Event, EventKind, Mapping, Rights, Span, Stream};
+use wholemem_hal::{Allocation, Device, Event, EventKind, Mapping, Rights, Span, Stream};
 use wholemem_os::fork::without_forks;
 use wholemem_os::{Deadline, SharedSlice};
 
@@ -24,6 +25,49 @@ pub struct Sealed {
     pub version: u64,
 }
 
+/// Why a draft was not sealed, and the draft. As an [`Error`], it is the reason alone, and the draft is given up.
+///
+/// ```no_run
+/// use wholemem_store::{Client, Error, Refusal};
+///
+/// # let client = Client::connect("socket")?;
+/// let draft = client.create("weights", 64 << 20)?;
+/// let span = draft.span()?;
+/// if let Err(unsealed) = draft.seal() {
+///     assert!(matches!(unsealed.error, Error::Refused(Refusal::StillMapped)));
+///     drop(span);
+///     unsealed.draft.expect("it is as it was").seal()?;
+/// }
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Unsealed<D> {
+    /// Why.
+    pub error: Error,
+    /// The draft as it was, to be written further, and sealed again. `None` where it was lost: when the server has
+    /// disconnected this client, or has not answered.
+    pub draft: Option<Box<D>>,
+}
+
+impl<D> fmt::Display for Unsealed<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<D: fmt::Debug> std::error::Error for Unsealed<D> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<D> From<Unsealed<D>> for Error {
+    fn from(unsealed: Unsealed<D>) -> Self {
+        unsealed.error
+    }
+}
+
 /// Memory that is being written, of an object or of a pack.
 #[derive(Debug)]
 pub(super) enum Target {
@@ -38,6 +82,8 @@ pub(super) struct Mapped {
     /// The request that made it, by which the server knows it.
     create: u64,
     object: ObjectId,
+    /// The memory, to be mapped again where it could not be sealed.
+    allocation: Allocation,
     /// `None` once it is sealed, or given up.
     mapping: Option<Mapping>,
     /// Whether no child has the map, which would keep it from being sealed: until anybody may have its address.
@@ -72,23 +118,16 @@ impl Target {
             return Err(unexpected());
         };
         let offset = usize::try_from(memory.offset).unwrap_or(usize::MAX);
-        // Made before the map, so that a failure gives it up.
-        let is_hidden = AtomicBool::new(false);
-        let mut mapped =
-            Mapped { create, object, mapping: None, is_hidden, offset, is_cpu, core: Arc::clone(core) };
-        let map = || -> Result<_> {
-            let mapping = core.maps.map_once(&memory, fd, Rights::ReadWrite)?;
-            // Where the kernel cannot, a child that is forked meanwhile has to end first.
-            let is_hidden = is_cpu && mapping.set_inherited(false).is_ok();
-            Ok((mapping, is_hidden))
+        let given_up = |error| {
+            core.tell(Ask::Abandon { create });
+            error
         };
-        let (mapping, is_hidden) = if is_cpu { without_forks(map)?? } else { map()? };
-        mapped.is_hidden = is_hidden.into();
-        if is_cpu {
-            // Twenty times faster than touching each page; where the kernel cannot, they are touched.
-            let _ = mapping.populate();
-        }
-        mapped.mapping = Some(mapping);
+        let allocation = core.maps.import(&memory, fd).map_err(given_up)?;
+        let (is_hidden, core) = (AtomicBool::new(false), Arc::clone(core));
+        // Made before the map, so that a failure gives it up.
+        let mut mapped =
+            Mapped { create, object, allocation, mapping: None, is_hidden, offset, is_cpu, core };
+        mapped.map()?;
         Ok(Self::Mapped(mapped))
     }
 
@@ -122,20 +161,23 @@ impl Target {
         }
     }
 
-    pub(super) fn seal(self, core: &Core) -> Result<Sealed> {
+    /// Seals it, or says why not, and gives it back if it is as it was.
+    pub(super) fn seal(mut self, core: &Core) -> Result<Sealed, (Error, Option<Box<Self>>)> {
+        self.try_seal(core).map_err(|error| {
+            let is_lost = matches!(&self, Self::Mapped(mapped) if mapped.mapping.is_none());
+            (error, (!is_lost).then(|| Box::new(self)))
+        })
+    }
+
+    fn try_seal(&mut self, core: &Core) -> Result<Sealed> {
         core.check_fork()?;
         match self {
             Self::Small { label, members, bytes, wait } => {
-                let single = if members.is_empty() { bytes.len() as u64 } else { 0 };
-                let ask = Ask::Create { label, len: single, members, place: 0 };
-                core.with_room(bytes.len(), 0, wait, || core.request_sealed(ask.clone(), &bytes))
+                let len = if members.is_empty() { bytes.len() as u64 } else { 0 };
+                let ask = || Ask::Create { label: label.clone(), len, members: members.clone(), place: 0 };
+                core.with_room(bytes.len(), 0, *wait, || core.request_sealed(ask(), bytes))
             }
-            Self::Mapped(mut mapped) => {
-                mapped.unmap()?;
-                let sealed = core.request_sealed(Ask::Seal { create: mapped.create }, &[])?;
-                mapped.create = 0;
-                Ok(sealed)
-            }
+            Self::Mapped(mapped) => mapped.seal(),
         }
     }
 }
@@ -163,14 +205,43 @@ fn copy_in(to: SharedSlice<'_>, offset: usize, source: SharedSlice<'_>) -> whole
 }
 
 impl Mapped {
+    fn map(&mut self) -> Result<()> {
+        let map = || -> Result<_> {
+            let mapping = self.core.maps.map_once(&self.allocation, Rights::ReadWrite)?;
+            // Where the kernel cannot, a child that is forked meanwhile has to end first.
+            let is_hidden = self.is_cpu && mapping.set_inherited(false).is_ok();
+            Ok((mapping, is_hidden))
+        };
+        let (mapping, is_hidden) = if self.is_cpu { without_forks(map)?? } else { map()? };
+        self.is_hidden = is_hidden.into();
+        if self.is_cpu {
+            // Twenty times faster than touching each page; where the kernel cannot, they are touched.
+            let _ = mapping.populate();
+        }
+        self.mapping = Some(mapping);
+        Ok(())
+    }
+
+    fn seal(&mut self) -> Result<Sealed> {
+        self.unmap()?;
+        let outcome = self.core.request_sealed(Ask::Seal { create: self.create }, &[]);
+        if matches!(outcome, Err(Error::Refused(Refusal::StillMapped))) {
+            // By a child, which may end: until then it is written further.
+            self.map()?;
+        }
+        let sealed = outcome?;
+        self.create = 0;
+        Ok(sealed)
+    }
+
     /// Takes the map away: host memory that anybody can still write is not sealed. On a device that is a matter of
     /// honour, and a stream may hold the map until its work is known to be over.
     fn unmap(&mut self) -> Result<()> {
-        let rule = "a draft is mapped until it is sealed";
-        let mapping = self.mapping.take().ok_or(Error::Protocol { rule })?;
-        match mapping.unmap() {
+        if self.is_cpu && self.mapping()?.is_in_use() {
+            return Err(Refusal::StillMapped.into());
+        }
+        match self.mapping.take().map_or(Ok(()), Mapping::unmap) {
             Err(wholemem_hal::Error::InUse { .. }) if !self.is_cpu => Ok(()),
-            Err(wholemem_hal::Error::InUse { .. }) => Err(Refusal::StillMapped.into()),
             outcome => Ok(outcome?),
         }
     }
@@ -321,9 +392,14 @@ impl Draft {
     /// # Errors
     /// [`Refusal::StillMapped`](crate::Refusal::StillMapped) when a copy of its memory is still mapped for writing: a
     /// [`Span`] that is kept, for instance, or a child that was forked while there was one, or [bytes](Draft::bytes).
+    /// The draft comes back with it, and can be sealed when they have gone.
     #[doc(alias = "Seal")]
-    pub fn seal(self) -> Result<Sealed> {
-        self.target.seal(&self.core)
+    pub fn seal(self) -> Result<Sealed, Unsealed<Self>> {
+        let Self { target, len, is_cpu, core } = self;
+        target.seal(&core).map_err(|(error, target)| {
+            let draft = target.map(|target| Box::new(Self { target: *target, len, is_cpu, core }));
+            Unsealed { error, draft }
+        })
     }
 
     /// The same, as soon as the stream has done what it was given so far. If this process dies before that, the object
@@ -336,7 +412,7 @@ impl Draft {
         stream.record(&reached)?;
         let seal = move || {
             reached.wait(Deadline::NEVER)?;
-            self.seal()
+            Ok(self.seal()?)
         };
         let thread = thread::Builder::new().name("wm-store-seal".to_owned()).spawn(seal);
         thread.map(Sealing).map_err(|source| Error::Launch { source })

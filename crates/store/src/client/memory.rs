@@ -39,23 +39,27 @@ impl Maps {
 
     /// Maps memory for reading, and keeps the map.
     pub(super) fn map(&self, memory: &Memory, fd: OwnedFd) -> Result<Arc<Mapping>> {
-        let mapping = Arc::new(self.map_once(memory, fd, Rights::Read)?);
+        let mapping = Arc::new(self.map_once(&self.import(memory, fd)?, Rights::Read)?);
         // Another thread may have been faster: then its map is the one.
         Ok(self.lock().entry(memory.allocation).or_insert(mapping).clone())
     }
 
-    /// Maps memory, for this once.
-    pub(super) fn map_once(&self, memory: &Memory, fd: OwnedFd, rights: Rights) -> Result<Mapping> {
-        let device = self.device(memory.place)?;
+    /// Takes memory in that the server has sent.
+    pub(super) fn import(&self, memory: &Memory, fd: OwnedFd) -> Result<Allocation> {
         let len = usize::try_from(memory.allocation_len).unwrap_or(usize::MAX);
-        let allocation = Allocation::import(&device, fd.into(), len)?;
+        Ok(Allocation::import(&self.device(memory.place)?, fd.into(), len)?)
+    }
+
+    /// Maps memory, for this once.
+    pub(super) fn map_once(&self, allocation: &Allocation, rights: Rights) -> Result<Mapping> {
+        let (device, len) = (allocation.device(), allocation.len());
         // Where large pages begin, they are mapped as such.
         let align = allocation.granularity().recommended.len();
         if len < align {
             return Ok(allocation.map(rights)?);
         }
         let reservation = Reservation::create_aligned(device.backend(), len, align)?;
-        Ok(Mapping::create(&reservation, 0, &allocation, &[Grant { device: device.id(), rights }])?)
+        Ok(Mapping::create(&reservation, 0, allocation, &[Grant { device: device.id(), rights }])?)
     }
 
     /// The device of this process that a place of the server is.

@@ -40,7 +40,7 @@ use crate::id::State;
 use crate::protocol::{Answer, Ask, Label, SMALL, Status, check_name};
 use crate::{Error, ObjectId, Refusal, Result};
 
-pub use draft::{Draft, Sealed, Sealing};
+pub use draft::{Draft, Sealed, Sealing, Unsealed};
 pub use mirror::Mirror;
 pub use object::Object;
 pub use pack::{Pack, PackDraft, PackMember, PackObject};
@@ -202,7 +202,7 @@ impl Client {
         }
         let mut draft = self.create(name, bytes.len())?;
         draft.write_at(0, bytes)?;
-        draft.seal()
+        Ok(draft.seal()?)
     }
 
     /// The object that has a name now.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use wholemem_hal::{Device, Span};
 use wholemem_os::SharedSlice;
 
-use super::draft::{Sealed, Target};
+use super::draft::{Sealed, Target, Unsealed};
 use super::{Core, Object, label};
 use crate::id::State;
 use crate::protocol::{Label, Member, Refusal, lay_out};
@@ -131,8 +131,12 @@ impl PackDraft {
     ///
     /// # Errors
     /// As [`Draft::seal`](crate::Draft::seal).
-    pub fn seal(self) -> Result<Sealed> {
-        self.target.seal(&self.core)
+    pub fn seal(self) -> Result<Sealed, Unsealed<Self>> {
+        let Self { target, ranges, len, core } = self;
+        target.seal(&core).map_err(|(error, target)| {
+            let draft = target.map(|target| Box::new(Self { target: *target, ranges, len, core }));
+            Unsealed { error, draft }
+        })
     }
 
     /// An object that was never added has no bytes.

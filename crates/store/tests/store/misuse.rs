@@ -110,7 +110,7 @@ fn a_forked_child_can_use_and_undo_nothing_of_its_parent() {
             assert_eq!(code(client.status()), "forked");
             assert_eq!(code(client.watch("")), "forked");
             assert_eq!(code(watch.next(Deadline::NOW)), "forked");
-            assert_eq!(code(draft.seal()), "forked");
+            assert_eq!(draft.seal().unwrap_err().error.code(), "forked");
             client.trim();
             drop((object, watch, client));
         });
@@ -160,6 +160,47 @@ fn a_child_writes_what_it_was_shown_and_is_waited_for() {
         in_forked_child(|| bytes.fill(3).unwrap());
         draft.seal().unwrap();
         assert_eq!(client.get("draft").unwrap().to_vec().unwrap(), vec![3; LARGE]);
+    });
+}
+
+#[test]
+fn what_a_living_child_can_write_is_sealed_when_the_child_has_ended() {
+    Ranks::of(1).run(test_name!(), |_| {
+        let served = Served::start();
+        let client = served.client();
+        let draft = client.create("draft", LARGE).unwrap();
+        let mut pack = client.create_pack(&Pack::new("pack").add("pack/a", LARGE).add("pack/b", 3)).unwrap();
+        draft.bytes().unwrap().unwrap().fill(3).unwrap();
+        pack.write_at(0, 0, &[4; LARGE]).unwrap();
+        drop(pack.span(0).unwrap());
+        let (mut ready, tells) = std::io::pipe().unwrap();
+        let (waits, end) = std::io::pipe().unwrap();
+        std::thread::scope(|scope| {
+            let (mut tells, mut waits) = (tells, waits);
+            let child = scope.spawn(move || {
+                in_forked_child(|| {
+                    tells.write_all(b"x").unwrap();
+                    drop(waits.read(&mut [0]));
+                });
+            });
+            ready.read_exact(&mut [0]).unwrap();
+            let unsealed = draft.seal().unwrap_err();
+            assert_eq!(unsealed.error.code(), "still-mapped");
+            let mut draft = unsealed.draft.expect("it is as it was");
+            draft.write_at(1, &[5]).unwrap();
+            let unsealed = pack.seal().unwrap_err();
+            assert_eq!(unsealed.error.code(), "still-mapped");
+            let mut pack = unsealed.draft.expect("it is as it was");
+            pack.write_at(1, 0, b"end").unwrap();
+            (&end).write_all(b"x").unwrap();
+            child.join().unwrap();
+            draft.seal().unwrap();
+            pack.seal().unwrap();
+        });
+        assert_eq!(client.get("draft").unwrap().to_vec().unwrap()[..4], [3, 5, 3, 3]);
+        assert_eq!(client.get("pack/a").unwrap().to_vec().unwrap(), vec![4; LARGE]);
+        assert_eq!(client.get("pack/b").unwrap().to_vec().unwrap(), b"end");
+        assert_eq!(client.status().unwrap().unsealed, 0);
     });
 }
 

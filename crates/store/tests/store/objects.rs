@@ -273,9 +273,28 @@ fn memory_that_is_still_mapped_for_writing_is_not_sealed() {
     let client = served.client();
     let draft = client.create("kept", LARGE).unwrap();
     let span = draft.span().unwrap();
-    assert_eq!(refusal(draft.seal()), Refusal::StillMapped);
-    drop(span);
+    let unsealed = draft.seal().unwrap_err();
+    assert!(matches!(unsealed.error, Error::Refused(Refusal::StillMapped)), "{unsealed}");
     assert_eq!(refusal(client.get("kept")).code(), "no-such-name");
+    drop(span);
+    let mut draft = unsealed.draft.expect("it is as it was");
+    draft.write_at(1, b"kept").unwrap();
+    draft.seal().unwrap();
+    assert_eq!(client.get("kept").unwrap().to_vec().unwrap()[..6], *b"\0kept\0");
+}
+
+#[test]
+fn a_small_draft_for_which_there_is_no_room_is_sealed_when_there_is() {
+    let served = Served::start();
+    let client = served.client();
+    let mut draft = client.create("small", 5).unwrap();
+    draft.write_at(0, b"small").unwrap();
+    let large = client.put("large", &vec![0; 256 << 20]).unwrap();
+    let unsealed = draft.seal().unwrap_err();
+    assert_eq!(unsealed.error.code(), "over-quota");
+    client.delete(large.id).unwrap();
+    unsealed.draft.expect("it is as it was").seal().unwrap();
+    assert_eq!(client.get("small").unwrap().to_vec().unwrap(), b"small");
 }
 
 #[test]

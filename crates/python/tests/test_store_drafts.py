@@ -1,0 +1,111 @@
+"""Drafts that are not sealed at once, and their mirrors: what is refused leaves them as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from served import Served
+from wholemem import errors, store
+
+LARGE = 3 << 20
+
+DRAFTS: list[Any] = [
+    lambda client: client.create("draft", (LARGE,), "uint8"),
+    lambda client: client.create_pack("draft", {"array": ((LARGE,), "uint8"), "last": ((2,), "uint8")}),
+]
+
+
+@contextlib.contextmanager
+def forked() -> Iterator[None]:
+    """A child that has what there is now, until the end of the block."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    os.close(read)
+    try:
+        yield
+    finally:
+        os.close(write)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def array_of(value: Any) -> Any:
+    """The array of a draft or an object, or the first of a pack."""
+    if isinstance(value, (store.PackDraft, store.Pack)):
+        return value["array"].numpy()
+    return value.array.numpy() if isinstance(value, store.Draft) else value.numpy()
+
+
+@pytest.mark.parametrize("create", DRAFTS)
+def test_what_a_child_can_write_is_sealed_when_the_child_has_ended(client: store.Client, create: Any) -> None:
+    draft = create(client)
+    array_of(draft)[:] = 7
+    with forked():
+        for _ in range(2):
+            with pytest.raises(errors.InUse, match="still mapped for writing") as caught:
+                draft.seal()
+            assert "end children" in (caught.value.hint or "") and caught.value.code == "still-mapped"
+        array_of(draft)[0] = 8
+    version = draft.seal()
+    sealed = client.get("draft")
+    assert client.stat("draft").version == version and array_of(sealed)[:3].tolist() == [8, 7, 7]
+    assert client.status().unsealed == 0
+
+
+@pytest.mark.parametrize("create", DRAFTS)
+def test_a_block_that_cannot_be_sealed_leaves_the_draft(client: store.Client, create: Any) -> None:
+    with pytest.raises(errors.InUse, match="still mapped for writing"):
+        with contextlib.ExitStack() as child, create(client) as draft:
+            array_of(draft)[:] = 7
+            child.enter_context(forked())
+    with draft:
+        array_of(draft)[0] = 8
+    assert array_of(client.get("draft"))[:3].tolist() == [8, 7, 7]
+    with pytest.raises(errors.InUse, match="arrays made of the draft of `draft` are still there"):
+        with create(client) as draft:
+            kept = array_of(draft)
+    del kept
+    draft.seal()
+
+
+def test_a_small_draft_without_room_is_sealed_when_there_is_some() -> None:
+    with Served("32MiB") as served, served.client() as client:
+        draft = client.create("small", (3,), "uint8")
+        draft.array.numpy()[:] = 7
+        client.create("large", (32 << 20,), "uint8").seal()
+        with pytest.raises(errors.OverQuota):
+            draft.seal()
+        client.delete("large")
+        draft.seal()
+        assert client.get("small").numpy().tolist() == [7, 7, 7]
+
+
+def test_what_is_given_up_while_it_cannot_be_sealed_is_gone(client: store.Client) -> None:
+    draft = client.create("given up", (LARGE,), "uint8")
+    with forked():
+        with pytest.raises(errors.InUse):
+            draft.seal()
+        draft.abandon()
+        with pytest.raises(errors.Closed):
+            draft.seal()
+    assert client.status().unsealed == 0
+
+
+def test_an_array_of_a_mirror_that_is_gone_keeps_the_draft_from_being_sealed(client: store.Client) -> None:
+    draft = client.create("mirrored", (LARGE,), "uint8")
+    shown = store.Mirror(draft).array
+    shown.numpy()[:] = 7
+    with pytest.raises(errors.InUse, match="arrays made of the draft of `mirrored` are still there") as caught:
+        draft.seal()
+    assert "mirrors" in (caught.value.hint or "")
+    del shown
+    draft.seal()
+    assert (client.get("mirrored").numpy() == 7).all()
