@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,3 +111,49 @@ def test_an_array_of_a_mirror_that_is_gone_keeps_the_draft_from_being_sealed(cli
     del shown
     draft.seal()
     assert (client.get("mirrored").numpy() == 7).all()
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_other_threads_run_while_a_mirror_is_made_or_dropped(client: store.Client, is_made: bool) -> None:
+    draft = client.create("looked at", (128 << 20,), "uint8")
+
+    def longest() -> float:
+        """What part of the time that it took somebody waited who looked at the draft."""
+        took: list[float] = []
+        over = threading.Event()
+
+        def work() -> None:
+            mirrors = [] if is_made else [store.Mirror(draft)]
+            start = time.monotonic()
+            if is_made:
+                mirrors.append(store.Mirror(draft))
+            else:
+                mirrors.clear()
+            took.append(time.monotonic() - start)
+            over.set()
+
+        thread, gaps, last = threading.Thread(target=work), [0.0], time.monotonic()
+        thread.start()
+        while not over.wait(1e-4):
+            repr(draft)
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
+        thread.join()
+        return max(gaps) / took[0]
+
+    # On a busy machine anybody may wait for a processor.
+    assert min(longest() for _ in range(5)) < 0.5
+
+
+def test_a_mirror_that_is_dropped_is_written_back_also_where_something_was_raised(client: store.Client) -> None:
+    draft = client.create("dropped", (LARGE,), "uint8")
+
+    def half() -> None:
+        mirror = store.Mirror(draft)
+        mirror.array.numpy()[:10] = 7
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        half()
+    draft.seal()
+    assert client.get("dropped").numpy().sum() == 70

@@ -264,8 +264,10 @@ class Mirror:
     """A copy in host memory of a draft, or of an array that was got by its name, wherever that is.
 
     That of a draft is written back by :meth:`write_back`, or at the end of the context, and given up there if something
-    was raised; until then the draft is not sealed. Without ``copy_in``, it begins with any bytes. A draft of less than
-    1 MiB in host memory is written by ``draft.array`` anyway, and has no mirror: :class:`wholemem.errors.Unsupported`.
+    was raised; until then the draft is not sealed. One that is simply dropped is written back as well, with the last of
+    its arrays, also where something was raised: what may be half written is mirrored in a context. Without ``copy_in``,
+    it begins with any bytes. A draft of less than 1 MiB in host memory is written by ``draft.array`` anyway, and has no
+    mirror: :class:`wholemem.errors.Unsupported`.
 
     >>> import numpy
     >>> from wholemem import store

@@ -331,13 +331,17 @@ impl Draft {
 
     /// A mirror of it, and the array that it mirrors.
     pub(super) fn mirrored(&self, copy_in: bool) -> Result<(wholemem_store::Mirror, View), Raised> {
-        self.unsealed.with(|writing| match (&writing.target, writing.views.first()) {
-            (Target::One(draft), Some(view)) if writing.in_place => {
-                Ok((wholemem_store::Mirror::of_draft(draft, copy_in)?, view.clone()))
-            }
-            _ => Err(Raised::new("Unsupported", "a draft of less than 1 MiB in host memory needs no mirror")
-                .hint("write to `draft.array`")),
-        })
+        let refused = || {
+            Raised::new("Unsupported", "a draft of less than 1 MiB in host memory needs no mirror")
+                .hint("write to `draft.array`")
+        };
+        let (view, span, device) = self.unsealed.with(|writing| {
+            let view = writing.views.first().filter(|_| writing.in_place).cloned();
+            let (span, device) = (writing.target.span(0)?, writing.target.device());
+            view.zip(span).zip(device).map(|((view, span), device)| (view, span, device)).ok_or_else(refused)
+        })?;
+        // Others may look at the draft while it is copied.
+        Ok((wholemem_store::Mirror::of_span(span, &device, copy_in)?, view))
     }
 }
 

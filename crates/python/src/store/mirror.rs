@@ -35,8 +35,10 @@ impl Reflected {
 /// A copy in host memory of a draft, or of an array that was got by its name, wherever that is.
 ///
 /// That of a draft is written back by :meth:`write_back`, or at the end of the context, and given up there if something
-/// was raised; until then the draft is not sealed. Without ``copy_in``, it begins with any bytes. A draft of less than
-/// 1 MiB in host memory is written by ``draft.array`` anyway, and has no mirror: :class:`wholemem.errors.Unsupported`.
+/// was raised; until then the draft is not sealed. One that is simply dropped is written back as well, with the last of
+/// its arrays, also where something was raised: what may be half written is mirrored in a context. Without ``copy_in``,
+/// it begins with any bytes. A draft of less than 1 MiB in host memory is written by ``draft.array`` anyway, and has no
+/// mirror: :class:`wholemem.errors.Unsupported`.
 ///
 /// >>> import numpy
 /// >>> from wholemem import store
@@ -75,6 +77,15 @@ impl Mirror {
             return Ok(());
         }
         self.write_back(py)
+    }
+}
+
+impl Drop for Mirror {
+    fn drop(&mut self) {
+        let Some(view) = self.take().filter(|view| !view.readonly) else { return };
+        // Whoever drops it has the interpreter's lock, which others may want while it is written back.
+        let mut view = Some(view);
+        let _ = Python::try_attach(|py| py.detach(|| drop(view.take())));
     }
 }
 

@@ -28,7 +28,15 @@ impl Mirror {
     pub fn of_draft(draft: &Draft, copy_in: bool) -> Result<Self> {
         let rule = "a small object in host memory is written directly";
         let (span, device) = draft.span()?.zip(draft.device()).ok_or(Error::Protocol { rule })?;
-        let mut mirror = Self::create(&span, copy_in, &device)?;
+        Self::of_span(span, &device, copy_in)
+    }
+
+    /// The same, of the [place](Draft::span) of a draft on its device.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn of_span(span: Span, device: &Device, copy_in: bool) -> Result<Self> {
+        let mut mirror = Self::create(&span, copy_in, device)?;
         mirror.back = Mutex::new(Some(span));
         Ok(mirror)
     }
