@@ -54,7 +54,7 @@ pub(super) fn object_of(view: &View) -> Option<Arc<Object>> {
 pub(crate) struct Pack {
     pack: Arc<PackObject>,
     name: String,
-    /// Names as they are behind that of the pack, in the order in which the arrays lie.
+    /// Names as they are behind that of the pack, in the order in which the arrays were put.
     members: Vec<String>,
     place: Place,
 }
@@ -64,7 +64,7 @@ impl Pack {
         let (name, place) = (pack.whole().entry()?.name, Place::of(&pack.whole().device()));
         let own = format!("{name}/");
         let mut members: Vec<(usize, &str)> =
-            pack.members().map(|(name, member)| (member.offset, name)).collect();
+            pack.members().map(|(name, member)| (member.number, name)).collect();
         members.sort_unstable();
         let short = |name: &str| name.strip_prefix(&own).unwrap_or(name).to_owned();
         let members = members.into_iter().map(|(_, name)| short(name)).collect();

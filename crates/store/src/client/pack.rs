@@ -151,6 +151,8 @@ impl PackDraft {
 pub struct PackMember {
     /// Its id.
     pub id: ObjectId,
+    /// Which of the pack's objects it is, in the order in which they were added.
+    pub number: usize,
     /// What its maker says of it.
     pub meta: Vec<u8>,
     /// Where it begins, counted in the pack.
@@ -178,10 +180,12 @@ impl PackObject {
         });
         let members = others.map(|(id, _, record)| {
             let offset = narrow(record.offset.saturating_sub(first.offset));
-            (record.name, PackMember { id, meta: record.meta, offset, len: narrow(record.len) })
+            (record.name, PackMember { id, number: 0, meta: record.meta, offset, len: narrow(record.len) })
         });
-        let members = members.collect();
-        Ok(Self { object, members })
+        let mut members: Vec<_> = members.collect();
+        members.sort_unstable_by_key(|(_, member)| (member.offset, member.id.slot()));
+        members.iter_mut().enumerate().for_each(|(number, (_, member))| member.number = number);
+        Ok(Self { object, members: members.into_iter().collect() })
     }
 
     /// Its objects, by name.

@@ -228,7 +228,9 @@ impl<C: Cells> Server<C> {
             ObjectId::new(slot, generation)
         };
         let first = take();
-        let others: Vec<_> = plan.members.iter().map(|_| take()).collect();
+        let mut others: Vec<_> = plan.members.iter().map(|_| take()).collect();
+        // By their slots readers tell the order of those that begin at the same place, since some have no bytes.
+        others.sort_unstable_by_key(|id| id.slot());
         let record = |label: &Label, offset: u64, len: u64| Record {
             name: label.name.clone(),
             meta: label.meta.clone(),

@@ -212,6 +212,24 @@ fn maps_of_what_others_deleted_go_with_the_next_call_whatever_it_is() {
 }
 
 #[test]
+fn objects_of_a_pack_keep_their_order_also_without_bytes() {
+    let served = Served::start();
+    let client = served.client();
+    // Slots that were used before come again as they were freed: the last first.
+    let before: Vec<_> =
+        (0..100).map(|number| client.put(&format!("before {number}"), b"").unwrap()).collect();
+    before.iter().rev().for_each(|sealed| client.delete(sealed.id).unwrap());
+    for len in [10, 2 << 20].repeat(20) {
+        let pack = Pack::new("p").add("p/z", 0).add("p/y", len).add("p/c", 0).add("p/a", 0).add("p/b", len);
+        client.create_pack(&pack).unwrap().seal().unwrap();
+        let held = client.get_pack("p").unwrap();
+        let mut names: Vec<_> = held.members().map(|(name, member)| (member.number, name)).collect();
+        names.sort_unstable();
+        assert_eq!(names, [(0, "p/z"), (1, "p/y"), (2, "p/c"), (3, "p/a"), (4, "p/b")]);
+    }
+}
+
+#[test]
 fn a_pack_is_one_map_and_many_names() {
     let served = Served::start();
     let (maker, reader) = (served.client(), served.client());
