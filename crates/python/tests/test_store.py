@@ -108,11 +108,34 @@ def test_publishing_what_is_in_the_store_copies_nothing(served: Served, client: 
     client.delete("original")
     alias = client.get("alias")
     assert (alias.data_ptr(), alias.shape, alias.dtype) == (original.data_ptr(), (LARGE,), "uint8")
+    client.put("pack", {"none": np.zeros(0), "first": np.arange(4), "second": np.arange(5)})
+    pack = client.get("pack")
+    for name, array in pack.items():
+        client.publish("alias of " + name, array)
+        there = client.get("alias of " + name)
+        assert (there.shape, there.dtype, there.numpy().tolist()) == (array.shape, array.dtype, array.numpy().tolist())
+        assert (there.data_ptr() == array.data_ptr()) == (array.nbytes > 0)
     # What another connection got, or only a part, is an array like any other.
     client.publish("copy", served.client().get("alias"))
     client.publish("part", np.asarray(alias)[5:8])
     assert map_of(client.get("copy").data_ptr()) != map_of(alias.data_ptr())
     assert client.get("part").numpy().tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("in_pack", [False, True])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_what_the_store_has_no_more_is_published_as_a_copy(
+    client: store.Client, in_pack: bool, is_replaced: bool
+) -> None:
+    value: Any = {"array": np.arange(4)} if in_pack else np.arange(4)
+    client.put("old", value)
+    old = client.get("old")["array"] if in_pack else client.get("old")
+    if is_replaced:
+        client.put("old", np.zeros(2))
+    else:
+        client.delete("old")
+    client.publish("old", old)
+    assert client.get("old").numpy().tolist() == [0, 1, 2, 3] and client.get("old").data_ptr() != old.data_ptr()
 
 
 @pytest.mark.parametrize("count", [10, LARGE])

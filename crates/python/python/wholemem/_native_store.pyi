@@ -50,7 +50,11 @@ class Client:
         how many seconds it is waited for. An array of a pack has a name of its own too: ``name/array``.
         """
     def publish(self, name: str, value: Any, *, timeout: Optional[float] = None) -> int:
-        """Makes a name mean an array from now on, and returns the version. An array that this client got is not copied."""
+        """Makes a name mean an array from now on, and returns the version.
+
+        An array that this client got, by its name or of a pack, gets one more name, and is not copied; it is if it was
+        deleted meanwhile, or replaced. Anything else is copied, as by :meth:`put`.
+        """
     def share(self, name: str, array: Any, *, timeout: Optional[float] = None) -> int:
         """Makes a name mean an array of a GPU where it lies, without a copy, and returns the version.
 

@@ -155,7 +155,10 @@ impl Client {
         self.waiting(py, || given.put(&client, name))
     }
 
-    /// Makes a name mean an array from now on, and returns the version. An array that this client got is not copied.
+    /// Makes a name mean an array from now on, and returns the version.
+    ///
+    /// An array that this client got, by its name or of a pack, gets one more name, and is not copied; it is if it was
+    /// deleted meanwhile, or replaced. Anything else is copied, as by :meth:`put`.
     #[pyo3(signature = (name, value, *, timeout=None))]
     fn publish(
         &self,
@@ -165,17 +168,18 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<u64> {
         let (client, given) = (self.open_for_room(timeout).raised()?, Given::take(value)?);
-        let object = match &given {
-            Given::One(view) => lease::object_of(view),
+        let stored = match &given {
+            Given::One(view) => lease::stored(&client, view),
             Given::Many(_) => None,
         };
-        match object {
-            // In the store already: it gets one more name, under which it is the same array.
-            Some(object) if client.gave(&object) => self
-                .waiting(py, || client.publish_described(name, &object.meta(), object.id()))
-                .map(|sealed| sealed.version),
-            _ => self.waiting(py, || given.put(&client, name)),
-        }
+        self.waiting(py, || {
+            let named = stored.map(|(object, meta)| client.publish_described(name, &meta, object));
+            match named {
+                // Held here, and the store's no more.
+                Some(Err(Error::Refused(Refusal::NoSuchObject { .. }))) | None => given.put(&client, name),
+                Some(sealed) => Ok(sealed?.version),
+            }
+        })
     }
 
     /// Makes a name mean an array of a GPU where it lies, without a copy, and returns the version.

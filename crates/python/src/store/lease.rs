@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
-use wholemem_store::{Object, PackMember, PackObject};
+use wholemem_store::{Client, Object, ObjectId, PackMember, PackObject};
 
 use super::description;
 use crate::array::{Array, Place, View};
@@ -36,6 +36,22 @@ pub(super) fn object_of(view: &View) -> Option<Arc<Object>> {
     let (extent, len) = (view.layout.extent().ok()?, object.len());
     let is_whole = view.layout.len() == len && extent == (0, len);
     (is_whole && view.address == object.span().ok()?.address()).then_some(object)
+}
+
+/// The object that an array is all of, alone or in a pack, if it is one that this client got: its number, and what is said
+/// of it.
+pub(super) fn stored(client: &Client, view: &View) -> Option<(ObjectId, Vec<u8>)> {
+    if let Some(object) = object_of(view) {
+        return client.gave(&object).then(|| (object.id(), object.meta()));
+    }
+    let pack = Arc::clone(&view.owner).downcast::<PackObject>().ok()?;
+    let len = view.layout.len();
+    // What has no elements may lie where another array does.
+    let is_whole = len > 0 && view.layout.extent().ok()? == (0, len);
+    let offset = view.address.checked_sub(pack.whole().span().ok()?.address())?;
+    let is_it = |member: &PackMember| member.offset as u64 == offset && member.len == len;
+    let found = pack.members().map(|(_, member)| member).find(|member| is_it(member))?;
+    (is_whole && client.gave(pack.whole())).then(|| (found.id, found.meta.clone()))
 }
 
 /// Arrays by name, in one piece of memory, held as one: a mapping, in the order in which they were put.
