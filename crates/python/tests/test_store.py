@@ -382,6 +382,28 @@ def test_a_shape_with_too_many_dimensions_is_refused(client: store.Client) -> No
         client.create("dimensions", (1,) * 200, "int8")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.put("", np.ones(LARGE)),
+        lambda client: client.put("", {"x": b""}),
+        lambda client: client.publish("", b""),
+        lambda client: client.publish("", client.get("named")),
+        lambda client: client.share("", b""),
+        lambda client: client.create("", (LARGE,), "int8"),
+        lambda client: client.create_pack("", {"x": ((LARGE,), "int8")}),
+    ],
+)
+def test_an_empty_name_is_refused_before_anything_is_taken(client: store.Client, call: Any) -> None:
+    client.put("named", b"")
+    before = client.status()
+    with pytest.raises(errors.WrongValue, match="an empty name is no name") as caught:
+        call(client)
+    assert caught.value.hint and caught.value.code == "empty-name"
+    after = client.status()
+    assert (after.objects, after.unsealed, after.host_used) == (before.objects, before.unsealed, before.host_used)
+
+
 def test_who_does_not_wait_for_names_is_not_told_how(client: store.Client) -> None:
     for call in [client.stat, client.delete]:
         with pytest.raises(errors.NotFound) as caught:

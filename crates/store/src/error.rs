@@ -91,6 +91,10 @@ pub enum Error {
         limit: usize,
     },
 
+    /// A name without a letter, where an object is to be found by it.
+    #[error("an empty name is no name")]
+    EmptyName,
+
     /// More bytes than the object has.
     #[error("cannot write {len} bytes at offset {offset}: the object has {size}")]
     OutOfRange {
@@ -165,6 +169,7 @@ impl Error {
             Self::EventsMissed { .. } => "events-missed",
             Self::Protocol { .. } => "protocol",
             Self::TooManyPins { .. } => "too-many-pins",
+            Self::EmptyName => "empty-name",
             Self::OutOfRange { .. } => "out-of-range",
             Self::OnDevice { .. } => "on-device",
             Self::DeviceHidden => "device-hidden",

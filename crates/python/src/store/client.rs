@@ -82,8 +82,12 @@ impl Client {
         waiting_unless(py, move || closed.is_set(), call)
     }
 
-    /// The same, waiting for room so long where the quota is full.
-    fn open_for_room(&self, timeout: Option<f64>) -> Result<Connection, Raised> {
+    /// The connection for who makes something of a name, waiting for room so long where the quota is full. Below, what has
+    /// no name is got by its number, which here nobody could.
+    fn open_for_room(&self, name: &str, timeout: Option<f64>) -> Result<Connection, Raised> {
+        if name.is_empty() {
+            return Err(Error::EmptyName.into());
+        }
         let client = self.open()?;
         Ok(match timeout {
             Some(timeout) => client.waiting_for_room(seconds_of(timeout)?),
@@ -151,7 +155,7 @@ impl Client {
         value: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let (client, given) = (self.open_for_room(timeout).raised()?, Given::take(value)?);
+        let (client, given) = (self.open_for_room(name, timeout).raised()?, Given::take(value)?);
         self.waiting(py, || given.put(&client, name))
     }
 
@@ -167,7 +171,7 @@ impl Client {
         value: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let (client, given) = (self.open_for_room(timeout).raised()?, Given::take(value)?);
+        let (client, given) = (self.open_for_room(name, timeout).raised()?, Given::take(value)?);
         let stored = match &given {
             Given::One(view) => lease::stored(&client, view),
             Given::Many(_) => None,
@@ -196,7 +200,7 @@ impl Client {
         array: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let (client, view) = (self.open_for_room(timeout).raised()?, array::take_settled(array)?);
+        let (client, view) = (self.open_for_room(name, timeout).raised()?, array::take_settled(array)?);
         self.waiting(py, || share::share(&client, name, &view))
     }
 
@@ -212,7 +216,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Draft> {
         let layout = Layout::contiguous(dtype, &shape.signed()).raised()?;
-        let client = self.open_for_room(timeout).raised()?;
+        let client = self.open_for_room(name, timeout).raised()?;
         self.waiting(py, || Draft::create(&client, name, layout, DeviceName::gpu(device)?.as_ref()))
     }
 
@@ -227,7 +231,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<PackDraft> {
         let layouts = given::layouts(arrays)?;
-        let client = self.open_for_room(timeout).raised()?;
+        let client = self.open_for_room(name, timeout).raised()?;
         self.waiting(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))
     }
 

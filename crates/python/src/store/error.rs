@@ -34,6 +34,7 @@ impl From<Error> for Raised {
             Error::Forked => raised("Forked").hint("make a client in the child itself"),
             Error::DeviceHidden | Error::OnDevice { .. } => raised("WrongDevice"),
             Error::OutOfRange { .. } => raised("WrongValue"),
+            Error::EmptyName => raised("WrongValue").hint("give a name by which it can be got"),
             _ => raised("Error"),
         }
     }

@@ -295,7 +295,7 @@ impl Client {
     /// Gives a sealed object one more name. If another object had it, that one is deleted: readers keep theirs.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchObject`], [`Refusal::NameTooLong`], [`Refusal::NameTaken`].
+    /// [`Refusal::NoSuchObject`], [`Refusal::NameTooLong`], [`Refusal::NameTaken`]; [`Error::EmptyName`].
     #[doc(alias = "PutName")]
     pub fn publish(&self, name: &str, object: ObjectId) -> Result<Sealed> {
         self.publish_described(name, &[], object)
@@ -306,6 +306,9 @@ impl Client {
     /// # Errors
     /// As [`Client::publish`]; [`Refusal::MetaTooLong`].
     pub fn publish_described(&self, name: &str, meta: &[u8], object: ObjectId) -> Result<Sealed> {
+        if name.is_empty() {
+            return Err(Error::EmptyName);
+        }
         let label = label(name, meta);
         label.check()?;
         self.core.request_sealed(Ask::Publish { label, object, part: None }, &[])

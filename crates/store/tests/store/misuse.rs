@@ -239,6 +239,7 @@ fn names_that_no_object_can_have_are_refused_by_every_call() {
         }
         assert_eq!(client.list(&name).unwrap(), []);
     }
+    assert_eq!(code(client.publish("", id)), "empty-name");
     let described = |len| client.create_described("name", &vec![0; len], 1);
     assert_eq!(code(described(217)), "meta-too-long");
     assert_eq!(client.get("name").unwrap().id(), id, "the connection is as good as before");
