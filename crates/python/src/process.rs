@@ -8,7 +8,7 @@ use crate::array::Array;
 use crate::communicator::Communicator;
 use crate::error::Raised;
 use crate::shortcut::ShortReduction;
-use crate::store::{Client, Draft, Entry, Event, Mirror, Pack, PackDraft, Status, Watch};
+use crate::store::{Client, Draft, Mirror, Pack, PackDraft, Watch};
 use crate::tensor::WholeTensor;
 use crate::window::Window;
 
@@ -40,13 +40,10 @@ stay!(
     Client,
     Communicator,
     Draft,
-    Entry,
-    Event,
     Mirror,
     Pack,
     PackDraft,
     ShortReduction,
-    Status,
     Watch,
     WholeTensor,
     Window,

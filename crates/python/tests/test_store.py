@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import struct
 import subprocess
 import sys
 import threading
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +260,24 @@ def test_entries_say_what_there_is(client: store.Client) -> None:
     assert status.objects >= 3 and 0 < status.host_used < status.host_quota and status.servers >= 1
     client.delete("entries/a")
     assert [entry.name for entry in client.list("entries/")] == ["entries/b"]
+
+
+def test_what_is_told_travels(client: store.Client) -> None:
+    watch = client.watch("travels")
+    client.put("travels/a", np.zeros((4, 5), "float32"))
+    client.put("travels/b", {})
+    client.delete("travels/a")
+    client.put("travels/c", {"x": b"abc"})
+    told = [watch.next() for _ in range(5)]
+    there = [*told, *client.list("travels"), client.status()]
+    for value in there:
+        for travel in (pickle.dumps, lambda it: pickle.dumps(it, 0), ForkingPickler.dumps):
+            again = pickle.loads(travel(value))
+            assert again == value and hash(again) == hash(value) and repr(again) == repr(value)
+            fields = [name for name in dir(value) if not name.startswith("_")]
+            assert [getattr(again, name) for name in fields] == [getattr(value, name) for name in fields]
+        assert copy.copy(value) == copy.deepcopy(value) == value
+    assert len(set(there)) == len(there) and there[0] != told[0].name
 
 
 def test_a_watch_tells_what_happens(served: Served, client: store.Client) -> None:

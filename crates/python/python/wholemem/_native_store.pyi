@@ -262,6 +262,10 @@ class Event:
     @property
     def version(self) -> Optional[int]:
         """Which object of that name it is, if it was published."""
+    @staticmethod
+    def _restored(*values: Any) -> Event:
+        """One that was pickled."""
+    def __hash__(self) -> int: ...
 
 @final
 class Mirror:
@@ -342,6 +346,10 @@ class Entry:
     @property
     def is_pack(self) -> bool:
         """Whether it is a pack."""
+    @staticmethod
+    def _restored(*values: Any) -> Entry:
+        """One that was pickled."""
+    def __hash__(self) -> int: ...
 
 @final
 class Status:
@@ -380,3 +388,7 @@ class Status:
     @property
     def servers(self) -> int:
         """How often a server has been started for this store."""
+    @staticmethod
+    def _restored(*values: Any) -> Status:
+        """One that was pickled."""
+    def __hash__(self) -> int: ...

@@ -1,7 +1,9 @@
 //! What there is to know of objects, and of the store, without holding anything.
 
+use std::borrow::Cow;
+
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyBytes, PyTuple};
 use wholemem_store::ObjectId;
 
 use super::description;
@@ -15,22 +17,39 @@ use crate::array::Layout;
 /// >>> version = client.put("known", numpy.zeros((4, 5), "float32"))
 /// >>> client.stat("known")
 /// Entry(name='known', version=1, shape=(4, 5), dtype=float32, device=cpu)
-#[pyclass(frozen, module = "wholemem.store")]
-#[derive(Debug)]
+#[pyclass(frozen, eq, module = "wholemem.store")]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    entry: wholemem_store::Entry,
+    name: String,
+    id: u64,
+    version: u64,
+    meta: Vec<u8>,
+    len: usize,
+    is_cpu: bool,
+    owner: u32,
+    /// In milliseconds of the Unix epoch.
+    created: u64,
+    pack: Option<u64>,
     /// Of a pack there is no one array.
     layout: Option<Layout>,
 }
 
+/// What an entry is made of where it was pickled; its layout is in what is said of it.
+type EntryValues<'a> = (String, u64, u64, Cow<'a, [u8]>, usize, bool, u32, u64, Option<u64>);
+
 impl Entry {
-    pub(super) fn new(mut entry: wholemem_store::Entry) -> Self {
-        if entry.pack.is_none() && description::is_empty_pack(&entry.meta, entry.len) {
-            entry.pack = Some(entry.id);
-        }
-        let is_pack = entry.pack == Some(entry.id);
-        let layout = description::understand(&entry.meta, entry.len).ok().filter(|_| !is_pack);
-        Self { entry, layout }
+    pub(super) fn new(entry: wholemem_store::Entry) -> Self {
+        let is_empty_pack = entry.pack.is_none() && description::is_empty_pack(&entry.meta, entry.len);
+        let pack = if is_empty_pack { Some(entry.id) } else { entry.pack };
+        let (id, pack) = (entry.id.as_u64(), pack.map(ObjectId::as_u64));
+        let wholemem_store::Entry { name, version, meta, len, is_cpu, owner, created, .. } = entry;
+        Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: None }.understood()
+    }
+
+    fn understood(mut self) -> Self {
+        let is_pack = self.is_pack();
+        self.layout = description::understand(&self.meta, self.len).ok().filter(|_| !is_pack);
+        self
     }
 }
 
@@ -39,25 +58,25 @@ impl Entry {
     /// Its name.
     #[getter]
     fn name(&self) -> &str {
-        &self.entry.name
+        &self.name
     }
 
     /// Its number, which no other object ever has.
     #[getter]
     fn id(&self) -> u64 {
-        self.entry.id.as_u64()
+        self.id
     }
 
     /// Which object of its name it is.
     #[getter]
     fn version(&self) -> u64 {
-        self.entry.version
+        self.version
     }
 
     /// How many bytes it has.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.entry.len
+        self.len
     }
 
     /// The shape of the array; of a pack there is none.
@@ -75,36 +94,57 @@ impl Entry {
     /// Where it is: ``cpu`` or ``cuda``.
     #[getter]
     fn device(&self) -> &'static str {
-        if self.entry.is_cpu { "cpu" } else { "cuda" }
+        if self.is_cpu { "cpu" } else { "cuda" }
     }
 
     /// The number of the user who made it.
     #[getter]
     fn owner(&self) -> u32 {
-        self.entry.owner
+        self.owner
     }
 
     /// When it was made, as ``time.time`` counts.
     #[getter]
     #[expect(clippy::cast_precision_loss, reason = "milliseconds of many thousand years fit")]
     fn created(&self) -> f64 {
-        self.entry.created as f64 / 1e3
+        self.created as f64 / 1e3
     }
 
     /// The number of the pack that it belongs to, or is.
     #[getter]
     fn pack(&self) -> Option<u64> {
-        self.entry.pack.map(ObjectId::as_u64)
+        self.pack
     }
 
     /// Whether it is a pack.
     #[getter]
     fn is_pack(&self) -> bool {
-        self.entry.pack == Some(self.entry.id)
+        self.pack == Some(self.id)
+    }
+
+    fn __hash__(&self) -> u64 {
+        self.id
+    }
+
+    /// One that was pickled.
+    #[staticmethod]
+    #[pyo3(signature = (*values))]
+    fn _restored(values: &Bound<'_, PyTuple>) -> PyResult<Self> {
+        let (name, id, version, meta, len, is_cpu, owner, created, pack) =
+            values.extract::<EntryValues<'_>>()?;
+        let meta = meta.into_owned();
+        Ok(Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: None }.understood())
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: _ } = slf.get();
+        let meta = PyBytes::new(slf.py(), meta);
+        let values = (name, id, version, meta, len, is_cpu, owner, created, pack).into_pyobject(slf.py())?;
+        Ok((slf.get_type().getattr("_restored")?, values))
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let wholemem_store::Entry { name, version, len, .. } = &self.entry;
+        let Self { name, version, len, .. } = self;
         let what = match (self.shape(py)?, self.dtype()) {
             (Some(shape), Some(dtype)) => format!("shape={shape}, dtype={dtype}"),
             _ => format!("nbytes={len}"),
@@ -119,8 +159,8 @@ impl Entry {
 /// >>> status = store.Client().status()
 /// >>> 0 <= status.host_used <= status.host_quota
 /// True
-#[pyclass(frozen, get_all, module = "wholemem.store")]
-#[derive(Debug)]
+#[pyclass(frozen, eq, hash, get_all, module = "wholemem.store")]
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Status {
     /// How many objects are sealed.
     objects: u64,
@@ -160,6 +200,42 @@ impl Status {
 
 #[pymethods]
 impl Status {
+    /// One that was pickled.
+    #[staticmethod]
+    #[pyo3(signature = (*values))]
+    fn _restored(values: &Bound<'_, PyTuple>) -> PyResult<Self> {
+        let [objects, unsealed, retired, clients, host_used, host_quota, device_used, device_quota, servers] =
+            values.as_any().extract::<[u64; 9]>()?;
+        Ok(Self {
+            objects,
+            unsealed,
+            retired,
+            clients,
+            host_used,
+            host_quota,
+            device_used,
+            device_quota,
+            servers,
+        })
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let Self {
+            objects,
+            unsealed,
+            retired,
+            clients,
+            host_used,
+            host_quota,
+            device_used,
+            device_quota,
+            servers,
+        } = slf.get();
+        let values =
+            [objects, unsealed, retired, clients, host_used, host_quota, device_used, device_quota, servers];
+        Ok((slf.get_type().getattr("_restored")?, PyTuple::new(slf.py(), values)?))
+    }
+
     fn __repr__(&self) -> String {
         let Self { objects, clients, host_used, host_quota, .. } = self;
         format!(

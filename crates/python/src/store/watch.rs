@@ -3,12 +3,18 @@
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use wholemem_os::{Deadline, ForkEpoch};
 use wholemem_store::{Error, EventKind};
 
 use super::client::deadline_of;
 use crate::error::{Raised, Raises};
 use crate::wait::{Closed, waiting_unless};
+
+const PUBLISHED: &str = "published";
+const DELETED: &str = "deleted";
+const MISSED: &str = "missed";
+const KINDS: [&str; 3] = [PUBLISHED, DELETED, MISSED];
 
 /// What happened to an object with a name.
 ///
@@ -19,8 +25,8 @@ use crate::wait::{Closed, waiting_unless};
 /// >>> event = watch.next()
 /// >>> event.name, event.kind, event.version == version
 /// ('told', 'published', True)
-#[pyclass(frozen, get_all, module = "wholemem.store")]
-#[derive(Debug)]
+#[pyclass(frozen, eq, hash, get_all, module = "wholemem.store")]
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Event {
     /// The name; where events were missed, what was watched for.
     name: String,
@@ -36,20 +42,35 @@ pub(crate) struct Event {
 impl Event {
     fn new(event: wholemem_store::Event) -> Self {
         let (kind, version) = match event.what {
-            EventKind::Published { version } => ("published", Some(version)),
-            _ => ("deleted", None),
+            EventKind::Published { version } => (PUBLISHED, Some(version)),
+            _ => (DELETED, None),
         };
         Self { name: event.name, id: event.object.as_u64(), kind, version }
     }
 
     /// Anything may have happened to names that begin so.
     fn missed(prefix: String) -> Self {
-        Self { name: prefix, id: 0, kind: "missed", version: None }
+        Self { name: prefix, id: 0, kind: MISSED, version: None }
     }
 }
 
 #[pymethods]
 impl Event {
+    /// One that was pickled.
+    #[staticmethod]
+    #[pyo3(signature = (*values))]
+    fn _restored(values: &Bound<'_, PyTuple>) -> PyResult<Self> {
+        let (name, id, said, version) = values.extract::<(String, u64, String, Option<u64>)>()?;
+        let unknown = || Raised::new("WrongValue", format!("there is no event of the kind `{said}`"));
+        let kind = KINDS.into_iter().find(|kind| *kind == said).ok_or_else(unknown).raised()?;
+        Ok(Self { name, id, kind, version })
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let Self { name, id, kind, version } = slf.get();
+        Ok((slf.get_type().getattr("_restored")?, (name, id, kind, version).into_pyobject(slf.py())?))
+    }
+
     fn __repr__(&self) -> String {
         let Self { name, kind, .. } = self;
         let version = self.version.map(|version| format!(", version={version}")).unwrap_or_default();
