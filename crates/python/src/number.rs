@@ -1,8 +1,9 @@
 //! Numbers that Python gives and that are none below zero: ranks, rows, bytes, shapes.
 
 use pyo3::conversion::FromPyObjectOwned;
-use pyo3::exceptions::PyOverflowError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
 
 use crate::error::Raised;
 
@@ -39,9 +40,23 @@ impl<'py> FromPyObject<'_, 'py> for Shape {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(lens) = given.try_iter() {
-            return lens.map(|len| natural(&len?)).collect::<PyResult<_>>().map(Self);
+        let py = given.py();
+        // Letters and bytes would be taken for lengths.
+        let is_text = given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>();
+        let refused = |error: PyErr| {
+            if !error.get_type(py).is(py.get_type::<PyTypeError>()) {
+                return error;
+            }
+            let said = given.repr().map_or_else(|_| "this".to_owned(), |said| said.to_string());
+            let raised = Raised::new("WrongType", format!("{said} is no shape"));
+            raised.hint("give whole numbers, such as `(2, 3)`, or one").into()
+        };
+        if is_text {
+            return Err(refused(PyTypeError::new_err(())));
         }
-        natural(&given).map(|len| Self(vec![len]))
+        match given.try_iter() {
+            Ok(lens) => lens.map(|len| natural(&len?)).collect::<PyResult<_>>().map(Self).map_err(refused),
+            Err(_) => natural(&given).map(|len| Self(vec![len])).map_err(refused),
+        }
     }
 }

@@ -7,7 +7,6 @@ import json
 import pickle
 import struct
 import subprocess
-import sys
 import threading
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -349,90 +348,6 @@ def test_room_is_waited_for() -> None:
         client.delete("first")
         second.join()
         assert client.stat("second").nbytes == 40 << 20
-
-
-@pytest.mark.parametrize(
-    ("call", "kind", "says"),
-    [
-        (lambda client: client.get("nothing"), errors.NotFound, "there is no object named `nothing`"),
-        (lambda client: client.stat("nothing"), errors.NotFound, "there is no object named `nothing`"),
-        (lambda client: client.delete("nothing"), errors.NotFound, "there is no object named `nothing`"),
-        (lambda client: client.put("x", np.arange(10)[::2]), errors.WrongStride, "the array is not contiguous"),
-        (lambda client: client.put("x", {"y": np.eye(3).T[1:].T}), errors.WrongStride, "`y` is not contiguous"),
-        (lambda client: client.put("x", [1, 2]), errors.WrongType, "`list` is no array"),
-        (lambda client: client.put("x", np.array(["text"])), errors.WrongType, "not taken"),
-        (lambda client: client.put("x", {"y": b"", "z": [1]}), errors.WrongType, "^`z`: `list` is no array"),
-        (lambda client: client.put("x", {"z": np.array(["text"])}), errors.WrongType, "^`z`: .* not taken"),
-        (lambda client: client.put("x", {"z": np.ones(2, "datetime64[s]")}), errors.WrongValue, "^`z`: .* not give its"),
-        (lambda client: client.put("x", {7: b""}), errors.WrongType, "7 is no name of an array"),
-        (lambda client: client.create_pack("x", {7: (1, "int8")}), errors.WrongType, "7 is no name of an array"),
-        (lambda client: client.create_pack("x", {"z": (-1, "int8")}), errors.WrongValue, "^`z`: -1 is out of range"),
-        (lambda client: client.create_pack("x", {"z": (1, "float1")}), errors.WrongType, "^`z`: .* called `float1`"),
-        (lambda client: client.create_pack("x", {"z": (1,)}), errors.WrongType, r"^`z`: \(1,\) is no shape and type"),
-        (lambda client: client.create("x", (-1,), "int8"), errors.WrongValue, "-1 is out of range"),
-        (lambda client: client.create("x", (1,), "float1"), errors.WrongType, "called `float1`"),
-        (lambda client: client.put("x" * 201, b""), errors.WrongValue, "a name of 201 bytes is too long"),
-        (lambda client: client.get("x", timeout=-1), errors.WrongValue, "cannot wait for -1 seconds"),
-        (lambda client: client.put("x", b"", timeout=float("nan")), errors.WrongValue, "cannot wait for NaN"),
-        (lambda client: client.create("x", (1 << 40,), "int8"), errors.OverQuota, "cannot take 1 TiB more"),
-        (lambda client: store.Client("/nowhere/socket"), errors.ServerLost, "no store is served at `/nowhere/socket`"),
-    ],
-)
-def test_what_goes_wrong_is_said(client: store.Client, call: Any, kind: type, says: str) -> None:
-    with pytest.raises(kind, match=says) as caught:
-        call(client)
-    assert isinstance(caught.value, errors.Error)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
-def test_an_exception_of_somebody_else_is_noted_with_its_name(client: store.Client) -> None:
-    class Broken:
-        def __dlpack__(self) -> None:
-            raise LookupError("nothing is here")
-
-        def __dlpack_device__(self) -> None:
-            self.__dlpack__()
-
-    with pytest.raises(LookupError, match="nothing is here") as caught:
-        client.put("x", {"y": b"", "z": Broken()})
-    assert getattr(caught.value, "__notes__") == ["it is about `z`"]
-
-
-def test_a_shape_with_too_many_dimensions_is_refused(client: store.Client) -> None:
-    with pytest.raises(errors.WrongValue, match="a description of .* bytes is too long"):
-        client.create("dimensions", (1,) * 200, "int8")
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda client: client.put("", np.ones(LARGE)),
-        lambda client: client.put("", {"x": b""}),
-        lambda client: client.publish("", b""),
-        lambda client: client.publish("", client.get("named")),
-        lambda client: client.share("", b""),
-        lambda client: client.create("", (LARGE,), "int8"),
-        lambda client: client.create_pack("", {"x": ((LARGE,), "int8")}),
-    ],
-)
-def test_an_empty_name_is_refused_before_anything_is_taken(client: store.Client, call: Any) -> None:
-    client.put("named", b"")
-    before = client.status()
-    with pytest.raises(errors.WrongValue, match="an empty name is no name") as caught:
-        call(client)
-    assert caught.value.hint and caught.value.code == "empty-name"
-    after = client.status()
-    assert (after.objects, after.unsealed, after.host_used) == (before.objects, before.unsealed, before.host_used)
-
-
-def test_who_does_not_wait_for_names_is_not_told_how(client: store.Client) -> None:
-    for call in [client.stat, client.delete]:
-        with pytest.raises(errors.NotFound) as caught:
-            call("nothing")
-        assert caught.value.hint == "`client.list()` names what there is"
-    with pytest.raises(errors.NotFound) as caught:
-        client.get("nothing")
-    assert "timeout=10" in str(caught.value)
 
 
 def test_what_is_being_written_shows_what_it_is(client: store.Client) -> None:

@@ -5,7 +5,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use pyo3::types::PyMapping;
 use wholemem_os::{Deadline, ForkEpoch};
 use wholemem_store::{Client as Connection, Error, Refusal};
 
@@ -226,7 +225,7 @@ impl Client {
         &self,
         py: Python<'_>,
         name: &str,
-        arrays: &Bound<'_, PyMapping>,
+        arrays: &Bound<'_, PyAny>,
         device: Option<DeviceName>,
         timeout: Option<f64>,
     ) -> PyResult<PackDraft> {

@@ -1,5 +1,6 @@
 //! Errors of the store as exceptions of `wholemem.errors`, with what can be done about each.
 
+use wholemem_os::{Errno, Error as OsError};
 use wholemem_store::{Error, Refusal};
 
 use super::client::closed;
@@ -22,6 +23,12 @@ impl From<Error> for Raised {
             Error::NoSocket { .. } => {
                 raised("BadEnvironment").hint("or give it to the client: `Client(socket)`")
             }
+            Error::Socket { ref source, .. } => {
+                let message = format!("{error}: {source}");
+                let (class, hint) = unusable(source);
+                let raised = Self::new(class, message).code(code);
+                if hint.is_empty() { raised } else { raised.hint(hint) }
+            }
             Error::Disconnected => {
                 raised("ServerLost").hint("make a new client; arrays of the old one stay as they are")
             }
@@ -37,6 +44,21 @@ impl From<Error> for Raised {
             Error::EmptyName => raised("WrongValue").hint("give a name by which it can be got"),
             _ => raised("Error"),
         }
+    }
+}
+
+/// The class of what the kernel says of a socket, and what can be done about it.
+fn unusable(source: &OsError) -> (&'static str, &'static str) {
+    match source {
+        OsError::Call { errno: Errno::NAMETOOLONG, .. } => {
+            ("WrongValue", "the path of a socket has at most 107 bytes")
+        }
+        OsError::Call { errno: Errno::INVAL, .. } => ("WrongValue", "give a path without a zero byte"),
+        OsError::Call { errno: Errno::ACCESS | Errno::PERM, .. } => (
+            "NotAllowed",
+            "a store is for the user who serves it, unless that one opens its socket to others",
+        ),
+        _ => ("Error", ""),
     }
 }
 

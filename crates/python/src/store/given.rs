@@ -3,6 +3,8 @@
 //! What is on a GPU stays there: it is copied into memory that the store has on that GPU, behind whatever its maker has
 //! enqueued, and nobody has it before the copy is over.
 
+use std::collections::HashSet;
+
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 use wholemem_hal::{Device, Rights};
@@ -19,13 +21,17 @@ fn members<T>(
     mapping: &Bound<'_, PyMapping>,
     take: impl Fn(&Bound<'_, PyAny>) -> PyResult<T>,
 ) -> PyResult<Vec<(String, T)>> {
-    let mut members = Vec::with_capacity(mapping.len()?);
+    let (mut members, mut names) = (Vec::with_capacity(mapping.len()?), HashSet::new());
     for item in mapping.items()?.iter() {
         let (name, value) = item.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
         let Ok(name) = name.extract::<String>() else {
             let message = format!("{} is no name of an array", name.repr()?);
             return Err(Raised::new("WrongType", message).hint("names are of `str`").into());
         };
+        if !names.insert(name.clone()) {
+            let raised = Raised::new("WrongValue", format!("two arrays are named `{name}`"));
+            return Err(raised.hint("give each array of a pack a name of its own").into());
+        }
         let taken = take(&value).map_err(|error| about(value.py(), &format!("`{name}`"), error))?;
         members.push((name, taken));
     }
@@ -33,7 +39,12 @@ fn members<T>(
 }
 
 /// The arrays that a pack is to have, of which shapes and types are given.
-pub(super) fn layouts(mapping: &Bound<'_, PyMapping>) -> PyResult<Vec<(String, Layout)>> {
+pub(super) fn layouts(arrays: &Bound<'_, PyAny>) -> PyResult<Vec<(String, Layout)>> {
+    let Ok(mapping) = arrays.cast::<PyMapping>() else {
+        let message = format!("`{}` is no mapping", arrays.get_type().name()?);
+        let hint = "give shapes and types by name, such as `{\"weight\": ((2, 3), \"float32\")}`";
+        return Err(Raised::new("WrongType", message).hint(hint).into());
+    };
     members(mapping, |value| {
         let Ok((shape, dtype)) = value.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
             let raised = Raised::new("WrongType", format!("{} is no shape and type", value.repr()?));
