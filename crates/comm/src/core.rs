@@ -199,9 +199,6 @@ impl Core {
             self.changed.notify_all();
             (told, is_first)
         };
-        if is_first {
-            self.tell(&fault.error());
-        }
         for link in told.into_iter().filter_map(|neighbour| self.link(neighbour)) {
             let header = Header::new(Kind::Fall, What::Nothing, self.tree.rank, link.peer, 0);
             for frame in header.frames(&encode_fault(Some(&fault))) {
@@ -210,6 +207,9 @@ impl Core {
                     self.wake();
                 }
             }
+        }
+        if is_first {
+            self.tell(&fault.error());
         }
     }
 
@@ -222,11 +222,11 @@ impl Core {
             self.changed.notify_all();
             (told, is_news)
         };
-        if is_news {
-            self.tell(&Error::PeerLeft { rank });
-        }
         for neighbour in told {
             self.post(neighbour, Header::new(Kind::Left, What::Nothing, rank, neighbour, after), &[]);
+        }
+        if is_news {
+            self.tell(&Error::PeerLeft { rank });
         }
     }
 }

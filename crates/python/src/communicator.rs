@@ -258,8 +258,10 @@ impl Communicator {
     }
 
     /// Ends the group for all ranks, from whichever thread.
-    fn abort(&self) -> PyResult<()> {
-        self.open().raised()?.group.communicator().abort();
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let open = self.open().raised()?;
+        // Those who wait are woken by it, and may want the interpreter's lock.
+        py.detach(|| open.group.communicator().abort());
         Ok(())
     }
 

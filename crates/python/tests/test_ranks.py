@@ -104,6 +104,59 @@ def test_collectives_end_when_a_rank_leaves() -> None:
             assert caught.value.code == ("closed" if leaves == 0 else "peer-left")
 
 
+@pytest.mark.parametrize("verb", ["close", "abort"])
+def test_a_signal_handler_ends_what_its_thread_waits_in(verb: str) -> None:
+    ended = run(
+        f"""
+        import signal, threading, numpy as np, wholemem
+        from wholemem import errors
+        comm, other = wholemem.Communicator.local(2, device="cpu")
+        first = threading.Thread(target=other.all_reduce, args=(np.ones(3),))
+        first.start()
+        comm.all_reduce(np.ones(3))
+        first.join()
+        signal.signal(signal.SIGALRM, lambda *_: comm.{verb}())
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            comm.all_reduce(np.ones(3))
+        except (errors.Closed, errors.Aborted) as error:
+            print(error.code)
+        """
+    )
+    assert ended.stdout.strip() == ("closed" if verb == "close" else "aborted"), ended.stderr
+
+
+def test_who_waits_for_the_interpreter_holds_nobody_up_who_aborts() -> None:
+    ended = run(
+        """
+        import sys, threading, time, numpy as np, wholemem
+        from wholemem import errors
+        comm, other = wholemem.Communicator.local(2, device="cpu")
+        first = threading.Thread(target=other.all_reduce, args=(np.ones(3),))
+        first.start()
+        comm.all_reduce(np.ones(3))
+        first.join()
+        def wait():
+            try:
+                comm.all_reduce(np.ones(3))
+            except errors.Aborted:
+                print("aborted")
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.1)
+        # From here on no other thread gets the interpreter, which the one that waits asks for now and then.
+        sys.setswitchinterval(1000)
+        began = time.monotonic()
+        while time.monotonic() - began < 0.3:
+            pass
+        comm.abort()
+        sys.setswitchinterval(0.005)
+        thread.join()
+        """
+    )
+    assert (ended.stdout, ended.returncode) == ("aborted\n", 0), ended.stderr
+
+
 def test_what_is_closed_says_so() -> None:
     (comm,) = Communicator.local(1, device="cpu")
     with comm as same:

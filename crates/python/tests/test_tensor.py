@@ -343,7 +343,7 @@ def test_a_tensor_that_makes_no_sense_is_refused(arguments: dict[str, Any], kind
 
 def test_ranks_that_ask_for_different_tensors_are_told() -> None:
     def work(comm: Communicator) -> None:
-        with pytest.raises(errors.RanksDisagree, match="asks for another memory"):
+        with pytest.raises(errors.RanksDisagree, match="or means other memory"):
             WholeTensor.create(comm, (4 + comm.rank, 2), "float32")
 
     each(2, work)

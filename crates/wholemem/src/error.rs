@@ -44,7 +44,9 @@ pub enum Error {
     },
 
     /// A collective call in which a rank asks for something else than rank 0.
-    #[error("rank {rank} asks for another memory than rank 0: a collective call is the same on all ranks")]
+    #[error(
+        "rank {rank} makes another call than rank 0, or means other memory: a collective call is the same on all ranks"
+    )]
     Differs {
         /// The lowest such rank.
         rank: Rank,

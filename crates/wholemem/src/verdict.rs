@@ -26,13 +26,13 @@ pub(crate) struct Hello {
     pub(crate) same: Vec<u8>,
 }
 
-/// What is each rank's own, if all ranks have something to bring, and mean the same; otherwise the error of the lowest rank
-/// that has none, or [`Error::Differs`]. Collective.
-pub(crate) fn meet(comm: &Communicator, hello: Result<Hello>) -> Result<Vec<Vec<u64>>> {
+/// What is each rank's own, if all ranks have something to bring to the same call, and mean the same; otherwise the error of the
+/// lowest rank that has none, or [`Error::Differs`]. Collective.
+pub(crate) fn meet(comm: &Communicator, call: &str, hello: Result<Hello>) -> Result<Vec<Vec<u64>>> {
     const FINE: u8 = 0;
     const FAILED: u8 = 1;
     let said = match &hello {
-        Ok(Hello { own, same }) => [&[FINE][..], &bytes_of(own), same].concat(),
+        Ok(Hello { own, same }) => [&[FINE][..], &bytes_of(own), call.as_bytes(), same].concat(),
         Err(error) => [&[FAILED], to_text(error).as_bytes()].concat(),
     };
     let all = comm.all_gather(&said)?;

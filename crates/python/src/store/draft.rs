@@ -293,7 +293,7 @@ impl Unsealed {
             return Ok(());
         }
         // Sealed within the block, or given up there.
-        if self.with(|_| Ok(())).is_err() {
+        if matches!(*self.lock(), State::Closed) {
             return Ok(());
         }
         self.seal(py, None).map(drop)

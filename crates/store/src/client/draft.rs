@@ -45,8 +45,8 @@ pub struct Sealed {
 pub struct Unsealed<D> {
     /// Why.
     pub error: Error,
-    /// The draft as it was, to be written further, and sealed again. `None` where it was lost: when the server has
-    /// disconnected this client, or has not answered.
+    /// The draft as it was, to be written further, and sealed again. A small one comes back always: where the server has not
+    /// answered, it may have it already. Another one does where its memory is still mapped, and is given up otherwise.
     pub draft: Option<Box<D>>,
 }
 

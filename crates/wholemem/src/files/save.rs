@@ -48,7 +48,7 @@ impl WholeTensor {
     pub fn save(&self, path: &Path, spec: SaveSpec, watch: Watch<'_>) -> Result<()> {
         let comm = self.group().communicator();
         let is_first = comm.rank() == Rank(0);
-        meet(comm, Ok(Hello { own: Vec::new(), same: bytes_of(&self.identity()) }))?;
+        meet(comm, "save", Ok(Hello { own: Vec::new(), same: bytes_of(&self.identity()) }))?;
         let save = comm.broadcast(Rank(0), &fresh())?;
         let save = <[u8; 16]>::try_from(save).unwrap_or_default();
         let mut partial = Partial::beside(path, save);

@@ -228,8 +228,14 @@ impl<'a> Meeting<'a> {
             let half = u32::try_from(seen & 0xffff_ffff).unwrap_or_default();
             // It fails when its time is over, which is looked at, or where the memory is gone, and then nobody comes.
             let slept = futex::wait(lower_half(said), half, nap(deadline));
-            if slept == Err(wholemem_os::Error::TimedOut) && interrupt::is_interrupted() {
-                break Err(cause(ABORTED, Rank(self.lane.rank)));
+            if slept == Err(wholemem_os::Error::TimedOut) {
+                // Awake: the answer may take what somebody holds who waits until nobody sleeps, or be given by one who does.
+                asleep.store(0, Ordering::SeqCst);
+                let is_interrupted = interrupt::is_interrupted();
+                asleep.store(1, Ordering::SeqCst);
+                if is_interrupted {
+                    break Err(cause(ABORTED, Rank(self.lane.rank)));
+                }
             }
             if deadline.has_passed() {
                 break if is_there() { Ok(()) } else { Err(cause(MISSED, Rank(rank))) };

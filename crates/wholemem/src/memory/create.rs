@@ -61,7 +61,7 @@ fn meet(group: &Group, spec: &Result<MemorySpec>, meaning: &[u64]) -> Result<(Gr
         let same = [bytes_of(&[meaning.len() as u64]), bytes_of(meaning), spec.to_bytes()].concat();
         Ok(Hello { own, same })
     });
-    let owns = verdict::meet(group.communicator(), hello)?;
+    let owns = verdict::meet(group.communicator(), "create", hello)?;
     let word = |own: &Vec<u64>, index: usize| own.get(index).copied().unwrap_or_default();
     let granule = |index| {
         let largest = owns.iter().map(|own| word(own, index)).max().unwrap_or_default();

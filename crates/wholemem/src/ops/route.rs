@@ -43,9 +43,10 @@ impl WholeTensor {
         let comm = self.group().communicator();
         // Whatever is wrong on this rank alone, it takes part until all know of it.
         let load = self.check().and_then(|()| self.pack(stream, op, input, indices));
-        let what = [&[u64::from(op == Op::ScatterAdd)], &self.identity()[..]].concat();
-        let hello = |load: &Load| Hello { own: vec![load.places.len() as u64], same: bytes_of(&what) };
-        let owns = meet(comm, load.as_ref().map(hello).map_err(Clone::clone))?;
+        let call = if op == Op::ScatterAdd { "add" } else { "put" };
+        let same = || bytes_of(&self.identity());
+        let hello = |load: &Load| Hello { own: vec![load.places.len() as u64], same: same() };
+        let owns = meet(comm, call, load.as_ref().map(hello).map_err(Clone::clone))?;
         let counts: Vec<_> = owns.into_iter().flatten().collect();
         let load = load?;
         let mut applied = Ok(());

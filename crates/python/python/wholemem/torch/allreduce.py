@@ -77,6 +77,8 @@ class FastAllreduce(_ShortReduction):
         self._number = -1 if self.device.type == "cpu" else int(self.device.index)
         # Those that their tensors do not keep, by address and length.
         self._windows: dict[tuple[int, int], tuple[StorageWeakRef, Window]] = {}
+        # Those that graphs may use, whatever becomes of their tensors.
+        self._recorded: dict[int, Window] = {}
         # What the first call would make is made now: no graph can record that.
         self.comm.stream_barrier(stream=raw_stream(self._number))
         if SHORTCUT is not None:
@@ -114,7 +116,8 @@ class FastAllreduce(_ShortReduction):
     def register_buffer(self, tensor: torch.Tensor) -> None:
         """Makes the other ranks read a tensor where it is, from now on. All ranks call it, with tensors of one size.
 
-        Memory that cannot be shared, as most of a processor's, is left for memory that can: the tensor moves there, as by
+        It is kept while it is reduced: its place may become another tensor's, on this rank alone, which the others would not
+        know. Memory that cannot be shared, as most of a processor's, is left for memory that can: the tensor moves there, as by
         ``share_memory_``, with what it holds. Views that were made of it before stay behind.
         """
         check_tensor("the tensor", tensor)
@@ -186,11 +189,15 @@ class FastAllreduce(_ShortReduction):
         """Around the capture of CUDA graphs whose calls are to be made here. All ranks capture the same calls.
 
         The calls need nothing else: what is registered is read where it is by graphs as well, and nothing has to be
-        registered afterwards. At the end it is found out whether a rank has died meanwhile, which no call tells that is only
+        registered afterwards. What was registered until the end of it stays until :meth:`close`, since graphs do not keep their
+        tensors. At the end it is found out whether a rank has died meanwhile, which no call tells that is only
         recorded.
         """
         self.comm.check()
-        yield self
+        try:
+            yield self
+        finally:
+            self._recorded.update((id(window), window) for _, window in self._windows.values())
         try:
             self.comm.check()
         except PeerLost as error:
@@ -204,6 +211,7 @@ class FastAllreduce(_ShortReduction):
             if self._number >= 0:
                 torch.cuda.synchronize(self._number)
             self._windows.clear()
+            self._recorded.clear()
             self.comm.close()
 
     def __enter__(self) -> FastAllreduce:
