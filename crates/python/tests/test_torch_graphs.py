@@ -70,6 +70,23 @@ def test_scatters_are_replayed() -> None:
     assert torch.equal(wm.gather(table, torch.arange(100, device="cuda")), expected)
 
 
+def test_what_was_captured_is_not_handed_out_again() -> None:
+    with wm.FastAllreduce(0, 1) as fast:
+        buffer = fast.empty(64)
+        place = buffer.data_ptr()
+        del buffer
+        # One that nobody captured is.
+        buffer = fast.empty(64)
+        assert buffer.data_ptr() == place
+        with fast.capture():
+            graph, _ = recorded(lambda: fast.all_reduce(buffer, buffer.fill_(7)))
+        del buffer
+        others = [fast.empty(64) for _ in range(100)]
+        graph.replay()
+        torch.cuda.synchronize()
+        assert not any(other.any() for other in others)
+
+
 def test_a_graph_holds_the_table_it_was_recorded_with() -> None:
     comm = joined()
     indices = torch.tensor([3, 1], device="cuda")
