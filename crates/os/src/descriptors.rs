@@ -21,6 +21,13 @@ pub fn raise_limit() {
     }
 }
 
+/// How many descriptors this process may have open, as the limit is now.
+#[doc(alias = "RLIMIT_NOFILE")]
+#[must_use]
+pub fn limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,7 @@
 //! | [`pidfd`], [`robust`] | knowing that another process has died, without trusting its sockets |
 //! | [`fork`] | noticing that this process is a forked child, where inherited handles must do nothing |
 //! | [`signal`] | signals as something to be read |
-//! | [`descriptors`] | how many of them a process may have |
+//! | [`descriptors`], [`heap`] | how many descriptors a process may have, and freed memory that it still has |
 //! | [`numa`], [`meminfo`] | which memory is near which processor, and how much is left |
 //! | [`probe`] | which of all this the kernel really does, each thing tried |
 //!
@@ -44,6 +44,7 @@ mod error;
 pub mod fault;
 pub mod fork;
 pub mod futex;
+pub mod heap;
 pub mod interrupt;
 mod large;
 pub mod memfd;

@@ -2,7 +2,7 @@
 //!
 //! The corpora in `fuzz/corpus` are played to them in the tests, with changes by a seeded dice. Nothing else uses this.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use wholemem_os::vm::Protection;
@@ -13,7 +13,9 @@ use crate::id::{AllocationId, ClientId, ObjectId};
 use crate::index::{Geometry, Index};
 use crate::protocol::frame::{Assembly, Payload, decode, encode};
 use crate::protocol::{Ask, PROTOCOL, Request, Response};
-use crate::server::{Input, Now, Output, Premises, Server, Settings, Survivors, Terms};
+use crate::server::{
+    Budget, Input, Limits, Now, Output, PinPosition, Premises, Server, Settings, Survivors, Terms,
+};
 
 /// Packets, each behind two bytes that say how long it is.
 fn packets(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -66,8 +68,17 @@ impl Premises for Yard {
         true
     }
 
-    fn pinned(&self, _: &BTreeSet<ObjectId>) -> BTreeSet<ObjectId> {
-        BTreeSet::new()
+    fn read_pins(
+        &self,
+        _: PinPosition,
+        _: &mut usize,
+        _: &mut dyn FnMut(u64) -> usize,
+    ) -> Option<PinPosition> {
+        None
+    }
+
+    fn take_pins(&mut self, _: ClientId) -> Vec<u64> {
+        Vec::new()
     }
 }
 
@@ -85,11 +96,12 @@ pub fn requests(bytes: &[u8]) {
     let (mut yard, mut now) = (Yard::default(), Now { elapsed: Duration::ZERO, unix: 0 });
     let (mut server, _) = Server::recover(index, settings, &Survivors::default(), now, &mut yard);
     let client = ClientId(1);
+    let mut budget = Budget::new(0, Limits::of_server(TERMS.quota, 1 << 10));
     let hello = Request { id: 1, again: false, ask: Ask::Hello { protocol: PROTOCOL } };
     let mut inputs = vec![
         // As one who is trusted, and heard in everything.
-        Input::Joined { client, user: 0 },
-        Input::Asked { client, request: hello, payload: Payload::default() },
+        Input::Joined { client, account: budget.open(0) },
+        Input::Asked { client, request: hello, payload: Payload::default(), charge: None },
     ];
     let mut assembly = Assembly::default();
     let messages = packets(bytes).filter_map(|packet| assembly.push(packet).ok()?);
@@ -98,7 +110,7 @@ pub fn requests(bytes: &[u8]) {
         now.elapsed += Duration::from_millis(7);
         inputs.push(Input::Tick);
         if let Ok((request, payload)) = Payload::split::<Request>(message) {
-            inputs.push(Input::Asked { client, request, payload });
+            inputs.push(Input::Asked { client, request, payload, charge: None });
         }
         while !inputs.is_empty() {
             for output in server.step(now, inputs.remove(0), &mut yard) {
@@ -113,7 +125,11 @@ pub fn requests(bytes: &[u8]) {
                     Output::CloseForWriting { allocation, .. } => {
                         inputs.push(Input::Closed { allocation, outcome: Ok(()) });
                     }
-                    Output::Say { .. } | Output::Welcome { .. } | Output::Dismiss { .. } => {}
+                    Output::Say { .. }
+                    | Output::Welcome { .. }
+                    | Output::Dismiss { .. }
+                    | Output::Watch { .. }
+                    | Output::Announce(_) => {}
                 }
             }
             assert!(yard.0.values().sum::<u64>() <= TERMS.quota, "within the quota");

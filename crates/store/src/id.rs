@@ -80,7 +80,7 @@ slot_id! {
 }
 
 /// A connection of a client, told from all others also across restarts of the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct ClientId(pub(crate) u64);
 
 impl fmt::Display for ClientId {

@@ -184,6 +184,20 @@ impl PacketSocket {
         Ok(watched[0].revents().contains(PollFlags::HUP))
     }
 
+    /// Ends the sending half: the other end reads what was sent before, and then the end of the connection. That the other
+    /// end has closed the connection is still noticed here.
+    #[doc(alias = "SHUT_WR")]
+    pub fn shut_down_sending(&self) -> Result<()> {
+        call("shutdown", || rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write))
+    }
+
+    /// Limits what the kernel holds of packets that the other end has not received yet. It holds up to twice as many bytes,
+    /// its own books included, and refuses packets that are longer.
+    #[doc(alias = "SO_SNDBUF")]
+    pub fn limit_unreceived(&self, bytes: usize) -> Result<()> {
+        call("setsockopt", || sockopt::set_socket_send_buffer_size(&self.0, bytes))
+    }
+
     fn peer_pidfd_by_number(&self) -> Result<PidFd> {
         // rustix's `UCred` cannot be used: its process id must not be zero, and the kernel answers zero for a
         // process that our PID namespace cannot see.

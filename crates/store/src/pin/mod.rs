@@ -56,10 +56,14 @@ impl<W: Cells, P: Cells> Hold<'_, W, P> {
     }
 }
 
-/// What a page pins, as its owner says: any numbers, as many as the page is long. How far to look is its owner's word too.
+/// How many cells of a page are in use, as its owner says: at most all of them. The first is not a pin.
+pub(crate) fn used(page: &impl Cells) -> usize {
+    usize::try_from(page.load_acquire(0)).unwrap_or(usize::MAX).min(page.count())
+}
+
+/// What a page pins, as its owner says: any numbers.
 pub(crate) fn pinned(page: &impl Cells) -> impl Iterator<Item = u64> {
-    let used = usize::try_from(page.load_acquire(0)).unwrap_or(usize::MAX).min(page.count());
-    (1..used).map(|at| page.load_acquire(at))
+    (1..used(page)).map(|at| page.load_acquire(at))
 }
 
 #[cfg(test)]

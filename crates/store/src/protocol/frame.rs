@@ -19,8 +19,9 @@ pub(crate) const MAX_MESSAGE: usize = 8 << 20;
 pub(crate) const MAX_FDS: usize = 2;
 
 const PIECE: usize = MAX_PACKET - 1;
-/// The most packets of one message.
-pub(crate) const MOST_PACKETS: usize = MAX_MESSAGE.div_ceil(PIECE);
+
+/// By how many bytes the memory of a message grows at most.
+const GROWTH: usize = 1 << 20;
 
 const MORE: u8 = 1;
 const BEGIN: u8 = 2;
@@ -121,6 +122,11 @@ impl Assembly {
         Self { bytes: Vec::new(), phase: Phase::Lost }
     }
 
+    /// How many bytes of a message are here.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Takes in a packet; the message, if that was its last. One of a single packet stays where it is.
     pub(crate) fn push<'a>(&mut self, packet: &'a [u8]) -> Result<Option<Cow<'a, [u8]>>, Malformed> {
         let Some((&kind, piece)) = packet.split_first() else { return Err(Malformed("an empty packet")) };
@@ -137,6 +143,11 @@ impl Assembly {
         if kind == BEGIN {
             self.phase = Phase::Between;
             return Ok(Some(Cow::Borrowed(piece)));
+        }
+        // Not twice as much as is needed, as a vector grows by itself: what a message takes is counted.
+        let spare = self.bytes.capacity() - self.bytes.len();
+        if spare < piece.len() {
+            self.bytes.reserve_exact(piece.len().max(self.bytes.len().min(GROWTH)));
         }
         self.bytes.extend_from_slice(piece);
         let is_last = kind & MORE == 0;

@@ -19,8 +19,11 @@ use crate::index::{MAX_META, MAX_NAME};
 
 pub use refusal::Refusal;
 
-/// Changes when any message does.
-pub(crate) const PROTOCOL: u32 = 4;
+/// Changes when any message does. New messages come behind the others, so that clients of an older version are understood.
+pub(crate) const PROTOCOL: u32 = 5;
+
+/// The oldest version that a server understands.
+pub(crate) const OLDEST_PROTOCOL: u32 = 4;
 
 /// The most objects of one pack.
 pub(crate) const MAX_MEMBERS: usize = 16 << 10;

@@ -156,11 +156,41 @@ pub enum Refusal {
         /// The rule it broke.
         rule: String,
     },
+    /// The client, or all clients of its user, would make the server hold more than they may.
+    #[error(
+        "clients of user {user} cannot make the server hold {wanted} {what} more: {held} of {limit} are held; close \
+         connections, or wait for fewer things at a time"
+    )]
+    ClientLimit {
+        /// Whose client it is.
+        user: u32,
+        /// What is counted: bytes or descriptors.
+        what: String,
+        /// How much was needed.
+        wanted: u64,
+        /// How much is held.
+        held: u64,
+        /// How much may be.
+        limit: u64,
+    },
 }
+
+/// The version of the protocol that knows [`Refusal::ClientLimit`] and what comes behind it.
+const EXTENDED: u32 = 5;
 
 impl Refusal {
     pub(crate) fn malformed(rule: &str) -> Self {
         Self::Malformed { rule: rule.to_owned() }
+    }
+
+    /// The same for a client of an older protocol, in words that it understands.
+    pub(crate) fn for_protocol(self, protocol: u32) -> Self {
+        match self {
+            Self::ClientLimit { wanted, .. } if protocol < EXTENDED => {
+                Self::NoMemory { len: wanted, reason: self.to_string() }
+            }
+            refusal => refusal,
+        }
     }
 
     /// A name for the kind of refusal that stays the same between versions, for programs.
@@ -188,6 +218,7 @@ impl Refusal {
             Self::NoDescriptors => "no-descriptors",
             Self::NameTaken { .. } => "name-taken",
             Self::Malformed { .. } => "malformed",
+            Self::ClientLimit { .. } => "client-limit",
         }
     }
 }

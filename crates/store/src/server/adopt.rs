@@ -3,7 +3,7 @@
 //! Only the server's own user may give memory: whatever else a descriptor is, closing it may wait for its maker. What
 //! comes is looked at all the same, by a worker, and counts as if it had been made here.
 
-use super::machine::{Output, Pending, Premises, Server};
+use super::machine::{Output, Pending, Server};
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, State};
 use crate::index::{Record, Region};
@@ -13,13 +13,17 @@ use crate::protocol::{Answer, Ask, Label, Part, Refusal, Request};
 impl<C: Cells> Server<C> {
     /// Takes in memory that came along with a request, as soon as it was looked at and the keeper has it.
     pub(super) fn adopt(&mut self, client: ClientId, request: Request) {
-        if self.is_known(client, request.id) {
+        if self.is_known(client, request.id, request.again) {
             return;
         }
         match self.begin_adoption(client, &request.ask) {
             Ok(allocation) => {
-                let pending = Pending { client, request, payload: Payload::default() };
-                self.making.entry(allocation).or_default().push(pending);
+                let id = request.id;
+                match self.pend(client, request, Payload::default(), None) {
+                    Ok(pending) => self.making.entry(allocation).or_default().push(pending),
+                    // The memory is freed when it was looked at.
+                    Err(refusal) => self.answer(client, id, Err(refusal)),
+                }
             }
             Err(refusal) => self.answer(client, request.id, Err(refusal)),
         }
@@ -30,7 +34,7 @@ impl<C: Cells> Server<C> {
             return Err(Refusal::malformed("only memory that came along is taken in"));
         };
         let user = self.settings.user;
-        if self.clients.get(&client).is_none_or(|client| client.user != user) {
+        if self.clients.get(&client).is_none_or(|client| client.account.uid() != user) {
             return Err(Refusal::NotTrusted { user });
         }
         label.check()?;
@@ -46,19 +50,13 @@ impl<C: Cells> Server<C> {
     }
 
     /// Writes down what was taken in.
-    pub(super) fn taken_in(
-        &mut self,
-        pending: &Pending,
-        allocation: AllocationId,
-        premises: &mut impl Premises,
-    ) {
+    pub(super) fn taken_in(&mut self, pending: &Pending, allocation: AllocationId) {
         let (client, id) = (pending.client, pending.request.id);
         let Ask::Adopt { label, part, .. } = &pending.request.ask else { return };
         let Some(region) = self.ledger.whole(allocation) else { return };
         // Its name may have become another's meanwhile.
         let outcome = self.check_owner(client, &label.name);
-        let outcome =
-            outcome.and_then(|()| self.name_part(client, id, label.clone(), region, *part, premises));
+        let outcome = outcome.and_then(|()| self.name_part(client, id, label.clone(), region, *part));
         self.answer(client, id, outcome);
     }
 
@@ -70,7 +68,6 @@ impl<C: Cells> Server<C> {
         label: Label,
         region: Region,
         part: Part,
-        premises: &mut impl Premises,
     ) -> Result<Answer, Refusal> {
         let full = Refusal::IndexFull { slots: self.index.geometry().slots };
         let (slot, generation) = self.slots.take().ok_or(full)?;
@@ -84,16 +81,16 @@ impl<C: Cells> Server<C> {
             offset: region.offset + part.offset,
             len: part.len,
             created: self.now.unix,
-            owner: self.clients.get(&client).map_or(self.settings.user, |client| client.user),
+            owner: self.clients.get(&client).map_or(self.settings.user, |client| client.account.uid()),
             client,
             request,
             pack: None,
         };
         self.ledger.hold(region, false);
-        self.made.insert((client, request), object);
+        self.made.insert(client, request, object);
         self.index.fill(object, &record);
-        self.index.commit(object, State::Sealed);
-        self.follow(object, premises);
+        self.commit(object, State::Sealed);
+        self.follow(object);
         Ok(Answer::Sealed { object, version })
     }
 }
@@ -141,7 +138,7 @@ mod tests {
             let ask = adopt("name", place, 12 << 10, 5000, 6000);
             let request = Request { id: world.requests, again: true, ask };
             let (mut another, _) = world.recover(unchanged(&world));
-            let input = Input::Asked { client, request, payload: Payload::default() };
+            let input = Input::Asked { client, request, payload: Payload::default(), charge: None };
             let outputs = another.step(now(), input, &mut world.yard);
             let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
             assert_eq!(response.answer, answer);
@@ -221,7 +218,7 @@ mod tests {
         let client = world.join_as(1, OWN);
         world.requests += 1;
         let request = Request { id: world.requests, again: false, ask: adopt("a", 1, 8 << 10, 0, 1) };
-        let outputs = world.step(Input::Asked { client, request, payload: Payload::default() });
+        let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
         let [Output::TakeIn { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
         world.clients.remove(&client);
         world.step(Input::Left { client });

@@ -1,137 +1,240 @@
 //! A client as the server sees it: its connection, its process, its page of pins.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::time::Instant;
 
 use wholemem_os::{Deadline, Error as OsError, Memfd, PacketSocket, PidFd, memfd};
 
+use super::budget::{Account, Amount, CONNECTION, Charge};
 use super::outbox::{Flushed, Outbox};
-use crate::Result;
+use super::poller::Interest;
 use crate::id::ClientId;
 use crate::keeper::{Kept, Key};
 use crate::pin::PINS_LEN;
-use crate::protocol::frame::{self, Assembly, MOST_PACKETS, Payload};
+use crate::protocol::frame::{self, Assembly, MAX_MESSAGE, Payload};
 use crate::protocol::{Ask, Request, Response};
+use crate::{Refusal, Result};
 
-/// What may wait for a client in any case, in bytes. For one that is told of the many objects of a pack more may, and for all
-/// together [`MOST_FOR_ALL`].
-const MOST_WAITING: usize = 256 << 10;
+/// How many packets of one message are read in one turn; then it is another connection's.
+const PACKETS_AT_ONCE: usize = 4;
 
-/// What may wait for all clients that have more waiting than any may, in bytes. Then one that is told something is let go.
-pub(super) const MOST_FOR_ALL: usize = 64 << 20;
+/// The longest first packet of a connection. A hello is shorter.
+const LONGEST_HELLO: usize = 64;
 
-/// How many descriptors may: they are the server's own until they are sent, and it has few for all its clients.
-const MOST_DESCRIPTORS: usize = 64;
+/// How many bytes the kernel may hold for a client of another user that does not read. It holds twice as many, its own books
+/// included.
+const UNRECEIVED: usize = 16 << 10;
+
+/// What a client costs from its hello on: the page of pins, what the kernel holds for it, and two descriptors.
+const ADMISSION: Amount = Amount { bytes: (PINS_LEN + 2 * UNRECEIVED) as u64, descriptors: 2 };
+
+/// What a message of several packets costs until its end is known.
+const SLOT: Amount = Amount::bytes(MAX_MESSAGE as u64);
 
 const EARLY: frame::Malformed =
     frame::Malformed("a descriptor that is not on the last packet of its message");
 const UNWANTED: frame::Malformed = frame::Malformed("a descriptor that nobody has asked for");
+const NO_HELLO: frame::Malformed = frame::Malformed("a connection begins with a hello of one short packet");
 
+/// How far a connection has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The client has not said hello. The server holds almost nothing for it.
+    Greeting,
+    /// The keeper is given the client's descriptors; then the hello, which has this id, is answered.
+    Admitting(u64),
+    Open,
+    /// The server ended the connection. The client may not have noticed, and may still write pins: it is waited for to close its
+    /// end, or for its process to exit.
+    Dismissed,
+}
+
+/// What a client has from its hello on.
 #[derive(Debug)]
-pub(super) struct Connection {
-    /// `None` when it was closed, and only the process is waited for.
-    pub(super) socket: Option<PacketSocket>,
+pub(super) struct Admitted {
     /// `None` where the kernel does not tell: then the connection stands for it.
     pub(super) process: Option<PidFd>,
     pub(super) pins: Memfd,
-    pub(super) user: u32,
-    /// Whether the keeper has it, so that it outlives this process.
-    pub(super) is_parked: bool,
+    _charge: Charge,
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// `None` when the client has closed it, and only its process is waited for.
+    pub(super) socket: Option<PacketSocket>,
+    pub(super) admitted: Option<Admitted>,
+    pub(super) account: Account,
+    pub(super) phase: Phase,
+    /// What the poller was told.
+    pub(super) interest: Interest,
     outbox: Outbox,
     /// Whether it has closed its end.
     is_deaf: bool,
     assembly: Assembly,
+    /// For a message of several packets that is being put together.
+    message: Option<Charge>,
+    /// Whether that is for its beginning only, and it waits for a slot.
+    needs_slot: bool,
+    /// When a packet came last.
+    pub(super) heard: Instant,
+    _charge: Charge,
 }
 
-/// A message of a client.
+/// What was read of a client.
 #[derive(Debug)]
 pub(super) enum Heard<'a> {
-    /// A request, the bytes behind it, and a descriptor that came along.
-    Request(Request, Payload<'a>, Option<OwnedFd>),
-    /// The connection is at its end, or the client broke the protocol.
-    End,
-}
-
-/// How a client reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
-    Good,
-    /// More waits for it than for any in any case.
-    Slow,
-    /// It is to be let go.
-    Bad,
+    /// A request, the bytes behind it, a descriptor that came along, and the charge for the bytes where they have memory of
+    /// their own.
+    Request(Request, Payload<'a>, Option<OwnedFd>, Option<Charge>),
+    /// Nothing more for now.
+    Nothing,
+    /// A long message has begun, and has its memory.
+    TookSlot,
+    /// A long message has begun, and there is no memory for the rest of it.
+    NeedsSlot,
+    /// The other end has closed the connection.
+    Closed,
+    /// The client broke the protocol.
+    Broken,
+    /// Not even the beginning of a message can be held.
+    Refused(Refusal),
 }
 
 impl Connection {
-    /// A client that has just come.
-    pub(super) fn accept(socket: PacketSocket) -> Result<Self> {
-        let user = socket.peer_uid()?;
-        let process = socket.peer_pidfd().ok();
-        let pins = Memfd::create("wholemem-pins", PINS_LEN)?;
-        Ok(Self::new(Some(socket), process, pins, user))
+    /// A client that has just come. Those of other users than the server's may have little waiting in the kernel.
+    pub(super) fn accept(socket: PacketSocket, account: Account, charge: Charge, is_own: bool) -> Self {
+        if !is_own && let Err(error) = socket.limit_unreceived(UNRECEIVED) {
+            tracing::warn!(%error, "cannot limit what the kernel holds for a client");
+        }
+        Self::new(Some(socket), None, account, Phase::Greeting, charge)
     }
 
     /// A client of a server that died.
-    pub(super) fn take_over(client: ClientId, kept: &mut Kept) -> Result<Option<Self>> {
+    pub(super) fn take_over(
+        client: ClientId,
+        kept: &mut Kept,
+        open: impl FnOnce(u32) -> Account,
+    ) -> Result<Option<Self>> {
         let socket = kept.take(Key::Socket(client)).map(PacketSocket::adopt).transpose()?;
         let process = kept.take(Key::Process(client)).map(PidFd::adopt).transpose()?;
         let Some(pins) = kept.take(Key::Pins(client)) else { return Ok(None) };
         let pins = Memfd::import(pins, PINS_LEN)?;
-        let user = socket.as_ref().map(PacketSocket::peer_uid).transpose()?.unwrap_or(u32::MAX);
-        let mut connection = Self::new(socket, process, pins, user);
-        connection.is_parked = true;
+        let account = open(socket.as_ref().map(PacketSocket::peer_uid).transpose()?.unwrap_or(u32::MAX));
+        let charge = account.charge_held(CONNECTION);
+        let admitted = Admitted { process, pins, _charge: account.charge_held(ADMISSION) };
+        let mut connection = Self::new(socket, Some(admitted), account, Phase::Open, charge);
         connection.assembly = Assembly::inherited();
         Ok(Some(connection))
     }
 
-    fn new(socket: Option<PacketSocket>, process: Option<PidFd>, pins: Memfd, user: u32) -> Self {
-        let (outbox, assembly) = (Outbox::default(), Assembly::default());
-        Self { socket, process, pins, user, is_parked: false, outbox, is_deaf: false, assembly }
+    fn new(
+        socket: Option<PacketSocket>,
+        admitted: Option<Admitted>,
+        account: Account,
+        phase: Phase,
+        charge: Charge,
+    ) -> Self {
+        Self {
+            socket,
+            admitted,
+            account,
+            phase,
+            interest: Interest::default(),
+            outbox: Outbox::default(),
+            is_deaf: false,
+            assembly: Assembly::default(),
+            message: None,
+            needs_slot: false,
+            heard: Instant::now(),
+            _charge: charge,
+        }
+    }
+
+    /// The client has said hello: gets it a page of pins, and a descriptor of its process.
+    pub(super) fn admit(&mut self, request: u64) -> Result<&Admitted, Refusal> {
+        let charge = self.account.charge(ADMISSION)?;
+        let no_memory =
+            |error: OsError| Refusal::NoMemory { len: PINS_LEN as u64, reason: error.to_string() };
+        let pins = Memfd::create("wholemem-pins", PINS_LEN).map_err(no_memory)?;
+        let process = self.socket.as_ref().and_then(|socket| socket.peer_pidfd().ok());
+        self.phase = Phase::Admitting(request);
+        Ok(self.admitted.insert(Admitted { process, pins, _charge: charge }))
     }
 
     /// Descriptors for the keeper.
     pub(super) fn park(&self, client: ClientId) -> Result<Vec<(Key, OwnedFd)>> {
-        use std::os::fd::AsFd;
-        let mut fds = vec![(Key::Pins(client), self.pins.share_fd()?)];
-        if let Some(socket) = &self.socket {
+        let Some(admitted) = &self.admitted else { return Ok(Vec::new()) };
+        let mut fds = vec![(Key::Pins(client), admitted.pins.share_fd()?)];
+        if let Some(socket) = self.socket.as_ref().filter(|_| self.phase != Phase::Dismissed) {
             fds.push((Key::Socket(client), memfd::share_fd(socket.as_fd())?));
         }
-        if let Some(process) = &self.process {
+        if let Some(process) = &admitted.process {
             fds.push((Key::Process(client), memfd::share_fd(process.as_fd())?));
         }
         Ok(fds)
     }
 
-    /// Ends the connection. Nothing that waited for it is kept: its process may live for long.
-    pub(super) fn close(&mut self) {
-        self.socket = None;
+    /// What is to be waited for on the socket.
+    pub(super) fn wanted(&self) -> Interest {
+        let is_read = matches!(self.phase, Phase::Greeting | Phase::Open);
+        Interest {
+            read: is_read && !self.needs_slot,
+            write: !self.outbox.is_empty() && !self.is_deaf && self.phase != Phase::Dismissed,
+        }
+    }
+
+    /// Drops everything that waits in either direction.
+    pub(super) fn drop_messages(&mut self) {
         self.outbox = Outbox::default();
         self.assembly = Assembly::default();
+        self.message = None;
+        self.needs_slot = false;
     }
 
-    pub(super) fn has_to_say(&self) -> bool {
-        !self.outbox.is_empty()
+    /// Ends the sending half of the connection. Nothing that waited for it is kept.
+    pub(super) fn dismiss(&mut self) {
+        self.flush();
+        self.drop_messages();
+        self.phase = Phase::Dismissed;
+        if let Some(socket) = &self.socket {
+            // The other end may be closed already.
+            let _ = socket.shut_down_sending();
+        }
     }
 
-    /// How many bytes more than any client may have waiting for it this one has.
-    pub(super) fn excess(&self) -> usize {
-        self.outbox.len().saturating_sub(MOST_WAITING)
+    /// Whether nothing waits to be sent.
+    pub(super) fn has_said_all(&self) -> bool {
+        self.outbox.is_empty()
     }
 
-    /// Says something, now or when the client reads, and says how it stands with it.
-    pub(super) fn say(&mut self, response: &Response, fds: Vec<Rc<OwnedFd>>) -> Standing {
-        if self.is_deaf || self.socket.is_none() {
-            return Standing::Good;
+    /// Says something, now or when the client reads. Refused if the client has too much waiting.
+    pub(super) fn say(&mut self, response: &Response, fds: Vec<Rc<OwnedFd>>) -> Result<(), Refusal> {
+        if self.is_deaf || self.socket.is_none() || self.phase == Phase::Dismissed {
+            return Ok(());
         }
         match frame::encode(response, &[]) {
-            Ok(packets) => self.outbox.push(packets, fds),
+            Ok(packets) => {
+                let charge = self.account.charge(Outbox::cost(&packets, &fds))?;
+                self.outbox.push(packets, fds, Some(charge));
+            }
             Err(malformed) => tracing::error!(%malformed, "an answer cannot be said"),
         }
         self.flush();
-        match () {
-            () if self.outbox.descriptors() > MOST_DESCRIPTORS => Standing::Bad,
-            () if self.excess() > 0 => Standing::Slow,
-            () => Standing::Good,
+        Ok(())
+    }
+
+    /// Sends packets that are kept elsewhere, if nothing else waits and the socket takes them.
+    pub(super) fn pass_on(&mut self, packets: &[Vec<u8>]) -> bool {
+        let Some(socket) = self.socket.as_ref().filter(|_| self.outbox.is_empty()) else { return false };
+        let mut sent = packets.iter().map(|packet| socket.send(packet, &[], Deadline::NOW));
+        match sent.find_map(Result::err) {
+            None => true,
+            Some(OsError::TimedOut) => false,
+            Some(_) => {
+                self.is_deaf = true;
+                true
+            }
         }
     }
 
@@ -146,104 +249,231 @@ impl Connection {
         }
     }
 
-    /// Reads the next message, if it has come, or as many packets as one may have; then it is another's turn. `packet` is
-    /// room for one. Descriptors are taken from a user who is trusted, and one at a time.
-    pub(super) fn hear<'a>(&mut self, packet: &'a mut [u8], trusted: u32) -> Option<Heard<'a>> {
-        let socket = self.socket.as_ref()?;
-        let room = usize::from(self.user == trusted);
+    /// Gets the memory for the rest of a message that has begun.
+    pub(super) fn take_slot(&mut self) -> Result<(), Refusal> {
+        if let Some(charge) = self.message.as_mut().filter(|_| self.needs_slot) {
+            charge.grow(Amount::bytes(SLOT.bytes - self.assembly.len() as u64))?;
+            self.needs_slot = false;
+        }
+        Ok(())
+    }
+
+    /// Whether a message is being put together.
+    pub(super) fn is_within_message(&self) -> bool {
+        self.message.is_some()
+    }
+
+    /// Reads the next message, if it has come, or a few packets of it. `packet` is room for one. Descriptors are taken from a
+    /// user who is trusted, and one at a time.
+    pub(super) fn hear<'a>(&mut self, packet: &'a mut [u8], trusted: u32) -> Heard<'a> {
+        let room = usize::from(self.account.uid() == trusted);
         let mut read = 0;
         let (len, fd) = loop {
-            if read == MOST_PACKETS {
-                return None;
+            if read == PACKETS_AT_ONCE {
+                return Heard::Nothing;
             }
             read += 1;
+            let Some(socket) = &self.socket else { return Heard::Closed };
             let (len, mut fds) = match socket.recv_with_fds(packet, room, Deadline::NOW) {
                 Ok(received) => received,
-                Err(OsError::TimedOut) => return None,
-                Err(_) => return Some(Heard::End),
+                Err(OsError::TimedOut) => return Heard::Nothing,
+                Err(OsError::Closed) => return Heard::Closed,
+                Err(error) => {
+                    tracing::warn!(user = self.account.uid(), %error, "cannot receive from a client");
+                    return Heard::Broken;
+                }
             };
+            let is_last = frame::is_last(&packet[..len]);
+            if self.phase == Phase::Greeting && (!is_last || len > LONGEST_HELLO) {
+                return self.broken(NO_HELLO);
+            }
             // Only the last packet of a message can be one that the next is not read over, or bring something along.
-            if frame::is_last(&packet[..len]) {
+            if is_last {
                 break (len, fds.pop());
             }
             if !fds.is_empty() {
-                return Some(self.broken(EARLY));
+                return self.broken(EARLY);
             }
-            if let Err(malformed) = self.assembly.push(&packet[..len]) {
-                return Some(self.broken(malformed));
+            self.heard = Instant::now();
+            match self.push_part(&packet[..len]) {
+                Ok(None) => {}
+                Ok(Some(heard)) => return heard,
+                Err(malformed) => return self.broken(malformed),
             }
         };
-        match self.assembly.push(&packet[..len]).map(|message| message.map(Payload::split::<Request>)) {
-            Ok(None) => None,
+        let message = self.assembly.push(&packet[..len]);
+        let charge = self.message.take();
+        match message.map(|message| message.map(Payload::split::<Request>)) {
+            Ok(None) => Heard::Nothing,
             Ok(Some(Ok((request, payload)))) => {
                 let is_wanted = matches!(request.ask, Ask::Adopt { .. });
                 if fd.is_some() && !is_wanted {
-                    return Some(self.broken(UNWANTED));
+                    return self.broken(UNWANTED);
                 }
-                Some(Heard::Request(request, payload, fd))
+                // The message is complete: its memory is as long as what it holds.
+                let charge = charge.map(|mut charge| {
+                    charge.shrink_to(Amount::bytes(payload.len() as u64));
+                    charge
+                });
+                Heard::Request(request, payload, fd, charge)
             }
-            Ok(Some(Err(malformed))) | Err(malformed) => Some(self.broken(malformed)),
+            Ok(Some(Err(malformed))) | Err(malformed) => self.broken(malformed),
+        }
+    }
+
+    /// Takes in a packet that is not the last of its message. Says if reading has to stop.
+    fn push_part(&mut self, packet: &[u8]) -> Result<Option<Heard<'static>>, frame::Malformed> {
+        self.assembly.push(packet)?;
+        if self.is_within_message() || self.assembly.len() == 0 {
+            return Ok(None);
+        }
+        if let Ok(charge) = self.account.charge(SLOT) {
+            self.message = Some(charge);
+            return Ok(Some(Heard::TookSlot));
+        }
+        match self.account.charge(Amount::bytes(self.assembly.len() as u64)) {
+            Ok(charge) => {
+                (self.message, self.needs_slot) = (Some(charge), true);
+                Ok(Some(Heard::NeedsSlot))
+            }
+            Err(refusal) => Ok(Some(Heard::Refused(refusal))),
         }
     }
 
     fn broken(&self, malformed: frame::Malformed) -> Heard<'static> {
-        tracing::warn!(user = self.user, %malformed, "a client broke the protocol");
-        Heard::End
+        tracing::warn!(user = self.account.uid(), %malformed, "a client broke the protocol");
+        Heard::Broken
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::budget::{Budget, Limits, tests::ample};
     use super::*;
-    use crate::protocol::Answer;
+    use crate::protocol::{Answer, PROTOCOL};
 
-    fn connection() -> (Connection, PacketSocket) {
+    fn connection_in(budget: &mut Budget) -> (Connection, PacketSocket) {
         let (here, there) = PacketSocket::pair().unwrap();
-        let pins = Memfd::create("wholemem-pins", PINS_LEN).unwrap();
-        (Connection::new(Some(here), None, pins, 0), there)
+        let account = budget.open(7);
+        let charge = account.charge(CONNECTION).unwrap();
+        (Connection::accept(here, account, charge, false), there)
+    }
+
+    fn admitted(budget: &mut Budget) -> (Connection, PacketSocket) {
+        let (mut connection, there) = connection_in(budget);
+        connection.admit(1).unwrap();
+        connection.phase = Phase::Open;
+        (connection, there)
+    }
+
+    const BEGIN_MORE: u8 = 3;
+    const MORE: u8 = 1;
+
+    fn send(there: &PacketSocket, kind: u8, len: usize) {
+        there.send(&[&[kind][..], &vec![0; len]].concat(), &[], Deadline::NOW).unwrap();
     }
 
     #[test]
-    fn nothing_is_kept_for_a_connection_that_is_closed() {
-        let (mut connection, there) = connection();
+    fn before_the_hello_almost_nothing_is_held() {
+        let mut budget = ample();
+        let (mut connection, there) = connection_in(&mut budget);
+        assert_eq!(budget.held(), CONNECTION);
+        send(&there, BEGIN_MORE, 10);
+        assert!(matches!(connection.hear(&mut [0; 2000], 0), Heard::Broken), "a hello is one packet");
+        assert_eq!((budget.held(), connection.assembly.len()), (CONNECTION, 0));
+        let (mut connection, there) = connection_in(&mut budget);
+        send(&there, 2, LONGEST_HELLO);
+        assert!(matches!(connection.hear(&mut [0; 2000], 0), Heard::Broken), "and a short one");
+        let (mut connection, there) = connection_in(&mut budget);
+        let hello = Request { id: 1, again: false, ask: Ask::Hello { protocol: PROTOCOL } };
+        frame::send_message(&there, &hello, &[], &[], Deadline::NOW).unwrap().unwrap();
+        assert!(
+            matches!(connection.hear(&mut [0; 2000], 0), Heard::Request(request, ..) if request == hello)
+        );
+    }
+
+    #[test]
+    fn a_long_message_is_charged_as_the_longest_until_it_is_complete() {
+        let mut budget = ample();
+        let (mut connection, there) = admitted(&mut budget);
+        let before = budget.held();
+        let label = crate::protocol::Label { name: "x".to_owned(), meta: Vec::new() };
+        let ask = Ask::Create { label, len: 150_000, members: Vec::new(), place: 0 };
+        let packets = frame::encode(&Request { id: 9, again: false, ask }, &[5; 150_000]).unwrap();
+        there.send(&packets[0], &[], Deadline::NOW).unwrap();
+        let mut packet = vec![0; wholemem_os::packet::MAX_PACKET];
+        assert!(matches!(connection.hear(&mut packet, 0), Heard::TookSlot));
+        assert_eq!(budget.held().bytes - before.bytes, SLOT.bytes);
+        packets[1..].iter().for_each(|packet| there.send(packet, &[], Deadline::NOW).unwrap());
+        let heard = connection.hear(&mut packet, 0);
+        let Heard::Request(request, payload, _, charge) = heard else { panic!("{heard:?}") };
+        assert_eq!((request.id, payload.len()), (9, 150_000));
+        assert_eq!(budget.held().bytes - before.bytes, 150_000);
+        drop(charge);
+        assert_eq!(budget.held(), before);
+    }
+
+    #[test]
+    fn a_connection_without_room_for_a_long_message_is_not_read_until_there_is_some() {
+        let others = Amount { bytes: 2 * (MAX_MESSAGE as u64 + (1 << 20)), descriptors: 100 };
+        let mut budget = Budget::new(0, Limits { own: others, others });
+        let [(mut first, one), (mut second, two)] = [admitted(&mut budget), admitted(&mut budget)];
+        let mut packet = [0; 2000];
+        [&one, &two].into_iter().for_each(|there| send(there, BEGIN_MORE, 1000));
+        assert!(matches!(first.hear(&mut packet, 0), Heard::TookSlot));
+        assert!(matches!(second.hear(&mut packet, 0), Heard::NeedsSlot));
+        assert_eq!((first.wanted().read, second.wanted().read), (true, false));
+        assert!(second.take_slot().is_err());
+        first.drop_messages();
+        second.take_slot().unwrap();
+        assert!(second.wanted().read);
+    }
+
+    #[test]
+    fn nothing_is_kept_for_a_connection_that_was_ended() {
+        let mut budget = ample();
+        let (mut connection, there) = admitted(&mut budget);
+        let before = budget.held();
         let done = Response { id: 1, answer: Answer::Done };
         // It does not read, and has begun to say something long.
-        while connection.say(&done, Vec::new()) == Standing::Good {}
-        there.send(&[&[3][..], &[0; 1000]].concat(), &[], Deadline::NOW).unwrap();
-        assert!(connection.hear(&mut [0; 2000], 0).is_none());
-        assert!(connection.excess() > 0 && connection.assembly != Assembly::default());
-        connection.close();
-        let good = |_| connection.say(&done, Vec::new()) == Standing::Good;
-        assert!((0..100).all(good), "it is not closed again");
-        assert_eq!((connection.outbox.len(), connection.assembly), (0, Assembly::default()));
+        while connection.has_said_all() {
+            connection.say(&done, Vec::new()).unwrap();
+        }
+        send(&there, BEGIN_MORE, 1000);
+        assert!(matches!(connection.hear(&mut [0; 2000], 0), Heard::TookSlot));
+        connection.dismiss();
+        assert_eq!(budget.held(), before);
+        connection.say(&done, Vec::new()).unwrap();
+        assert_eq!((budget.held(), connection.wanted()), (before, Interest::default()));
     }
 
     #[test]
-    fn who_asks_for_memory_and_does_not_read_is_let_go_before_the_server_has_no_descriptors_left() {
-        let (mut connection, _there) = connection();
+    fn a_client_that_does_not_read_is_refused_before_the_server_has_no_memory_or_descriptors_left() {
+        let mut budget = Budget::new(0, Limits::of_server(1 << 30, 1000));
+        let (mut connection, _there) = admitted(&mut budget);
         let done = Response { id: 1, answer: Answer::Done };
+        let refused = (0..10_000_000).find_map(|_| connection.say(&done, Vec::new()).err());
+        assert!(matches!(refused, Some(Refusal::ClientLimit { user: 7, .. })), "{refused:?}");
+        assert!(budget.held().bytes <= 2 * MAX_MESSAGE as u64);
+        let (mut connection, _there) = admitted(&mut budget);
         let fd = Rc::new(OwnedFd::from(std::fs::File::open("/dev/zero").unwrap()));
-        while connection.say(&done, vec![Rc::clone(&fd)]) != Standing::Bad {}
-        assert_eq!(connection.outbox.descriptors(), MOST_DESCRIPTORS + 1);
-        connection.close();
+        let refused = (0..1000).find_map(|_| connection.say(&done, vec![Rc::clone(&fd)]).err());
+        let Some(Refusal::ClientLimit { what, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!(what, "descriptors");
+        connection.dismiss();
         assert_eq!(Rc::strong_count(&fd), 1);
     }
 
     #[test]
-    fn who_never_comes_to_an_end_is_heard_in_turn_with_others() {
-        let (mut connection, there) = connection();
+    fn a_connection_that_never_comes_to_an_end_is_heard_in_turn_with_others() {
+        let mut budget = ample();
+        let (mut connection, there) = admitted(&mut budget);
         // Behind a message whose beginning another server has read, any number of packets may be.
         connection.assembly = Assembly::inherited();
-        let mut left = 0;
-        while there.send(&[1], &[], Deadline::NOW).is_ok() {
-            left += 1;
-        }
-        assert!(left > MOST_PACKETS, "{left} packets");
-        assert!(connection.hear(&mut [0; 8], 0).is_none());
-        let mut rest = 0;
-        while connection.socket.as_ref().unwrap().recv(&mut [0; 8], Deadline::NOW).is_ok() {
-            rest += 1;
-        }
-        assert_eq!(rest, left - MOST_PACKETS);
+        (0..20).for_each(|_| send(&there, MORE, 0));
+        assert!(matches!(connection.hear(&mut [0; 8], 0), Heard::Nothing));
+        let socket = connection.socket.as_ref().unwrap();
+        let left = std::iter::from_fn(|| socket.recv(&mut [0; 8], Deadline::NOW).ok()).count();
+        assert_eq!(left, 20 - PACKETS_AT_ONCE);
     }
 }

@@ -1,7 +1,8 @@
 //! How objects come about: their memory, their records, and the store that makes them everybody's.
 
+use super::budget::Charge;
 use super::ledger::HOST;
-use super::machine::{Output, Pending, Premises, Server, Share};
+use super::machine::{Closing, Output, Pending, Premises, Server, Share};
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::{Record, Region};
@@ -40,32 +41,72 @@ impl<C: Cells> Server<C> {
         client: ClientId,
         request: Request,
         payload: Payload<'_>,
+        charge: Option<Charge>,
         premises: &mut impl Premises,
     ) {
         let id = request.id;
-        if self.is_known(client, id) {
+        if self.is_known(client, id, request.again) {
             return;
         }
         let outcome = self.begin(client, &request, &payload, premises);
-        match outcome {
-            Ok(Begun::Done) => {}
-            Ok(Begun::Needs(allocation)) => {
-                let pending = Pending { client, request, payload: payload.into_owned() };
-                self.making.entry(allocation).or_default().push(pending);
+        let outcome = match outcome {
+            Ok(Begun::Done) => return,
+            Ok(Begun::Needs(allocation)) => match self.pend(client, request, payload, charge) {
+                Ok(pending) => {
+                    self.making.entry(allocation).or_default().push(pending);
+                    return;
+                }
+                // Memory that is being made for it is freed when it is there.
+                Err(refusal) => Err(refusal),
+            },
+            // Room may be found by the search that is going on for pins of deleted objects.
+            Err(Refusal::OverQuota { .. } | Refusal::IndexFull { .. }) if self.scan.is_active() => {
+                self.pend(client, request, payload, charge).map(|pending| {
+                    self.deferred.push_back((self.scan.passes_to_come(), pending));
+                })
             }
-            Err(refusal) => self.answer(client, id, Err(refusal)),
+            Err(refusal) => Err(refusal),
+        };
+        if let Err(refusal) = outcome {
+            self.answer(client, id, Err(refusal));
         }
     }
 
-    /// Whether a request that makes something was heard before: then it is answered, or will be.
-    pub(super) fn is_known(&mut self, client: ClientId, id: u64) -> bool {
-        if let Some(object) = self.made.get(&(client, id)).copied() {
-            // Said again after a restart, and done before it.
-            self.answer_created(client, id, object);
+    /// Tries requests again that found no room before deleted objects were looked for.
+    pub(super) fn retry_deferred(&mut self, premises: &mut impl Premises) {
+        while self.deferred.front().is_some_and(|(passes, _)| *passes <= self.scan.passes()) {
+            let Some((_, pending)) = self.deferred.pop_front() else { return };
+            if !self.clients.contains_key(&pending.client) {
+                continue;
+            }
+            let (client, id) = (pending.client, pending.request.id);
+            match self.begin(client, &pending.request, &pending.payload, premises) {
+                Ok(Begun::Done) => {}
+                Ok(Begun::Needs(allocation)) => self.making.entry(allocation).or_default().push(pending),
+                Err(refusal) => self.answer(client, id, Err(refusal)),
+            }
+        }
+    }
+
+    /// Whether a request that makes something was heard before: then it is answered, or will be. A client that uses an id twice
+    /// for different things is refused.
+    pub(super) fn is_known(&mut self, client: ClientId, id: u64, again: bool) -> bool {
+        if let Some(object) = self.made.get(client, id) {
+            match again {
+                // Done before the server was restarted.
+                true => self.answer_created(client, id, object),
+                false => self.answer(
+                    client,
+                    id,
+                    Err(Refusal::malformed("a request has an id that was used before")),
+                ),
+            }
             return true;
         }
         // Said again while it is being done.
-        self.making.values().flatten().any(|other| (other.client, other.request.id) == (client, id))
+        let deferred = self.deferred.iter().map(|(_, pending)| pending);
+        let mut pending = self.making.values().flatten().chain(deferred);
+        pending.any(|other| (other.client, other.request.id) == (client, id))
     }
 
     fn begin(
@@ -104,7 +145,7 @@ impl<C: Cells> Server<C> {
         let state = if brings_bytes { State::Sealed } else { State::Created };
         let object = self.write_down(client, request, &plan, region, state);
         if brings_bytes {
-            self.follow(object, premises);
+            self.follow(object);
         }
         self.answer_created(client, request.id, object);
         Ok(Begun::Done)
@@ -195,9 +236,9 @@ impl<C: Cells> Server<C> {
                 continue;
             }
             if matches!(pending.request.ask, Ask::Adopt { .. }) {
-                self.taken_in(&pending, allocation, premises);
+                self.taken_in(&pending, allocation);
             } else if record.is_arena {
-                self.create(pending.client, pending.request, pending.payload, premises);
+                self.create_in_arena(pending, premises);
             } else if let Ok(plan) = Plan::new(&pending.request.ask) {
                 if self.slots.left() < 1 + plan.members.len() {
                     let refusal = Refusal::IndexFull { slots: self.index.geometry().slots };
@@ -210,6 +251,19 @@ impl<C: Cells> Server<C> {
         // Whoever wanted it may have left meanwhile.
         if self.ledger.is_idle(allocation) {
             self.close_allocation(allocation);
+        }
+    }
+
+    /// Creates what has waited for an arena, or has it wait for another.
+    fn create_in_arena(&mut self, pending: Pending, premises: &mut impl Premises) {
+        let (client, id) = (pending.client, pending.request.id);
+        match self.begin(client, &pending.request, &pending.payload, premises) {
+            Ok(Begun::Done) => {}
+            Ok(Begun::Needs(allocation)) => self.making.entry(allocation).or_default().push(pending),
+            Err(Refusal::OverQuota { .. } | Refusal::IndexFull { .. }) if self.scan.is_active() => {
+                self.deferred.push_back((self.scan.passes_to_come(), pending));
+            }
+            Err(refusal) => self.answer(client, id, Err(refusal)),
         }
     }
 
@@ -239,24 +293,33 @@ impl<C: Cells> Server<C> {
             len,
             version: if state == State::Sealed { self.next_version(&label.name) } else { 0 },
             created: self.now.unix,
-            owner: self.clients.get(&client).map_or(self.settings.user, |client| client.user),
+            owner: self.clients.get(&client).map_or(self.settings.user, |client| client.account.uid()),
             client,
             request: request.id,
             pack: (!others.is_empty()).then_some(first),
         };
-        for ((id, member), offset) in others.iter().zip(plan.members).zip(&plan.offsets) {
-            self.index.fill(*id, &record(&member.label, *offset, member.len));
-            self.index.commit(*id, State::Created);
+        let laid_out = plan.members.iter().zip(&plan.offsets);
+        let records: Vec<_> =
+            laid_out.map(|(member, offset)| record(&member.label, *offset, member.len)).collect();
+        let whole = record(plan.label, 0, plan.len);
+        for (id, record) in others.iter().zip(records) {
+            self.index.fill(*id, &record);
+            self.commit(*id, State::Created);
         }
-        self.index.fill(first, &record(plan.label, 0, plan.len));
-        self.index.commit(first, state);
+        self.index.fill(first, &whole);
+        self.commit(first, state);
         for _ in 0..=others.len() {
             self.ledger.hold(region, false);
         }
         if !others.is_empty() {
             self.members.insert(first, others.into_iter().collect());
         }
-        self.made.insert((client, request.id), first);
+        self.made.insert(client, request.id, first);
+        if state == State::Created
+            && let Some(client) = self.clients.get_mut(&client)
+        {
+            client.drafts.insert(first);
+        }
         first
     }
 
@@ -287,7 +350,7 @@ impl<C: Cells> Server<C> {
         let Some((state, record)) = self.index.read(object) else {
             return self.answer(client, id, Err(Refusal::NoSuchObject { object }));
         };
-        let is_own = self.made.get(&(client, record.request)) == Some(&object);
+        let is_own = self.made.get(client, record.request) == Some(object);
         // A deleted object that the client still has pinned is its to use.
         let may = state == State::Sealed || state == State::Deleted || is_own;
         match self.memory_of(&record).filter(|_| may) {
@@ -300,8 +363,8 @@ impl<C: Cells> Server<C> {
     }
 
     /// Seals what a request has made: when nobody can write it any more.
-    pub(super) fn seal(&mut self, client: ClientId, id: u64, create: u64, premises: &mut impl Premises) {
-        let object = self.made.get(&(client, create)).copied();
+    pub(super) fn seal(&mut self, client: ClientId, id: u64, create: u64) {
+        let object = self.made.get(client, create);
         let Some((object, (state, record))) =
             object.and_then(|object| Some((object, self.index.read(object)?)))
         else {
@@ -311,20 +374,27 @@ impl<C: Cells> Server<C> {
         let known = self.ledger.record(allocation);
         match (state, known) {
             (State::Created, Some(known)) if known.place == HOST && !known.is_arena => {
-                let (_, _, seals) =
-                    self.closing.entry(allocation).or_insert_with(|| (client, object, Vec::new()));
-                seals.push(id);
+                let charge = match self.charge_request(client) {
+                    Ok(charge) => charge,
+                    Err(refusal) => return self.answer(client, id, Err(refusal)),
+                };
+                let closing = self.closing.entry(allocation);
+                let seals =
+                    &mut closing.or_insert_with(|| Closing { client, object, seals: Vec::new() }).seals;
+                seals.push((id, charge));
                 if seals.len() == 1 {
                     // Whoever keeps a hold on pages has the kernel wait for it, so others than ourselves are left to
                     // a worker.
-                    let is_trusted =
-                        self.clients.get(&client).is_some_and(|client| client.user == self.settings.user);
+                    let is_trusted = self
+                        .clients
+                        .get(&client)
+                        .is_some_and(|client| client.account.uid() == self.settings.user);
                     let at_once = is_trusted && known.len <= CLOSED_AT_ONCE;
                     self.outputs.push(Output::CloseForWriting { allocation, at_once });
                 }
             }
             (State::Created, _) => {
-                let outcome = self.seal_now(client, object, premises);
+                let outcome = self.seal_now(client, object);
                 self.answer(client, id, outcome);
             }
             (State::Sealed, _) => {
@@ -334,18 +404,13 @@ impl<C: Cells> Server<C> {
         }
     }
 
-    pub(super) fn memory_closed(
-        &mut self,
-        allocation: AllocationId,
-        outcome: Result<(), Refusal>,
-        premises: &mut impl Premises,
-    ) {
-        let Some((client, object, seals)) = self.closing.remove(&allocation) else { return };
+    pub(super) fn memory_closed(&mut self, allocation: AllocationId, outcome: Result<(), Refusal>) {
+        let Some(Closing { client, object, seals }) = self.closing.remove(&allocation) else { return };
         // Its maker may have given it up meanwhile, or left and taken it along.
         let is_there = self.index.state(object) == Some(State::Created);
         let outcome = outcome.and(if is_there { Ok(()) } else { Err(Refusal::NothingToSeal) });
-        let outcome = outcome.and_then(|()| self.seal_now(client, object, premises));
-        for id in seals {
+        let outcome = outcome.and_then(|()| self.seal_now(client, object));
+        for (id, _charge) in seals {
             self.answer(client, id, outcome.clone());
         }
         // Not before: its writer would have to share the machine with who makes memory.
@@ -363,10 +428,9 @@ impl<C: Cells> Server<C> {
         again: bool,
         label: Label,
         (object, part): (ObjectId, Option<Part>),
-        premises: &mut impl Premises,
     ) {
-        if again && let Some(made) = self.made.get(&(client, id)).copied() {
-            return self.answer_created(client, id, made);
+        if self.is_known(client, id, again) {
+            return;
         }
         let outcome = label.check().and_then(|()| {
             self.check_owner(client, &label.name)?;
@@ -378,19 +442,14 @@ impl<C: Cells> Server<C> {
             let own = Part { offset: record.offset - record.region.offset, len: record.len };
             let part = part.unwrap_or(own);
             part.check(record.region.len)?;
-            self.name_part(client, id, label, record.region, part, premises)
+            self.name_part(client, id, label, record.region, part)
         });
         self.answer(client, id, outcome);
     }
 
     /// Gives an object, or all objects of a pack, their versions, and makes them everybody's by the one store that
     /// counts. Says which version the first one is. A name may have become another's meanwhile.
-    fn seal_now(
-        &mut self,
-        client: ClientId,
-        first: ObjectId,
-        premises: &mut impl Premises,
-    ) -> Result<Answer, Refusal> {
+    fn seal_now(&mut self, client: ClientId, first: ObjectId) -> Result<Answer, Refusal> {
         let name = |id: ObjectId| self.index.read(id).map(|(_, record)| record.name).unwrap_or_default();
         let pack: Vec<_> = self.pack(first).into_iter().map(|id| (id, name(id))).collect();
         for (_, name) in &pack {
@@ -402,14 +461,15 @@ impl<C: Cells> Server<C> {
             self.index.set_version(id, next);
             version = if id == first { next } else { version };
         }
-        self.index.commit(first, State::Sealed);
-        self.follow(first, premises);
+        self.commit(first, State::Sealed);
+        self.finish_draft(client, first);
+        self.follow(first);
         Ok(Answer::Sealed { object: first, version })
     }
 
     /// Whether a client may make a name mean another object: that deletes the one it means now.
     pub(super) fn check_owner(&self, client: ClientId, name: &str) -> Result<(), Refusal> {
-        let user = self.clients.get(&client).map(|client| client.user);
+        let user = self.clients.get(&client).map(|client| client.account.uid());
         let Some(owner) = self.names.get(name).and_then(|id| self.index.owner(*id)) else { return Ok(()) };
         if user == Some(owner) || user == Some(self.settings.user) {
             return Ok(());
@@ -418,10 +478,10 @@ impl<C: Cells> Server<C> {
     }
 
     /// What follows when the first object of a pack, or the only one, has been sealed.
-    pub(super) fn follow(&mut self, first: ObjectId, premises: &mut impl Premises) {
+    pub(super) fn follow(&mut self, first: ObjectId) {
         let pack = self.pack(first);
         for other in pack.iter().filter(|id| **id != first) {
-            self.index.commit(*other, State::Sealed);
+            self.commit(*other, State::Sealed);
         }
         for id in pack {
             let Some((_, record)) = self.index.read(id).filter(|(_, record)| !record.name.is_empty()) else {
@@ -431,7 +491,7 @@ impl<C: Cells> Server<C> {
             self.index.point(&record.name, before, id);
             self.announce(&record.name, id, record.version);
             if let Some(before) = before {
-                self.retire(before, premises);
+                self.retire(before);
             }
         }
     }

@@ -6,12 +6,12 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use wholemem_os::packet::{MAX_PACKET, PacketListener};
+use wholemem_os::packet::PacketListener;
 use wholemem_os::{Deadline, PacketSocket};
 
 use crate::Result;
 use crate::protocol::frame;
-use crate::protocol::{Answer, Refusal, Response};
+use crate::protocol::{Answer, OLDEST_PROTOCOL, Refusal, Response};
 
 /// How many descriptors a client takes: its connection, its process and its pins, here and on their way to the keeper.
 const FOR_A_CLIENT: usize = 6;
@@ -41,7 +41,7 @@ impl Door {
             let is_nobody = came.is_none();
             if let Some(socket) = came {
                 tracing::warn!("no descriptor is left for one more client");
-                turn_away(&socket);
+                turn_away(&socket, Refusal::NoDescriptors);
             }
             self.spare = spare();
             if is_nobody {
@@ -67,9 +67,9 @@ fn spare() -> Option<OwnedFd> {
     File::open("/dev/null").map(OwnedFd::from).ok()
 }
 
-/// Tells a client why it is let go. It may not have said anything yet, so that this answers nothing in particular.
-fn turn_away(socket: &PacketSocket) {
-    let _ = socket.recv(&mut [0; MAX_PACKET], Deadline::NOW);
-    let response = Response { id: 0, answer: Answer::Refused(Refusal::NoDescriptors) };
-    let _ = frame::send_message(socket, &response, &[], &[], Deadline::NOW);
+/// Tells a client why it is not served. It may not have said anything yet, so that this answers nothing in particular.
+pub(super) fn turn_away(socket: &PacketSocket, refusal: Refusal) {
+    let _ = socket.recv(&mut [0; 64], Deadline::NOW);
+    let answer = Answer::Refused(refusal.for_protocol(OLDEST_PROTOCOL));
+    let _ = frame::send_message(socket, &Response { id: 0, answer }, &[], &[], Deadline::NOW);
 }

@@ -1,23 +1,28 @@
 //! The server as a machine: what happens goes in, what is to be done comes out, and nothing here waits or calls.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use super::budget::{Account, Amount, Charge};
 use super::ledger::{Ledger, Terms};
+use super::made::Made;
+use super::pin_scan::{PinPosition, PinScan};
 use super::slots::Slots;
 use super::stock::Stock;
-use super::waiting::Waiter;
+use super::waiting::Waiting;
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::Index;
 use crate::protocol::frame::Payload;
 use crate::protocol::{
-    Answer, Ask, Event, EventKind, PROTOCOL, Refusal, Request, Response, Status, check_name,
+    Answer, Ask, Event, EventKind, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, Response, Status, check_name,
 };
 
-/// How often all pins are looked at while something waits for them. A kick says so at once, and a death; this is for a
-/// kick that was lost.
-const LOOK_AT_PINS: Duration = Duration::from_secs(1);
+/// How many entries of what clients that left have made one step drops.
+const DROPPED_AT_ONCE: usize = 1024;
+
+/// What a request takes that waits for memory, besides its payload.
+const PENDING_COST: u64 = 512;
 
 /// What a server is told to keep to.
 #[derive(Debug, Clone)]
@@ -44,8 +49,16 @@ impl Settings {
 pub(crate) trait Premises {
     /// Writes bytes of a small object into an arena, and says whether that could be done.
     fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool;
-    /// Which of some objects any client has pinned. All pins are looked at once, however many objects there are.
-    fn pinned(&self, objects: &BTreeSet<ObjectId>) -> BTreeSet<ObjectId>;
+    /// Reads pins in the order of clients' ids, from a position on, until the work is used up or one page is read: `visit`
+    /// says how much work a pin was. Says where to go on; `None` after the last page.
+    fn read_pins(
+        &self,
+        from: PinPosition,
+        work: &mut usize,
+        visit: &mut dyn FnMut(u64) -> usize,
+    ) -> Option<PinPosition>;
+    /// The pins of a client that holds nothing any more. They are not read from now on.
+    fn take_pins(&mut self, client: ClientId) -> Vec<u64>;
 }
 
 /// The time of a step.
@@ -62,14 +75,16 @@ pub(crate) struct Now {
 pub(crate) enum Input<'a> {
     Joined {
         client: ClientId,
-        user: u32,
+        account: Account,
     },
     Asked {
         client: ClientId,
         request: Request,
         payload: Payload<'a>,
+        /// For the payload, where it has memory of its own.
+        charge: Option<Charge>,
     },
-    /// The process of a client is gone, or has been disconnected; its pins are no longer looked at.
+    /// A client holds nothing any more.
     Left {
         client: ClientId,
     },
@@ -105,6 +120,10 @@ pub(crate) enum Output {
     Release { allocation: AllocationId },
     /// Let this client go.
     Dismiss { client: ClientId },
+    /// Tell this client of what happens to objects whose names begin so, from now on.
+    Watch { client: ClientId, prefix: String },
+    /// Something happened to an object: clients that watch for it are told.
+    Announce(Event),
 }
 
 /// A descriptor of an allocation that goes along with an answer.
@@ -116,12 +135,14 @@ pub(crate) struct Share {
 
 #[derive(Debug)]
 pub(super) struct Client {
-    pub(super) user: u32,
-    pub(super) watches: Option<String>,
-    has_greeted: bool,
-    /// The first requests that this server has heard of it, where it had another server before: what it says before it
-    /// has read that, it says again.
-    heard: BTreeSet<u64>,
+    pub(super) account: Account,
+    /// The version of the protocol it speaks, once it has said hello.
+    protocol: Option<u32>,
+    /// Where it had another server before: the first requests that this one has heard of it. What it says before it has read
+    /// that the server is another one, it says again.
+    heard: Option<BTreeSet<u64>>,
+    /// What it has created and not sealed: single objects, and packs by their first.
+    pub(super) drafts: BTreeSet<ObjectId>,
 }
 
 /// How many requests a client may have said before it reads that it has another server.
@@ -133,6 +154,34 @@ pub(super) struct Pending {
     pub(super) client: ClientId,
     pub(super) request: Request,
     pub(super) payload: Payload<'static>,
+    /// For the request and its payload.
+    _charge: Charge,
+}
+
+/// A draft whose memory is being closed for writing.
+#[derive(Debug)]
+pub(super) struct Closing {
+    pub(super) client: ClientId,
+    pub(super) object: ObjectId,
+    /// Requests to seal it.
+    pub(super) seals: Vec<(u64, Charge)>,
+}
+
+/// How many objects there are.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Census {
+    sealed: u64,
+    created: u64,
+}
+
+impl Census {
+    fn of(&mut self, state: State) -> Option<&mut u64> {
+        match state {
+            State::Sealed => Some(&mut self.sealed),
+            State::Created => Some(&mut self.created),
+            State::Free | State::Deleted => None,
+        }
+    }
 }
 
 /// The server. What it knows of objects is in the index; the rest can be found out from there again.
@@ -146,26 +195,25 @@ pub(crate) struct Server<C> {
     /// What each name means.
     pub(super) names: BTreeMap<String, ObjectId>,
     pub(super) clients: BTreeMap<ClientId, Client>,
-    /// What each request of a client that is still there has made: the first object of it.
-    pub(super) made: BTreeMap<(ClientId, u64), ObjectId>,
+    pub(super) made: Made,
     /// The other objects of each pack, by its first.
     pub(super) members: BTreeMap<ObjectId, BTreeSet<ObjectId>>,
     /// Who waits for memory that is being made.
     pub(super) making: BTreeMap<AllocationId, Vec<Pending>>,
-    /// Who waits for memory to be closed for writing: the client, the object, and its requests to seal.
-    pub(super) closing: BTreeMap<AllocationId, (ClientId, ObjectId, Vec<u64>)>,
-    pub(super) waiting: Vec<Waiter>,
-    /// What is deleted and not yet free.
-    pub(super) retired: BTreeSet<ObjectId>,
-    /// When all pins were looked at last.
-    pub(super) swept: Duration,
+    pub(super) closing: BTreeMap<AllocationId, Closing>,
+    pub(super) waiting: Waiting,
+    pub(super) scan: PinScan,
+    /// Requests that found no room while deleted objects were still being looked for: they are tried again when so many passes
+    /// are complete.
+    pub(super) deferred: VecDeque<(u64, Pending)>,
+    census: Census,
     pub(super) outputs: Vec<Output>,
     pub(super) now: Now,
 }
 
 impl<C: Cells> Server<C> {
     pub(super) fn empty(index: Index<C>, settings: Settings, ledger: Ledger, slots: Slots) -> Self {
-        let stock = Stock::new(settings.ahead);
+        let (stock, scan) = (Stock::new(settings.ahead), PinScan::new(index.geometry().slots));
         Self {
             index,
             settings,
@@ -174,13 +222,14 @@ impl<C: Cells> Server<C> {
             stock,
             names: BTreeMap::new(),
             clients: BTreeMap::new(),
-            made: BTreeMap::new(),
+            made: Made::default(),
             members: BTreeMap::new(),
             making: BTreeMap::new(),
             closing: BTreeMap::new(),
-            waiting: Vec::new(),
-            retired: BTreeSet::new(),
-            swept: Duration::ZERO,
+            waiting: Waiting::default(),
+            scan,
+            deferred: VecDeque::new(),
+            census: Census::default(),
             outputs: Vec::new(),
             now: Now { elapsed: Duration::ZERO, unix: 0 },
         }
@@ -190,32 +239,101 @@ impl<C: Cells> Server<C> {
         &self.index
     }
 
-    /// When to step again though nothing has happened: a question has waited long enough, or pins are to be looked at.
+    /// When to step again though nothing has happened. Zero: there is work that was left for the next step.
     pub(crate) fn wake_at(&self) -> Option<Duration> {
-        let look = (!self.retired.is_empty()).then(|| self.swept + LOOK_AT_PINS);
-        let waits = self.waiting.iter().map(Waiter::until);
-        waits.chain(look).chain(self.stock.wake_at()).min()
+        if self.made.has_dropped() {
+            return Some(Duration::ZERO);
+        }
+        let wakes = [self.waiting.wake_at(), self.scan.wake_at(), self.stock.wake_at()];
+        wakes.into_iter().flatten().min()
     }
 
     pub(crate) fn step(&mut self, now: Now, input: Input<'_>, premises: &mut impl Premises) -> Vec<Output> {
         self.now = now;
         match input {
-            Input::Joined { client, user } => self.join(client, user, false),
-            Input::Asked { client, request, payload } => self.asked(client, request, payload, premises),
+            Input::Joined { client, account } => self.join(client, account),
+            Input::Asked { client, request, payload, charge } => {
+                self.asked(client, request, payload, charge, premises);
+            }
             Input::Left { client } => self.left(client, premises),
             Input::Made { allocation, outcome } => self.memory_made(allocation, outcome, premises),
-            Input::Closed { allocation, outcome } => self.memory_closed(allocation, outcome, premises),
-            Input::Tick => self.sweep(premises),
+            Input::Closed { allocation, outcome } => self.memory_closed(allocation, outcome),
+            Input::Tick => {}
         }
+        self.scan_pins(premises);
+        self.retry_deferred(premises);
         self.trim_stock();
-        self.tell_of_room();
-        self.expire();
+        self.answer_waiting();
+        self.made.trim(DROPPED_AT_ONCE);
         std::mem::take(&mut self.outputs)
     }
 
-    pub(super) fn join(&mut self, client: ClientId, user: u32, has_greeted: bool) {
-        let heard = BTreeSet::new();
-        self.clients.insert(client, Client { user, watches: None, has_greeted, heard });
+    /// The protocol that a client is answered in.
+    pub(crate) fn protocol(&self, client: ClientId) -> u32 {
+        self.clients.get(&client).and_then(|client| client.protocol).unwrap_or(OLDEST_PROTOCOL)
+    }
+
+    /// Whether a client has begun something that it may still write.
+    pub(crate) fn has_drafts(&self, client: ClientId) -> bool {
+        let drafts = self.clients.get(&client).map(|client| &client.drafts);
+        drafts.is_some_and(|drafts| !drafts.is_empty())
+    }
+
+    fn join(&mut self, client: ClientId, account: Account) {
+        let drafts = BTreeSet::new();
+        self.clients.insert(client, Client { account, protocol: None, heard: None, drafts });
+    }
+
+    /// A client of the server before this one. It has said hello; which protocol it speaks is not known any more.
+    pub(super) fn take_over(&mut self, client: ClientId, account: Account) {
+        let (protocol, heard) = (Some(OLDEST_PROTOCOL), Some(BTreeSet::new()));
+        self.clients.insert(client, Client { account, protocol, heard, drafts: BTreeSet::new() });
+    }
+
+    /// Changes the state of an object.
+    pub(super) fn commit(&mut self, id: ObjectId, state: State) {
+        if let Some(count) = self.index.state(id).and_then(|before| self.census.of(before)) {
+            *count -= 1;
+        }
+        if let Some(count) = self.census.of(state) {
+            *count += 1;
+        }
+        self.index.commit(id, state);
+    }
+
+    /// Counts the objects of an index that was taken over.
+    pub(super) fn count_objects(&mut self) {
+        self.census = Census::default();
+        for slot in 0..self.index.used_slots() {
+            if let Some(count) = self.census.of(self.index.word(slot).state) {
+                *count += 1;
+            }
+        }
+    }
+
+    /// Charges a client for a request that waits.
+    pub(super) fn charge_request(&self, client: ClientId) -> Result<Charge, Refusal> {
+        let known = self.clients.get(&client).ok_or_else(|| Refusal::malformed("a client that has left"))?;
+        known.account.charge(Amount::bytes(PENDING_COST))
+    }
+
+    /// A request that waits for memory. Its payload is charged to its client.
+    pub(super) fn pend(
+        &self,
+        client: ClientId,
+        request: Request,
+        payload: Payload<'_>,
+        charge: Option<Charge>,
+    ) -> Result<Pending, Refusal> {
+        let charge = match charge {
+            Some(charge) => charge,
+            None => {
+                let mut charge = self.charge_request(client)?;
+                charge.grow(Amount::bytes(payload.len() as u64))?;
+                charge
+            }
+        };
+        Ok(Pending { client, request, payload: payload.into_owned(), _charge: charge })
     }
 
     fn asked(
@@ -223,38 +341,41 @@ impl<C: Cells> Server<C> {
         client: ClientId,
         request: Request,
         payload: Payload<'_>,
+        charge: Option<Charge>,
         premises: &mut impl Premises,
     ) {
         let Some(known) = self.clients.get_mut(&client) else { return };
         let (id, again) = (request.id, request.again);
-        if again && known.heard.contains(&id) {
-            // It is answered, or will be.
-            return;
+        if let Some(heard) = &mut known.heard {
+            if again && heard.contains(&id) {
+                // It is answered, or will be.
+                return;
+            }
+            if !again && heard.len() < MOST_HEARD {
+                heard.insert(id);
+            }
         }
-        if !again && known.heard.len() < MOST_HEARD {
-            known.heard.insert(id);
-        }
-        if !known.has_greeted && !matches!(request.ask, Ask::Hello { .. }) {
+        if known.protocol.is_none() && !matches!(request.ask, Ask::Hello { .. }) {
             self.outputs.push(Output::Dismiss { client });
             return;
         }
         let outcome = match request.ask {
-            Ask::Hello { protocol } if protocol != PROTOCOL => {
+            Ask::Hello { protocol } if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&protocol) => {
                 Err(Refusal::OtherProtocol { server: PROTOCOL, client: protocol })
             }
-            Ask::Hello { .. } => {
-                known.has_greeted = true;
+            Ask::Hello { protocol } => {
+                known.protocol = Some(protocol);
                 self.outputs.push(Output::Welcome { client, request: id });
                 return;
             }
-            Ask::Create { .. } => return self.create(client, request, payload, premises),
-            Ask::Seal { create } => return self.seal(client, id, create, premises),
-            Ask::Abandon { create } => self.abandon(client, create, premises),
+            Ask::Create { .. } => return self.create(client, request, payload, charge, premises),
+            Ask::Seal { create } => return self.seal(client, id, create),
+            Ask::Abandon { create } => self.abandon(client, create),
             Ask::Publish { label, object, part } => {
-                return self.publish(client, id, again, label, (object, part), premises);
+                return self.publish(client, id, again, label, (object, part));
             }
             Ask::Adopt { .. } => return self.adopt(client, request),
-            Ask::Delete { object } => self.delete(client, object, again, premises),
+            Ask::Delete { object } => self.delete(client, object, again),
             Ask::Find { name, wait } => match self.names.get(&name) {
                 Some(object) => Ok(Answer::Found { object: *object }),
                 None => match check_name(&name) {
@@ -264,9 +385,9 @@ impl<C: Cells> Server<C> {
             },
             Ask::AwaitRoom { len, place, wait } => return self.await_room(client, id, len, place, wait),
             Ask::Fetch { object } => return self.fetch(client, id, object),
-            Ask::Kick { object } => return self.free_unpinned(&[object], premises),
+            Ask::Kick { object } => return self.kicked(object),
             Ask::Watch { prefix } => check_name(&prefix).map(|()| {
-                known.watches = Some(prefix);
+                self.outputs.push(Output::Watch { client, prefix });
                 Answer::Done
             }),
             Ask::Status => Ok(Answer::Status(self.status())),
@@ -276,7 +397,9 @@ impl<C: Cells> Server<C> {
     }
 
     pub(super) fn answer(&mut self, client: ClientId, id: u64, outcome: Result<Answer, Refusal>) {
-        self.answer_with(client, id, outcome.unwrap_or_else(Answer::Refused), None);
+        let protocol = self.protocol(client);
+        let refused = |refusal: Refusal| Answer::Refused(refusal.for_protocol(protocol));
+        self.answer_with(client, id, outcome.unwrap_or_else(refused), None);
     }
 
     pub(super) fn answer_with(&mut self, client: ClientId, id: u64, answer: Answer, share: Option<Share>) {
@@ -291,43 +414,32 @@ impl<C: Cells> Server<C> {
 
     /// Tells those who watch for a name.
     pub(super) fn tell(&mut self, name: &str, object: ObjectId, what: EventKind) {
-        let watches =
-            |client: &Client| client.watches.as_ref().is_some_and(|prefix| name.starts_with(prefix));
-        let watchers = self.clients.iter().filter(|(_, client)| watches(client)).map(|(id, _)| *id);
-        for client in watchers.collect::<Vec<_>>() {
-            let event = Event { name: name.to_owned(), object, what };
-            self.answer(client, 0, Ok(Answer::Event(event)));
-        }
+        self.outputs.push(Output::Announce(Event { name: name.to_owned(), object, what }));
     }
 
     fn left(&mut self, client: ClientId, premises: &mut impl Premises) {
-        self.clients.remove(&client);
+        let drafts = self.clients.remove(&client).map(|client| client.drafts).unwrap_or_default();
         self.forget_waiting(client);
-        let range = (client, 0)..=(client, u64::MAX);
-        let made: Vec<_> = self.made.range(range).map(|(key, object)| (*key, *object)).collect();
-        for (key, object) in made {
+        for object in drafts {
             if self.index.state(object) == Some(State::Created) {
-                self.retire(object, premises);
+                self.retire(object);
+            } else {
+                // Deleted by another, and kept while its writer was there.
+                self.look_for(object);
             }
-            self.made.remove(&key);
         }
-        self.sweep(premises);
+        self.made.forget(client);
+        for pin in premises.take_pins(client) {
+            self.kicked_by_pin(pin);
+        }
     }
 
     fn status(&self) -> Status {
-        let (mut objects, mut unsealed) = (0, 0);
-        for slot in 0..self.index.used_slots() {
-            match self.index.word(slot).state {
-                State::Sealed => objects += 1,
-                State::Created => unsealed += 1,
-                State::Free | State::Deleted => {}
-            }
-        }
         let (host, device) = self.ledger.usage();
         Status {
-            objects,
-            unsealed,
-            retired: self.retired.len() as u64,
+            objects: self.census.sealed,
+            unsealed: self.census.created,
+            retired: self.scan.count() as u64,
             clients: self.clients.len() as u64,
             host,
             device,

@@ -15,12 +15,19 @@
 //! is lost while its keeper lives; no client makes it wait.
 
 mod adopt;
+mod budget;
+mod clients;
 mod connection;
 mod create;
 mod door;
+mod keeper_link;
 mod ledger;
 mod machine;
+mod made;
+mod message_slots;
 mod outbox;
+mod pin_scan;
+mod poller;
 mod recover;
 #[cfg(test)]
 mod replay;
@@ -29,12 +36,15 @@ mod run;
 mod slots;
 mod stock;
 mod waiting;
+mod watchers;
 mod workers;
 #[cfg(test)]
 mod world;
 mod yard;
 
+pub(crate) use budget::{Budget, Limits};
 pub(crate) use ledger::Terms;
 pub(crate) use machine::{Input, Now, Output, Premises, Server, Settings};
+pub(crate) use pin_scan::PinPosition;
 pub(crate) use recover::Survivors;
 pub(crate) use run::run;

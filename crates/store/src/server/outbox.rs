@@ -1,4 +1,4 @@
-//! What waits to be sent to somebody who may not read it: a bounded queue, never a blocking send.
+//! Packets that wait until the other end reads: a queue, never a blocking send. What it holds is charged to the client.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,12 +6,19 @@ use std::rc::Rc;
 
 use wholemem_os::{Deadline, Errno, Error, PacketSocket};
 
+use super::budget::{Amount, Charge};
+
+/// A packet, the descriptors that go along, and on the last of a message what the message is charged.
+type Item = (Vec<u8>, Vec<Rc<OwnedFd>>, Option<Charge>);
+
+/// What a packet takes besides its bytes.
+const COST: u64 = 64;
+
 /// Packets, each with the descriptors that go along.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    queue: VecDeque<(Vec<u8>, Vec<Rc<OwnedFd>>)>,
+    queue: VecDeque<Item>,
     len: usize,
-    descriptors: usize,
 }
 
 /// How a flush ended.
@@ -30,9 +37,10 @@ impl Outbox {
         self.len
     }
 
-    /// How many descriptors wait.
-    pub(super) fn descriptors(&self) -> usize {
-        self.descriptors
+    /// What a message takes while it waits.
+    pub(super) fn cost(packets: &[Vec<u8>], fds: &[Rc<OwnedFd>]) -> Amount {
+        let bytes = packets.iter().map(|packet| packet.len() as u64 + COST).sum();
+        Amount { bytes, descriptors: fds.len() as u64 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -40,24 +48,28 @@ impl Outbox {
     }
 
     /// Adds the packets of one message, with descriptors on the last.
-    pub(super) fn push(&mut self, packets: Vec<Vec<u8>>, mut fds: Vec<Rc<OwnedFd>>) {
+    pub(super) fn push(
+        &mut self,
+        packets: Vec<Vec<u8>>,
+        mut fds: Vec<Rc<OwnedFd>>,
+        mut charge: Option<Charge>,
+    ) {
         let count = packets.len();
-        self.descriptors += fds.len();
         for (index, packet) in packets.into_iter().enumerate() {
-            let fds = if index + 1 == count { std::mem::take(&mut fds) } else { Vec::new() };
+            let is_last = index + 1 == count;
+            let fds = if is_last { std::mem::take(&mut fds) } else { Vec::new() };
             self.len += packet.len();
-            self.queue.push_back((packet, fds));
+            self.queue.push_back((packet, fds, charge.take_if(|_| is_last)));
         }
     }
 
     /// Sends what the socket takes now.
     pub(super) fn flush(&mut self, socket: &PacketSocket) -> Flushed {
-        while let Some((packet, fds)) = self.queue.front() {
+        while let Some((packet, fds, _)) = self.queue.front() {
             let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
             match socket.send(packet, &borrowed, Deadline::NOW) {
                 Ok(()) => {
                     self.len -= packet.len();
-                    self.descriptors -= fds.len();
                     self.queue.pop_front();
                 }
                 // Too many descriptors of this user are on their way: some will be taken.
@@ -73,17 +85,22 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
+    use super::super::budget::tests::ample;
     use super::*;
 
     #[test]
     fn what_a_socket_does_not_take_waits_in_order() {
         let (here, there) = PacketSocket::pair().unwrap();
-        let mut outbox = Outbox::default();
+        let (mut outbox, mut budget) = (Outbox::default(), ample());
+        let account = budget.open(7);
         let zero = Rc::new(OwnedFd::from(std::fs::File::open("/dev/zero").unwrap()));
         for number in 0..20_u8 {
-            outbox.push(vec![vec![number; 30_000], vec![number; 10]], vec![zero.clone()]);
+            let packets = vec![vec![number; 30_000], vec![number; 10]];
+            let charge = account.charge(Outbox::cost(&packets, std::slice::from_ref(&zero))).unwrap();
+            outbox.push(packets, vec![zero.clone()], Some(charge));
         }
-        assert_eq!((outbox.len(), outbox.descriptors()), (20 * 30_010, 20));
+        assert_eq!(outbox.len(), 20 * 30_010);
+        assert_eq!(budget.held(), Amount { bytes: 20 * (30_010 + 2 * COST), descriptors: 20 });
         assert_eq!(outbox.flush(&here), Flushed::Full);
         let mut buffer = vec![0; 40_000];
         for number in 0..20_u8 {
@@ -93,9 +110,9 @@ mod tests {
             assert_eq!((len, fds.len(), buffer[0]), (10, 1, number));
             outbox.flush(&here);
         }
-        assert_eq!((outbox.queue.len(), outbox.len(), outbox.descriptors()), (0, 0, 0));
+        assert_eq!((outbox.queue.len(), outbox.len(), budget.held()), (0, 0, Amount::default()));
         drop(there);
-        outbox.push(vec![vec![1]], vec![]);
+        outbox.push(vec![vec![1]], vec![], None);
         assert_eq!(outbox.flush(&here), Flushed::Broken);
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::budget::Account;
 use super::ledger::Ledger;
 use super::machine::{Now, Output, Premises, Server, Settings};
 use super::slots::Slots;
@@ -18,8 +19,8 @@ use crate::protocol::Answer;
 pub(crate) struct Survivors {
     /// Memory.
     pub(crate) allocations: BTreeSet<AllocationId>,
-    /// Clients, with their users.
-    pub(crate) clients: BTreeMap<ClientId, u32>,
+    /// Clients, with their accounts.
+    pub(crate) clients: BTreeMap<ClientId, Account>,
 }
 
 impl<C: Cells> Server<C> {
@@ -43,15 +44,15 @@ impl<C: Cells> Server<C> {
         server.now = now;
         server.recover_allocations(used, survivors);
         server.recover_objects(survivors);
-        server.recover_names(premises);
+        server.count_objects();
+        server.recover_names();
         server.release_idle(survivors);
-        for (client, user) in &survivors.clients {
-            // Whoever is here was greeted before.
-            server.join(*client, *user, true);
+        for (client, account) in &survivors.clients {
+            server.take_over(*client, account.clone());
             server.answer(*client, 0, Ok(Answer::Restarted));
         }
-        server.abandon_orphans(premises);
-        server.sweep(premises);
+        server.recover_drafts();
+        server.scan_pins(premises);
         let outputs = std::mem::take(&mut server.outputs);
         (server, outputs)
     }
@@ -89,7 +90,7 @@ impl<C: Cells> Server<C> {
                 }
             }
         }
-        self.made.retain(|(client, _), _| survivors.clients.contains_key(client));
+        self.made.retain(|client| survivors.clients.contains_key(&client));
     }
 
     /// Whether an object stands. Its state is made what that of its pack says.
@@ -111,16 +112,17 @@ impl<C: Cells> Server<C> {
         }
         match first {
             Some(first) => drop(self.members.entry(first).or_default().insert(id)),
-            None => drop(self.made.insert((record.client, record.request), id)),
+            None => self.made.insert(record.client, record.request, id),
         }
         if state == State::Deleted && !self.is_of_a_pack_that_stays(id, record) {
-            self.retired.insert(id);
+            self.scan.add(id);
+            self.scan.look_for(record.pack.unwrap_or(id));
         }
         true
     }
 
     /// The newest object of each name has it; those before it were replaced.
-    fn recover_names(&mut self, premises: &mut impl Premises) {
+    fn recover_names(&mut self) {
         let mut replaced = Vec::new();
         let mut newest: BTreeMap<String, (u64, ObjectId)> = BTreeMap::new();
         let sealed = self.index.objects().filter(|(_, state, _)| *state == State::Sealed);
@@ -138,7 +140,7 @@ impl<C: Cells> Server<C> {
             self.names.insert(name, id);
         }
         for id in replaced {
-            self.retire(id, premises);
+            self.retire(id);
         }
     }
 
@@ -159,12 +161,23 @@ impl<C: Cells> Server<C> {
         }
     }
 
-    /// What was being written by a client that is gone is not wanted any more.
-    fn abandon_orphans(&mut self, premises: &mut impl Premises) {
-        let created = self.index.objects().filter(|(_, state, _)| *state == State::Created);
-        let orphans = created.filter(|(_, _, record)| !self.clients.contains_key(&record.client));
-        for id in orphans.map(|(id, _, _)| id).collect::<Vec<_>>() {
-            self.retire(id, premises);
+    /// What was being written belongs to its client, and is deleted where that is gone. So does what was deleted before it was
+    /// sealed: such an object has no version.
+    fn recover_drafts(&mut self) {
+        let is_draft = |state, version| state == State::Created || state == State::Deleted && version == 0;
+        let drafts = self.index.objects().filter(|(_, state, record)| is_draft(*state, record.version));
+        let drafts: Vec<_> =
+            drafts.map(|(id, state, record)| (id, state, record.client, record.pack)).collect();
+        for (id, state, client, pack) in drafts {
+            if state == State::Created {
+                // It may have been about to be sealed.
+                self.index.set_version(id, 0);
+            }
+            match self.clients.get_mut(&client) {
+                Some(client) if pack.is_none_or(|first| first == id) => drop(client.drafts.insert(id)),
+                None if state == State::Created => self.retire(id),
+                _ => {}
+            }
         }
     }
 }

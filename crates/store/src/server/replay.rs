@@ -102,7 +102,7 @@ fn a_pinned_member_holds_the_memory_of_its_pack() {
     let status = world.status(client);
     assert_eq!((status.objects, status.retired, status.host.used), (0, 2, 28 << 10));
     world.yard.pins.clear();
-    world.run(Input::Tick);
+    world.rest(Duration::from_secs(1));
     assert_eq!(world.status(client).host.used, 0);
 }
 
@@ -142,7 +142,8 @@ fn only_its_owner_deletes_an_object() {
     let other = ClientId(8);
     for (client, user) in [(other, 1001), (root, 0)] {
         world.clients.insert(client, user);
-        world.run(Input::Joined { client, user });
+        let account = world.budget.open(user);
+        world.run(Input::Joined { client, account });
         world.ask(client, Ask::Hello { protocol: PROTOCOL }, &[]);
     }
     let refused = Answer::Refused(Refusal::NotYours { object, owner: USER });
@@ -157,7 +158,8 @@ fn only_its_owner_gives_a_name_to_another_object() {
     let mine = sealed(&world.create(owner, "mine", 100).1);
     let other = ClientId(8);
     world.clients.insert(other, 1001);
-    world.run(Input::Joined { client: other, user: 1001 });
+    let account = world.budget.open(1001);
+    world.run(Input::Joined { client: other, account });
     world.ask(other, Ask::Hello { protocol: PROTOCOL }, &[]);
     let before = world.status(owner);
     let taken = |name: &str| Answer::Refused(Refusal::NameTaken { name: name.to_owned(), owner: USER });
@@ -181,7 +183,8 @@ fn only_its_owner_gives_a_name_to_another_object() {
     // The server's user may, and so may anybody when the name is free.
     let root = ClientId(9);
     world.clients.insert(root, 0);
-    world.run(Input::Joined { client: root, user: 0 });
+    let account = world.budget.open(0);
+    world.run(Input::Joined { client: root, account });
     world.ask(root, Ask::Hello { protocol: PROTOCOL }, &[]);
     let roots = sealed(&world.create(root, "mine", 10).1);
     assert_eq!(
@@ -231,7 +234,7 @@ fn a_question_for_a_name_is_answered_when_it_comes_or_when_its_time_is_over() {
     assert_eq!(world.ask(client, Ask::Find { name: "never".to_owned(), wait: 900 }, &[]), []);
     assert_eq!(world.server.wake_at(), Some(Duration::from_millis(1500)));
     let answers = world.ask(client, create("later", 0, &[], 0), &[]);
-    let [Answer::Found { object }, Answer::Sealed { object: made, .. }] = answers[..] else {
+    let [Answer::Sealed { object: made, .. }, Answer::Found { object }] = answers[..] else {
         panic!("{answers:?}")
     };
     assert_eq!(object, made);
@@ -283,7 +286,7 @@ fn a_request_that_comes_again_is_answered_as_before() {
     ];
     for (id, ask, payload, expected) in asks {
         let request = Request { id, again: true, ask };
-        let input = Input::Asked { client, request, payload: vec![7; payload].into() };
+        let input = Input::Asked { client, request, payload: vec![7; payload].into(), charge: None };
         let outputs = server.step(now(), input, &mut world.yard);
         let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
         assert_eq!(response.answer, expected);
@@ -299,7 +302,7 @@ fn a_request_that_one_server_hears_twice_is_done_once() {
     let (mut server, _) = world.recover(snapshot.replay(0));
     let mut ask = |client, id, again, ask, payload: Vec<u8>| {
         let request = Request { id, again, ask };
-        let input = Input::Asked { client, request, payload: payload.into() };
+        let input = Input::Asked { client, request, payload: payload.into(), charge: None };
         server.step(now(), input, &mut world.yard)
     };
     // Said before its client has read that this is another server, and said again when it has.
@@ -320,7 +323,7 @@ fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
     let mut world = World::new();
     let client = world.join(1);
     let request = Request { id: 50, again: false, ask: create("large", 30 << 10, &[], 0) };
-    let outputs = world.step(Input::Asked { client, request, payload: Payload::default() });
+    let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
     let [Output::Make { allocation, len, place: 0 }] = outputs[..] else { panic!("{outputs:?}") };
     assert_eq!(len, 32 << 10);
     let outputs = world.step(Input::Made { allocation, outcome: Err("no room".to_owned()) });
@@ -336,7 +339,7 @@ fn what_is_given_up_while_it_is_being_sealed_is_not_sealed_and_said_so() {
     let client = world.join(1);
     let (create, _) = world.create(client, "large", 30 << 10);
     let request = Request { id: 50, again: false, ask: Ask::Seal { create } };
-    let outputs = world.step(Input::Asked { client, request, payload: Payload::default() });
+    let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
     let [Output::CloseForWriting { allocation, at_once: false }] = outputs[..] else { panic!("{outputs:?}") };
     assert_eq!(world.one(client, Ask::Abandon { create }, &[]), Answer::Done);
     let outputs = world.step(Input::Closed { allocation, outcome: Ok(()) });
@@ -353,7 +356,12 @@ fn what_is_sealed_twice_at_once_is_answered_twice() {
     let mut closing = Vec::new();
     for id in [50, 51] {
         let request = Request { id, again: false, ask: Ask::Seal { create } };
-        closing.extend(world.step(Input::Asked { client, request, payload: Payload::default() }));
+        closing.extend(world.step(Input::Asked {
+            client,
+            request,
+            payload: Payload::default(),
+            charge: None,
+        }));
     }
     let [Output::CloseForWriting { allocation, .. }] = closing[..] else { panic!("{closing:?}") };
     let outputs = world.step(Input::Closed { allocation, outcome: Ok(()) });
@@ -369,9 +377,10 @@ fn what_is_sealed_twice_at_once_is_answered_twice() {
 fn a_client_that_does_not_greet_is_let_go() {
     let mut world = World::new();
     let client = ClientId(4);
-    world.step(Input::Joined { client, user: 1 });
+    let account = world.budget.open(1);
+    world.step(Input::Joined { client, account });
     let request = Request { id: 1, again: false, ask: Ask::Status };
-    let outputs = world.step(Input::Asked { client, request, payload: Payload::default() });
+    let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
     assert_eq!(outputs, [Output::Dismiss { client }]);
 }
 
@@ -441,8 +450,8 @@ fn random_operations_recover_after_every_store() {
             }
             _ => {
                 world.yard.pins.clear();
-                // Nothing happens, or memory is made ahead, or what was is given back.
-                world.rest(Duration::from_millis([0, 10, 20_000][usize::try_from(roll(3)).unwrap()]));
+                // Deleted objects are looked for again, and memory that was made ahead is given back.
+                world.rest(Duration::from_millis([1000, 1010, 20_000][usize::try_from(roll(3)).unwrap()]));
             }
         }
     }

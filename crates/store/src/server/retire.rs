@@ -1,8 +1,9 @@
 //! How objects go: no longer found, kept while somebody has them pinned, and then free.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::machine::{Output, Premises, Server};
+use super::pin_scan::{WORK_OF_A_STEP, WORK_OF_FREEING};
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::Record;
@@ -14,41 +15,47 @@ impl<C: Cells> Server<C> {
         client: ClientId,
         object: ObjectId,
         again: bool,
-        premises: &mut impl Premises,
     ) -> Result<Answer, Refusal> {
+        let user = self.clients.get(&client).map(|client| client.account.uid());
+        let is_servers_own = user == Some(self.settings.user);
         let record = match self.index.read(object) {
             Some((State::Sealed, record)) => record,
+            Some((State::Created, record)) if is_servers_own => record,
             Some((State::Created, _)) => return Err(Refusal::NotSealed { object }),
             // Said again after a restart, and done before it.
             _ if again => return Ok(Answer::Done),
             _ => return Err(Refusal::NoSuchObject { object }),
         };
-        let user = self.clients.get(&client).map(|client| client.user);
-        if user != Some(record.owner) && user != Some(self.settings.user) {
+        if user != Some(record.owner) && !is_servers_own {
             return Err(Refusal::NotYours { object, owner: record.owner });
         }
-        self.retire(object, premises);
+        self.retire(object);
         Ok(Answer::Done)
     }
 
-    pub(super) fn abandon(
-        &mut self,
-        client: ClientId,
-        create: u64,
-        premises: &mut impl Premises,
-    ) -> Result<Answer, Refusal> {
-        if let Some(object) = self.made.get(&(client, create)).copied()
-            && self.index.state(object) == Some(State::Created)
-        {
-            self.retire(object, premises);
+    pub(super) fn abandon(&mut self, client: ClientId, create: u64) -> Result<Answer, Refusal> {
+        if let Some(object) = self.made.get(client, create) {
+            // The client says that it does not write it any more, also where it was deleted by another.
+            self.finish_draft(client, object);
+            match self.index.state(object) {
+                Some(State::Created) => self.retire(object),
+                _ => self.look_for(object),
+            }
         }
         Ok(Answer::Done)
     }
 
-    /// Marks an object as deleted, and if it is the first of a pack, all of the pack; and frees what nobody holds. The
-    /// mark on the first is the store that counts. The record of one object of a pack stays as long as the pack does, of
+    /// A draft is sealed, given up or free: its writer holds it no longer.
+    pub(super) fn finish_draft(&mut self, client: ClientId, object: ObjectId) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.drafts.remove(&object);
+        }
+    }
+
+    /// Marks an object as deleted, and if it is the first of a pack, all of the pack: they are freed when nobody has them
+    /// pinned. The mark on the first is the store that counts. The record of one object of a pack stays as long as the pack does, of
     /// whose bytes it says where they are.
-    pub(super) fn retire(&mut self, object: ObjectId, premises: &mut impl Premises) {
+    pub(super) fn retire(&mut self, object: ObjectId) {
         let pack = self.pack(object);
         for id in pack.iter().copied() {
             let Some((state, record)) = self.index.read(id) else { continue };
@@ -57,16 +64,16 @@ impl<C: Cells> Server<C> {
                     self.names.remove(&record.name);
                     self.index.forget(&record.name, id);
                 }
-                self.index.commit(id, State::Deleted);
+                self.commit(id, State::Deleted);
             }
             if !self.is_of_a_pack_that_stays(id, &record) {
-                self.retired.insert(id);
+                self.scan.add(id);
             }
             if state == State::Sealed && !record.name.is_empty() {
                 self.tell(&record.name, id, EventKind::Deleted);
             }
         }
-        self.free_unpinned(&pack, premises);
+        self.look_for(object);
     }
 
     pub(super) fn is_of_a_pack_that_stays(&self, id: ObjectId, record: &Record) -> bool {
@@ -74,52 +81,84 @@ impl<C: Cells> Server<C> {
         first.is_some_and(|first| self.index.state(first) == Some(State::Sealed))
     }
 
-    /// Frees everything that is deleted and pinned by nobody.
-    pub(super) fn sweep(&mut self, premises: &impl Premises) {
-        self.swept = self.now.elapsed;
-        let retired: Vec<_> = self.retired.iter().copied().collect();
-        self.free_unpinned(&retired, premises);
+    /// Has the pins of an object looked for, and if it is of a pack, those of all of the pack: a pin of the first holds all
+    /// others, and a pin of another holds the first.
+    pub(super) fn look_for(&mut self, id: ObjectId) {
+        let first = self.index.read(id).and_then(|(_, record)| record.pack).unwrap_or(id);
+        self.scan.look_for(first);
     }
 
-    /// Frees those of some objects that are deleted and pinned by nobody, and with the first object of a pack all others.
-    /// Who has pinned the first finds all of them; and who has pinned another, the first.
-    pub(super) fn free_unpinned(&mut self, ids: &[ObjectId], premises: &impl Premises) {
-        let first_of =
-            |id: &ObjectId| self.index.read(*id).and_then(|(_, record)| record.pack).unwrap_or(*id);
-        let mut packs: BTreeMap<ObjectId, BTreeSet<ObjectId>> = BTreeMap::new();
-        for id in ids {
-            packs.entry(first_of(id)).or_default().extend(self.pack(*id));
+    /// A pin of an object was let go.
+    pub(super) fn kicked(&mut self, object: ObjectId) {
+        if self.scan.contains(object) {
+            self.look_for(object);
         }
-        let retired = packs.iter().flat_map(|(first, ids)| ids.iter().chain([first]));
-        let retired = retired.copied().filter(|id| self.retired.contains(id)).collect();
-        let pinned = premises.pinned(&retired);
-        for (first, ids) in packs {
-            if pinned.contains(&first) {
-                continue;
+    }
+
+    /// A page of pins is gone that had this in it.
+    pub(super) fn kicked_by_pin(&mut self, pin: u64) {
+        if let Some(object) = ObjectId::from_u64(pin) {
+            self.kicked(object);
+        }
+    }
+
+    /// Reads some pins, and frees what turns out to be pinned by nobody.
+    pub(super) fn scan_pins(&mut self, premises: &impl Premises) {
+        for id in self.scan.due(self.now.elapsed) {
+            self.look_for(id);
+        }
+        let mut work = WORK_OF_A_STEP;
+        while work > 0 && self.scan.is_active() {
+            let size = |first| 1 + self.members.get(&first).map_or(0, BTreeSet::len);
+            if !self.scan.read(premises, size, &mut work) {
+                return;
             }
-            for id in ids.iter().filter(|id| **id != first).chain([&first]) {
-                let is_last = self.members.get(id).is_none_or(BTreeSet::is_empty);
-                if retired.contains(id) && is_last && !pinned.contains(id) {
-                    self.free(*id);
+            self.free_checked(&mut work);
+        }
+    }
+
+    /// Frees what a pass has looked for and not found.
+    fn free_checked(&mut self, work: &mut usize) {
+        while *work > 0
+            && let Some(first) = self.scan.take_checked()
+        {
+            let ids = [first].into_iter().chain(self.members.get(&first).into_iter().flatten().copied());
+            let is_held = self.scan.is_pinned(first) || self.is_being_written(first);
+            let is_free = |id: &ObjectId| self.scan.contains(*id) && !self.scan.is_pinned(*id);
+            let unpinned = ids.filter(|id| !is_held && is_free(id));
+            let mut unpinned: Vec<_> = unpinned.collect();
+            // The first of a pack goes last.
+            unpinned.reverse();
+            *work = work.saturating_sub((1 + unpinned.len()) * WORK_OF_FREEING);
+            for id in unpinned {
+                if self.members.get(&id).is_none_or(BTreeSet::is_empty) {
+                    self.free(id);
                 }
             }
         }
     }
 
+    /// Whether a deleted object is a draft in memory that others use as well, and its writer is still there: what was
+    /// put in its place would be written over. Memory of its own is not used again.
+    fn is_being_written(&self, first: ObjectId) -> bool {
+        let Some((_, record)) = self.index.read(first) else { return false };
+        let drafts = self.clients.get(&record.client).map(|client| &client.drafts);
+        let is_draft = drafts.is_some_and(|drafts| drafts.contains(&first));
+        is_draft && self.ledger.record(record.region.allocation).is_some_and(|memory| memory.is_arena)
+    }
+
     /// Gives the memory of an object back, then its slot, then the allocation where that was the last of it.
     fn free(&mut self, id: ObjectId) {
-        self.retired.remove(&id);
+        self.scan.remove(id);
         self.members.remove(&id);
         let Some((_, record)) = self.index.read(id) else { return };
         if let Some(others) = record.pack.and_then(|first| self.members.get_mut(&first)) {
             others.remove(&id);
         }
-        let key = (record.client, record.request);
-        if self.made.get(&key) == Some(&id) {
-            self.made.remove(&key);
-        }
+        self.made.remove(record.client, record.request, id);
+        self.finish_draft(record.client, id);
         let idle = self.ledger.let_go(record.region);
-        self.index.commit(id, State::Free);
+        self.commit(id, State::Free);
         self.slots.give_back(id.slot(), id.generation() + 1);
         if let Some(allocation) = idle {
             let gone = self.ledger.record(allocation).filter(|record| !record.is_arena);
@@ -139,7 +178,8 @@ impl<C: Cells> Server<C> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::world::{World, create, sealed};
+    use super::super::Input;
+    use super::super::world::{World, create, label, sealed};
     use super::*;
     use crate::protocol::Ask;
 
@@ -166,6 +206,62 @@ mod tests {
         let mut names: Vec<_> = server.index.objects().map(|(_, _, record)| record.name).collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn a_kick_costs_nothing_where_nothing_is_deleted() {
+        let (mut world, client, first) = packed();
+        let before = world.yard.looks.get();
+        for object in [first, ObjectId::new(20, 7)] {
+            assert_eq!(world.ask(client, Ask::Kick { object }, &[]), []);
+        }
+        assert_eq!(world.yard.looks.get(), before);
+    }
+
+    #[test]
+    fn a_draft_belongs_to_its_connection_whatever_ids_its_requests_use() {
+        let (mut world, _, first) = packed();
+        let client = world.join(2);
+        let (made, answer) = world.create(client, "draft", 100_000);
+        assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
+        // Another request with the same id.
+        let ask = Ask::Publish { label: label("other"), object: first, part: None };
+        let request = crate::protocol::Request { id: made, again: false, ask };
+        let answers = world.run(Input::Asked { client, request, payload: Vec::new().into(), charge: None });
+        let refused = Refusal::malformed("a request has an id that was used before");
+        assert_eq!(answers, [Answer::Refused(refused)]);
+        world.clients.remove(&client);
+        world.run(Input::Left { client });
+        assert_eq!(names(&world.server), ["p", "p/a", "p/b", "p/c"]);
+    }
+
+    #[test]
+    fn the_servers_user_deletes_drafts_and_others_do_not() {
+        let mut world = World::new();
+        let (writer, other, root) = (world.join(1), world.join(2), world.join_as(3, 0));
+        let (made, answer) = world.create(writer, "draft", 100_000);
+        let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
+        assert_eq!(
+            world.one(other, Ask::Delete { object }, &[]),
+            Answer::Refused(Refusal::NotSealed { object })
+        );
+        assert_eq!(world.one(root, Ask::Delete { object }, &[]), Answer::Done);
+        assert_eq!((world.status(root).unsealed, world.status(root).host.used), (0, 0));
+        let refused = Answer::Refused(Refusal::NothingToSeal);
+        assert_eq!(world.one(writer, Ask::Seal { create: made }, &[]), refused);
+    }
+
+    #[test]
+    fn the_place_of_a_deleted_draft_in_an_arena_is_not_used_again_while_its_writer_is_there() {
+        let mut world = World::new();
+        let (writer, root) = (world.join(1), world.join_as(3, 0));
+        let answer = world.one(writer, create("draft", 1000, &[], 1), &[]);
+        let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
+        assert_eq!(world.one(root, Ask::Delete { object }, &[]), Answer::Done);
+        assert_eq!(world.status(root).retired, 1);
+        world.clients.remove(&writer);
+        world.run(Input::Left { client: writer });
+        assert_eq!(world.status(root).retired, 0);
     }
 
     #[test]

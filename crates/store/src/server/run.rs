@@ -1,82 +1,75 @@
 //! The server's loop: one thread that reads, steps, and does what the machine says, and never waits for a client.
+//!
+//! The work of one turn is bounded, and does not grow with the number of clients: some events of each user that has any, a
+//! slice of each piece of work that goes on in the background, and a few new clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::Child;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use wholemem_hal::Backend;
 use wholemem_os::packet::{MAX_PACKET, PacketListener};
 use wholemem_os::vm::Protection;
-use wholemem_os::{Deadline, Error as OsError, Memfd, PacketSocket, PidFd, SharedMap, memfd};
+use wholemem_os::{Deadline, Memfd, PacketSocket, PidFd, SharedMap, heap, memfd};
 
-use super::connection::{Connection, Heard, MOST_FOR_ALL, Standing};
+use super::budget::{Budget, Limits};
+use super::clients::{Clients, Ending};
+use super::connection::Heard;
 use super::door::Door;
+use super::keeper_link::{KeeperLink, Parking};
 use super::machine::{Input, Now, Output, Server, Settings};
-use super::outbox::{Flushed, Outbox};
+use super::poller::{ClientEvent, Fixed, Interest};
 use super::recover::Survivors;
 use super::workers::{Done, Job, Workers};
 use super::yard::{Closing, Yard};
 use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId};
 use crate::index::{Geometry, Index};
-use crate::keeper::{Kept, Key, Launch, Role, ToKeeper, ToServer};
+use crate::keeper::{Kept, Key, Launch, ToKeeper};
 use crate::protocol::{Answer, Ask, Response};
-use crate::{Error, Result};
+use crate::{Error, Refusal, Result};
 
 /// How long a server without a keeper waits before it tries again to start one, and one without a free descriptor
 /// before it looks for clients again.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How long the keeper may take to answer. One that has no descriptor left never does.
-const PARKING: Duration = Duration::from_secs(5);
+/// How many clients are taken in in one turn.
+const ACCEPTED_AT_ONCE: usize = 2;
 
-/// The keeper's end of this server.
-#[derive(Debug)]
-struct Keeper {
-    socket: PacketSocket,
-    outbox: Outbox,
-    /// Where it was started by this process, and is to be reaped.
-    child: Option<Child>,
-}
+/// How often connections that wait for memory are looked at though nothing has happened.
+const LOOK_AT_SLOTS: Duration = Duration::from_millis(100);
 
-/// What waits until the keeper has something.
-#[derive(Debug)]
-enum Parking {
-    Memory(AllocationId),
-    Client(ClientId),
-}
+/// When what clients hold has fallen by this, the memory is given back to the system.
+const TRIM: u64 = 1 << 20;
+
+/// How often memory is given back at most.
+const TRIM_EVERY: Duration = Duration::from_secs(1);
 
 /// Everything a running server has.
 struct Loop<'a> {
     server: Server<MappedCells>,
     index: Memfd,
     devices: Vec<[u8; 16]>,
-    /// Its own user, from whom descriptors are taken.
-    user: u32,
     yard: Yard,
-    connections: BTreeMap<ClientId, Connection>,
-    /// How much waits for those clients that do not read.
-    excess: usize,
+    clients: Clients,
     /// Room for what is being received.
     packet: Vec<u8>,
-    next_client: u64,
     door: Door,
-    keeper: Option<Keeper>,
-    /// What the keeper was given, by its first key, and when.
-    parking: BTreeMap<u64, (Parking, Instant)>,
+    keeper: KeeperLink<'a>,
     places: BTreeMap<AllocationId, u32>,
     /// The descriptor that came along with what was heard last.
     offered: Option<OwnedFd>,
     workers: Workers,
-    launch: &'a Launch<'a>,
     start: Instant,
     /// When to try again what could not be done for want of a keeper or of descriptors.
     retry_at: Option<Instant>,
     is_accepting: bool,
     is_stopping: bool,
+    /// The most that clients held since memory was given back, and when that was.
+    peak: u64,
+    trimmed: Instant,
 }
 
 /// Serves until the keeper at the other end of the socket says to stop.
@@ -90,7 +83,7 @@ pub(crate) fn run(
     wholemem_os::descriptors::raise_limit();
     let kept = Kept::receive(&socket)?;
     let mut running = Loop::take_over(kept, socket, settings, geometry, devices, launch)?;
-    running.tell_keeper(&ToKeeper::Ready, Vec::new());
+    running.keeper.tell(&ToKeeper::Ready, Vec::new());
     while !running.is_stopping {
         running.turn()?;
     }
@@ -110,42 +103,44 @@ impl<'a> Loop<'a> {
     ) -> Result<Self> {
         let listener = kept.take(Key::Listener).ok_or(Error::Incomplete { what: "the listening socket" })?;
         let door = Door::new(PacketListener::adopt(listener, None)?);
-        let mut keeper = Keeper { socket, outbox: Outbox::default(), child: None };
         let (index, cells) = match kept.take(Key::Index) {
             Some(fd) => open_index(fd)?,
-            None => make_index(geometry, settings.host.quota, &mut keeper)?,
+            None => make_index(geometry, settings.host.quota, &socket)?,
         };
         // What is available is less now than it was for the first server, by what objects have taken.
         settings.limit_host(cells.quota());
+        let limits = Limits::of_server(settings.host.quota, wholemem_os::descriptors::limit());
+        let mut clients = Clients::new(settings.user, Budget::new(settings.user, limits))?;
         let mut yard = Yard::default();
-        let mut connections = BTreeMap::new();
-        let (mut allocations, mut clients) = (BTreeMap::new(), BTreeSet::new());
+        let (mut allocations, mut known) = (BTreeMap::new(), BTreeSet::new());
         let mut rest = Kept::default();
         for (key, fd) in kept.into_iter() {
             match key {
                 Key::Allocation(allocation) => drop(allocations.insert(allocation, fd)),
                 Key::Socket(client) | Key::Pins(client) | Key::Process(client) => {
-                    clients.insert(client);
+                    known.insert(client);
                     rest.insert(key, fd);
                 }
                 Key::Index | Key::Listener | Key::Server => {}
             }
         }
-        for client in clients {
-            let taken = Connection::take_over(client, &mut rest).and_then(|connection| {
-                connection.as_ref().map(|known| yard.add_pins(client, &known.pins)).transpose()?;
-                Ok(connection)
+        for client in known {
+            let taken = clients.take_over(client, &mut rest).and_then(|connection| {
+                let admitted = connection.and_then(|connection| connection.admitted.as_ref());
+                admitted.map(|admitted| yard.add_pins(client, &admitted.pins)).transpose()
             });
-            match taken {
-                Ok(connection) => connections.extend(connection.map(|connection| (client, connection))),
+            if let Err(error) = taken {
                 // Whatever is wrong with one client is no reason to serve none.
-                Err(error) => tracing::error!(%client, %error, "a client cannot be taken over"),
+                tracing::error!(%client, %error, "a client cannot be taken over");
+                clients.end(client, Ending::Gone, || false);
             }
         }
-        let users = |(client, connection): (&ClientId, &Connection)| (*client, connection.user);
         let survivors = Survivors {
             allocations: allocations.keys().copied().collect(),
-            clients: connections.iter().map(users).collect(),
+            clients: clients
+                .iter()
+                .map(|(client, connection)| (client, connection.account.clone()))
+                .collect(),
         };
         for (allocation, fd) in allocations {
             let record = cells.allocation(allocation);
@@ -156,31 +151,32 @@ impl<'a> Loop<'a> {
                 tracing::error!(%allocation, %error, "memory cannot be opened for reading yet");
             }
         }
-        let (device_ids, user) = (settings.devices.clone(), settings.user);
+        let device_ids = settings.devices.clone();
         let start = Instant::now();
         let (server, outputs) = Server::recover(cells, settings, &survivors, now(start), &mut yard);
-        let next_client = server.index().epoch() << 32;
+        clients.begin_ids(server.index().epoch() << 32);
+        let workers = Workers::start(devices)?;
+        let read = Interest { read: true, write: false };
+        clients.poller.add_fixed(Fixed::Workers, workers.bell(), read)?;
+        clients.poller.add_fixed(Fixed::Listener, &door, read)?;
         let mut running = Self {
             server,
             index,
             devices: device_ids,
-            user,
             yard,
-            connections,
-            excess: 0,
+            keeper: KeeperLink::new(socket, launch, &mut clients.poller)?,
+            clients,
             packet: vec![0; MAX_PACKET],
-            next_client,
             door,
-            keeper: Some(keeper),
-            parking: BTreeMap::new(),
             places: BTreeMap::new(),
             offered: None,
-            workers: Workers::start(devices)?,
-            launch,
+            workers,
             start,
             retry_at: None,
             is_accepting: true,
             is_stopping: false,
+            peak: 0,
+            trimmed: start,
         };
         running.act(outputs);
         Ok(running)
@@ -188,38 +184,97 @@ impl<'a> Loop<'a> {
 
     /// Waits for something to happen, and does what follows from it.
     fn turn(&mut self) -> Result<()> {
-        let ready = self.wait()?;
+        if !self.keeper.flush(&mut self.clients.poller) {
+            self.lose_keeper();
+        }
+        let timeout = self.timeout().and_then(|left| Timespec::try_from(left).ok());
+        let ready = self.clients.poller.wait(timeout.as_ref())?;
         if self.retry_at.is_some_and(|at| at <= Instant::now()) {
             self.retry_at = None;
-            self.is_accepting = true;
-            if self.keeper.is_none() {
+            if !self.keeper.is_there() {
                 self.start_keeper();
             }
         }
         if ready.keeper {
             self.hear_keeper();
         }
-        self.give_up_parking();
+        for late in self.keeper.take_late() {
+            self.give_up_parking(late);
+        }
         if ready.workers {
             self.collect();
         }
-        for client in ready.gone {
-            self.gone(client);
+        for user in ready.users {
+            self.serve(user)?;
         }
-        for client in ready.heard {
-            self.hear(client);
-        }
-        if ready.came {
+        if ready.listener && self.is_accepting {
             self.accept();
         }
         if self.server.wake_at().is_some_and(|at| at <= self.start.elapsed()) {
             self.step(Input::Tick);
         }
-        self.connections.values_mut().for_each(Connection::flush);
-        self.excess = self.connections.values().map(Connection::excess).sum();
-        let broken = |keeper: &mut Keeper| keeper.outbox.flush(&keeper.socket) == Flushed::Broken;
-        if self.keeper.as_mut().is_some_and(broken) {
-            self.lose_keeper();
+        if self.clients.has_events() {
+            self.deliver();
+        }
+        if self.clients.has_waiting() {
+            let ended = self.clients.serve_slots();
+            ended.into_iter().for_each(|client| self.end(client, Ending::Dismissed));
+        }
+        self.trim();
+        self.set_accepting()
+    }
+
+    /// How long to wait for something to happen.
+    fn timeout(&self) -> Option<Duration> {
+        if self.clients.has_events() {
+            return Some(Duration::ZERO);
+        }
+        let wake = self.server.wake_at().map(|at| at.saturating_sub(self.start.elapsed()));
+        let retry = self.retry_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let slots = self.clients.has_waiting().then_some(LOOK_AT_SLOTS);
+        let is_lower = self.clients.held().bytes.saturating_add(TRIM) <= self.peak;
+        let trim = is_lower.then(|| TRIM_EVERY.saturating_sub(self.trimmed.elapsed()));
+        [wake, retry, slots, trim, self.keeper.left()].into_iter().flatten().min()
+    }
+
+    /// Gives memory back that clients do not need any more.
+    fn trim(&mut self) {
+        let held = self.clients.held().bytes;
+        self.peak = self.peak.max(held);
+        if held.saturating_add(TRIM) <= self.peak && self.trimmed.elapsed() >= TRIM_EVERY {
+            heap::trim();
+            (self.peak, self.trimmed) = (held, Instant::now());
+        }
+    }
+
+    /// Stops taking in clients while there is no descriptor left, or the keeper is far behind.
+    fn set_accepting(&mut self) -> Result<()> {
+        let is_accepting = self.retry_at.is_none_or(|_| self.keeper.is_there() && self.is_accepting);
+        let is_accepting = is_accepting && !self.keeper.is_full();
+        if is_accepting != self.is_accepting {
+            self.is_accepting = is_accepting;
+            let interest = Interest { read: is_accepting, write: false };
+            self.clients.poller.set_fixed(Fixed::Listener, &self.door, interest)?;
+        }
+        Ok(())
+    }
+
+    /// Handles some of what is ready of a user's connections and processes.
+    fn serve(&mut self, user: u32) -> Result<()> {
+        for event in self.clients.events_of(user)? {
+            match event {
+                ClientEvent::Exited(client) => self.end(client, Ending::Gone),
+                ClientEvent::Socket { client, is_readable, is_writable, is_closed } => {
+                    if is_writable {
+                        self.clients.flush(client);
+                    }
+                    if is_readable {
+                        self.hear(client);
+                    } else if is_closed {
+                        self.end(client, Ending::Closed);
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -230,22 +285,26 @@ impl<'a> Loop<'a> {
     }
 
     /// Does what the machine says.
+    ///
+    /// Events are sent first: where few clients watch, they have an event before the one that caused it has its answer.
     fn act(&mut self, outputs: Vec<Output>) {
+        let mut has_events = false;
         for output in outputs {
+            if !matches!(output, Output::Announce(_)) && std::mem::take(&mut has_events) {
+                self.deliver();
+            }
             match output {
                 Output::Say { client, response, share } => {
                     let shared = share.map(|share| self.yard.share(share)).transpose();
                     match shared {
-                        Ok(fd) => self.say(client, &response, fd.flatten().into_iter().collect()),
+                        Ok(fd) => self.clients.say(client, &response, fd.flatten().into_iter().collect()),
                         Err(error) => {
                             let reason = error.to_string();
-                            let refusal = crate::Refusal::NoMemory { len: 0, reason };
-                            let answer = Answer::Refused(refusal);
-                            self.say(client, &Response { id: response.id, answer }, Vec::new());
+                            self.clients.refuse(client, response.id, Refusal::NoMemory { len: 0, reason });
                         }
                     }
                 }
-                Output::Welcome { client, request } => self.welcome(client, request),
+                Output::Welcome { client, request } => self.admit(client, request),
                 Output::Make { allocation, len, place } => {
                     self.places.insert(allocation, place);
                     self.workers.add(Job::Make { allocation, len, place });
@@ -263,105 +322,136 @@ impl<'a> Loop<'a> {
                 Output::Release { allocation } => {
                     self.yard.remove(allocation);
                     self.places.remove(&allocation);
-                    let keys = vec![Key::Allocation(allocation).encode()];
-                    self.tell_keeper(&ToKeeper::Unpark(keys), Vec::new());
+                    self.keeper.unpark(&[Key::Allocation(allocation)]);
                 }
-                Output::Dismiss { client } => self.close(client),
+                Output::Dismiss { client } => self.end(client, Ending::Dismissed),
+                Output::Watch { client, prefix } => {
+                    if let Err(refusal) = self.clients.watch(client, prefix) {
+                        let refusal = refusal.for_protocol(self.server.protocol(client));
+                        self.clients.refuse(client, 0, refusal);
+                        self.end(client, Ending::Dismissed);
+                    }
+                }
+                Output::Announce(event) => {
+                    self.clients.announce(event);
+                    has_events = true;
+                }
             }
         }
-    }
-
-    fn say(&mut self, client: ClientId, response: &Response, fds: Vec<Rc<OwnedFd>>) {
-        let Some(connection) = self.connections.get_mut(&client) else { return };
-        let before = connection.excess();
-        let standing = connection.say(response, fds);
-        self.excess = (self.excess + connection.excess()).saturating_sub(before);
-        let is_bad = match standing {
-            Standing::Good => false,
-            Standing::Slow => self.excess > MOST_FOR_ALL,
-            Standing::Bad => true,
-        };
-        if is_bad {
-            self.close(client);
+        for client in self.clients.take_ended() {
+            self.end(client, Ending::Dismissed);
         }
     }
 
-    fn welcome(&mut self, client: ClientId, id: u64) {
-        let Some(connection) = self.connections.get(&client) else { return };
-        let fds = self.index.read_only_fd().and_then(|index| Ok([index, connection.pins.share_fd()?]));
-        let Ok(fds) = fds else { return self.close(client) };
+    /// Sends some events to clients that watch. Those that have missed some are let go.
+    fn deliver(&mut self) {
+        for client in self.clients.deliver() {
+            self.end(client, Ending::Dismissed);
+        }
+    }
+
+    /// A client has said hello: the keeper is given its descriptors, and then it is welcome.
+    fn admit(&mut self, client: ClientId, request: u64) {
+        let admitted = match self.clients.admit(client, request) {
+            Ok(Ok(())) => self.park_client(client),
+            Ok(Err(refusal)) => Err(refusal),
+            Err(error) => Err(Refusal::NoMemory { len: 0, reason: error.to_string() }),
+        };
+        if let Err(refusal) = admitted {
+            let refusal = refusal.for_protocol(self.server.protocol(client));
+            self.clients.refuse(client, request, refusal);
+            self.end(client, Ending::Gone);
+        }
+    }
+
+    fn park_client(&mut self, client: ClientId) -> Result<(), Refusal> {
+        let Some(connection) = self.clients.get(client) else { return Ok(()) };
+        let fds = connection.park(client).and_then(|fds| {
+            if let Some(admitted) = &connection.admitted {
+                self.yard.add_pins(client, &admitted.pins)?;
+            }
+            Ok(fds)
+        });
+        let fds = fds.map_err(|error| Refusal::NoMemory { len: 0, reason: error.to_string() })?;
+        if let Some(parked) = self.keeper.park(Parking::Client(client), fds) {
+            self.parked(parked);
+        }
+        Ok(())
+    }
+
+    fn welcome(&mut self, client: ClientId) {
+        let Some(id) = self.clients.open(client) else { return };
+        let pins = self.clients.get(client).and_then(|connection| connection.admitted.as_ref());
+        let Some(pins) = pins.map(|admitted| admitted.pins.share_fd()) else { return };
+        let fds = self.index.read_only_fd().and_then(|index| Ok([index, pins?]));
+        let Ok(fds) = fds else { return self.end(client, Ending::Gone) };
         let (index_len, devices) = (self.index.len() as u64, self.devices.clone());
         let answer = Answer::Welcome { client, index_len, devices };
-        self.say(client, &Response { id, answer }, fds.into_iter().map(Rc::new).collect());
+        self.clients.say(client, &Response { id, answer }, fds.into_iter().map(Rc::new).collect());
     }
 
     fn hear(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(&client) else { return };
         let mut packet = std::mem::take(&mut self.packet);
-        match connection.hear(&mut packet, self.user) {
-            Some(Heard::Request(request, ..)) if request.ask == Ask::Goodbye => self.gone(client),
-            Some(Heard::Request(request, payload, fd)) => {
+        match self.clients.hear(client, &mut packet) {
+            Some(Heard::Request(request, ..)) if request.ask == Ask::Goodbye => {
+                self.end(client, Ending::Gone)
+            }
+            Some(Heard::Request(request, payload, fd, charge)) => {
+                // The machine knows of a client from its first request on.
+                if matches!(request.ask, Ask::Hello { .. })
+                    && let Some(account) = self.clients.account(client)
+                {
+                    self.step(Input::Joined { client, account });
+                }
                 self.offered = fd;
-                self.step(Input::Asked { client, request, payload });
+                self.step(Input::Asked { client, request, payload, charge });
                 self.offered = None;
             }
-            Some(Heard::End) => self.close(client),
+            Some(Heard::Refused(refusal)) => {
+                let refusal = refusal.for_protocol(self.server.protocol(client));
+                self.clients.refuse(client, 0, refusal);
+                self.end(client, Ending::Dismissed);
+            }
+            Some(Heard::Closed) => self.end(client, Ending::Closed),
+            Some(_) => self.end(client, Ending::Dismissed),
             None => {}
         }
         self.packet = packet;
     }
 
-    /// Takes in everybody who waits at the door.
+    /// Takes in some of the clients that wait.
     fn accept(&mut self) {
-        loop {
+        for _ in 0..ACCEPTED_AT_ONCE {
             let accepted = match self.door.next() {
                 Ok(None) => return,
-                Ok(Some(socket)) => Connection::accept(socket),
+                Ok(Some(socket)) => self.clients.accept(socket),
                 Err(error) => Err(error),
             };
-            let parked = accepted.and_then(|connection| {
-                let client = ClientId(self.next_client);
-                let fds = connection.park(client)?;
-                self.yard.add_pins(client, &connection.pins)?;
-                Ok((client, connection, fds))
-            });
-            match parked {
-                Ok((client, connection, fds)) => {
-                    self.next_client += 1;
-                    let user = connection.user;
-                    self.connections.insert(client, connection);
-                    self.step(Input::Joined { client, user });
-                    self.park(Parking::Client(client), fds);
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "cannot take in a client");
-                    self.is_accepting = false;
-                    self.retry_at = Some(Instant::now() + RETRY);
-                    return;
-                }
+            if let Err(error) = accepted {
+                tracing::warn!(%error, "cannot take in a client");
+                self.retry_at = Some(Instant::now() + RETRY);
+                return;
             }
         }
     }
 
-    /// A connection is at its end. What its process holds stays until that has ended too.
-    fn close(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(&client) else { return };
-        connection.close();
-        if connection.process.is_none() {
-            return self.gone(client);
-        }
-        self.tell_keeper(&ToKeeper::Unpark(vec![Key::Socket(client).encode()]), Vec::new());
-    }
-
-    /// A client holds nothing any more.
-    fn gone(&mut self, client: ClientId) {
-        if self.connections.remove(&client).is_none() {
+    /// Ends a connection. What its client holds stays until it cannot use that any more.
+    fn end(&mut self, client: ClientId, ending: Ending) {
+        let (server, yard) = (&self.server, &self.yard);
+        let holds = || server.has_drafts(client) || yard.has_pins(client);
+        let Some(was_admitted) = self.clients.get(client).map(|connection| connection.admitted.is_some())
+        else {
             return;
+        };
+        let is_forgotten = self.clients.end(client, ending, holds);
+        if is_forgotten {
+            self.step(Input::Left { client });
         }
-        self.yard.remove_pins(client);
-        self.step(Input::Left { client });
-        let keys = [Key::Socket(client), Key::Pins(client), Key::Process(client)];
-        self.tell_keeper(&ToKeeper::Unpark(keys.map(Key::encode).to_vec()), Vec::new());
+        match (was_admitted, is_forgotten) {
+            (true, true) => self.keeper.unpark(&Clients::keys(client)),
+            (true, false) => self.keeper.unpark(&[Key::Socket(client)]),
+            (false, _) => {}
+        }
     }
 
     /// What the workers have done.
@@ -383,7 +473,9 @@ impl<'a> Loop<'a> {
                     match parked.and_then(|parked| self.yard.add(allocation, fd, is_host).map(|()| parked)) {
                         Ok(parked) => {
                             let fds = vec![(Key::Allocation(allocation), parked)];
-                            self.park(Parking::Memory(allocation), fds);
+                            if let Some(parked) = self.keeper.park(Parking::Memory(allocation), fds) {
+                                self.parked(parked);
+                            }
                         }
                         Err(error) => {
                             self.step(Input::Made { allocation, outcome: Err(error.to_string()) });
@@ -394,96 +486,48 @@ impl<'a> Loop<'a> {
         }
     }
 
-    /// Gives descriptors to the keeper, and goes on when it has them.
-    fn park(&mut self, what: Parking, fds: Vec<(Key, OwnedFd)>) {
-        let Some(first) = fds.first().map(|(key, _)| key.encode()) else { return };
-        if self.keeper.is_none() {
-            return self.parked(what);
-        }
-        self.parking.insert(first, (what, Instant::now()));
-        let keys = fds.iter().map(|(key, _)| key.encode()).collect();
-        self.tell_keeper(&ToKeeper::Park(keys), fds.into_iter().map(|(_, fd)| Rc::new(fd)).collect());
-    }
-
+    /// The keeper has what it was given.
     fn parked(&mut self, what: Parking) {
         match what {
             Parking::Memory(allocation) => self.step(Input::Made { allocation, outcome: Ok(()) }),
-            Parking::Client(client) => {
-                if let Some(connection) = self.connections.get_mut(&client) {
-                    connection.is_parked = true;
-                }
-            }
+            Parking::Client(client) => self.welcome(client),
         }
     }
 
-    /// Gives up what the keeper has not taken in time.
-    fn give_up_parking(&mut self) {
-        let late = |(_, since): &(Parking, Instant)| since.elapsed() >= PARKING;
-        let keys: Vec<_> =
-            self.parking.iter().filter(|(_, parking)| late(parking)).map(|(key, _)| *key).collect();
-        for what in keys.iter().filter_map(|key| self.parking.remove(key)).collect::<Vec<_>>() {
-            match what.0 {
-                Parking::Memory(allocation) => {
-                    let outcome = Err("the keeper does not take it: has it descriptors left?".to_owned());
-                    self.step(Input::Made { allocation, outcome });
-                }
-                Parking::Client(client) => self.gone(client),
+    /// The keeper has not taken something in time.
+    fn give_up_parking(&mut self, what: Parking) {
+        match what {
+            Parking::Memory(allocation) => {
+                let outcome = Err("the keeper does not take it: has it descriptors left?".to_owned());
+                self.step(Input::Made { allocation, outcome });
             }
-        }
-    }
-
-    fn tell_keeper(&mut self, what: &ToKeeper, fds: Vec<Rc<OwnedFd>>) {
-        if let (Some(keeper), Ok(bytes)) = (&mut self.keeper, postcard::to_allocvec(what)) {
-            keeper.outbox.push(vec![bytes], fds);
+            Parking::Client(client) => self.end(client, Ending::Gone),
         }
     }
 
     fn hear_keeper(&mut self) {
-        loop {
-            let Some(keeper) = &self.keeper else { return };
-            match keeper.socket.recv(&mut self.packet, Deadline::NOW) {
-                Ok(len) => match postcard::from_bytes(&self.packet[..len]) {
-                    Ok(ToServer::Parked(keys)) => {
-                        let parked = keys.iter().filter_map(|key| self.parking.remove(key));
-                        for (what, _) in parked.collect::<Vec<_>>() {
-                            self.parked(what);
-                        }
-                    }
-                    Ok(ToServer::Stop) => self.is_stopping = true,
-                    Err(_) => return self.lose_keeper(),
-                },
-                Err(OsError::TimedOut) => return,
-                Err(_) => return self.lose_keeper(),
-            }
+        let said = self.keeper.hear(&mut self.packet);
+        said.parked.into_iter().for_each(|parked| self.parked(parked));
+        self.is_stopping |= said.stop;
+        if said.is_lost {
+            self.lose_keeper();
         }
     }
 
     /// The keeper is dead. Until there is another, the memory lives and dies with this process.
     fn lose_keeper(&mut self) {
         tracing::warn!("the keeper is dead: unprotected until another one runs");
-        if let Some(mut child) = self.keeper.take().and_then(|keeper| keeper.child) {
-            let _ = child.wait();
-        }
-        for (what, _) in std::mem::take(&mut self.parking).into_values() {
-            self.parked(what);
-        }
+        let parked = self.keeper.lose(&mut self.clients.poller);
+        parked.into_iter().for_each(|parked| self.parked(parked));
         self.start_keeper();
     }
 
     fn start_keeper(&mut self) {
-        let started = self.everything().and_then(|kept| {
-            let (socket, theirs) = PacketSocket::pair()?;
-            let child =
-                (self.launch)(Role::Keeper, theirs.into()).map_err(|source| Error::Launch { source })?;
-            kept.send(&socket)?;
-            Ok(Keeper { socket, outbox: Outbox::default(), child: Some(child) })
-        });
-        match started {
-            Ok(keeper) => self.keeper = Some(keeper),
-            Err(error) => {
-                tracing::error!(%error, "cannot start a keeper");
-                self.retry_at = Some(Instant::now() + RETRY);
-            }
+        let kept = self.everything();
+        let started = kept.and_then(|kept| self.keeper.start(&kept, &mut self.clients.poller));
+        if let Err(error) = started {
+            tracing::error!(%error, "cannot start a keeper");
+            self.retry_at = Some(Instant::now() + RETRY);
         }
     }
 
@@ -496,80 +540,13 @@ impl<'a> Loop<'a> {
         for (allocation, fd) in self.yard.fds() {
             kept.insert(Key::Allocation(allocation), memfd::share_fd(fd.as_fd())?);
         }
-        for (client, connection) in &self.connections {
-            for (key, fd) in connection.park(*client)? {
+        for (client, connection) in self.clients.iter() {
+            for (key, fd) in connection.park(client)? {
                 kept.insert(key, fd);
             }
         }
         Ok(kept)
     }
-
-    fn wait(&self) -> Result<Ready> {
-        let mut polls = vec![PollFd::new(self.workers.bell(), PollFlags::IN)];
-        let mut who = vec![Source::Workers];
-        if let Some(keeper) = &self.keeper {
-            let out = if keeper.outbox.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-            polls.push(PollFd::new(&keeper.socket, PollFlags::IN | out));
-            who.push(Source::Keeper);
-        }
-        if self.is_accepting {
-            polls.push(PollFd::new(&self.door, PollFlags::IN));
-            who.push(Source::Listener);
-        }
-        for (client, connection) in &self.connections {
-            if let (Some(socket), true) = (&connection.socket, connection.is_parked) {
-                let out = if connection.has_to_say() { PollFlags::OUT } else { PollFlags::empty() };
-                polls.push(PollFd::new(socket, PollFlags::IN | out));
-                who.push(Source::Client(*client));
-            }
-            if let Some(process) = &connection.process {
-                polls.push(PollFd::new(process, PollFlags::IN));
-                who.push(Source::Process(*client));
-            }
-        }
-        let wake = self.server.wake_at().map(|at| at.saturating_sub(self.start.elapsed()));
-        let retry = self.retry_at.map(|at| at.saturating_duration_since(Instant::now()));
-        let parking = self.parking.values().map(|(_, since)| PARKING.saturating_sub(since.elapsed())).min();
-        let timeout =
-            wake.into_iter().chain(retry).chain(parking).min().and_then(|left| Timespec::try_from(left).ok());
-        match poll(&mut polls, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(OsError::Call { call: "poll", errno }.into()),
-        }
-        let mut ready = Ready::default();
-        let happened = polls.iter().zip(who).filter(|(poll, _)| !poll.revents().is_empty());
-        for (poll, source) in happened {
-            let is_readable = poll.revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
-            match source {
-                Source::Workers => ready.workers = true,
-                Source::Keeper => ready.keeper = is_readable,
-                Source::Listener => ready.came = true,
-                Source::Client(client) if is_readable => ready.heard.push(client),
-                Source::Process(client) => ready.gone.push(client),
-                Source::Client(_) => {}
-            }
-        }
-        Ok(ready)
-    }
-}
-
-#[derive(Debug)]
-enum Source {
-    Workers,
-    Keeper,
-    Listener,
-    Client(ClientId),
-    Process(ClientId),
-}
-
-/// What has happened.
-#[derive(Debug, Default)]
-struct Ready {
-    keeper: bool,
-    workers: bool,
-    came: bool,
-    heard: Vec<ClientId>,
-    gone: Vec<ClientId>,
 }
 
 fn now(start: Instant) -> Now {
@@ -585,14 +562,14 @@ fn open_index(fd: OwnedFd) -> Result<(Memfd, Index<MappedCells>)> {
 }
 
 /// Makes the index of a new store, and waits until the keeper has it.
-fn make_index(geometry: Geometry, quota: u64, keeper: &mut Keeper) -> Result<(Memfd, Index<MappedCells>)> {
+fn make_index(geometry: Geometry, quota: u64, keeper: &PacketSocket) -> Result<(Memfd, Index<MappedCells>)> {
     let memory = Memfd::create_sparse("wholemem-index", geometry.len())?;
     let cells = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite)?);
     let index = Index::format(cells, geometry);
     index.set_quota(quota);
     let park = postcard::to_allocvec(&ToKeeper::Park(vec![Key::Index.encode()]));
     let park = park.map_err(|_| Error::Protocol { rule: "a word for the keeper cannot be encoded" })?;
-    keeper.socket.send(&park, &[memory.as_fd()], Deadline::NEVER)?;
-    keeper.socket.recv(&mut [0; MAX_PACKET], Deadline::NEVER)?;
+    keeper.send(&park, &[memory.as_fd()], Deadline::NEVER)?;
+    keeper.recv(&mut [0; MAX_PACKET], Deadline::NEVER)?;
     Ok((memory, index))
 }

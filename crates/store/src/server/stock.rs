@@ -359,7 +359,7 @@ mod tests {
         let id = world.server.stock.ids().next().expect("one");
         world.server.stock.pieces[0].is_ready = false;
         let request = crate::protocol::Request { id: 99, again: false, ask: create("next", LEN, &[], 0) };
-        let input = Input::Asked { client, request, payload: Vec::new().into() };
+        let input = Input::Asked { client, request, payload: Vec::new().into(), charge: None };
         assert_eq!(world.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, input, &mut world.yard), []);
         let made = Input::Made { allocation: id, outcome: Ok(()) };
         let outputs = world.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, made, &mut world.yard);

@@ -1,114 +1,243 @@
-//! Questions that are answered later: for a name that nobody has yet, and for room where the quota is full.
+//! Requests that are answered later: for a name that no object has yet, and for room where the quota is full.
 //!
-//! Who waits for room is told when there is some, and then creates; nothing is set aside meanwhile. Those who came first are
-//! told first, and nobody is told of room that one before him needs: so large objects are not kept waiting by small
-//! ones for ever.
+//! Requests for room are answered in the order in which they came, and a request is not answered while one before it needs
+//! the room: so large objects are not kept waiting by small ones. Nothing is set aside meanwhile: a client that was told of
+//! room creates, and may find that another was faster.
+//!
+//! No step looks at all requests that wait: they are found by name, by deadline and by client, and of those that have to be
+//! answered at once each step answers some.
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use super::budget::{Amount, Charge};
 use super::ledger::HOST;
 use super::machine::Server;
 use crate::cells::Cells;
 use crate::id::{ClientId, ObjectId};
 use crate::protocol::{Answer, Refusal};
 
-/// How many questions of one client may wait.
-const MOST_WAITING: usize = 1024;
+/// How many requests one step answers, of each kind.
+const ANSWERED_AT_ONCE: usize = 64;
+
+/// What a request that waits takes, besides its name: its place in each table.
+const COST: u64 = 512;
 
 /// What is waited for.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 enum What {
     Name(String),
     Room { len: u64, place: u32 },
 }
 
 #[derive(Debug)]
-pub(super) struct Waiter {
+struct Waiter {
     what: What,
     client: ClientId,
+    user: u32,
     request: u64,
     until: Duration,
+    _charge: Charge,
 }
 
-impl Waiter {
-    pub(super) fn until(&self) -> Duration {
-        self.until
+/// Numbers of requests, by user.
+type ByUser = BTreeMap<u32, BTreeSet<u64>>;
+
+/// All requests that wait, each by a number that grows.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    waiters: BTreeMap<u64, Waiter>,
+    last: u64,
+    deadlines: BTreeSet<(Duration, u64)>,
+    names: BTreeMap<String, ByUser>,
+    /// For room on the host, and on devices.
+    rooms: [BTreeSet<u64>; 2],
+    clients: BTreeMap<ClientId, BTreeSet<u64>>,
+    /// Requests of a user whose name has an object now.
+    found: VecDeque<(BTreeSet<u64>, ObjectId)>,
+    /// Requests of clients that have left.
+    abandoned: Vec<BTreeSet<u64>>,
+}
+
+impl Waiting {
+    fn room_queue(place: u32) -> usize {
+        usize::from(place != HOST)
+    }
+
+    fn add(&mut self, waiter: Waiter) {
+        self.last += 1;
+        let number = self.last;
+        self.deadlines.insert((waiter.until, number));
+        self.clients.entry(waiter.client).or_default().insert(number);
+        match &waiter.what {
+            What::Name(name) => {
+                let by_user = self.names.entry(name.clone()).or_default();
+                by_user.entry(waiter.user).or_default().insert(number);
+            }
+            What::Room { place, .. } => drop(self.rooms[Self::room_queue(*place)].insert(number)),
+        }
+        self.waiters.insert(number, waiter);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Waiter> {
+        let waiter = self.waiters.remove(&number)?;
+        self.deadlines.remove(&(waiter.until, number));
+        if let Some(of_client) = self.clients.get_mut(&waiter.client) {
+            of_client.remove(&number);
+            if of_client.is_empty() {
+                self.clients.remove(&waiter.client);
+            }
+        }
+        match &waiter.what {
+            What::Room { place, .. } => drop(self.rooms[Self::room_queue(*place)].remove(&number)),
+            What::Name(name) => {
+                // One that is told already has left the table of names.
+                if let Some(by_user) = self.names.get_mut(name) {
+                    remove_number(by_user, waiter.user, number);
+                    if by_user.is_empty() {
+                        self.names.remove(name);
+                    }
+                }
+            }
+        }
+        Some(waiter)
+    }
+
+    /// When a request has waited long enough, or there is work for the next step.
+    pub(super) fn wake_at(&self) -> Option<Duration> {
+        let first = self.deadlines.first().map(|(until, _)| *until);
+        if self.found.is_empty() && self.abandoned.is_empty() { first } else { Some(Duration::ZERO) }
+    }
+
+    /// The next request whose name has an object now. Users take turns.
+    fn next_found(&mut self) -> Option<(Waiter, ObjectId)> {
+        loop {
+            let (mut numbers, object) = self.found.pop_front()?;
+            let number = numbers.pop_first();
+            if !numbers.is_empty() {
+                self.found.push_back((numbers, object));
+            }
+            // It may have been given up meanwhile.
+            if let Some(waiter) = number.and_then(|number| self.remove(number)) {
+                return Some((waiter, object));
+            }
+        }
+    }
+
+    /// Removes some requests of clients that have left.
+    fn trim(&mut self) {
+        for _ in 0..ANSWERED_AT_ONCE {
+            let Some(numbers) = self.abandoned.last_mut() else { return };
+            match numbers.pop_first() {
+                Some(number) => drop(self.remove(number)),
+                None => drop(self.abandoned.pop()),
+            }
+        }
+    }
+
+    /// The next request whose time is over.
+    fn next_expired(&mut self, now: Duration) -> Option<Waiter> {
+        let (until, number) = self.deadlines.first().copied()?;
+        if until > now {
+            return None;
+        }
+        self.remove(number)
+    }
+}
+
+fn remove_number(by_user: &mut ByUser, user: u32, number: u64) {
+    if let Some(numbers) = by_user.get_mut(&user) {
+        numbers.remove(&number);
+        if numbers.is_empty() {
+            by_user.remove(&user);
+        }
     }
 }
 
 impl<C: Cells> Server<C> {
     pub(super) fn await_name(&mut self, client: ClientId, request: u64, name: String, wait: u64) {
+        if wait == 0 {
+            return self.answer(client, request, Err(Refusal::NoSuchName { name }));
+        }
         self.wait(client, request, What::Name(name), wait);
     }
 
     pub(super) fn await_room(&mut self, client: ClientId, request: u64, len: u64, place: u32, wait: u64) {
-        let outcome = self.ledger.check_place(place).and_then(|()| {
-            let refusal = self.ledger.over_quota(place, len);
-            // What exceeds the quota by itself is not worth waiting for.
-            if self.ledger.could_hold(place, len) { Ok(()) } else { Err(refusal) }
-        });
-        match outcome {
-            Err(refusal) => self.answer(client, request, Err(refusal)),
-            Ok(()) => self.wait(client, request, What::Room { len, place }, wait),
+        if let Err(refusal) = self.ledger.check_place(place) {
+            return self.answer(client, request, Err(refusal));
+        }
+        let full = Err(self.ledger.over_quota(place, len));
+        // What exceeds the quota by itself is not worth waiting for.
+        if !self.ledger.could_hold(place, len) {
+            return self.answer(client, request, full);
+        }
+        // Requests that came before were told of all room there is.
+        let is_first = self.waiting.rooms[Waiting::room_queue(place)].is_empty();
+        match self.ledger.room_for(place, len, 0).filter(|_| is_first) {
+            Some(_) => self.answer(client, request, Ok(Answer::Done)),
+            None if wait == 0 => self.answer(client, request, full),
+            None => self.wait(client, request, What::Room { len, place }, wait),
         }
     }
 
     fn wait(&mut self, client: ClientId, request: u64, what: What, wait: u64) {
-        let waiting = self.waiting.iter().filter(|waiter| waiter.client == client).count();
-        if waiting >= MOST_WAITING {
-            return self.answer(client, request, Err(Refusal::TooManyWaiting { limit: MOST_WAITING }));
-        }
-        // One without any time is answered at the end of this step.
-        let until = self.now.elapsed.saturating_add(Duration::from_millis(wait));
-        self.waiting.push(Waiter { what, client, request, until });
-    }
-
-    /// Tells those who wait for room that there is some.
-    pub(super) fn tell_of_room(&mut self) {
-        let mut told = Vec::new();
-        for is_host in [true, false] {
-            let mut promised = 0;
-            for (at, waiter) in self.waiting.iter().enumerate() {
-                let What::Room { len, place } = waiter.what else { continue };
-                if (place == HOST) != is_host {
-                    continue;
-                }
-                match self.ledger.room_for(place, len, promised) {
-                    Some(needed) => promised += needed,
-                    None => break,
-                }
-                told.push(at);
+        let Some(known) = self.clients.get(&client) else { return };
+        let name = if let What::Name(name) = &what { name.len() as u64 } else { 0 };
+        match known.account.charge(Amount::bytes(COST + 2 * name)) {
+            Ok(charge) => {
+                let until = self.now.elapsed.saturating_add(Duration::from_millis(wait));
+                let user = known.account.uid();
+                self.waiting.add(Waiter { what, client, user, request, until, _charge: charge });
             }
-        }
-        told.sort_unstable();
-        for at in told.into_iter().rev() {
-            let waiter = self.waiting.remove(at);
-            self.answer(waiter.client, waiter.request, Ok(Answer::Done));
+            Err(refusal) => self.answer(client, request, Err(refusal)),
         }
     }
 
-    /// Answers the questions whose time is over.
-    pub(super) fn expire(&mut self) {
-        let now = self.now.elapsed;
-        for waiter in self.waiting.extract_if(.., |waiter| waiter.until <= now).collect::<Vec<_>>() {
+    /// Answers requests that have what they waited for, and those whose time is over.
+    pub(super) fn answer_waiting(&mut self) {
+        for _ in 0..ANSWERED_AT_ONCE {
+            let Some((waiter, object)) = self.waiting.next_found() else { break };
+            self.answer(waiter.client, waiter.request, Ok(Answer::Found { object }));
+        }
+        self.tell_of_room();
+        for _ in 0..ANSWERED_AT_ONCE {
+            let Some(waiter) = self.waiting.next_expired(self.now.elapsed) else { break };
             let refusal = match waiter.what {
                 What::Name(name) => Refusal::NoSuchName { name },
                 What::Room { len, place } => self.ledger.over_quota(place, len),
             };
             self.answer(waiter.client, waiter.request, Err(refusal));
         }
+        self.waiting.trim();
     }
 
-    /// A name means an object now: whoever waited for that is told.
+    fn tell_of_room(&mut self) {
+        for queue in [0, 1] {
+            let mut promised = 0;
+            for _ in 0..ANSWERED_AT_ONCE {
+                let Some(number) = self.waiting.rooms[queue].first().copied() else { break };
+                let what = self.waiting.waiters.get(&number).map(|waiter| &waiter.what);
+                let Some(What::Room { len, place }) = what else { break };
+                match self.ledger.room_for(*place, *len, promised) {
+                    Some(needed) => promised += needed,
+                    None => break,
+                }
+                let Some(waiter) = self.waiting.remove(number) else { break };
+                self.answer(waiter.client, waiter.request, Ok(Answer::Done));
+            }
+        }
+    }
+
+    /// A name has an object now: requests that waited for it are answered, by this step or those that follow.
     pub(super) fn tell_of_name(&mut self, name: &str, object: ObjectId) {
-        let waits = |waiter: &mut Waiter| matches!(&waiter.what, What::Name(wanted) if wanted == name);
-        for waiter in self.waiting.extract_if(.., waits).collect::<Vec<_>>() {
-            self.answer(waiter.client, waiter.request, Ok(Answer::Found { object }));
+        if let Some(waiters) = self.waiting.names.remove(name) {
+            let found = waiters.into_values().map(|numbers| (numbers, object));
+            self.waiting.found.extend(found);
         }
     }
 
     pub(super) fn forget_waiting(&mut self, client: ClientId) {
-        self.waiting.retain(|waiter| waiter.client != client);
+        self.waiting.abandoned.extend(self.waiting.clients.remove(&client));
     }
 }
 
@@ -206,5 +335,86 @@ mod tests {
         world.create(client, "rest", rest);
         assert_eq!(world.one(client, room(100, 0), &[]), Answer::Done);
         assert_eq!(world.one(client, room(TERMS.small, 0), &[]), over_quota(TERMS.small, TERMS.quota));
+    }
+
+    fn find(name: &str) -> Ask {
+        Ask::Find { name: name.to_owned(), wait: 60_000 }
+    }
+
+    /// Publishes a name that so many requests of another user wait for, and says how many answers each step gave.
+    fn answers_by_step(requests: usize) -> Vec<usize> {
+        let mut world = World::new();
+        let (publisher, other) = (world.join(1), world.join_as(2, 7));
+        for _ in 0..requests {
+            assert_eq!(
+                world.server.step(now(1), asked(&mut world.requests, other, find("x")), &mut world.yard),
+                []
+            );
+        }
+        let own = world.join_as(3, 8);
+        assert_eq!(world.ask(own, find("x"), &[]), []);
+        world.ask(publisher, create("x", 0, &[], 0), &[]);
+        let mut answers = Vec::new();
+        while world.server.wake_at() == Some(Duration::ZERO) {
+            answers.push(world.server.step(now(1), Input::Tick, &mut world.yard).len());
+        }
+        answers
+    }
+
+    fn now(seconds: u64) -> Now {
+        Now { elapsed: Duration::from_secs(seconds), unix: 0 }
+    }
+
+    fn asked(requests: &mut u64, client: ClientId, ask: Ask) -> Input<'static> {
+        *requests += 1;
+        let request = crate::protocol::Request { id: *requests, again: false, ask };
+        Input::Asked { client, request, payload: Vec::new().into(), charge: None }
+    }
+
+    #[test]
+    fn a_step_answers_a_bounded_number_of_requests_that_wait_for_one_name() {
+        // The step that publishes has answered some already, the only request of the second user among them.
+        assert_eq!(answers_by_step(10), [0_usize; 0]);
+        let many = answers_by_step(1000);
+        assert_eq!(many.iter().sum::<usize>() + ANSWERED_AT_ONCE, 1001);
+        assert!(many.iter().all(|answers| *answers <= ANSWERED_AT_ONCE), "{many:?}");
+    }
+
+    #[test]
+    fn requests_of_a_client_that_left_are_removed_a_bounded_number_at_a_time() {
+        let mut world = World::new();
+        let client = world.join(1);
+        for number in 0..1000 {
+            let input = asked(&mut world.requests, client, find(&format!("name {number}")));
+            assert_eq!(world.server.step(now(1), input, &mut world.yard), []);
+        }
+        let before = world.budget.held();
+        assert!(before.bytes >= 1000 * COST);
+        world.clients.remove(&client);
+        world.server.step(now(1), Input::Left { client }, &mut world.yard);
+        let mut steps = 0;
+        while world.server.wake_at() == Some(Duration::ZERO) {
+            let left = world.server.waiting.waiters.len();
+            world.server.step(now(1), Input::Tick, &mut world.yard);
+            assert!(left - world.server.waiting.waiters.len() <= ANSWERED_AT_ONCE);
+            steps += 1;
+        }
+        assert_eq!((steps, world.server.waiting.waiters.len()), (1000 / ANSWERED_AT_ONCE, 0));
+        assert_eq!(world.budget.held().bytes, 0, "their memory is given back");
+    }
+
+    #[test]
+    fn requests_that_wait_are_limited_by_what_their_user_may_hold() {
+        let mut world = World::new();
+        let client = world.join(1);
+        let refused = (0..100_000).find_map(|number| {
+            let input = asked(&mut world.requests, client, find(&format!("name {number}")));
+            world.server.step(now(1), input, &mut world.yard).pop()
+        });
+        let Some(crate::server::Output::Say { response, .. }) = refused else { panic!("{refused:?}") };
+        let Answer::Refused(Refusal::ClientLimit { user, what, .. }) = response.answer else {
+            panic!("{:?}", response.answer)
+        };
+        assert_eq!((user, what.as_str()), (super::super::world::USER, "bytes"));
     }
 }

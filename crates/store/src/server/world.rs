@@ -5,6 +5,8 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::budget::{Budget, tests::ample};
+use super::pin_scan::PinPosition;
 use super::*;
 use crate::cells::Cells;
 use crate::cells::recorded::{Prefixes, RecordedCells};
@@ -21,10 +23,28 @@ pub(super) fn settings(ahead: u64) -> Settings {
     Settings { host: TERMS, device: TERMS, devices: vec![[1; 16]], user: 0, ahead }
 }
 
+/// The pins of one client.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Pins {
+    held: BTreeSet<ObjectId>,
+    /// What was pinned before the pins were cleared.
+    released: BTreeSet<ObjectId>,
+}
+
+impl Pins {
+    pub(super) fn insert(&mut self, object: ObjectId) {
+        self.held.insert(object);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.released.append(&mut self.held);
+    }
+}
+
 /// The pins there are, and what was written to arenas.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Yard {
-    pub(super) pins: BTreeSet<ObjectId>,
+    pub(super) pins: Pins,
     pub(super) bytes: BTreeMap<(AllocationId, u64), Vec<u8>>,
     /// How often all pins were looked at.
     pub(super) looks: Cell<usize>,
@@ -36,9 +56,22 @@ impl Premises for Yard {
         true
     }
 
-    fn pinned(&self, objects: &BTreeSet<ObjectId>) -> BTreeSet<ObjectId> {
+    fn read_pins(
+        &self,
+        _: PinPosition,
+        work: &mut usize,
+        visit: &mut dyn FnMut(u64) -> usize,
+    ) -> Option<PinPosition> {
         self.looks.set(self.looks.get() + 1);
-        self.pins.intersection(objects).copied().collect()
+        for pin in &self.pins.held {
+            *work = work.saturating_sub(visit(pin.as_u64()));
+        }
+        None
+    }
+
+    /// Whoever leaves has released what was released before.
+    fn take_pins(&mut self, _: ClientId) -> Vec<u64> {
+        self.pins.released.iter().map(|id| id.as_u64()).collect()
     }
 }
 
@@ -103,6 +136,9 @@ pub(super) struct World {
     pub(super) yard: Yard,
     pub(super) parked: BTreeSet<AllocationId>,
     pub(super) clients: BTreeMap<ClientId, u32>,
+    pub(super) budget: Budget,
+    /// Who watches for which names.
+    watchers: BTreeMap<ClientId, String>,
     ahead: u64,
     time: Duration,
     pub(super) requests: u64,
@@ -131,6 +167,8 @@ impl World {
             yard,
             parked,
             clients,
+            budget: ample(),
+            watchers: BTreeMap::new(),
             ahead,
             time: now().elapsed,
             requests: 0,
@@ -140,7 +178,9 @@ impl World {
     }
 
     pub(super) fn survivors(&self) -> Survivors {
-        Survivors { allocations: self.parked.clone(), clients: self.clients.clone() }
+        let mut budget = ample();
+        let clients = self.clients.iter().map(|(client, user)| (*client, budget.open(*user)));
+        Survivors { allocations: self.parked.clone(), clients: clients.collect() }
     }
 
     pub(super) fn recover(&self, cells: RecordedCells) -> (Server<RecordedCells>, Vec<Output>) {
@@ -211,6 +251,15 @@ impl World {
                     assert!(self.parked.remove(&allocation), "memory is released once");
                     None
                 }
+                Output::Watch { client, prefix } => {
+                    self.watchers.insert(client, prefix);
+                    None
+                }
+                Output::Announce(event) => {
+                    let watchers = self.watchers.values().filter(|prefix| event.name.starts_with(*prefix));
+                    answers.extend(watchers.map(|_| Answer::Event(event.clone())));
+                    None
+                }
                 Output::Welcome { .. } | Output::Dismiss { .. } => None,
             };
             if let Some(input) = follows {
@@ -244,7 +293,8 @@ impl World {
     pub(super) fn join_as(&mut self, client: u64, user: u32) -> ClientId {
         let client = ClientId(client);
         self.clients.insert(client, user);
-        self.run(Input::Joined { client, user });
+        let account = self.budget.open(user);
+        self.run(Input::Joined { client, account });
         self.ask(client, Ask::Hello { protocol: PROTOCOL }, &[]);
         client
     }
@@ -252,7 +302,7 @@ impl World {
     pub(super) fn ask(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Vec<Answer> {
         self.requests += 1;
         let request = Request { id: self.requests, again: false, ask };
-        self.run(Input::Asked { client, request, payload: payload.to_vec().into() })
+        self.run(Input::Asked { client, request, payload: payload.to_vec().into(), charge: None })
     }
 
     pub(super) fn one(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Answer {

@@ -3,7 +3,7 @@
 //! What it keeps true: memory in which somebody can find an object has been opened for reading already, so that whoever
 //! asks for it is answered also when no descriptor is left.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
@@ -11,9 +11,10 @@ use wholemem_os::vm::Protection;
 use wholemem_os::{Error as OsError, Memfd, SharedMap, memfd};
 
 use super::machine::{Premises, Share};
+use super::pin_scan::{PinPosition, WORK_OF_A_PAGE};
 use super::workers;
-use crate::cells::MappedCells;
-use crate::id::{AllocationId, ClientId, ObjectId};
+use crate::cells::{Cells, MappedCells};
+use crate::id::{AllocationId, ClientId};
 use crate::{Refusal, Result, pin};
 
 #[derive(Debug)]
@@ -127,8 +128,9 @@ impl Yard {
         Ok(())
     }
 
-    pub(super) fn remove_pins(&mut self, client: ClientId) {
-        self.pins.remove(&client);
+    /// Whether a client has pinned anything.
+    pub(super) fn has_pins(&self, client: ClientId) -> bool {
+        self.pins.get(&client).is_some_and(|page| pin::pinned(page).any(|pin| pin != 0))
     }
 
     fn map(&mut self, allocation: AllocationId) -> Result<Option<&SharedMap>> {
@@ -157,9 +159,33 @@ impl Premises for Yard {
         is_written
     }
 
-    fn pinned(&self, objects: &BTreeSet<ObjectId>) -> BTreeSet<ObjectId> {
-        let pins = self.pins.values().flat_map(pin::pinned).filter_map(ObjectId::from_u64);
-        pins.filter(|pin| objects.contains(pin)).collect()
+    fn read_pins(
+        &self,
+        from: PinPosition,
+        work: &mut usize,
+        visit: &mut dyn FnMut(u64) -> usize,
+    ) -> Option<PinPosition> {
+        let (client, page) = self.pins.range(from.client..).next()?;
+        let mut cell = if *client == from.client { from.cell } else { 0 };
+        if cell == 0 {
+            *work = work.saturating_sub(WORK_OF_A_PAGE);
+            cell = 1;
+        }
+        for cell in cell..pin::used(page) {
+            if *work == 0 {
+                return Some(PinPosition { client: *client, cell });
+            }
+            let pin = page.load_acquire(cell);
+            *work = work.saturating_sub(if pin == 0 { 1 } else { visit(pin) });
+        }
+        Some(PinPosition { client: ClientId(client.0 + 1), cell: 0 })
+    }
+
+    fn take_pins(&mut self, client: ClientId) -> Vec<u64> {
+        self.pins
+            .remove(&client)
+            .map(|page| pin::pinned(&page).filter(|pin| *pin != 0).collect())
+            .unwrap_or_default()
     }
 }
 

@@ -1,0 +1,366 @@
+//! Memory and descriptors that clients make the server and its keeper hold.
+//!
+//! Every buffer, queue entry, pin page and descriptor that exists because of a client is charged to the client's account
+//! before it is allocated, and released when its [`Charge`] is dropped. There is no other counter. Memory of objects is
+//! not charged here: the quota counts it.
+//!
+//! ```text
+//!   pool of the server's own user        pool of all other users
+//!     user 1000                            user 1001            user 1002
+//!       connection  connection               connection           connection  connection
+//! ```
+//!
+//! A charge must fit three limits: of the connection, of the user and of the pool. The server's own user may use all of its
+//! pool. In the shared pool a user may hold at most as much as the pool has left: one user gets at most half of it, two
+//! users a third each, `n` users an `n+1`th each. So a user that comes later finds room whatever the others do, and the number
+//! of users need not be known beforehand.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+
+use crate::protocol::Refusal;
+use crate::protocol::frame::MAX_MESSAGE;
+
+/// Bytes and descriptors.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Amount {
+    pub(crate) bytes: u64,
+    pub(crate) descriptors: u64,
+}
+
+impl Amount {
+    pub(crate) const fn bytes(bytes: u64) -> Self {
+        Self { bytes, descriptors: 0 }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            descriptors: self.descriptors.saturating_add(other.descriptors),
+        }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self { bytes: self.bytes - other.bytes, descriptors: self.descriptors - other.descriptors }
+    }
+
+    fn fits(self, limit: Self) -> bool {
+        self.bytes <= limit.bytes && self.descriptors <= limit.descriptors
+    }
+}
+
+/// What a connection costs before its client has said hello: the connection's state here and in the keeper, and the kernel's
+/// socket with the answers that wait in it.
+pub(crate) const CONNECTION: Amount = Amount { bytes: 4 << 10, descriptors: 1 };
+
+/// What one connection may hold: a message of the greatest length, its pin page, and as much again of short things.
+const MOST_OF_A_CONNECTION: Amount = Amount { bytes: 2 * MAX_MESSAGE as u64, descriptors: 128 };
+
+/// The limits of a server.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// What all clients of the server's own user may hold.
+    pub(crate) own: Amount,
+    /// What all clients of all other users may hold.
+    pub(crate) others: Amount,
+}
+
+impl Limits {
+    /// Limits for a server with a quota of host memory, and so many descriptors to hand out.
+    ///
+    /// Clients of the server's own user are trusted, and may use a sixteenth of the quota; those of other users 96 MiB, of
+    /// which one user gets 48 MiB at most.
+    pub(crate) fn of_server(quota: u64, descriptors: u64) -> Self {
+        let own = (quota / 16).clamp(64 << 20, 1 << 30);
+        Self {
+            own: Amount { bytes: own, descriptors: descriptors / 2 },
+            others: Amount { bytes: 96 << 20, descriptors: descriptors / 4 },
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Pool {
+    limit: Amount,
+    held: Cell<Amount>,
+    /// Whether several users share it.
+    is_shared: bool,
+}
+
+#[derive(Debug)]
+struct User {
+    uid: u32,
+    pool: Rc<Pool>,
+    held: Cell<Amount>,
+}
+
+impl User {
+    /// What this user may hold as things stand.
+    fn limit(&self) -> Amount {
+        let Pool { limit, held, is_shared } = &*self.pool;
+        if !is_shared {
+            return *limit;
+        }
+        // Without what the user holds itself: `held <= (limit - others) / 2` is `held <= limit - others - held`.
+        let share = |limit: u64, all: u64, own: u64| limit.saturating_sub(all - own) / 2;
+        let (all, own) = (held.get(), self.held.get());
+        Amount {
+            bytes: share(limit.bytes, all.bytes, own.bytes),
+            descriptors: share(limit.descriptors, all.descriptors, own.descriptors),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Connection {
+    user: Rc<User>,
+    held: Cell<Amount>,
+}
+
+/// All accounts of a server.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    own_uid: u32,
+    own: Rc<Pool>,
+    others: Rc<Pool>,
+    users: BTreeMap<u32, Weak<User>>,
+}
+
+/// The account of one connection. Clones are the same account.
+#[derive(Debug, Clone)]
+pub(crate) struct Account(Rc<Connection>);
+
+/// Something that is charged to an account until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    connection: Rc<Connection>,
+    amount: Amount,
+}
+
+impl Budget {
+    pub(crate) fn new(own_uid: u32, limits: Limits) -> Self {
+        let pool = |limit, is_shared| Rc::new(Pool { limit, held: Cell::default(), is_shared });
+        Self {
+            own_uid,
+            own: pool(limits.own, false),
+            others: pool(limits.others, true),
+            users: BTreeMap::new(),
+        }
+    }
+
+    /// An account for a connection of a user, with nothing charged to it.
+    pub(crate) fn open(&mut self, uid: u32) -> Account {
+        let known = self.users.get(&uid).and_then(Weak::upgrade);
+        let user = known.unwrap_or_else(|| {
+            self.users.retain(|_, user| user.strong_count() > 0);
+            let pool = Rc::clone(if uid == self.own_uid { &self.own } else { &self.others });
+            let user = Rc::new(User { uid, pool, held: Cell::default() });
+            self.users.insert(uid, Rc::downgrade(&user));
+            user
+        });
+        Account(Rc::new(Connection { user, held: Cell::default() }))
+    }
+
+    /// What is charged altogether.
+    pub(crate) fn held(&self) -> Amount {
+        self.own.held.get().plus(self.others.held.get())
+    }
+}
+
+impl Account {
+    pub(crate) fn uid(&self) -> u32 {
+        self.0.user.uid
+    }
+
+    /// Charges an amount, or says which limit it would exceed.
+    pub(crate) fn charge(&self, amount: Amount) -> Result<Charge, Refusal> {
+        let mut charge = self.nothing();
+        charge.grow(amount)?;
+        Ok(charge)
+    }
+
+    /// Charges an amount that is held already, as what a client got from a server before this one.
+    pub(crate) fn charge_held(&self, amount: Amount) -> Charge {
+        let mut charge = self.nothing();
+        charge.add(amount);
+        charge
+    }
+
+    fn nothing(&self) -> Charge {
+        Charge { connection: Rc::clone(&self.0), amount: Amount::default() }
+    }
+}
+
+impl Charge {
+    /// Charges more to the same account.
+    pub(crate) fn grow(&mut self, more: Amount) -> Result<(), Refusal> {
+        let user = &self.connection.user;
+        let limits = [
+            (&self.connection.held, MOST_OF_A_CONNECTION),
+            (&user.held, user.limit()),
+            (&user.pool.held, user.pool.limit),
+        ];
+        for (held, limit) in limits {
+            let (held, wanted) = (held.get(), held.get().plus(more));
+            if !wanted.fits(limit) {
+                let is_bytes = wanted.bytes > limit.bytes;
+                let pick = |amount: Amount| if is_bytes { amount.bytes } else { amount.descriptors };
+                return Err(Refusal::ClientLimit {
+                    user: user.uid,
+                    what: if is_bytes { "bytes" } else { "descriptors" }.to_owned(),
+                    wanted: pick(more),
+                    held: pick(held),
+                    limit: pick(limit),
+                });
+            }
+        }
+        self.add(more);
+        Ok(())
+    }
+
+    fn add(&mut self, more: Amount) {
+        for held in self.counters() {
+            held.set(held.get().plus(more));
+        }
+        self.amount = self.amount.plus(more);
+    }
+
+    /// Keeps this much of the charge and releases the rest.
+    pub(crate) fn shrink_to(&mut self, amount: Amount) {
+        let kept = Amount {
+            bytes: self.amount.bytes.min(amount.bytes),
+            descriptors: self.amount.descriptors.min(amount.descriptors),
+        };
+        let released = self.amount.minus(kept);
+        for held in self.counters() {
+            held.set(held.get().minus(released));
+        }
+        self.amount = kept;
+    }
+
+    fn counters(&self) -> [&Cell<Amount>; 3] {
+        let user = &self.connection.user;
+        [&self.connection.held, &user.held, &user.pool.held]
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.shrink_to(Amount::default());
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A budget that no test exceeds.
+    pub(crate) fn ample() -> Budget {
+        Budget::new(0, Limits::of_server(u64::MAX, u64::MAX))
+    }
+
+    fn small() -> Budget {
+        let limit = |bytes| Amount { bytes, descriptors: 1000 };
+        Budget::new(0, Limits { own: limit(1000), others: limit(900) })
+    }
+
+    fn bytes(account: &Account, bytes: u64) -> Result<Charge, Refusal> {
+        account.charge(Amount::bytes(bytes))
+    }
+
+    #[test]
+    fn a_charge_is_released_when_it_is_dropped_or_shrunk() {
+        let mut budget = small();
+        let account = budget.open(7);
+        let mut charge = account.charge(Amount { bytes: 100, descriptors: 2 }).unwrap();
+        charge.grow(Amount::bytes(50)).unwrap();
+        assert_eq!(budget.held(), Amount { bytes: 150, descriptors: 2 });
+        charge.shrink_to(Amount::bytes(30));
+        assert_eq!(budget.held(), Amount::bytes(30));
+        drop(charge);
+        assert_eq!(budget.held(), Amount::default());
+    }
+
+    #[test]
+    fn one_user_gets_half_of_the_shared_pool_and_two_a_third_each() {
+        let mut budget = small();
+        let (first, second) = (budget.open(7), budget.open(8));
+        let mut held = vec![bytes(&first, 450).unwrap()];
+        let refused =
+            Refusal::ClientLimit { user: 7, what: "bytes".to_owned(), wanted: 1, held: 450, limit: 450 };
+        assert_eq!(bytes(&first, 1).unwrap_err(), refused);
+        held.clear();
+        for _ in 0..500 {
+            held.extend([&first, &second].into_iter().filter_map(|account| bytes(account, 1).ok()));
+        }
+        let share = |account: &Account| account.0.user.held.get().bytes;
+        assert_eq!((share(&first), share(&second)), (300, 300));
+    }
+
+    #[test]
+    fn the_own_user_has_a_pool_that_others_cannot_use() {
+        let mut budget = small();
+        let (own, other) = (budget.open(0), budget.open(7));
+        let _all = bytes(&other, 450).unwrap();
+        let _own = bytes(&own, 1000).unwrap();
+        assert!(bytes(&own, 1).is_err());
+    }
+
+    #[test]
+    fn a_user_is_the_sum_of_its_connections() {
+        let mut budget = small();
+        let (first, second) = (budget.open(7), budget.open(7));
+        let _held = bytes(&first, 450).unwrap();
+        assert!(bytes(&second, 1).is_err());
+    }
+
+    #[test]
+    fn descriptors_are_limited_like_bytes() {
+        let mut budget = Budget::new(
+            0,
+            Limits {
+                own: Amount { bytes: 100, descriptors: 3 },
+                others: Amount { bytes: 100, descriptors: 8 },
+            },
+        );
+        let other = budget.open(7);
+        let held = other.charge(Amount { bytes: 0, descriptors: 4 }).unwrap();
+        let refused =
+            Refusal::ClientLimit { user: 7, what: "descriptors".to_owned(), wanted: 1, held: 4, limit: 4 };
+        assert_eq!(other.charge(Amount { bytes: 0, descriptors: 1 }).unwrap_err(), refused);
+        drop(held);
+        assert!(other.charge(Amount { bytes: 0, descriptors: 1 }).is_ok());
+    }
+
+    #[test]
+    fn users_that_left_are_forgotten() {
+        let mut budget = small();
+        for uid in 1..100 {
+            drop(bytes(&budget.open(uid), 10).unwrap());
+        }
+        assert!(budget.users.len() <= 2, "{:?}", budget.users);
+    }
+
+    proptest! {
+        /// A user that holds nothing always gets something, whatever the others have done.
+        #[test]
+        fn a_late_user_finds_room(requests in prop::collection::vec((1_u32..6, 1_u64..400), 0..60)) {
+            let mut budget = small();
+            let mut held = Vec::new();
+            for (uid, amount) in requests {
+                let account = budget.open(uid);
+                let fits = bytes(&account, amount);
+                held.extend(fits);
+                let all = budget.others.held.get().bytes;
+                prop_assert!(all < 900);
+            }
+            let late = budget.open(99);
+            prop_assert!(bytes(&late, 1).is_ok());
+            let sum: u64 = held.iter().map(|charge| charge.amount.bytes).sum();
+            prop_assert_eq!(budget.others.held.get().bytes, sum);
+        }
+    }
+}

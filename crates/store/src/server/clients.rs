@@ -1,0 +1,347 @@
+//! The connections of a server, and what they wait for: accepted, read fairly among users, and ended.
+//!
+//! It decides nothing about objects. What a client asked for is returned to the loop, and what the machine answers is given
+//! back with [`Clients::say`].
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Instant;
+
+use wholemem_os::PacketSocket;
+
+use super::budget::{Account, Amount, Budget, CONNECTION};
+use super::connection::{Connection, Heard, Phase};
+use super::door::turn_away;
+use super::message_slots::{MessageSlots, Next};
+use super::poller::{ClientEvent, Poller};
+use super::watchers::{Sent, Watchers};
+use crate::id::ClientId;
+use crate::keeper::{Kept, Key};
+use crate::protocol::{Answer, Event, Response};
+use crate::{Refusal, Result};
+
+/// What a client that watches takes, besides what it watches for.
+const WATCH_COST: u64 = 256;
+
+/// How a connection has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// The client has closed it.
+    Closed,
+    /// The client's process has exited, or it said goodbye: nothing is held any more.
+    Gone,
+    /// The server ends it.
+    Dismissed,
+}
+
+/// All connections.
+#[derive(Debug)]
+pub(super) struct Clients {
+    connections: BTreeMap<ClientId, Connection>,
+    pub(super) poller: Poller,
+    budget: Budget,
+    watchers: Watchers,
+    slots: MessageSlots,
+    /// The server's own user, from whom descriptors are taken.
+    user: u32,
+    next: u64,
+    /// Connections that have to end because of what was said to them.
+    ended: Vec<ClientId>,
+}
+
+impl Clients {
+    pub(super) fn new(user: u32, budget: Budget) -> Result<Self> {
+        Ok(Self {
+            connections: BTreeMap::new(),
+            poller: Poller::create()?,
+            budget,
+            watchers: Watchers::default(),
+            slots: MessageSlots::default(),
+            user,
+            next: 0,
+            ended: Vec::new(),
+        })
+    }
+
+    /// Clients that come from now on have ids from this one on.
+    pub(super) fn begin_ids(&mut self, first: u64) {
+        self.next = first;
+    }
+
+    /// Takes over a client of a server that died; `None` if nothing is left of it.
+    pub(super) fn take_over(&mut self, client: ClientId, kept: &mut Kept) -> Result<Option<&Connection>> {
+        let budget = &mut self.budget;
+        let Some(connection) = Connection::take_over(client, kept, |user| budget.open(user))? else {
+            return Ok(None);
+        };
+        self.register(client, connection)?;
+        Ok(self.connections.get(&client))
+    }
+
+    /// Takes in a client that has just connected, or refuses it.
+    pub(super) fn accept(&mut self, socket: PacketSocket) -> Result<()> {
+        let user = socket.peer_uid()?;
+        let account = self.budget.open(user);
+        match account.charge(CONNECTION) {
+            Ok(charge) => {
+                self.next += 1;
+                let connection = Connection::accept(socket, account, charge, user == self.user);
+                self.register(ClientId(self.next - 1), connection)
+            }
+            Err(refusal) => {
+                tracing::debug!(user, %refusal, "a client is refused");
+                turn_away(&socket, refusal);
+                Ok(())
+            }
+        }
+    }
+
+    fn register(&mut self, client: ClientId, mut connection: Connection) -> Result<()> {
+        let user = connection.account.uid();
+        if let Some(socket) = &connection.socket {
+            connection.interest = connection.wanted();
+            self.poller.add_socket(user, client, socket, connection.interest)?;
+        }
+        self.connections.insert(client, connection);
+        self.watch_process(client)
+    }
+
+    fn watch_process(&mut self, client: ClientId) -> Result<()> {
+        let Some(connection) = self.connections.get(&client) else { return Ok(()) };
+        let process = connection.admitted.as_ref().and_then(|admitted| admitted.process.as_ref());
+        match process {
+            Some(process) => self.poller.add_process(connection.account.uid(), client, process),
+            None => Ok(()),
+        }
+    }
+
+    /// A client has said hello. Its descriptors go to the keeper, and it is not read before the keeper has them.
+    pub(super) fn admit(&mut self, client: ClientId, request: u64) -> Result<Result<(), Refusal>> {
+        let Some(connection) = self.connections.get_mut(&client) else { return Ok(Ok(())) };
+        if connection.phase != Phase::Greeting {
+            return Ok(Err(Refusal::malformed("a second hello")));
+        }
+        if let Err(refusal) = connection.admit(request) {
+            return Ok(Err(refusal));
+        }
+        self.update(client);
+        self.watch_process(client)?;
+        Ok(Ok(()))
+    }
+
+    /// The keeper has a client: it is read from now on. The id of its hello.
+    pub(super) fn open(&mut self, client: ClientId) -> Option<u64> {
+        let connection = self.connections.get_mut(&client)?;
+        let Phase::Admitting(request) = connection.phase else { return None };
+        connection.phase = Phase::Open;
+        self.update(client);
+        Some(request)
+    }
+
+    pub(super) fn get(&self, client: ClientId) -> Option<&Connection> {
+        self.connections.get(&client)
+    }
+
+    /// All connections that the keeper has.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ClientId, &Connection)> {
+        self.connections.iter().map(|(client, connection)| (*client, connection))
+    }
+
+    pub(super) fn account(&self, client: ClientId) -> Option<Account> {
+        self.connections.get(&client).map(|connection| connection.account.clone())
+    }
+
+    /// What all clients make the server hold.
+    pub(super) fn held(&self) -> Amount {
+        self.budget.held()
+    }
+
+    /// Reads from a client. `None` if there is nothing for the machine.
+    pub(super) fn hear<'a>(&mut self, client: ClientId, packet: &'a mut [u8]) -> Option<Heard<'a>> {
+        let connection = self.connections.get_mut(&client)?;
+        let user = connection.account.uid();
+        let was_long = connection.is_within_message();
+        let heard = connection.hear(packet, self.user);
+        match &heard {
+            Heard::TookSlot => self.slots.took(user, client),
+            Heard::NeedsSlot => self.slots.wait(user, client, Instant::now()),
+            Heard::Request(..) if was_long => self.slots.forget(user, client),
+            _ => {}
+        }
+        self.update(client);
+        match heard {
+            Heard::Nothing | Heard::TookSlot | Heard::NeedsSlot => None,
+            heard => Some(heard),
+        }
+    }
+
+    /// Gives slots for long messages to connections that wait for one, and says which connections are to be ended.
+    pub(super) fn serve_slots(&mut self) -> Vec<ClientId> {
+        let now = Instant::now();
+        let mut ended = Vec::new();
+        for next in self.slots.next(now) {
+            let (client, is_late) = match next {
+                Next::Try(client) => (client, false),
+                Next::GiveUp(client) => (client, true),
+            };
+            let Some(connection) = self.connections.get_mut(&client) else { continue };
+            let user = connection.account.uid();
+            match connection.take_slot() {
+                Ok(()) => {
+                    self.slots.took(user, client);
+                    self.update(client);
+                }
+                Err(refusal) if is_late => {
+                    self.refuse(client, 0, refusal);
+                    ended.push(client);
+                }
+                Err(_) => {
+                    let connections = &self.connections;
+                    let heard = |client| connections.get(&client).map(|connection| connection.heard);
+                    ended.extend(self.slots.stalled(user, now, heard));
+                }
+            }
+        }
+        ended
+    }
+
+    /// Whether a connection waits for a slot.
+    pub(super) fn has_waiting(&self) -> bool {
+        self.slots.has_waiting()
+    }
+
+    /// Says something to a client. One that has too much waiting is ended.
+    pub(super) fn say(&mut self, client: ClientId, response: &Response, fds: Vec<Rc<OwnedFd>>) {
+        let Some(connection) = self.connections.get_mut(&client) else { return };
+        if let Err(refusal) = connection.say(response, fds) {
+            tracing::warn!(user = connection.account.uid(), %refusal, "a client does not read");
+            self.ended.push(client);
+        }
+        self.update(client);
+    }
+
+    pub(super) fn refuse(&mut self, client: ClientId, id: u64, refusal: Refusal) {
+        self.say(client, &Response { id, answer: Answer::Refused(refusal) }, Vec::new());
+    }
+
+    /// Connections that have to end because of what was said to them.
+    pub(super) fn take_ended(&mut self) -> Vec<ClientId> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// A client's socket takes something.
+    pub(super) fn flush(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(&client) else { return };
+        connection.flush();
+        if connection.has_said_all() {
+            self.watchers.unblock(client);
+        }
+        self.update(client);
+    }
+
+    /// Tells the poller what is waited for on a client's socket.
+    fn update(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(&client) else { return };
+        let mut wanted = connection.wanted();
+        wanted.write |= self.watchers.is_blocked(client);
+        if let Some(socket) = &connection.socket
+            && wanted != connection.interest
+        {
+            let user = connection.account.uid();
+            match self.poller.set_interest(user, client, socket, wanted) {
+                Ok(()) => connection.interest = wanted,
+                Err(error) => tracing::error!(%client, %error, "cannot wait for a client"),
+            }
+        }
+    }
+
+    /// What is ready of a user: some of it.
+    pub(super) fn events_of(&mut self, user: u32) -> Result<Vec<ClientEvent>> {
+        self.poller.events_of(user)
+    }
+
+    /// A client watches from now on.
+    pub(super) fn watch(&mut self, client: ClientId, prefix: String) -> Result<(), Refusal> {
+        let Some(connection) = self.connections.get(&client) else { return Ok(()) };
+        let charge = connection.account.charge(Amount::bytes(WATCH_COST + prefix.len() as u64))?;
+        self.watchers.add(client, connection.account.uid(), prefix, charge);
+        Ok(())
+    }
+
+    /// Appends an event for those that watch.
+    pub(super) fn announce(&mut self, event: Event) {
+        self.watchers.announce(event);
+    }
+
+    /// Whether events are to be sent.
+    pub(super) fn has_events(&self) -> bool {
+        self.watchers.has_work()
+    }
+
+    /// Sends some events, and says which connections are to be ended: they have missed some.
+    pub(super) fn deliver(&mut self) -> Vec<ClientId> {
+        let connections = &mut self.connections;
+        let mut full = Vec::new();
+        let lost = self.watchers.deliver(|client, packets| {
+            let is_sent = connections.get_mut(&client).is_none_or(|connection| connection.pass_on(packets));
+            if is_sent {
+                return Sent::Yes;
+            }
+            full.push(client);
+            Sent::Full
+        });
+        full.into_iter().for_each(|client| self.update(client));
+        lost
+    }
+
+    /// Ends a connection. Whether the client is to be forgotten now; if not, its process is waited for, or its end of the
+    /// connection. `holds` says whether it holds something that counts until its process has exited.
+    pub(super) fn end(&mut self, client: ClientId, ending: Ending, holds: impl FnOnce() -> bool) -> bool {
+        let Some(connection) = self.connections.get_mut(&client) else { return false };
+        let user = connection.account.uid();
+        if connection.is_within_message() {
+            self.slots.forget(user, client);
+        }
+        self.watchers.remove(client);
+        let has_process = connection.admitted.as_ref().is_some_and(|admitted| admitted.process.is_some());
+        let is_forgotten = match ending {
+            Ending::Gone => true,
+            _ if connection.admitted.is_none() || connection.socket.is_none() => true,
+            Ending::Closed => !has_process || !holds(),
+            Ending::Dismissed => false,
+        };
+        match ending {
+            _ if is_forgotten => self.forget(client),
+            Ending::Dismissed => {
+                connection.dismiss();
+                self.update(client);
+            }
+            _ => {
+                connection.drop_messages();
+                if let Some(socket) = connection.socket.take() {
+                    self.poller.remove(user, &socket);
+                }
+            }
+        }
+        is_forgotten
+    }
+
+    fn forget(&mut self, client: ClientId) {
+        let Some(mut connection) = self.connections.remove(&client) else { return };
+        // What was said last is still sent, if the client takes it now.
+        connection.flush();
+        let user = connection.account.uid();
+        if let Some(socket) = &connection.socket {
+            self.poller.remove(user, socket);
+        }
+        if let Some(process) = connection.admitted.as_ref().and_then(|admitted| admitted.process.as_ref()) {
+            self.poller.remove(user, process);
+        }
+    }
+
+    /// The keys under which the keeper has a client's descriptors.
+    pub(super) fn keys(client: ClientId) -> [Key; 3] {
+        [Key::Socket(client), Key::Pins(client), Key::Process(client)]
+    }
+}

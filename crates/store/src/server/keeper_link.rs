@@ -1,0 +1,223 @@
+//! The server's connection to its keeper: descriptors are parked there before they count.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::process::Child;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use wholemem_os::{Deadline, Error as OsError, PacketSocket};
+
+use super::outbox::{Flushed, Outbox};
+use super::poller::{Fixed, Interest, Poller};
+use crate::id::{AllocationId, ClientId};
+use crate::keeper::{Kept, Key, Launch, Role, ToKeeper, ToServer};
+use crate::{Error, Result};
+
+/// How long the keeper may take to answer. One that has no descriptor left never does.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// How many words of the keeper are read in one turn.
+const HEARD_AT_ONCE: usize = 64;
+
+/// How many bytes may wait for the keeper before no more clients are taken in.
+const MOST_WAITING: usize = 256 << 10;
+
+/// What waits until the keeper has its descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Parking {
+    Memory(AllocationId),
+    Client(ClientId),
+}
+
+/// The keeper's process, as this server reaches it.
+#[derive(Debug)]
+struct Peer {
+    socket: PacketSocket,
+    outbox: Outbox,
+    /// Where it was started by this process, and is to be reaped.
+    child: Option<Child>,
+    interest: Interest,
+}
+
+/// What the keeper said.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    pub(super) parked: Vec<Parking>,
+    pub(super) stop: bool,
+    pub(super) is_lost: bool,
+}
+
+/// The connection to the keeper, and what waits for its answers.
+pub(super) struct KeeperLink<'a> {
+    peer: Option<Peer>,
+    /// What was sent, by its first key.
+    parking: BTreeMap<u64, Parking>,
+    /// The same keys in the order of sending, with the times. Some may be answered already.
+    sent: VecDeque<(Instant, u64)>,
+    launch: &'a Launch<'a>,
+}
+
+impl<'a> KeeperLink<'a> {
+    pub(super) fn new(socket: PacketSocket, launch: &'a Launch<'a>, poller: &mut Poller) -> Result<Self> {
+        let mut link = Self { peer: None, parking: BTreeMap::new(), sent: VecDeque::new(), launch };
+        link.attach(Peer { socket, outbox: Outbox::default(), child: None, interest: READ }, poller)?;
+        Ok(link)
+    }
+
+    fn attach(&mut self, peer: Peer, poller: &mut Poller) -> Result<()> {
+        poller.add_fixed(Fixed::Keeper, &peer.socket, peer.interest)?;
+        self.peer = Some(peer);
+        Ok(())
+    }
+
+    pub(super) fn is_there(&self) -> bool {
+        self.peer.is_some()
+    }
+
+    /// Whether the keeper reads too slowly for more clients to be taken in.
+    pub(super) fn is_full(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.outbox.len() > MOST_WAITING)
+    }
+
+    /// Gives descriptors to the keeper. What they are for, if that need not wait because there is no keeper.
+    pub(super) fn park(&mut self, what: Parking, fds: Vec<(Key, OwnedFd)>) -> Option<Parking> {
+        let first = fds.first().map(|(key, _)| key.encode())?;
+        if self.peer.is_none() {
+            return Some(what);
+        }
+        self.parking.insert(first, what);
+        self.sent.push_back((Instant::now(), first));
+        let keys = fds.iter().map(|(key, _)| key.encode()).collect();
+        self.tell(&ToKeeper::Park(keys), fds.into_iter().map(|(_, fd)| Rc::new(fd)).collect());
+        None
+    }
+
+    /// Has the keeper close descriptors.
+    pub(super) fn unpark(&mut self, keys: &[Key]) {
+        self.tell(&ToKeeper::Unpark(keys.iter().map(|key| key.encode()).collect()), Vec::new());
+    }
+
+    pub(super) fn tell(&mut self, what: &ToKeeper, fds: Vec<Rc<OwnedFd>>) {
+        if let (Some(peer), Ok(bytes)) = (&mut self.peer, postcard::to_allocvec(what)) {
+            peer.outbox.push(vec![bytes], fds, None);
+        }
+    }
+
+    /// Sends what waits. False if the keeper is gone.
+    pub(super) fn flush(&mut self, poller: &mut Poller) -> bool {
+        let Some(peer) = &mut self.peer else { return true };
+        if peer.outbox.flush(&peer.socket) == Flushed::Broken {
+            return false;
+        }
+        let interest = Interest { read: true, write: !peer.outbox.is_empty() };
+        if interest != peer.interest && poller.set_fixed(Fixed::Keeper, &peer.socket, interest).is_ok() {
+            peer.interest = interest;
+        }
+        true
+    }
+
+    /// Reads some of what the keeper says.
+    pub(super) fn hear(&mut self, packet: &mut [u8]) -> Said {
+        let mut said = Said::default();
+        for _ in 0..HEARD_AT_ONCE {
+            let Some(peer) = &self.peer else { return said };
+            match peer.socket.recv(packet, Deadline::NOW) {
+                Ok(len) => match postcard::from_bytes(&packet[..len]) {
+                    Ok(ToServer::Parked(keys)) => {
+                        said.parked.extend(keys.iter().filter_map(|key| self.parking.remove(key)));
+                    }
+                    Ok(ToServer::Stop) => said.stop = true,
+                    Err(_) => said.is_lost = true,
+                },
+                Err(OsError::TimedOut) => return said,
+                Err(_) => said.is_lost = true,
+            }
+            if said.is_lost {
+                return said;
+            }
+        }
+        said
+    }
+
+    /// What the keeper has not taken in time.
+    pub(super) fn take_late(&mut self) -> Vec<Parking> {
+        let now = Instant::now();
+        let mut late = Vec::new();
+        while let Some((since, key)) = self.sent.front().copied() {
+            let is_answered = !self.parking.contains_key(&key);
+            if !is_answered && now.saturating_duration_since(since) < ANSWER {
+                break;
+            }
+            self.sent.pop_front();
+            late.extend(self.parking.remove(&key));
+        }
+        late
+    }
+
+    /// How long the oldest that waits may still take.
+    pub(super) fn left(&self) -> Option<Duration> {
+        self.sent.front().map(|(since, _)| ANSWER.saturating_sub(since.elapsed()))
+    }
+
+    /// The keeper is dead: nothing waits for it any more.
+    pub(super) fn lose(&mut self, poller: &mut Poller) -> Vec<Parking> {
+        if let Some(peer) = self.peer.take() {
+            poller.remove_fixed(&peer.socket);
+            if let Some(mut child) = peer.child {
+                let _ = child.wait();
+            }
+        }
+        self.sent.clear();
+        std::mem::take(&mut self.parking).into_values().collect()
+    }
+
+    /// Starts another keeper, and hands everything over.
+    pub(super) fn start(&mut self, kept: &Kept, poller: &mut Poller) -> Result<()> {
+        let (socket, theirs) = PacketSocket::pair()?;
+        let child = (self.launch)(Role::Keeper, theirs.into()).map_err(|source| Error::Launch { source })?;
+        kept.send(&socket)?;
+        self.attach(Peer { socket, outbox: Outbox::default(), child: Some(child), interest: READ }, poller)
+    }
+}
+
+const READ: Interest = Interest { read: true, write: false };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nobody(_: Role, _: OwnedFd) -> std::io::Result<Child> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    fn fds(client: ClientId) -> Vec<(Key, OwnedFd)> {
+        vec![(Key::Pins(client), std::fs::File::open("/dev/null").unwrap().into())]
+    }
+
+    #[test]
+    fn what_was_parked_waits_for_the_keepers_word_and_for_its_death() {
+        let (here, there) = PacketSocket::pair().unwrap();
+        let mut poller = Poller::create().unwrap();
+        let mut link = KeeperLink::new(here, &nobody, &mut poller).unwrap();
+        let [one, two] = [1, 2].map(ClientId);
+        for client in [one, two] {
+            assert_eq!(link.park(Parking::Client(client), fds(client)), None);
+        }
+        assert!(link.flush(&mut poller) && link.take_late().is_empty());
+        let (len, received) = there.recv_with_fds(&mut [0; 100], 4, Deadline::NEVER).unwrap();
+        assert!(len > 0 && received.len() == 1);
+        let word = postcard::to_allocvec(&ToServer::Parked(vec![Key::Pins(one).encode()])).unwrap();
+        there.send(&word, &[], Deadline::NEVER).unwrap();
+        assert_eq!(link.hear(&mut [0; 100]).parked, [Parking::Client(one)]);
+        drop(there);
+        assert!(link.hear(&mut [0; 100]).is_lost);
+        assert_eq!(link.lose(&mut poller), [Parking::Client(two)]);
+        assert_eq!(
+            link.park(Parking::Client(one), fds(one)),
+            Some(Parking::Client(one)),
+            "nobody to wait for"
+        );
+        assert!(link.start(&Kept::default(), &mut poller).is_err());
+    }
+}

@@ -1,0 +1,347 @@
+//! Finds out which deleted objects nobody has pinned any more, a bounded number of pins at a time.
+//!
+//! Clients write pins without telling the server, so a deleted object may be freed only after every page of pins was read
+//! and none named it. One such reading of all pages is a *pass*. A pass is cut into slices, since the pages of other
+//! clients may hold millions of pins: each step of the server reads one slice, and where few pins are in use the whole pass
+//! fits the step that deleted the object.
+//!
+//! What it guarantees: an object is freed only by a pass that began after the object was marked as deleted. Pages are read in
+//! the order of their clients' ids, because a process that forks copies its pins to a page with a higher id: a pin that is
+//! copied while a pass runs, and then released on the lower page, is still found on the higher one.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::machine::Premises;
+use crate::id::{ClientId, ObjectId};
+
+/// How many units of work one step may do.
+pub(super) const WORK_OF_A_STEP: usize = 8192;
+
+/// The work of reading one pin is one unit. That of opening a page is this: its first cell is rarely in a cache.
+pub(super) const WORK_OF_A_PAGE: usize = 16;
+
+/// The work of finding a pin that names a deleted object.
+const WORK_OF_A_HIT: usize = 16;
+
+/// The work of freeing an object.
+pub(super) const WORK_OF_FREEING: usize = 64;
+
+/// About how many objects one pass looks for. More wait for the next.
+const OBJECTS_OF_A_PASS: usize = 1024;
+
+/// How often deleted objects are looked for though nothing was said about them: a client may be stopped before it tells
+/// that it has released one.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// Where to go on reading pins: at a cell of a client's page.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PinPosition {
+    pub(crate) client: ClientId,
+    /// The number of the cell; the first is 1.
+    pub(crate) cell: usize,
+}
+
+/// One reading of all pages.
+#[derive(Debug)]
+struct Pass {
+    /// What it looks for: packs, each by its first object, or single objects.
+    packs: Vec<ObjectId>,
+    /// Where to go on, or that all pages were read.
+    at: Option<PinPosition>,
+    /// Deleted objects that somebody has pinned.
+    pinned: BTreeSet<ObjectId>,
+}
+
+/// Deleted objects, and how far the search for their pins has come.
+#[derive(Debug)]
+pub(super) struct PinScan {
+    retired: BTreeSet<ObjectId>,
+    /// A bit for each slot, set where its object is in `retired`: most pins name others, and are told apart by this alone.
+    slots: Vec<u64>,
+    /// What the next pass looks for.
+    next: BTreeSet<ObjectId>,
+    pass: Option<Pass>,
+    /// How many passes are complete.
+    passes: u64,
+    rechecked: Duration,
+    /// The next recheck begins behind this object.
+    recheck_from: Option<ObjectId>,
+}
+
+impl PinScan {
+    /// For an index of so many slots.
+    pub(super) fn new(slots: usize) -> Self {
+        Self {
+            retired: BTreeSet::new(),
+            slots: vec![0; slots.div_ceil(64)],
+            next: BTreeSet::new(),
+            pass: None,
+            passes: 0,
+            rechecked: Duration::ZERO,
+            recheck_from: None,
+        }
+    }
+
+    /// How many objects are deleted and not free.
+    pub(super) fn count(&self) -> usize {
+        self.retired.len()
+    }
+
+    pub(super) fn contains(&self, id: ObjectId) -> bool {
+        self.has_bit(id) && self.retired.contains(&id)
+    }
+
+    fn has_bit(&self, id: ObjectId) -> bool {
+        self.slots.get(id.slot() / 64).is_some_and(|bits| bits >> (id.slot() % 64) & 1 == 1)
+    }
+
+    /// An object is marked as deleted.
+    pub(super) fn add(&mut self, id: ObjectId) {
+        self.retired.insert(id);
+        if let Some(bits) = self.slots.get_mut(id.slot() / 64) {
+            *bits |= 1 << (id.slot() % 64);
+        }
+    }
+
+    /// An object is free.
+    pub(super) fn remove(&mut self, id: ObjectId) {
+        if self.retired.remove(&id)
+            && let Some(bits) = self.slots.get_mut(id.slot() / 64)
+        {
+            *bits &= !(1 << (id.slot() % 64));
+        }
+    }
+
+    /// Has the next pass look for a pack, named by its first object, or for a single object.
+    pub(super) fn look_for(&mut self, first: ObjectId) {
+        self.next.insert(first);
+    }
+
+    /// Whether a pass runs or is to begin.
+    pub(super) fn is_active(&self) -> bool {
+        self.pass.is_some() || !self.next.is_empty()
+    }
+
+    /// How many passes are complete.
+    pub(super) fn passes(&self) -> u64 {
+        self.passes
+    }
+
+    /// How many passes will be complete when everything that is looked for now has been.
+    pub(super) fn passes_to_come(&self) -> u64 {
+        self.passes + u64::from(self.pass.is_some()) + u64::from(!self.next.is_empty())
+    }
+
+    /// When to step again for this.
+    pub(super) fn wake_at(&self) -> Option<Duration> {
+        match () {
+            () if self.is_active() => Some(Duration::ZERO),
+            () if self.retired.is_empty() => None,
+            () => Some(self.rechecked + RECHECK),
+        }
+    }
+
+    /// The objects that are to be looked for again because time has passed: some now, others the next time.
+    pub(super) fn due(&mut self, now: Duration) -> Vec<ObjectId> {
+        if self.retired.is_empty() || now.saturating_sub(self.rechecked) < RECHECK {
+            return Vec::new();
+        }
+        self.rechecked = now;
+        let behind = |id: &&ObjectId| self.recheck_from.is_none_or(|from| **id > from);
+        let range = match self.recheck_from {
+            Some(from) => self.retired.range(from..),
+            None => self.retired.range(..),
+        };
+        let due: Vec<_> = range.filter(behind).take(OBJECTS_OF_A_PASS).copied().collect();
+        self.recheck_from = due.last().copied().filter(|_| due.len() == OBJECTS_OF_A_PASS);
+        due
+    }
+
+    /// Reads pins as far as the work allows. `size` says how many objects a pack has. True when a pass has read all pages:
+    /// what it looked for is taken out by [`PinScan::take_checked`].
+    pub(super) fn read(
+        &mut self,
+        premises: &impl Premises,
+        size: impl Fn(ObjectId) -> usize,
+        work: &mut usize,
+    ) -> bool {
+        let mut pass = match self.pass.take() {
+            Some(pass) => pass,
+            None if self.next.is_empty() => return false,
+            None => {
+                let mut objects = 0;
+                let mut packs = Vec::new();
+                while objects < OBJECTS_OF_A_PASS
+                    && let Some(first) = self.next.pop_first()
+                {
+                    objects += size(first);
+                    packs.push(first);
+                }
+                Pass { packs, at: Some(PinPosition::default()), pinned: BTreeSet::new() }
+            }
+        };
+        while *work > 0
+            && let Some(at) = pass.at
+        {
+            let pinned = &mut pass.pinned;
+            let mut visit = |pin: u64| match ObjectId::from_u64(pin).filter(|id| self.contains(*id)) {
+                Some(id) => {
+                    pinned.insert(id);
+                    WORK_OF_A_HIT
+                }
+                None => 1,
+            };
+            pass.at = premises.read_pins(at, work, &mut visit);
+        }
+        let is_read = pass.at.is_none();
+        self.pass = Some(pass);
+        is_read
+    }
+
+    /// The next pack that a complete pass has looked for. The pass is over when there is none left.
+    pub(super) fn take_checked(&mut self) -> Option<ObjectId> {
+        let pass = self.pass.as_mut().filter(|pass| pass.at.is_none())?;
+        let first = pass.packs.pop();
+        if first.is_none() {
+            self.pass = None;
+            self.passes += 1;
+        }
+        first
+    }
+
+    /// Whether the pass that is complete has found a pin of a deleted object.
+    pub(super) fn is_pinned(&self, id: ObjectId) -> bool {
+        self.pass.as_ref().is_some_and(|pass| pass.pinned.contains(&id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::id::AllocationId;
+
+    /// Pages of pins, and how many cells of them were read.
+    #[derive(Default)]
+    struct Pages {
+        pages: Vec<Vec<u64>>,
+        read: Cell<usize>,
+    }
+
+    impl Premises for Pages {
+        fn write(&mut self, _: AllocationId, _: u64, _: &[u8]) -> bool {
+            false
+        }
+
+        fn read_pins(
+            &self,
+            from: PinPosition,
+            work: &mut usize,
+            visit: &mut dyn FnMut(u64) -> usize,
+        ) -> Option<PinPosition> {
+            let page = self.pages.get(usize::try_from(from.client.0).unwrap())?;
+            for cell in from.cell.max(1)..=page.len() {
+                if *work == 0 {
+                    return Some(PinPosition { client: from.client, cell });
+                }
+                self.read.set(self.read.get() + 1);
+                *work = work.saturating_sub(visit(page[cell - 1]));
+            }
+            Some(PinPosition { client: ClientId(from.client.0 + 1), cell: 0 })
+        }
+
+        fn take_pins(&mut self, _: ClientId) -> Vec<u64> {
+            Vec::new()
+        }
+    }
+
+    fn id(slot: usize) -> ObjectId {
+        ObjectId::new(slot, 3)
+    }
+
+    /// Runs one pass to its end, and says in how many slices, and what was found pinned.
+    fn run(scan: &mut PinScan, pages: &Pages) -> (usize, BTreeSet<ObjectId>) {
+        let mut slices = 1;
+        while !scan.read(pages, |_| 1, &mut WORK_OF_A_STEP.clone()) {
+            slices += 1;
+        }
+        let mut pinned = BTreeSet::new();
+        while let Some(first) = scan.take_checked() {
+            pinned.extend(scan.is_pinned(first).then_some(first));
+        }
+        (slices, pinned)
+    }
+
+    #[test]
+    fn a_slice_reads_no_more_pins_however_many_there_are() {
+        for clients in [1, 10, 100] {
+            let pages = Pages { pages: vec![vec![77; 8191]; clients], ..Pages::default() };
+            let mut scan = PinScan::new(64);
+            scan.add(id(5));
+            scan.look_for(id(5));
+            let mut work = WORK_OF_A_STEP;
+            let is_read = scan.read(&pages, |_| 1, &mut work);
+            assert_eq!((is_read, pages.read.get().min(WORK_OF_A_STEP)), (clients == 1, pages.read.get()));
+        }
+    }
+
+    #[test]
+    fn a_pass_finds_what_is_pinned_on_any_page() {
+        let mut pages = Pages { pages: vec![vec![77; 8000]; 5], ..Pages::default() };
+        let mut scan = PinScan::new(64);
+        for slot in [5, 6] {
+            scan.add(id(slot));
+            scan.look_for(id(slot));
+        }
+        pages.pages[4][7999] = id(6).as_u64();
+        pages.pages[3][0] = ObjectId::new(5, 2).as_u64();
+        let (slices, pinned) = run(&mut scan, &pages);
+        assert_eq!((slices, pinned), (5, BTreeSet::from([id(6)])), "another generation is another object");
+        assert_eq!(scan.passes(), 1);
+    }
+
+    #[test]
+    fn what_is_deleted_while_a_pass_runs_is_left_to_the_next() {
+        let pages = Pages { pages: vec![vec![77; 8191]; 2], ..Pages::default() };
+        let mut scan = PinScan::new(64);
+        scan.add(id(5));
+        scan.look_for(id(5));
+        assert!(!scan.read(&pages, |_| 1, &mut 100));
+        scan.add(id(6));
+        scan.look_for(id(6));
+        assert_eq!(scan.passes_to_come(), 2);
+        let mut checked = Vec::new();
+        while !scan.read(&pages, |_| 1, &mut WORK_OF_A_STEP.clone()) {}
+        while let Some(first) = scan.take_checked() {
+            checked.push(first);
+        }
+        assert_eq!((checked, scan.passes(), scan.is_active()), (vec![id(5)], 1, true));
+    }
+
+    #[test]
+    fn all_are_looked_for_again_some_at_a_time() {
+        let mut scan = PinScan::new(4096);
+        (0..3000).for_each(|slot| scan.add(id(slot)));
+        let at = |seconds| Duration::from_secs(seconds);
+        let due: Vec<_> = (1..=4).map(|second| scan.due(at(second)).len()).collect();
+        assert_eq!(due, [1024, 1024, 952, 1024]);
+        assert_eq!(scan.due(at(4)), []);
+    }
+
+    #[test]
+    fn a_pack_counts_as_many_objects_as_it_has() {
+        let mut scan = PinScan::new(64);
+        for slot in 0..3 {
+            scan.add(id(slot));
+            scan.look_for(id(slot));
+        }
+        while !scan.read(&Pages::default(), |_| 600, &mut WORK_OF_A_STEP.clone()) {}
+        let mut checked = 0;
+        while scan.take_checked().is_some() {
+            checked += 1;
+        }
+        assert_eq!((checked, scan.is_active()), (2, true));
+    }
+}

@@ -1,0 +1,313 @@
+//! Waits for sockets and processes, and hands out what is ready fairly among users.
+//!
+//! Each user has an epoll set of its own, and the sets are members of one set that also has the listener, the keeper and
+//! the workers. A turn of the server takes a few events of each user that has some. The kernel keeps the queues and rotates
+//! them, so the cost of a turn depends on the number of users that are active, not on the number of connections.
+//!
+//! A descriptor must be removed before it is closed: its open file is shared with the keeper, so closing it here does not
+//! remove it from the set.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use wholemem_os::{Errno, Error as OsError};
+
+use crate::Result;
+use crate::id::ClientId;
+
+/// How many events of one user are taken in one turn.
+pub(super) const EVENTS_OF_A_USER: usize = 8;
+
+/// How many events of all kinds are taken in one turn: users, and three that are always there.
+const EVENTS: usize = 64;
+
+const WORKERS: u64 = 0;
+const KEEPER: u64 = 1;
+const LISTENER: u64 = 2;
+/// Users follow, by their number.
+const FIRST_USER: u64 = 1 << 32;
+
+/// What is ready, besides connections.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Ready {
+    pub(super) workers: bool,
+    pub(super) keeper: bool,
+    pub(super) listener: bool,
+    /// Users that have something ready.
+    pub(super) users: Vec<u32>,
+}
+
+/// What is not of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fixed {
+    Workers,
+    Keeper,
+    Listener,
+}
+
+/// What is ready of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ClientEvent {
+    /// Its process has ended.
+    Exited(ClientId),
+    /// Its socket has something to read, takes something, or was closed at the other end.
+    Socket { client: ClientId, is_readable: bool, is_writable: bool, is_closed: bool },
+}
+
+/// What is waited for on a client's socket. That it was closed is always reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Interest {
+    pub(super) read: bool,
+    pub(super) write: bool,
+}
+
+impl Interest {
+    fn flags(self) -> EventFlags {
+        let read = if self.read { EventFlags::IN } else { EventFlags::empty() };
+        read | if self.write { EventFlags::OUT } else { EventFlags::empty() }
+    }
+}
+
+#[derive(Debug)]
+struct UserSet {
+    set: OwnedFd,
+    members: usize,
+}
+
+/// All that a server waits for.
+#[derive(Debug)]
+pub(super) struct Poller {
+    all: OwnedFd,
+    users: BTreeMap<u32, UserSet>,
+}
+
+fn failed(call: &'static str) -> impl Fn(Errno) -> crate::Error {
+    move |errno| OsError::Call { call, errno }.into()
+}
+
+fn create() -> Result<OwnedFd> {
+    epoll::create(CreateFlags::CLOEXEC).map_err(failed("epoll_create"))
+}
+
+fn add(set: &OwnedFd, fd: impl AsFd, token: u64, flags: EventFlags) -> Result<()> {
+    epoll::add(set, fd, EventData::new_u64(token), flags).map_err(failed("epoll_ctl"))
+}
+
+/// The token of a client's socket, and with the lowest bit set that of its process. Ids of clients have 60 bits.
+fn token(client: ClientId, is_process: bool) -> u64 {
+    client.0 << 1 | u64::from(is_process)
+}
+
+impl Poller {
+    pub(super) fn create() -> Result<Self> {
+        Ok(Self { all: create()?, users: BTreeMap::new() })
+    }
+
+    pub(super) fn add_fixed(&mut self, what: Fixed, fd: impl AsFd, flags: Interest) -> Result<()> {
+        add(&self.all, fd, Self::fixed_token(what), flags.flags())
+    }
+
+    pub(super) fn set_fixed(&mut self, what: Fixed, fd: impl AsFd, flags: Interest) -> Result<()> {
+        let data = EventData::new_u64(Self::fixed_token(what));
+        epoll::modify(&self.all, fd, data, flags.flags()).map_err(failed("epoll_ctl"))
+    }
+
+    /// Removes one that is about to be closed.
+    pub(super) fn remove_fixed(&mut self, fd: impl AsFd) {
+        // It was never added, or is gone with the process at the other end.
+        let _ = epoll::delete(&self.all, fd);
+    }
+
+    fn fixed_token(what: Fixed) -> u64 {
+        match what {
+            Fixed::Workers => WORKERS,
+            Fixed::Keeper => KEEPER,
+            Fixed::Listener => LISTENER,
+        }
+    }
+
+    pub(super) fn add_socket(
+        &mut self,
+        user: u32,
+        client: ClientId,
+        fd: impl AsFd,
+        interest: Interest,
+    ) -> Result<()> {
+        self.add_member(user, fd, token(client, false), interest.flags())
+    }
+
+    pub(super) fn add_process(&mut self, user: u32, client: ClientId, fd: impl AsFd) -> Result<()> {
+        self.add_member(user, fd, token(client, true), EventFlags::IN)
+    }
+
+    fn add_member(&mut self, user: u32, fd: impl AsFd, token: u64, flags: EventFlags) -> Result<()> {
+        if !self.users.contains_key(&user) {
+            let set = create()?;
+            add(&self.all, &set, FIRST_USER | u64::from(user), EventFlags::IN)?;
+            self.users.insert(user, UserSet { set, members: 0 });
+        }
+        let Some(of_user) = self.users.get_mut(&user) else { return Ok(()) };
+        of_user.members += 1;
+        let added = add(&of_user.set, fd, token, flags);
+        if added.is_err() {
+            self.lose_member(user);
+        }
+        added
+    }
+
+    pub(super) fn set_interest(
+        &mut self,
+        user: u32,
+        client: ClientId,
+        fd: impl AsFd,
+        interest: Interest,
+    ) -> Result<()> {
+        let Some(of_user) = self.users.get(&user) else { return Ok(()) };
+        let data = EventData::new_u64(token(client, false));
+        epoll::modify(&of_user.set, fd, data, interest.flags()).map_err(failed("epoll_ctl"))
+    }
+
+    /// Removes a socket or process of a client that is about to be closed.
+    pub(super) fn remove(&mut self, user: u32, fd: impl AsFd) {
+        if self.users.get(&user).is_some_and(|of_user| epoll::delete(&of_user.set, fd).is_ok()) {
+            self.lose_member(user);
+        }
+    }
+
+    fn lose_member(&mut self, user: u32) {
+        if let Some(of_user) = self.users.get_mut(&user) {
+            of_user.members -= 1;
+            if of_user.members == 0 {
+                // The set has one open file, which closes with it, and so leaves the set of all.
+                self.users.remove(&user);
+            }
+        }
+    }
+
+    /// Waits until something is ready, at most so long; `None` waits for ever.
+    pub(super) fn wait(&mut self, timeout: Option<&Timespec>) -> Result<Ready> {
+        let mut events: Vec<Event> = Vec::with_capacity(EVENTS);
+        match epoll::wait(&self.all, rustix::buffer::spare_capacity(&mut events), timeout) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(failed("epoll_wait")(errno)),
+        }
+        let mut ready = Ready::default();
+        for event in &events {
+            match event.data.u64() {
+                WORKERS => ready.workers = true,
+                KEEPER => ready.keeper = true,
+                LISTENER => ready.listener = true,
+                user => ready.users.extend(u32::try_from(user & u64::from(u32::MAX)).ok()),
+            }
+        }
+        Ok(ready)
+    }
+
+    /// The next few events of a user. What is not taken now comes first the next time.
+    pub(super) fn events_of(&mut self, user: u32) -> Result<Vec<ClientEvent>> {
+        let Some(of_user) = self.users.get(&user) else { return Ok(Vec::new()) };
+        let mut events = Vec::with_capacity(EVENTS_OF_A_USER);
+        match epoll::wait(
+            &of_user.set,
+            rustix::buffer::spare_capacity(&mut events),
+            Some(&Timespec::default()),
+        ) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(failed("epoll_wait")(errno)),
+        }
+        let event = |event: &Event| {
+            let (token, flags) = (event.data.u64(), event.flags);
+            let client = ClientId(token >> 1);
+            match token & 1 {
+                1 => ClientEvent::Exited(client),
+                _ => ClientEvent::Socket {
+                    client,
+                    is_readable: flags.contains(EventFlags::IN),
+                    is_writable: flags.contains(EventFlags::OUT),
+                    is_closed: flags.intersects(EventFlags::HUP | EventFlags::ERR),
+                },
+            }
+        };
+        Ok(events.iter().map(event).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use wholemem_os::{Deadline, PacketSocket};
+
+    use super::*;
+
+    const READ: Interest = Interest { read: true, write: false };
+
+    /// A poller with connections that have something to read, `count` of each user.
+    fn poller(users: &[(u32, usize)]) -> (Poller, BTreeMap<ClientId, (u32, PacketSocket, PacketSocket)>) {
+        let mut poller = Poller::create().unwrap();
+        let mut sockets = BTreeMap::new();
+        for (user, count) in users {
+            for number in 0..*count {
+                let client = ClientId(u64::from(*user) << 16 | number as u64);
+                let (here, there) = PacketSocket::pair().unwrap();
+                poller.add_socket(*user, client, &here, READ).unwrap();
+                there.send(b"x", &[], Deadline::NOW).unwrap();
+                sockets.insert(client, (*user, here, there));
+            }
+        }
+        (poller, sockets)
+    }
+
+    fn clients(events: &[ClientEvent]) -> Vec<ClientId> {
+        events
+            .iter()
+            .map(|event| match event {
+                ClientEvent::Exited(client) | ClientEvent::Socket { client, .. } => *client,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_turn_takes_as_much_of_a_user_with_one_connection_as_of_one_with_many() {
+        let (mut poller, _sockets) = poller(&[(7, 100), (8, 1)]);
+        let mut ready = poller.wait(Some(&Timespec::default())).unwrap().users;
+        ready.sort_unstable();
+        assert_eq!(ready, [7, 8]);
+        assert_eq!(poller.events_of(7).unwrap().len(), EVENTS_OF_A_USER);
+        assert_eq!(clients(&poller.events_of(8).unwrap()), [ClientId(8 << 16)]);
+    }
+
+    #[test]
+    fn connections_of_a_user_take_turns() {
+        let (mut poller, sockets) = poller(&[(7, 100)]);
+        let mut seen = BTreeSet::new();
+        for _ in 0..100_usize.div_ceil(EVENTS_OF_A_USER) {
+            seen.extend(clients(&poller.events_of(7).unwrap()));
+        }
+        assert_eq!(seen.len(), sockets.len(), "nobody is served twice before all are served once");
+    }
+
+    #[test]
+    fn a_socket_without_interest_still_tells_that_it_was_closed() {
+        let (mut poller, mut sockets) = poller(&[(7, 1)]);
+        let (client, (user, here, there)) = sockets.pop_first().unwrap();
+        poller.set_interest(user, client, &here, Interest::default()).unwrap();
+        assert_eq!(poller.wait(Some(&Timespec::default())).unwrap(), Ready::default());
+        drop(there);
+        let closed = ClientEvent::Socket { client, is_readable: false, is_writable: false, is_closed: true };
+        assert_eq!(poller.events_of(user).unwrap(), [closed]);
+    }
+
+    #[test]
+    fn what_is_removed_is_not_reported_though_another_process_has_it_open() {
+        let (mut poller, mut sockets) = poller(&[(7, 1)]);
+        let (_, (user, here, _there)) = sockets.pop_first().unwrap();
+        let _kept = wholemem_os::memfd::share_fd(here.as_fd()).unwrap();
+        poller.remove(user, &here);
+        drop(here);
+        assert_eq!(poller.wait(Some(&Timespec::default())).unwrap(), Ready::default());
+        assert!(poller.users.is_empty(), "a user without connections has no set");
+    }
+}

@@ -1,0 +1,339 @@
+//! Events, and the clients that watch for them.
+//!
+//! An event is encoded once and appended to a log. Each watcher has a position in the log, and is sent what follows it, a
+//! bounded number of events at a time, when its socket takes them. So a watcher that does not read takes no memory but its
+//! position, and publishing a name costs the same however many clients watch.
+//!
+//! The log is bounded. A watcher that has fallen behind its beginning cannot be told what it missed, and is disconnected.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+
+use super::budget::Charge;
+use crate::id::ClientId;
+use crate::protocol::frame;
+use crate::protocol::{Answer, Event, Response};
+
+/// How many bytes of events the log holds: those of the largest pack twice over.
+const MOST_BYTES: usize = 8 << 20;
+
+/// What an entry takes besides its bytes.
+const COST: usize = 96;
+
+/// How many events one turn compares with what is watched for.
+const COMPARED_AT_ONCE: usize = 256;
+
+/// How many events one turn sends.
+const SENT_AT_ONCE: usize = 32;
+
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    packets: Rc<[Vec<u8>]>,
+}
+
+impl Entry {
+    fn cost(&self) -> usize {
+        COST + self.name.len() + self.packets.iter().map(Vec::len).sum::<usize>()
+    }
+}
+
+#[derive(Debug)]
+struct Watcher {
+    user: u32,
+    prefix: String,
+    /// The number of the next event it is to be compared with.
+    next: u64,
+    /// Whether its socket is full.
+    is_blocked: bool,
+    _charge: Charge,
+}
+
+/// What became of an event that was given to a watcher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sent {
+    Yes,
+    /// The socket is full: tell [`Watchers::unblock`] when it takes something.
+    Full,
+}
+
+/// The log, and the positions of watchers in it.
+#[derive(Debug, Default)]
+pub(super) struct Watchers {
+    log: VecDeque<Entry>,
+    /// The number of the first entry.
+    first: u64,
+    bytes: usize,
+    watchers: BTreeMap<ClientId, Watcher>,
+    /// Watchers whose sockets are not full, by their positions, for each user.
+    ready: BTreeMap<u32, BTreeSet<(u64, ClientId)>>,
+    /// Watchers whose sockets are full, by their positions.
+    blocked: BTreeSet<(u64, ClientId)>,
+    /// The user that was served last.
+    last_user: u32,
+    #[cfg(test)]
+    compared: usize,
+}
+
+impl Watchers {
+    /// A client watches from now on. If it did before, it watches for something else now.
+    pub(super) fn add(&mut self, client: ClientId, user: u32, prefix: String, charge: Charge) {
+        self.remove(client);
+        let next = self.end();
+        self.watchers.insert(client, Watcher { user, prefix, next, is_blocked: false, _charge: charge });
+        self.ready.entry(user).or_default().insert((next, client));
+    }
+
+    /// A client watches no longer.
+    pub(super) fn remove(&mut self, client: ClientId) {
+        if let Some(watcher) = self.watchers.remove(&client) {
+            self.take_place(client, &watcher);
+        }
+        if self.watchers.is_empty() {
+            self.first = self.end();
+            self.bytes = 0;
+            self.log = VecDeque::new();
+        }
+    }
+
+    fn take_place(&mut self, client: ClientId, watcher: &Watcher) {
+        let place = (watcher.next, client);
+        if watcher.is_blocked {
+            self.blocked.remove(&place);
+        } else if let Some(ready) = self.ready.get_mut(&watcher.user) {
+            ready.remove(&place);
+            if ready.is_empty() {
+                self.ready.remove(&watcher.user);
+            }
+        }
+    }
+
+    /// The number of the next event.
+    fn end(&self) -> u64 {
+        self.first + self.log.len() as u64
+    }
+
+    /// Appends an event. If there is nobody to be told, it is dropped.
+    pub(super) fn announce(&mut self, event: Event) {
+        if self.watchers.is_empty() {
+            return;
+        }
+        let name = event.name.clone();
+        match frame::encode(&Response { id: 0, answer: Answer::Event(event) }, &[]) {
+            Ok(packets) => {
+                let entry = Entry { name, packets: packets.into() };
+                self.bytes += entry.cost();
+                self.log.push_back(entry);
+            }
+            Err(malformed) => tracing::error!(%malformed, "an event cannot be encoded"),
+        }
+        while self.bytes > MOST_BYTES
+            && let Some(entry) = self.log.pop_front()
+        {
+            self.bytes -= entry.cost();
+            self.first += 1;
+        }
+    }
+
+    /// Whether a watcher whose socket is not full has events to be compared with, or one has to be disconnected.
+    pub(super) fn has_work(&self) -> bool {
+        let end = self.end();
+        let is_behind =
+            |ready: &BTreeSet<(u64, ClientId)>| ready.first().is_some_and(|(next, _)| *next < end);
+        self.ready.values().any(is_behind) || self.blocked.first().is_some_and(|(next, _)| *next < self.first)
+    }
+
+    /// Whether a client is to be sent events that its socket did not take.
+    pub(super) fn is_blocked(&self, client: ClientId) -> bool {
+        self.watchers.get(&client).is_some_and(|watcher| watcher.is_blocked)
+    }
+
+    /// A client's socket takes something again.
+    pub(super) fn unblock(&mut self, client: ClientId) {
+        self.place(client, |watcher| watcher.is_blocked = false);
+    }
+
+    /// Changes a watcher, and puts it where it belongs.
+    fn place(&mut self, client: ClientId, change: impl FnOnce(&mut Watcher)) {
+        let Some(mut watcher) = self.watchers.remove(&client) else { return };
+        self.take_place(client, &watcher);
+        change(&mut watcher);
+        let place = (watcher.next, client);
+        match watcher.is_blocked {
+            true => drop(self.blocked.insert(place)),
+            false => drop(self.ready.entry(watcher.user).or_default().insert(place)),
+        }
+        self.watchers.insert(client, watcher);
+    }
+
+    /// The watcher that is to be served next: of the next user that has one behind, the one that is most behind.
+    fn next_behind(&mut self) -> Option<ClientId> {
+        let end = self.end();
+        let after = self.ready.range(self.last_user.saturating_add(1)..);
+        let (user, (_, client)) = after
+            .chain(&self.ready)
+            .filter_map(|(user, ready)| Some((*user, *ready.first()?)))
+            .find(|(_, (next, _))| *next < end)?;
+        self.last_user = user;
+        Some(client)
+    }
+
+    /// Sends some events to watchers, and says which are to be disconnected: they have missed some.
+    pub(super) fn deliver(&mut self, mut send: impl FnMut(ClientId, &[Vec<u8>]) -> Sent) -> Vec<ClientId> {
+        let mut lost = Vec::new();
+        let (mut compared, mut sent) = (0, 0);
+        while let Some((_, client)) = self.blocked.first().copied().filter(|(next, _)| *next < self.first) {
+            self.remove(client);
+            lost.push(client);
+            if lost.len() == SENT_AT_ONCE {
+                return lost;
+            }
+        }
+        while compared < COMPARED_AT_ONCE
+            && sent < SENT_AT_ONCE
+            && let Some(client) = self.next_behind()
+        {
+            compared += 1;
+            let Some(watcher) = self.watchers.get(&client) else { continue };
+            let Some(at) = watcher.next.checked_sub(self.first) else {
+                self.remove(client);
+                lost.push(client);
+                continue;
+            };
+            let entry = usize::try_from(at).ok().and_then(|at| self.log.get(at));
+            let wanted = entry.filter(|entry| entry.name.starts_with(&watcher.prefix));
+            let outcome = wanted.map(|entry| send(client, &entry.packets));
+            sent += usize::from(outcome.is_some());
+            self.place(client, |watcher| match outcome {
+                Some(Sent::Full) => watcher.is_blocked = true,
+                Some(Sent::Yes) | None => watcher.next += 1,
+            });
+        }
+        #[cfg(test)]
+        {
+            self.compared = compared;
+        }
+        self.drop_seen();
+        lost
+    }
+
+    /// Drops some events that all watchers have been compared with.
+    fn drop_seen(&mut self) {
+        let positions = self.ready.values().chain([&self.blocked]).filter_map(BTreeSet::first);
+        let Some(least) = positions.map(|(next, _)| *next).min() else { return };
+        for _ in 0..COMPARED_AT_ONCE {
+            if self.first >= least {
+                return;
+            }
+            let Some(entry) = self.log.pop_front() else { return };
+            self.bytes -= entry.cost();
+            self.first += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::budget::{Amount, tests::ample};
+    use super::*;
+    use crate::id::ObjectId;
+    use crate::protocol::EventKind;
+
+    fn event(name: &str) -> Event {
+        Event { name: name.to_owned(), object: ObjectId::new(1, 1), what: EventKind::Deleted }
+    }
+
+    fn watchers(count: u64, user: u32) -> Watchers {
+        let (mut watchers, mut budget) = (Watchers::default(), ample());
+        for client in 0..count {
+            let charge = budget.open(user).charge(Amount::bytes(100)).unwrap();
+            watchers.add(ClientId(client), user, String::new(), charge);
+        }
+        watchers
+    }
+
+    fn add(watchers: &mut Watchers, client: u64, user: u32, prefix: &str) {
+        let charge = ample().open(user).charge(Amount::bytes(100)).unwrap();
+        watchers.add(ClientId(client), user, prefix.to_owned(), charge);
+    }
+
+    #[test]
+    fn a_watcher_is_told_of_its_names_in_order_from_when_it_began() {
+        let mut watchers = Watchers::default();
+        add(&mut watchers, 9, 7, "");
+        watchers.announce(event("a/0"));
+        add(&mut watchers, 1, 7, "a/");
+        for name in ["a/1", "b/1", "a/2"] {
+            watchers.announce(event(name));
+        }
+        let mut told = Vec::new();
+        while watchers.has_work() {
+            let lost = watchers.deliver(|client, packets| {
+                told.push((client, packets[0].clone()));
+                Sent::Yes
+            });
+            assert_eq!(lost, []);
+        }
+        let of = |client| told.iter().filter(|(to, _)| *to == ClientId(client)).count();
+        assert_eq!((of(9), of(1)), (4, 2));
+    }
+
+    #[test]
+    fn a_turn_does_the_same_work_however_many_watch() {
+        for count in [10_u64, 1000] {
+            let mut watchers = watchers(count, 7);
+            (0..100).for_each(|_| watchers.announce(event("x")));
+            let mut sends = 0;
+            watchers.deliver(|_, _| {
+                sends += 1;
+                Sent::Yes
+            });
+            assert_eq!((sends, watchers.compared), (SENT_AT_ONCE, SENT_AT_ONCE));
+        }
+    }
+
+    #[test]
+    fn users_take_turns_whatever_number_of_watchers_they_have() {
+        let mut watchers = watchers(1000, 7);
+        add(&mut watchers, 5000, 8, "");
+        watchers.announce(event("x"));
+        let mut told = Vec::new();
+        watchers.deliver(|client, _| {
+            told.push(client);
+            Sent::Yes
+        });
+        assert!(told[..2].contains(&ClientId(5000)), "{told:?}");
+    }
+
+    #[test]
+    fn watchers_that_do_not_read_cost_nothing_and_are_disconnected_when_they_miss_something() {
+        let mut watchers = watchers(3, 7);
+        watchers.announce(event("x"));
+        assert_eq!(watchers.deliver(|_, _| Sent::Full), []);
+        assert!(!watchers.has_work(), "their sockets are waited for");
+        let name = "x".repeat(200);
+        let mut lost = Vec::new();
+        for _ in 0..100_000 {
+            watchers.announce(event(&name));
+            assert!(watchers.bytes <= MOST_BYTES);
+            lost.extend(watchers.deliver(|_, _| Sent::Full));
+        }
+        assert_eq!(lost, [0, 1, 2].map(ClientId));
+        assert_eq!((watchers.bytes, watchers.log.len()), (0, 0), "nothing is kept for nobody");
+    }
+
+    #[test]
+    fn a_watcher_whose_socket_was_full_goes_on_where_it_stopped() {
+        let mut watchers = watchers(1, 7);
+        (0..3).for_each(|_| watchers.announce(event("x")));
+        assert_eq!(watchers.deliver(|_, _| Sent::Full), []);
+        watchers.unblock(ClientId(0));
+        let mut sends = 0;
+        watchers.deliver(|_, _| {
+            sends += 1;
+            Sent::Yes
+        });
+        assert_eq!((sends, watchers.has_work()), (3, false));
+        assert_eq!((watchers.bytes, watchers.log.len()), (0, 0), "what all have seen is dropped");
+    }
+}
