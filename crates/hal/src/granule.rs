@@ -20,6 +20,9 @@ use crate::{Error, Result};
 pub struct Granule(usize);
 
 impl Granule {
+    /// A granule of one byte: every length is a whole number of granules.
+    pub const BYTE: Self = Self(1);
+
     /// A granule of `len` bytes.
     ///
     /// # Errors

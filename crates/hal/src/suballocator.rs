@@ -10,6 +10,11 @@
 //! neighbours and by length to find the best fit; no two free ranges touch, and free and used ones together are the
 //! whole. It will not move anything, and it does not lock: wrap it where threads share it.
 //!
+//! Cost: every call is O(log n) in the number of ranges, with one exception. [`Suballocator::allocate`] with an alignment
+//! above the granule skips free ranges that are long enough but have no aligned offset with room behind it; there may be
+//! as many as there are ranges. Where untrusted callers decide the lengths, choose a granule of the alignment
+//! ([`Suballocator::with_granule`]): then the first range that is long enough always fits.
+//!
 //! ```
 //! use wholemem_hal::Suballocator;
 //!
@@ -28,6 +33,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use wholemem_os::Size;
+
+use crate::Granule;
 
 /// Why a range could not be handed out or taken back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -58,6 +65,14 @@ pub enum SuballocatorError {
         /// How long it is.
         len: usize,
     },
+    /// An offset at which no range can begin.
+    #[error("cannot reserve at offset {offset}: ranges begin at multiples of {granule}")]
+    Misaligned {
+        /// The offset.
+        offset: usize,
+        /// The granule of the allocator, in bytes.
+        granule: usize,
+    },
     /// An offset that was not handed out, or was taken back already.
     #[error("nothing in use begins at offset {offset}")]
     NotInUse {
@@ -70,6 +85,8 @@ pub enum SuballocatorError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suballocator {
     len: usize,
+    /// All ranges, used and free, begin and end at multiples of this.
+    granule: Granule,
     /// Length by offset.
     used: BTreeMap<usize, usize>,
     /// Length by offset.
@@ -80,16 +97,26 @@ pub struct Suballocator {
 }
 
 impl Suballocator {
-    /// All of `len` bytes are free.
+    /// Creates an allocator of `len` bytes, all free, with a granule of one byte.
     #[must_use]
     pub fn new(len: usize) -> Self {
-        let mut all =
-            Self { len, used: BTreeMap::new(), free: BTreeMap::new(), by_len: BTreeSet::new(), used_len: 0 };
-        all.insert_free(0, len);
+        Self::with_granule(len, Granule::BYTE)
+    }
+
+    /// Creates an allocator of `len` bytes, all free, in which every range is a whole number of granules.
+    ///
+    /// What is left of `len` behind the last granule is never handed out.
+    #[must_use]
+    pub fn with_granule(len: usize, granule: Granule) -> Self {
+        let (used, free, by_len) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let mut all = Self { len, granule, used, free, by_len, used_len: 0 };
+        all.insert_free(0, len - len % granule.len());
         all
     }
 
     /// Hands out `len` bytes at a multiple of `align`, from the smallest free range that has room, the lowest such.
+    ///
+    /// The length is rounded up to whole granules.
     ///
     /// # Errors
     /// [`SuballocatorError::ZeroLength`], [`SuballocatorError::BadAlignment`], [`SuballocatorError::Full`].
@@ -100,36 +127,44 @@ impl Suballocator {
         if !align.is_power_of_two() {
             return Err(SuballocatorError::BadAlignment { align });
         }
+        let full = SuballocatorError::Full { len, largest: self.largest_free() };
+        let len = self.granule.round_up(len).ok_or(full)?;
         let fit = self.by_len.range((len, 0)..).find_map(|&(free_len, free)| {
+            #[cfg(test)]
+            tests::EXAMINED.set(tests::EXAMINED.get() + 1);
             let offset = free.checked_next_multiple_of(align)?;
             (offset.checked_add(len)? <= free + free_len).then_some((free, free_len, offset))
         });
-        let Some((free, free_len, offset)) = fit else {
-            return Err(SuballocatorError::Full { len, largest: self.largest_free() });
-        };
+        let (free, free_len, offset) = fit.ok_or(full)?;
         self.carve(free, free_len, offset, len);
         Ok(offset)
     }
 
     /// Marks exactly this range as in use: how recovery rebuilds what was handed out before.
     ///
+    /// The length is rounded up to whole granules, as [`Self::allocate`] rounds it.
+    ///
     /// # Errors
-    /// [`SuballocatorError::ZeroLength`], [`SuballocatorError::Taken`].
+    /// [`SuballocatorError::ZeroLength`], [`SuballocatorError::Misaligned`], [`SuballocatorError::Taken`].
     pub fn reserve_at(&mut self, offset: usize, len: usize) -> Result<(), SuballocatorError> {
         if len == 0 {
             return Err(SuballocatorError::ZeroLength);
         }
+        if !self.granule.divides(offset) {
+            return Err(SuballocatorError::Misaligned { offset, granule: self.granule.len() });
+        }
+        let taken = SuballocatorError::Taken { offset, len };
+        let len = self.granule.round_up(len).ok_or(taken)?;
         let before = self.free.range(..=offset).next_back().map(|(&free, &free_len)| (free, free_len));
-        let Some((free, free_len)) = before
-            .filter(|(free, free_len)| offset.checked_add(len).is_some_and(|end| end <= free + free_len))
-        else {
-            return Err(SuballocatorError::Taken { offset, len });
+        let holds = |(free, free_len): &(usize, usize)| {
+            offset.checked_add(len).is_some_and(|end| end <= free + free_len)
         };
+        let (free, free_len) = before.filter(holds).ok_or(taken)?;
         self.carve(free, free_len, offset, len);
         Ok(())
     }
 
-    /// Takes back the range that was handed out at `offset`, and says how long it was.
+    /// Takes back the range that was handed out at `offset`, and returns how long it was, in whole granules.
     ///
     /// # Errors
     /// [`SuballocatorError::NotInUse`].
@@ -158,7 +193,7 @@ impl Suballocator {
         self.len
     }
 
-    /// How many bytes are in use.
+    /// How many bytes are in use, in whole granules.
     #[must_use]
     pub fn used_len(&self) -> usize {
         self.used_len
@@ -204,6 +239,11 @@ mod tests {
     use super::*;
 
     const WHOLE: usize = 64;
+
+    thread_local! {
+        /// How many free ranges `allocate` has looked at.
+        pub(super) static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
 
     /// Miri is some hundred times slower than the machine.
     const MOST_STEPS: usize = if cfg!(miri) { 10 } else { 80 };
@@ -265,18 +305,28 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_step_agrees_with_a_mark_for_each_byte(steps in prop::collection::vec(step(), 0..MOST_STEPS)) {
-            let (mut fast, mut naive) = (Suballocator::new(WHOLE), Naive { marks: [false; WHOLE] });
+        fn every_step_agrees_with_a_mark_for_each_byte(
+            steps in prop::collection::vec(step(), 0..MOST_STEPS),
+            granule in (0..4_u32).prop_map(|shift| Granule::new(1 << shift).unwrap()),
+        ) {
+            let new = || Suballocator::with_granule(WHOLE, granule);
+            let (mut fast, mut naive) = (new(), Naive { marks: [false; WHOLE] });
             for step in steps {
                 match step {
                     Step::Allocate(len, shift) => {
                         let full = SuballocatorError::Full { len, largest: fast.largest_free() };
-                        let expected = naive.allocate(len, 1 << shift).ok_or(full);
+                        let whole = granule.round_up(len).unwrap();
+                        let expected = naive.allocate(whole, 1 << shift).ok_or(full);
                         prop_assert_eq!(fast.allocate(len, 1 << shift), expected);
                     }
                     Step::ReserveAt(offset, len) => {
-                        let free = naive.reserve_at(offset, len);
-                        let expected = free.then_some(()).ok_or(SuballocatorError::Taken { offset, len });
+                        let misaligned = SuballocatorError::Misaligned { offset, granule: granule.len() };
+                        let taken = SuballocatorError::Taken { offset, len };
+                        let expected = match granule.divides(offset) {
+                            true if naive.reserve_at(offset, granule.round_up(len).unwrap()) => Ok(()),
+                            true => Err(taken),
+                            false => Err(misaligned),
+                        };
                         prop_assert_eq!(fast.reserve_at(offset, len), expected);
                     }
                     Step::Free(index) if !fast.used.is_empty() => {
@@ -295,7 +345,7 @@ mod tests {
                 prop_assert_eq!(fast.used_len(), naive.marks.iter().filter(|&&mark| mark).count());
 
                 // What is in use says everything: rebuilding from it gives the same allocator.
-                let mut rebuilt = Suballocator::new(WHOLE);
+                let mut rebuilt = new();
                 for (offset, len) in fast.used() {
                     rebuilt.reserve_at(offset, len).expect("used ranges do not overlap");
                 }
@@ -317,11 +367,33 @@ mod tests {
         let offset = usize::MAX;
         assert_eq!(arena.reserve_at(offset, 2), Err(SuballocatorError::Taken { offset, len: 2 }));
         assert_eq!(arena, before);
+        let mut arena = Suballocator::with_granule(WHOLE, Granule::new(16).unwrap());
+        let (before, len) = (arena.clone(), usize::MAX);
+        assert_eq!(arena.allocate(len, 1), Err(SuballocatorError::Full { len, largest: WHOLE }));
+        assert_eq!(arena.reserve_at(0, len), Err(SuballocatorError::Taken { offset: 0, len }));
+        let misaligned = SuballocatorError::Misaligned { offset: 8, granule: 16 };
+        assert_eq!(arena.reserve_at(8, 16), Err(misaligned));
+        assert_eq!(misaligned.to_string(), "cannot reserve at offset 8: ranges begin at multiples of 16");
+        assert_eq!(arena, before);
     }
 
     #[test]
     fn an_empty_arena_has_no_room() {
         let full = SuballocatorError::Full { len: 1, largest: 0 };
         assert_eq!(Suballocator::new(0).allocate(1, 1), Err(full));
+        assert_eq!(Suballocator::with_granule(15, Granule::new(16).unwrap()).allocate(1, 1), Err(full));
+    }
+
+    #[test]
+    fn allocation_looks_at_one_free_range_however_many_there_are() {
+        for fragments in [10, 1000] {
+            let mut arena = Suballocator::with_granule((fragments + 1) * 256, Granule::new(256).unwrap());
+            for _ in 0..fragments {
+                arena.allocate(1, 256).unwrap();
+            }
+            EXAMINED.set(0);
+            assert_eq!(arena.allocate(1, 256), Ok(fragments * 256));
+            assert_eq!(EXAMINED.get(), 1, "beside {fragments} ranges in use");
+        }
     }
 }
