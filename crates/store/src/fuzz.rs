@@ -129,7 +129,8 @@ pub fn requests(bytes: &[u8]) {
                     | Output::Welcome { .. }
                     | Output::Dismiss { .. }
                     | Output::Watch { .. }
-                    | Output::Announce(_) => {}
+                    | Output::Announce(_)
+                    | Output::Promote { .. } => {}
                 }
             }
             assert!(yard.0.values().sum::<u64>() <= TERMS.quota, "within the quota");

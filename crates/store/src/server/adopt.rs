@@ -3,7 +3,8 @@
 //! Only the server's own user may give memory: whatever else a descriptor is, closing it may wait for its maker. What
 //! comes is looked at all the same, by a worker, and counts as if it had been made here.
 
-use super::machine::{Output, Pending, Server};
+use super::machine::{Output, Server};
+use super::pending::PendingRequest;
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, State};
 use crate::index::{Record, Region};
@@ -20,7 +21,7 @@ impl<C: Cells> Server<C> {
             Ok(allocation) => {
                 let id = request.id;
                 match self.pend(client, request, Payload::default(), None) {
-                    Ok(pending) => self.making.entry(allocation).or_default().push(pending),
+                    Ok(pending) => self.pending.wait_for_allocation(allocation, pending),
                     // The memory is freed when it was looked at.
                     Err(refusal) => self.answer(client, id, Err(refusal)),
                 }
@@ -45,12 +46,13 @@ impl<C: Cells> Server<C> {
             return Err(Refusal::IndexFull { slots: self.index.geometry().slots });
         }
         let allocation = self.open_as_it_is(*place, *len)?;
-        self.outputs.push(Output::TakeIn { allocation, len: *len, place: *place });
+        let requester = self.requester(client);
+        self.outputs.push(Output::TakeIn { allocation, len: *len, place: *place, requester });
         Ok(allocation)
     }
 
     /// Writes down what was taken in.
-    pub(super) fn taken_in(&mut self, pending: &Pending, allocation: AllocationId) {
+    pub(super) fn taken_in(&mut self, pending: &PendingRequest, allocation: AllocationId) {
         let (client, id) = (pending.client, pending.request.id);
         let Ask::Adopt { label, part, .. } = &pending.request.ask else { return };
         let Some(region) = self.ledger.whole(allocation) else { return };
@@ -81,7 +83,7 @@ impl<C: Cells> Server<C> {
             offset: region.offset + part.offset,
             len: part.len,
             created: self.now.unix,
-            owner: self.clients.get(&client).map_or(self.settings.user, |client| client.account.uid()),
+            owner: self.user_of(client),
             client,
             request,
             pack: None,

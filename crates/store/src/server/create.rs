@@ -2,7 +2,8 @@
 
 use super::budget::Charge;
 use super::ledger::HOST;
-use super::machine::{Closing, Output, Pending, Premises, Server, Share};
+use super::machine::{Closing, Output, Premises, Requester, Server, Share};
+use super::pending::{ArenaFailure, PendingRequest};
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::{Record, Region};
@@ -49,42 +50,55 @@ impl<C: Cells> Server<C> {
             return;
         }
         let outcome = self.begin(client, &request, &payload, premises);
-        let outcome = match outcome {
+        let begun = match outcome {
             Ok(Begun::Done) => return,
-            Ok(Begun::Needs(allocation)) => match self.pend(client, request, payload, charge) {
-                Ok(pending) => {
-                    self.making.entry(allocation).or_default().push(pending);
-                    return;
-                }
-                // Memory that is being made for it is freed when it is there.
-                Err(refusal) => Err(refusal),
-            },
-            // Room may be found by the search that is going on for pins of deleted objects.
-            Err(Refusal::OverQuota { .. } | Refusal::IndexFull { .. }) if self.scan.is_active() => {
-                self.pend(client, request, payload, charge).map(|pending| {
-                    self.deferred.push_back((self.scan.passes_to_come(), pending));
-                })
-            }
-            Err(refusal) => Err(refusal),
+            Err(refusal) if !self.may_find_room(&refusal) => return self.answer(client, id, Err(refusal)),
+            begun => begun,
         };
-        if let Err(refusal) = outcome {
-            self.answer(client, id, Err(refusal));
+        match self.pend(client, request, payload, charge) {
+            Ok(pending) => self.wait_for_memory(begun, pending, true),
+            // Memory that is being made for it is freed when it is there.
+            Err(refusal) => self.answer(client, id, Err(refusal)),
         }
+    }
+
+    /// Whether a request that was refused may find room when the pins of deleted objects were looked for.
+    fn may_find_room(&self, refusal: &Refusal) -> bool {
+        let is_full = matches!(refusal, Refusal::OverQuota { .. } | Refusal::IndexFull { .. });
+        is_full && self.scan.is_active()
+    }
+
+    /// Has a request wait for what it needs: memory that is being made, or the end of the search for pins of deleted objects,
+    /// if it may wait for that.
+    pub(super) fn wait_for_memory(
+        &mut self,
+        begun: Result<Begun, Refusal>,
+        pending: PendingRequest,
+        may_defer: bool,
+    ) {
+        let (client, id) = (pending.client, pending.request.id);
+        let refusal = match begun {
+            Ok(Begun::Done) => return,
+            Ok(Begun::NeedsAllocation(allocation)) => {
+                return self.pending.wait_for_allocation(allocation, pending);
+            }
+            Ok(Begun::NeedsArena { place, len }) => match self.have_arena_made(place, len) {
+                Ok(()) => return self.pending.wait_for_arena(place, self.user_of(client), pending),
+                Err(refusal) => refusal,
+            },
+            Err(refusal) => refusal,
+        };
+        if may_defer && self.may_find_room(&refusal) {
+            return self.pending.wait_for_passes(self.scan.passes_to_come(), pending);
+        }
+        self.answer(client, id, Err(refusal));
     }
 
     /// Tries requests again that found no room before deleted objects were looked for.
     pub(super) fn retry_deferred(&mut self, premises: &mut impl Premises) {
-        while self.deferred.front().is_some_and(|(passes, _)| *passes <= self.scan.passes()) {
-            let Some((_, pending)) = self.deferred.pop_front() else { return };
-            if !self.clients.contains_key(&pending.client) {
-                continue;
-            }
-            let (client, id) = (pending.client, pending.request.id);
-            match self.begin(client, &pending.request, &pending.payload, premises) {
-                Ok(Begun::Done) => {}
-                Ok(Begun::Needs(allocation)) => self.making.entry(allocation).or_default().push(pending),
-                Err(refusal) => self.answer(client, id, Err(refusal)),
-            }
+        while let Some(pending) = self.pending.pop_scanned(self.scan.passes()) {
+            let begun = self.begin(pending.client, &pending.request, &pending.payload, premises);
+            self.wait_for_memory(begun, pending, false);
         }
     }
 
@@ -104,12 +118,11 @@ impl<C: Cells> Server<C> {
             return true;
         }
         // Said again while it is being done.
-        let deferred = self.deferred.iter().map(|(_, pending)| pending);
-        let mut pending = self.making.values().flatten().chain(deferred);
-        pending.any(|other| (other.client, other.request.id) == (client, id))
+        self.pending.contains(client, id)
     }
 
-    fn begin(
+    /// Does a request, or says what memory it needs first.
+    pub(super) fn begin(
         &mut self,
         client: ClientId,
         request: &Request,
@@ -135,7 +148,7 @@ impl<C: Cells> Server<C> {
             return self.begin_large(client, request, &plan);
         }
         let Some(region) = self.ledger.carve(plan.place, plan.len) else {
-            return self.begin_arena(plan.place, plan.len);
+            return Ok(Begun::NeedsArena { place: plan.place, len: plan.len });
         };
         if brings_bytes && !premises.write(region.allocation, region.offset, payload) {
             self.ledger.give_up(region);
@@ -160,11 +173,13 @@ impl<C: Cells> Server<C> {
     ) -> Result<Begun, Refusal> {
         let Some((allocation, is_ready)) = self.take_ahead(plan.place, plan.len) else {
             let allocation = self.open_allocation(plan.place, plan.len, false)?;
-            self.make(allocation);
-            return Ok(Begun::Needs(allocation));
+            self.make(allocation, self.requester(client));
+            return Ok(Begun::NeedsAllocation(allocation));
         };
         if !is_ready {
-            return Ok(Begun::Needs(allocation));
+            let user = self.user_of(client);
+            self.outputs.push(Output::Promote { allocation, user });
+            return Ok(Begun::NeedsAllocation(allocation));
         }
         if let Some(record) = self.ledger.record(allocation) {
             self.index.add_allocation(allocation, &record);
@@ -181,46 +196,35 @@ impl<C: Cells> Server<C> {
         self.answer_created(client, request.id, object);
     }
 
-    /// Waits for the arena that is being made, or has one made.
-    fn begin_arena(&mut self, place: u32, len: u64) -> Result<Begun, Refusal> {
-        let opening = self.making.keys().copied().find(|id| {
-            self.ledger.record(*id).is_some_and(|record| record.is_arena && record.place == place)
-        });
-        let allocation = match opening {
-            Some(opening) => opening,
-            None => {
-                let allocation = self.open_allocation(place, len, true)?;
-                self.make(allocation);
-                allocation
-            }
-        };
-        Ok(Begun::Needs(allocation))
+    /// Has an arena made that can hold so many bytes, unless one of its place is being made.
+    pub(super) fn have_arena_made(&mut self, place: u32, len: u64) -> Result<(), Refusal> {
+        if self.pending.needs_arena(place) {
+            let allocation = self.open_allocation(place, len, true)?;
+            self.make(allocation, Requester::Everyone);
+            self.pending.begin_arena(place, allocation);
+        }
+        Ok(())
     }
 
-    fn make(&mut self, allocation: AllocationId) {
+    fn make(&mut self, allocation: AllocationId, requester: Requester) {
         if let Some(record) = self.ledger.record(allocation) {
-            self.outputs.push(Output::Make { allocation, len: record.len, place: record.place });
-            self.making.entry(allocation).or_default();
+            self.outputs.push(Output::Make { allocation, len: record.len, place: record.place, requester });
         }
     }
 
-    pub(super) fn memory_made(
-        &mut self,
-        allocation: AllocationId,
-        outcome: Result<(), String>,
-        premises: &mut impl Premises,
-    ) {
+    pub(super) fn memory_made(&mut self, allocation: AllocationId, outcome: Result<(), String>) {
         if self.made_ahead(allocation, outcome.is_ok()) {
             return;
         }
-        let waiting = self.making.remove(&allocation).unwrap_or_default();
         let Some(record) = self.ledger.record(allocation) else { return };
         if let Err(reason) = outcome {
             self.ledger.close(allocation);
             // Whatever had been made of it is let go.
             self.outputs.push(Output::Release { allocation });
-            for Pending { client, request, .. } in waiting {
-                let (len, reason) = (record.len, reason.clone());
+            let len = record.len;
+            if record.is_arena {
+                self.pending.finish_arena(record.place, Err(ArenaFailure { len, reason }));
+            } else if let Some(PendingRequest { client, request, .. }) = self.pending.take(allocation) {
                 let refusal = match request.ask {
                     Ask::Adopt { .. } => Refusal::CannotAdopt { len, reason },
                     _ => Refusal::NoMemory { len, reason },
@@ -231,39 +235,25 @@ impl<C: Cells> Server<C> {
         }
         self.index.add_allocation(allocation, &record);
         self.ledger.ready(allocation);
-        for pending in waiting {
-            if !self.clients.contains_key(&pending.client) {
-                continue;
-            }
+        if record.is_arena {
+            // Requests that wait for it are resumed at the end of this step.
+            return self.pending.finish_arena(record.place, Ok(()));
+        }
+        if let Some(pending) = self.pending.take(allocation) {
             if matches!(pending.request.ask, Ask::Adopt { .. }) {
                 self.taken_in(&pending, allocation);
-            } else if record.is_arena {
-                self.create_in_arena(pending, premises);
             } else if let Ok(plan) = Plan::new(&pending.request.ask) {
                 if self.slots.left() < 1 + plan.members.len() {
                     let refusal = Refusal::IndexFull { slots: self.index.geometry().slots };
                     self.answer(pending.client, pending.request.id, Err(refusal));
-                    continue;
+                } else {
+                    self.fill_whole(pending.client, &pending.request, &plan, allocation);
                 }
-                self.fill_whole(pending.client, &pending.request, &plan, allocation);
             }
         }
         // Whoever wanted it may have left meanwhile.
         if self.ledger.is_idle(allocation) {
             self.close_allocation(allocation);
-        }
-    }
-
-    /// Creates what has waited for an arena, or has it wait for another.
-    fn create_in_arena(&mut self, pending: Pending, premises: &mut impl Premises) {
-        let (client, id) = (pending.client, pending.request.id);
-        match self.begin(client, &pending.request, &pending.payload, premises) {
-            Ok(Begun::Done) => {}
-            Ok(Begun::Needs(allocation)) => self.making.entry(allocation).or_default().push(pending),
-            Err(Refusal::OverQuota { .. } | Refusal::IndexFull { .. }) if self.scan.is_active() => {
-                self.deferred.push_back((self.scan.passes_to_come(), pending));
-            }
-            Err(refusal) => self.answer(client, id, Err(refusal)),
         }
     }
 
@@ -293,7 +283,7 @@ impl<C: Cells> Server<C> {
             len,
             version: if state == State::Sealed { self.next_version(&label.name) } else { 0 },
             created: self.now.unix,
-            owner: self.clients.get(&client).map_or(self.settings.user, |client| client.account.uid()),
+            owner: self.user_of(client),
             client,
             request: request.id,
             pack: (!others.is_empty()).then_some(first),
@@ -390,7 +380,8 @@ impl<C: Cells> Server<C> {
                         .get(&client)
                         .is_some_and(|client| client.account.uid() == self.settings.user);
                     let at_once = is_trusted && known.len <= CLOSED_AT_ONCE;
-                    self.outputs.push(Output::CloseForWriting { allocation, at_once });
+                    let requester = self.requester(client);
+                    self.outputs.push(Output::CloseForWriting { allocation, at_once, requester });
                 }
             }
             (State::Created, _) => {
@@ -509,8 +500,13 @@ impl<C: Cells> Server<C> {
 }
 
 /// What came of a request to create something.
-enum Begun {
+pub(super) enum Begun {
     Done,
     /// It goes on when this memory is there.
-    Needs(AllocationId),
+    NeedsAllocation(AllocationId),
+    /// It goes on when an arena of this place has room for so many bytes.
+    NeedsArena {
+        place: u32,
+        len: u64,
+    },
 }

@@ -1,15 +1,20 @@
 //! The books of memory: which allocations there are, which regions of them are taken, and what may still be.
+//!
+//! No operation looks at more than one allocation, except [`Ledger::allocations`]: the arena for a small object is looked
+//! up in the [`Arenas`] of its place, which every change of an arena updates. So the cost is O(log n), however many other
+//! allocations and objects there are.
 
 use std::collections::BTreeMap;
 
-use wholemem_hal::Suballocator;
+use wholemem_hal::{Granule, Suballocator};
 
+use super::arenas::Arenas;
 use super::slots::Slots;
 use crate::id::AllocationId;
 use crate::index::{AllocationRecord, Region};
 use crate::protocol::{Refusal, Usage};
 
-/// Regions of an arena begin at a multiple of this.
+/// Regions of an arena begin at a multiple of this, and take up whole multiples of it.
 const ALIGN: usize = 256;
 
 /// The host. Other places are devices.
@@ -56,13 +61,18 @@ pub(super) struct Ledger {
     device: Kind,
     devices: u32,
     entries: BTreeMap<AllocationId, Entry>,
+    /// The arenas that are ready, by their place.
+    arenas: BTreeMap<u32, Arenas>,
+    align: Granule,
     slots: Slots,
 }
 
 impl Ledger {
     pub(super) fn new(host: Terms, device: Terms, devices: u32, slots: Slots) -> Self {
         let kind = |terms| Kind { terms, used: 0 };
-        Self { host: kind(host), device: kind(device), devices, entries: BTreeMap::new(), slots }
+        let align = Granule::new(ALIGN).expect("the alignment is a power of two");
+        let (entries, arenas) = (BTreeMap::new(), BTreeMap::new());
+        Self { host: kind(host), device: kind(device), devices, entries, arenas, align, slots }
     }
 
     pub(super) fn terms(&self, place: u32) -> Terms {
@@ -135,14 +145,11 @@ impl Ledger {
 
     /// How much of the quota an object of this length would need, if there is room for it besides what was promised: nothing
     /// where it fits an arena that is there.
-    pub(super) fn room_for(&mut self, place: u32, len: u64, promised: u64) -> Option<u64> {
-        if len < self.terms(place).small
-            && let Some(region) = self.carve(place, len)
-        {
-            self.give_up(region);
+    pub(super) fn room_for(&self, place: u32, len: u64, promised: u64) -> Option<u64> {
+        if len < self.terms(place).small && self.find_arena(place, len).is_some() {
             return Some(0);
         }
-        let kind = self.kind(place);
+        let kind = if place == HOST { &self.host } else { &self.device };
         let left = kind.terms.quota.saturating_sub(kind.used).saturating_sub(promised);
         self.least(place, len).filter(|needed| *needed <= left)
     }
@@ -180,7 +187,7 @@ impl Ledger {
 
     fn enter(&mut self, id: AllocationId, record: AllocationRecord) {
         let whole = usize::try_from(record.len).unwrap_or(0);
-        let arena = record.is_arena.then(|| Suballocator::new(whole));
+        let arena = record.is_arena.then(|| Suballocator::with_granule(whole, self.align));
         self.entries.insert(id, Entry { record, regions: BTreeMap::new(), arena, is_ready: false });
     }
 
@@ -204,20 +211,33 @@ impl Ledger {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.is_ready = true;
         }
+        self.index_arena(id);
+    }
+
+    /// Brings the index of arenas up to date with an allocation. To be called after each change of an arena.
+    fn index_arena(&mut self, id: AllocationId) {
+        let Some(entry) = self.entries.get(&id) else { return };
+        if let (Some(arena), true) = (&entry.arena, entry.is_ready) {
+            let slots = self.slots.count();
+            let arenas = self.arenas.entry(entry.record.place).or_insert_with(|| Arenas::new(slots));
+            arenas.set(id, arena.largest_free(), entry.regions.is_empty());
+        }
+    }
+
+    /// The first arena that has room for a region, by its slot.
+    fn find_arena(&self, place: u32, len: u64) -> Option<AllocationId> {
+        let wanted = usize::try_from(len.max(1)).ok().and_then(|len| self.align.round_up(len))?;
+        self.arenas.get(&place)?.first_with(wanted)
     }
 
     /// A free region of an arena, if one has room.
     pub(super) fn carve(&mut self, place: u32, len: u64) -> Option<Region> {
-        let wanted = usize::try_from(len.max(1)).ok()?;
-        let ready =
-            self.entries.iter_mut().filter(|(_, entry)| entry.is_ready && entry.record.place == place);
-        let (allocation, offset) = ready
-            .filter_map(|(id, entry)| {
-                let offset = entry.arena.as_mut()?.allocate(wanted, ALIGN).ok()?;
-                Some((*id, offset as u64))
-            })
-            .next()?;
-        Some(Region { allocation, offset, len: len.max(1) })
+        let allocation = self.find_arena(place, len)?;
+        let arena = self.entries.get_mut(&allocation).and_then(|entry| entry.arena.as_mut())?;
+        let offset = arena.allocate(usize::try_from(len.max(1)).ok()?, ALIGN);
+        debug_assert!(offset.is_ok(), "the index is exact: {offset:?}");
+        self.index_arena(allocation);
+        Some(Region { allocation, offset: offset.ok()? as u64, len: len.max(1) })
     }
 
     /// All of an allocation, as the one region it has.
@@ -244,6 +264,7 @@ impl Ledger {
         if fits {
             entry.regions.insert(region.offset, 1);
         }
+        self.index_arena(region.allocation);
         fits
     }
 
@@ -267,25 +288,24 @@ impl Ledger {
             // It was handed out, so it can be taken back.
             let _ = arena.free(offset);
         }
+        self.index_arena(region.allocation);
     }
 
     /// Whether an allocation is of no more use: nothing is in it, and it is not the only empty arena of its place.
     pub(super) fn is_idle(&self, id: AllocationId) -> bool {
         let Some(entry) = self.entries.get(&id) else { return false };
-        let is_empty = |entry: &Entry| entry.is_ready && entry.regions.is_empty();
-        let is_spare = |(other, spare): (&AllocationId, &Entry)| {
-            *other != id
-                && spare.record.is_arena
-                && spare.record.place == entry.record.place
-                && is_empty(spare)
-        };
-        is_empty(entry) && (!entry.record.is_arena || self.entries.iter().any(is_spare))
+        let empty_arenas = || self.arenas.get(&entry.record.place).map_or(0, Arenas::empty_count);
+        // An arena that is empty is one of those that are counted.
+        entry.is_ready && entry.regions.is_empty() && (!entry.record.is_arena || empty_arenas() > 1)
     }
 
     /// An allocation is no more.
     pub(super) fn close(&mut self, id: AllocationId) {
         if let Some(entry) = self.entries.remove(&id) {
             self.kind(entry.record.place).used -= entry.record.len;
+            if let (true, Some(arenas)) = (entry.record.is_arena, self.arenas.get_mut(&entry.record.place)) {
+                arenas.remove(id);
+            }
             self.slots.give_back(id.slot(), id.generation() + 1);
         }
     }
@@ -298,6 +318,8 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const TERMS: Terms =
@@ -397,5 +419,132 @@ mod tests {
         assert!(!ledger.hold(Region { allocation: AllocationId::new(1, 0), ..region(0, 1) }, true));
         assert_eq!(ledger.carve(HOST, 300).unwrap().offset, 512);
         assert_eq!(ledger.usage().0.used, 32 << 10);
+    }
+
+    /// A ledger with this many allocations of one large object each, as many full arenas behind them, and one arena with
+    /// room.
+    fn crowded(others: usize) -> Ledger {
+        let quota = 1 << 40;
+        let mut ledger = Ledger::new(Terms { quota, ..TERMS }, TERMS, 1, Slots::used_up_to(4096, 0));
+        for is_arena in [false, true].into_iter().cycle().take(2 * others) {
+            let id = ledger.open(HOST, 1, is_arena).unwrap();
+            ledger.ready(id);
+            let region = if is_arena { ledger.carve(HOST, TERMS.arena) } else { ledger.whole(id) };
+            assert!(ledger.hold(region.unwrap(), false));
+        }
+        let id = ledger.open(HOST, 1, true).unwrap();
+        ledger.ready(id);
+        ledger
+    }
+
+    #[test]
+    fn the_work_of_a_small_object_does_not_grow_with_other_allocations() {
+        let work = [10, 1000].map(|others| {
+            let mut ledger = crowded(others);
+            ledger.arenas[&HOST].visited.set(0);
+            let region = ledger.carve(HOST, 100).unwrap();
+            assert!(ledger.hold(region, false));
+            assert_eq!(ledger.room_for(HOST, 100, 0), Some(0));
+            assert_eq!(ledger.let_go(region), None, "the only empty arena is kept");
+            ledger.arenas[&HOST].visited.get()
+        });
+        // Two lookups and three updates, each of the twelve levels of a tree of 4,096 slots at most.
+        assert!(work.iter().all(|levels| *levels <= 5 * 12), "{work:?}");
+    }
+
+    /// What `carve` is to return, by trying all arenas in the order of their slots.
+    fn carve_naively(ledger: &Ledger, place: u32, len: u64) -> Option<Region> {
+        let mut arenas: Vec<_> = ledger.entries.iter().filter(|(_, entry)| entry.is_ready).collect();
+        arenas.retain(|(_, entry)| entry.record.place == place);
+        arenas.sort_by_key(|(id, _)| id.slot());
+        arenas.into_iter().find_map(|(id, entry)| {
+            let offset = entry.arena.clone()?.allocate(usize::try_from(len.max(1)).unwrap(), ALIGN).ok()?;
+            Some(Region { allocation: *id, offset: offset as u64, len: len.max(1) })
+        })
+    }
+
+    /// What `is_idle` is to return, by looking at all allocations.
+    fn is_idle_naively(ledger: &Ledger, id: AllocationId) -> bool {
+        let entry = &ledger.entries[&id];
+        let is_empty = |entry: &Entry| entry.is_ready && entry.regions.is_empty();
+        let is_spare = |(other, spare): (&AllocationId, &Entry)| {
+            let is_arena_here = spare.record.is_arena && spare.record.place == entry.record.place;
+            *other != id && is_arena_here && is_empty(spare)
+        };
+        is_empty(entry) && (!entry.record.is_arena || ledger.entries.iter().any(is_spare))
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Open { place: u32, is_arena: bool },
+        Ready(prop::sample::Index),
+        Carve { place: u32, len: u64, is_held: bool },
+        LetGo(prop::sample::Index),
+        Recover { place: u32, is_arena: bool, offset: u64, len: u64 },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let place = || HOST..=1;
+        prop_oneof![
+            2 => (place(), any::<bool>()).prop_map(|(place, is_arena)| Step::Open { place, is_arena }),
+            2 => any::<prop::sample::Index>().prop_map(Step::Ready),
+            8 => (place(), 0..(33_u64 << 10), any::<bool>())
+                .prop_map(|(place, len, is_held)| Step::Carve { place, len, is_held }),
+            6 => any::<prop::sample::Index>().prop_map(Step::LetGo),
+            1 => (place(), any::<bool>(), 0..(40_u64 << 10), 1..(20_u64 << 10))
+                .prop_map(|(place, is_arena, offset, len)| Step::Recover { place, is_arena, offset, len }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn arenas_are_found_and_closed_as_by_a_walk_over_all_allocations(
+            steps in prop::collection::vec(step(), 0..120)
+        ) {
+            let quota = 1 << 40;
+            let terms = Terms { quota, ..TERMS };
+            let mut ledger = Ledger::new(terms, terms, 1, Slots::used_up_to(8, 0));
+            let mut held = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Open { place, is_arena } => drop(ledger.open(place, 1, is_arena)),
+                    Step::Ready(index) if !ledger.entries.is_empty() => {
+                        let ids: Vec<_> = ledger.allocations().collect();
+                        ledger.ready(*index.get(&ids));
+                    }
+                    Step::Carve { place, len, is_held } => {
+                        let expected = carve_naively(&ledger, place, len);
+                        prop_assert_eq!(ledger.find_arena(place, len), expected.map(|region| region.allocation));
+                        let carved = ledger.carve(place, len);
+                        prop_assert_eq!(carved, expected);
+                        match carved {
+                            Some(region) if is_held => {
+                                prop_assert!(ledger.hold(region, false));
+                                held.push(region);
+                            }
+                            Some(region) => ledger.give_up(region),
+                            None => {}
+                        }
+                    }
+                    Step::LetGo(index) if !held.is_empty() => {
+                        if let Some(idle) = ledger.let_go(held.swap_remove(index.index(held.len()))) {
+                            ledger.close(idle);
+                        }
+                    }
+                    Step::Recover { place, is_arena, offset, len } => {
+                        let Some(id) = ledger.number() else { continue };
+                        ledger.recover(id, AllocationRecord { len: 32 << 10, place, is_arena });
+                        let region = Region { allocation: id, offset: offset / 256 * 256, len };
+                        if ledger.hold(region, true) {
+                            held.push(region);
+                        }
+                    }
+                    Step::Ready(_) | Step::LetGo(_) => {}
+                }
+                for id in ledger.allocations() {
+                    prop_assert_eq!(ledger.is_idle(id), is_idle_naively(&ledger, id), "{}", id);
+                }
+            }
+        }
     }
 }

@@ -1,11 +1,12 @@
 //! The server as a machine: what happens goes in, what is to be done comes out, and nothing here waits or calls.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::budget::{Account, Amount, Charge};
 use super::ledger::{Ledger, Terms};
 use super::made::Made;
+use super::pending::{PendingMemory, PendingRequest};
 use super::pin_scan::{PinPosition, PinScan};
 use super::slots::Slots;
 use super::stock::Stock;
@@ -110,12 +111,14 @@ pub(crate) enum Output {
     /// Say welcome, with the index and a page of pins.
     Welcome { client: ClientId, request: u64 },
     /// Make memory, give it to the keeper, and say when both are done.
-    Make { allocation: AllocationId, len: u64, place: u32 },
+    Make { allocation: AllocationId, len: u64, place: u32, requester: Requester },
+    /// A request of this user waits for memory that is being made ahead: it is to be made in the user's turn.
+    Promote { allocation: AllocationId, user: u32 },
     /// Look at the memory that came along with the request, give it to the keeper, and say when both are done.
-    TakeIn { allocation: AllocationId, len: u64, place: u32 },
+    TakeIn { allocation: AllocationId, len: u64, place: u32, requester: Requester },
     /// See to it that nobody can write this memory any more: where it is short and its writer is trusted, without
     /// leaving it to a worker.
-    CloseForWriting { allocation: AllocationId, at_once: bool },
+    CloseForWriting { allocation: AllocationId, at_once: bool, requester: Requester },
     /// Let this memory go, here and with the keeper.
     Release { allocation: AllocationId },
     /// Let this client go.
@@ -124,6 +127,17 @@ pub(crate) enum Output {
     Watch { client: ClientId, prefix: String },
     /// Something happened to an object: clients that watch for it are told.
     Announce(Event),
+}
+
+/// On whose behalf memory is made or closed for writing. Workers take turns between requesters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Requester {
+    /// A user, for a request of one of its clients.
+    User(u32),
+    /// All users: an arena, for which requests of several users may wait.
+    Everyone,
+    /// The server, for memory that is made ahead: when there is nothing else to do.
+    Server,
 }
 
 /// A descriptor of an allocation that goes along with an answer.
@@ -147,16 +161,6 @@ pub(super) struct Client {
 
 /// How many requests a client may have said before it reads that it has another server.
 const MOST_HEARD: usize = 64;
-
-/// A request to create something, while its memory is being made.
-#[derive(Debug)]
-pub(super) struct Pending {
-    pub(super) client: ClientId,
-    pub(super) request: Request,
-    pub(super) payload: Payload<'static>,
-    /// For the request and its payload.
-    _charge: Charge,
-}
 
 /// A draft whose memory is being closed for writing.
 #[derive(Debug)]
@@ -198,14 +202,10 @@ pub(crate) struct Server<C> {
     pub(super) made: Made,
     /// The other objects of each pack, by its first.
     pub(super) members: BTreeMap<ObjectId, BTreeSet<ObjectId>>,
-    /// Who waits for memory that is being made.
-    pub(super) making: BTreeMap<AllocationId, Vec<Pending>>,
+    pub(super) pending: PendingMemory,
     pub(super) closing: BTreeMap<AllocationId, Closing>,
     pub(super) waiting: Waiting,
     pub(super) scan: PinScan,
-    /// Requests that found no room while deleted objects were still being looked for: they are tried again when so many passes
-    /// are complete.
-    pub(super) deferred: VecDeque<(u64, Pending)>,
     census: Census,
     pub(super) outputs: Vec<Output>,
     pub(super) now: Now,
@@ -224,11 +224,10 @@ impl<C: Cells> Server<C> {
             clients: BTreeMap::new(),
             made: Made::default(),
             members: BTreeMap::new(),
-            making: BTreeMap::new(),
+            pending: PendingMemory::default(),
             closing: BTreeMap::new(),
             waiting: Waiting::default(),
             scan,
-            deferred: VecDeque::new(),
             census: Census::default(),
             outputs: Vec::new(),
             now: Now { elapsed: Duration::ZERO, unix: 0 },
@@ -241,7 +240,7 @@ impl<C: Cells> Server<C> {
 
     /// When to step again though nothing has happened. Zero: there is work that was left for the next step.
     pub(crate) fn wake_at(&self) -> Option<Duration> {
-        if self.made.has_dropped() {
+        if self.made.has_dropped() || self.pending.is_ready() {
             return Some(Duration::ZERO);
         }
         let wakes = [self.waiting.wake_at(), self.scan.wake_at(), self.stock.wake_at()];
@@ -256,12 +255,13 @@ impl<C: Cells> Server<C> {
                 self.asked(client, request, payload, charge, premises);
             }
             Input::Left { client } => self.left(client, premises),
-            Input::Made { allocation, outcome } => self.memory_made(allocation, outcome, premises),
+            Input::Made { allocation, outcome } => self.memory_made(allocation, outcome),
             Input::Closed { allocation, outcome } => self.memory_closed(allocation, outcome),
             Input::Tick => {}
         }
         self.scan_pins(premises);
         self.retry_deferred(premises);
+        self.resume_small_creates(premises);
         self.trim_stock();
         self.answer_waiting();
         self.made.trim(DROPPED_AT_ONCE);
@@ -324,7 +324,7 @@ impl<C: Cells> Server<C> {
         request: Request,
         payload: Payload<'_>,
         charge: Option<Charge>,
-    ) -> Result<Pending, Refusal> {
+    ) -> Result<PendingRequest, Refusal> {
         let charge = match charge {
             Some(charge) => charge,
             None => {
@@ -333,7 +333,7 @@ impl<C: Cells> Server<C> {
                 charge
             }
         };
-        Ok(Pending { client, request, payload: payload.into_owned(), _charge: charge })
+        Ok(PendingRequest { client, request, payload: payload.into_owned(), _charge: charge })
     }
 
     fn asked(
@@ -396,6 +396,16 @@ impl<C: Cells> Server<C> {
         self.answer(client, id, outcome);
     }
 
+    /// The user of a client; of one that has left, the server's own.
+    pub(super) fn user_of(&self, client: ClientId) -> u32 {
+        self.clients.get(&client).map_or(self.settings.user, |client| client.account.uid())
+    }
+
+    /// The requester of what a client asks for.
+    pub(super) fn requester(&self, client: ClientId) -> Requester {
+        Requester::User(self.user_of(client))
+    }
+
     pub(super) fn answer(&mut self, client: ClientId, id: u64, outcome: Result<Answer, Refusal>) {
         let protocol = self.protocol(client);
         let refused = |refusal: Refusal| Answer::Refused(refusal.for_protocol(protocol));
@@ -420,6 +430,7 @@ impl<C: Cells> Server<C> {
     fn left(&mut self, client: ClientId, premises: &mut impl Premises) {
         let drafts = self.clients.remove(&client).map(|client| client.drafts).unwrap_or_default();
         self.forget_waiting(client);
+        self.pending.forget_client(client);
         for object in drafts {
             if self.index.state(object) == Some(State::Created) {
                 self.retire(object);

@@ -4,33 +4,38 @@
 //! |---|---|
 //! | [`machine`] | `step(now, input) -> outputs`, and who asks and is told what |
 //! | [`create`], [`adopt`], [`retire`] | how objects come about, of new memory or of what a client has, and how they go |
+//! | [`pending`], [`resume`] | memory that is being made, and the requests that wait for it |
 //! | [`waiting`] | questions that are answered later: for a name, and for room |
 //! | [`recover`] | taking over from a server that died |
-//! | [`ledger`], [`slots`], [`stock`] | which memory and which slots are taken, and what is made ahead |
+//! | [`ledger`], [`arenas`], [`slots`], [`stock`] | which memory and which slots are taken, and what is made ahead |
 //! | [`run`](mod@run) | the loop: what happens is told to the machine, and what it says is done |
 //! | [`door`], [`connection`], [`outbox`] | how clients come, what they say, and what waits to be sent to them |
-//! | [`yard`], [`workers`] | memory and pins, and the threads that make memory |
+//! | [`yard`], [`workers`], [`fair_queue`] | memory and pins, the threads that make memory, and the queue that is fair per user |
 //!
 //! What it keeps true: an operation counts from one store into the index on, and is answered after that; no sealed object
 //! is lost while its keeper lives; no client makes it wait.
 
 mod adopt;
+mod arenas;
 mod budget;
 mod clients;
 mod connection;
 mod create;
 mod door;
+mod fair_queue;
 mod keeper_link;
 mod ledger;
 mod machine;
 mod made;
 mod message_slots;
 mod outbox;
+mod pending;
 mod pin_scan;
 mod poller;
 mod recover;
 #[cfg(test)]
 mod replay;
+mod resume;
 mod retire;
 mod run;
 mod slots;

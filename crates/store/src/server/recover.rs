@@ -151,12 +151,14 @@ impl<C: Cells> Server<C> {
                 self.close_allocation(id);
             }
         }
-        for id in &survivors.allocations {
+        let released = self.outputs.iter().filter_map(|output| match output {
+            Output::Release { allocation } => Some(*allocation),
+            _ => None,
+        });
+        let released: BTreeSet<_> = released.collect();
+        for id in survivors.allocations.difference(&released) {
             if self.index.allocation(*id).is_none() {
-                let release = Output::Release { allocation: *id };
-                if !self.outputs.contains(&release) {
-                    self.outputs.push(release);
-                }
+                self.outputs.push(Output::Release { allocation: *id });
             }
         }
     }

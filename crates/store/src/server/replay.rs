@@ -324,7 +324,7 @@ fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
     let client = world.join(1);
     let request = Request { id: 50, again: false, ask: create("large", 30 << 10, &[], 0) };
     let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
-    let [Output::Make { allocation, len, place: 0 }] = outputs[..] else { panic!("{outputs:?}") };
+    let [Output::Make { allocation, len, place: 0, .. }] = outputs[..] else { panic!("{outputs:?}") };
     assert_eq!(len, 32 << 10);
     let outputs = world.step(Input::Made { allocation, outcome: Err("no room".to_owned()) });
     let [Output::Release { .. }, Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
@@ -340,7 +340,9 @@ fn what_is_given_up_while_it_is_being_sealed_is_not_sealed_and_said_so() {
     let (create, _) = world.create(client, "large", 30 << 10);
     let request = Request { id: 50, again: false, ask: Ask::Seal { create } };
     let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
-    let [Output::CloseForWriting { allocation, at_once: false }] = outputs[..] else { panic!("{outputs:?}") };
+    let [Output::CloseForWriting { allocation, at_once: false, .. }] = outputs[..] else {
+        panic!("{outputs:?}")
+    };
     assert_eq!(world.one(client, Ask::Abandon { create }, &[]), Answer::Done);
     let outputs = world.step(Input::Closed { allocation, outcome: Ok(()) });
     let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };

@@ -305,18 +305,20 @@ impl<'a> Loop<'a> {
                     }
                 }
                 Output::Welcome { client, request } => self.admit(client, request),
-                Output::Make { allocation, len, place } => {
+                Output::Make { allocation, len, place, requester } => {
                     self.places.insert(allocation, place);
-                    self.workers.add(Job::Make { allocation, len, place });
+                    self.workers.add(requester, Job::Make { allocation, len, place });
                 }
-                Output::TakeIn { allocation, len, place } => {
+                Output::Promote { allocation, user } => self.workers.promote(allocation, user),
+                Output::TakeIn { allocation, len, place, requester } => {
                     self.places.insert(allocation, place);
-                    self.workers.add(Job::LookAt { allocation, len, place, fd: self.offered.take() });
+                    self.workers
+                        .add(requester, Job::LookAt { allocation, len, place, fd: self.offered.take() });
                 }
-                Output::CloseForWriting { allocation, at_once } => {
+                Output::CloseForWriting { allocation, at_once, requester } => {
                     match self.yard.close(allocation, at_once) {
                         Closing::Over(outcome) => self.step(Input::Closed { allocation, outcome }),
-                        Closing::Takes(fd) => self.workers.add(Job::Close { allocation, fd }),
+                        Closing::Takes(fd) => self.workers.add(requester, Job::Close { allocation, fd }),
                     }
                 }
                 Output::Release { allocation } => {

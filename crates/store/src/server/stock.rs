@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use super::ledger::HOST;
-use super::machine::{Output, Server};
+use super::machine::{Output, Requester, Server};
 use crate::cells::Cells;
 use crate::id::AllocationId;
 use crate::protocol::Refusal;
@@ -29,6 +29,7 @@ const SHORT: u64 = 16 << 20;
 /// How many pieces of one short length are made ahead.
 const OF_ONE_LENGTH: usize = 2;
 
+/// How many pieces there are at most, and how many lengths are remembered: all work of a step on them is bounded by it.
 const MOST_PIECES: usize = 16;
 
 #[derive(Debug)]
@@ -52,6 +53,7 @@ struct Wish {
 #[derive(Debug)]
 pub(super) struct Stock {
     pieces: Vec<Piece>,
+    /// The lengths that were wished last, oldest first, at most [`MOST_PIECES`]: more could not be made.
     wishes: Vec<Wish>,
     /// How many bytes it may be.
     limit: u64,
@@ -157,12 +159,16 @@ impl<C: Cells> Server<C> {
     }
 
     fn wish(&mut self, len: u64, count: usize) {
-        let at = self.now.elapsed + REST;
-        match self.stock.wishes.iter_mut().find(|wish| wish.len == len) {
-            Some(wish) => *wish = Wish { len, count: wish.count.max(count), at },
-            None if len <= self.stock.limit => self.stock.wishes.push(Wish { len, count, at }),
-            None => {}
+        if len > self.stock.limit {
+            return;
         }
+        let wishes = &mut self.stock.wishes;
+        let known = wishes.iter().position(|wish| wish.len == len).map(|at| wishes.remove(at));
+        let count = known.map_or(count, |known| known.count.max(count));
+        if wishes.len() == MOST_PIECES {
+            wishes.remove(0);
+        }
+        wishes.push(Wish { len, count, at: self.now.elapsed + REST });
     }
 
     /// Makes what is to be made by now.
@@ -190,7 +196,8 @@ impl<C: Cells> Server<C> {
         }
         if let Some(id) = self.ledger.number() {
             self.stock.pieces.push(Piece { id, len, is_ready: false, since: self.now.elapsed });
-            self.outputs.push(Output::Make { allocation: id, len, place: HOST });
+            let requester = Requester::Server;
+            self.outputs.push(Output::Make { allocation: id, len, place: HOST, requester });
         }
     }
 
@@ -238,7 +245,7 @@ impl<C: Cells> Server<C> {
 #[cfg(test)]
 mod tests {
     use super::super::machine::{Input, Now};
-    use super::super::world::{GEOMETRY, TERMS, World, create, sealed};
+    use super::super::world::{GEOMETRY, TERMS, USER, World, create, sealed};
     use super::*;
     use crate::protocol::{Answer, Ask};
 
@@ -360,9 +367,25 @@ mod tests {
         world.server.stock.pieces[0].is_ready = false;
         let request = crate::protocol::Request { id: 99, again: false, ask: create("next", LEN, &[], 0) };
         let input = Input::Asked { client, request, payload: Vec::new().into(), charge: None };
-        assert_eq!(world.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, input, &mut world.yard), []);
+        let outputs = world.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, input, &mut world.yard);
+        assert_eq!(outputs, [Output::Promote { allocation: id, user: USER }], "it is no longer made last");
         let made = Input::Made { allocation: id, outcome: Ok(()) };
         let outputs = world.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, made, &mut world.yard);
         assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
+    }
+
+    #[test]
+    fn no_more_lengths_are_remembered_than_pieces_can_be_made() {
+        let mut world = World::with_ahead(TERMS.quota);
+        for pages in 1..=100 {
+            world.server.stock_for_gone(HOST, pages * TERMS.page);
+        }
+        let lens: Vec<_> = world.server.stock.wishes.iter().map(|wish| wish.len / TERMS.page).collect();
+        assert_eq!(lens, (85..=100).collect::<Vec<_>>(), "the last ones");
+        // One that is wished again is among the last.
+        world.server.stock_for_gone(HOST, 85 * TERMS.page);
+        world.server.stock_for_gone(HOST, TERMS.page);
+        let lens: Vec<_> = world.server.stock.wishes.iter().map(|wish| wish.len / TERMS.page).collect();
+        assert_eq!(lens, (87..=100).chain([85, 1]).collect::<Vec<_>>());
     }
 }

@@ -1,13 +1,23 @@
 //! Threads for calls that take long: making memory, looking at what a client has, and closing it for writing.
+//!
+//! Jobs wait in a queue that is fair per user: users take turns, and each user's jobs are done in their order. Arenas take
+//! turns as one more user, since requests of all users may wait for them. Memory that is made ahead comes last, until a
+//! request waits for it ([`Workers::promote`]).
+//!
+//! A job that has begun is not interrupted: a user waits for at most one job of each other user, but such a job may be as
+//! long as making the whole quota's memory takes.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use wholemem_hal::{Allocation, AllocationSpec, Backend, HandleKind, Mapping, Reservation, Rights};
 use wholemem_os::{Deadline, Errno, Error as OsError, Memfd, PacketSocket, Size, memfd, meminfo};
 
+use super::fair_queue::FairQueue;
+use super::machine::Requester;
 use crate::Result;
 use crate::id::AllocationId;
 use crate::protocol::Refusal;
@@ -32,10 +42,79 @@ pub(super) enum Done {
     Closed { allocation: AllocationId, outcome: Result<(), Refusal> },
 }
 
+impl Job {
+    fn allocation(&self) -> AllocationId {
+        match self {
+            Self::Make { allocation, .. }
+            | Self::LookAt { allocation, .. }
+            | Self::Close { allocation, .. } => *allocation,
+        }
+    }
+}
+
+/// Jobs that no thread has begun.
+#[derive(Debug, Default)]
+struct Jobs {
+    requested: FairQueue<Requester, Job>,
+    /// Memory that is made ahead. The server bounds how many pieces there are.
+    ahead: VecDeque<Job>,
+    is_closed: bool,
+}
+
+impl Jobs {
+    fn push(&mut self, requester: Requester, job: Job) {
+        match requester {
+            Requester::Server => self.ahead.push_back(job),
+            Requester::User(_) | Requester::Everyone => self.requested.push(requester, job),
+        }
+    }
+
+    fn pop(&mut self) -> Option<Job> {
+        let requested = self.requested.pop().map(|(_, job)| job);
+        requested.or_else(|| self.ahead.pop_front())
+    }
+
+    fn promote(&mut self, allocation: AllocationId, user: u32) {
+        let at = self.ahead.iter().position(|job| job.allocation() == allocation);
+        if let Some(job) = at.and_then(|at| self.ahead.remove(at)) {
+            self.requested.push(Requester::User(user), job);
+        }
+    }
+}
+
+/// The jobs, as the threads share them.
+#[derive(Debug, Default)]
+struct JobQueue {
+    jobs: Mutex<Jobs>,
+    /// Notified when a job was added, or when the queue was closed.
+    changed: Condvar,
+}
+
+impl JobQueue {
+    fn lock(&self) -> MutexGuard<'_, Jobs> {
+        // No code that can panic runs under the lock, and a queue is consistent between calls.
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next job. `None` when the queue is closed.
+    fn wait(&self) -> Option<Job> {
+        let mut jobs = self.lock();
+        loop {
+            if jobs.is_closed {
+                return None;
+            }
+            if let Some(job) = jobs.pop() {
+                return Some(job);
+            }
+            jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
 /// The threads, and how to hear of what they have done.
 #[derive(Debug)]
 pub(super) struct Workers {
-    jobs: Sender<Job>,
+    queue: Arc<JobQueue>,
     done: Receiver<Done>,
     /// Readable when something is done.
     bell: PacketSocket,
@@ -44,10 +123,11 @@ pub(super) struct Workers {
 impl Workers {
     /// Starts the threads. Memory of devices is made by a backend, where there is one.
     pub(super) fn start(devices: Option<&Backend>) -> Result<Self> {
-        let (jobs, queue) = channel();
         let (report, done) = channel();
         let (bell, button) = PacketSocket::pair()?;
-        let (queue, button) = (Arc::new(Mutex::new(queue)), Arc::new(button));
+        let (queue, button) = (Arc::new(JobQueue::default()), Arc::new(button));
+        // Closes the queue also where a thread cannot be started.
+        let workers = Self { queue: Arc::clone(&queue), done, bell };
         for _ in 0..THREADS {
             let (queue, button, report) = (Arc::clone(&queue), Arc::clone(&button), Sender::clone(&report));
             let devices = devices.cloned();
@@ -55,12 +135,18 @@ impl Workers {
             let spawned = thread::Builder::new().name("wm-store-worker".to_owned()).spawn(work);
             spawned.map_err(|source| crate::Error::Launch { source })?;
         }
-        Ok(Self { jobs, done, bell })
+        Ok(workers)
     }
 
-    pub(super) fn add(&self, job: Job) {
-        // The threads end with this, not before.
-        let _ = self.jobs.send(job);
+    /// Adds a job behind the others of its requester.
+    pub(super) fn add(&self, requester: Requester, job: Job) {
+        self.queue.lock().push(requester, job);
+        self.queue.changed.notify_one();
+    }
+
+    /// Moves the job that makes memory ahead to a user, of whom a request waits for it now. A job that has begun stays.
+    pub(super) fn promote(&self, allocation: AllocationId, user: u32) {
+        self.queue.lock().promote(allocation, user);
     }
 
     pub(super) fn bell(&self) -> &PacketSocket {
@@ -74,15 +160,16 @@ impl Workers {
     }
 }
 
-fn work(
-    queue: &Mutex<Receiver<Job>>,
-    devices: Option<&Backend>,
-    report: &Sender<Done>,
-    button: &PacketSocket,
-) {
-    loop {
-        let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(job) = job else { return };
+/// The threads end with this. Jobs that none has begun are dropped.
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.queue.lock().is_closed = true;
+        self.queue.changed.notify_all();
+    }
+}
+
+fn work(queue: &JobQueue, devices: Option<&Backend>, report: &Sender<Done>, button: &PacketSocket) {
+    while let Some(job) = queue.wait() {
         let done = match job {
             Job::Make { allocation, len, place } => {
                 Done::Made { allocation, outcome: make(devices, len, place) }
@@ -182,18 +269,58 @@ mod tests {
         }
     }
 
+    fn make(slot: usize) -> Job {
+        Job::Make { allocation: AllocationId::new(slot, 0), len: 1, place: 0 }
+    }
+
+    fn slots(jobs: &mut Jobs) -> Vec<usize> {
+        std::iter::from_fn(|| jobs.pop()).map(|job| job.allocation().slot()).collect()
+    }
+
+    #[test]
+    fn jobs_of_one_user_do_not_delay_those_of_another() {
+        let mut jobs = Jobs::default();
+        jobs.push(Requester::Server, make(0));
+        (100..104).for_each(|slot| jobs.push(Requester::User(1), make(slot)));
+        jobs.push(Requester::User(2), make(200));
+        jobs.push(Requester::Everyone, make(300));
+        jobs.push(Requester::User(2), make(201));
+        assert_eq!(slots(&mut jobs), [100, 200, 300, 101, 201, 102, 103, 0]);
+    }
+
+    #[test]
+    fn memory_made_ahead_takes_the_turn_of_the_user_who_waits_for_it() {
+        let mut jobs = Jobs::default();
+        (0..3).for_each(|slot| jobs.push(Requester::Server, make(slot)));
+        (100..104).for_each(|slot| jobs.push(Requester::User(1), make(slot)));
+        jobs.promote(AllocationId::new(1, 0), 2);
+        jobs.promote(AllocationId::new(77, 0), 2);
+        assert_eq!(slots(&mut jobs), [100, 1, 101, 102, 103, 0, 2]);
+    }
+
+    #[test]
+    fn threads_end_with_the_workers() {
+        let workers = Workers::start(None).unwrap();
+        let queue = Arc::downgrade(&workers.queue);
+        drop(workers);
+        // Each thread holds the queue until it returns.
+        while queue.upgrade().is_some() {
+            thread::yield_now();
+        }
+    }
+
     #[test]
     fn memory_is_made_elsewhere_and_closed_when_nobody_maps_it() {
         let devices = Backend::host(HostConfig::virtual_devices(1)).unwrap();
         let workers = Workers::start(Some(&devices)).unwrap();
         for place in [0, 1] {
             let allocation = AllocationId::new(place as usize, 0);
-            workers.add(Job::Make { allocation, len: 128 << 10, place });
+            workers.add(Requester::User(1), Job::Make { allocation, len: 128 << 10, place });
             let Done::Made { outcome: Ok(fd), .. } = wait(&workers) else { panic!("memory") };
             let memory = Memfd::import(fd, 128 << 10).unwrap();
             let map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
             for (map, expected) in [(Some(map), Err(Refusal::StillMapped)), (None, Ok(()))] {
-                workers.add(Job::Close { allocation, fd: memory.share_fd().unwrap() });
+                workers.add(Requester::User(1), Job::Close { allocation, fd: memory.share_fd().unwrap() });
                 let Done::Closed { outcome, .. } = wait(&workers) else { panic!("closed") };
                 assert_eq!(outcome, expected);
                 drop(map);
@@ -206,7 +333,7 @@ mod tests {
         let workers = Workers::start(None).unwrap();
         let allocation = AllocationId::new(0, 0);
         for (len, place, reason) in [(1 << 60, 0, "only "), (4096, 1, "the server has no devices")] {
-            workers.add(Job::Make { allocation, len, place });
+            workers.add(Requester::User(1), Job::Make { allocation, len, place });
             let Done::Made { outcome: Err(said), .. } = wait(&workers) else { panic!("no memory") };
             assert!(said.starts_with(reason), "{said}");
         }

@@ -260,7 +260,7 @@ impl World {
                     answers.extend(watchers.map(|_| Answer::Event(event.clone())));
                     None
                 }
-                Output::Welcome { .. } | Output::Dismiss { .. } => None,
+                Output::Welcome { .. } | Output::Dismiss { .. } | Output::Promote { .. } => None,
             };
             if let Some(input) = follows {
                 outputs.extend(self.step(input));

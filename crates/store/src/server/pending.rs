@@ -1,0 +1,298 @@
+//! Memory that is being made, and the requests that wait for it.
+//!
+//! ```text
+//!   large object   request --> its own allocation
+//!   small object   user 7: request request request \
+//!                  user 9: request                  > line of a place --> one arena at a time
+//!                  user 4: request request         /
+//! ```
+//!
+//! A request for a large object, or for memory that a client brings, waits for one allocation. Requests for small objects
+//! wait in one line for each place until an arena has room: at most one arena of a place is being made at a time, and
+//! it is made for the first request of the line. Lines are fair per user.
+//!
+//! Guarantees: every operation is a lookup, O(log n) in the number of requests that wait, except
+//! [`PendingMemory::forget_client`], which is linear in the requests of that client. When an arena is there, the server
+//! resumes a bounded number of requests at each step, so that a step does not grow with the number of clients that wait.
+//!
+//! How many requests wait is limited by what their clients are charged.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::budget::Charge;
+use super::fair_queue::FairQueue;
+use crate::id::{AllocationId, ClientId};
+use crate::protocol::Request;
+use crate::protocol::frame::Payload;
+
+/// A request to create something, while its memory is being made.
+#[derive(Debug)]
+pub(super) struct PendingRequest {
+    pub(super) client: ClientId,
+    pub(super) request: Request,
+    pub(super) payload: Payload<'static>,
+    /// For the request and its payload.
+    pub(super) _charge: Charge,
+}
+
+/// Why an arena could not be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ArenaFailure {
+    /// How long it was to be.
+    pub(super) len: u64,
+    pub(super) reason: String,
+}
+
+/// A client, and the id of its request.
+type RequestKey = (ClientId, u64);
+
+/// The requests that wait for an arena of one place, and the state of that arena.
+#[derive(Debug, Default)]
+struct Line {
+    /// The keys of requests, by the user of their client. Those of clients that have left are still in it.
+    queue: FairQueue<u32, RequestKey>,
+    /// The arena that is being made.
+    making: Option<AllocationId>,
+    /// The arena that was made last, until all requests for which it has room have been resumed.
+    made: Option<AllocationId>,
+    /// Why the last arena could not be made, until all requests that wait have been told.
+    failure: Option<ArenaFailure>,
+}
+
+impl Line {
+    /// Whether requests can be resumed.
+    fn is_ready(&self) -> bool {
+        self.making.is_none() && !self.queue.is_empty()
+    }
+}
+
+/// The memory that is being made for requests, and which requests wait for it.
+#[derive(Debug, Default)]
+pub(super) struct PendingMemory {
+    requests: BTreeMap<RequestKey, PendingRequest>,
+    /// The request that waits for each allocation of a single object.
+    single: BTreeMap<AllocationId, RequestKey>,
+    /// The lines of places, while somebody waits in them or an arena is being made.
+    lines: BTreeMap<u32, Line>,
+    /// Requests that found no room while the pins of deleted objects were being looked for, and how many passes of that search
+    /// they wait for.
+    deferred: VecDeque<(u64, RequestKey)>,
+}
+
+impl PendingMemory {
+    /// Whether a request waits for memory.
+    pub(super) fn contains(&self, client: ClientId, request: u64) -> bool {
+        self.requests.contains_key(&(client, request))
+    }
+
+    /// Lets a request wait for an allocation that will hold nothing else.
+    pub(super) fn wait_for_allocation(&mut self, allocation: AllocationId, pending: PendingRequest) {
+        let key = self.insert(pending);
+        self.single.insert(allocation, key);
+    }
+
+    /// Removes the request that waits for an allocation. `None` if its client has left.
+    pub(super) fn take(&mut self, allocation: AllocationId) -> Option<PendingRequest> {
+        let key = self.single.remove(&allocation)?;
+        self.requests.remove(&key)
+    }
+
+    /// Lets a request of a user wait until an arena of a place has room.
+    pub(super) fn wait_for_arena(&mut self, place: u32, user: u32, pending: PendingRequest) {
+        let key = self.insert(pending);
+        self.lines.entry(place).or_default().queue.push(user, key);
+    }
+
+    /// Puts a request back that [`Self::pop`] has returned, and for which there is no room yet: it is the next again.
+    pub(super) fn put_back(&mut self, place: u32, user: u32, pending: PendingRequest) {
+        let key = self.insert(pending);
+        self.lines.entry(place).or_default().queue.push_front(user, key);
+    }
+
+    /// Lets a request wait until so many passes over all pins are complete.
+    pub(super) fn wait_for_passes(&mut self, passes: u64, pending: PendingRequest) {
+        let key = self.insert(pending);
+        self.deferred.push_back((passes, key));
+    }
+
+    /// Removes the next request that has waited for enough passes.
+    pub(super) fn pop_scanned(&mut self, passes: u64) -> Option<PendingRequest> {
+        while self.deferred.front().is_some_and(|(needed, _)| *needed <= passes) {
+            let (_, key) = self.deferred.pop_front()?;
+            // Its client may have left.
+            if let Some(pending) = self.requests.remove(&key) {
+                return Some(pending);
+            }
+        }
+        None
+    }
+
+    fn insert(&mut self, pending: PendingRequest) -> RequestKey {
+        let key = (pending.client, pending.request.id);
+        self.requests.insert(key, pending);
+        key
+    }
+
+    /// Whether a request that finds no room has to have an arena made. Otherwise one is being made, or has just failed.
+    pub(super) fn needs_arena(&self, place: u32) -> bool {
+        self.lines.get(&place).is_none_or(|line| line.making.is_none() && line.failure.is_none())
+    }
+
+    /// An arena of a place is being made.
+    pub(super) fn begin_arena(&mut self, place: u32, allocation: AllocationId) {
+        self.lines.entry(place).or_default().making = Some(allocation);
+    }
+
+    /// The arena of a place that was being made is ready, or could not be made. The requests of its line can be resumed.
+    pub(super) fn finish_arena(&mut self, place: u32, outcome: Result<(), ArenaFailure>) {
+        let line = self.lines.entry(place).or_default();
+        let allocation = line.making.take();
+        match outcome {
+            Ok(()) => line.made = allocation,
+            Err(failure) => line.failure = Some(failure),
+        }
+    }
+
+    /// Why the requests of a line are refused, where the last arena could not be made.
+    pub(super) fn failure(&self, place: u32) -> Option<&ArenaFailure> {
+        self.lines.get(&place)?.failure.as_ref()
+    }
+
+    /// Removes the request whose turn it is in the line of a place, with its user. The request is `None` if its client has
+    /// left. Returns `None` if nobody waits, or if an arena is being made.
+    pub(super) fn pop(&mut self, place: u32) -> Option<(u32, Option<PendingRequest>)> {
+        let line = self.lines.get_mut(&place).filter(|line| line.is_ready())?;
+        let (user, key) = line.queue.pop()?;
+        Some((user, self.requests.remove(&key)))
+    }
+
+    /// Whether any request can be resumed.
+    pub(super) fn is_ready(&self) -> bool {
+        self.lines.values().any(Line::is_ready)
+    }
+
+    /// The places in whose lines there is something to do: requests to resume, or an arena to [settle](Self::settle).
+    pub(super) fn ready_places(&self) -> Vec<u32> {
+        let is_ready = |line: &Line| line.is_ready() || (line.making.is_none() && line.made.is_some());
+        self.lines.iter().filter(|(_, line)| is_ready(line)).map(|(place, _)| *place).collect()
+    }
+
+    /// Ends the round of a line whose requests have been resumed as far as there is room. Returns the arena that was made
+    /// last: if it is not used by now, no request needs it. Does nothing while there are requests to resume.
+    pub(super) fn settle(&mut self, place: u32) -> Option<AllocationId> {
+        let line = self.lines.get_mut(&place).filter(|line| !line.is_ready())?;
+        let made = line.made.take();
+        if line.making.is_none() {
+            self.lines.remove(&place);
+        }
+        made
+    }
+
+    /// Forgets the requests of a client that has left. Memory that is being made for them is not stopped.
+    pub(super) fn forget_client(&mut self, client: ClientId) {
+        let of_client = self.requests.range((client, 0)..=(client, u64::MAX));
+        for key in of_client.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.requests.remove(&key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::budget::{Amount, tests::ample};
+    use super::*;
+    use crate::protocol::Ask;
+
+    const PLACE: u32 = 0;
+
+    fn request(client: u64, id: u64) -> PendingRequest {
+        let request = Request { id, again: false, ask: Ask::Status };
+        let charge = ample().open(7).charge(Amount::default()).unwrap();
+        PendingRequest { client: ClientId(client), request, payload: Payload::default(), _charge: charge }
+    }
+
+    fn id(slot: usize) -> AllocationId {
+        AllocationId::new(slot, 0)
+    }
+
+    /// The keys of the requests that can be resumed now.
+    fn resumed(pending: &mut PendingMemory) -> Vec<Option<(u64, u64)>> {
+        let popped = std::iter::from_fn(|| pending.pop(PLACE));
+        popped.map(|(_, request)| request.map(|request| (request.client.0, request.request.id))).collect()
+    }
+
+    #[test]
+    fn a_request_waits_for_its_own_allocation() {
+        let mut pending = PendingMemory::default();
+        pending.wait_for_allocation(id(1), request(1, 10));
+        pending.wait_for_allocation(id(2), request(1, 11));
+        assert!(pending.contains(ClientId(1), 10) && !pending.contains(ClientId(2), 10));
+        assert_eq!(pending.take(id(1)).map(|request| request.request.id), Some(10));
+        assert!(!pending.contains(ClientId(1), 10) && pending.take(id(1)).is_none());
+        pending.forget_client(ClientId(1));
+        assert!(!pending.contains(ClientId(1), 11) && pending.take(id(2)).is_none());
+        assert!(pending.requests.is_empty() && pending.single.is_empty());
+    }
+
+    #[test]
+    fn a_line_stands_while_its_arena_is_being_made_and_then_users_take_turns() {
+        let mut pending = PendingMemory::default();
+        assert!(pending.needs_arena(PLACE));
+        pending.begin_arena(PLACE, id(1));
+        assert!(!pending.needs_arena(PLACE) && pending.needs_arena(PLACE + 1));
+        for (user, client, id) in [(7, 1, 1), (7, 1, 2), (7, 2, 3), (9, 3, 4)] {
+            pending.wait_for_arena(PLACE, user, request(client, id));
+        }
+        assert!(!pending.is_ready() && pending.pop(PLACE).is_none() && pending.settle(PLACE).is_none());
+        pending.finish_arena(PLACE, Ok(()));
+        assert!(pending.is_ready() && pending.ready_places() == [PLACE]);
+        let (user, first) = pending.pop(PLACE).unwrap();
+        // There is no room for it yet: it is the first again when another arena is there.
+        pending.put_back(PLACE, user, first.unwrap());
+        pending.begin_arena(PLACE, id(2));
+        assert_eq!((pending.settle(PLACE), pending.ready_places()), (Some(id(1)), vec![]));
+        pending.finish_arena(PLACE, Ok(()));
+        assert_eq!(resumed(&mut pending), [Some((1, 1)), Some((3, 4)), Some((1, 2)), Some((2, 3))]);
+        assert_eq!((pending.settle(PLACE), pending.lines.len()), (Some(id(2)), 0));
+    }
+
+    #[test]
+    fn an_arena_that_fails_is_told_to_all_who_wait_and_not_to_later_ones() {
+        let mut pending = PendingMemory::default();
+        pending.begin_arena(PLACE, id(1));
+        pending.wait_for_arena(PLACE, 7, request(1, 1));
+        let failure = ArenaFailure { len: 64, reason: "none left".to_owned() };
+        pending.finish_arena(PLACE, Err(failure.clone()));
+        assert_eq!(pending.failure(PLACE), Some(&failure));
+        assert!(!pending.needs_arena(PLACE), "none is made while others are being refused");
+        assert_eq!(resumed(&mut pending), [Some((1, 1))]);
+        assert_eq!((pending.settle(PLACE), pending.failure(PLACE)), (None, None));
+        assert!(pending.needs_arena(PLACE));
+    }
+
+    #[test]
+    fn a_deferred_request_waits_for_its_pass_and_is_gone_with_its_client() {
+        let mut pending = PendingMemory::default();
+        for (client, id) in [(1, 1), (2, 2), (1, 3)] {
+            pending.wait_for_passes(id, request(client, id));
+        }
+        assert!(pending.contains(ClientId(2), 2) && pending.pop_scanned(0).is_none());
+        pending.forget_client(ClientId(1));
+        assert_eq!(pending.pop_scanned(2).map(|request| request.request.id), Some(2));
+        assert!(pending.pop_scanned(3).is_none() && pending.deferred.is_empty());
+    }
+
+    #[test]
+    fn requests_of_a_client_that_left_are_gone_at_once() {
+        let mut pending = PendingMemory::default();
+        pending.begin_arena(PLACE, id(1));
+        for (client, id) in [(1, 1), (2, 2), (1, 3)] {
+            pending.wait_for_arena(PLACE, 7, request(client, id));
+        }
+        pending.forget_client(ClientId(1));
+        assert_eq!(pending.requests.len(), 1);
+        pending.finish_arena(PLACE, Ok(()));
+        assert_eq!(resumed(&mut pending), [None, Some((2, 2)), None]);
+        assert_eq!(pending.settle(PLACE), Some(id(1)));
+    }
+}
