@@ -184,14 +184,18 @@ fn a_cached_object_is_got_without_a_system_call_also_when_nobody_serves() {
         // Mapped once; the pins that are used are touched once.
         drop((client.get("small").unwrap(), client.get("large").unwrap()));
         served.freeze();
-        let threads = client.clone();
-        assert!(without_system_calls(move || {
-            for _ in 0..1000 {
-                let (small, large) = (threads.get("small"), threads.get("large"));
-                assert_eq!((small.unwrap().len(), large.unwrap().len()), (100, 2 << 20));
-            }
-            std::mem::forget(threads);
-        }));
+        // Every 100 ms a get looks at the connection. A machine may be so busy that this falls into a try, but not into all.
+        let is_silent = (0..100).any(|_| {
+            let threads = client.clone();
+            without_system_calls(move || {
+                for _ in 0..100 {
+                    let (small, large) = (threads.get("small"), threads.get("large"));
+                    assert_eq!((small.unwrap().len(), large.unwrap().len()), (100, 2 << 20));
+                }
+                std::mem::forget(threads);
+            })
+        });
+        assert!(is_silent);
         // The control: what is not there is asked for.
         let threads = client.clone();
         assert!(!without_system_calls(move || drop(threads.get("nothing"))));
