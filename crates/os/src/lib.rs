@@ -12,6 +12,7 @@
 //! | [`fork`] | noticing that this process is a forked child, where inherited handles must do nothing |
 //! | [`signal`] | signals as something to be read |
 //! | [`descriptors`], [`heap`] | how many descriptors a process may have, and freed memory that it still has |
+//! | [`time_slice`] | how long a busy thread keeps its core |
 //! | [`numa`], [`meminfo`] | which memory is near which processor, and how much is left |
 //! | [`probe`] | which of all this the kernel really does, each thing tried |
 //!
@@ -57,6 +58,7 @@ pub mod robust;
 pub mod shared;
 pub mod signal;
 pub mod size;
+pub mod time_slice;
 pub mod vm;
 
 pub use deadline::Deadline;

@@ -256,9 +256,9 @@ impl Clients {
         }
     }
 
-    /// What is ready of a user: some of it.
-    pub(super) fn events_of(&mut self, user: u32) -> Result<Vec<ClientEvent>> {
-        self.poller.events_of(user)
+    /// The next of what is ready of a user.
+    pub(super) fn next_event(&mut self, user: u32) -> Result<Option<ClientEvent>> {
+        self.poller.next_event(user)
     }
 
     /// A client watches from now on.

@@ -89,17 +89,10 @@ impl<C: Cells> Server<C> {
             Err(refusal) => refusal,
         };
         if may_defer && self.may_find_room(&refusal) {
-            return self.pending.wait_for_passes(self.scan.passes_to_come(), pending);
+            let user = self.user_of(client);
+            return self.pending.wait_for_passes(self.scan.passes_to_come(), user, pending);
         }
         self.answer(client, id, Err(refusal));
-    }
-
-    /// Tries requests again that found no room before deleted objects were looked for.
-    pub(super) fn retry_deferred(&mut self, premises: &mut impl Premises) {
-        while let Some(pending) = self.pending.pop_scanned(self.scan.passes()) {
-            let begun = self.begin(pending.client, &pending.request, &pending.payload, premises);
-            self.wait_for_memory(begun, pending, false);
-        }
     }
 
     /// Whether a request that makes something was heard before: then it is answered, or will be. A client that uses an id twice

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// How many words of the keeper are read in one turn.
-const HEARD_AT_ONCE: usize = 64;
+const HEARD_AT_ONCE: usize = 4;
 
 /// How many bytes may wait for the keeper before no more clients are taken in.
 const MOST_WAITING: usize = 256 << 10;

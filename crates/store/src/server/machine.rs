@@ -20,7 +20,10 @@ use crate::protocol::{
 };
 
 /// How many entries of what clients that left have made one step drops.
-const DROPPED_AT_ONCE: usize = 1024;
+const DROPPED_AT_ONCE: usize = 128;
+
+/// How many requests of clients that left, with the bytes they brought, one step drops.
+const PENDING_DROPPED_AT_ONCE: usize = 8;
 
 /// What a request takes that waits for memory, besides its payload.
 const PENDING_COST: u64 = 512;
@@ -240,7 +243,8 @@ impl<C: Cells> Server<C> {
 
     /// When to step again though nothing has happened. Zero: there is work that was left for the next step.
     pub(crate) fn wake_at(&self) -> Option<Duration> {
-        if self.made.has_dropped() || self.pending.is_ready() {
+        let is_resumed = self.pending.is_ready() || self.pending.has_scanned(self.scan.passes());
+        if is_resumed || self.made.has_dropped() || self.pending.has_abandoned() {
             return Some(Duration::ZERO);
         }
         let wakes = [self.waiting.wake_at(), self.scan.wake_at(), self.stock.wake_at()];
@@ -265,6 +269,7 @@ impl<C: Cells> Server<C> {
         self.trim_stock();
         self.answer_waiting();
         self.made.trim(DROPPED_AT_ONCE);
+        self.pending.trim(PENDING_DROPPED_AT_ONCE);
         std::mem::take(&mut self.outputs)
     }
 

@@ -11,13 +11,13 @@
 //! wait in one line for each place until an arena has room: at most one arena of a place is being made at a time, and
 //! it is made for the first request of the line. Lines are fair per user.
 //!
-//! Guarantees: every operation is a lookup, O(log n) in the number of requests that wait, except
-//! [`PendingMemory::forget_client`], which is linear in the requests of that client. When an arena is there, the server
-//! resumes a bounded number of requests at each step, so that a step does not grow with the number of clients that wait.
+//! Guarantees: every operation is a lookup, O(log n) in the number of requests that wait. When an arena is there, the server
+//! resumes a bounded number of requests at each step, and the requests of a client that has left are dropped a few at a
+//! time ([`PendingMemory::trim`]), so that a step does not grow with the number of requests that wait.
 //!
 //! How many requests wait is limited by what their clients are charged.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use super::budget::Charge;
 use super::fair_queue::FairQueue;
@@ -69,20 +69,22 @@ impl Line {
 /// The memory that is being made for requests, and which requests wait for it.
 #[derive(Debug, Default)]
 pub(super) struct PendingMemory {
-    requests: BTreeMap<RequestKey, PendingRequest>,
+    requests: BTreeMap<ClientId, BTreeMap<u64, PendingRequest>>,
+    /// The requests of clients that have left.
+    abandoned: Vec<BTreeMap<u64, PendingRequest>>,
     /// The request that waits for each allocation of a single object.
     single: BTreeMap<AllocationId, RequestKey>,
     /// The lines of places, while somebody waits in them or an arena is being made.
     lines: BTreeMap<u32, Line>,
-    /// Requests that found no room while the pins of deleted objects were being looked for, and how many passes of that search
-    /// they wait for.
-    deferred: VecDeque<(u64, RequestKey)>,
+    /// Requests that found no room while the pins of deleted objects were being looked for, by how many passes of that search
+    /// they wait for, and by the user of their client.
+    deferred: BTreeMap<u64, FairQueue<u32, RequestKey>>,
 }
 
 impl PendingMemory {
     /// Whether a request waits for memory.
     pub(super) fn contains(&self, client: ClientId, request: u64) -> bool {
-        self.requests.contains_key(&(client, request))
+        self.requests.get(&client).is_some_and(|requests| requests.contains_key(&request))
     }
 
     /// Lets a request wait for an allocation that will hold nothing else.
@@ -94,7 +96,7 @@ impl PendingMemory {
     /// Removes the request that waits for an allocation. `None` if its client has left.
     pub(super) fn take(&mut self, allocation: AllocationId) -> Option<PendingRequest> {
         let key = self.single.remove(&allocation)?;
-        self.requests.remove(&key)
+        self.remove(key)
     }
 
     /// Lets a request of a user wait until an arena of a place has room.
@@ -109,28 +111,41 @@ impl PendingMemory {
         self.lines.entry(place).or_default().queue.push_front(user, key);
     }
 
-    /// Lets a request wait until so many passes over all pins are complete.
-    pub(super) fn wait_for_passes(&mut self, passes: u64, pending: PendingRequest) {
+    /// Lets a request of a user wait until so many passes over all pins are complete.
+    pub(super) fn wait_for_passes(&mut self, passes: u64, user: u32, pending: PendingRequest) {
         let key = self.insert(pending);
-        self.deferred.push_back((passes, key));
+        self.deferred.entry(passes).or_default().push(user, key);
     }
 
-    /// Removes the next request that has waited for enough passes.
-    pub(super) fn pop_scanned(&mut self, passes: u64) -> Option<PendingRequest> {
-        while self.deferred.front().is_some_and(|(needed, _)| *needed <= passes) {
-            let (_, key) = self.deferred.pop_front()?;
-            // Its client may have left.
-            if let Some(pending) = self.requests.remove(&key) {
-                return Some(pending);
-            }
+    /// Whether a request has waited for enough passes.
+    pub(super) fn has_scanned(&self, passes: u64) -> bool {
+        self.deferred.first_key_value().is_some_and(|(needed, _)| *needed <= passes)
+    }
+
+    /// Removes the next request that has waited for enough passes. The request is `None` if its client has left. Returns
+    /// `None` if there is none.
+    pub(super) fn pop_scanned(&mut self, passes: u64) -> Option<Option<PendingRequest>> {
+        let mut first = self.deferred.first_entry().filter(|first| *first.key() <= passes)?;
+        let (_, key) = first.get_mut().pop()?;
+        if first.get().is_empty() {
+            first.remove();
         }
-        None
+        Some(self.remove(key))
     }
 
     fn insert(&mut self, pending: PendingRequest) -> RequestKey {
-        let key = (pending.client, pending.request.id);
-        self.requests.insert(key, pending);
-        key
+        let (client, id) = (pending.client, pending.request.id);
+        self.requests.entry(client).or_default().insert(id, pending);
+        (client, id)
+    }
+
+    fn remove(&mut self, (client, id): RequestKey) -> Option<PendingRequest> {
+        let requests = self.requests.get_mut(&client)?;
+        let removed = requests.remove(&id);
+        if requests.is_empty() {
+            self.requests.remove(&client);
+        }
+        removed
     }
 
     /// Whether a request that finds no room has to have an arena made. Otherwise one is being made, or has just failed.
@@ -163,7 +178,7 @@ impl PendingMemory {
     pub(super) fn pop(&mut self, place: u32) -> Option<(u32, Option<PendingRequest>)> {
         let line = self.lines.get_mut(&place).filter(|line| line.is_ready())?;
         let (user, key) = line.queue.pop()?;
-        Some((user, self.requests.remove(&key)))
+        Some((user, self.remove(key)))
     }
 
     /// Whether any request can be resumed.
@@ -190,9 +205,21 @@ impl PendingMemory {
 
     /// Forgets the requests of a client that has left. Memory that is being made for them is not stopped.
     pub(super) fn forget_client(&mut self, client: ClientId) {
-        let of_client = self.requests.range((client, 0)..=(client, u64::MAX));
-        for key in of_client.map(|(key, _)| *key).collect::<Vec<_>>() {
-            self.requests.remove(&key);
+        self.abandoned.extend(self.requests.remove(&client));
+    }
+
+    /// Whether requests of clients that have left are to be dropped.
+    pub(super) fn has_abandoned(&self) -> bool {
+        !self.abandoned.is_empty()
+    }
+
+    /// Drops some requests of clients that have left.
+    pub(super) fn trim(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some(requests) = self.abandoned.last_mut() else { return };
+            if requests.pop_first().is_none() {
+                self.abandoned.pop();
+            }
         }
     }
 }
@@ -273,17 +300,22 @@ mod tests {
     #[test]
     fn a_deferred_request_waits_for_its_pass_and_is_gone_with_its_client() {
         let mut pending = PendingMemory::default();
-        for (client, id) in [(1, 1), (2, 2), (1, 3)] {
-            pending.wait_for_passes(id, request(client, id));
+        for (user, client, id) in [(7, 1, 1), (7, 2, 2), (7, 1, 3), (9, 3, 4)] {
+            pending.wait_for_passes(2 + u64::from(id == 3), user, request(client, id));
         }
-        assert!(pending.contains(ClientId(2), 2) && pending.pop_scanned(0).is_none());
+        assert!(
+            pending.contains(ClientId(2), 2) && !pending.has_scanned(1) && pending.pop_scanned(1).is_none()
+        );
         pending.forget_client(ClientId(1));
-        assert_eq!(pending.pop_scanned(2).map(|request| request.request.id), Some(2));
-        assert!(pending.pop_scanned(3).is_none() && pending.deferred.is_empty());
+        let mut pop =
+            |passes| pending.pop_scanned(passes).map(|request| request.map(|request| request.request.id));
+        assert_eq!([pop(2), pop(2), pop(2), pop(2)], [Some(None), Some(Some(4)), Some(Some(2)), None]);
+        assert!(pending.has_scanned(3) && pending.pop_scanned(3).is_some_and(|request| request.is_none()));
+        assert!(pending.deferred.is_empty());
     }
 
     #[test]
-    fn requests_of_a_client_that_left_are_gone_at_once() {
+    fn requests_of_a_client_that_left_are_gone_at_once_and_dropped_a_few_at_a_time() {
         let mut pending = PendingMemory::default();
         pending.begin_arena(PLACE, id(1));
         for (client, id) in [(1, 1), (2, 2), (1, 3)] {
@@ -294,5 +326,10 @@ mod tests {
         pending.finish_arena(PLACE, Ok(()));
         assert_eq!(resumed(&mut pending), [None, Some((2, 2)), None]);
         assert_eq!(pending.settle(PLACE), Some(id(1)));
+        assert_eq!(pending.abandoned[0].len(), 2);
+        pending.trim(1);
+        assert!(pending.has_abandoned() && pending.abandoned[0].len() == 1);
+        pending.trim(2);
+        assert!(!pending.has_abandoned());
     }
 }

@@ -16,7 +16,7 @@ use super::machine::Premises;
 use crate::id::{ClientId, ObjectId};
 
 /// How many units of work one step may do.
-pub(super) const WORK_OF_A_STEP: usize = 8192;
+pub(super) const WORK_OF_A_STEP: usize = 2048;
 
 /// The work of reading one pin is one unit. That of opening a page is this: its first cell is rarely in a cache.
 pub(super) const WORK_OF_A_PAGE: usize = 16;
@@ -277,7 +277,9 @@ mod tests {
     #[test]
     fn a_slice_reads_no_more_pins_however_many_there_are() {
         for clients in [1, 10, 100] {
-            let pages = Pages { pages: vec![vec![77; 8191]; clients], ..Pages::default() };
+            // One page fits a slice, and no more.
+            let page = vec![77; WORK_OF_A_STEP - WORK_OF_A_PAGE - 1];
+            let pages = Pages { pages: vec![page; clients], ..Pages::default() };
             let mut scan = PinScan::new(64);
             scan.add(id(5));
             scan.look_for(id(5));
@@ -298,7 +300,9 @@ mod tests {
         pages.pages[4][7999] = id(6).as_u64();
         pages.pages[3][0] = ObjectId::new(5, 2).as_u64();
         let (slices, pinned) = run(&mut scan, &pages);
-        assert_eq!((slices, pinned), (5, BTreeSet::from([id(6)])), "another generation is another object");
+        let work = pages.pages.len() * (8000 + WORK_OF_A_PAGE) + WORK_OF_A_HIT;
+        let expected = (work.div_ceil(WORK_OF_A_STEP), BTreeSet::from([id(6)]));
+        assert_eq!((slices, pinned), expected, "another generation is another object");
         assert_eq!(scan.passes(), 1);
     }
 

@@ -7,7 +7,7 @@
 //! A descriptor must be removed before it is closed: its open file is shared with the keeper, so closing it here does not
 //! remove it from the set.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::Timespec;
@@ -17,7 +17,7 @@ use wholemem_os::{Errno, Error as OsError};
 use crate::Result;
 use crate::id::ClientId;
 
-/// How many events of one user are taken in one turn.
+/// How many events of one user are taken in one turn at most.
 pub(super) const EVENTS_OF_A_USER: usize = 8;
 
 /// How many events of all kinds are taken in one turn: users, and three that are always there.
@@ -74,6 +74,9 @@ impl Interest {
 struct UserSet {
     set: OwnedFd,
     members: usize,
+    /// Events that the kernel has reported and that were not handed out yet. They come first: the kernel has moved them to the
+    /// end of its own queue already. One may be of a client that is gone.
+    reported: VecDeque<ClientEvent>,
 }
 
 /// All that a server waits for.
@@ -146,7 +149,7 @@ impl Poller {
         if !self.users.contains_key(&user) {
             let set = create()?;
             add(&self.all, &set, FIRST_USER | u64::from(user), EventFlags::IN)?;
-            self.users.insert(user, UserSet { set, members: 0 });
+            self.users.insert(user, UserSet { set, members: 0, reported: VecDeque::new() });
         }
         let Some(of_user) = self.users.get_mut(&user) else { return Ok(()) };
         of_user.members += 1;
@@ -205,9 +208,12 @@ impl Poller {
         Ok(ready)
     }
 
-    /// The next few events of a user. What is not taken now comes first the next time.
-    pub(super) fn events_of(&mut self, user: u32) -> Result<Vec<ClientEvent>> {
-        let Some(of_user) = self.users.get(&user) else { return Ok(Vec::new()) };
+    /// The next event of a user: connections take turns. `None` if nothing is ready.
+    pub(super) fn next_event(&mut self, user: u32) -> Result<Option<ClientEvent>> {
+        let Some(of_user) = self.users.get_mut(&user) else { return Ok(None) };
+        if let Some(event) = of_user.reported.pop_front() {
+            return Ok(Some(event));
+        }
         let mut events = Vec::with_capacity(EVENTS_OF_A_USER);
         match epoll::wait(
             &of_user.set,
@@ -230,7 +236,8 @@ impl Poller {
                 },
             }
         };
-        Ok(events.iter().map(event).collect())
+        of_user.reported.extend(events.iter().map(event));
+        Ok(of_user.reported.pop_front())
     }
 }
 
@@ -260,6 +267,12 @@ mod tests {
         (poller, sockets)
     }
 
+    /// The next events of a user, at most so many.
+    fn take(poller: &mut Poller, user: u32, most: usize) -> Vec<ClientEvent> {
+        let next = || poller.next_event(user).unwrap();
+        std::iter::from_fn(next).take(most).collect()
+    }
+
     fn clients(events: &[ClientEvent]) -> Vec<ClientId> {
         events
             .iter()
@@ -275,18 +288,23 @@ mod tests {
         let mut ready = poller.wait(Some(&Timespec::default())).unwrap().users;
         ready.sort_unstable();
         assert_eq!(ready, [7, 8]);
-        assert_eq!(poller.events_of(7).unwrap().len(), EVENTS_OF_A_USER);
-        assert_eq!(clients(&poller.events_of(8).unwrap()), [ClientId(8 << 16)]);
+        assert_eq!(take(&mut poller, 7, EVENTS_OF_A_USER).len(), EVENTS_OF_A_USER);
+        assert_eq!(clients(&take(&mut poller, 8, 1)), [ClientId(8 << 16)]);
     }
 
     #[test]
     fn connections_of_a_user_take_turns() {
         let (mut poller, sockets) = poller(&[(7, 100)]);
-        let mut seen = BTreeSet::new();
-        for _ in 0..100_usize.div_ceil(EVENTS_OF_A_USER) {
-            seen.extend(clients(&poller.events_of(7).unwrap()));
+        // Turns of any length, also of fewer events than the kernel reports at once.
+        for turn in [1, 3, EVENTS_OF_A_USER] {
+            let mut seen = Vec::new();
+            while seen.len() < sockets.len() {
+                let left = sockets.len() - seen.len();
+                seen.extend(clients(&take(&mut poller, 7, turn.min(left))));
+            }
+            let distinct: BTreeSet<_> = seen.iter().collect();
+            assert_eq!(distinct.len(), sockets.len(), "none is served twice before all are served once");
         }
-        assert_eq!(seen.len(), sockets.len(), "nobody is served twice before all are served once");
     }
 
     #[test]
@@ -297,7 +315,7 @@ mod tests {
         assert_eq!(poller.wait(Some(&Timespec::default())).unwrap(), Ready::default());
         drop(there);
         let closed = ClientEvent::Socket { client, is_readable: false, is_writable: false, is_closed: true };
-        assert_eq!(poller.events_of(user).unwrap(), [closed]);
+        assert_eq!(take(&mut poller, user, 1), [closed]);
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! Requests for small objects that waited for an arena, resumed when one has room.
+//! Requests that waited for memory, resumed: small objects when an arena has room, and requests that found the store full
+//! when deleted objects were looked for.
 //!
-//! Any number of clients may wait for one arena. A step resumes a bounded number of their requests, users in turn, and the
-//! next steps the others: [`Server::wake_at`] asks for a step at once while there are any.
+//! Any number of clients may wait for the same event. A step resumes a bounded number of their requests, users in turn, and
+//! the next steps the others: [`Server::wake_at`] asks for a step at once while there are any.
 
 use super::create::Begun;
 use super::machine::{Premises, Server};
@@ -9,13 +10,26 @@ use super::pending::{ArenaFailure, PendingRequest};
 use crate::cells::Cells;
 use crate::protocol::Refusal;
 
-/// How many requests that waited for an arena are resumed in one step, for each place.
-const MOST_RESUMED: usize = 32;
+/// How many requests are resumed in one step: of those that waited for an arena of each place, and of those that found the
+/// store full.
+const MOST_RESUMED: usize = 8;
 
 /// After so many bytes of small objects, a step resumes no further requests.
-const MOST_COPIED: usize = 1 << 20;
+const MOST_COPIED: usize = 128 << 10;
 
 impl<C: Cells> Server<C> {
+    /// Tries requests again that found no room before deleted objects were looked for.
+    pub(super) fn retry_deferred(&mut self, premises: &mut impl Premises) {
+        for _ in 0..MOST_RESUMED {
+            let Some(pending) = self.pending.pop_scanned(self.scan.passes()) else { return };
+            // `None` where its client has left.
+            if let Some(pending) = pending {
+                let begun = self.begin(pending.client, &pending.request, &pending.payload, premises);
+                self.wait_for_memory(begun, pending, false);
+            }
+        }
+    }
+
     /// Creates small objects for which there is room now, or refuses them where their arena could not be made.
     pub(super) fn resume_small_creates(&mut self, premises: &mut impl Premises) {
         for place in self.pending.ready_places() {
@@ -76,7 +90,7 @@ mod tests {
     use crate::protocol::{Answer, Ask, Request};
 
     /// More requests than one step resumes.
-    const WAITING: u64 = MOST_RESUMED as u64 + 8;
+    const WAITING: u64 = MOST_RESUMED as u64 + 4;
 
     fn step(world: &mut World, input: Input<'_>) -> Vec<Output> {
         world.server.step(now(), input, &mut world.yard)

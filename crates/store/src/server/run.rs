@@ -20,7 +20,7 @@ use super::connection::Heard;
 use super::door::Door;
 use super::keeper_link::{KeeperLink, Parking};
 use super::machine::{Input, Now, Output, Server, Settings};
-use super::poller::{ClientEvent, Fixed, Interest};
+use super::poller::{ClientEvent, EVENTS_OF_A_USER, Fixed, Interest};
 use super::recover::Survivors;
 use super::workers::{Done, Job, Workers};
 use super::yard::{Closing, Yard};
@@ -36,7 +36,10 @@ use crate::{Error, Refusal, Result};
 const RETRY: Duration = Duration::from_millis(500);
 
 /// How many clients are taken in in one turn.
-const ACCEPTED_AT_ONCE: usize = 2;
+const ACCEPTED_AT_ONCE: usize = 1;
+
+/// How long one turn serves a user whose events do not end. At least one event is served.
+const TURN_OF_A_USER: Duration = Duration::from_micros(30);
 
 /// How often connections that wait for memory are looked at though nothing has happened.
 const LOOK_AT_SLOTS: Duration = Duration::from_millis(100);
@@ -261,7 +264,9 @@ impl<'a> Loop<'a> {
 
     /// Handles some of what is ready of a user's connections and processes.
     fn serve(&mut self, user: u32) -> Result<()> {
-        for event in self.clients.events_of(user)? {
+        let start = Instant::now();
+        for _ in 0..EVENTS_OF_A_USER {
+            let Some(event) = self.clients.next_event(user)? else { break };
             match event {
                 ClientEvent::Exited(client) => self.end(client, Ending::Gone),
                 ClientEvent::Socket { client, is_readable, is_writable, is_closed } => {
@@ -274,6 +279,9 @@ impl<'a> Loop<'a> {
                         self.end(client, Ending::Closed);
                     }
                 }
+            }
+            if start.elapsed() >= TURN_OF_A_USER {
+                break;
             }
         }
         Ok(())

@@ -21,10 +21,10 @@ const MOST_BYTES: usize = 8 << 20;
 const COST: usize = 96;
 
 /// How many events one turn compares with what is watched for.
-const COMPARED_AT_ONCE: usize = 256;
+const COMPARED_AT_ONCE: usize = 64;
 
 /// How many events one turn sends.
-const SENT_AT_ONCE: usize = 32;
+const SENT_AT_ONCE: usize = 8;
 
 #[derive(Debug)]
 struct Entry {

@@ -6,43 +6,27 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fchmod, ftruncate};
 use rustix::io::Errno;
 use wholemem_hal::{Backend, HostConfig};
-use wholemem_os::packet::Address;
 use wholemem_os::vm::Protection;
 use wholemem_os::{Deadline, Memfd, PacketSocket, SharedMap};
 use wholemem_store::{Client, Error, ObjectId, Refusal};
 use wholemem_testkit::{Rank, Ranks, skipped, test_name};
 
 use crate::served::Served;
+use crate::wire::{connect, hello, question, request, send_now};
 
 /// The user that owns nothing.
-const NOBODY: u32 = 65_534;
+pub(crate) const NOBODY: u32 = 65_534;
 
 const NAMES: [(&str, usize); 2] = [("small", 1000), ("large", 2 << 20)];
 
-fn varint(mut number: u64) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    while number >= 0x80 {
-        bytes.push((number & 0x7f).to_le_bytes()[0] | 0x80);
-        number >>= 7;
-    }
-    bytes.push(number.to_le_bytes()[0]);
-    bytes
-}
-
-/// A request as it is written in docs/PROTOCOL.md: one packet, an id, not again, the question and what is in it.
-fn request(id: u64, question: u8, operands: &[u64]) -> Vec<u8> {
-    let operands = operands.iter().copied().flat_map(varint);
-    [2].into_iter().chain(varint(id)).chain([0, question]).chain(operands).collect()
-}
-
 /// Everything a client is sent: the index and its pins, and the memory of some objects.
 fn descriptors(socket: &std::path::Path, objects: &[ObjectId]) -> (PacketSocket, Vec<OwnedFd>) {
-    let wire = PacketSocket::connect(&Address::Path(socket.to_owned())).unwrap();
+    let wire = connect(socket).unwrap();
     let mut packet = vec![0; 65_536];
     let mut all = Vec::new();
-    let hello = request(1, 0, &[4]);
-    let fetches = objects.iter().zip(2..).map(|(object, id)| request(id, 7, &[object.as_u64()]));
-    for request in [hello].into_iter().chain(fetches) {
+    let fetches =
+        objects.iter().zip(2..).map(|(object, id)| request(id, question::FETCH, &[object.as_u64()]));
+    for request in [hello()].into_iter().chain(fetches) {
         wire.send(&request, &[], Deadline::NEVER).unwrap();
         let (_, fds) = wire.recv_with_fds(&mut packet, 2, Deadline::NEVER).unwrap();
         assert!(!fds.is_empty(), "an answer with descriptors");
@@ -64,8 +48,8 @@ fn babble(socket: &std::path::Path, dice: &mut u64, packets: usize) {
     for _ in 0..packets {
         if wires.len() < 4 {
             // Others may have left no room.
-            let Ok(wire) = PacketSocket::connect(&Address::Path(socket.to_owned())) else { continue };
-            let _ = wire.send(&request(1, 0, &[4]), &[], Deadline::NOW);
+            let Ok(wire) = connect(socket) else { continue };
+            let _ = send_now(&wire, &hello());
             wires.push(wire);
         }
         let at = roll(wires.len());
@@ -176,10 +160,10 @@ fn intruder(rank: &Rank) {
     assert_eq!(rustix::io::pwrite(pins, &lies, 0), Ok(lies.len()));
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     // Words that are none, and descriptors that nobody asked for.
-    for packet in [vec![], vec![9; 60_000], request(5, 99, &[]), request(6, 7, &[u64::MAX])] {
-        let other = PacketSocket::connect(&Address::Path(socket.to_owned())).unwrap();
+    for packet in [vec![], vec![9; 60_000], request(5, 99, &[]), request(6, question::FETCH, &[u64::MAX])] {
+        let other = connect(socket).unwrap();
         let _ = other.send(&packet, &[index.as_fd()], Deadline::NOW);
-        let _ = other.send(&packet, &[], Deadline::NOW);
+        let _ = send_now(&other, &packet);
     }
     rank.send(0, b"held back", &[]);
     assert_eq!(rank.recv(0).0, b"let go");

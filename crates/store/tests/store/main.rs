@@ -4,6 +4,7 @@
 
 mod adopt;
 mod attacks;
+mod crowd;
 mod gpu;
 mod kills;
 mod load;
@@ -12,3 +13,4 @@ mod objects;
 mod places;
 mod restarts;
 mod served;
+mod wire;

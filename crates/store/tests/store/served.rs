@@ -120,6 +120,10 @@ impl Served {
         Self { folder, keeper, _stdout: stdout }
     }
 
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
     }

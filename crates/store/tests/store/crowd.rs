@@ -1,0 +1,398 @@
+//! Thousands of connections of another user that attack the server, beside a client that puts small objects.
+//!
+//! ```text
+//!   core 0                                    core 1
+//!   rank 1..=8  another user: attack          server, keeper
+//!               or spin without connecting    rank 0  puts 10 bytes, and measures
+//! ```
+//!
+//! Asserted is what the server and its keeper hold, during each attack and after it. The times of the puts are reported, as
+//! a ratio to those beside processes that only use the processor.
+
+use std::collections::BTreeSet;
+use std::hint::black_box;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use wholemem_os::{Deadline, PacketSocket};
+use wholemem_store::{Client, Object};
+use wholemem_testkit::{Rank, Ranks, exhaustive, report, skipped, test_name};
+
+use crate::attacks::NOBODY;
+use crate::served::Served;
+use crate::wire::{
+    BEGINS_AND_GOES_ON, GOES_ON, connect, hello, question, request, request_of, send_now, text, varint,
+};
+
+const ATTACKERS: usize = 8;
+
+/// The most that server and keeper may hold, objects aside.
+const MOST: u64 = 128 << 20;
+
+/// What the memory of two processes may differ by when nothing is held: pages of the heap that are partly used.
+const SLACK: u64 = 8 << 20;
+
+/// Where rank 0 leaves its figures, in the folder of the store.
+const FIGURES: &str = "figures";
+
+/// No attack goes on for longer, and no wait for its end, whatever happens to the test.
+const LONGEST: Duration = Duration::from_secs(100);
+
+/// The cells of a page of pins, and the number that says that all are in use.
+const PINS: usize = 8192;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attack {
+    /// Uses the processor, and does not connect.
+    Spin,
+    /// Begins long messages, also before the hello, and does not finish them.
+    Unfinished,
+    /// Watches for everything and reads nothing, while objects are published.
+    Watch,
+    /// Kicks for a deleted object, with full pages of pins.
+    Kick,
+    /// Waits for names that no object has, and for one that many get at once.
+    Find,
+    /// Connects, says hello and closes.
+    Churn,
+    /// All of them, each in a process of its own.
+    All,
+}
+
+const ATTACKS: [Attack; 7] =
+    [Attack::Spin, Attack::Unfinished, Attack::Watch, Attack::Kick, Attack::Find, Attack::Churn, Attack::All];
+
+fn connections() -> usize {
+    if exhaustive() { 3000 / ATTACKERS } else { 240 / ATTACKERS }
+}
+
+fn puts() -> usize {
+    if exhaustive() { 4000 } else { 200 }
+}
+
+/// The first and the last core that this process may use: the same one where there is only one.
+fn cores() -> [usize; 2] {
+    let allowed = sched_getaffinity(None).unwrap();
+    let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
+    let first = cores.next().unwrap();
+    [first, cores.next_back().unwrap_or(first)]
+}
+
+/// Binds this thread, and what it starts from now on, to a core.
+fn bind_to(core: usize) {
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).unwrap();
+}
+
+/// One connection of an attacker.
+struct Wire {
+    socket: PacketSocket,
+    last: u64,
+    pins: Option<OwnedFd>,
+    sent: usize,
+}
+
+struct Attacker<'a> {
+    rank: &'a Rank,
+    socket: PathBuf,
+    wires: Vec<Option<Wire>>,
+    /// Well-behaved, for what an attack needs.
+    client: Option<Client>,
+    room: Vec<u8>,
+}
+
+impl Attacker<'_> {
+    /// Makes the next connection, with a hello if it is to be admitted.
+    fn open(&mut self, at: usize, says_hello: bool) {
+        let Ok(socket) = connect(&self.socket) else { return };
+        if says_hello && send_now(&socket, &hello()).is_err() {
+            return;
+        }
+        self.wires[at] = Some(Wire { socket, last: 1, pins: None, sent: 0 });
+    }
+
+    /// Reads what has come, and keeps the page of pins. False if the connection has ended.
+    fn read(&mut self, at: usize) -> bool {
+        let Some(wire) = &mut self.wires[at] else { return false };
+        loop {
+            match wire.socket.recv_with_fds(&mut self.room, 2, Deadline::NOW) {
+                Ok((_, mut fds)) if fds.len() == 2 => wire.pins = fds.pop(),
+                Ok(_) => {}
+                Err(wholemem_os::Error::TimedOut) => return true,
+                Err(_) => break,
+            }
+        }
+        self.wires[at] = None;
+        false
+    }
+
+    /// Sends requests until the socket takes no more, at most `count`.
+    fn send(&mut self, at: usize, count: usize, mut next: impl FnMut(u64) -> Vec<u8>) {
+        let Some(wire) = &mut self.wires[at] else { return };
+        for _ in 0..count {
+            match send_now(&wire.socket, &next(wire.last + 1)) {
+                Ok(()) => (wire.last, wire.sent) = (wire.last + 1, wire.sent + 1),
+                Err(wholemem_os::Error::TimedOut) => return,
+                Err(_) => {
+                    self.wires[at] = None;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, name: &str) -> Option<u64> {
+        if self.client.is_none() {
+            self.client = Client::connect(&self.socket).ok();
+        }
+        self.client.as_ref()?.put(name, b"x").ok().map(|sealed| sealed.id.as_u64())
+    }
+
+    /// An object that was deleted while it was pinned.
+    fn hold_deleted(&mut self) -> Option<Object> {
+        let name = format!("pinned {}", self.rank.id());
+        self.put(&name)?;
+        let client = self.client.as_ref()?;
+        let object = client.get(&name).ok()?;
+        client.delete(object.id()).ok()?;
+        Some(object)
+    }
+
+    /// One step of an attack on one connection.
+    fn step(&mut self, attack: Attack, at: usize, round: usize, pinned: u64) {
+        let part = vec![0x5a; 60_000];
+        let packet = |kind: u8| [&[kind][..], &part].concat();
+        let is_open = self.wires[at].is_some();
+        match attack {
+            Attack::Spin => {
+                black_box((0..2000_u64).fold(0, |sum: u64, next| sum.wrapping_mul(31) ^ next));
+            }
+            Attack::Unfinished => {
+                let says_hello = (at + round) % 2 == 0;
+                if !is_open {
+                    self.open(at, says_hello);
+                    self.send(at, 1, |_| packet(BEGINS_AND_GOES_ON));
+                }
+                self.send(at, 2, |_| packet(GOES_ON));
+                let has_said_enough = self.wires[at].as_ref().is_some_and(|wire| wire.sent > 130);
+                if has_said_enough || !self.read(at) {
+                    self.wires[at] = None;
+                }
+            }
+            Attack::Watch => {
+                if !is_open {
+                    self.open(at, true);
+                    self.send(at, 1, |id| request_of(id, question::WATCH, &text("")));
+                }
+                if at == 0 {
+                    self.put("watched");
+                }
+            }
+            Attack::Kick => {
+                if !is_open {
+                    self.open(at, true);
+                }
+                if !self.read(at) {
+                    return;
+                }
+                if let Some(pins) = self.wires[at].as_mut().and_then(|wire| wire.pins.take()) {
+                    let page: Vec<u8> =
+                        [u64::MAX].into_iter().chain([pinned; PINS - 1]).flat_map(u64::to_le_bytes).collect();
+                    let _ = rustix::io::pwrite(&pins, &page, 0);
+                }
+                self.send(at, 16, |id| request(id, question::KICK, &[pinned]));
+            }
+            Attack::Find => {
+                if !is_open {
+                    self.open(at, true);
+                }
+                if !self.read(at) {
+                    return;
+                }
+                let name = if at % 2 == 0 { "awaited" } else { "never" };
+                let operands = [text(name), varint(5000)].concat();
+                self.send(at, 64, |id| request_of(id, question::FIND, &operands));
+                if at == 0
+                    && let Some(id) = self.put("awaited")
+                {
+                    self.send(at, 1, |request_id| request(request_id, 5, &[id]));
+                }
+            }
+            Attack::Churn => {
+                self.wires[at] = None;
+                self.open(at, true);
+            }
+            Attack::All => unreachable!("each process has one of the others"),
+        }
+    }
+
+    /// Attacks until rank 0 says to stop.
+    fn run(&mut self, attack: Attack) {
+        let start = Instant::now();
+        self.wires.resize_with(connections(), || None);
+        // An object that is deleted, and kept by pins: every kick has all pins read.
+        let held = (attack == Attack::Kick).then(|| self.hold_deleted()).flatten();
+        let pinned = held.as_ref().map_or(1, |object| object.id().as_u64());
+        let mut round = 0;
+        loop {
+            for at in 0..self.wires.len() {
+                self.step(attack, at, round, pinned);
+                let is_told = at % 16 == 0 && self.rank.peer(0).recv(&mut [0; 16], Deadline::NOW).is_ok();
+                if is_told {
+                    self.wires.clear();
+                    self.client = None;
+                    return;
+                }
+            }
+            assert!(start.elapsed() < LONGEST, "rank 0 does not end the attack");
+            round += 1;
+            if round == 1 {
+                self.rank.send(0, b"attacking", &[]);
+            }
+        }
+    }
+}
+
+/// The socket of the store, the attack of this run, and the core of the attackers.
+fn parameters(rank: &Rank) -> (PathBuf, Attack, usize) {
+    let parameter = rank.parameter();
+    let mut words = parameter.splitn(3, ' ');
+    let mut number = || words.next().unwrap().parse::<usize>().unwrap();
+    let (attack, core) = (ATTACKS[number()], number());
+    (PathBuf::from(words.next().unwrap()), attack, core)
+}
+
+fn attack(rank: &Rank) {
+    let (socket, attack, core) = parameters(rank);
+    // It inherits the core of the server.
+    bind_to(core);
+    wholemem_os::descriptors::raise_limit();
+    let room = vec![0; wholemem_os::packet::MAX_PACKET];
+    let own = ATTACKS[1 + rank.id() % (ATTACKS.len() - 2)];
+    let mut attacker = Attacker { rank, socket, wires: Vec::new(), client: None, room };
+    attacker.run(if attack == Attack::All { own } else { attack });
+}
+
+/// What the server and the keeper hold, objects aside: memory of their own, and the pages of pins.
+fn held(folder: &Path) -> u64 {
+    let process = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let (mut seen, mut held) = (BTreeSet::new(), 0);
+    for pid in ["server", "keeper"].map(process) {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let own = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        held += own.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10;
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        for file in files.map(|file| file.path()) {
+            let is_page =
+                std::fs::read_link(&file).is_ok_and(|link| link.to_string_lossy().contains("wholemem-pins"));
+            if is_page
+                && let Ok(page) = std::fs::metadata(&file)
+                && seen.insert(page.ino())
+            {
+                held += page.blocks() * 512;
+            }
+        }
+    }
+    held
+}
+
+/// How long puts took, and the most that was held meanwhile.
+struct Measured {
+    times: Vec<Duration>,
+    held: u64,
+}
+
+impl Measured {
+    fn percentile(&self, percent: usize) -> Duration {
+        self.times[(self.times.len() - 1) * percent / 100]
+    }
+}
+
+fn measure(client: &Client, folder: &Path) -> Measured {
+    let (mut times, mut most) = (Vec::new(), 0);
+    for put in 0..puts() {
+        let start = Instant::now();
+        client.put(&format!("own {}", put % 64), &[7; 10]).unwrap();
+        times.push(start.elapsed());
+        if put % (puts() / 20) == 0 {
+            most = most.max(held(folder));
+        }
+    }
+    times.sort_unstable();
+    Measured { times, held: most }
+}
+
+/// Puts while the others attack, and leaves the times and the most that was held.
+fn victim(rank: &Rank) {
+    let (socket, attack, _) = parameters(rank);
+    let folder = socket.parent().unwrap();
+    let client = Client::connect(&socket).unwrap();
+    for attacker in 1..rank.count() {
+        assert_eq!(rank.recv(attacker).0, b"attacking");
+    }
+    let measured = measure(&client, folder);
+    let connected = client.status().unwrap().clients - 1;
+    for attacker in 1..rank.count() {
+        rank.send(attacker, b"stop", &[]);
+    }
+    assert!(measured.held <= MOST, "{attack:?}: {} MiB are held", measured.held >> 20);
+    let [p50, p99, longest] = [50, 99, 100].map(|percent| measured.percentile(percent).as_nanos());
+    let figures = [p50, p99, longest, connected.into(), measured.held.into()];
+    std::fs::write(folder.join(FIGURES), figures.map(|figure| figure.to_string()).join(" ")).unwrap();
+}
+
+/// A line for an attack, and the 99th percentile of the puts beside it.
+fn describe(attack: Attack, figures: &str, spinning: Option<u64>, given_back: Duration) -> (String, u64) {
+    let figures: Vec<u64> = figures.split(' ').map(|figure| figure.parse().unwrap()).collect();
+    let [p50, p99, longest, connected, held] = figures[..] else { panic!("{figures:?}") };
+    let [p50, p99, longest] = [p50, p99, longest].map(Duration::from_nanos);
+    let ratio = p99.as_secs_f64() / Duration::from_nanos(spinning.unwrap_or(figures[1])).as_secs_f64();
+    let line = format!(
+        "{attack:?}: p50 {p50:.1?}, p99 {p99:.1?} ({ratio:.1} of spinning), longest {longest:.1?}; \
+         {connected} clients; {} MiB held, given back after {given_back:.1?}",
+        held >> 20,
+    );
+    (line, figures[1])
+}
+
+#[test]
+fn thousands_of_connections_of_another_user_neither_fill_the_memory_nor_stop_the_others() {
+    let test = test_name!();
+    let body = |rank: &Rank| if rank.id() == 0 { victim(rank) } else { attack(rank) };
+    if Ranks::is_rank() {
+        return Ranks::of(1 + ATTACKERS).run(test, body);
+    }
+    if !Ranks::can_change_user() {
+        return skipped("only root can start a process as another user");
+    }
+    // Processes that this thread starts are bound like it.
+    let bound = std::thread::spawn(move || {
+        let [of_attackers, of_server] = cores();
+        bind_to(of_server);
+        let served = Served::start();
+        served.open_to_all();
+        let (client, folder) = (served.client(), served.folder());
+        drop(measure(&client, folder));
+        let (start, mut spinning) = (held(folder), None);
+        for (number, attack) in ATTACKS.into_iter().enumerate() {
+            let parameter = format!("{number} {of_attackers} {}", served.socket().display());
+            let ranks =
+                (1..=ATTACKERS).fold(Ranks::of(1 + ATTACKERS), |ranks, rank| ranks.as_user(rank, NOBODY));
+            ranks.parameter(parameter).run(test, body);
+            let ended = Instant::now();
+            while client.status().unwrap().clients > 1 || held(folder) > start + SLACK {
+                assert!(ended.elapsed() < LONGEST, "{attack:?}: {} MiB stay", held(folder) >> 20);
+                std::thread::yield_now();
+            }
+            let figures = std::fs::read_to_string(folder.join(FIGURES)).unwrap();
+            let (line, p99) = describe(attack, &figures, spinning, ended.elapsed());
+            spinning = spinning.or(Some(p99));
+            report(&line);
+        }
+    });
+    bound.join().unwrap();
+}
