@@ -1,6 +1,7 @@
 //! What objects, allocations and clients are called: numbers that are never given twice.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +61,19 @@ macro_rules! slot_id {
             }
         }
 
+        /// From either form in which an id is written: the number, or slot and generation as it is displayed.
+        impl FromStr for $name {
+            type Err = ParseIdError;
+
+            fn from_str(text: &str) -> Result<Self, ParseIdError> {
+                let number = match text.split_once('.') {
+                    None => text.parse().ok(),
+                    Some((slot, generation)) => number_of(slot.parse().ok(), generation.parse().ok()),
+                };
+                number.and_then(Self::from_u64).ok_or(ParseIdError)
+            }
+        }
+
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, concat!(stringify!($name), "({})"), self)
@@ -67,6 +81,18 @@ macro_rules! slot_id {
         }
     };
 }
+
+/// The number of an id, if there can be one of this slot and generation.
+fn number_of(slot: Option<u64>, generation: Option<u64>) -> Option<u64> {
+    let (slot, generation) = (slot?, generation?);
+    let fits = slot < MOST_SLOTS as u64 && generation <= LAST_GENERATION;
+    fits.then_some(generation << SLOT_BITS | (slot + 1))
+}
+
+/// A text that is not the id of anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not an id: expected a number, or slot and generation such as `12.3`")]
+pub struct ParseIdError;
 
 slot_id! {
     /// An object: 64 bits that mean it, and no other, for as long as the store lives.
@@ -137,6 +163,7 @@ mod tests {
             let id = ObjectId::new(slot, generation);
             prop_assert_eq!((id.slot(), id.generation()), (slot, generation));
             prop_assert_eq!(ObjectId::from_u64(id.as_u64()), Some(id));
+            prop_assert_eq!((id.to_string().parse(), id.as_u64().to_string().parse()), (Ok(id), Ok(id)));
         }
 
         #[test]
@@ -154,5 +181,8 @@ mod tests {
         assert_eq!(ObjectId::from_u64(u64::MAX), None);
         assert_eq!(ObjectId::from_u64(1 << ID_BITS | 1), None);
         assert_eq!(ObjectId::new(0, 0).to_string(), "0.0");
+        for text in ["0", "", ".", "1.", ".1", "-1.0", "16777216.0", "0.68719476736", "x", "1.2.3"] {
+            assert_eq!(text.parse::<ObjectId>(), Err(ParseIdError), "{text:?}");
+        }
     }
 }

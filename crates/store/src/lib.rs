@@ -58,7 +58,7 @@ pub use client::{
     Watch,
 };
 pub use error::{Error, Result};
-pub use id::{AllocationId, ObjectId};
+pub use id::{AllocationId, ObjectId, ParseIdError};
 pub use index::IndexError;
 pub use keeper::Role;
 pub use protocol::{Event, EventKind, Refusal, Status, Usage};

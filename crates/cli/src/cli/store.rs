@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 
+use wholemem_store::ObjectId;
+
 use super::BackendChoice;
 use crate::size::ByteCount;
 
@@ -86,6 +88,9 @@ pub(crate) struct ListArgs {
     /// How the names begin
     #[arg(default_value = "")]
     pub(crate) prefix: String,
+    /// List drafts instead: objects that were created and are not sealed yet
+    #[arg(long)]
+    pub(crate) drafts: bool,
     #[command(flatten)]
     pub(crate) socket: SocketArgs,
     /// Print one JSON object instead of a table
@@ -107,8 +112,11 @@ pub(crate) struct StatArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RemoveArgs {
     /// The names of the objects, or of packs, which go as a whole
-    #[arg(required = true)]
+    #[arg(required_unless_present = "ids")]
     pub(crate) names: Vec<String>,
+    /// Delete the object with this id, as `stat` and `ls --drafts` print it; also a draft, if you run the server
+    #[arg(long = "id", value_name = "ID")]
+    pub(crate) ids: Vec<ObjectId>,
     #[command(flatten)]
     pub(crate) socket: SocketArgs,
 }

@@ -45,7 +45,11 @@ fn place(entry: &Entry) -> &'static str {
 }
 
 pub(crate) fn list(args: &ListArgs) -> Result<()> {
-    let entries = super::connect(&args.socket)?.list(&args.prefix)?;
+    let client = super::connect(&args.socket)?;
+    if args.drafts {
+        return list_drafts(&client.drafts(&args.prefix)?, args.json);
+    }
+    let entries = client.list(&args.prefix)?;
     if args.json {
         #[derive(Serialize)]
         struct Objects<'a> {
@@ -64,6 +68,29 @@ pub(crate) fn list(args: &ListArgs) -> Result<()> {
         let size = Rough(entry.len).to_string();
         let (version, owner) = (entry.version.to_string(), entry.owner.to_string());
         table.row(Tone::Plain, [terminal::plain(&entry.name), size, version, place(entry).to_owned(), owner]);
+    }
+    terminal::print(&table.render(Colour::of_stdout()))
+}
+
+/// Lists drafts. They have ids and no versions yet.
+fn list_drafts(drafts: &[Entry], json: bool) -> Result<()> {
+    if json {
+        #[derive(Serialize)]
+        struct Drafts<'a> {
+            drafts: Vec<Described<'a>>,
+        }
+        return terminal::print_json(&Drafts { drafts: drafts.iter().map(described).collect() });
+    }
+    let mut table = Table::new([
+        ("name", Align::Left),
+        ("size", Align::Right),
+        ("id", Align::Right),
+        ("place", Align::Left),
+        ("owner", Align::Right),
+    ]);
+    for draft in drafts {
+        let (size, id, owner) = (Rough(draft.len).to_string(), draft.id.to_string(), draft.owner.to_string());
+        table.row(Tone::Plain, [terminal::plain(&draft.name), size, id, place(draft).to_owned(), owner]);
     }
     terminal::print(&table.render(Colour::of_stdout()))
 }
@@ -114,6 +141,9 @@ pub(crate) fn remove(args: &RemoveArgs) -> Result<()> {
     let client = super::connect(&args.socket)?;
     for name in &args.names {
         client.delete(client.stat(name)?.id)?;
+    }
+    for id in &args.ids {
+        client.delete(*id)?;
     }
     Ok(())
 }

@@ -142,6 +142,32 @@ fn tensors_are_objects_of_their_own_and_come_out_as_files_again() {
 }
 
 #[test]
+fn drafts_are_listed_and_deleted_by_their_id() {
+    let served = Served::start();
+    let client = wholemem_store::Client::connect(served.file("socket")).unwrap();
+    let draft = client.create("weights", 3 << 20).unwrap();
+    let owner = rustix::process::geteuid().as_raw().to_string();
+    assert_eq!(served.say(&["ls", "--json"]), "{\"objects\":[]}\n");
+    let (listed, id) = (served.say(&["ls", "--drafts"]), client.drafts("").unwrap()[0].id);
+    let row = listed.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>();
+    assert_eq!(row, ["weights", "3", "MiB", &id.to_string(), "host", &owner]);
+    let json = served.say(&["ls", "--drafts", "--json", "wei"]);
+    let expected = format!("{{\"drafts\":[{{\"name\":\"weights\",\"id\":{},\"len\":3145728,", id.as_u64());
+    assert!(json.starts_with(&expected), "{json}");
+    assert_eq!(served.say(&["ls", "--drafts", "--json", "other"]), "{\"drafts\":[]}\n");
+    assert_eq!(served.say(&["rm", "--id", &id.to_string()]), "");
+    assert_eq!(served.say(&["ls", "--drafts", "--json"]), "{\"drafts\":[]}\n");
+    assert_eq!(draft.seal().map(drop).unwrap_err().error.code(), "nothing-to-seal");
+    let run = served.run(&["rm", "--id", "1.x"]);
+    assert!(
+        run.stderr.contains("not an id: expected a number, or slot and generation such as `12.3`"),
+        "{}",
+        run.stderr
+    );
+    assert_eq!(run.code, Some(2));
+}
+
+#[test]
 fn what_happens_is_told_as_it_happens() {
     let served = Served::start();
     std::fs::write(served.file("in"), b"x").unwrap();

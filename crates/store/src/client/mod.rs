@@ -318,7 +318,7 @@ impl Client {
     /// takes all others along.
     ///
     /// # Errors
-    /// [`Refusal::NoSuchObject`], [`Refusal::NotYours`].
+    /// [`Refusal::NoSuchObject`], [`Refusal::NotYours`]; [`Refusal::NotSealed`] for a draft, unless this is the server's user.
     #[doc(alias = "DelData")]
     #[doc(alias = "del_data")]
     pub fn delete(&self, id: ObjectId) -> Result<()> {
@@ -333,11 +333,31 @@ impl Client {
     /// [`Error::Forked`]; [`Error::Disconnected`].
     pub fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         self.core.check()?;
-        let sealed = self.core.index.objects().filter(|(_, state, _)| *state == State::Sealed);
-        let named = sealed.filter(|(_, _, record)| record.name.starts_with(prefix));
+        Ok(self.entries(prefix, State::Sealed))
+    }
+
+    /// Lists drafts, by the names they will have: objects that were created and not sealed yet. A pack is listed once, by
+    /// its first object. No server is asked.
+    ///
+    /// A draft belongs to the connection that created it, and is deleted when that connection's process exits. The user who
+    /// runs the server can delete it before, by [`Client::delete`]; its writer's `seal` then fails.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]; [`Error::Disconnected`].
+    pub fn drafts(&self, prefix: &str) -> Result<Vec<Entry>> {
+        self.core.check()?;
+        let mut drafts = self.entries(prefix, State::Created);
+        drafts.retain(|entry| entry.pack.is_none_or(|first| first == entry.id));
+        Ok(drafts)
+    }
+
+    /// The objects in a state whose names begin so, by name.
+    fn entries(&self, prefix: &str, state: State) -> Vec<Entry> {
+        let objects = self.core.index.objects().filter(|(_, found, _)| *found == state);
+        let named = objects.filter(|(_, _, record)| record.name.starts_with(prefix));
         let mut entries: Vec<_> = named.map(|(id, _, record)| self.core.entry(id, record)).collect();
         entries.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
-        Ok(entries)
+        entries
     }
 
     /// What there is to know of the object that has a name now. It is neither held nor mapped.
