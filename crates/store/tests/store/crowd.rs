@@ -219,7 +219,7 @@ impl Attacker<'_> {
                 if at == 0
                     && let Some(id) = self.put("awaited")
                 {
-                    self.send(at, 1, |request_id| request(request_id, 5, &[id]));
+                    self.send(at, 1, |request_id| request(request_id, question::DELETE, &[id]));
                 }
             }
             Attack::Churn => {

@@ -13,4 +13,5 @@ mod objects;
 mod places;
 mod restarts;
 mod served;
+mod versions;
 mod wire;

@@ -17,10 +17,12 @@ pub(crate) const GOES_ON: u8 = 1;
 /// The questions, by their numbers.
 pub(crate) mod question {
     pub(crate) const HELLO: u8 = 0;
+    pub(crate) const DELETE: u8 = 5;
     pub(crate) const FIND: u8 = 6;
     pub(crate) const FETCH: u8 = 7;
     pub(crate) const KICK: u8 = 8;
     pub(crate) const WATCH: u8 = 9;
+    pub(crate) const STATUS: u8 = 10;
 }
 
 pub(crate) fn varint(mut number: u64) -> Vec<u8> {
