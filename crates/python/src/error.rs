@@ -161,7 +161,7 @@ impl From<wholemem::Error> for Raised {
                 let raised = Self::new("BadIndex", error.to_string()).code(error.code());
                 return raised.with(Detail::Position(position));
             }
-            Error::Differs { .. } => "RanksDisagree",
+            Error::Differs { .. } | Error::SavesDiffer { .. } => "RanksDisagree",
             Error::TypesDiffer { .. } | Error::NotConvertible { .. } | Error::OpNotForType { .. } => {
                 "WrongType"
             }

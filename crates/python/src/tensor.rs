@@ -124,7 +124,8 @@ impl WholeTensor {
 
     /// Makes a tensor of a file: of what was saved, of a ``.npy``, or of a ``.safetensors``, where ``name`` says which.
     ///
-    /// All ranks call it; each reads the rows that it has.
+    /// All ranks call it; each reads the rows that it has. If the file is replaced between two ranks, all of them raise
+    /// :class:`~wholemem.errors.RanksDisagree`; if it is written while it is read, :class:`~wholemem.errors.BadFile`.
     #[classmethod]
     #[pyo3(signature = (comm, path, *, name=None, kind="continuous", location="device", rows_of_each=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]

@@ -206,6 +206,22 @@ def test_saved_rows_are_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
     each(3, load)
 
 
+def test_ranks_that_load_different_saves_all_raise(tmp_path: Path) -> None:
+    for name in ["0", "1"]:
+        WholeTensor.create(alone(), (10, 2), "float32").save(tmp_path / name)
+        np.save(tmp_path / f"{name}.npy", np.zeros((10, 2), np.float32))
+
+    def load(comm: Communicator) -> None:
+        for ending in ["", ".npy"]:
+            with pytest.raises(errors.RanksDisagree, match="^rank 1 opened another save, or another version of the file") as raised:
+                WholeTensor.load(comm, tmp_path / f"{comm.rank}{ending}")
+            assert raised.value.code == "1029"
+            assert "load it again" in str(raised.value.hint)
+            WholeTensor.load(comm, tmp_path / f"0{ending}")
+
+    each(2, load)
+
+
 @pytest.mark.parametrize("dtype", ["bool", "complex64", "float8_e4m3fn", "float8_e8m0fnu", "uint8", "bfloat16"])
 def test_what_elements_stand_for_is_saved_with_them(dtype: str, tmp_path: Path) -> None:
     path = tmp_path / "table"

@@ -52,6 +52,13 @@ pub enum Error {
         rank: Rank,
     },
 
+    /// A load in which a rank opened another save, or another version of a file, than rank 0. The same on every rank.
+    #[error("rank {rank} opened another save, or another version of the file, than rank 0")]
+    SavesDiffer {
+        /// The lowest such rank.
+        rank: Rank,
+    },
+
     /// A partition over no ranks.
     #[error("there must be at least one rank")]
     NoRanks,
@@ -305,6 +312,7 @@ impl Error {
             Self::NoWindowSpace { .. } => 1026,
             Self::Environment { .. } => 1027,
             Self::NotItsMeaning { .. } => 1028,
+            Self::SavesDiffer { .. } => 1029,
         }
     }
 
@@ -320,6 +328,9 @@ impl Error {
             }
             Self::NoCommonAddress { .. } => Some(
                 "ranks find memory by its offset too: ask for equal addresses only where pointers are shared",
+            ),
+            Self::SavesDiffer { .. } => Some(
+                "it was replaced while the ranks opened it, or they were given different paths: load it again",
             ),
             Self::Overlap { .. } => Some("give an output of its own"),
             Self::NoWindowSpace { .. } => Some("set `WHOLEMEM_WINDOW_SPACE` to more bytes, or drop windows"),

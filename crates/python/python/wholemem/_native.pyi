@@ -352,7 +352,8 @@ class WholeTensor:
     ) -> WholeTensor:
         """Makes a tensor of a file: of what was saved, of a ``.npy``, or of a ``.safetensors``, where ``name`` says which.
 
-        All ranks call it; each reads the rows that it has.
+        All ranks call it; each reads the rows that it has. If the file is replaced between two ranks, all of them raise
+        :class:`~wholemem.errors.RanksDisagree`; if it is written while it is read, :class:`~wholemem.errors.BadFile`.
         """
     def save(self, path: Union[str, PathLike[str]], *, overwrite: bool = False) -> None:
         """Saves the tensor as a folder, which appears when it is complete. All ranks call it."""

@@ -126,7 +126,8 @@ class Timeout(Error, TimeoutError):
 
 class RanksDisagree(Error, RuntimeError):
     """Ranks make different calls, or the same with different arguments or of different tensors, where that is noticed: when they
-    make memory, load, save, register, or put rows in a fixed order. Collectives on data are too short for it."""
+    make memory, load, save, register, or put rows in a fixed order. Collectives on data are too short for it. Also raised
+    if ranks load different saves because the file was replaced meanwhile."""
 
 
 class Busy(Error, RuntimeError):

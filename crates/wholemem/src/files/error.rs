@@ -121,6 +121,14 @@ pub enum FileProblem {
         end: u64,
     },
 
+    /// A file that was written while it was read.
+    #[error("it was changed while it was read")]
+    Changed,
+
+    /// A folder that was replaced or removed while its files were opened.
+    #[error("it was replaced while it was opened")]
+    Replaced,
+
     /// A tensor is saved only where nothing is, unless overwriting is asked for.
     #[error("something is there already")]
     AlreadyThere,
@@ -158,6 +166,8 @@ impl FileError {
                 Some("raw bytes need the type of their elements and the shape of a row")
             }
             FileProblem::ColumnsFirst => Some("in numpy, save `numpy.ascontiguousarray(array)`"),
+            FileProblem::Changed => Some("load it again when no process writes it"),
+            FileProblem::Replaced => Some("load it again"),
             FileProblem::AlreadyThere => Some("ask for overwriting, or save elsewhere"),
             FileProblem::Corrupt { .. } => {
                 Some("the medium or a copy of it is at fault: restore it and load again")

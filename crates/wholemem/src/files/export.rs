@@ -10,7 +10,7 @@ use super::error::{FileError, FileProblem};
 use super::npy;
 use super::parallel::{Copied, Watch, in_parallel, threads_of};
 use super::stored::Stored;
-use super::writer::{Cut, Partial, SaveSpec, ShardWriter, fresh};
+use super::writer::{Cut, Partial, SaveSpec, ShardWriter, fresh_id};
 use crate::{Error, Result};
 
 impl Stored {
@@ -18,9 +18,9 @@ impl Stored {
     /// having them all in memory.
     ///
     /// # Errors
-    /// [`Error::File`] with the file that could not be read or written; [`Error::Interrupted`].
+    /// [`Error::File`] with the file that could not be read or written, or was changed meanwhile; [`Error::Interrupted`].
     pub fn save(&self, path: &Path, parts: u32, spec: SaveSpec, watch: Watch<'_>) -> Result<()> {
-        let save = fresh();
+        let save = fresh_id(path)?;
         let mut partial = Partial::beside(path, save);
         partial.create(path, spec)?;
         let rows = self.shape()[0];
@@ -57,6 +57,7 @@ impl Stored {
             Ok(writer.write(*block, whole)?)
         })?;
         drop(blocks);
+        self.check_unchanged()?;
         writers.into_iter().try_for_each(ShardWriter::finish)?;
         Ok(partial.publish(path, spec)?)
     }
@@ -64,7 +65,8 @@ impl Stored {
     /// Reads all rows once, so that a checksum that differs is noticed.
     ///
     /// # Errors
-    /// [`Error::File`] with the rows that are not what was saved; [`Error::Interrupted`].
+    /// [`Error::File`] with the rows that are not what was saved, or [`FileProblem::Changed`] for a file without checksums
+    /// that was changed since it was opened; [`Error::Interrupted`].
     pub fn verify(&self, watch: Watch<'_>) -> Result<()> {
         self.each_piece(watch, |_| Ok(()))
     }
@@ -117,6 +119,6 @@ impl Stored {
                 return Err(Error::Interrupted);
             }
         }
-        Ok(())
+        Ok(self.check_unchanged()?)
     }
 }

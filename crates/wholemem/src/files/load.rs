@@ -1,9 +1,13 @@
 //! Loading: each rank reads the rows that it has.
 
+use wholemem_comm::{Communicator, Rank};
+
+use super::error::FileError;
+use super::identity::Identity;
 use super::parallel::{Watch, in_parallel, threads_of};
 use super::stored::{Piece, Source, Stored};
-use crate::verdict::agree;
-use crate::{Group, Kind, Location, Result, TensorSpec, WholeTensor};
+use crate::verdict::{Hello, agree, meet};
+use crate::{Error, Group, Kind, Location, Result, TensorSpec, WholeTensor};
 
 /// How a tensor is to be divided among the ranks that load it. It is the same on all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,12 +50,23 @@ impl WholeTensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OnRank`](crate::Error::OnRank) with the [file](super::FileError) that could not be read, or with
-    /// [`Error::Interrupted`](crate::Error::Interrupted), and as [`WholeTensor::create`]. Then there is no tensor on any
-    /// rank.
+    /// [`Error::SavesDiffer`] where a rank opened another save, or another version of the file, than rank 0: one was saved
+    /// in between, or the paths differ; [`Error::Differs`] where ranks read one file differently; [`Error::OnRank`] with the
+    /// [file](FileError) that could not be read, or was changed while it was, or with [`Error::Interrupted`]; and as
+    /// [`WholeTensor::create`]. Then there is no tensor on any rank.
     pub fn load(group: &Group, source: &Source, spec: &LoadSpec, watch: Watch<'_>) -> Result<Self> {
+        Self::load_opened(group, Stored::open(source), spec, watch)
+    }
+
+    /// Makes a tensor of what this rank has opened.
+    fn load_opened(
+        group: &Group,
+        opened: Result<Stored, FileError>,
+        spec: &LoadSpec,
+        watch: Watch<'_>,
+    ) -> Result<Self> {
         let comm = group.communicator();
-        let stored = agree(comm, Stored::open(source).map_err(Into::into))?;
+        let stored = on_one_save(comm, opened)?;
         let LoadSpec { kind, location, rows_of_each } = spec.clone();
         let (meaning, spec) = (stored.meaning(), TensorSpec::new(stored.dtype(), stored.shape()));
         let tensor = Self::create(group, &TensorSpec { meaning, kind, location, rows_of_each, ..spec })?;
@@ -68,6 +83,69 @@ impl WholeTensor {
         let start = || Ok((self.group().device().stream()?, Vec::new()));
         in_parallel(threads, &pieces, len, watch, start, |piece, (stream, buffer)| {
             self.write_rows(stream, piece.rows.start, stored.read(piece, buffer)?)
-        })
+        })?;
+        Ok(stored.check_unchanged()?)
+    }
+}
+
+/// What this rank opened, if all ranks opened the same. Collective.
+fn on_one_save(comm: &Communicator, opened: Result<Stored, FileError>) -> Result<Stored> {
+    let opened = opened.map_err(Error::from);
+    let words =
+        |stored: &Stored| [stored.identity(), stored.layout()].map(|identity| identity.words()).concat();
+    let hello = opened.as_ref().map(|stored| Hello { own: words(stored), same: Vec::new() });
+    let all = meet(comm, "load", hello.map_err(Clone::clone))?;
+    let Some(first) = all.first() else { return opened };
+    let save = |words: &[u64]| words.get(..Identity::WORDS).map(<[u64]>::to_vec);
+    let ranks = || (0..).map(Rank).zip(&all);
+    // Another save may hold another tensor, so it is compared first.
+    if let Some((rank, _)) = ranks().find(|(_, words)| save(words) != save(first)) {
+        return Err(Error::SavesDiffer { rank });
+    }
+    match ranks().find(|(_, words)| *words != first) {
+        Some((rank, _)) => Err(Error::Differs { rank }),
+        None => opened,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use wholemem_hal::{Backend, HostConfig};
+
+    use super::super::{SaveSpec, unwatched};
+    use super::*;
+    use crate::Dtype;
+
+    fn save(path: &Path, byte: u8) {
+        let raw = path.with_extension("raw");
+        fs::write(&raw, [byte; 60]).unwrap();
+        let rows = Stored::open(&Source::raw(&raw, Dtype::U8, &[6])).unwrap();
+        rows.save(path, 2, SaveSpec { overwrite: true }, &unwatched).unwrap();
+    }
+
+    /// Rank 0 opens a save, which is replaced before rank 1 opens it.
+    #[test]
+    fn a_save_that_is_replaced_between_two_ranks_is_loaded_by_neither() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("table");
+        let backend = Backend::host(HostConfig::virtual_devices(2)).unwrap();
+        let groups = Group::local(&[backend.device(0).unwrap(), backend.device(1).unwrap()]).unwrap();
+        for source in [Source::new(&path), Source::raw(path.with_extension("raw"), Dtype::U8, &[6])] {
+            let opened = [1, 2].map(|byte| {
+                // Whoever replaces a file by another one makes a new file.
+                let _ = fs::remove_file(path.with_extension("raw"));
+                save(&path, byte);
+                std::sync::Mutex::new(Some(Stored::open(&source)))
+            });
+            let load = |group: &Group| {
+                let opened = opened[group.rank().index()].lock().unwrap().take().unwrap();
+                Ok(WholeTensor::load_opened(group, opened, &LoadSpec::default(), &unwatched).map(drop))
+            };
+            let outcomes = Group::on_each(&groups, load).unwrap();
+            assert_eq!(outcomes, vec![Err(Error::SavesDiffer { rank: Rank(1) }); 2], "{source:?}");
+        }
     }
 }

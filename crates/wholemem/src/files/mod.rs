@@ -11,12 +11,16 @@
 //! whole or not at all, whenever the writers stop. Bytes that are not those that were saved are an error that names the
 //! rows. Files are hostile: what they say of themselves is looked at before it is believed.
 //!
+//! All ranks load the same save, or the same version of a file, or all of them fail.
+//!
 //! What it will not do: compress, or read parts of a tensor from a network.
 
 mod error;
 mod export;
+mod identity;
 mod load;
 pub mod npy;
+mod open;
 mod parallel;
 pub mod safetensors;
 mod save;

@@ -7,7 +7,7 @@ use wholemem_comm::Rank;
 
 use super::error::FileError;
 use super::parallel::{Watch, in_parallel, threads_of};
-use super::writer::{Cut, Partial, SaveSpec, ShardWriter, fresh};
+use super::writer::{Cut, Partial, SaveId, SaveSpec, ShardWriter, fresh_id};
 use crate::verdict::{Hello, agree, bytes_of, meet};
 use crate::{Error, Partition, Result, WholeTensor};
 
@@ -48,9 +48,9 @@ impl WholeTensor {
     pub fn save(&self, path: &Path, spec: SaveSpec, watch: Watch<'_>) -> Result<()> {
         let comm = self.group().communicator();
         let is_first = comm.rank() == Rank(0);
-        meet(comm, "save", Ok(Hello { own: Vec::new(), same: bytes_of(&self.identity()) }))?;
-        let save = comm.broadcast(Rank(0), &fresh())?;
-        let save = <[u8; 16]>::try_from(save).unwrap_or_default();
+        let own = fresh_id(path).map(words_of).map_err(Error::from);
+        let ids = meet(comm, "save", own.map(|own| Hello { own, same: bytes_of(&self.identity()) }))?;
+        let save = id_of_first(&ids)?;
         let mut partial = Partial::beside(path, save);
         let on_first = |work: &mut dyn FnMut() -> Result<(), FileError>| {
             agree(comm, if is_first { work().map_err(Error::from) } else { Ok(()) })
@@ -61,7 +61,7 @@ impl WholeTensor {
     }
 
     /// Writes this rank's rows, if it has some.
-    fn write_shard(&self, folder: &Path, save: [u8; 16], watch: Watch<'_>) -> Result<()> {
+    fn write_shard(&self, folder: &Path, save: SaveId, watch: Watch<'_>) -> Result<()> {
         let rank = self.group().rank();
         let ranges = ranges_of(self.memory().partition(), self.first_row(), self.row_count());
         let Some(number) = ranges.iter().position(|(owner, _)| *owner == rank) else { return Ok(()) };
@@ -90,6 +90,18 @@ impl WholeTensor {
         )?;
         Ok(writer.finish()?)
     }
+}
+
+/// A save's id as ranks tell it to each other.
+fn words_of(id: SaveId) -> Vec<u64> {
+    id.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+}
+
+/// The id of rank 0, which all ranks use.
+fn id_of_first(ids: &[Vec<u64>]) -> Result<SaveId> {
+    let id = ids.first().and_then(|words| SaveId::try_from(bytes_of(words)).ok());
+    let what = "the id of a save has another length";
+    id.ok_or_else(|| wholemem_comm::Error::Protocol { rank: Rank(0), what }.into())
 }
 
 /// Who has which rows of a view, of those who have some; rank 0 where nobody has, so that the shape is kept.

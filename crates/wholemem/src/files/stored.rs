@@ -1,15 +1,20 @@
 //! Rows in files, as they are read: of a tensor that was saved here, or of an array that others wrote.
 
-use std::fs::{self, File};
+use std::ffi::OsStr;
+use std::fs::File;
 use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Dir};
 use wholemem_os::Errno;
 
 use super::error::{FileError, FileProblem};
-use super::shard::{self, Shard};
+use super::identity::{FileVersion, Identity};
+use super::open::{Found, is_at, open, open_folder, open_shard};
+use super::shard::{self, Digest, Shard};
 use super::{npy, safetensors};
 use crate::{Dtype, Meaning};
 
@@ -92,8 +97,14 @@ enum Layout {
     /// One row after the other from here on.
     Plain {
         offset: u64,
+        /// As it was before the first byte of it was read.
+        version: FileVersion,
     },
-    Checked(Shard),
+    Checked {
+        shard: Shard,
+        /// Of its header.
+        digest: Digest,
+    },
 }
 
 /// Rows that are read at once.
@@ -122,7 +133,7 @@ impl Stored {
                 Some("npy") => Self::open_npy(path).map_err(at),
                 Some("safetensors") => Self::open_tensor(path, None).map_err(at),
                 // Whether it is there at all comes first.
-                _ => Err(at(open(path).map_or_else(|problem| problem, |_| FileProblem::UnknownKind))),
+                _ => Err(at(open(CWD, path).map_or_else(|problem| problem, |_| FileProblem::UnknownKind))),
             },
         }
     }
@@ -154,7 +165,7 @@ impl Stored {
     /// Whether the rows have checksums, which are looked at when they are read.
     #[must_use]
     pub fn is_checked(&self) -> bool {
-        self.parts.iter().all(|part| matches!(part.layout, Layout::Checked(_)))
+        self.parts.iter().all(|part| matches!(part.layout, Layout::Checked { .. }))
     }
 
     /// How many bytes a row has.
@@ -165,7 +176,8 @@ impl Stored {
     }
 
     fn open_raw(path: &Path, dtype: Dtype, row_shape: &[u64]) -> Result<Self, FileProblem> {
-        let (file, len) = open(path)?;
+        let found = open(CWD, path)?;
+        let len = found.len;
         let row_len = row_shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
         let row_len = row_len.unwrap_or(u64::MAX);
         let Some(rows) = len.checked_div(row_len) else { return Err(FileProblem::EmptyRow) };
@@ -173,26 +185,29 @@ impl Stored {
             return Err(FileProblem::PartialRow { len, row_len });
         }
         let shape = [&[rows], row_shape].concat();
-        Self::plain(path, file, len, 0, (dtype, Meaning::Number), shape)
+        Self::plain(path, found, 0, (dtype, Meaning::Number), shape)
     }
 
     fn open_npy(path: &Path) -> Result<Self, FileProblem> {
-        let (file, len) = open(path)?;
-        let mut front = vec![0; usize::try_from(len).map_or(npy::LONGEST, |len| len.min(npy::LONGEST))];
-        file.read_exact_at(&mut front, 0).map_err(|error| FileProblem::refused("read its header", &error))?;
+        let found = open(CWD, path)?;
+        let mut front = vec![0; usize::try_from(found.len).map_or(npy::LONGEST, |len| len.min(npy::LONGEST))];
+        found
+            .file
+            .read_exact_at(&mut front, 0)
+            .map_err(|error| FileProblem::refused("read its header", &error))?;
         let header = npy::decode(&front)?;
         let shape = if header.shape.is_empty() { vec![1] } else { header.shape };
-        Self::plain(path, file, len, header.offset, header.kind, shape)
+        Self::plain(path, found, header.offset, header.kind, shape)
     }
 
     fn open_tensor(path: &Path, name: Option<&str>) -> Result<Self, FileProblem> {
-        let (file, len) = open(path)?;
+        let found = open(CWD, path)?;
         let refused = |error| FileProblem::refused("read its header", &error);
         let mut front = [0; 8];
-        file.read_exact_at(&mut front, 0).map_err(refused)?;
-        let mut header = vec![0; safetensors::header_len(front, len)?];
-        file.read_exact_at(&mut header, 8).map_err(refused)?;
-        let entries = safetensors::decode(&header, len)?;
+        found.file.read_exact_at(&mut front, 0).map_err(refused)?;
+        let mut header = vec![0; safetensors::header_len(front, found.len)?];
+        found.file.read_exact_at(&mut header, 8).map_err(refused)?;
+        let entries = safetensors::decode(&header, found.len)?;
         let known = || entries.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>();
         let entry = match (name, &entries[..]) {
             (None, [entry]) => entry,
@@ -202,13 +217,12 @@ impl Stored {
                 None => return Err(FileProblem::NoSuchTensor { name: name.to_owned(), known: known() }),
             },
         };
-        Self::plain(path, file, len, entry.offset, entry.kind()?, entry.rows_shape())
+        Self::plain(path, found, entry.offset, entry.kind()?, entry.rows_shape())
     }
 
     fn plain(
         path: &Path,
-        file: File,
-        len: u64,
+        Found { file, len, version }: Found,
         offset: u64,
         (dtype, meaning): (Dtype, Meaning),
         shape: Vec<u64>,
@@ -223,29 +237,45 @@ impl Stored {
             return Err(FileProblem::WrongLength { len, needed: needed.unwrap_or(u64::MAX) });
         };
         let rows = 0..shape[0];
-        let parts = vec![Part { path: path.to_owned(), file, rows, layout: Layout::Plain { offset } }];
+        let parts =
+            vec![Part { path: path.to_owned(), file, rows, layout: Layout::Plain { offset, version } }];
         Ok(Self { dtype, meaning, shape, parts })
     }
 
-    fn open_saved(folder: &Path) -> Result<Self, FileError> {
-        let refused = |error| FileProblem::refused("list it", &error).at(folder);
+    fn open_saved(path: &Path) -> Result<Self, FileError> {
+        let folder = open_folder(path).map_err(|problem| problem.at(path))?;
+        Self::in_folder(path, &folder)
+    }
+
+    /// What an open folder holds. Another folder may be at its path by now: its files are opened by their names within it.
+    pub(super) fn in_folder(path: &Path, folder: &File) -> Result<Self, FileError> {
+        // A save that replaces it also removes it, file by file.
+        Self::of_parts(path, folder)
+            .map_err(|error| if is_at(folder, path) { error } else { FileProblem::Replaced.at(path) })
+    }
+
+    fn of_parts(folder: &Path, opened: &File) -> Result<Self, FileError> {
+        let refused = |errno| FileProblem::Refused { attempt: "list it", errno }.at(folder);
         let mut found = Vec::new();
-        for entry in fs::read_dir(folder).map_err(refused)? {
-            let path = entry.map_err(refused)?.path();
-            if path.extension().is_some_and(|ending| ending == super::ENDING) {
-                let (file, shard) = open_shard(&path).map_err(|problem| problem.at(&path))?;
-                found.push((path, file, shard));
+        for entry in Dir::read_from(opened).map_err(refused)? {
+            let entry = entry.map_err(refused)?;
+            let name = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
+            if name.extension().is_some_and(|ending| ending == super::ENDING) {
+                let path = folder.join(name);
+                let (file, shard, digest) =
+                    open_shard(opened.as_fd(), name).map_err(|problem| problem.at(&path))?;
+                found.push((path, file, shard, digest));
             }
         }
-        found.sort_by_key(|(_, _, shard)| (shard.first_row, shard.number));
-        let Some((first_path, _, first)) = found.first() else {
+        found.sort_by_key(|(_, _, shard, _)| (shard.first_row, shard.number));
+        let Some((first_path, _, first, _)) = found.first() else {
             return Err(FileProblem::Malformed { format: "saved tensor", what: "it has no parts" }.at(folder));
         };
         let (first_path, first) = (first_path.clone(), first.clone());
         let rows = first.shape[0];
         let mut next = 0;
         let mut parts = Vec::new();
-        for (path, file, shard) in found {
+        for (path, file, shard, digest) in found {
             let same = |shard: &Shard| {
                 let kind = (shard.dtype, shard.meaning);
                 (shard.save, kind, shard.count, shard.shape == first.shape)
@@ -262,12 +292,47 @@ impl Stored {
             }
             next += shard.rows;
             let rows = shard.first_row..next;
-            parts.push(Part { path, file, rows, layout: Layout::Checked(shard) });
+            parts.push(Part { path, file, rows, layout: Layout::Checked { shard, digest } });
         }
         if next != rows {
             return Err(FileProblem::MissingRows { start: next, end: rows }.at(folder));
         }
         Ok(Self { dtype: first.dtype, meaning: first.meaning, shape: first.shape, parts })
+    }
+
+    /// Which save, or which version of a file, it is.
+    pub(super) fn identity(&self) -> Identity {
+        let digests = self.parts.iter().map(|part| match &part.layout {
+            Layout::Plain { version, .. } => Err(version),
+            Layout::Checked { digest, .. } => Ok(digest),
+        });
+        // Either all parts have checksums, or there is one without.
+        digests.collect::<Result<Vec<_>, _>>().map_or_else(Identity::of_file, Identity::of_save)
+    }
+
+    /// How the bytes are read: what they are, and where they begin.
+    pub(super) fn layout(&self) -> Identity {
+        let kind = [self.dtype.code(), self.meaning.code()].map(u64::from);
+        let offsets = self.parts.iter().filter_map(|part| match part.layout {
+            Layout::Plain { offset, .. } => Some(offset),
+            Layout::Checked { .. } => None,
+        });
+        Identity::of_words(
+            &kind.into_iter().chain(offsets).chain(self.shape.iter().copied()).collect::<Vec<_>>(),
+        )
+    }
+
+    /// Whether what was read is what was opened: called after the last read. Rows with checksums are known to be, since each
+    /// block was compared with its own.
+    pub(super) fn check_unchanged(&self) -> Result<(), FileError> {
+        self.parts.iter().try_for_each(|part| {
+            let Layout::Plain { version, .. } = &part.layout else { return Ok(()) };
+            match version.is_still(&part.file) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(FileProblem::Changed.at(&part.path)),
+                Err(error) => Err(FileProblem::refused("look at it", &error).at(&part.path)),
+            }
+        })
     }
 
     /// What to read for some of the rows.
@@ -299,12 +364,12 @@ impl Stored {
         buffer.try_reserve(len.saturating_sub(buffer.len())).map_err(too_long)?;
         buffer.resize(len, 0);
         let place = match &part.layout {
-            Layout::Plain { offset } => offset + piece.block.start * row_len,
-            Layout::Checked(shard) => shard.place_of(piece.block.start),
+            Layout::Plain { offset, .. } => offset + piece.block.start * row_len,
+            Layout::Checked { shard, .. } => shard.place_of(piece.block.start),
         };
         let refused = |error| FileProblem::refused("read it", &error).at(&part.path);
         part.file.read_exact_at(buffer, place).map_err(refused)?;
-        if let Layout::Checked(shard) = &part.layout {
+        if let Layout::Checked { shard, .. } = &part.layout {
             let block = (piece.block.start - shard.first_row) / shard.block_rows;
             let saved = usize::try_from(block).ok().and_then(|block| shard.digests.get(block));
             if saved != Some(&shard::digest(buffer)) {
@@ -322,34 +387,7 @@ impl Part {
     fn block_of(&self, row: u64, row_len: u64) -> Range<u64> {
         match &self.layout {
             Layout::Plain { .. } => row..self.rows.end.min(row + Shard::rows_of_a_block(row_len)),
-            Layout::Checked(shard) => shard.rows_of((row - shard.first_row) / shard.block_rows),
+            Layout::Checked { shard, .. } => shard.rows_of((row - shard.first_row) / shard.block_rows),
         }
     }
-}
-
-fn open(path: &Path) -> Result<(File, u64), FileProblem> {
-    let refused = |error| FileProblem::refused("open it", &error);
-    // A pipe would otherwise be waited for until somebody writes.
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file =
-        File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| refused(errno.into()))?);
-    let found = file.metadata().map_err(refused)?;
-    if !found.is_file() {
-        return Err(FileProblem::NotAFile);
-    }
-    Ok((file, found.len()))
-}
-
-fn open_shard(path: &Path) -> Result<(File, Shard), FileProblem> {
-    let (file, len) = open(path)?;
-    let refused = |error| FileProblem::refused("read its header", &error);
-    let mut front = vec![0; usize::try_from(len).map_or(4096, |len| len.min(4096))];
-    file.read_exact_at(&mut front, 0).map_err(refused)?;
-    let header_len = Shard::len_of_header(&front)?;
-    if header_len as u64 > len {
-        return Err(FileProblem::WrongLength { len, needed: header_len as u64 });
-    }
-    let mut header = vec![0; header_len];
-    file.read_exact_at(&mut header, 0).map_err(refused)?;
-    Ok((file, Shard::decode(&header, len)?))
 }

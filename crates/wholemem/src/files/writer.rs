@@ -27,7 +27,7 @@ pub(super) struct Cut<'a> {
     pub(super) dtype: Dtype,
     pub(super) meaning: Meaning,
     pub(super) shape: &'a [u64],
-    pub(super) save: [u8; 16],
+    pub(super) save: SaveId,
     /// How many files there are.
     pub(super) count: usize,
 }
@@ -106,12 +106,18 @@ impl ShardWriter {
     }
 }
 
-/// A number that no other save has.
-pub(super) fn fresh() -> [u8; 16] {
-    let mut bytes = [0; 16];
-    // Without it, two saves at the same place and time would meet, which `create_new` notices.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    bytes
+/// The id of a save.
+pub(super) type SaveId = [u8; 16];
+
+/// An id that no other save has.
+pub(super) fn fresh_id(path: &Path) -> Result<SaveId, FileError> {
+    let mut id = SaveId::default();
+    match rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty()) {
+        Ok(len) if len == id.len() => Ok(id),
+        // So few bytes are given whole or not at all.
+        Ok(_) => Err(FileProblem::Refused { attempt: "draw its id", errno: Errno::IO }.at(path)),
+        Err(errno) => Err(FileProblem::Refused { attempt: "draw its id", errno }.at(path)),
+    }
 }
 
 /// A folder that is not finished. It is removed with this value, on the rank that has created it, unless it has become the
@@ -123,7 +129,7 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    pub(super) fn beside(path: &Path, save: [u8; 16]) -> Self {
+    pub(super) fn beside(path: &Path, save: SaveId) -> Self {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let digits: String = save[..4].iter().map(|byte| format!("{byte:02x}")).collect();
         Self { folder: path.with_file_name(format!(".{name}.{digits}.partial")), is_ours: false }
