@@ -140,18 +140,7 @@ impl Communicator {
     /// As [`create`](Self::create).
     pub fn local(count: u32) -> Result<Vec<Self>> {
         let id = UniqueId::create_private()?;
-        let ranks = std::thread::scope(|scope| {
-            let create = |rank| {
-                let id = &id;
-                scope.spawn(move || Self::create_part(id, Rank(rank), count, DEFAULT_TIMEOUT, None))
-            };
-            let threads: Vec<_> = (0..count).map(create).collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Self>>| {
-                thread.join().unwrap_or(Err(Error::Busy))
-            };
-            threads.into_iter().map(join).collect::<Vec<_>>()
-        });
-        ranks.into_iter().collect()
+        in_threads(count, |rank| Self::create_part(&id, rank, count, DEFAULT_TIMEOUT, None))
     }
 
     /// This process's rank.
@@ -296,5 +285,32 @@ fn listen(id: &UniqueId, rank: Rank) -> Result<PacketListener> {
     match PacketListener::bind(&id.address(rank)) {
         Err(OsError::Call { errno: Errno::ADDRINUSE, .. }) => Err(Error::RankTaken { rank }),
         outcome => Ok(outcome?),
+    }
+}
+
+/// Calls `work` for each rank in a thread of its own. A panic in one of them is raised again in the caller's.
+fn in_threads<T: Send>(count: u32, work: impl Fn(Rank) -> Result<T> + Sync) -> Result<Vec<T>> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = (0..count).map(Rank).map(|rank| scope.spawn(move || work(rank))).collect();
+        // All end before the first outcome is looked at.
+        let outcomes: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        outcomes
+            .into_iter()
+            .map(|outcome| outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "rank 1 has a defect")]
+    fn a_panic_in_the_thread_of_a_rank_is_a_panic() {
+        let work = |rank| if rank == Rank(1) { panic!("rank {rank} has a defect") } else { Ok(rank) };
+        let outcome = in_threads(3, work);
+        assert_eq!(outcome, Ok(Vec::new()), "the panic was taken for an error");
     }
 }
