@@ -62,10 +62,10 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OnRank`] where a device cannot load the kernels; [`Error::Comm`].
+    /// [`Error::OnRank`] where a device cannot load the kernels; [`Error::Comm`], also where rank 0 tells no valid nonce.
     pub fn create(comm: Communicator, device: &Device) -> Result<Self> {
         let nonce = comm.broadcast(Rank(0), &Nonce::fresh().0)?;
-        let nonce = Nonce(<[u8; 16]>::try_from(nonce).unwrap_or_default());
+        let nonce = Nonce::from_bytes(&nonce)?;
         let house = House::enter(nonce, comm.rank(), device);
         // All have entered when all have voted.
         let (kernels, machine) =
@@ -175,4 +175,23 @@ fn in_threads<I: Send, T: Send>(items: Vec<I>, work: impl Fn(I) -> Result<T> + S
             .map(|outcome| outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first rank of the group runs something else, and tells a number of another length.
+    #[test]
+    fn a_malformed_group_nonce_is_an_error_and_not_zeros() {
+        let [first, second] = <[_; 2]>::try_from(Communicator::local(2).unwrap()).unwrap();
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| first.broadcast(Rank(0), &[1; 15]).unwrap());
+            Group::create(second, &device).map(drop)
+        });
+        let what = "the nonce of its group has another length";
+        let broken = wholemem_comm::Error::Protocol { rank: Rank(0), what };
+        assert_eq!(outcome, Err(Error::Comm(broken)));
+    }
 }

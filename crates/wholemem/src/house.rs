@@ -19,6 +19,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use wholemem_comm::Rank;
 use wholemem_hal::{Device, Grant, Rights};
 
+use crate::Result;
+
 /// What tells one group from another in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Nonce(pub(crate) [u8; 16]);
@@ -30,6 +32,13 @@ impl Nonce {
         nonce[..8].copy_from_slice(&word());
         nonce[8..].copy_from_slice(&word());
         Self(nonce)
+    }
+
+    /// The nonce that rank 0 has told.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let what = "the nonce of its group has another length";
+        let broken = |_| wholemem_comm::Error::Protocol { rank: Rank(0), what };
+        Ok(Self(bytes.try_into().map_err(broken)?))
     }
 }
 

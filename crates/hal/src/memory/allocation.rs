@@ -182,7 +182,8 @@ impl Allocation {
         let refused = |cause| backend.refused(device.id(), attempt(), cause);
         let (mut segments, mut at) = (Vec::new(), address);
         let end = address.saturating_add(len as u64);
-        while at < end {
+        // The first address is asked for also where the range would end behind the last address there is.
+        loop {
             // SAFETY: this is no forked child; the address may be anything.
             let (base, segment_len) =
                 unsafe { backend.memory().address_range(Address(at)) }.map_err(refused)?;
@@ -192,8 +193,10 @@ impl Allocation {
             }
             segments.push(Segment { address: base.0, allocation });
             at = base.after(segment_len).0;
+            if at >= end {
+                return Ok(segments);
+            }
         }
-        Ok(segments)
     }
 
     fn own(

@@ -271,9 +271,12 @@ fn pointers_that_are_no_allocations() {
         assert!(matches!(error, Error::Unsupported { capability: Capability::ShareFd, .. }), "{error:?}");
 
         let own = [0_u8; 8];
-        let error = Allocation::adopt(&device, own.as_ptr().addr() as u64, 8).unwrap_err();
-        let attempt = Attempt::Adopt { len: 8, device: device.label() };
-        assert_eq!(error, Error::Failed { attempt, cause: driver_said("cuMemGetAddressRange", 500) });
+        // Also of the last address of all, behind which there is none.
+        for address in [own.as_ptr().addr() as u64, u64::MAX] {
+            let error = Allocation::adopt(&device, address, 8).unwrap_err();
+            let attempt = Attempt::Adopt { len: 8, device: device.label() };
+            assert_eq!(error, Error::Failed { attempt, cause: driver_said("cuMemGetAddressRange", 500) });
+        }
     });
 }
 

@@ -1,5 +1,6 @@
 //! What a rank brings along to a window: how long its part is, and the pieces of memory it is made of.
 
+use wholemem_comm::Rank;
 use wholemem_hal::{Allocation, Device, Granule, PlainBuffer, ShareHandle};
 
 use crate::{Error, Result};
@@ -30,8 +31,7 @@ impl PlainOffer {
     pub(super) fn of(buffer: &PlainBuffer) -> Result<Self> {
         match buffer.export()? {
             ShareHandle::CudaIpc { token, offset } => Ok(Self { len: buffer.len(), offset, token }),
-            // A buffer of this kind has a handle of its kind.
-            _ => Err(Error::EmptyWindow),
+            handle => unreachable!("a plain buffer has a CUDA IPC handle, and not {}", handle.kind()),
         }
     }
 
@@ -46,11 +46,11 @@ impl PlainOffer {
         [&words.concat()[..], &self.token].concat()
     }
 
-    /// Ranks of a group trust each other: what is cut short is nothing.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
-        let (words, token) = bytes.split_at_checked(16).unwrap_or_default();
-        let Offer { len, skip: offset, .. } = Offer::from_bytes(words);
-        Self { len, offset, token: token.try_into().unwrap_or([0; 64]) }
+    /// What a rank has told of its part.
+    pub(super) fn from_bytes(rank: Rank, bytes: &[u8]) -> Result<Self> {
+        let (words, token) = bytes.split_at_checked(16).ok_or_else(|| malformed(rank))?;
+        let Offer { len, skip: offset, .. } = Offer::from_bytes(rank, words)?;
+        Ok(Self { len, offset, token: token.try_into().map_err(|_| malformed(rank))? })
     }
 }
 
@@ -70,7 +70,9 @@ impl Offer {
     /// Memory that something else has mapped at `address`: all allocations that it touches.
     pub(super) fn adopt(device: &Device, address: u64, len: usize) -> Result<(Self, Vec<Allocation>)> {
         let segments = Allocation::adopt(device, address, len)?;
-        let Some(first) = segments.first() else { return Err(Error::EmptyWindow) };
+        let Some(first) = segments.first() else {
+            unreachable!("at least one segment is at an address, or adopting it fails")
+        };
         let skip = usize::try_from(address.saturating_sub(first.address)).unwrap_or(usize::MAX);
         let pieces = segments.iter().map(|segment| segment.allocation.len()).collect();
         let memory = segments.iter().map(|segment| segment.allocation.clone()).collect();
@@ -87,13 +89,18 @@ impl Offer {
         words.flat_map(|word| (word as u64).to_le_bytes()).collect()
     }
 
-    /// Ranks of a group trust each other: what is cut short is no offer.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
-        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-        let mut words = bytes.chunks_exact(8).map(|bytes| usize::try_from(word(bytes)).unwrap_or(usize::MAX));
-        let (len, skip) = (words.next().unwrap_or(0), words.next().unwrap_or(0));
-        Self { len, skip, pieces: words.collect() }
+    /// What a rank has told of its part.
+    pub(super) fn from_bytes(rank: Rank, bytes: &[u8]) -> Result<Self> {
+        let (words, []) = bytes.as_chunks() else { return Err(malformed(rank)) };
+        let word = |word: &[u8; 8]| usize::try_from(u64::from_le_bytes(*word)).map_err(|_| malformed(rank));
+        let [len, skip, pieces @ ..] = words else { return Err(malformed(rank)) };
+        let pieces = pieces.iter().map(word).collect::<Result<_>>()?;
+        Ok(Self { len: word(len)?, skip: word(skip)?, pieces })
     }
+}
+
+fn malformed(rank: Rank) -> Error {
+    wholemem_comm::Error::Protocol { rank, what: "its part of a window has another form" }.into()
 }
 
 #[cfg(test)]
@@ -110,9 +117,21 @@ mod tests {
         ];
         assert_eq!(offers.each_ref().map(Offer::address_len), [8192, 0, 12_288]);
         for offer in offers {
-            assert_eq!(Offer::from_bytes(&offer.to_bytes()), offer);
+            assert_eq!(Offer::from_bytes(Rank(1), &offer.to_bytes()), Ok(offer));
         }
         let plain = PlainOffer { len: 5, offset: 6, token: [7; 64] };
-        assert_eq!(PlainOffer::from_bytes(&plain.to_bytes()), plain);
+        assert_eq!(PlainOffer::from_bytes(Rank(1), &plain.to_bytes()), Ok(plain));
+    }
+
+    #[test]
+    fn an_offer_of_another_form_is_an_error_and_not_an_empty_one() {
+        let bytes = Offer { len: 7, skip: 9, pieces: vec![4096] }.to_bytes();
+        for len in [0, 8, 15, 23] {
+            assert_eq!(Offer::from_bytes(Rank(1), &bytes[..len]), Err(malformed(Rank(1))), "{len}");
+        }
+        let bytes = PlainOffer { len: 5, offset: 6, token: [7; 64] }.to_bytes();
+        for len in [0, 15, 16, 79] {
+            assert_eq!(PlainOffer::from_bytes(Rank(1), &bytes[..len]), Err(malformed(Rank(1))), "{len}");
+        }
     }
 }

@@ -155,7 +155,8 @@ impl Space {
             .iter()
             .filter_map(|other| Some((*other, house.take::<PlainBuffer>(*other, rank)?)))
             .collect();
-        let offers: Vec<_> = met?.iter().map(|bytes| PlainOffer::from_bytes(bytes)).collect();
+        let decode = |(rank, bytes): (Rank, &Vec<u8>)| PlainOffer::from_bytes(rank, bytes);
+        let offers = (0..).map(Rank).zip(&met?).map(decode).collect::<Result<Vec<_>>>()?;
         let open = |(peer, offer): (Rank, &PlainOffer)| match left.get(&peer) {
             _ if peer == rank => Ok(Some(buffer.all())),
             Some(left) => Ok(Some(left.all())),
@@ -196,7 +197,7 @@ impl Space {
 
     fn meet_with(&self, own: Result<Offer>) -> Result<Vec<Offer>> {
         let offers = self.meet(own.map(|offer| offer.to_bytes()))?;
-        Ok(offers.iter().map(|bytes| Offer::from_bytes(bytes)).collect())
+        (0..).map(Rank).zip(&offers).map(|(rank, bytes)| Offer::from_bytes(rank, bytes)).collect()
     }
 
     /// Compares notes with all ranks: what each brings along, and what each has dropped.
@@ -316,24 +317,27 @@ impl Space {
 
     /// A slot of the heap, which is made for the first.
     fn carve(&self, offers: &[Offer], most: usize) -> Result<Window> {
-        let mut heap = lock(&self.heap);
-        if heap.is_none() {
-            let len = HEAP_GRANULES * self.granule.len();
-            let shares = vec![Offer::new(self.granule, len); offers.len()];
-            let (id, offset) = self.book().enter_own(len)?;
-            let made = self.exchange(&shares, offset, || self.fresh(&shares));
-            if made.is_err() {
-                self.book().strike(id);
-            }
-            *heap = Some(made?);
-        }
-        let Some(heap) = heap.as_ref() else { return Err(Error::EmptyWindow) };
+        let mut kept = lock(&self.heap);
+        let heap = match kept.take() {
+            Some(heap) => heap,
+            None => self.make_heap(offers.len())?,
+        };
+        let heap = kept.insert(heap);
         let (id, at) = self.book().enter_slot(most)?;
         let spans = heap.iter().zip(offers).map(|(pieces, offer)| span(pieces, at, offer.len));
         let spans = spans.collect::<Result<Vec<_>>>()?;
         let base = heap.first().and_then(|pieces| pieces.first()).map_or(0, Mapping::address);
         let offset = usize::try_from(base - self.reservation.address()).unwrap_or(0) + at;
         self.window(id, spans, offset)
+    }
+
+    /// Every rank's heap of small windows. Collective.
+    fn make_heap(&self, ranks: usize) -> Result<Vec<Pieces>> {
+        let len = HEAP_GRANULES * self.granule.len();
+        let shares = vec![Offer::new(self.granule, len); ranks];
+        let (id, offset) = self.book().enter_own(len)?;
+        let made = self.exchange(&shares, offset, || self.fresh(&shares));
+        made.inspect_err(|_| self.book().strike(id))
     }
 
     pub(super) fn dropped(&self) -> &Dropped {
@@ -347,12 +351,11 @@ impl Space {
 
 /// The memory's handles for the others.
 fn export(own: Vec<Allocation>) -> Result<Vec<(Allocation, OwnedFd)>> {
-    let export = |memory: Allocation| {
-        let fd = memory.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd();
-        // What was asked for as a descriptor comes as one.
-        Ok(fd.map(|fd| (memory, fd)))
+    let export = |memory: Allocation| match memory.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd() {
+        Some(fd) => Ok((memory, fd)),
+        None => unreachable!("what is exported as a descriptor is one"),
     };
-    own.into_iter().filter_map(|memory| export(memory).transpose()).collect()
+    own.into_iter().map(export).collect()
 }
 
 /// The bytes of a rank's pieces from `skip` on; `None` for none.
