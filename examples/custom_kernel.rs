@@ -1,13 +1,13 @@
 //! A kernel of one's own over a table in chunks: each node of a graph sums up its neighbours' rows.
 //!
 //! The kernel is `kernels/sample.cu`, written with `PtrGen` of `wholemem/ptr_gen.cuh` and compiled to PTX. The host has the
-//! same kernel in Rust, below. Both are given the table as a [`GlobalRef`], and find any row by it.
+//! same kernel in Rust, below. Both are given the table as an [`ElementRef`], and find any row and element by it.
 
 #![expect(clippy::print_stdout, reason = "an example shows what it did")]
 
 use std::error::Error;
 
-use wholemem::{Dtype, GlobalRef, Group, Kind, TensorSpec, WholeTensor};
+use wholemem::{Dtype, ElementRef, GlobalRef, Group, Kind, TensorSpec, WholeTensor};
 use wholemem_hal::{Args, Backend, KernelImage, LaunchShape, Module, PinnedBuffer};
 use wholemem_os::Deadline;
 
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let module = unsafe { Module::load(&device, &IMAGE) }?;
     let kernel = module.function("sum_neighbours_chunked")?;
     let args = Args::new()
-        .bytes(&table.memory().global_ref().to_bytes(), align_of::<u64>())
+        .bytes(&table.element_ref().to_bytes(), align_of::<u64>())
         .u64(WIDTH as u64)
         .u64(starts.all().address())
         .u64(neighbours.all().address())
@@ -81,7 +81,7 @@ unsafe fn sum_neighbours(_: &LaunchShape, args: &Args) {
     let number = |index| args.read_u64(index).expect("the kernel takes eight bytes here");
     let handle =
         args.read(0).and_then(|bytes| bytes.try_into().ok()).expect("the kernel takes a table first");
-    let table = GlobalRef::from_bytes(handle);
+    let table = ElementRef::from_bytes(handle).rows;
     let (width, nodes) = (number(1), number(4));
     let (starts, neighbours, sums) = (number(2), number(3), number(5));
     for node in 0..nodes {

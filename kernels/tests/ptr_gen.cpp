@@ -1,4 +1,4 @@
-// GlobalRef and PtrGen on the host: every row and every element is found where a plain loop says that it is.
+// GlobalRef, ElementRef and PtrGen on the host: every row and every element is found where a plain loop says that it is.
 
 #include <cstdint>
 #include <cstdio>
@@ -86,32 +86,88 @@ void rows_are_found(const std::vector<u64> &rows, u64 stride, u64 chunk_rows)
         require(ref.address(row) == walk(memory, row + 2, stride) + stride / 2, "a view is elsewhere", row, chunk_rows);
 }
 
+wholemem::ElementRef elements_of(const wholemem::GlobalRef &rows, u64 row_len)
+{
+    wholemem::ElementRef ref = wholemem::ElementRef();
+    ref.rows = rows;
+    ref.row_len = row_len;
+    return ref;
+}
+
 void elements_are_found(const std::vector<u64> &rows, u64 stride)
 {
     const Chunks memory(rows, stride);
-    const wholemem::GlobalRef ref = memory.ref(stride, 0);
+    const wholemem::ElementRef ref = elements_of(memory.ref(stride, 0), stride);
     const u64 width = stride / sizeof(int);
-    const PtrGen<const wholemem::GlobalRef, int> tensor(&ref);
-    for (u64 i = 0; i < ref.rows * width; ++i) {
+    const PtrGen<const wholemem::ElementRef, int> tensor(&ref);
+    for (u64 i = 0; i < ref.rows.rows * width; ++i) {
         const u64 there = walk(memory, i / width, stride) + i % width * sizeof(int);
         require((u64)(std::uintptr_t)tensor.At(i) == there, "an element is elsewhere", i, stride);
         require(tensor.At(i) == tensor.Row(i / width) + i % width, "At and Row differ", i, stride);
     }
 }
 
+// Every view of some rows and columns of a tensor, in chunks or in one piece: At visits its elements, in order, and no others.
+void elements_of_views_are_found(const std::vector<u64> &rows, u64 width)
+{
+    const u64 stride = width * sizeof(int);
+    const Chunks memory(rows, stride);
+    const wholemem::GlobalRef whole = memory.ref(stride, 0);
+    for (u64 first = 0; first < whole.rows; ++first)
+        for (u64 start = 0; start < width; ++start)
+            for (u64 end = start + 1; end <= width; ++end) {
+                wholemem::GlobalRef view = whole;
+                view.offset = start * sizeof(int);
+                view.first_row = first;
+                view.rows -= first;
+                if (rows.size() == 1) {
+                    view.base = walk(memory, first, stride) + view.offset;
+                    view.first_row = view.offset = 0;
+                }
+                const PtrGen<const wholemem::ElementRef, int> part(elements_of(view, (end - start) * sizeof(int)));
+                u64 i = 0;
+                for (u64 row = first; row < whole.rows; ++row)
+                    for (u64 column = start; column < end; ++column, ++i) {
+                        const u64 there = walk(memory, row, stride) + column * sizeof(int);
+                        require((u64)(std::uintptr_t)part.At(i) == there, "an element of a view is elsewhere", i, start);
+                    }
+            }
+}
+
+// Columns 3 and 4 of 8: elements 3, 4, 11 and 12 of the memory.
+void columns_are_walked_as_written()
+{
+    std::vector<int> memory(80);
+    for (int i = 0; i < 80; ++i)
+        memory[(std::size_t)i] = i;
+    wholemem::GlobalRef rows = wholemem::GlobalRef();
+    rows.base = (u64)(std::uintptr_t)(memory.data() + 3);
+    rows.rows = 10;
+    rows.stride = 8 * sizeof(int);
+    rows.chunks = 1;
+    const whole_memory::WholeChunkedMemoryHandle handle = elements_of(rows, 2 * sizeof(int));
+    PtrGen<const whole_memory::WholeChunkedMemoryHandle, int> ptr_gen(&handle);
+    const int expected[] = {3, 4, 11, 12};
+    for (u64 i = 0; i < 4; ++i)
+        require(*ptr_gen.At(i) == expected[i], "another column was visited", i, (u64)*ptr_gen.At(i));
+    const PtrGen<const wholemem::GlobalRef, int> of_rows(&handle.rows);
+    require(*of_rows.Row(1) == 11, "a row is elsewhere", 1, (u64)*of_rows.Row(1));
+}
+
 // As WholeMemory's documentation writes it: the memory is bytes, chunked at multiples of four of them.
 void as_it_is_written(const std::vector<u64> &lengths)
 {
     const Chunks memory(lengths, 1);
-    const whole_memory::WholeChunkedMemoryHandle chunked = memory.ref(1, 0);
+    const whole_memory::WholeChunkedMemoryHandle chunked = elements_of(memory.ref(1, 0), 1);
+    const u64 len = chunked.rows.rows;
     const whole_graph::WholeChunkedMemoryHandle *handle = &chunked;
     {
         PtrGen<const whole_graph::WholeChunkedMemoryHandle, int> ptr_gen(handle);
-        for (u64 i = 0; i < chunked.rows / sizeof(int); ++i)
+        for (u64 i = 0; i < len / sizeof(int); ++i)
             *ptr_gen.At(i) = (int)(3 * i);
     }
     PtrGen<const whole_memory::WholeChunkedMemoryHandle, int> ptr_gen(handle);
-    std::vector<int> plain(chunked.rows / sizeof(int));
+    std::vector<int> plain(len / sizeof(int));
     int *ptr = plain.data();
     PtrGen<int, int> plain_gen(ptr);
     for (u64 i = 0; i < plain.size(); ++i)
@@ -148,6 +204,9 @@ int main()
     rows_are_found(many, 8, 0);
     elements_are_found(many, 24);
     elements_are_found(list(3, 0, 5, 1, 4), 4);
+    elements_of_views_are_found(list(3, 0, 5, 1, 4), 5);
+    elements_of_views_are_found(std::vector<u64>(1, 7), 6);
+    columns_are_walked_as_written();
     as_it_is_written(list(64, 4, 0, 4096, 12));
     return 0;
 }

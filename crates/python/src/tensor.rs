@@ -315,12 +315,13 @@ impl WholeTensor {
         self.rows.check().raised()
     }
 
-    /// The address of the ``wholemem::GlobalRef`` by which kernels find rows. It is good as long as this lives.
+    /// The address of the ``wholemem::ElementRef`` by which kernels find rows and elements, also those of a view of some rows
+    /// and columns: a ``PtrGen`` made of it visits the elements of this tensor. It is good as long as this lives.
     fn reference_ptr(&self) -> PyResult<u64> {
         let reference = match self.reference.get() {
             Some(reference) => reference,
             None => {
-                let bytes = self.rows.global_ref().to_bytes();
+                let bytes = self.rows.element_ref().to_bytes();
                 let buffer = PinnedBuffer::create(self.open.group.device(), bytes.len()).raised()?;
                 buffer.bytes().raised()?.write_at(0, &bytes).raised()?;
                 self.reference.get_or_init(|| buffer)

@@ -270,8 +270,25 @@ def test_a_chunked_tensor_is_a_pointer_for_kernels() -> None:
 def test_kernels_find_the_rows_of_a_view_too() -> None:
     table = WholeTensor.create(alone(), (10, 8), "int32")
     part = table.rows(2, 7).columns(3, 5)
-    (base, rows, _, stride) = (ctypes.c_uint64 * 4).from_address(part.reference_ptr())
+    (base, rows, _, stride, *_, row_len) = (ctypes.c_uint64 * 9).from_address(part.reference_ptr())
     assert (base, rows, stride) == (part.local().data_ptr(), 5, 32)
+    # Two columns of four bytes: what a kernel counts elements by.
+    assert row_len == 8
+
+
+def test_kernels_count_the_elements_of_a_view_in_its_own_columns() -> None:
+    table = WholeTensor.create(alone(), (10, 8), "int32")
+    table.local().numpy()[:] = np.arange(80).reshape(10, 8)
+    part = table.columns(3, 5)
+    (base, _, _, stride, *_, row_len) = (ctypes.c_uint64 * 9).from_address(part.reference_ptr())
+
+    def at(element: int) -> int:
+        # `PtrGen::At` over one chunk.
+        (row, byte) = divmod(element * 4, row_len)
+        return ctypes.c_int32.from_address(base + row * stride + byte).value
+
+    assert [at(element) for element in range(4)] == [3, 4, 11, 12]
+    assert [at(element) for element in range(20)] == part.local().numpy().flatten().tolist()
 
 
 @pytest.mark.parametrize(

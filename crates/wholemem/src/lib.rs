@@ -139,6 +139,7 @@
 //! | [`WholeMemory`] | bytes over ranks, and how all ranks make them together |
 //! | [`WholeTensor`] | elements over ranks: views, parts, copies of rows |
 //! | [`GlobalRef`] | the address of any row, as kernels of one's own take it too |
+//! | [`ElementRef`] | the address of any element, also of views, for `PtrGen` in kernels of one's own |
 //! | [`Symmetric`], [`Window`], [`Lane`] | memory that every rank has, and the calls that ranks make together through it |
 //! | `ops` | gather and scatter: the plan, the one launch, and the fixed order by way of the owner |
 //! | `host` | the kernels as the processor runs them, and the oracle for those of GPUs |
@@ -150,6 +151,7 @@
 
 mod dtype;
 mod element;
+mod element_ref;
 mod error;
 pub mod files;
 mod global_ref;
@@ -169,6 +171,7 @@ mod tensor;
 mod verdict;
 
 pub use dtype::{Dtype, UnknownDtype};
+pub use element_ref::ElementRef;
 pub use error::{Error, Result};
 pub use global_ref::GlobalRef;
 pub use group::Group;

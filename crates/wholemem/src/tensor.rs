@@ -7,7 +7,8 @@ use wholemem_hal::{Span, Stream};
 
 use crate::ops::Table;
 use crate::{
-    Dtype, Error, GlobalRef, Group, Kind, Location, Meaning, MemorySpec, Placement, Result, WholeMemory,
+    Dtype, ElementRef, Error, GlobalRef, Group, Kind, Location, Meaning, MemorySpec, Placement, Result,
+    WholeMemory,
 };
 
 /// What tensor to make. It is the same on all ranks.
@@ -238,6 +239,12 @@ impl WholeTensor {
     #[must_use]
     pub fn global_ref(&self) -> GlobalRef {
         self.memory.global_ref().part(self.first_row, self.row_count(), self.offset as u64)
+    }
+
+    /// What kernels find its elements by, on this rank: also those of a view of some columns.
+    #[must_use]
+    pub fn element_ref(&self) -> ElementRef {
+        ElementRef { rows: self.global_ref(), row_len: self.row_len() as u64 }
     }
 
     /// Some of its rows, as a tensor.

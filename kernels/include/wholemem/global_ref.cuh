@@ -86,4 +86,26 @@ private:
 
 static_assert(sizeof(GlobalRef) == 64, "the layout is shared with Rust");
 
+// Where the elements of a whole tensor are: its rows, and how long each of them is. A view of some columns has rows that are
+// shorter than the stride:
+//
+//     columns 3 and 4 of 8, of elements of 4 bytes: stride = 32, row_len = 8
+//
+//     memory   . . . 0 1 . . .   . . . 2 3 . . .   . . . 4 5 . . .        elements by their number in the view
+struct ElementRef {
+    GlobalRef rows;
+    u64 row_len; // bytes of a row that belong to the tensor
+
+    // The address of a byte that there is, counted through all rows as if they were contiguous.
+    WHOLEMEM_HOST_DEVICE u64 address(u64 byte) const
+    {
+        if (row_len == 1)
+            return rows.address(byte);
+        const u64 row = byte / row_len;
+        return rows.address(row) + (byte - row * row_len);
+    }
+};
+
+static_assert(sizeof(ElementRef) == 72, "the layout is shared with Rust");
+
 } // namespace wholemem

@@ -4,8 +4,11 @@
 //     PtrGen<const whole_memory::WholeChunkedMemoryHandle, int> gen(handle);       // memory in chunks
 //     *gen.At(offset)
 //
-// A handle is a GlobalRef, which is exact for any number of chunks of any size. Memory that is bytes has rows of one byte;
-// for a tensor, At counts elements as if the rows lay one after another, and Row makes no division.
+// A handle is an ElementRef, which is exact for any number of chunks of any size, and for views of some rows and columns. Memory
+// that is bytes has rows of one byte; for a tensor, At counts the elements of all rows as if the rows were contiguous, and Row
+// makes no division.
+//
+// A GlobalRef finds rows only: it does not say how long they are, so that a PtrGen over it has no At.
 #pragma once
 
 #include "wholemem/global_ref.cuh"
@@ -33,6 +36,24 @@ private:
 };
 
 // Memory in chunks.
+template <class T> class PtrGen<ElementRef, T> {
+public:
+    typedef T Element;
+
+    WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef &handle) : ref(handle) {}
+    WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef *handle) : ref(*handle) {}
+
+    // An element, counted through all rows.
+    WHOLEMEM_HOST_DEVICE T *At(u64 offset) const { return (T *)ref.address(offset * sizeof(T)); }
+
+    // The first element of a row.
+    WHOLEMEM_HOST_DEVICE T *Row(u64 row) const { return (T *)ref.rows.address(row); }
+
+private:
+    ElementRef ref;
+};
+
+// The rows of memory in chunks.
 template <class T> class PtrGen<GlobalRef, T> {
 public:
     typedef T Element;
@@ -40,15 +61,8 @@ public:
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const GlobalRef &handle) : ref(handle) {}
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const GlobalRef *handle) : ref(*handle) {}
 
-    // An element, counted through all rows.
-    WHOLEMEM_HOST_DEVICE T *At(u64 offset) const
-    {
-        const u64 byte = offset * sizeof(T);
-        if (ref.stride == 1)
-            return (T *)ref.address(byte);
-        const u64 row = byte / ref.stride;
-        return (T *)(ref.address(row) + (byte - row * ref.stride));
-    }
+    // A GlobalRef does not say how long a row is: use an ElementRef.
+    T *At(u64 offset) const = delete;
 
     // The first element of a row.
     WHOLEMEM_HOST_DEVICE T *Row(u64 row) const { return (T *)ref.address(row); }
@@ -58,6 +72,11 @@ private:
 };
 
 // A handle that is const says nothing about the memory: WholeMemory's kernels write through it.
+template <class T> class PtrGen<const ElementRef, T> : public PtrGen<ElementRef, T> {
+public:
+    WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef &handle) : PtrGen<ElementRef, T>(handle) {}
+    WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef *handle) : PtrGen<ElementRef, T>(handle) {}
+};
 template <class T> class PtrGen<const GlobalRef, T> : public PtrGen<GlobalRef, T> {
 public:
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const GlobalRef &handle) : PtrGen<GlobalRef, T>(handle) {}
@@ -68,12 +87,12 @@ public:
 
 // The names that kernels written for WholeMemory use.
 namespace whole_memory {
-typedef wholemem::GlobalRef WholeChunkedMemoryHandle;
+typedef wholemem::ElementRef WholeChunkedMemoryHandle;
 using wholemem::PtrGen;
 } // namespace whole_memory
 
 namespace whole_graph {
-typedef wholemem::GlobalRef WholeChunkedMemoryHandle;
+typedef wholemem::ElementRef WholeChunkedMemoryHandle;
 using wholemem::PtrGen;
 } // namespace whole_graph
 

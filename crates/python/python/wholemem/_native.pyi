@@ -477,7 +477,8 @@ class WholeTensor:
     def check(self) -> None:
         """Raises :class:`~wholemem.errors.BadIndex` if work that has run met an index that names no row."""
     def reference_ptr(self) -> int:
-        """The address of the ``wholemem::GlobalRef`` by which kernels find rows. It is good as long as this lives."""
+        """The address of the ``wholemem::ElementRef`` by which kernels find rows and elements, also those of a view of some rows
+        and columns: a ``PtrGen`` made of it visits the elements of this tensor. It is good as long as this lives."""
 
 def findings() -> list[
     tuple[

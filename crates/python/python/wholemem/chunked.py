@@ -12,7 +12,7 @@ __all__ = ["ChunkedTensor"]
 class ChunkedTensor:
     """A tensor of which every rank has a chunk, handed to kernels as one pointer.
 
-    What :meth:`get_ptr` points to is a ``wholemem::GlobalRef`` (``wholemem/global_ref.cuh``), of which a kernel makes a
+    What :meth:`get_ptr` points to is a ``wholemem::ElementRef`` (``wholemem/global_ref.cuh``), of which a kernel makes a
     ``PtrGen`` (``wholemem/ptr_gen.cuh``): it finds the address of every element, on this rank's device, whichever rank
     has it. Everything else is as with :class:`~wholemem.WholeTensor`, which is ``tensor``.
 

@@ -23,7 +23,7 @@ pub(crate) use note::Note;
 use note::Notes;
 use plan::Plan;
 
-use crate::{GlobalRef, Group, Kind, Location, Partition, Placement, Result};
+use crate::{ElementRef, GlobalRef, Group, Kind, Location, Partition, Placement, Result};
 
 /// What memory to make. It is the same on all ranks.
 ///
@@ -158,6 +158,12 @@ impl WholeMemory {
     #[must_use]
     pub fn global_ref(&self) -> GlobalRef {
         self.core.table
+    }
+
+    /// What kernels find bytes by, on this rank, counted through all rows as if they were contiguous.
+    #[must_use]
+    pub fn element_ref(&self) -> ElementRef {
+        ElementRef { rows: self.core.table, row_len: self.row_len() as u64 }
     }
 
     /// The bytes from `offset` on, `len` of them, where they are one range of addresses: anywhere in continuous memory,
