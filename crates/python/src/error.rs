@@ -36,7 +36,7 @@ enum Detail {
     None,
     Rank(Rank),
     Missing(Vec<Rank>),
-    Position(u64),
+    Index { position: u64, index: Option<i64>, rows: Option<u64> },
 }
 
 impl Raised {
@@ -95,7 +95,11 @@ impl Raised {
             Detail::Missing(ranks) => {
                 says.set_item("missing", ranks.iter().map(|rank| rank.0).collect::<Vec<_>>())?
             }
-            Detail::Position(position) => says.set_item("position", position)?,
+            Detail::Index { position, index, rows } => {
+                says.set_item("position", position)?;
+                says.set_item("index", index)?;
+                says.set_item("rows", rows)?;
+            }
         }
         let class = py.import("wholemem.errors")?.getattr(class)?;
         Ok(PyErr::from_value(class.call((message,), Some(&says))?))
@@ -157,9 +161,9 @@ impl From<wholemem::Error> for Raised {
                 let raised = Self::new(class, error.to_string()).code(code).with(detail);
                 return raised.hinted(error.hint());
             }
-            Error::BadIndex { position } => {
+            Error::BadIndex { position, index, rows } => {
                 let raised = Self::new("BadIndex", error.to_string()).code(error.code());
-                return raised.with(Detail::Position(position));
+                return raised.with(Detail::Index { position, index, rows });
             }
             Error::Differs { .. } | Error::SavesDiffer { .. } => "RanksDisagree",
             Error::TypesDiffer { .. } | Error::NotConvertible { .. } | Error::OpNotForType { .. } => {

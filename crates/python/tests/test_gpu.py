@@ -315,7 +315,7 @@ def test_an_index_that_names_no_row_is_told(comm: wholemem.Communicator) -> None
     assert gathered[:, 0].tolist() == [1, 0, 0]
     with pytest.raises(errors.BadIndex) as caught:
         table.check()
-    assert caught.value.position == 1
+    assert (caught.value.position, caught.value.index, caught.value.rows) == (1, None, 10)
     table.check()
 
 

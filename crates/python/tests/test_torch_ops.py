@@ -275,7 +275,7 @@ def test_the_memory_of_arrays_is_that_of_tensors(device: str) -> None:
     ("indices", "kind", "says"),
     [
         (torch.tensor([0.5]), errors.WrongType, "indices are int32 or int64, and not torch.float32"),
-        (torch.tensor([0, 5]), errors.BadIndex, "the index at position 1 names no row"),
+        (torch.tensor([0, 5]), errors.BadIndex, "index 5 at position 1 is out of range: valid indices are 0..5"),
     ],
 )
 def test_bad_indices_are_refused(indices: Any, kind: type, says: str) -> None:

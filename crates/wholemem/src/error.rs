@@ -133,11 +133,16 @@ pub enum Error {
         tried: u32,
     },
 
-    /// An index that names no row.
-    #[error("the index at position {position} names no row")]
+    /// An index that names no row: it is negative, or not below the number of rows.
+    #[error("{}", out_of_range(*position, *index, *rows))]
     BadIndex {
         /// The first position among the indices that holds such a one.
         position: u64,
+        /// The index there. A call on a GPU that did not wait has left none.
+        index: Option<i64>,
+        /// How many rows there are: valid indices are below. Not known if calls on a GPU that did not wait had views of
+        /// different lengths.
+        rows: Option<u64>,
     },
 
     /// Elements of different types, where no conversion was asked for.
@@ -273,6 +278,19 @@ pub enum Error {
         /// What it should say.
         why: &'static str,
     },
+}
+
+/// The words for an index that names no row, with what is known of it.
+fn out_of_range(position: u64, index: Option<i64>, rows: Option<u64>) -> String {
+    let which = match index {
+        Some(index) => format!("index {index} at position {position}"),
+        None => format!("the index at position {position}"),
+    };
+    match rows {
+        Some(0) => format!("{which} is out of range: there are no rows"),
+        Some(rows) => format!("{which} is out of range: valid indices are 0..{rows}"),
+        None => format!("{which} names no row"),
+    }
 }
 
 impl Error {

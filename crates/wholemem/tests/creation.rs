@@ -286,16 +286,16 @@ fn a_bad_index_is_told_of_once_and_by_whoever_comes_next() {
     };
     let rows = PinnedBuffer::create(device, 16).unwrap();
     let dense = Dense::new(rows.all(), Dtype::U8);
-    let bad = Err(Error::BadIndex { position: 1 });
+    let bad = |index, rows| Err(Error::BadIndex { position: 1, index: Some(index), rows: Some(rows) });
     assert_eq!(tensor.gather(&stream, &indices([0, -1, 10, 3]), &dense), Ok(()), "not known yet");
-    assert_eq!(tensor.gather(&stream, &indices([0, 1, 2, 3]), &dense), bad, "of the call before");
+    assert_eq!(tensor.gather(&stream, &indices([0, 1, 2, 3]), &dense), bad(-1, 10), "of the call before");
     assert_eq!(tensor.check(), Ok(()), "asked once, forgotten");
     assert_eq!(tensor.scatter(&stream, &dense, &indices([0, i64::MIN, 2, 10]), Order::Any), Ok(()));
-    assert_eq!(tensor.rows(0..3).unwrap().check(), bad, "a part has the same memory");
-    assert_eq!(tensor.gather_sync(&stream, &indices([0, 10, 2, 3]), &dense), bad);
+    assert_eq!(tensor.rows(0..3).unwrap().check(), bad(i64::MIN, 10), "a part has the same memory");
+    assert_eq!(tensor.gather_sync(&stream, &indices([0, 10, 2, 3]), &dense), bad(10, 10));
     assert_eq!(tensor.gather_sync(&stream, &indices([9, 0, 9, 0]), &dense), Ok(()));
     // A part has fewer rows.
-    assert_eq!(tensor.rows(0..9).unwrap().gather_sync(&stream, &indices([8, 9, 8, 0]), &dense), bad);
+    assert_eq!(tensor.rows(0..9).unwrap().gather_sync(&stream, &indices([8, 9, 8, 0]), &dense), bad(9, 9));
 }
 
 #[test]
@@ -318,7 +318,11 @@ fn threads_that_wait_hear_of_their_own_indices_alone() {
                 let rows = PinnedBuffer::create(device, bytes.len() * 8).unwrap();
                 let dense = Dense::new(rows.all(), Dtype::U8);
                 let position = u64::try_from(7 + thread).unwrap();
-                let expected = if is_bad { Err(Error::BadIndex { position }) } else { Ok(()) };
+                let expected = if is_bad {
+                    Err(Error::BadIndex { position, index: Some(-1), rows: Some(1000) })
+                } else {
+                    Ok(())
+                };
                 for _ in 0..500 {
                     assert_eq!(tensor.gather_sync(&stream, &indices, &dense), expected);
                     assert_eq!(tensor.scatter_sync(&stream, &dense, &indices, Order::Any), expected);

@@ -184,16 +184,26 @@ class BadIndex(Error, IndexError):
     position: Optional[int]
     """The place, where it is known."""
 
+    index: Optional[int]
+    """The index there. ``None`` if a GPU met it: its work has run after the call returned, and records the position alone."""
+
+    rows: Optional[int]
+    """How many rows there are: valid indices are ``range(rows)``. ``None`` if it is not known."""
+
     def __init__(
         self,
         message: str,
         *,
         position: Optional[int] = None,
+        index: Optional[int] = None,
+        rows: Optional[int] = None,
         hint: Optional[str] = None,
         code: Optional[str] = None,
     ) -> None:
         super().__init__(message, hint=hint, code=code)
         self.position = position
+        self.index = index
+        self.rows = rows
 
 
 class BadEnvironment(Error, RuntimeError):

@@ -83,8 +83,8 @@ unsafe fn for_rows<I: Index>(request: &ElementsRequest, work: impl Fn(Option<*mu
             // SAFETY: a position of the request.
             let row = unsafe { finder.table_row::<I>(position) };
             if row.is_none() {
-                // SAFETY: the word is among what the request names.
-                unsafe { finder.note(position) };
+                // SAFETY: a position of the request, and the record is among what it names.
+                unsafe { finder.note::<I>(position) };
             }
             work(row, finder.dense_row(position));
         }

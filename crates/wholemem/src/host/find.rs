@@ -1,7 +1,8 @@
 //! Finding rows: from an index in memory to the address of its row.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
+use crate::memory::Record;
 use crate::{GlobalRef, RowsRequest};
 
 /// A type of index.
@@ -59,9 +60,8 @@ impl<'a> Finder<'a> {
     /// The index is readable and aligned; others may write it meanwhile.
     #[inline(always)]
     pub(super) unsafe fn table_row<I: Index>(&self, position: u64) -> Option<*mut u8> {
-        let at = pointer(self.indices).cast::<I>().wrapping_add(usize_of(position));
         // SAFETY: by the caller's word. Once: what is checked below is what is used.
-        let index = unsafe { at.read_volatile() }.widen();
+        let index = unsafe { self.index_at::<I>(position) };
         // Negative numbers are larger than all rows.
         let row = index.cast_unsigned();
         if row >= self.table.rows {
@@ -76,6 +76,17 @@ impl<'a> Finder<'a> {
         Some(pointer(at))
     }
 
+    /// The index at a position.
+    ///
+    /// # Safety
+    /// As [`table_row`](Self::table_row).
+    #[inline(always)]
+    unsafe fn index_at<I: Index>(&self, position: u64) -> i64 {
+        let at = pointer(self.indices).cast::<I>().wrapping_add(usize_of(position));
+        // SAFETY: by the caller's word.
+        unsafe { at.read_volatile() }.widen()
+    }
+
     /// The address of a row of the dense side.
     #[inline(always)]
     pub(super) fn dense_row(&self, position: u64) -> *mut u8 {
@@ -85,15 +96,23 @@ impl<'a> Finder<'a> {
     /// Notes that the index at `position` names no row.
     ///
     /// # Safety
-    /// The request's word for that, if it names one, is an aligned word that is reached as an atomic alone.
+    /// As [`table_row`](Self::table_row); the request's record for bad indices, if it names one, is four aligned words that are
+    /// reached as atomics alone.
     #[cold]
-    pub(super) unsafe fn note(&self, position: u64) {
-        if self.bad != 0 {
-            let word = pointer(self.bad).cast::<u64>();
-            // SAFETY: by the caller's word.
-            let word = unsafe { AtomicU64::from_ptr(word) };
-            word.fetch_min(position, Ordering::AcqRel);
+    pub(super) unsafe fn note<I: Index>(&self, position: u64) {
+        if self.bad == 0 {
+            return;
         }
+        let words = pointer(self.bad).cast::<u64>();
+        let word = |at: usize| {
+            let word = words.wrapping_add(at);
+            // SAFETY: by the caller's word.
+            unsafe { AtomicU64::from_ptr(word) }
+        };
+        let record = Record { position: word(0), index: word(1), rows: word(2), recorded_for: word(3) };
+        // SAFETY: by the caller's word. A concurrent writer may have replaced it since it was checked.
+        let index = unsafe { self.index_at::<I>(position) };
+        record.note(position, index, self.table.rows);
     }
 }
 

@@ -273,7 +273,9 @@ unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(finder: Finder<'_>, 
             // SAFETY: a position of the request.
             let row = unsafe { finder.table_row::<I>(position) };
             // SAFETY: passed on from the caller.
-            unsafe { move_row::<M, GATHER>(&finder, mover, position, row.unwrap_or(std::ptr::null_mut())) };
+            unsafe {
+                move_row::<I, M, GATHER>(&finder, mover, position, row.unwrap_or(std::ptr::null_mut()))
+            };
         }
         return;
     }
@@ -290,7 +292,7 @@ unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(finder: Finder<'_>, 
         unsafe { look_ahead::<I, M, GATHER>(&finder, mover, ahead(start), &mut next) };
         for (position, row) in now.zip(found) {
             // SAFETY: passed on from the caller.
-            unsafe { move_row::<M, GATHER>(&finder, mover, position, row) };
+            unsafe { move_row::<I, M, GATHER>(&finder, mover, position, row) };
         }
         std::mem::swap(&mut found, &mut next);
     }
@@ -301,11 +303,16 @@ unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(finder: Finder<'_>, 
 /// # Safety
 /// As [`gather`] or [`scatter`].
 #[inline(always)]
-unsafe fn move_row<M: Mover, const GATHER: bool>(finder: &Finder<'_>, mover: M, position: u64, row: *mut u8) {
+unsafe fn move_row<I: Index, M: Mover, const GATHER: bool>(
+    finder: &Finder<'_>,
+    mover: M,
+    position: u64,
+    row: *mut u8,
+) {
     let dense = finder.dense_row(position);
     if row.is_null() {
         // SAFETY: passed on from the caller.
-        unsafe { bad::<GATHER>(*finder, position, dense, mover.len()) };
+        unsafe { bad::<I, GATHER>(*finder, position, dense, mover.len()) };
     } else if GATHER {
         // SAFETY: a row of the table, and one of the dense side.
         unsafe { mover.apply(row, dense) };
@@ -346,9 +353,9 @@ unsafe fn look_ahead<I: Index, M: Mover, const GATHER: bool>(
 /// # Safety
 /// As [`gather`] or [`scatter`].
 #[cold]
-unsafe fn bad<const GATHER: bool>(finder: Finder<'_>, position: u64, dense: *mut u8, len: usize) {
-    // SAFETY: the word is among what the request names.
-    unsafe { finder.note(position) };
+unsafe fn bad<I: Index, const GATHER: bool>(finder: Finder<'_>, position: u64, dense: *mut u8, len: usize) {
+    // SAFETY: a position of the request, and the record is among what it names.
+    unsafe { finder.note::<I>(position) };
     if GATHER {
         // SAFETY: a row of the dense side, which is not at null.
         unsafe { zero(dense, len) };

@@ -19,8 +19,8 @@ use wholemem_comm::Rank;
 use wholemem_hal::{Mapping, Span, Stream};
 
 use maps::Maps;
-pub(crate) use note::Note;
 use note::Notes;
+pub(crate) use note::{Note, Record, names_a_row};
 use plan::Plan;
 
 use crate::{ElementRef, GlobalRef, Group, Kind, Location, Partition, Placement, Result};
@@ -261,7 +261,8 @@ impl WholeMemory {
     /// It does not wait: synchronize the stream first to hear of all that was enqueued.
     ///
     /// # Errors
-    /// [`Error::BadIndex`](crate::Error::BadIndex) with the smallest such position.
+    /// [`Error::BadIndex`](crate::Error::BadIndex) with the smallest such position, and the index there unless it was a GPU
+    /// that met it.
     pub fn check(&self) -> Result<()> {
         self.core.note.take()
     }
@@ -276,12 +277,12 @@ impl WholeMemory {
         &self.core.operands
     }
 
-    /// The word for calls that do not wait.
+    /// The record for calls that do not wait.
     pub(crate) fn note(&self) -> &Note {
         &self.core.note
     }
 
-    /// Calls `work`, which waits for what it has enqueued, with a word for it alone, and answers what was noted there.
+    /// Calls `work`, which waits for what it has enqueued, with a record for it alone, and answers what was noted there.
     pub(crate) fn with_own_note(&self, work: impl FnOnce(&Note) -> Result<()>) -> Result<()> {
         self.core.notes.with(self.group().device(), work)
     }

@@ -1,7 +1,16 @@
-//! The word in which kernels note the first index that names no row.
+//! The record in which kernels note the first index that names no row.
+//!
+//! ```text
+//!   0          8       16     24                32
+//!   | position | index | rows | recorded for    |
+//! ```
+//!
+//! Kernels of a GPU lower the position, and nothing else. Kernels of the processor also record the index and how many rows
+//! the table has, for the position that they lowered it to. A call that waits still has its indices, and reads the index at
+//! the position from there; so every index is known but that of a GPU's call that did not wait.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wholemem_hal::{Device, PinnedBuffer, Span};
 
@@ -10,59 +19,162 @@ use crate::{Error, Result};
 /// No bad index so far.
 const NONE: u64 = u64::MAX;
 
-/// A word of host memory that kernels lower to the smallest position of a bad index, and the processor reads.
+/// How many words a record has.
+const WORDS: usize = 4;
+
+/// One record is changed at a time: bad indices are rare, and its words belong together.
+static RECORDING: Mutex<()> = Mutex::new(());
+
+/// The words of a record, as the processor reaches them.
+pub(crate) struct Record<'a> {
+    /// Kernels are given its address.
+    pub(crate) position: &'a AtomicU64,
+    pub(crate) index: &'a AtomicU64,
+    pub(crate) rows: &'a AtomicU64,
+    pub(crate) recorded_for: &'a AtomicU64,
+}
+
+impl Record<'_> {
+    /// Notes an index that names none of `rows` rows, unless one at a smaller position is noted.
+    pub(crate) fn note(&self, position: u64, index: i64, rows: u64) {
+        if position >= self.position.load(Ordering::Acquire) {
+            return;
+        }
+        let _recording = recording();
+        if position < self.position.load(Ordering::Acquire) {
+            self.index.store(index.cast_unsigned(), Ordering::Release);
+            self.rows.store(rows, Ordering::Release);
+            // An index that names a row by now was written since it was looked at: it is not known.
+            let recorded_for = if names_a_row(index, rows) { NONE } else { position };
+            self.recorded_for.store(recorded_for, Ordering::Release);
+            self.position.store(position, Ordering::Release);
+        }
+    }
+
+    /// What was noted, which is forgotten.
+    fn take(&self) -> Option<BadIndex> {
+        // A look first: it is nearly always clean, and every call asks.
+        if self.position.load(Ordering::Acquire) == NONE {
+            return None;
+        }
+        let _recording = recording();
+        let position = self.position.swap(NONE, Ordering::AcqRel);
+        if position == NONE {
+            return None;
+        }
+        let recorded = self.recorded_for.swap(NONE, Ordering::AcqRel) == position;
+        let known = |word: &AtomicU64| recorded.then(|| word.load(Ordering::Acquire));
+        let index = known(self.index).map(u64::cast_signed);
+        Some(BadIndex { position, index, rows: known(self.rows) })
+    }
+}
+
+/// An index that names no row, as far as it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct BadIndex {
+    position: u64,
+    index: Option<i64>,
+    rows: Option<u64>,
+}
+
+/// A record in host memory, which kernels and the processor reach.
 #[derive(Debug)]
 pub(crate) struct Note {
-    word: PinnedBuffer,
+    words: PinnedBuffer,
     span: Span,
+    rows: RowsOfCalls,
 }
 
 impl Note {
-    /// A clean word.
+    /// A clean record.
     pub(crate) fn create(device: &Device) -> Result<Self> {
-        let word = PinnedBuffer::create(device, size_of::<u64>())?;
-        let note = Self { span: word.all(), word };
-        note.word()?.store(NONE, Ordering::Release);
+        let words = PinnedBuffer::create(device, WORDS * size_of::<u64>())?;
+        let note = Self { span: words.all(), words, rows: RowsOfCalls::default() };
+        let record = note.record()?;
+        record.recorded_for.store(NONE, Ordering::Release);
+        record.position.store(NONE, Ordering::Release);
         Ok(note)
     }
 
-    /// What kernels are given.
-    pub(crate) fn span(&self) -> &Span {
+    /// What kernels are given for a call on a table of `rows` rows.
+    pub(crate) fn span_for(&self, rows: u64) -> &Span {
+        self.rows.add(rows);
         &self.span
     }
 
     /// The error that was noted, which is forgotten.
     pub(crate) fn take(&self) -> Result<()> {
-        let word = self.word()?;
-        // A look first: it is nearly always clean, and every call asks.
-        if word.load(Ordering::Acquire) == NONE {
-            return Ok(());
-        }
-        match word.swap(NONE, Ordering::AcqRel) {
-            NONE => Ok(()),
-            position => Err(Error::BadIndex { position }),
+        match self.record()?.take() {
+            None => Ok(()),
+            Some(BadIndex { position, index, rows }) => {
+                Err(Error::BadIndex { position, index, rows: rows.or_else(|| self.rows.only()) })
+            }
         }
     }
 
-    fn word(&self) -> Result<&AtomicU64> {
-        // The first word of memory that begins on a page.
-        let word = self.word.bytes()?.atomic_u64(0).map_err(|cause| wholemem_hal::Error::Failed {
-            attempt: wholemem_hal::Attempt::Access { len: size_of::<u64>() },
-            cause: cause.into(),
-        })?;
-        Ok(word)
+    fn record(&self) -> Result<Record<'_>> {
+        let bytes = self.words.bytes()?;
+        // Words of memory that begins on a page.
+        let word = |at: usize| {
+            bytes.atomic_u64(at * size_of::<u64>()).map_err(|cause| wholemem_hal::Error::Failed {
+                attempt: wholemem_hal::Attempt::Access { len: size_of::<u64>() },
+                cause: cause.into(),
+            })
+        };
+        Ok(Record { position: word(0)?, index: word(1)?, rows: word(2)?, recorded_for: word(3)? })
     }
 }
 
-/// Words for calls that wait for their own outcome: one for each of those that wait at the same time.
+/// Whether an index is one of so many rows.
+pub(crate) fn names_a_row(index: i64, rows: u64) -> bool {
+    u64::try_from(index).is_ok_and(|index| index < rows)
+}
+
+fn recording() -> MutexGuard<'static, ()> {
+    // A record is read as a whole or by its position alone, so that a panic does not spoil it.
+    RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many rows the tables of all calls with one record had: views of one memory share it, and differ.
+#[derive(Debug)]
+struct RowsOfCalls(AtomicU64);
+
+impl RowsOfCalls {
+    const NO_CALL: u64 = u64::MAX;
+    /// There are at most 2^63 - 1 rows.
+    const SEVERAL: u64 = u64::MAX - 1;
+
+    fn add(&self, rows: u64) {
+        if self.0.load(Ordering::Relaxed) == rows {
+            return;
+        }
+        let exchange = self.0.compare_exchange(Self::NO_CALL, rows, Ordering::Relaxed, Ordering::Relaxed);
+        if exchange.is_err_and(|others| others != rows) {
+            self.0.store(Self::SEVERAL, Ordering::Relaxed);
+        }
+    }
+
+    /// The number, if it was the same for all calls.
+    fn only(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|rows| *rows < Self::SEVERAL)
+    }
+}
+
+impl Default for RowsOfCalls {
+    fn default() -> Self {
+        Self(AtomicU64::new(Self::NO_CALL))
+    }
+}
+
+/// Records for calls that wait for their own outcome: one for each of those that wait at the same time.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
-    /// Clean, and nobody's.
+    /// Clean, and not in use.
     spare: Mutex<Vec<Note>>,
 }
 
 impl Notes {
-    /// Calls `work`, which waits for what it has enqueued, with a word of its own, and answers what was noted there.
+    /// Calls `work`, which waits for what it has enqueued, with a record of its own, and answers what was noted there.
     pub(super) fn with(&self, device: &Device, work: impl FnOnce(&Note) -> Result<()>) -> Result<()> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let note = spare.map_or_else(|| Note::create(device), Ok)?;
@@ -71,5 +183,63 @@ impl Notes {
         let noted = note.take();
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(note);
         noted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Backend, HostConfig};
+
+    use super::*;
+
+    fn note() -> Note {
+        Note::create(&Backend::host(HostConfig::default()).unwrap().device(0).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_index_belongs_to_the_smallest_position() {
+        let note = note();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let note = &note;
+                scope.spawn(move || {
+                    for position in (0..500).rev() {
+                        let position = 4 * position + thread;
+                        note.record().unwrap().note(position, -1 - i64::try_from(position).unwrap(), 7);
+                    }
+                });
+            }
+        });
+        assert_eq!(note.take(), Err(Error::BadIndex { position: 0, index: Some(-1), rows: Some(7) }));
+        assert_eq!(note.take(), Ok(()));
+    }
+
+    /// A kernel of a GPU lowers the position alone.
+    #[test]
+    fn an_index_that_was_not_recorded_is_not_made_up() {
+        let note = note();
+        note.record().unwrap().note(9, -5, 7);
+        note.record().unwrap().position.fetch_min(3, Ordering::AcqRel);
+        assert_eq!(note.take(), Err(Error::BadIndex { position: 3, index: None, rows: None }));
+        note.record().unwrap().position.fetch_min(9, Ordering::AcqRel);
+        assert_eq!(note.take(), Err(Error::BadIndex { position: 9, index: None, rows: None }));
+        note.record().unwrap().note(2, 6, 7);
+        assert_eq!(note.take(), Err(Error::BadIndex { position: 2, index: None, rows: None }), "row 6 of 7");
+    }
+
+    #[test]
+    fn the_range_is_known_where_all_calls_have_the_same() {
+        let note = note();
+        let bad = |rows| Err(Error::BadIndex { position: 3, index: None, rows });
+        let take = || {
+            note.record().unwrap().position.fetch_min(3, Ordering::AcqRel);
+            note.take()
+        };
+        note.span_for(10);
+        note.span_for(10);
+        assert_eq!(take(), bad(Some(10)));
+        note.span_for(4);
+        note.span_for(10);
+        assert_eq!(take(), bad(None));
     }
 }

@@ -1,9 +1,9 @@
 //! What a gather or a scatter is given beside the table: indices, and rows one after the other.
 
-use wholemem_hal::Span;
+use wholemem_hal::{Span, Stream};
 
 use super::plan::{DensePlace, IndexPlace};
-use crate::Dtype;
+use crate::{Dtype, Result};
 
 /// The type of indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,6 +22,14 @@ impl IndexType {
         match self {
             Self::I32 => 4,
             Self::I64 => 8,
+        }
+    }
+
+    /// The indices in bytes of memory.
+    pub(super) fn decode(self, bytes: &[u8]) -> Vec<i64> {
+        match self {
+            Self::I32 => bytes.as_chunks().0.iter().map(|index| i32::from_ne_bytes(*index).into()).collect(),
+            Self::I64 => bytes.as_chunks().0.iter().map(|index| i64::from_ne_bytes(*index)).collect(),
         }
     }
 }
@@ -74,6 +82,16 @@ impl Indices {
     #[must_use]
     pub fn on_bad(self, on_bad: OnBadIndex) -> Self {
         Self { on_bad, ..self }
+    }
+
+    /// The index at a position that there is. It waits for the stream.
+    pub(super) fn read(&self, stream: &Stream, position: u64) -> Result<i64> {
+        let mut bytes = [0; 8];
+        let bytes = &mut bytes[..self.kind.len()];
+        // Within the span, whose length fits.
+        let at = usize::try_from(position).unwrap_or(usize::MAX).saturating_mul(self.kind.len());
+        stream.read(&self.span.part(at, bytes.len())?, bytes)?;
+        Ok(self.kind.decode(bytes)[0])
     }
 
     pub(super) fn place(&self) -> IndexPlace {

@@ -18,7 +18,7 @@ pub struct RowsRequest {
     pub rows_stride: u64,
     /// Bytes of a row in the table.
     pub row_len: u64,
-    /// The address of the word for the smallest position of a bad index; zero where nobody wants to know.
+    /// The address of the record for bad indices, four words, whose first becomes the smallest position of one; zero for none.
     pub bad: u64,
 }
 

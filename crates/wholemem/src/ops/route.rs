@@ -15,7 +15,7 @@ use wholemem_hal::{PinnedBuffer, Stream};
 use wholemem_os::Deadline;
 
 use super::plan::plan;
-use super::{Dense, IndexType, Indices, OnBadIndex, Op};
+use super::{Dense, Indices, OnBadIndex, Op};
 use crate::element::{add, convert};
 use crate::verdict::{Hello, agree, bytes_of, meet};
 use crate::{Dtype, Error, Result, WholeTensor};
@@ -28,6 +28,8 @@ const MOST_AT_ONCE: u64 = 256 << 20;
 struct Load {
     /// `None` for a bad index.
     places: Vec<Option<u64>>,
+    /// The first position of an index that names none, and that index.
+    bad: Option<(u64, i64)>,
     rows: Vec<u8>,
 }
 
@@ -59,9 +61,10 @@ impl WholeTensor {
             applied = applied.and_then(|()| self.apply(stream, op, &received));
         }
         agree(comm, applied)?;
-        let bad = load.places.iter().position(Option::is_none);
-        match (bad, indices.on_bad) {
-            (Some(position), OnBadIndex::Note) => Err(Error::BadIndex { position: position as u64 }),
+        match (load.bad, indices.on_bad) {
+            (Some((position, index)), OnBadIndex::Note) => {
+                Err(Error::BadIndex { position, index: Some(index), rows: Some(self.row_count()) })
+            }
             _ => Ok(()),
         }
     }
@@ -79,17 +82,15 @@ impl WholeTensor {
         stream.read(&indices.span, &mut index_bytes)?;
         let mut dense = vec![0; (count - 1) * stride + dense_len];
         stream.read(&input.span.part(0, dense.len())?, &mut dense)?;
-        let index_of = |bytes: &[u8]| match indices.kind {
-            IndexType::I32 => bytes.try_into().map(i32::from_ne_bytes).map_or(-1, i64::from),
-            IndexType::I64 => bytes.try_into().map_or(-1, i64::from_ne_bytes),
-        };
-        let place = |bytes| u64::try_from(index_of(bytes)).ok().filter(|row| *row < self.row_count());
-        let places = index_bytes.chunks_exact(indices.kind.len()).map(place).collect();
+        let numbers = indices.kind.decode(&index_bytes);
+        let place = |index: &i64| u64::try_from(*index).ok().filter(|row| *row < self.row_count());
+        let places: Vec<_> = numbers.iter().map(place).collect();
+        let bad = places.iter().position(Option::is_none).map(|at| (at as u64, numbers[at]));
         let tight: Vec<u8> =
             (0..count).flat_map(|row| &dense[row * stride..][..dense_len]).copied().collect();
         let rows = convert(&tight, input.dtype, dtype)
             .ok_or(Error::NotConvertible { from: input.dtype, to: dtype })?;
-        Ok(Load { places, rows })
+        Ok(Load { places, bad, rows })
     }
 
     /// What goes to each rank: how many rows, for which places, and their bytes.

@@ -4,8 +4,8 @@ use wholemem_hal::Stream;
 use wholemem_os::Deadline;
 
 use super::{Dense, Indices, OnBadIndex, Op, Order};
-use crate::memory::Note;
-use crate::{Location, Result, WholeTensor};
+use crate::memory::{Note, names_a_row};
+use crate::{Error, Location, Result, WholeTensor};
 
 impl WholeTensor {
     /// Enqueues a gather: row `indices[n]` of the tensor becomes row `n` of `output`, for all of them. Any rank may call it
@@ -15,8 +15,8 @@ impl WholeTensor {
     /// output, and is told of by the next call or by [`check`](Self::check).
     ///
     /// # Errors
-    /// What is wrong with the call: [`Error::TypesDiffer`](crate::Error::TypesDiffer), [`Error::TooShort`](crate::Error::TooShort) and the like,
-    /// before anything is touched; [`Error::BadIndex`](crate::Error::BadIndex) of a call before this one, which is not made then.
+    /// What is wrong with the call: [`Error::TypesDiffer`], [`Error::TooShort`] and the like,
+    /// before anything is touched; [`Error::BadIndex`] of a call before this one, which is not made then.
     pub fn gather(&self, stream: &Stream, indices: &Indices, output: &Dense) -> Result<()> {
         self.call(stream, Op::Gather, indices, output)
     }
@@ -24,7 +24,7 @@ impl WholeTensor {
     /// Gathers, and waits until the rows are there.
     ///
     /// # Errors
-    /// As [`gather`](Self::gather); [`Error::BadIndex`](crate::Error::BadIndex) of this call too.
+    /// As [`gather`](Self::gather); [`Error::BadIndex`] of this call too.
     pub fn gather_sync(&self, stream: &Stream, indices: &Indices, output: &Dense) -> Result<()> {
         self.call_sync(stream, Op::Gather, indices, output)
     }
@@ -43,7 +43,7 @@ impl WholeTensor {
     /// Scatters, and waits until the rows are there.
     ///
     /// # Errors
-    /// As [`scatter`](Self::scatter); [`Error::BadIndex`](crate::Error::BadIndex) of this call too.
+    /// As [`scatter`](Self::scatter); [`Error::BadIndex`] of this call too.
     pub fn scatter_sync(
         &self,
         stream: &Stream,
@@ -68,7 +68,7 @@ impl WholeTensor {
     /// Adds, and waits until all is added.
     ///
     /// # Errors
-    /// As [`scatter_add`](Self::scatter_add); [`Error::BadIndex`](crate::Error::BadIndex) of this call too.
+    /// As [`scatter_add`](Self::scatter_add); [`Error::BadIndex`] of this call too.
     pub fn scatter_add_sync(
         &self,
         stream: &Stream,
@@ -85,7 +85,8 @@ impl WholeTensor {
     /// It does not wait: synchronize the stream first to hear of all that was enqueued.
     ///
     /// # Errors
-    /// [`Error::BadIndex`](crate::Error::BadIndex) with the smallest such position.
+    /// [`Error::BadIndex`] with the smallest such position, and the index there unless it was a GPU
+    /// that met it.
     pub fn check(&self) -> Result<()> {
         self.memory().check()
     }
@@ -126,11 +127,24 @@ impl WholeTensor {
     /// Bad indices of this call are its own error, whoever else calls or checks meanwhile.
     fn call_sync(&self, stream: &Stream, op: Op, indices: &Indices, dense: &Dense) -> Result<()> {
         self.check()?;
-        self.memory().with_own_note(|note| {
+        let outcome = self.memory().with_own_note(|note| {
             self.launch(stream, op, indices, dense, note)?;
             Ok(stream.synchronize(Deadline::NEVER)?)
+        });
+        outcome.map_err(|error| match error {
+            Error::BadIndex { position, index: None, .. } => self.bad_index(stream, indices, position),
+            error => error,
         })?;
         self.check()
+    }
+
+    /// The error for the index at a position, which is read where the call has found it.
+    fn bad_index(&self, stream: &Stream, indices: &Indices, position: u64) -> Error {
+        let rows = self.row_count();
+        let index = indices.read(stream, position).ok();
+        // An index that names a row by now was written since.
+        let index = index.filter(|index| !names_a_row(*index, rows));
+        Error::BadIndex { position, index, rows: Some(rows) }
     }
 
     pub(super) fn launch(
@@ -141,8 +155,43 @@ impl WholeTensor {
         dense: &Dense,
         note: &Note,
     ) -> Result<()> {
-        let note = (indices.on_bad == OnBadIndex::Note).then(|| note.span());
+        let note = (indices.on_bad == OnBadIndex::Note).then(|| note.span_for(self.row_count()));
         let held = self.memory().operands();
         self.group().kernels().launch(stream, op, (&self.table(), held), indices, dense, note)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
+
+    use super::*;
+    use crate::{Dtype, Group, TensorSpec};
+
+    /// What a call that waited says of the position that a kernel of a GPU has noted.
+    #[test]
+    fn the_index_at_a_noted_position_is_read_from_the_call() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let group = Group::local(std::slice::from_ref(&device)).unwrap().remove(0);
+        let stream = device.stream().unwrap();
+        let tensor = WholeTensor::create(&group, &TensorSpec::new(Dtype::U8, &[10, 4])).unwrap();
+        let buffer = |bytes: &[u8]| {
+            let buffer = PinnedBuffer::create(&device, bytes.len()).unwrap();
+            buffer.bytes().unwrap().write_at(0, bytes).unwrap();
+            buffer
+        };
+        let long = buffer(&[3_i64, 1 << 40, -7].map(i64::to_ne_bytes).concat());
+        let short = buffer(&[3_i32, 10, i32::MIN].map(i32::to_ne_bytes).concat());
+        let (long, short) = (Indices::i64(long.all()), Indices::i32(short.all()));
+        let told = |indices: &Indices, position| tensor.bad_index(&stream, indices, position);
+        let bad = |position, index| Error::BadIndex { position, index, rows: Some(10) };
+        assert_eq!([told(&long, 1), told(&long, 2)], [bad(1, Some(1 << 40)), bad(2, Some(-7))]);
+        assert_eq!([told(&short, 1), told(&short, 2)], [bad(1, Some(10)), bad(2, Some(i32::MIN.into()))]);
+        assert_eq!(told(&short, 0), bad(0, None), "it names a row by now");
+
+        let words = "index 10 at position 1 is out of range: valid indices are 0..10";
+        assert_eq!(told(&short, 1).to_string(), words);
+        let words = "the index at position 0 is out of range: valid indices are 0..10";
+        assert_eq!(told(&short, 0).to_string(), words);
     }
 }

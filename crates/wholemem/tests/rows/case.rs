@@ -250,7 +250,11 @@ impl World {
     /// What a call with these indices must answer.
     fn answer(&self, indices: &[i64]) -> Result<(), Error> {
         match (indices.iter().position(|index| self.is_bad(*index)), self.case.on_bad) {
-            (Some(position), OnBadIndex::Note) => Err(Error::BadIndex { position: position as u64 }),
+            (Some(at), OnBadIndex::Note) => Err(Error::BadIndex {
+                position: at as u64,
+                index: Some(indices[at]),
+                rows: Some(self.rows.len() as u64),
+            }),
             _ => Ok(()),
         }
     }
