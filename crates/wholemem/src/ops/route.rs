@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use wholemem_comm::Rank;
 use wholemem_hal::{PinnedBuffer, Stream};
 use wholemem_os::Deadline;
 
@@ -117,8 +118,8 @@ impl WholeTensor {
         let mut slots = HashMap::new();
         let mut places = Vec::new();
         let mut incoming = Vec::new();
-        for part in received {
-            for (place, row) in entries(part, row_len) {
+        for (rank, part) in (0..).map(Rank).zip(received) {
+            for (place, row) in entries(rank, part, row_len)? {
                 let slot = *slots.entry(place).or_insert_with(|| {
                     places.push(place);
                     places.len() - 1
@@ -156,13 +157,19 @@ fn merge(op: Op, dtype: Dtype, rows: &mut [u8], incoming: &[(usize, &[u8])]) {
     }
 }
 
-/// The places and rows of a part. What is cut short ends early: ranks of a group trust each other.
-fn entries(part: &[u8], row_len: usize) -> impl Iterator<Item = (u64, &[u8])> {
-    let (count, rest) = part.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
-    let count = usize::try_from(u64::from_le_bytes(*count)).unwrap_or(usize::MAX);
-    let (places, rows) = rest.split_at_checked(count.saturating_mul(8)).unwrap_or_default();
-    let place = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-    places.chunks_exact(8).map(place).zip(rows.chunks_exact(row_len))
+/// The places and rows of a part that a rank has sent.
+fn entries(rank: Rank, part: &[u8], row_len: usize) -> Result<impl Iterator<Item = (u64, &[u8])>> {
+    let what = "the rows that it sends have another length";
+    let malformed = || Error::from(wholemem_comm::Error::Protocol { rank, what });
+    let (count, rest) = part.split_first_chunk::<8>().ok_or_else(malformed)?;
+    let count = usize::try_from(u64::from_le_bytes(*count)).map_err(|_| malformed())?;
+    let places_len = count.checked_mul(8).ok_or_else(malformed)?;
+    let (places, rows) = rest.split_at_checked(places_len).ok_or_else(malformed)?;
+    if count.checked_mul(row_len) != Some(rows.len()) {
+        return Err(malformed());
+    }
+    let (places, _) = places.as_chunks::<8>();
+    Ok(places.iter().map(|place| u64::from_le_bytes(*place)).zip(rows.chunks_exact(row_len)))
 }
 
 /// Which positions each rank sends in each exchange: all at once where it is not too much, otherwise rank after rank, so
@@ -213,12 +220,19 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_is_cut_short_ends_early() {
+    fn a_part_that_is_cut_short_is_an_error() {
         let part = [&2_u64.to_le_bytes()[..], &7_u64.to_le_bytes(), &9_u64.to_le_bytes(), b"abcdef"].concat();
-        let seen: Vec<_> = entries(&part, 3).collect();
-        assert_eq!(seen, [(7, &b"abc"[..]), (9, b"def")]);
-        assert_eq!(entries(&part[..25], 3).count(), 0);
-        assert_eq!(entries(&part[..28], 3).count(), 1);
-        assert_eq!(entries(&[], 3).count(), 0);
+        let entries = |part: &[u8]| {
+            entries(Rank(1), part, 3)
+                .map(|entries| entries.map(|(at, row)| (at, row.to_vec())).collect::<Vec<_>>())
+        };
+        assert_eq!(entries(&part), Ok(vec![(7, b"abc".to_vec()), (9, b"def".to_vec())]));
+        let what = "the rows that it sends have another length";
+        let malformed = Error::Comm(wholemem_comm::Error::Protocol { rank: Rank(1), what });
+        for len in [0, 7, 8, 23, 24, 29] {
+            assert_eq!(entries(&part[..len]), Err(malformed.clone()), "{len}");
+        }
+        assert_eq!(entries(&u64::MAX.to_le_bytes()), Err(malformed));
+        assert_eq!(entries(&[0; 8]), Ok(Vec::new()));
     }
 }
