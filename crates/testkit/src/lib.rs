@@ -12,6 +12,7 @@
 //! | [`ranks`] | a test that runs as several processes, under a watchdog, leaving nothing behind |
 //! | [`forked`] | a test that goes on in a forked child |
 //! | [`stepper`] | a process walked from system call to system call, and killed or frozen at the nth |
+//! | [`memory_group`] | a control group with a memory limit, real, or the reason why there is none |
 //! | [`silent`] | code that is to make no system call |
 //! | [`census`] | what this process holds of the kernel: file descriptors and maps |
 //!
@@ -28,6 +29,7 @@ pub mod deferred;
 pub mod driver;
 pub mod fault;
 pub mod forked;
+pub mod memory_group;
 pub mod ranks;
 pub mod silent;
 pub mod stepper;
@@ -39,6 +41,7 @@ pub use deferred::Deferred;
 pub use driver::FakeDriver;
 pub use fault::Fault;
 pub use forked::in_forked_child;
+pub use memory_group::MemoryGroup;
 pub use ranks::{Rank, Ranks};
 pub use silent::without_system_calls;
 pub use stepper::Stepper;

@@ -1,0 +1,347 @@
+//! The memory limits of control groups, of version 1 and of version 2.
+//!
+//! A process is in one group of each hierarchy, and bound by the limits of that group and of those above it. The memory controller
+//! is in one hierarchy: in its own of version 1, or in the unified one of version 2. Both are looked at; the one without
+//! the controller has no limits.
+//!
+//! ```text
+//!   /proc/self/cgroup      4:memory:/jobs/7          which group
+//!   /proc/self/mountinfo   ... /jobs /sys/fs/cgroup/memory ... - cgroup ... memory
+//!                              root  mount point            type        options
+//!   group = mount point + (path of the group - root) = /sys/fs/cgroup/memory/7
+//! ```
+//!
+//! Page cache that is not in use counts as used by a group, but the kernel frees it before it kills: it is available.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use super::{Available, MemoryLimit, Text};
+
+/// Version 1 has no word for "no limit": it says the largest number of whole pages. No machine has so much.
+const UNLIMITED: usize = 1 << 62;
+
+/// How a version of control groups names things.
+#[derive(Debug, Clone, Copy)]
+struct Version {
+    filesystem: &'static str,
+    /// What the line of `/proc/self/cgroup` has between its colons.
+    controllers: &'static str,
+    limit: &'static str,
+    usage: &'static str,
+    /// The line of `memory.stat` with the page cache, of the groups below too, that is not in use.
+    idle_cache: &'static str,
+    /// The file that says whether what groups below use counts here, where that is a choice.
+    hierarchy: Option<&'static str>,
+}
+
+const VERSIONS: [Version; 2] = [
+    Version {
+        filesystem: "cgroup",
+        controllers: "memory",
+        limit: "memory.limit_in_bytes",
+        usage: "memory.usage_in_bytes",
+        idle_cache: "total_inactive_file",
+        hierarchy: Some("memory.use_hierarchy"),
+    },
+    Version {
+        filesystem: "cgroup2",
+        controllers: "",
+        limit: "memory.max",
+        usage: "memory.current",
+        idle_cache: "inactive_file",
+        hierarchy: None,
+    },
+];
+
+/// The groups whose limits bind this process, with their files open.
+#[derive(Debug)]
+pub(super) struct Groups {
+    root: PathBuf,
+    /// `/proc/self/cgroup`, and what it said when the groups were found.
+    membership: Option<(File, String)>,
+    groups: Vec<Group>,
+}
+
+#[derive(Debug)]
+struct Group {
+    path: PathBuf,
+    limit: File,
+    usage: File,
+    stat: Option<File>,
+    idle_cache: &'static str,
+}
+
+impl Groups {
+    /// Finds them by what the files below a root folder say. Where those cannot be read, there are no limits.
+    pub(super) fn find(root: &Path) -> Self {
+        let membership = File::open(root.join("proc/self/cgroup")).ok().and_then(|file| {
+            let text = Text::default().read(&file).ok()?.to_owned();
+            Some((file, text))
+        });
+        let own = membership.as_ref().map_or("", |(_, text)| text);
+        let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
+        let groups = VERSIONS.iter().filter_map(|version| version.groups(root, own, &mounts));
+        let groups = groups.flatten().collect();
+        Self { root: root.to_owned(), membership, groups }
+    }
+
+    /// The group that leaves the least.
+    pub(super) fn tightest(&mut self, text: &mut Text) -> Option<Available> {
+        if self.has_moved(text) {
+            *self = Self::find(&self.root);
+        }
+        self.groups.iter().filter_map(|group| group.left(text)).min_by_key(|left| left.len)
+    }
+
+    /// Whether this process is in other groups than when they were found.
+    fn has_moved(&self, text: &mut Text) -> bool {
+        let Some((file, then)) = &self.membership else { return false };
+        text.read(file).is_ok_and(|now| now != then)
+    }
+}
+
+impl Version {
+    /// The groups of this version that bind the process, its own first.
+    fn groups(self, root: &Path, membership: &str, mounts: &str) -> Option<Vec<Group>> {
+        let path = membership.lines().find_map(|line| self.own_group(line))?;
+        let (mount, below) = mounts.lines().find_map(|line| {
+            let mount = self.mount(line)?;
+            let below = Path::new(path).strip_prefix(&mount.root).ok()?.to_owned();
+            Some((mount, below))
+        })?;
+        let top = root.join(mount.point.strip_prefix("/").ok()?);
+        let mut groups = Vec::new();
+        for below in below.ancestors() {
+            let folder = top.join(below);
+            let is_own = groups.is_empty();
+            if !is_own && self.hierarchy.is_some_and(|file| says_no(&folder.join(file))) {
+                break;
+            }
+            // Joined with nothing, a path would end in a slash.
+            let path = mount.root.join(below).components().collect::<PathBuf>();
+            groups.push((folder, path));
+        }
+        let open = |(folder, path): (PathBuf, PathBuf)| {
+            Some(Group {
+                limit: File::open(folder.join(self.limit)).ok()?,
+                usage: File::open(folder.join(self.usage)).ok()?,
+                stat: File::open(folder.join("memory.stat")).ok(),
+                idle_cache: self.idle_cache,
+                path,
+            })
+        };
+        Some(groups.into_iter().filter_map(open).collect())
+    }
+
+    /// The path in a line of `/proc/self/cgroup`, if the line is of the hierarchy with the memory controller.
+    fn own_group(self, line: &str) -> Option<&str> {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        controllers.split(',').any(|name| name == self.controllers).then_some(path)
+    }
+
+    /// Where a line of `/proc/self/mountinfo` mounts the hierarchy with the memory controller.
+    fn mount(self, line: &str) -> Option<Mount> {
+        let (mount, filesystem) = line.split_once(" - ")?;
+        let mut fields = filesystem.split(' ');
+        let (kind, _, options) = (fields.next()?, fields.next()?, fields.next()?);
+        let has_controller =
+            self.controllers.is_empty() || options.split(',').any(|option| option == self.controllers);
+        if kind != self.filesystem || !has_controller {
+            return None;
+        }
+        let mut fields = mount.split(' ').skip(3);
+        Some(Mount { root: unescaped(fields.next()?), point: unescaped(fields.next()?) })
+    }
+}
+
+/// A mounted hierarchy, or a part of one.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    /// Which group is at the mount point.
+    root: PathBuf,
+    point: PathBuf,
+}
+
+/// A path of `/proc/self/mountinfo`, where a space is `\040` and so on.
+fn unescaped(text: &str) -> PathBuf {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((&first, tail)) = rest.split_first() {
+        let digits = if first == b'\\' { tail.get(..3) } else { None };
+        let code = digits.and_then(|digits| u8::from_str_radix(str::from_utf8(digits).ok()?, 8).ok());
+        bytes.push(code.unwrap_or(first));
+        rest = if code.is_some() { &tail[3..] } else { tail };
+    }
+    OsString::from_vec(bytes).into()
+}
+
+fn says_no(file: &Path) -> bool {
+    fs::read_to_string(file).is_ok_and(|text| text.trim() == "0")
+}
+
+impl Group {
+    /// What the group's limit leaves; `None` if it has no limit, or is no more.
+    fn left(&self, text: &mut Text) -> Option<Available> {
+        let mut number = |file: &File| text.read(file).ok()?.trim().parse::<usize>().ok();
+        let len = number(&self.limit).filter(|limit| *limit < UNLIMITED)?;
+        let used = number(&self.usage)?;
+        let idle = self.stat.as_ref().and_then(|stat| {
+            let lines = text.read(stat).ok()?;
+            let idle =
+                lines.lines().find_map(|line| line.strip_prefix(self.idle_cache)?.strip_prefix(' '))?;
+            idle.trim().parse::<usize>().ok()
+        });
+        let left = len.saturating_sub(used.saturating_sub(idle.unwrap_or(0)));
+        Some(Available { len: left, limit: MemoryLimit::Group { path: self.path.clone(), len } })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MemoryProbe;
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+    const V1: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n";
+    const V1_CPU: &str = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n";
+    const V2: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+    const HYBRID_V2: &str = "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+
+    /// The files of a machine below a folder of its own, gone when dropped.
+    struct Machine(PathBuf);
+
+    impl Machine {
+        fn new(name: &str, membership: &str, mounts: &str) -> Self {
+            let folder = std::env::temp_dir().join(format!("wholemem-meminfo-{}-{name}", std::process::id()));
+            let machine = Self(folder);
+            machine.write("proc/meminfo", "MemAvailable: 1048576 kB\n");
+            machine.write("proc/self/cgroup", membership);
+            machine.write("proc/self/mountinfo", mounts);
+            machine
+        }
+
+        fn write(&self, file: &str, text: &str) {
+            let path = self.0.join(file);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+            fs::write(path, text).expect("a file");
+        }
+
+        /// A group of version 1, by mebibytes.
+        fn v1(&self, folder: &str, limit: usize, used: usize, idle: usize) {
+            let folder = format!("sys/fs/cgroup/memory{folder}");
+            self.write(&format!("{folder}/memory.limit_in_bytes"), &format!("{}\n", limit * MIB));
+            self.write(&format!("{folder}/memory.usage_in_bytes"), &format!("{}\n", used * MIB));
+            let stat = format!("cache 5\ninactive_file 3\ntotal_inactive_file {}\ntotal_x 1\n", idle * MIB);
+            self.write(&format!("{folder}/memory.stat"), &stat);
+            self.write(&format!("{folder}/memory.use_hierarchy"), "1\n");
+        }
+
+        /// A group of version 2, by mebibytes.
+        fn v2(&self, folder: &str, limit: &str, used: usize, idle: usize) {
+            let folder = format!("sys/fs/cgroup{folder}");
+            self.write(&format!("{folder}/memory.max"), limit);
+            self.write(&format!("{folder}/memory.current"), &format!("{}\n", used * MIB));
+            self.write(&format!("{folder}/memory.stat"), &format!("anon 1\ninactive_file {}\n", idle * MIB));
+        }
+
+        fn probe(&self) -> MemoryProbe {
+            MemoryProbe::open_at(&self.0).unwrap()
+        }
+
+        fn read(&self) -> Available {
+            self.probe().read().unwrap()
+        }
+    }
+
+    impl Drop for Machine {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).expect("remove the folder");
+        }
+    }
+
+    fn of_group(path: &str, left: usize, limit: usize) -> Available {
+        Available { len: left * MIB, limit: MemoryLimit::Group { path: path.into(), len: limit * MIB } }
+    }
+
+    const OF_MACHINE: Available = Available { len: 1 << 30, limit: MemoryLimit::Machine };
+
+    #[test]
+    fn a_limit_of_version_1_counts_less_what_the_kernel_can_free() {
+        let machine = Machine::new("v1", "5:cpu:/other\n4:memory:/jobs/7\n0::/\n", &[V1_CPU, V1].concat());
+        machine.v1("/jobs/7", 200, 150, 30);
+        assert_eq!(machine.read(), of_group("/jobs/7", 80, 200));
+    }
+
+    #[test]
+    fn the_tightest_group_above_counts() {
+        let machine = Machine::new("above", "4:memory,other:/a/b/c\n", V1);
+        machine.v1("/a/b/c", 800, 100, 0);
+        machine.v1("/a/b", 500, 480, 10);
+        machine.v1("/a", 600, 490, 0);
+        assert_eq!(machine.read(), of_group("/a/b", 30, 500));
+        // What the groups below use does not count there.
+        machine.write("sys/fs/cgroup/memory/a/b/memory.use_hierarchy", "0\n");
+        assert_eq!(machine.read(), of_group("/a/b/c", 700, 800));
+    }
+
+    #[test]
+    fn what_version_1_says_without_a_limit_is_none() {
+        let machine = Machine::new("none", "4:memory:/a\n", V1);
+        machine.v1("/a", 1, 0, 0);
+        machine.write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(machine.read(), OF_MACHINE);
+    }
+
+    #[test]
+    fn a_mount_of_a_part_of_the_hierarchy_begins_at_its_root() {
+        let mounts = "35 31 0:32 /docker/ab\\040c /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
+        let machine = Machine::new("part", "4:memory:/docker/ab c/inner\n", mounts);
+        machine.v1("/inner", 300, 100, 0);
+        machine.v1("", 250, 150, 0);
+        assert_eq!(machine.read(), of_group("/docker/ab c", 100, 250));
+        machine.write("proc/self/cgroup", "4:memory:/elsewhere\n");
+        assert_eq!(machine.read(), OF_MACHINE, "the group cannot be seen from here");
+    }
+
+    #[test]
+    fn the_limits_of_version_2_are_read_wherever_it_is_mounted() {
+        let machine = Machine::new("v2", "0::/system.slice/x.service\n", V2);
+        machine.v2("/system.slice/x.service", "max\n", 70, 10);
+        machine.v2("/system.slice", "104857600\n", 70, 10);
+        assert_eq!(machine.read(), of_group("/system.slice", 40, 100));
+        machine.v2("/system.slice", "max\n", 70, 10);
+        assert_eq!(machine.read(), OF_MACHINE);
+        let hybrid = Machine::new("hybrid", "4:memory:/one\n0::/two\n", &[HYBRID_V2, V1].concat());
+        hybrid.v1("/one", 200, 150, 0);
+        assert_eq!(hybrid.read(), of_group("/one", 50, 200), "version 2 without the memory controller");
+        hybrid.v2("/unified/two", "104857600\n", 80, 0);
+        assert_eq!(hybrid.read(), of_group("/two", 20, 100));
+    }
+
+    #[test]
+    fn a_probe_reads_what_files_say_now_and_follows_its_process_to_another_group() {
+        let machine = Machine::new("moved", "4:memory:/a\n", V1);
+        machine.v1("/a", 200, 150, 0);
+        machine.v1("/b", 200, 10, 0);
+        let mut probe = machine.probe();
+        assert_eq!(probe.read().unwrap(), of_group("/a", 50, 200));
+        machine.write("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "210763776\n");
+        assert_eq!(probe.read().unwrap().len, 0, "more than the limit is used");
+        machine.write("proc/self/cgroup", "4:memory:/b\n");
+        assert_eq!(probe.read().unwrap(), of_group("/b", 190, 200));
+    }
+
+    #[test]
+    fn files_that_are_missing_or_make_no_sense_are_no_limit() {
+        let machine = Machine::new("missing", "nonsense\n4:memory:/a\n", &["x - y\n", V1].concat());
+        assert_eq!(machine.read(), OF_MACHINE);
+        machine.v1("/a", 10, 5, 0);
+        machine.write("sys/fs/cgroup/memory/a/memory.stat", "total_inactive_file many\n");
+        assert_eq!(machine.read(), of_group("/a", 5, 10));
+        machine.write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "\n");
+        assert_eq!(machine.read(), OF_MACHINE);
+    }
+}

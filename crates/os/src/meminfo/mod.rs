@@ -1,0 +1,170 @@
+//! How much memory can be filled, by the machine and by the control groups of this process.
+//!
+//! On Linux, filling memory that is not there does not fail: the kernel kills a process, perhaps this one. Code that is about to
+//! fill memory reads here first how much there is. Other processes take and free memory at any moment: a reading is no promise.
+
+mod cgroup;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::call::call;
+use crate::{Errno, Error, Result, Size};
+use cgroup::Groups;
+
+/// How many bytes could be filled when this was read, and what allows no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Available {
+    /// The bytes.
+    pub len: usize,
+    /// The tightest limit.
+    pub limit: MemoryLimit,
+}
+
+/// What bounds the memory of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryLimit {
+    /// The machine has no more.
+    Machine,
+    /// A control group, which the process is in or below, may not use more.
+    Group {
+        /// The path of the group, as `/proc/self/cgroup` has it.
+        path: PathBuf,
+        /// How many bytes the group may use.
+        len: usize,
+    },
+}
+
+impl fmt::Display for Available {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.limit {
+            MemoryLimit::Machine => write!(f, "only {} are available on this machine", Size(self.len)),
+            MemoryLimit::Group { path, len } => {
+                let (left, len, path) = (Size(self.len), Size(*len), path.display());
+                write!(f, "only {left} are left of the {len} that control group `{path}` may use")
+            }
+        }
+    }
+}
+
+/// Reads how much memory can be filled, again and again, from files that it keeps open.
+///
+/// ```
+/// use wholemem_os::meminfo::MemoryProbe;
+///
+/// let mut probe = MemoryProbe::open()?;
+/// assert!(probe.read()?.len > 0);
+/// # Ok::<(), wholemem_os::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct MemoryProbe {
+    machine: File,
+    groups: Groups,
+    text: Text,
+}
+
+impl MemoryProbe {
+    /// Opens the files of the machine and of the control groups of this process.
+    ///
+    /// # Errors
+    /// `open` when `/proc` is not mounted.
+    pub fn open() -> Result<Self> {
+        Self::open_at(Path::new("/"))
+    }
+
+    /// The same below another root folder, as tests make one.
+    fn open_at(root: &Path) -> Result<Self> {
+        let machine = call("open", || File::open(root.join("proc/meminfo")).map_err(|error| errno(&error)))?;
+        Ok(Self { machine, groups: Groups::find(root), text: Text::default() })
+    }
+
+    /// Reads how much there is now. If this process was moved to another control group, that is read from now on.
+    ///
+    /// # Errors
+    /// `pread` when the kernel does not say what the machine has left.
+    pub fn read(&mut self) -> Result<Available> {
+        let text = call("pread", || self.text.read(&self.machine).map_err(|error| errno(&error)))?;
+        let machine =
+            field(text, "MemAvailable").ok_or(Error::Call { call: "pread", errno: Errno::NODATA })?;
+        let machine = Available { len: machine, limit: MemoryLimit::Machine };
+        let group = self.groups.tightest(&mut self.text);
+        Ok(group.filter(|group| group.len < machine.len).unwrap_or(machine))
+    }
+}
+
+/// How many bytes could be filled now.
+///
+/// # Errors
+/// As [`MemoryProbe::open`] and [`MemoryProbe::read`].
+pub fn available() -> Result<usize> {
+    Ok(MemoryProbe::open()?.read()?.len)
+}
+
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// A buffer for the text of files, used for one after the other.
+#[derive(Debug, Default)]
+struct Text(Vec<u8>);
+
+impl Text {
+    /// The text of a file from its beginning. The kernel makes it anew for each read, which is long for some files: a read that
+    /// is not full was the last.
+    fn read(&mut self, file: &File) -> io::Result<&str> {
+        const STEP: usize = 8 << 10;
+        let mut len = 0;
+        loop {
+            self.0.resize(len + STEP, 0);
+            match file.read_at(&mut self.0[len..], len as u64) {
+                Ok(read) if read < STEP => break len += read,
+                Ok(read) => len += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        str::from_utf8(&self.0[..len]).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+}
+
+/// A line of `/proc/meminfo`, in bytes.
+fn field(text: &str, name: &str) -> Option<usize> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let kibibytes: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_some_memory_left() {
+        assert!(available().unwrap() > 0);
+    }
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name() {
+        let text = "MemTotal:       24603652 kB\nMemAvailableX:  1 kB\nMemAvailable:   24000000 kB\n";
+        assert_eq!(field(text, "MemAvailable"), Some(24_000_000 << 10));
+        assert_eq!(field(text, "SwapFree"), None);
+        assert_eq!(field("MemAvailable: many kB", "MemAvailable"), None);
+    }
+
+    #[test]
+    fn a_reading_names_the_limit_that_it_comes_from() {
+        let machine = Available { len: 3 << 20, limit: MemoryLimit::Machine };
+        assert_eq!(machine.to_string(), "only 3 MiB are available on this machine");
+        let limit = MemoryLimit::Group { path: "/jobs/7".into(), len: 200 << 20 };
+        let group = Available { len: 0, limit };
+        assert_eq!(
+            group.to_string(),
+            "only 0 B are left of the 200 MiB that control group `/jobs/7` may use"
+        );
+    }
+}
