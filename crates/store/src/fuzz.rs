@@ -97,7 +97,7 @@ pub fn requests(bytes: &[u8]) {
     let (mut server, _) = Server::recover(index, settings, &Survivors::default(), now, &mut yard);
     let client = ClientId(1);
     let mut budget = Budget::new(0, Limits::of_server(TERMS.quota, 1 << 10));
-    let hello = Request { id: 1, again: false, ask: Ask::Hello { protocol: PROTOCOL } };
+    let hello = Request { id: 1, again: 0, ask: Ask::Hello { protocol: PROTOCOL } };
     let mut inputs = vec![
         // As one who is trusted, and heard in everything.
         Input::Joined { client, account: budget.open(0) },
@@ -152,9 +152,8 @@ pub fn corpus() -> Vec<(&'static str, Vec<u8>)> {
     let part = |offset, len| Part { offset, len };
     let adopt = |place, len, part| Ask::Adopt { label: label("adopted"), place, len, part };
     let find = Ask::Find { name: "small".to_owned(), wait: 5 };
-    let request = |id, ask| encode(&Request { id, again: false, ask }, &[]).expect("a request");
-    let small =
-        |id| encode(&Request { id, again: false, ask: create("small", 5) }, b"bytes").expect("a request");
+    let request = |id, ask| encode(&Request { id, again: 0, ask }, &[]).expect("a request");
+    let small = |id| encode(&Request { id, again: 0, ask: create("small", 5) }, b"bytes").expect("a request");
     let answer = |answer| encode(&Response { id: 7, answer }, &[]).expect("a response");
     let play = |messages: Vec<Vec<Vec<u8>>>| {
         let packets = messages.into_iter().flatten();

@@ -46,7 +46,8 @@ pub struct Unsealed<D> {
     /// Why.
     pub error: Error,
     /// The draft as it was, to be written further, and sealed again. A small one comes back always: where the server has not
-    /// answered, it may have it already. Another one does where its memory is still mapped, and is given up otherwise.
+    /// answered, it may have it already. Another one does where its memory is still mapped, or where servers died while it was
+    /// being sealed ([`Refusal::ServersDied`]), and is given up otherwise.
     pub draft: Option<Box<D>>,
 }
 
@@ -225,8 +226,8 @@ impl Mapped {
     fn seal(&mut self) -> Result<Sealed> {
         self.unmap()?;
         let outcome = self.core.request_sealed(Ask::Seal { create: self.create }, &[]);
-        if matches!(outcome, Err(Error::Refused(Refusal::StillMapped))) {
-            // By a child, which may end: until then it is written further.
+        // A child that has it mapped may end, and a next server may live: until then it is written further.
+        if matches!(outcome, Err(Error::Refused(Refusal::StillMapped | Refusal::ServersDied { .. }))) {
             self.map()?;
         }
         let sealed = outcome?;

@@ -111,7 +111,7 @@ impl Wire {
     ) -> Result<(Answer, Vec<OwnedFd>)> {
         self.check_fork()?;
         self.last_id += 1;
-        let request = Request { id: self.last_id, again: false, ask };
+        let request = Request { id: self.last_id, again: 0, ask };
         let outcome = self.ask(request, payload, fds, deadline);
         if matches!(outcome, Err(Error::TimedOut | Error::Interrupted)) {
             self.given_up.insert(self.last_id);
@@ -131,7 +131,7 @@ impl Wire {
             let (response, received) = self.receive(deadline)?;
             match response.answer {
                 Answer::Restarted => {
-                    request.again = true;
+                    request.again = request.again.saturating_add(1);
                     self.send(&request, payload, fds, deadline)?;
                 }
                 // With an id of zero, all of this client is.
@@ -152,7 +152,7 @@ impl Wire {
     /// Says what has no answer, or none that anybody waits for. If the server does not read, it is not said.
     pub(super) fn tell(&mut self, ask: Ask) {
         self.last_id += 1;
-        let request = Request { id: self.last_id, again: false, ask };
+        let request = Request { id: self.last_id, again: 0, ask };
         let _ = frame::send_message(&self.socket, &request, &[], &[], Deadline::NOW);
     }
 

@@ -197,7 +197,7 @@ mod tests {
 
     fn request() -> Request {
         let label = Label { name: "weights".to_owned(), meta: vec![1, 2, 3] };
-        Request { id: 7, again: false, ask: Ask::Create { label, len: 9, members: Vec::new(), place: 0 } }
+        Request { id: 7, again: 0, ask: Ask::Create { label, len: 9, members: Vec::new(), place: 0 } }
     }
 
     proptest! {

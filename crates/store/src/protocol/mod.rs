@@ -36,8 +36,9 @@ pub(crate) const SMALL: u64 = 1 << 20;
 pub(crate) struct Request {
     /// Never zero, and never used twice by a client.
     pub(crate) id: u64,
-    /// Whether it was said before, to a server that was then restarted.
-    pub(crate) again: bool,
+    /// How many times it was said before, each time to a server that was then replaced. Clients of protocol 4 say 1 for
+    /// any number: the byte was a truth value.
+    pub(crate) again: u8,
     pub(crate) ask: Ask,
 }
 
@@ -46,6 +47,32 @@ pub(crate) struct Request {
 pub(crate) struct Label {
     pub(crate) name: String,
     pub(crate) meta: Vec<u8>,
+}
+
+/// So many servers may die while a request is in progress, and it is not tried again.
+pub(crate) const FATAL: u8 = 2;
+
+impl Ask {
+    /// Whether the server makes, closes or opens memory for it. Other requests wait for something else to happen, or
+    /// take next to nothing: that servers die meanwhile says nothing about them.
+    pub(crate) fn takes_memory(&self) -> bool {
+        match self {
+            Self::Create { .. }
+            | Self::Seal { .. }
+            | Self::Publish { .. }
+            | Self::Fetch { .. }
+            | Self::Adopt { .. } => true,
+            Self::Hello { .. }
+            | Self::Abandon { .. }
+            | Self::Delete { .. }
+            | Self::Find { .. }
+            | Self::Kick { .. }
+            | Self::Watch { .. }
+            | Self::Status
+            | Self::Goodbye
+            | Self::AwaitRoom { .. } => false,
+        }
+    }
 }
 
 impl Label {

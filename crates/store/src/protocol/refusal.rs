@@ -173,6 +173,15 @@ pub enum Refusal {
         /// How much may be.
         limit: u64,
     },
+    /// Servers died while the request was in progress. The one that serves now does not try it again.
+    #[error(
+        "{servers} servers died while this request was in progress, and it is not tried again; ask for less memory, \
+         or give the server more, before the next request"
+    )]
+    ServersDied {
+        /// How many died.
+        servers: u8,
+    },
 }
 
 /// The version of the protocol that knows [`Refusal::ClientLimit`] and what comes behind it.
@@ -189,6 +198,8 @@ impl Refusal {
             Self::ClientLimit { wanted, .. } if protocol < EXTENDED => {
                 Self::NoMemory { len: wanted, reason: self.to_string() }
             }
+            // Clients of older protocols do not count servers.
+            Self::ServersDied { .. } if protocol < EXTENDED => Self::Malformed { rule: self.to_string() },
             refusal => refusal,
         }
     }
@@ -219,6 +230,7 @@ impl Refusal {
             Self::NameTaken { .. } => "name-taken",
             Self::Malformed { .. } => "malformed",
             Self::ClientLimit { .. } => "client-limit",
+            Self::ServersDied { .. } => "servers-died",
         }
     }
 }

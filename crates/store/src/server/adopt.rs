@@ -14,7 +14,7 @@ use crate::protocol::{Answer, Ask, Label, Part, Refusal, Request};
 impl<C: Cells> Server<C> {
     /// Takes in memory that came along with a request, as soon as it was looked at and the keeper has it.
     pub(super) fn adopt(&mut self, client: ClientId, request: Request) {
-        if self.is_known(client, request.id, request.again) {
+        if self.is_known(client, request.id, request.again != 0) {
             return;
         }
         match self.begin_adoption(client, &request.ask) {
@@ -138,7 +138,7 @@ mod tests {
             assert_eq!(answer, Answer::Sealed { object, version: 1 });
             // Said again to another server, it is answered from the record.
             let ask = adopt("name", place, 12 << 10, 5000, 6000);
-            let request = Request { id: world.requests, again: true, ask };
+            let request = Request { id: world.requests, again: 1, ask };
             let (mut another, _) = world.recover(unchanged(&world));
             let input = Input::Asked { client, request, payload: Payload::default(), charge: None };
             let outputs = another.step(now(), input, &mut world.yard);
@@ -219,7 +219,7 @@ mod tests {
         let mut world = World::new();
         let client = world.join_as(1, OWN);
         world.requests += 1;
-        let request = Request { id: world.requests, again: false, ask: adopt("a", 1, 8 << 10, 0, 1) };
+        let request = Request { id: world.requests, again: 0, ask: adopt("a", 1, 8 << 10, 0, 1) };
         let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
         let [Output::TakeIn { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
         world.clients.remove(&client);

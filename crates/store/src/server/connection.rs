@@ -385,7 +385,7 @@ mod tests {
         send(&there, 2, LONGEST_HELLO);
         assert!(matches!(connection.hear(&mut [0; 2000], 0), Heard::Broken), "and a short one");
         let (mut connection, there) = connection_in(&mut budget);
-        let hello = Request { id: 1, again: false, ask: Ask::Hello { protocol: PROTOCOL } };
+        let hello = Request { id: 1, again: 0, ask: Ask::Hello { protocol: PROTOCOL } };
         frame::send_message(&there, &hello, &[], &[], Deadline::NOW).unwrap().unwrap();
         assert!(
             matches!(connection.hear(&mut [0; 2000], 0), Heard::Request(request, ..) if request == hello)
@@ -399,7 +399,7 @@ mod tests {
         let before = budget.held();
         let label = crate::protocol::Label { name: "x".to_owned(), meta: Vec::new() };
         let ask = Ask::Create { label, len: 150_000, members: Vec::new(), place: 0 };
-        let packets = frame::encode(&Request { id: 9, again: false, ask }, &[5; 150_000]).unwrap();
+        let packets = frame::encode(&Request { id: 9, again: 0, ask }, &[5; 150_000]).unwrap();
         there.send(&packets[0], &[], Deadline::NOW).unwrap();
         let mut packet = vec![0; wholemem_os::packet::MAX_PACKET];
         assert!(matches!(connection.hear(&mut packet, 0), Heard::TookSlot));

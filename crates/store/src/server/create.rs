@@ -46,7 +46,7 @@ impl<C: Cells> Server<C> {
         premises: &mut impl Premises,
     ) {
         let id = request.id;
-        if self.is_known(client, id, request.again) {
+        if self.is_known(client, id, request.again != 0) {
             return;
         }
         let outcome = self.begin(client, &request, &payload, premises);
@@ -112,6 +112,17 @@ impl<C: Cells> Server<C> {
         }
         // Said again while it is being done.
         self.pending.contains(client, id)
+    }
+
+    /// Whether a request was done before the server was replaced, so that its answer takes nothing but the record.
+    pub(super) fn is_done(&self, client: ClientId, request: &Request) -> bool {
+        match request.ask {
+            Ask::Seal { create } => self
+                .made
+                .get(client, create)
+                .is_some_and(|object| self.index.state(object) == Some(State::Sealed)),
+            _ => self.made.get(client, request.id).is_some() || self.pending.contains(client, request.id),
+        }
     }
 
     /// Does a request, or says what memory it needs first.

@@ -16,7 +16,8 @@ use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::Index;
 use crate::protocol::frame::Payload;
 use crate::protocol::{
-    Answer, Ask, Event, EventKind, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, Response, Status, check_name,
+    Answer, Ask, Event, EventKind, FATAL, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, Response, Status,
+    check_name,
 };
 
 /// How many entries of what clients that left have made one step drops.
@@ -27,6 +28,9 @@ const PENDING_DROPPED_AT_ONCE: usize = 8;
 
 /// What a request takes that waits for memory, besides its payload.
 const PENDING_COST: u64 = 512;
+
+/// The version of the protocol from which on clients count the servers that died while a request was in progress.
+const COUNTS_SERVERS: u32 = 5;
 
 /// What a server is told to keep to.
 #[derive(Debug, Clone)]
@@ -350,7 +354,11 @@ impl<C: Cells> Server<C> {
         premises: &mut impl Premises,
     ) {
         let Some(known) = self.clients.get_mut(&client) else { return };
-        let (id, again) = (request.id, request.again);
+        let (id, again) = (request.id, request.again != 0);
+        if request.again > 1 && known.heard.is_some() {
+            // Clients of older protocols do not count.
+            known.protocol = known.protocol.max(Some(COUNTS_SERVERS));
+        }
         if let Some(heard) = &mut known.heard {
             if again && heard.contains(&id) {
                 // It is answered, or will be.
@@ -364,12 +372,19 @@ impl<C: Cells> Server<C> {
             self.outputs.push(Output::Dismiss { client });
             return;
         }
+        if request.again >= FATAL && request.ask.takes_memory() && !self.is_done(client, &request) {
+            let refusal = Refusal::ServersDied { servers: request.again };
+            tracing::error!(%client, id, servers = request.again, "a request is refused during which servers died");
+            return self.answer(client, id, Err(refusal));
+        }
         let outcome = match request.ask {
             Ask::Hello { protocol } if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&protocol) => {
                 Err(Refusal::OtherProtocol { server: PROTOCOL, client: protocol })
             }
             Ask::Hello { protocol } => {
-                known.protocol = Some(protocol);
+                if let Some(known) = self.clients.get_mut(&client) {
+                    known.protocol = Some(protocol);
+                }
                 self.outputs.push(Output::Welcome { client, request: id });
                 return;
             }

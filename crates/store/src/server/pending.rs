@@ -233,7 +233,7 @@ mod tests {
     const PLACE: u32 = 0;
 
     fn request(client: u64, id: u64) -> PendingRequest {
-        let request = Request { id, again: false, ask: Ask::Status };
+        let request = Request { id, again: 0, ask: Ask::Status };
         let charge = ample().open(7).charge(Amount::default()).unwrap();
         PendingRequest { client: ClientId(client), request, payload: Payload::default(), _charge: charge }
     }

@@ -285,13 +285,42 @@ fn a_request_that_comes_again_is_answered_as_before() {
         (99, Ask::Delete { object: ObjectId::new(20, 0) }, 0, Answer::Done),
     ];
     for (id, ask, payload, expected) in asks {
-        let request = Request { id, again: true, ask };
+        let request = Request { id, again: 1, ask };
         let input = Input::Asked { client, request, payload: vec![7; payload].into(), charge: None };
         let outputs = server.step(now(), input, &mut world.yard);
         let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
         assert_eq!(response.answer, expected);
     }
     assert_eq!(view(&server), before);
+}
+
+#[test]
+fn a_request_during_which_two_servers_died_is_refused_unless_it_was_done() {
+    let mut world = World::new();
+    let client = world.join(1);
+    let small = world.create(client, "small", 10);
+    let large = world.create(client, "large", 30 << 10);
+    let object = sealed(&small.1);
+    let (mut server, _) =
+        world.recover(Prefixes { before: world.cells.snapshot(), stores: vec![] }.replay(0));
+    let mut ask = |id, again, ask, payload: usize| {
+        let request = Request { id, again, ask };
+        let input = Input::Asked { client, request, payload: vec![7; payload].into(), charge: None };
+        let outputs = server.step(now(), input, &mut world.yard);
+        let [.., Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+        response.answer.clone()
+    };
+    let refused = |servers| Answer::Refused(Refusal::ServersDied { servers });
+    let more = || create("more", 30 << 10, &[], 0);
+    assert_eq!(ask(small.0, 2, create("small", 10, &[], 0), 10), small.1, "it was done");
+    assert_eq!(ask(large.0, 3, create("large", 30 << 10, &[], 0), 0), large.1, "it was done");
+    assert_eq!(ask(90, 2, more(), 0), refused(2));
+    assert_eq!(ask(91, 255, more(), 0), refused(255));
+    assert_eq!(ask(92, 2, Ask::Seal { create: large.0 }, 0), refused(2));
+    assert_eq!(ask(93, 2, Ask::Fetch { object }, 0), refused(2));
+    // What waits for others, or takes nothing, is not to blame.
+    assert!(matches!(ask(94, 9, Ask::Find { name: "small".to_owned(), wait: 0 }, 0), Answer::Found { .. }));
+    assert_eq!(ask(95, 9, Ask::Delete { object }, 0), Answer::Done);
 }
 
 #[test]
@@ -306,15 +335,15 @@ fn a_request_that_one_server_hears_twice_is_done_once() {
         server.step(now(), input, &mut world.yard)
     };
     // Said before its client has read that this is another server, and said again when it has.
-    let outputs = ask(client, 50, false, create("late", 1 << 40, &[], 0), vec![]);
+    let outputs = ask(client, 50, 0, create("late", 1 << 40, &[], 0), vec![]);
     assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
-    let outputs = ask(client, 50, true, create("late", 30 << 10, &[], 0), vec![]);
+    let outputs = ask(client, 50, 1, create("late", 30 << 10, &[], 0), vec![]);
     assert_eq!(outputs, [], "it was refused, and is not done for nobody now that there is room");
     // One that the server before had heard is done, also when a later one was said already.
-    let outputs = ask(client, 49, true, Ask::Status, vec![]);
+    let outputs = ask(client, 49, 1, Ask::Status, vec![]);
     assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
     // Others are as before.
-    let outputs = ask(other, 50, true, Ask::Status, vec![]);
+    let outputs = ask(other, 50, 1, Ask::Status, vec![]);
     assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
 }
 
@@ -322,7 +351,7 @@ fn a_request_that_one_server_hears_twice_is_done_once() {
 fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
     let mut world = World::new();
     let client = world.join(1);
-    let request = Request { id: 50, again: false, ask: create("large", 30 << 10, &[], 0) };
+    let request = Request { id: 50, again: 0, ask: create("large", 30 << 10, &[], 0) };
     let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
     let [Output::Make { allocation, len, place: 0, .. }] = outputs[..] else { panic!("{outputs:?}") };
     assert_eq!(len, 32 << 10);
@@ -338,7 +367,7 @@ fn what_is_given_up_while_it_is_being_sealed_is_not_sealed_and_said_so() {
     let mut world = World::new();
     let client = world.join(1);
     let (create, _) = world.create(client, "large", 30 << 10);
-    let request = Request { id: 50, again: false, ask: Ask::Seal { create } };
+    let request = Request { id: 50, again: 0, ask: Ask::Seal { create } };
     let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
     let [Output::CloseForWriting { allocation, at_once: false, .. }] = outputs[..] else {
         panic!("{outputs:?}")
@@ -357,7 +386,7 @@ fn what_is_sealed_twice_at_once_is_answered_twice() {
     let (create, _) = world.create(client, "large", 30 << 10);
     let mut closing = Vec::new();
     for id in [50, 51] {
-        let request = Request { id, again: false, ask: Ask::Seal { create } };
+        let request = Request { id, again: 0, ask: Ask::Seal { create } };
         closing.extend(world.step(Input::Asked {
             client,
             request,
@@ -381,7 +410,7 @@ fn a_client_that_does_not_greet_is_let_go() {
     let client = ClientId(4);
     let account = world.budget.open(1);
     world.step(Input::Joined { client, account });
-    let request = Request { id: 1, again: false, ask: Ask::Status };
+    let request = Request { id: 1, again: 0, ask: Ask::Status };
     let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
     assert_eq!(outputs, [Output::Dismiss { client }]);
 }

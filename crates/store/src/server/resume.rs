@@ -97,7 +97,7 @@ mod tests {
     }
 
     fn put(client: ClientId, id: u64) -> Input<'static> {
-        let request = Request { id, again: false, ask: create(&format!("object {id}"), 1, &[], 0) };
+        let request = Request { id, again: 0, ask: create(&format!("object {id}"), 1, &[], 0) };
         Input::Asked { client, request, payload: vec![7].into(), charge: None }
     }
 
@@ -163,7 +163,7 @@ mod tests {
             let ask = create(&format!("object {id}"), len as u64, &[], 0);
             Input::Asked {
                 client,
-                request: Request { id, again: false, ask },
+                request: Request { id, again: 0, ask },
                 payload: vec![7; len].into(),
                 charge: None,
             }
@@ -191,12 +191,12 @@ mod tests {
         let objects: Vec<_> = (0..4)
             .map(|number| sealed(&world.create(other, &format!("object {number}"), 15 << 10).1))
             .collect();
-        let request = Request { id: 100, again: false, ask: create("last", 15 << 10, &[], 0) };
+        let request = Request { id: 100, again: 0, ask: create("last", 15 << 10, &[], 0) };
         let payload = vec![7; 15 << 10].into();
         let outputs = step(&mut world, Input::Asked { client, request, payload, charge: None });
         let [Output::Make { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
         for object in objects {
-            let request = Request { id: object.as_u64(), again: false, ask: Ask::Delete { object } };
+            let request = Request { id: object.as_u64(), again: 0, ask: Ask::Delete { object } };
             let outputs = step(
                 &mut world,
                 Input::Asked { client: other, request, payload: Payload::default(), charge: None },

@@ -226,7 +226,7 @@ mod tests {
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
         // Another request with the same id.
         let ask = Ask::Publish { label: label("other"), object: first, part: None };
-        let request = crate::protocol::Request { id: made, again: false, ask };
+        let request = crate::protocol::Request { id: made, again: 0, ask };
         let answers = world.run(Input::Asked { client, request, payload: Vec::new().into(), charge: None });
         let refused = Refusal::malformed("a request has an id that was used before");
         assert_eq!(answers, [Answer::Refused(refused)]);

@@ -365,7 +365,7 @@ mod tests {
         world.server.stock.pieces.truncate(1);
         let id = world.server.stock.ids().next().expect("one");
         world.server.stock.pieces[0].is_ready = false;
-        let request = crate::protocol::Request { id: 99, again: false, ask: create("next", LEN, &[], 0) };
+        let request = crate::protocol::Request { id: 99, again: 0, ask: create("next", LEN, &[], 0) };
         let input = Input::Asked { client, request, payload: Vec::new().into(), charge: None };
         let outputs = world.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, input, &mut world.yard);
         assert_eq!(outputs, [Output::Promote { allocation: id, user: USER }], "it is no longer made last");

@@ -367,7 +367,7 @@ mod tests {
 
     fn asked(requests: &mut u64, client: ClientId, ask: Ask) -> Input<'static> {
         *requests += 1;
-        let request = crate::protocol::Request { id: *requests, again: false, ask };
+        let request = crate::protocol::Request { id: *requests, again: 0, ask };
         Input::Asked { client, request, payload: Vec::new().into(), charge: None }
     }
 

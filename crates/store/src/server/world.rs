@@ -301,7 +301,7 @@ impl World {
 
     pub(super) fn ask(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Vec<Answer> {
         self.requests += 1;
-        let request = Request { id: self.requests, again: false, ask };
+        let request = Request { id: self.requests, again: 0, ask };
         self.run(Input::Asked { client, request, payload: payload.to_vec().into(), charge: None })
     }
 

@@ -8,6 +8,7 @@ mod crowd;
 mod gpu;
 mod kills;
 mod load;
+mod memory_limits;
 mod misuse;
 mod objects;
 mod places;

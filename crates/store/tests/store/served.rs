@@ -68,6 +68,12 @@ fn a_process_of_a_store() {
         let limit = Some(limit.parse().unwrap());
         setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
     }
+    if let (Ok(len), "server") = (std::fs::read_to_string(folder.join("longest")), role.as_str()) {
+        // Without a core file.
+        for (resource, limit) in [(Resource::Core, 0), (Resource::Fsize, len.parse().unwrap())] {
+            setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
+        }
+    }
     // Whole or not at all: others read it at any moment.
     std::fs::write(folder.join("new"), std::process::id().to_string()).unwrap();
     std::fs::rename(folder.join("new"), folder.join(name)).unwrap();
@@ -108,6 +114,13 @@ impl Served {
     pub(crate) fn start_limited(descriptors: u64) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         std::fs::write(folder.path().join("limit"), descriptors.to_string()).unwrap();
+        Self::start_in(folder, "host")
+    }
+
+    /// Serves with servers that the kernel kills when they make memory that is longer than this (`SIGXFSZ`).
+    pub(crate) fn start_mortal(longest: u64) -> Self {
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        std::fs::write(folder.path().join("longest"), longest.to_string()).unwrap();
         Self::start_in(folder, "host")
     }
 
