@@ -245,6 +245,16 @@ pub fn close_for_writing(fd: BorrowedFd<'_>) -> Result<()> {
     call("fcntl", || rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE))
 }
 
+/// Gives the pages of a memory file back to the kernel now, whoever has the file open or mapped. Its bytes are zero from then on.
+///
+/// # Errors
+/// `fallocate` with `EPERM` where the file is closed for writing, `EBADF` through a descriptor for reading.
+pub fn discard(fd: BorrowedFd<'_>) -> Result<()> {
+    let len = len_of(fd)? as u64;
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    call("fallocate", || rustix::fs::fallocate(fd, flags, 0, len))
+}
+
 /// Whether nobody can write a memory file any more.
 ///
 /// # Errors
@@ -485,6 +495,21 @@ mod tests {
     fn a_node_that_does_not_exist_is_refused() {
         let error = Memfd::create_near("test", LEN, Some(1000)).unwrap_err();
         assert_eq!(error, Error::Call { call: "mbind", errno: Errno::INVAL });
+    }
+
+    #[test]
+    fn discarded_memory_is_free_at_once_and_zero() {
+        let memory = Memfd::create("test", LEN).unwrap();
+        let map = vm::SharedMap::create(&memory, Protection::ReadWrite).unwrap();
+        map.bytes().write_at(0, b"x").unwrap();
+        discard(memory.as_fd()).unwrap();
+        assert_eq!(rustix::fs::fstat(&memory).unwrap().st_blocks, 0);
+        let mut read = [1];
+        map.bytes().read_at(0, &mut read).unwrap();
+        assert_eq!((read, len_of(memory.as_fd())), ([0], Ok(LEN)));
+        drop(map);
+        close_for_writing(memory.as_fd()).unwrap();
+        assert_eq!(discard(memory.as_fd()), Err(Error::Call { call: "fallocate", errno: Errno::PERM }));
     }
 
     #[test]

@@ -119,7 +119,7 @@ pub fn requests(bytes: &[u8]) {
                         assert!(yard.0.insert(allocation, len).is_none(), "memory is made once");
                         inputs.push(Input::Made { allocation, outcome: Ok(()) });
                     }
-                    Output::Release { allocation } => {
+                    Output::Release { allocation } | Output::Reclaim { allocation } => {
                         assert!(yard.0.remove(&allocation).is_some(), "memory is released once");
                     }
                     Output::CloseForWriting { allocation, .. } => {

@@ -17,7 +17,6 @@ use cgroup::Groups;
 
 /// How many bytes could be filled when this was read, and what allows no more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Available {
     /// The bytes.
     pub len: usize,

@@ -13,6 +13,7 @@ use wholemem_os::PacketSocket;
 use super::budget::{Account, Amount, Budget, CONNECTION};
 use super::connection::{Connection, Heard, Phase};
 use super::door::turn_away;
+use super::headroom::Headroom;
 use super::message_slots::{MessageSlots, Next};
 use super::poller::{ClientEvent, Poller};
 use super::watchers::{Sent, Watchers};
@@ -117,12 +118,17 @@ impl Clients {
     }
 
     /// A client has said hello. Its descriptors go to the keeper, and it is not read before the keeper has them.
-    pub(super) fn admit(&mut self, client: ClientId, request: u64) -> Result<Result<(), Refusal>> {
+    pub(super) fn admit(
+        &mut self,
+        client: ClientId,
+        request: u64,
+        headroom: &Headroom,
+    ) -> Result<Result<(), Refusal>> {
         let Some(connection) = self.connections.get_mut(&client) else { return Ok(Ok(())) };
         if connection.phase != Phase::Greeting {
             return Ok(Err(Refusal::malformed("a second hello")));
         }
-        if let Err(refusal) = connection.admit(request) {
+        if let Err(refusal) = connection.admit(request, headroom) {
             return Ok(Err(refusal));
         }
         self.update(client);

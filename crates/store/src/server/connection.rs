@@ -7,6 +7,7 @@ use std::time::Instant;
 use wholemem_os::{Deadline, Error as OsError, Memfd, PacketSocket, PidFd, memfd};
 
 use super::budget::{Account, Amount, CONNECTION, Charge};
+use super::headroom::{Headroom, Purpose};
 use super::outbox::{Flushed, Outbox};
 use super::poller::Interest;
 use crate::id::ClientId;
@@ -152,8 +153,10 @@ impl Connection {
     }
 
     /// The client has said hello: gets it a page of pins, and a descriptor of its process.
-    pub(super) fn admit(&mut self, request: u64) -> Result<&Admitted, Refusal> {
+    pub(super) fn admit(&mut self, request: u64, headroom: &Headroom) -> Result<&Admitted, Refusal> {
         let charge = self.account.charge(ADMISSION)?;
+        let claim = headroom.claim(PINS_LEN, Purpose::Bookkeeping);
+        let _claim = claim.map_err(|shortage| shortage.refusal(PINS_LEN))?;
         let no_memory =
             |error: OsError| Refusal::NoMemory { len: PINS_LEN as u64, reason: error.to_string() };
         let pins = Memfd::create("wholemem-pins", PINS_LEN).map_err(no_memory)?;
@@ -349,6 +352,7 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::super::budget::{Budget, Limits, tests::ample};
+    use super::super::headroom::tests::Machine;
     use super::*;
     use crate::protocol::{Answer, PROTOCOL};
 
@@ -361,9 +365,19 @@ mod tests {
 
     fn admitted(budget: &mut Budget) -> (Connection, PacketSocket) {
         let (mut connection, there) = connection_in(budget);
-        connection.admit(1).unwrap();
+        connection.admit(1, &Headroom::new(Machine::with(1 << 30))).unwrap();
         connection.phase = Phase::Open;
         (connection, there)
+    }
+
+    #[test]
+    fn a_client_for_whose_pins_there_is_no_memory_is_refused() {
+        let mut budget = ample();
+        let (mut connection, _there) = connection_in(&mut budget);
+        let refused = connection.admit(1, &Headroom::new(Machine::with(2 << 20))).unwrap_err();
+        let reason = "only 2 MiB are available on this machine, and 2 MiB stay free".to_owned();
+        assert_eq!(refused, Refusal::NoMemory { len: PINS_LEN as u64, reason });
+        assert_eq!((budget.held(), connection.phase), (CONNECTION, Phase::Greeting));
     }
 
     const BEGIN_MORE: u8 = 3;

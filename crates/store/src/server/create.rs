@@ -216,12 +216,28 @@ impl<C: Cells> Server<C> {
         }
     }
 
+    /// On whose behalf memory is being made; `None` where it is not made but taken in, and where its client has left.
+    fn pending_requester(&self, allocation: AllocationId, is_arena: bool) -> Option<Requester> {
+        if is_arena {
+            return Some(Requester::Everyone);
+        }
+        let pending = self.pending.waits_for(allocation)?;
+        let is_made = !matches!(pending.request.ask, Ask::Adopt { .. });
+        is_made.then(|| self.requester(pending.client))
+    }
+
     pub(super) fn memory_made(&mut self, allocation: AllocationId, outcome: Result<(), String>) {
         if self.made_ahead(allocation, outcome.is_ok()) {
             return;
         }
         let Some(record) = self.ledger.record(allocation) else { return };
         if let Err(reason) = outcome {
+            let requester = self.pending_requester(allocation, record.is_arena);
+            if let Some(requester) = requester.filter(|_| record.place == HOST && self.may_retry(allocation))
+            {
+                return self.make(allocation, requester);
+            }
+            self.stock.no_longer_ahead(allocation);
             self.ledger.close(allocation);
             // Whatever had been made of it is let go.
             self.outputs.push(Output::Release { allocation });
@@ -237,6 +253,7 @@ impl<C: Cells> Server<C> {
             }
             return;
         }
+        self.stock.no_longer_ahead(allocation);
         self.index.add_allocation(allocation, &record);
         self.ledger.ready(allocation);
         if record.is_arena {

@@ -128,6 +128,8 @@ pub(crate) enum Output {
     CloseForWriting { allocation: AllocationId, at_once: bool, requester: Requester },
     /// Let this memory go, here and with the keeper.
     Release { allocation: AllocationId },
+    /// The same, and give its pages back first: other memory is to be made of them.
+    Reclaim { allocation: AllocationId },
     /// Let this client go.
     Dismiss { client: ClientId },
     /// Tell this client of what happens to objects whose names begin so, from now on.

@@ -8,9 +8,11 @@
 //! | [`waiting`] | questions that are answered later: for a name, and for room |
 //! | [`recover`] | taking over from a server that died |
 //! | [`ledger`], [`arenas`], [`slots`], [`stock`] | which memory and which slots are taken, and what is made ahead |
+//! | [`index_memory`] | the memory of the index, which every server of a store has |
 //! | [`run`](mod@run) | the loop: what happens is told to the machine, and what it says is done |
 //! | [`door`], [`connection`], [`outbox`] | how clients come, what they say, and what waits to be sent to them |
 //! | [`yard`], [`workers`], [`fair_queue`] | memory and pins, the threads that make memory, and the queue that is fair per user |
+//! | [`headroom`] | how much memory there is to be taken, looked at before it is |
 //!
 //! What it keeps true: an operation counts from one store into the index on, and is answered after that; no sealed object
 //! is lost while its keeper lives; no client makes it wait.
@@ -23,6 +25,8 @@ mod connection;
 mod create;
 mod door;
 mod fair_queue;
+mod headroom;
+mod index_memory;
 mod keeper_link;
 mod ledger;
 mod machine;

@@ -93,6 +93,12 @@ impl PendingMemory {
         self.single.insert(allocation, key);
     }
 
+    /// The request that waits for an allocation. `None` if its client has left.
+    pub(super) fn waits_for(&self, allocation: AllocationId) -> Option<&PendingRequest> {
+        let (client, id) = self.single.get(&allocation)?;
+        self.requests.get(client)?.get(id)
+    }
+
     /// Removes the request that waits for an allocation. `None` if its client has left.
     pub(super) fn take(&mut self, allocation: AllocationId) -> Option<PendingRequest> {
         let key = self.single.remove(&allocation)?;

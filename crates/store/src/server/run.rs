@@ -6,18 +6,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::Timespec;
 use wholemem_hal::Backend;
+use wholemem_os::meminfo::MemoryProbe;
 use wholemem_os::packet::{MAX_PACKET, PacketListener};
-use wholemem_os::vm::Protection;
-use wholemem_os::{Deadline, Memfd, PacketSocket, PidFd, SharedMap, heap, memfd};
+use wholemem_os::{Memfd, PacketSocket, PidFd, heap, memfd};
 
 use super::budget::{Budget, Limits};
 use super::clients::{Clients, Ending};
 use super::connection::Heard;
 use super::door::Door;
+use super::headroom::{Headroom, Purpose, bookkeeping};
+use super::index_memory::{make_index, open_index};
 use super::keeper_link::{KeeperLink, Parking};
 use super::machine::{Input, Now, Output, Server, Settings};
 use super::poller::{ClientEvent, EVENTS_OF_A_USER, Fixed, Interest};
@@ -26,8 +29,9 @@ use super::workers::{Done, Job, Workers};
 use super::yard::{Closing, Yard};
 use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId};
-use crate::index::{Geometry, Index};
+use crate::index::Geometry;
 use crate::keeper::{Kept, Key, Launch, ToKeeper};
+use crate::pin::PINS_LEN;
 use crate::protocol::{Answer, Ask, Response};
 use crate::{Error, Refusal, Result};
 
@@ -64,6 +68,7 @@ struct Loop<'a> {
     places: BTreeMap<AllocationId, u32>,
     /// The descriptor that came along with what was heard last.
     offered: Option<OwnedFd>,
+    headroom: Arc<Headroom>,
     workers: Workers,
     start: Instant,
     /// When to try again what could not be done for want of a keeper or of descriptors.
@@ -158,7 +163,8 @@ impl<'a> Loop<'a> {
         let start = Instant::now();
         let (server, outputs) = Server::recover(cells, settings, &survivors, now(start), &mut yard);
         clients.begin_ids(server.index().epoch() << 32);
-        let workers = Workers::start(devices)?;
+        let headroom = Arc::new(Headroom::new(MemoryProbe::open()?));
+        let workers = Workers::start(devices, &headroom)?;
         let read = Interest { read: true, write: false };
         clients.poller.add_fixed(Fixed::Workers, workers.bell(), read)?;
         clients.poller.add_fixed(Fixed::Listener, &door, read)?;
@@ -173,6 +179,7 @@ impl<'a> Loop<'a> {
             door,
             places: BTreeMap::new(),
             offered: None,
+            headroom,
             workers,
             start,
             retry_at: None,
@@ -329,11 +336,13 @@ impl<'a> Loop<'a> {
                         Closing::Takes(fd) => self.workers.add(requester, Job::Close { allocation, fd }),
                     }
                 }
-                Output::Release { allocation } => {
-                    self.yard.remove(allocation);
-                    self.places.remove(&allocation);
-                    self.keeper.unpark(&[Key::Allocation(allocation)]);
+                Output::Reclaim { allocation } => {
+                    if let Err(error) = self.yard.discard(allocation) {
+                        tracing::warn!(%allocation, %error, "memory is free only when the keeper has closed it");
+                    }
+                    self.release(allocation);
                 }
+                Output::Release { allocation } => self.release(allocation),
                 Output::Dismiss { client } => self.end(client, Ending::Dismissed),
                 Output::Watch { client, prefix } => {
                     if let Err(refusal) = self.clients.watch(client, prefix) {
@@ -353,6 +362,12 @@ impl<'a> Loop<'a> {
         }
     }
 
+    fn release(&mut self, allocation: AllocationId) {
+        self.yard.remove(allocation);
+        self.places.remove(&allocation);
+        self.keeper.unpark(&[Key::Allocation(allocation)]);
+    }
+
     /// Sends some events to clients that watch. Those that have missed some are let go.
     fn deliver(&mut self) {
         for client in self.clients.deliver() {
@@ -362,10 +377,10 @@ impl<'a> Loop<'a> {
 
     /// A client has said hello: the keeper is given its descriptors, and then it is welcome.
     fn admit(&mut self, client: ClientId, request: u64) {
-        let admitted = match self.clients.admit(client, request) {
+        let admitted = match self.clients.admit(client, request, &self.headroom) {
             Ok(Ok(())) => self.park_client(client),
             Ok(Err(refusal)) => Err(refusal),
-            Err(error) => Err(Refusal::NoMemory { len: 0, reason: error.to_string() }),
+            Err(error) => Err(cannot_admit(&error)),
         };
         if let Err(refusal) = admitted {
             let refusal = refusal.for_protocol(self.server.protocol(client));
@@ -382,7 +397,7 @@ impl<'a> Loop<'a> {
             }
             Ok(fds)
         });
-        let fds = fds.map_err(|error| Refusal::NoMemory { len: 0, reason: error.to_string() })?;
+        let fds = fds.map_err(|error| cannot_admit(&error))?;
         if let Some(parked) = self.keeper.park(Parking::Client(client), fds) {
             self.parked(parked);
         }
@@ -412,6 +427,14 @@ impl<'a> Loop<'a> {
                     && let Some(account) = self.clients.account(client)
                 {
                     self.step(Input::Joined { client, account });
+                }
+                let needed = bookkeeping(&request);
+                if needed > 0
+                    && let Err(shortage) = self.headroom.claim(needed, Purpose::Bookkeeping)
+                {
+                    self.clients.refuse(client, request.id, shortage.refusal(needed));
+                    self.packet = packet;
+                    return;
                 }
                 self.offered = fd;
                 self.step(Input::Asked { client, request, payload, charge });
@@ -559,27 +582,12 @@ impl<'a> Loop<'a> {
     }
 }
 
+/// Why a client gets no page of pins, or the keeper not its descriptors.
+fn cannot_admit(error: &Error) -> Refusal {
+    Refusal::NoMemory { len: PINS_LEN as u64, reason: error.to_string() }
+}
+
 fn now(start: Instant) -> Now {
     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Now { elapsed: start.elapsed(), unix: u64::try_from(unix.as_millis()).unwrap_or(u64::MAX) }
-}
-
-fn open_index(fd: OwnedFd) -> Result<(Memfd, Index<MappedCells>)> {
-    let len = memfd::len_of(fd.as_fd())?;
-    let memory = Memfd::import(fd, len)?;
-    let cells = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite)?);
-    Ok((memory, Index::open(cells)?))
-}
-
-/// Makes the index of a new store, and waits until the keeper has it.
-fn make_index(geometry: Geometry, quota: u64, keeper: &PacketSocket) -> Result<(Memfd, Index<MappedCells>)> {
-    let memory = Memfd::create_sparse("wholemem-index", geometry.len())?;
-    let cells = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite)?);
-    let index = Index::format(cells, geometry);
-    index.set_quota(quota);
-    let park = postcard::to_allocvec(&ToKeeper::Park(vec![Key::Index.encode()]));
-    let park = park.map_err(|_| Error::Protocol { rule: "a word for the keeper cannot be encoded" })?;
-    keeper.send(&park, &[memory.as_fd()], Deadline::NEVER)?;
-    keeper.recv(&mut [0; MAX_PACKET], Deadline::NEVER)?;
-    Ok((memory, index))
 }

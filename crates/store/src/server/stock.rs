@@ -5,9 +5,10 @@
 //! lengths some are made as soon as one was asked for.
 //!
 //! What it keeps true: what is taken and what was made ahead are within the quota together, and what was made ahead is
-//! within its own part of it; what nobody has asked for in a while is given back. The index does not know of it, so a
-//! server that takes over lets it go.
+//! within its own part of it; what nobody has asked for in a while is given back; where memory cannot be made for a request,
+//! what was made ahead is given back first. The index does not know of it, so a server that takes over lets it go.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::ledger::HOST;
@@ -55,13 +56,16 @@ pub(super) struct Stock {
     pieces: Vec<Piece>,
     /// The lengths that were wished last, oldest first, at most [`MOST_PIECES`]: more could not be made.
     wishes: Vec<Wish>,
+    /// Pieces that requests have taken before they were ready. Less memory may be taken ahead than for requests: those that
+    /// cannot be made as the former are tried as the latter.
+    taken_early: BTreeSet<AllocationId>,
     /// How many bytes it may be.
     limit: u64,
 }
 
 impl Stock {
     pub(super) fn new(limit: u64) -> Self {
-        Self { pieces: Vec::new(), wishes: Vec::new(), limit }
+        Self { pieces: Vec::new(), wishes: Vec::new(), taken_early: BTreeSet::new(), limit }
     }
 
     /// How many bytes there are.
@@ -75,7 +79,15 @@ impl Stock {
         let ready = self.pieces.iter().position(|piece| fits(piece) && piece.is_ready);
         let at = ready.or_else(|| self.pieces.iter().position(fits))?;
         let piece = self.pieces.remove(at);
+        if !piece.is_ready {
+            self.taken_early.insert(piece.id);
+        }
         Some((piece.id, piece.is_ready))
+    }
+
+    /// Memory that a request has taken early is there, or was given up.
+    pub(super) fn no_longer_ahead(&mut self, id: AllocationId) -> bool {
+        self.taken_early.remove(&id)
     }
 
     /// Takes out the oldest pieces that are ready, until no more bytes than this are left.
@@ -142,6 +154,21 @@ impl<C: Cells> Server<C> {
             let all = self.stock.shrink(0);
             self.release_ahead(all);
         }
+    }
+
+    /// Whether memory that could not be made for a request may be had now: it was being made ahead, and is tried as what
+    /// it is, or something that was made ahead is given back for it.
+    pub(super) fn may_retry(&mut self, allocation: AllocationId) -> bool {
+        if self.stock.no_longer_ahead(allocation) {
+            return true;
+        }
+        let ready = self.stock.shrink(0);
+        let has_room = !ready.is_empty();
+        for allocation in ready {
+            self.ledger.return_number(allocation);
+            self.outputs.push(Output::Reclaim { allocation });
+        }
+        has_room
     }
 
     /// An object in memory of its own of this length has been sealed: others may follow.
@@ -256,7 +283,8 @@ mod tests {
             is_ready: *is_ready,
             since: Duration::from_secs(slot as u64),
         };
-        Stock { pieces: lens.iter().enumerate().map(piece).collect(), wishes: Vec::new(), limit: 100 }
+        let pieces = lens.iter().enumerate().map(piece).collect();
+        Stock { pieces, ..Stock::new(100) }
     }
 
     #[test]
@@ -387,5 +415,59 @@ mod tests {
         world.server.stock_for_gone(HOST, TERMS.page);
         let lens: Vec<_> = world.server.stock.wishes.iter().map(|wish| wish.len / TERMS.page).collect();
         assert_eq!(lens, (87..=100).chain([85, 1]).collect::<Vec<_>>());
+    }
+
+    fn step(world: &mut World, input: Input<'_>) -> Vec<Output> {
+        world.server.step(Now { elapsed: Duration::from_secs(1), unix: 0 }, input, &mut world.yard)
+    }
+
+    fn ask(world: &mut World, client: crate::id::ClientId, len: u64) -> Vec<Output> {
+        let request = crate::protocol::Request { id: 99, again: 0, ask: create("next", len, &[], 0) };
+        step(world, Input::Asked { client, request, payload: Vec::new().into(), charge: None })
+    }
+
+    fn is_refused(output: &Output) -> bool {
+        let Output::Say { response, .. } = output else { return false };
+        matches!(&response.answer, Answer::Refused(Refusal::NoMemory { reason, .. }) if reason == "none left")
+    }
+
+    #[test]
+    fn what_was_made_ahead_is_given_back_before_a_request_is_refused() {
+        let mut world = World::with_ahead(4 * LEN);
+        let client = world.join(1);
+        put(&mut world, client, "object", LEN);
+        world.rest(REST);
+        let ready: Vec<_> = world.server.stock.ids().collect();
+        let outputs = ask(&mut world, client, 2 * LEN);
+        let [Output::Make { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
+        let fail = || Input::Made { allocation, outcome: Err("none left".to_owned()) };
+        let reclaim = |at: usize| Output::Reclaim { allocation: ready[at] };
+        let requester = Requester::User(USER);
+        let len = world.server.ledger.record(allocation).unwrap().len;
+        let again = Output::Make { allocation, len, place: HOST, requester };
+        assert_eq!(step(&mut world, fail()), [reclaim(0), reclaim(1), again]);
+        let outputs = step(&mut world, fail());
+        assert!(matches!(&outputs[..], [Output::Release { .. }, said] if is_refused(said)), "{outputs:?}");
+        assert_eq!(world.server.ledger.usage().0.used, LEN);
+    }
+
+    #[test]
+    fn memory_that_cannot_be_made_ahead_is_tried_as_that_of_the_request_that_waits_for_it() {
+        let mut world = World::with_ahead(4 * LEN);
+        let client = world.join(1);
+        put(&mut world, client, "object", LEN);
+        world.rest(REST);
+        world.server.stock.pieces.truncate(1);
+        world.server.stock.pieces[0].is_ready = false;
+        let outputs = ask(&mut world, client, LEN);
+        let [Output::Promote { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
+        let fail = || Input::Made { allocation, outcome: Err("none left".to_owned()) };
+        let outputs = step(&mut world, fail());
+        assert!(
+            matches!(outputs[..], [Output::Make { requester: Requester::User(USER), .. }]),
+            "{outputs:?}"
+        );
+        let outputs = step(&mut world, fail());
+        assert!(matches!(&outputs[..], [Output::Release { .. }, said] if is_refused(said)), "{outputs:?}");
     }
 }

@@ -14,18 +14,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use wholemem_hal::{Allocation, AllocationSpec, Backend, HandleKind, Mapping, Reservation, Rights};
-use wholemem_os::{Deadline, Errno, Error as OsError, Memfd, PacketSocket, Size, memfd, meminfo};
+use wholemem_os::{Deadline, Errno, Error as OsError, Memfd, PacketSocket, memfd};
 
 use super::fair_queue::FairQueue;
+use super::headroom::{Headroom, Purpose};
 use super::machine::Requester;
 use crate::Result;
 use crate::id::AllocationId;
 use crate::protocol::Refusal;
 
 const THREADS: usize = 2;
-
-/// From this length on, what the machine has left is looked at first. Below, the look takes longer than the memory.
-const LOOK_FIRST: usize = 16 << 20;
 
 /// Something that takes long.
 #[derive(Debug)]
@@ -69,9 +67,10 @@ impl Jobs {
         }
     }
 
-    fn pop(&mut self) -> Option<Job> {
-        let requested = self.requested.pop().map(|(_, job)| job);
-        requested.or_else(|| self.ahead.pop_front())
+    /// The next job, and what memory that it makes is for.
+    fn pop(&mut self) -> Option<(Job, Purpose)> {
+        let requested = self.requested.pop().map(|(_, job)| (job, Purpose::Objects));
+        requested.or_else(|| self.ahead.pop_front().map(|job| (job, Purpose::Ahead)))
     }
 
     fn promote(&mut self, allocation: AllocationId, user: u32) {
@@ -97,7 +96,7 @@ impl JobQueue {
     }
 
     /// The next job. `None` when the queue is closed.
-    fn wait(&self) -> Option<Job> {
+    fn wait(&self) -> Option<(Job, Purpose)> {
         let mut jobs = self.lock();
         loop {
             if jobs.is_closed {
@@ -122,7 +121,7 @@ pub(super) struct Workers {
 
 impl Workers {
     /// Starts the threads. Memory of devices is made by a backend, where there is one.
-    pub(super) fn start(devices: Option<&Backend>) -> Result<Self> {
+    pub(super) fn start(devices: Option<&Backend>, headroom: &Arc<Headroom>) -> Result<Self> {
         let (report, done) = channel();
         let (bell, button) = PacketSocket::pair()?;
         let (queue, button) = (Arc::new(JobQueue::default()), Arc::new(button));
@@ -130,8 +129,8 @@ impl Workers {
         let workers = Self { queue: Arc::clone(&queue), done, bell };
         for _ in 0..THREADS {
             let (queue, button, report) = (Arc::clone(&queue), Arc::clone(&button), Sender::clone(&report));
-            let devices = devices.cloned();
-            let work = move || work(&queue, devices.as_ref(), &report, &button);
+            let (devices, headroom) = (devices.cloned(), Arc::clone(headroom));
+            let work = move || work(&queue, devices.as_ref(), &headroom, &report, &button);
             let spawned = thread::Builder::new().name("wm-store-worker".to_owned()).spawn(work);
             spawned.map_err(|source| crate::Error::Launch { source })?;
         }
@@ -168,11 +167,17 @@ impl Drop for Workers {
     }
 }
 
-fn work(queue: &JobQueue, devices: Option<&Backend>, report: &Sender<Done>, button: &PacketSocket) {
-    while let Some(job) = queue.wait() {
+fn work(
+    queue: &JobQueue,
+    devices: Option<&Backend>,
+    headroom: &Headroom,
+    report: &Sender<Done>,
+    button: &PacketSocket,
+) {
+    while let Some((job, purpose)) = queue.wait() {
         let done = match job {
             Job::Make { allocation, len, place } => {
-                Done::Made { allocation, outcome: make(devices, len, place) }
+                Done::Made { allocation, outcome: make(devices, headroom, purpose, len, place) }
             }
             Job::LookAt { allocation, len, place, fd } => {
                 Done::Made { allocation, outcome: look_at(devices, len, place, fd) }
@@ -195,16 +200,17 @@ pub(super) fn close(fd: BorrowedFd<'_>) -> Result<(), Refusal> {
     })
 }
 
-fn make(devices: Option<&Backend>, len: u64, place: u32) -> Result<OwnedFd, String> {
+fn make(
+    devices: Option<&Backend>,
+    headroom: &Headroom,
+    purpose: Purpose,
+    len: u64,
+    place: u32,
+) -> Result<OwnedFd, String> {
     let len = usize::try_from(len).map_err(|_| "there are not so many addresses".to_owned())?;
     let Some(device) = place.checked_sub(1) else {
         // Where there is too little memory, the kernel kills instead of refusing.
-        if len >= LOOK_FIRST {
-            let available = meminfo::available().map_err(|error| error.to_string())?;
-            if len > available {
-                return Err(format!("only {} are available", Size(available)));
-            }
-        }
+        let _claim = headroom.claim_in_turn(len, purpose).map_err(|shortage| shortage.to_string())?;
         return Ok(Memfd::create_large("wholemem-object", len).map_err(|error| error.to_string())?.into_fd());
     };
     let make = || {
@@ -256,8 +262,10 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, poll};
     use wholemem_hal::HostConfig;
     use wholemem_os::SharedMap;
+    use wholemem_os::meminfo::MemoryProbe;
     use wholemem_os::vm::Protection;
 
+    use super::super::headroom::tests::Machine;
     use super::*;
 
     fn wait(workers: &Workers) -> Done {
@@ -269,12 +277,16 @@ mod tests {
         }
     }
 
+    fn headroom() -> Arc<Headroom> {
+        Arc::new(Headroom::new(MemoryProbe::open().unwrap()))
+    }
+
     fn make(slot: usize) -> Job {
         Job::Make { allocation: AllocationId::new(slot, 0), len: 1, place: 0 }
     }
 
     fn slots(jobs: &mut Jobs) -> Vec<usize> {
-        std::iter::from_fn(|| jobs.pop()).map(|job| job.allocation().slot()).collect()
+        std::iter::from_fn(|| jobs.pop()).map(|(job, _)| job.allocation().slot()).collect()
     }
 
     #[test]
@@ -300,7 +312,7 @@ mod tests {
 
     #[test]
     fn threads_end_with_the_workers() {
-        let workers = Workers::start(None).unwrap();
+        let workers = Workers::start(None, &headroom()).unwrap();
         let queue = Arc::downgrade(&workers.queue);
         drop(workers);
         // Each thread holds the queue until it returns.
@@ -312,7 +324,7 @@ mod tests {
     #[test]
     fn memory_is_made_elsewhere_and_closed_when_nobody_maps_it() {
         let devices = Backend::host(HostConfig::virtual_devices(1)).unwrap();
-        let workers = Workers::start(Some(&devices)).unwrap();
+        let workers = Workers::start(Some(&devices), &headroom()).unwrap();
         for place in [0, 1] {
             let allocation = AllocationId::new(place as usize, 0);
             workers.add(Requester::User(1), Job::Make { allocation, len: 128 << 10, place });
@@ -330,12 +342,35 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_there_is_an_answer() {
-        let workers = Workers::start(None).unwrap();
+        let workers = Workers::start(None, &headroom()).unwrap();
         let allocation = AllocationId::new(0, 0);
         for (len, place, reason) in [(1 << 60, 0, "only "), (4096, 1, "the server has no devices")] {
             workers.add(Requester::User(1), Job::Make { allocation, len, place });
             let Done::Made { outcome: Err(said), .. } = wait(&workers) else { panic!("no memory") };
             assert!(said.starts_with(reason), "{said}");
         }
+    }
+
+    #[test]
+    fn memory_made_ahead_leaves_what_requests_may_take() {
+        let workers = Workers::start(None, &Arc::new(Headroom::new(Machine::with(40 << 20)))).unwrap();
+        let allocation = AllocationId::new(0, 0);
+        let job = || Job::Make { allocation, len: 16 << 20, place: 0 };
+        workers.add(Requester::Server, job());
+        let Done::Made { outcome: Err(said), .. } = wait(&workers) else { panic!("memory made ahead") };
+        assert_eq!(said, "only 40 MiB are available on this machine, and 30 MiB stay free");
+        for requester in [Requester::User(1), Requester::Everyone] {
+            workers.add(requester, job());
+            assert!(matches!(wait(&workers), Done::Made { outcome: Ok(_), .. }));
+        }
+    }
+
+    #[test]
+    fn short_memory_is_looked_at_too() {
+        let workers = Workers::start(None, &Arc::new(Headroom::new(Machine::with(9 << 20)))).unwrap();
+        let allocation = AllocationId::new(0, 0);
+        workers.add(Requester::User(1), Job::Make { allocation, len: 2 << 20, place: 0 });
+        let Done::Made { outcome: Err(said), .. } = wait(&workers) else { panic!("no memory") };
+        assert_eq!(said, "only 9 MiB are available on this machine, and 8 MiB stay free");
     }
 }

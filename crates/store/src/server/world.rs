@@ -247,7 +247,7 @@ impl World {
                     let outcome = if self.writable { Err(Refusal::StillMapped) } else { Ok(()) };
                     Some(Input::Closed { allocation, outcome })
                 }
-                Output::Release { allocation } => {
+                Output::Release { allocation } | Output::Reclaim { allocation } => {
                     assert!(self.parked.remove(&allocation), "memory is released once");
                     None
                 }

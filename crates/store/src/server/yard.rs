@@ -111,6 +111,12 @@ impl Yard {
         self.memories.remove(&allocation);
     }
 
+    /// Gives the pages of memory back that nobody uses, before its last descriptor is closed.
+    pub(super) fn discard(&self, allocation: AllocationId) -> Result<(), OsError> {
+        let memory = self.memories.get(&allocation).filter(|memory| memory.is_host);
+        memory.map_or(Ok(()), |memory| memfd::discard(memory.fd.as_fd()))
+    }
+
     pub(super) fn fds(&self) -> impl Iterator<Item = (AllocationId, &OwnedFd)> {
         self.memories.iter().map(|(allocation, memory)| (*allocation, &*memory.fd))
     }

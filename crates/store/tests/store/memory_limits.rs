@@ -1,10 +1,50 @@
 //! Servers with little memory: what they cannot make is refused, and a request that kills servers is not tried for ever.
 
 use wholemem_store::{Error, Refusal};
+use wholemem_testkit::{MemoryGroup, skipped};
 
 use crate::served::Served;
 
 const MIB: usize = 1 << 20;
+
+/// Below the quota of the store, which is 256 MiB.
+const LIMIT: usize = 200 * MIB;
+
+/// Whether an error says that the control group has no more memory for so many bytes.
+fn is_limit_of_the_group(error: &Error, wanted: usize) -> bool {
+    let Error::Refused(Refusal::NoMemory { len, reason }) = error else { return false };
+    *len == wanted as u64 && reason.contains("of the 200 MiB that control group `")
+}
+
+#[test]
+fn a_put_beyond_the_limit_of_the_control_group_is_refused_and_kills_no_server() {
+    let group = match MemoryGroup::create("store", LIMIT) {
+        Ok(group) => group,
+        Err(reason) => return skipped(&reason),
+    };
+    let served = Served::start_in_group(&group);
+    let client = served.client();
+    let content = vec![7; 4 * MIB];
+    let put = |number: usize| client.put(&format!("object {number}"), &content);
+    let refused =
+        (0..LIMIT / content.len()).find_map(|number| put(number).err().map(|error| (number, error)));
+    let (count, error) = refused.expect("the group has a limit");
+    assert!(is_limit_of_the_group(&error, content.len()), "{error:?}");
+    assert!(count >= LIMIT / 2 / content.len(), "only {count} objects");
+    // Small objects go on where there is an arena for them, or are refused for the same reason.
+    for number in 0..100 {
+        let small = client.put(&format!("small {number}"), &[7; 100]);
+        assert!(small.is_ok() || is_limit_of_the_group(&small.unwrap_err(), 16 * MIB));
+    }
+    // What is deleted makes room.
+    for number in 0..4 {
+        client.delete(client.stat(&format!("object {number}")).unwrap().id).unwrap();
+    }
+    client.put("another", &content).unwrap();
+    assert_eq!(client.status().unwrap().epoch, 1, "the first server lives");
+    drop(client);
+    drop(served);
+}
 
 #[test]
 fn a_request_during_which_two_servers_died_is_refused_by_the_third() {

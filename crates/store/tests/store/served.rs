@@ -13,6 +13,7 @@ use wholemem_hal::BackendKind;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
 use wholemem_store::{Client, Role, Serve};
+use wholemem_testkit::MemoryGroup;
 
 const FOLDER: &str = "WHOLEMEM_STORE_TEST_FOLDER";
 const ROLE: &str = "WHOLEMEM_STORE_TEST_ROLE";
@@ -68,6 +69,9 @@ fn a_process_of_a_store() {
         let limit = Some(limit.parse().unwrap());
         setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
     }
+    if let (Ok(group), "first") = (std::fs::read_to_string(folder.join("group")), role.as_str()) {
+        MemoryGroup::join(Path::new(&group));
+    }
     if let (Ok(len), "server") = (std::fs::read_to_string(folder.join("longest")), role.as_str()) {
         // Without a core file.
         for (resource, limit) in [(Resource::Core, 0), (Resource::Fsize, len.parse().unwrap())] {
@@ -114,6 +118,13 @@ impl Served {
     pub(crate) fn start_limited(descriptors: u64) -> Self {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         std::fs::write(folder.path().join("limit"), descriptors.to_string()).unwrap();
+        Self::start_in(folder, "host")
+    }
+
+    /// Serves from a control group.
+    pub(crate) fn start_in_group(group: &MemoryGroup) -> Self {
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        std::fs::write(folder.path().join("group"), group.folder().to_str().unwrap()).unwrap();
         Self::start_in(folder, "host")
     }
 
