@@ -4,6 +4,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::PacketSocket;
@@ -54,7 +55,31 @@ impl fmt::Display for Address {
     }
 }
 
-/// A name at which connections are waited for. Dropping it takes the name away.
+/// The file of a listener. It is held by a descriptor, so that no later file has its inode number.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    file: OwnedFd,
+}
+
+impl SocketFile {
+    fn open(path: &Path) -> Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = call("open", || rustix::fs::open(path, flags, Mode::empty()))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Whether the path still leads to the file, and not to another's.
+    fn is_there(&self) -> bool {
+        let (Ok(own), Ok(there)) = (rustix::fs::fstat(&self.file), rustix::fs::lstat(&self.path)) else {
+            return false;
+        };
+        (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+    }
+}
+
+/// A name at which connections are waited for. Dropping it removes its file, but not one that another listener has made at the same
+/// path since.
 ///
 /// ```
 /// use wholemem_os::packet::{Address, PacketListener};
@@ -74,7 +99,7 @@ impl fmt::Display for Address {
 #[doc(alias = "listen")]
 pub struct PacketListener {
     fd: OwnedFd,
-    path: Option<PathBuf>,
+    file: Option<SocketFile>,
 }
 
 impl PacketListener {
@@ -101,8 +126,9 @@ impl PacketListener {
             }
             (outcome, _) => outcome?,
         }
-        let path = if let Address::Path(path) = address { Some(path.clone()) } else { None };
-        Ok(Self { fd, path })
+        let Address::Path(path) = address else { return Ok(Self { fd, file: None }) };
+        let file = SocketFile::open(path).inspect_err(|_| address.remove())?;
+        Ok(Self { fd, file: Some(file) })
     }
 
     /// Listens at a file with this mode from the first moment on.
@@ -112,16 +138,17 @@ impl PacketListener {
     pub fn bind_with_mode(path: &Path, mode: u32) -> Result<Self> {
         let listener = Self::bind_only(&Address::Path(path.to_owned()))?;
         // Nobody can connect before `listen`.
-        call("chmod", || rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(mode)))?;
+        call("chmod", || rustix::fs::chmod(path, Mode::from_raw_mode(mode)))?;
         call("listen", || rustix::net::listen(&listener.fd, BACKLOG))?;
         Ok(listener)
     }
 
-    /// Takes over a listener that another process made, and takes its file away when dropped where one is given.
+    /// Takes over a listener that another process made. Where its file is given, as [`PacketListener::share_file`] has it and with
+    /// its path, the file is removed when this is dropped.
     ///
     /// # Errors
     /// [`Error::WrongDescriptor`] for anything else.
-    pub fn adopt(fd: OwnedFd, path: Option<PathBuf>) -> Result<Self> {
+    pub fn adopt(fd: OwnedFd, file: Option<(OwnedFd, PathBuf)>) -> Result<Self> {
         const WRONG: Error = Error::WrongDescriptor { expected: "a listening packet socket" };
         let socket: OwnedFd = PacketSocket::adopt(fd)
             .map_err(|error| match error {
@@ -132,7 +159,8 @@ impl PacketListener {
         if !call("getsockopt", || rustix::net::sockopt::socket_acceptconn(&socket))? {
             return Err(WRONG);
         }
-        Ok(Self { fd: socket, path })
+        let file = file.map(|(file, path)| SocketFile { path, file });
+        Ok(Self { fd: socket, file })
     }
 
     /// Another descriptor of the listener, for another process to adopt.
@@ -141,6 +169,16 @@ impl PacketListener {
     /// `fcntl` with `EMFILE` when this process has no descriptor left.
     pub fn share_fd(&self) -> Result<OwnedFd> {
         call("fcntl", || rustix::io::fcntl_dupfd_cloexec(&self.fd, 3))
+    }
+
+    /// A descriptor of the listener's file, by which another process knows the file from another's at the same path. `None` where it
+    /// has none, or is not the one who removes it.
+    ///
+    /// # Errors
+    /// As [`PacketListener::share_fd`].
+    pub fn share_file(&self) -> Result<Option<OwnedFd>> {
+        let share = |file: &SocketFile| call("fcntl", || rustix::io::fcntl_dupfd_cloexec(&file.file, 3));
+        self.file.as_ref().map(share).transpose()
     }
 
     /// Takes the next connection that waits, if one does.
@@ -168,9 +206,9 @@ impl AsFd for PacketListener {
 
 impl Drop for PacketListener {
     fn drop(&mut self) {
-        if let Some(path) = &self.path {
+        if let Some(file) = self.file.as_ref().filter(|file| file.is_there()) {
             // Gone already, or in a folder that is: nothing to take away.
-            let _ = rustix::fs::unlink(path);
+            let _ = rustix::fs::unlink(&file.path);
         }
     }
 }
@@ -258,7 +296,7 @@ mod tests {
         let folder = folder("dead");
         let address = Address::Path(folder.join("name"));
         let mut killed = PacketListener::bind(&address).unwrap();
-        killed.path = None;
+        killed.file = None;
         drop(killed);
         assert!(folder.join("name").exists());
         assert_eq!(errno(PacketSocket::connect(&address)), Errno::CONNREFUSED);
@@ -296,7 +334,8 @@ mod tests {
         assert_eq!(here.recv(&mut [0; 8], Deadline::NEVER), Ok(5));
         drop(adopted);
         assert!(path.exists());
-        drop(PacketListener::adopt(made.share_fd().unwrap(), Some(path.clone())).unwrap());
+        let file = made.share_file().unwrap().unwrap();
+        drop(PacketListener::adopt(made.share_fd().unwrap(), Some((file, path.clone()))).unwrap());
         assert!(!path.exists());
         let wrong = Error::WrongDescriptor { expected: "a listening packet socket" };
         assert_eq!(PacketListener::adopt(there.into(), None).unwrap_err(), wrong);
@@ -304,6 +343,20 @@ mod tests {
         assert_eq!(PacketListener::adopt(null.into(), None).unwrap_err(), wrong);
         drop(made);
         std::fs::remove_dir(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_listener_leaves_a_file_that_has_become_anothers() {
+        let folder = folder("another");
+        let path = folder.join("name");
+        let address = Address::Path(path.clone());
+        let first = PacketListener::bind_with_mode(&path, 0o600).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let second = PacketListener::bind(&address).unwrap();
+        drop(first);
+        assert!(PacketSocket::connect(&address).is_ok(), "the second listens");
+        drop(second);
+        std::fs::remove_dir(&folder).expect("the second has removed its file");
     }
 
     #[test]

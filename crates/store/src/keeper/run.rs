@@ -49,6 +49,15 @@ impl Kept {
         self.0.into_iter()
     }
 
+    /// Keeps a listener, and the descriptor of its file.
+    fn keep_listener(&mut self, listener: &PacketListener) -> Result<()> {
+        self.insert(Key::Listener, listener.share_fd()?);
+        if let Some(file) = listener.share_file()? {
+            self.insert(Key::SocketFile, file);
+        }
+        Ok(())
+    }
+
     /// Hands all of them over to the other end.
     pub(crate) fn send(&self, socket: &PacketSocket) -> Result<()> {
         let fds: Vec<_> = self.0.iter().map(|(key, fd)| (key.encode(), fd.as_fd())).collect();
@@ -147,7 +156,7 @@ pub(crate) fn run(
     // Its file goes when this ends, and not before.
     let (mut keeper, mut running, _listener) = match origin {
         Origin::First(listener) => {
-            kept.insert(Key::Listener, listener.share_fd()?);
+            kept.keep_listener(&listener)?;
             (Keeper::new(false), Some(Running::start(&kept, launch)?), listener)
         }
         Origin::Replacement { server, path } => {
@@ -155,8 +164,9 @@ pub(crate) fn run(
             let missing = |what| Error::Incomplete { what };
             let process = kept.take(Key::Server).ok_or_else(|| missing("the server's process"))?;
             let listener = kept.take(Key::Listener).ok_or_else(|| missing("the listening socket"))?;
-            let listener = PacketListener::adopt(listener, Some(path))?;
-            kept.insert(Key::Listener, listener.share_fd()?);
+            let file = kept.take(Key::SocketFile).map(|file| (file, path));
+            let listener = PacketListener::adopt(listener, file)?;
+            kept.keep_listener(&listener)?;
             let running = Running { socket: server, process: PidFd::adopt(process)?, child: None };
             (Keeper::new(true), Some(running), listener)
         }

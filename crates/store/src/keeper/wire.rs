@@ -21,6 +21,8 @@ pub(crate) enum Key {
     Pins(ClientId),
     /// The process of a client.
     Process(ClientId),
+    /// The file of the socket at which clients come, as a descriptor that only names it.
+    SocketFile,
 }
 
 impl Key {
@@ -33,6 +35,7 @@ impl Key {
             Self::Socket(client) => (5, client.0),
             Self::Pins(client) => (6, client.0),
             Self::Process(client) => (7, client.0),
+            Self::SocketFile => (8, 0),
         };
         kind << ID_BITS | number
     }
@@ -47,6 +50,7 @@ impl Key {
             5 => Self::Socket(ClientId(number)),
             6 => Self::Pins(ClientId(number)),
             7 => Self::Process(ClientId(number)),
+            8 => Self::SocketFile,
             _ => return None,
         })
     }
@@ -87,6 +91,7 @@ mod tests {
             Key::Socket(client),
             Key::Pins(client),
             Key::Process(client),
+            Key::SocketFile,
         ];
         for key in keys {
             assert_eq!(Key::decode(key.encode()), Some(key));

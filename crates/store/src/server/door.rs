@@ -7,9 +7,10 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use wholemem_os::packet::PacketListener;
-use wholemem_os::{Deadline, PacketSocket};
+use wholemem_os::{Deadline, PacketSocket, memfd};
 
 use crate::Result;
+use crate::keeper::{Kept, Key};
 use crate::protocol::frame;
 use crate::protocol::{Answer, OLDEST_PROTOCOL, Refusal, Response};
 
@@ -19,18 +20,24 @@ const FOR_A_CLIENT: usize = 6;
 #[derive(Debug)]
 pub(super) struct Door {
     listener: PacketListener,
+    /// The listener's file, for the keeper, which removes it.
+    file: Option<OwnedFd>,
     /// Given up to turn somebody away.
     spare: Option<OwnedFd>,
 }
 
 impl Door {
-    pub(super) fn new(listener: PacketListener) -> Self {
-        Self { listener, spare: spare() }
+    pub(super) fn new(listener: PacketListener, file: Option<OwnedFd>) -> Self {
+        Self { listener, file, spare: spare() }
     }
 
-    /// Another descriptor of the listener, for another process.
-    pub(super) fn share_fd(&self) -> Result<OwnedFd> {
-        Ok(self.listener.share_fd()?)
+    /// Adds the descriptors that another keeper has to have.
+    pub(super) fn keep(&self, kept: &mut Kept) -> Result<()> {
+        kept.insert(Key::Listener, self.listener.share_fd()?);
+        if let Some(file) = &self.file {
+            kept.insert(Key::SocketFile, memfd::share_fd(file.as_fd())?);
+        }
+        Ok(())
     }
 
     /// The next who waits, if one does and there is room.
@@ -52,7 +59,7 @@ impl Door {
     }
 
     fn has_room(&self) -> bool {
-        let taken: Result<Vec<_>> = (0..FOR_A_CLIENT).map(|_| self.share_fd()).collect();
+        let taken: Result<Vec<_>, _> = (0..FOR_A_CLIENT).map(|_| self.listener.share_fd()).collect();
         taken.is_ok()
     }
 }

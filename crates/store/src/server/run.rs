@@ -110,7 +110,7 @@ impl<'a> Loop<'a> {
         launch: &'a Launch<'a>,
     ) -> Result<Self> {
         let listener = kept.take(Key::Listener).ok_or(Error::Incomplete { what: "the listening socket" })?;
-        let door = Door::new(PacketListener::adopt(listener, None)?);
+        let door = Door::new(PacketListener::adopt(listener, None)?, kept.take(Key::SocketFile));
         let (index, cells) = match kept.take(Key::Index) {
             Some(fd) => open_index(fd)?,
             None => make_index(geometry, settings.host.quota, &socket)?,
@@ -129,7 +129,7 @@ impl<'a> Loop<'a> {
                     known.insert(client);
                     rest.insert(key, fd);
                 }
-                Key::Index | Key::Listener | Key::Server => {}
+                Key::Index | Key::Listener | Key::SocketFile | Key::Server => {}
             }
         }
         for client in known {
@@ -568,7 +568,7 @@ impl<'a> Loop<'a> {
     fn everything(&self) -> Result<Kept> {
         let mut kept = Kept::default();
         kept.insert(Key::Index, self.index.share_fd()?);
-        kept.insert(Key::Listener, self.door.share_fd()?);
+        self.door.keep(&mut kept)?;
         kept.insert(Key::Server, PidFd::of_self()?.into());
         for (allocation, fd) in self.yard.fds() {
             kept.insert(Key::Allocation(allocation), memfd::share_fd(fd.as_fd())?);

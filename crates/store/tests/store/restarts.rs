@@ -4,8 +4,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use wholemem_os::interrupt::interruptible;
+use wholemem_os::packet::{Address, PacketListener};
 use wholemem_os::pidfd::Signal;
-use wholemem_os::{Deadline, PidFd};
+use wholemem_os::{Deadline, PacketSocket, PidFd};
 use wholemem_store::{Client, Error};
 
 use crate::served::Served;
@@ -89,6 +90,27 @@ fn who_watches_hears_that_events_were_missed_once_and_then_all_that_happens() {
     assert!(matches!(watch.next(patience), Err(Error::EventsMissed { .. })));
     client.put("seen 5", b"after").unwrap();
     assert_eq!(watch.next(patience).unwrap().name, "seen 5");
+}
+
+#[test]
+fn a_store_that_ends_leaves_the_socket_of_another_store_at_its_path() {
+    for is_replaced in [false, true] {
+        let mut process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let served = Served::start_for(&process);
+        if is_replaced {
+            let server = served.process("server");
+            served.kill("keeper");
+            served.wait_until_protected(server);
+        }
+        let keeper = PidFd::open(served.process("keeper")).unwrap();
+        std::fs::remove_file(served.socket()).unwrap();
+        let address = Address::Path(served.socket());
+        let _other = PacketListener::bind(&address).unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert_eq!(keeper.wait_exit(Deadline::after(Duration::from_secs(60))), Ok(true));
+        assert!(PacketSocket::connect(&address).is_ok(), "replaced keeper: {is_replaced}");
+    }
 }
 
 #[test]
