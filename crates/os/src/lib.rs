@@ -11,6 +11,7 @@
 //! | [`pidfd`], [`robust`] | knowing that another process has died, without trusting its sockets |
 //! | [`fork`] | noticing that this process is a forked child, where inherited handles must do nothing |
 //! | [`signal`] | signals as something to be read |
+//! | [`replace`] | files that are replaced whole or not at all |
 //! | [`descriptors`], [`heap`] | how many descriptors a process may have, and freed memory that it still has |
 //! | [`time_slice`] | how long a busy thread keeps its core |
 //! | [`numa`], [`meminfo`] | which memory is near which processor, and how much is left |
@@ -54,6 +55,7 @@ pub mod numa;
 pub mod packet;
 pub mod pidfd;
 pub mod probe;
+pub mod replace;
 pub mod robust;
 pub mod shared;
 pub mod signal;

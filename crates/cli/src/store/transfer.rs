@@ -8,6 +8,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 use wholemem::files::{npy, safetensors};
 use wholemem_os::SharedSlice;
+use wholemem_os::pidfd::Signal;
+use wholemem_os::replace::Replacement;
+use wholemem_os::signal::Signals;
 use wholemem_store::{Client, Entry, Error, Object, Pack, Sealed};
 
 use super::tensors;
@@ -162,9 +165,10 @@ fn get_bytes(object: &Object, entry: &Entry, is_npy: bool, path: &Path) -> Resul
         false => Vec::new(),
     };
     let bytes = object.bytes()?;
-    let mut file = File::create(path)?;
-    write(&mut file, &front)?;
+    let mut file = Target::create(path)?;
+    file.write(&front)?;
     copy_out(&bytes, &mut file, &Progress::of_bytes("getting", object.len()))?;
+    file.commit()?;
     Ok((object.len(), 1))
 }
 
@@ -180,27 +184,59 @@ fn get_safetensors(object: Object, entry: &Entry, path: &Path) -> Result<(usize,
     found.sort_by_key(|(_, member, _)| member.offset);
     let entries: Vec<_> = found.iter().map(|(_, _, entry)| entry.clone()).collect();
     let total = found.iter().map(|(_, member, _)| member.len).sum();
-    let mut file = File::create(path)?;
-    write(&mut file, &safetensors::front(&entries, about)?)?;
+    let mut file = Target::create(path)?;
+    file.write(&safetensors::front(&entries, about)?)?;
     let progress = Progress::of_bytes("getting", total);
     for (full, _, _) in &found {
         copy_out(&pack.bytes(full)?, &mut file, &progress)?;
     }
+    file.commit()?;
     Ok((total, found.len()))
 }
 
-fn copy_out(bytes: &SharedSlice<'_>, file: &mut File, progress: &Progress) -> Result<()> {
+fn copy_out(bytes: &SharedSlice<'_>, file: &mut Target, progress: &Progress) -> Result<()> {
     let mut buffer = vec![0; STEP.min(bytes.len())];
     for at in (0..bytes.len()).step_by(STEP) {
         let part = &mut buffer[..STEP.min(bytes.len() - at)];
         bytes.read_at(at, part)?;
-        write(file, part)?;
+        file.write(part)?;
         progress.advance(part.len());
     }
     Ok(())
 }
 
-fn write(file: &mut File, bytes: &[u8]) -> Result<()> {
-    // As text: the cause of a full disk is not to be taken for that of full memory.
-    file.write_all(bytes).map_err(|error| anyhow!("{error}"))
+/// The file that an object becomes: whole, or not at all.
+struct Target {
+    file: Replacement,
+    /// Held back while there may be something to remove when one comes.
+    signals: Option<Signals>,
+}
+
+impl Target {
+    fn create(path: &Path) -> Result<Self> {
+        // A pipe may wait for its reader, and is to be interrupted then.
+        let is_file = std::fs::metadata(path).map_or(true, |found| found.is_file());
+        // The last one would end this process at a file that is longer than files may be.
+        let held_back = [Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ];
+        let signals = is_file.then(|| Signals::take(&held_back)).transpose()?;
+        Ok(Self { file: Replacement::create(path)?, signals })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        // As text: the cause of a full disk is not to be taken for that of full memory.
+        self.file.write_all(bytes).map_err(|error| anyhow!("{error}"))?;
+        self.check()
+    }
+
+    /// Fails when a signal has come.
+    fn check(&self) -> Result<()> {
+        let signal = self.signals.as_ref().map(Signals::next).transpose()?.flatten();
+        ensure!(signal.is_none(), "interrupted");
+        Ok(())
+    }
+
+    fn commit(self) -> Result<()> {
+        self.check()?;
+        self.file.commit().map_err(|error| anyhow!("{error}"))
+    }
 }

@@ -4,7 +4,10 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::run::{patience, program};
+use wholemem_os::PidFd;
+use wholemem_os::pidfd::Signal;
+
+use crate::run::{finish, patience, program};
 use crate::store::Served;
 
 fn fails(served: &Served, args: &[&str]) -> String {
@@ -176,4 +179,92 @@ fn a_disk_that_is_full_is_not_taken_for_full_memory() {
     served.say(&["put", "name", &served.file("in")]);
     let said = fails(&served, &["get", "name", "/dev/full"]);
     assert_eq!(said, "error: cannot write /dev/full: No space left on device (os error 28)\n");
+}
+
+/// The names in the folder of a store, but for those of its own.
+fn names(served: &Served) -> Vec<String> {
+    let folder = std::fs::read_dir(Path::new(&served.file("."))).unwrap();
+    let names = folder.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.filter(|name| name != "socket").collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_get_that_does_not_fit_the_disk_leaves_the_old_file() {
+    let served = Served::start();
+    std::fs::write(served.file("in"), vec![7; 3_000_000]).unwrap();
+    served.say(&["put", "name", &served.file("in")]);
+    let header = r#"{"a":{"data_offsets":[0,3000000],"dtype":"U8","shape":[3000000]}} "#;
+    let len = u64::try_from(header.len()).unwrap().to_le_bytes();
+    let tensors = [&len[..], header.as_bytes(), &vec![7; 3_000_000]].concat();
+    std::fs::write(served.file("in.safetensors"), tensors).unwrap();
+    served.say(&["put", "tensors", &served.file("in.safetensors")]);
+    // Files of a mebibyte at most; with the signal ignored and without.
+    for (trap, name, file) in
+        [("trap '' XFSZ", "name", "out"), ("true", "name", "out"), ("true", "tensors", "out.safetensors")]
+    {
+        let path = served.file(file);
+        std::fs::write(&path, b"old").unwrap();
+        let before = names(&served);
+        let script = format!("{trap}; ulimit -c 0; ulimit -f 1024; exec \"$@\"");
+        let mut limited = std::process::Command::new("bash");
+        limited.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_wholemem"), "get", name, &path]);
+        limited.env("WHOLEMEM_SOCKET", served.file("socket"));
+        limited.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
+        limited.stderr(std::process::Stdio::piped());
+        let run = finish(limited);
+        let expected = format!("error: cannot write {path}: File too large (os error 27)\n");
+        assert_eq!((run.code, run.stderr), (Some(1), expected));
+        assert!(std::fs::read(&path).unwrap() == b"old", "it is as it was");
+        assert_eq!(names(&served), before);
+    }
+}
+
+#[test]
+fn a_get_that_is_interrupted_leaves_the_old_file() {
+    let served = Served::start();
+    std::fs::write(served.file("in"), vec![7; 48 << 20]).unwrap();
+    served.say(&["put", "name", &served.file("in")]);
+    std::fs::write(served.file("out"), b"old").unwrap();
+    let before = names(&served);
+    let deadline = patience();
+    loop {
+        assert!(!deadline.has_passed(), "it is never found while it writes");
+        let mut get = program(&["get", "name", &served.file("out")]);
+        let mut get = get.env("WHOLEMEM_SOCKET", served.file("socket")).spawn().unwrap();
+        let process = PidFd::open(get.id()).unwrap();
+        while names(&served) == before && get.try_wait().unwrap().is_none() {}
+        // It is stopped, so that the signal comes while it writes.
+        let _ = process.signal(Signal::STOP);
+        let is_writing = names(&served) != before;
+        let _ = process.signal(Signal::INT).and_then(|()| process.signal(Signal::CONT));
+        let output = get.wait_with_output().unwrap();
+        assert_eq!(names(&served), before, "{output:?}");
+        if is_writing && output.status.code() != Some(0) {
+            let said = String::from_utf8(output.stderr).unwrap();
+            let expected = format!("error: cannot write {}: interrupted\n", served.file("out"));
+            assert_eq!((output.status.code(), said), (Some(1), expected));
+            assert!(std::fs::read(served.file("out")).unwrap() == b"old", "it is as it was");
+            return;
+        }
+        std::fs::write(served.file("out"), b"old").unwrap();
+    }
+}
+
+#[test]
+fn a_get_keeps_links_modes_and_descriptors() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    let served = Served::start();
+    std::fs::write(served.file("in"), b"bytes").unwrap();
+    served.say(&["put", "name", &served.file("in")]);
+    std::fs::write(served.file("out"), b"old").unwrap();
+    std::fs::set_permissions(served.file("out"), std::fs::Permissions::from_mode(0o640)).unwrap();
+    symlink("out", served.file("link")).unwrap();
+    served.say(&["get", "name", &served.file("link")]);
+    assert!(Path::new(&served.file("link")).is_symlink());
+    assert_eq!(std::fs::read(served.file("out")).unwrap(), b"bytes");
+    assert_eq!(std::fs::metadata(served.file("out")).unwrap().mode() & 0o777, 0o640);
+    assert_eq!(served.say(&["get", "name", "/dev/stdout"]), "bytesname version 1, 5 B\n");
+    assert_eq!(served.say(&["get", "name", "/dev/null"]), "name version 1, 5 B\n");
 }

@@ -1,10 +1,12 @@
 //! From files to files, without ranks: saving what others wrote, exporting what others can read, and checking what was
 //! saved.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
+
+use wholemem_os::replace::Replacement;
 
 use super::error::{FileError, FileProblem};
 use super::npy;
@@ -83,24 +85,13 @@ impl Stored {
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             return Err(FileProblem::NotAFile.at(path).into());
         }
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
-        let outcome = self.write_to(&partial, &header, watch).and_then(|()| {
-            let refused = |error| FileProblem::refused("put it in its place", &error).at(path);
-            fs::rename(&partial, path).map_err(refused).map_err(Error::from)
-        });
-        if outcome.is_err() {
-            let _ = fs::remove_file(&partial);
-        }
-        outcome
-    }
-
-    fn write_to(&self, path: &Path, header: &[u8], watch: Watch<'_>) -> Result<()> {
         let refused = |error| FileProblem::refused("write it", &error).at(path);
-        let mut file = File::create(path).map_err(refused)?;
-        file.write_all(header).map_err(refused)?;
+        let mut file = Replacement::create(path).map_err(refused)?;
+        file.write_all(&header).map_err(refused)?;
         self.each_piece(watch, |bytes| file.write_all(bytes).map_err(refused))?;
-        Ok(file.sync_all().map_err(refused)?)
+        file.file().sync_all().map_err(refused)?;
+        let refused = |error| FileProblem::refused("put it in its place", &error).at(path);
+        Ok(file.commit().map_err(refused)?)
     }
 
     /// Reads everything, in order.
