@@ -5,14 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wholemem_os::interrupt;
 
 use crate::communicator::Turn;
 use crate::core::{Message, State};
 use crate::machine::converge::{Converge, Input, Merge, Output};
-use crate::machine::{Fault, give_up_at};
+use crate::machine::{Fault, give_up_on_word_at, margin};
 use crate::wire::Reader;
 use crate::wire::frame::{Header, Kind, What, decode_ranks, encode_ranks};
 use crate::{Communicator, Error, Rank, Result};
@@ -153,7 +153,7 @@ impl Turn<'_> {
                     }
                     Output::Failed(missing) => {
                         core.fall(Fault::Missing(missing), None);
-                        return Err(self.fallen(&core.state(), op));
+                        return Err(self.fallen(op));
                     }
                 }
             }
@@ -167,7 +167,8 @@ impl Turn<'_> {
             };
             if inputs.is_empty() {
                 if state.standing.check(op).is_err() {
-                    return Err(self.fallen(&state, op));
+                    drop(state);
+                    return Err(self.fallen(op));
                 }
                 let now = self.began.elapsed();
                 let wait = machine.next_tick(now).saturating_sub(now).min(GLANCE);
@@ -252,16 +253,21 @@ impl Turn<'_> {
                 return Ok(received.into_iter().flatten().collect());
             }
             if state.standing.check(op).is_err() {
-                return Err(self.fallen(&state, op));
+                drop(state);
+                return Err(self.fallen(op));
             }
             // Those next to a rank that stands still go first: the others would name those behind it too.
-            let give_up = if core.still().is_empty() { timeout } else { give_up_at(tree, timeout) };
+            let give_up = match core.still().is_empty() {
+                false => timeout,
+                true if tree.is_root() => timeout.saturating_add(margin(timeout) / 2),
+                true => give_up_on_word_at(timeout),
+            };
             let left = give_up.saturating_sub(self.began.elapsed());
             if left.is_zero() {
                 drop(state);
                 let missing = (0..tree.size).map(Rank).filter(|rank| received[rank.index()].is_none());
                 core.fall(Fault::Missing(core.blamed(missing)), None);
-                return Err(self.fallen(&core.state(), op));
+                return Err(self.fallen(op));
             }
             let waited = core.changed.wait_timeout(state, left.min(GLANCE));
             drop(waited.unwrap_or_else(PoisonError::into_inner).0);
@@ -306,11 +312,33 @@ impl Turn<'_> {
     }
 
     /// Why operation `op` cannot finish.
-    pub(crate) fn fallen(&self, state: &State, op: u64) -> Error {
-        match state.standing.fault() {
-            Some(fault) => fault.error_within(self.communicator.timeout, false),
-            None => state.standing.check(op).err().unwrap_or(Error::Busy),
+    pub(crate) fn fallen(&self, op: u64) -> Error {
+        let error = {
+            let state = self.communicator.core.state();
+            match state.standing.fault() {
+                Some(fault) => fault.error_within(self.communicator.timeout, false),
+                None => state.standing.check(op).err().unwrap_or(Error::Busy),
+            }
+        };
+        wait_out(error, self.began)
+    }
+}
+
+/// Makes the text of a timeout agree with the time that this rank has waited, if another rank, which began earlier, has
+/// given up for all. If the rest of this rank's own timeout is short, it passes here; if not, the error tells how long
+/// this rank has waited.
+pub(crate) fn wait_out(error: Error, began: Instant) -> Error {
+    let Error::Timeout { missing, timeout, joining } = error else { return error };
+    if timeout.saturating_sub(began.elapsed()) > margin(timeout) {
+        let waited = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        return Error::Timeout { missing, timeout: Duration::from_millis(waited), joining };
+    }
+    loop {
+        let left = timeout.saturating_sub(began.elapsed());
+        if left.is_zero() || interrupt::is_interrupted() {
+            return Error::Timeout { missing, timeout, joining };
         }
+        std::thread::sleep(left.min(GLANCE));
     }
 }
 

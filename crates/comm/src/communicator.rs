@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use wholemem_os::packet::PacketListener;
 use wholemem_os::{Deadline, Errno, Error as OsError, interrupt};
 
-use crate::collective::GLANCE;
+use crate::collective::{GLANCE, wait_out};
 use crate::core::{Core, Phase};
 use crate::door::Door;
 use crate::knock::Knock;
@@ -31,8 +31,9 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// One rank's membership in a group.
 ///
-/// Operations are collective: all ranks call the same ones in the same order. Each returns within the timeout, with
-/// the result or with the error that names the rank at fault; an error that [poisons](Error::poisons) ends the group.
+/// Operations are collective: all ranks call the same ones in the same order. Each returns the result, or the error that
+/// names the rank at fault; an error that [poisons](Error::poisons) ends the group. An operation whose timeout passes
+/// fails then, and not before; it may take up to a second longer, in which the ranks inform each other which rank is missing.
 /// Dropping it leaves the group; the others may finish what this rank has finished, and nothing after that.
 #[derive(Debug)]
 pub struct Communicator {
@@ -45,7 +46,8 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Joins the group of `id` as `rank` of `size`, and returns when all ranks have.
+    /// Joins the group of `id` as `rank` of `size`, and returns when all ranks have. If ranks are missing, it fails when the
+    /// deadline has passed, at most half a second later.
     ///
     /// Raises this process's limit on open files to its hard limit.
     ///
@@ -54,7 +56,8 @@ impl Communicator {
     /// died since; [`Error::RankTaken`], [`Error::SizeDiffers`], [`Error::OtherNamespace`], [`Error::NoSuchRank`],
     /// [`Error::TooManyRanks`].
     pub fn create(id: &UniqueId, rank: Rank, size: u32, deadline: Deadline) -> Result<Self> {
-        Self::create_part(id, rank, size, deadline.remaining().unwrap_or(LONGEST), None)
+        let timeout = deadline.remaining().map_or(LONGEST, to_milliseconds);
+        Self::create_part(id, rank, size, timeout, None)
     }
 
     /// Joins a group whose members, if it is a part of another, are all known to be members of that.
@@ -102,7 +105,11 @@ impl Communicator {
         loop {
             match &state.phase {
                 Phase::Up => return Ok(()),
-                Phase::Failed(error) => return Err(error.clone()),
+                Phase::Failed(error) => {
+                    let error = error.clone();
+                    drop(state);
+                    return Err(wait_out(error, began));
+                }
                 Phase::Joining => {}
             }
             let left = timeout.saturating_add(GRACE).saturating_sub(began.elapsed());
@@ -279,6 +286,12 @@ impl Drop for Communicator {
         // What is left of it in a child of a fork is the parent's.
         std::mem::forget(self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
+}
+
+/// Rounds up to whole milliseconds: what is left of "in 4 s" is told as 4 s, and not as 3.999981 s.
+fn to_milliseconds(left: Duration) -> Duration {
+    let milliseconds = left.as_nanos().div_ceil(1_000_000);
+    u64::try_from(milliseconds).map_or(LONGEST, Duration::from_millis)
 }
 
 fn listen(id: &UniqueId, rank: Rank) -> Result<PacketListener> {

@@ -181,13 +181,14 @@ impl Turn<'_> {
                 return Ok(Ok(state.fds.remove(&(op, from)).unwrap_or_default()));
             }
             if state.standing.check(op).is_err() {
-                return Err(self.fallen(&state, op));
+                drop(state);
+                return Err(self.fallen(op));
             }
             let left = give_up.saturating_sub(self.began.elapsed());
             if left.is_zero() {
                 drop(state);
                 core.fall(Fault::Missing(vec![from]), None);
-                return Err(self.fallen(&core.state(), op));
+                return Err(self.fallen(op));
             }
             let waited = core.changed.wait_timeout(state, left.min(GLANCE));
             drop(waited.unwrap_or_else(PoisonError::into_inner).0);

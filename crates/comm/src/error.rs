@@ -27,7 +27,8 @@ pub enum Error {
     Timeout {
         /// Those known to be missing, at least: ranks that are reached only through one of them are not named.
         missing: Vec<Rank>,
-        /// How long this rank waited.
+        /// How long this rank waited: its own timeout, or less where another rank, which began earlier or has a shorter
+        /// timeout, has given up for all.
         timeout: Duration,
         /// Whether the group was still coming together.
         joining: bool,

@@ -21,7 +21,8 @@
 //! | `link`, `core`, `progress` | connections, what threads share, and the one thread that reads and watches |
 //! | `paths` | links between ranks that are no neighbours in the tree, made at first use |
 //!
-//! What it keeps true: no wait outlives its deadline. A rank that died is [`Error::PeerLost`] on every survivor, one that
+//! What it keeps true: every wait ends, when its timeout has passed and not before, at most a second after it. A rank
+//! that died is [`Error::PeerLost`] on every survivor, one that
 //! is stopped or never came is [`Error::Timeout`], both with its rank; after that every operation returns an error at
 //! once, and a new communicator among the survivors works. Nothing is left behind: descriptors, maps, files.
 //!

@@ -6,8 +6,9 @@
 
 use std::sync::{Arc, PoisonError};
 
+use crate::collective::wait_out;
 use crate::communicator::Turn;
-use crate::machine::{Fault, margin};
+use crate::machine::Fault;
 use crate::wire::Reader;
 use crate::wire::frame::What;
 use crate::{Communicator, Error, Rank, Result};
@@ -69,9 +70,9 @@ impl Communicator {
             return Err(Error::Protocol { rank: self.rank(), what: "its vote has not come back to it" });
         };
         let id = self.core.id.part(number, color);
-        // Others may have their part before this rank, and wait for it in the next operation: it gives up in time to tell
-        // them why it does not come.
-        let timeout = self.timeout.saturating_sub(turn.began.elapsed() + margin(self.timeout));
+        // Other ranks may have their part before this rank, and wait for it in their next operation, which began later:
+        // they give up after this rank has informed them which rank it misses.
+        let timeout = self.timeout.saturating_sub(turn.began.elapsed());
         match Self::create_part(&id, place, size, timeout, Some(Arc::clone(&self.core))) {
             Ok(mut part) => {
                 part.timeout = self.timeout;
@@ -83,7 +84,8 @@ impl Communicator {
                 }
                 // What the whole knows of it, all ranks know.
                 if let Some(known) = self.check().err().filter(Error::poisons) {
-                    return Err(known);
+                    let is_timeout = matches!(known, Error::Poisoned { .. });
+                    return Err(if is_timeout { turn.fallen(number) } else { known });
                 }
                 let members: Vec<_> = members.iter().map(|(_, rank)| *rank).collect();
                 let mut error = error.in_the_whole(&members);
@@ -91,12 +93,14 @@ impl Communicator {
                     // It lives, or the whole would have lost it.
                     error = Error::Timeout { missing: vec![rank], timeout: self.timeout, joining: true };
                 }
-                if let Error::Timeout { missing, .. } = &mut error {
+                if let Error::Timeout { missing, timeout, .. } = &mut error {
                     *missing = self.core.blamed(std::mem::take(missing));
+                    // The part had what was left of the timeout of this operation.
+                    *timeout = self.timeout;
                     // Others may have their part and wait in the next operation: they are told why nobody comes.
                     self.core.fall(Fault::Missing(missing.clone()), None);
                 }
-                Err(error)
+                Err(wait_out(error, turn.began))
             }
         }
     }

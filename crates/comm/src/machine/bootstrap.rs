@@ -8,13 +8,13 @@
 //! ```
 //!
 //! Who has nobody above it is a head: rank 0, and for as long as it lasts a rank whose parent has not appeared or
-//! has died. A head decides when every rank below it is accounted for, or when its time is nearly over. What is below
+//! has died. A head decides when every rank below it is accounted for, or when its timeout has passed. What is below
 //! a dead rank and has not joined never will, and is not waited for.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Fault, give_up_at};
+use super::{Fault, give_up_on_joining_at};
 use crate::Rank;
 use crate::rank::Tree;
 
@@ -57,7 +57,7 @@ pub(crate) enum Output {
 pub(crate) struct Bootstrap {
     tree: Tree,
     timeout: Duration,
-    give_up: Duration,
+    give_up_on_word: Duration,
     parent: Parent,
     children: BTreeSet<Rank>,
     /// Joined, this rank among them; all are below this rank.
@@ -80,7 +80,7 @@ impl Bootstrap {
         Self {
             tree,
             timeout,
-            give_up: give_up_at(tree, timeout),
+            give_up_on_word: give_up_on_joining_at(timeout),
             parent: if tree.is_root() { Parent::None } else { Parent::Awaited },
             children: BTreeSet::new(),
             joined: BTreeSet::from([tree.rank]),
@@ -91,7 +91,7 @@ impl Bootstrap {
 
     /// When a `Tick` is due at the latest.
     pub(crate) fn next_tick(&self) -> Duration {
-        if self.parent == Parent::Proved { self.timeout } else { self.give_up }
+        if self.parent == Parent::Proved { self.give_up_on_word } else { self.timeout }
     }
 
     pub(crate) fn step(&mut self, now: Duration, input: Input) -> Vec<Output> {
@@ -146,14 +146,16 @@ impl Bootstrap {
             None => Err(Fault::Missing(missing)),
         };
         match self.parent {
-            Parent::Proved if now >= self.timeout => Some(verdict(self.tree.parent().into_iter().collect())),
+            Parent::Proved if now >= self.give_up_on_word => {
+                Some(verdict(self.tree.parent().into_iter().collect()))
+            }
             Parent::Proved => None,
-            Parent::Awaited if now >= self.give_up => {
+            Parent::Awaited if now >= self.timeout => {
                 Some(verdict(self.tree.parent().into_iter().chain(self.missing()).collect()))
             }
             Parent::Awaited => None,
             Parent::None | Parent::Dead => {
-                let due = now >= self.give_up;
+                let due = now >= self.timeout;
                 // Cheap first: most steps are of a group that is far from complete.
                 if !due && self.died.is_empty() && self.joined.len() < self.tree.count_below() {
                     return None;
@@ -248,16 +250,19 @@ mod tests {
     }
 
     #[test]
-    fn heads_name_the_missing_when_their_time_is_nearly_over() {
+    fn heads_name_the_missing_when_their_timeout_has_passed_and_not_before() {
         let mut root = bootstrap(0, 4);
         root.step(Duration::ZERO, Input::ChildProved(Rank(2)));
         let fault = Err(Fault::Missing(vec![Rank(1), Rank(3)]));
+        let before = TIMEOUT - Duration::from_nanos(1);
+        assert_eq!((root.next_tick(), root.step(before, Input::Tick)), (TIMEOUT, vec![]));
         assert_eq!(
-            root.step(root.next_tick(), Input::Tick),
+            root.step(TIMEOUT, Input::Tick),
             [Output::Down(Rank(2), fault.clone()), Output::End(fault)]
         );
         let mut orphan = bootstrap(1, 6);
         let fault = Err(Fault::Missing(vec![Rank(0), Rank(5)]));
-        assert_eq!(orphan.step(orphan.next_tick(), Input::Tick), [Output::End(fault)]);
+        assert_eq!((orphan.next_tick(), orphan.step(before, Input::Tick)), (TIMEOUT, vec![]));
+        assert_eq!(orphan.step(TIMEOUT, Input::Tick), [Output::End(fault)]);
     }
 }

@@ -7,14 +7,14 @@
 //!       parent                                               children
 //! ```
 //!
-//! A rank that waits tells its parent from time to time who is missing below it. So when rank 0's time is nearly
-//! over, it names the missing themselves and not the children through which they were to come, and the others hear
+//! A rank that waits tells its parent from time to time who is missing below it. So when rank 0's timeout has
+//! passed, it names the missing themselves and not the children through which they were to come, and the others hear
 //! it from there. A rank whose parent does not run names the parent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::give_up_at;
+use super::{give_up_at, give_up_on_word_at};
 use crate::Rank;
 use crate::rank::Tree;
 
@@ -57,8 +57,8 @@ pub(crate) type Merge = fn(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> 
 #[derive(Debug)]
 pub(crate) struct Converge {
     tree: Tree,
-    timeout: Duration,
     give_up: Duration,
+    give_up_on_word: Duration,
     report_every: Duration,
     next_report: Duration,
     merge: Merge,
@@ -73,8 +73,8 @@ impl Converge {
         let report_every = (timeout / 8).clamp(REPORT.0, REPORT.1);
         Self {
             tree,
-            timeout,
             give_up: give_up_at(tree, timeout),
+            give_up_on_word: give_up_on_word_at(timeout),
             report_every,
             next_report: report_every,
             merge,
@@ -92,7 +92,7 @@ impl Converge {
 
     /// When a `Tick` is due at the latest.
     pub(crate) fn next_tick(&self, now: Duration) -> Duration {
-        let next = if now < self.give_up { self.give_up } else { self.timeout };
+        let next = if now < self.give_up { self.give_up } else { self.give_up_on_word };
         if self.tree.is_root() { next } else { next.min(self.next_report) }
     }
 
@@ -128,7 +128,7 @@ impl Converge {
 
     fn tick(&mut self, now: Duration, parent_runs: bool) -> Vec<Output> {
         let missing = self.missing();
-        let over = now >= self.timeout;
+        let over = now >= self.give_up_on_word;
         let head = self.tree.is_root() || !parent_runs;
         if over || head && now >= self.give_up {
             self.ended = true;
@@ -198,8 +198,10 @@ mod tests {
         }
         let missing = vec![Rank(6), Rank(7)];
         root.step(Duration::ZERO, Input::Report { child: Rank(1), missing });
-        let at = root.next_tick(Duration::ZERO);
-        assert_eq!(root.step(at, RUNS), [Output::Failed(vec![Rank(4), Rank(6), Rank(7)])]);
+        let before = TIMEOUT - Duration::from_nanos(1);
+        assert_eq!(root.step(before, RUNS), [], "it waits for what was asked");
+        assert_eq!(root.next_tick(before), TIMEOUT);
+        assert_eq!(root.step(TIMEOUT, RUNS), [Output::Failed(vec![Rank(4), Rank(6), Rank(7)])]);
     }
 
     #[test]
@@ -221,6 +223,6 @@ mod tests {
         assert_eq!(leaf.step(give_up, STANDS), [Output::Failed(vec![Rank(0)])]);
         let mut leaf = converge(2, 3);
         leaf.start();
-        assert_eq!(leaf.step(TIMEOUT, RUNS), [Output::Failed(vec![Rank(0)])]);
+        assert_eq!(leaf.step(give_up_on_word_at(TIMEOUT), RUNS), [Output::Failed(vec![Rank(0)])]);
     }
 }

@@ -7,7 +7,8 @@
 //! | [`rest`] | whether a neighbour runs |
 //! | [`standing`] | whether the group still stands, and who is to be told when it falls |
 //!
-//! They keep no rank waiting beyond its timeout, whatever the others do. `now` counts from the call they serve. The
+//! A rank gives up when its timeout has passed and never before; whatever the others do, it waits at most a second
+//! longer, for the word of a rank that knows who is missing. `now` counts from the call they serve. The
 //! seeded simulator in `simulator` delays, stops and kills ranks, and prints the seed of a run that fails.
 
 pub(crate) mod bootstrap;
@@ -54,14 +55,25 @@ impl Fault {
     }
 }
 
-/// When a rank gives up on the others: rank 0 first, and the deeper the later, so that those below hear from above
-/// who is missing before their own time is over.
+/// When a rank that nobody above can inform gives up on the others: rank 0 when the timeout has passed, a rank whose
+/// parent does not run later, the deeper the later. So the word of a rank above, if it comes, is there first.
 pub(crate) fn give_up_at(tree: Tree, timeout: Duration) -> Duration {
     let levels = tree.height() + 1;
-    timeout - margin(timeout) * (levels - tree.depth()) / levels
+    timeout.saturating_add(margin(timeout) * tree.depth() / levels)
 }
 
-/// The last part of a timeout, in which ranks give up one after the other.
+/// When a rank gives up on the word of the rank that decides, which itself has waited for the whole timeout.
+pub(crate) fn give_up_on_word_at(timeout: Duration) -> Duration {
+    timeout.saturating_add(margin(timeout))
+}
+
+/// When a rank that has joined its parent gives up on the decision whether the group is complete. It is earlier than in
+/// an operation: a rank that gives up on its part of a group informs ranks that wait for it in their next operation.
+pub(crate) fn give_up_on_joining_at(timeout: Duration) -> Duration {
+    timeout.saturating_add(margin(timeout) / 2)
+}
+
+/// The time after a timeout in which ranks give up one after the other and inform each other.
 pub(crate) fn margin(timeout: Duration) -> Duration {
     const LONGEST: Duration = Duration::from_secs(1);
     (timeout / 4).min(LONGEST)
@@ -71,13 +83,13 @@ pub(crate) fn margin(timeout: Duration) -> Duration {
 /// all of them before anybody gives up on a parent. So the first to give up is a neighbour of the one at fault.
 pub(crate) fn give_up_on_child_at(tree: Tree, timeout: Duration) -> Duration {
     let (half, levels) = (margin(timeout) / 2, tree.height() + 1);
-    timeout - half - half * (tree.depth() + 1) / levels
+    timeout.saturating_add(half - half * (tree.depth() + 1) / levels)
 }
 
 /// When a rank that waits for its parent gives up on it: the highest first, for the same reason.
 pub(crate) fn give_up_on_parent_at(tree: Tree, timeout: Duration) -> Duration {
     let (half, levels) = (margin(timeout) / 2, tree.height() + 1);
-    timeout - half * (levels - tree.depth()) / levels
+    timeout.saturating_add(half + half * tree.depth() / levels)
 }
 
 #[cfg(test)]
@@ -85,15 +97,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_above_give_up_first_and_all_before_their_time_is_over() {
+    fn no_rank_gives_up_before_its_timeout_and_those_above_are_first() {
         let timeout = Duration::from_secs(2);
-        let mut before = Duration::ZERO;
-        for rank in [0, 1, 5, 21, 85] {
-            let at = give_up_at(Tree::new(Rank(rank), 100), timeout);
-            assert!(before < at && at < timeout, "{rank}: {at:?}");
-            before = at;
-        }
+        let line = [0, 1, 5, 21, 85].map(|rank| give_up_at(Tree::new(Rank(rank), 100), timeout));
+        assert_eq!(line[0], timeout);
+        assert!(line.is_sorted_by(|above, below| above < below), "{line:?}");
+        assert!(line[4] < give_up_on_word_at(timeout) && timeout < give_up_on_joining_at(timeout));
         assert_eq!(give_up_at(Tree::new(Rank(0), 1), Duration::ZERO), Duration::ZERO);
+        assert_eq!(give_up_on_word_at(Duration::MAX), Duration::MAX);
     }
 
     #[test]
@@ -104,6 +115,7 @@ mod tests {
         let on_parent = line.map(|tree| give_up_on_parent_at(tree, timeout));
         assert!(on_child.is_sorted_by(|above, below| above > below), "{on_child:?}");
         assert!(on_parent.is_sorted_by(|above, below| above < below), "{on_parent:?}");
-        assert!(on_child[0] < on_parent[0] && on_parent[4] <= timeout);
+        assert!(on_child[4] >= timeout && on_child[0] < on_parent[0]);
+        assert!(on_parent[4] < give_up_on_word_at(timeout));
     }
 }
