@@ -11,7 +11,6 @@ use wholemem_os::{Deadline, Errno, Error as OsError, interrupt};
 use crate::collective::{GLANCE, wait_out};
 use crate::core::{Core, Phase};
 use crate::door::Door;
-use crate::knock::Knock;
 use crate::machine::Fault;
 use crate::progress::Progress;
 use crate::rank::Tree;
@@ -49,6 +48,9 @@ impl Communicator {
     /// Joins the group of `id` as `rank` of `size`, and returns when all ranks have. If ranks are missing, it fails when the
     /// deadline has passed, at most half a second later.
     ///
+    /// If a rank dies after another rank has joined it, all survivors return [`Error::PeerLost`] within a second of each other:
+    /// when the last of them has called `create`, or else at the deadline. So a new group of the survivors can be created.
+    ///
     /// Raises this process's limit on open files to its hard limit.
     ///
     /// # Errors
@@ -83,9 +85,7 @@ impl Communicator {
             Some(_) => Some(Door::new(listen(id, rank)?, tree, id.key(), id.has_secret())),
             None => None,
         };
-        let knock =
-            tree.parent().map(|above| Knock::new(id.address(above), above, tree, id.key(), id.has_secret()));
-        let progress = Progress::new(Arc::clone(&core), timeout, door, knock, whole);
+        let progress = Progress::new(Arc::clone(&core), timeout, door, whole);
         let thread = std::thread::Builder::new()
             .name(format!("wholemem-rank-{rank}"))
             .spawn(move || progress.run())

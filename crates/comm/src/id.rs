@@ -24,6 +24,7 @@ const LONGEST: usize = 128;
 
 /// An address that strangers can guess is no harm, but it could be taken before its owner comes.
 const ADDRESS_CONTEXT: &str = "wholemem 2026-11 address of a rank";
+const STAND_IN_CONTEXT: &str = "wholemem 2026-11 address of a dead rank's stand-in";
 const PROOF_CONTEXT: &str = "wholemem 2026-11 proof of the secret";
 const CHILD_CONTEXT: &str = "wholemem 2026-11 id of a part of a group";
 
@@ -140,7 +141,18 @@ impl UniqueId {
 
     /// Where a rank listens for its children.
     pub(crate) fn address(&self, rank: Rank) -> Address {
-        let mut hasher = self.derive(ADDRESS_CONTEXT);
+        self.address_in(ADDRESS_CONTEXT, rank)
+    }
+
+    /// Where another rank listens for the children of a rank that died while the group came together.
+    ///
+    /// It is not the dead rank's own address: the kernel may take long to close that, and a forked child may keep it.
+    pub(crate) fn stand_in_address(&self, dead: Rank) -> Address {
+        self.address_in(STAND_IN_CONTEXT, dead)
+    }
+
+    fn address_in(&self, context: &str, rank: Rank) -> Address {
+        let mut hasher = self.derive(context);
         hasher.update(&rank.0.to_le_bytes());
         let name = format!("wm-{}", hex(&hasher.finalize().as_bytes()[..8]));
         match &self.home {

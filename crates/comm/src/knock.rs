@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use wholemem_os::packet::Address;
 use wholemem_os::robust::Heart;
-use wholemem_os::{Deadline, Error as OsError, PacketSocket};
+use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket};
 
 use crate::door::{Joined, own_fds};
 use crate::id::{Key, random};
@@ -24,7 +24,10 @@ pub(crate) struct Knock {
     tree: Tree,
     key: Key,
     only_user: Option<u32>,
+    /// The rank is one that died, which the parent may still have to notice.
+    for_dead_rank: bool,
     pause: Duration,
+    refused: bool,
     stage: Stage,
 }
 
@@ -39,7 +42,18 @@ impl Knock {
     pub(crate) fn new(address: Address, parent: Rank, tree: Tree, key: Key, has_secret: bool) -> Self {
         let only_user = (!has_secret).then(|| rustix::process::geteuid().as_raw());
         let stage = Stage::Outside { again: Instant::now() };
-        Self { address, parent, tree, key, only_user, pause: PAUSE.0, stage }
+        let (for_dead_rank, refused) = (false, false);
+        Self { address, parent, tree, key, only_user, for_dead_rank, pause: PAUSE.0, refused, stage }
+    }
+
+    /// The same for the place of a rank that died: as long as the parent has the dead one as its child, this is repeated.
+    pub(crate) fn for_dead_rank(self) -> Self {
+        Self { for_dead_rank: true, ..self }
+    }
+
+    /// Whether no process listened at the address when this last tried to connect.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused
     }
 
     /// The socket to be polled for reading.
@@ -67,8 +81,12 @@ impl Knock {
         match stage {
             Stage::Outside { again } if again > Instant::now() => self.stage = Stage::Outside { again },
             Stage::Outside { .. } => match self.claim() {
-                Ok(stage) => self.stage = stage,
-                Err(Error::Os(_)) => self.step_back(),
+                Ok(stage) => (self.stage, self.refused) = (stage, false),
+                Err(Error::Os(error)) => {
+                    let refusals = [Errno::CONNREFUSED, Errno::NOENT];
+                    self.refused = matches!(error, OsError::Call { call: "connect", errno } if refusals.contains(&errno));
+                    self.step_back();
+                }
                 Err(error) => return Err(error),
             },
             Stage::Claimed { socket, claim } => {
@@ -145,7 +163,9 @@ impl Knock {
             }
         };
         match Hello::decode(&buffer[..len]) {
-            Ok(Hello::Verdict(Verdict::RankTaken)) => Err(Error::RankTaken { rank: self.tree.rank }),
+            Ok(Hello::Verdict(Verdict::RankTaken)) if !self.for_dead_rank => {
+                Err(Error::RankTaken { rank: self.tree.rank })
+            }
             Ok(Hello::Verdict(Verdict::Welcome)) if fds.len() == 2 => {
                 let own = own_fds(heart)?;
                 let own: Vec<_> = own.iter().map(|fd| fd.as_fd()).collect();

@@ -18,6 +18,7 @@
 //! | `machine` | what ranks decide, as machines without I/O, with the simulator that tests them |
 //! | `wire` | what travels between ranks, as bytes |
 //! | `door`, `knock` | joining: the proof of the secret, and the limits of strangers |
+//! | `progress/joining` | joining: whom to accept and to connect to, and who takes the place of a rank that dies |
 //! | `link`, `core`, `progress` | connections, what threads share, and the one thread that reads and watches |
 //! | `paths` | links between ranks that are no neighbours in the tree, made at first use |
 //!

@@ -16,18 +16,19 @@ use wholemem_os::robust::{Owner, Pulse};
 use wholemem_os::{Deadline, Error as OsError, PacketSocket, PidFd};
 
 use crate::core::{Core, Message, Phase, Tagged};
-use crate::door::{Door, Joined};
-use crate::knock::Knock;
+use crate::door::Door;
 use crate::link::{Left, Link, Packet};
 use crate::machine::Fault;
-use crate::machine::bootstrap::{Bootstrap, Input, Output};
+use crate::machine::bootstrap::{Bootstrap, Input, Stage};
 use crate::machine::rest::Rest;
 use crate::paths::Next;
 use crate::wire::Malformed;
-use crate::wire::frame::{
-    self, Header, Kind, What, decode_fault, decode_news, decode_ranks, encode_fault, encode_news,
-};
-use crate::{Error, Rank, Result};
+use crate::wire::frame::{self, Header, Kind, What, decode_fault, decode_news, decode_ranks};
+use crate::{Rank, Result};
+
+mod joining;
+
+use self::joining::Joining;
 
 /// How often to look at the pulses of the neighbours.
 const LOOK: Duration = Duration::from_millis(10);
@@ -79,8 +80,7 @@ pub(crate) struct Progress {
     began: Instant,
     timeout: Duration,
     boot: Option<Bootstrap>,
-    door: Option<Door>,
-    knock: Option<Knock>,
+    joining: Joining,
     /// The neighbours in the tree.
     peers: BTreeMap<Rank, Peer>,
     /// The links to them, and to others that have one.
@@ -96,18 +96,17 @@ impl Progress {
         core: Arc<Core>,
         timeout: Duration,
         door: Option<Door>,
-        knock: Option<Knock>,
         whole: Option<Arc<Core>>,
     ) -> Self {
         let now = Instant::now();
         let boot = Some(Bootstrap::new(core.tree, timeout));
+        let joining = Joining::new(core.tree.rank, door);
         Self {
             core,
             began: now,
             timeout,
             boot,
-            door,
-            knock,
+            joining,
             peers: BTreeMap::new(),
             readings: BTreeMap::new(),
             whole,
@@ -149,19 +148,14 @@ impl Progress {
     /// Waits until something can be read or sent, or it is time to look.
     fn sleep(&mut self) {
         let mut wait = self.look_every().saturating_sub(self.looked.elapsed());
-        if let Some(again) = self.knock.as_ref().and_then(Knock::again) {
+        if let Some(again) = self.joining.again() {
             wait = wait.min(again);
         }
         if let Some(boot) = &self.boot {
             wait = wait.min(boot.next_tick().saturating_sub(self.began.elapsed()));
         }
         let mut polls = vec![PollFd::new(&self.core.wake, PollFlags::IN)];
-        polls.extend(
-            self.door.iter().flat_map(Door::fds).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
-        );
-        polls.extend(
-            self.knock.iter().filter_map(Knock::fd).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
-        );
+        polls.extend(self.joining.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         polls.extend(self.readings.values().filter_map(Reading::poll));
         polls.extend(
             self.peers.values().map(|peer| PollFd::from_borrowed_fd(peer.process.as_fd(), PollFlags::IN)),
@@ -171,98 +165,6 @@ impl Progress {
         let _ = poll(&mut polls, wait.as_ref());
         let mut woken = [0; 8];
         let _ = rustix::io::read(&self.core.wake, &mut woken);
-    }
-
-    /// Goes on with the joining, on both sides.
-    fn join(&mut self) {
-        if let Some(knock) = &mut self.knock {
-            match knock.step(&self.core.heart) {
-                Ok(None) => {}
-                Ok(Some(joined)) => {
-                    self.knock = None;
-                    if self.meet(joined) {
-                        self.boot(Input::ParentProved);
-                    }
-                }
-                Err(error) => self.fail(error),
-            }
-        }
-        if let Some(door) = &mut self.door {
-            let peers = &self.peers;
-            let joined = door.serve(&self.core.heart, |rank| peers.contains_key(&rank));
-            for joined in joined {
-                let rank = joined.rank;
-                if self.meet(joined) {
-                    self.boot(Input::ChildProved(rank));
-                }
-            }
-        }
-    }
-
-    /// Takes a rank that has proved itself among the neighbours.
-    fn meet(&mut self, joined: Joined) -> bool {
-        let Joined { rank, socket, fds } = joined;
-        let mut fds = fds.into_iter();
-        let (Some(pulse), Some(process)) = (fds.next(), fds.next()) else { return false };
-        let (Ok(pulse), Ok(process)) = (Pulse::import(pulse), PidFd::adopt(process)) else {
-            tracing::warn!(%rank, "a rank proved itself, but what it sent of itself cannot be used");
-            return false;
-        };
-        let link = Arc::new(Link::new(rank, socket));
-        self.core.links().insert(rank, Arc::clone(&link));
-        self.readings.insert(rank, Reading::new(link));
-        let rest = Rest::new(pulse.beats());
-        self.peers.insert(rank, Peer { pulse, process, rest });
-        true
-    }
-
-    fn boot(&mut self, input: Input) {
-        let Some(boot) = &mut self.boot else { return };
-        let rank = self.core.tree.rank;
-        let outputs = boot.step(self.began.elapsed(), input);
-        if outputs.iter().any(|output| matches!(output, Output::End(_))) {
-            // Before anybody is told: who dies in the telling leaves no file.
-            (self.door, self.knock) = (None, None);
-        }
-        for output in outputs {
-            match output {
-                Output::Up(news) => {
-                    if let Some(parent) = self.core.tree.parent() {
-                        let header = Header::new(Kind::News, What::Nothing, rank, parent, 0);
-                        self.core.post(parent, header, &encode_news(&news));
-                    }
-                }
-                Output::Down(child, decision) => {
-                    let header = Header::new(Kind::Decision, What::Nothing, rank, child, 0);
-                    self.core.post(child, header, &encode_fault(decision.err().as_ref()));
-                }
-                Output::End(Ok(())) => {
-                    (self.boot, self.door, self.knock, self.whole) = (None, None, None, None);
-                    self.enter(Phase::Up);
-                    return;
-                }
-                Output::End(Err(fault)) => {
-                    if let Fault::Missing(missing) = &fault {
-                        missing.iter().for_each(|rank| self.core.id.address(*rank).clear_away());
-                    }
-                    self.fail(fault.error_within(self.timeout, true));
-                    return;
-                }
-            }
-        }
-    }
-
-    fn fail(&mut self, error: Error) {
-        (self.boot, self.door, self.knock, self.whole) = (None, None, None, None);
-        self.enter(Phase::Failed(error));
-    }
-
-    fn enter(&self, phase: Phase) {
-        let mut state = self.core.state();
-        if state.phase == Phase::Joining {
-            state.phase = phase;
-            self.core.changed.notify_all();
-        }
     }
 
     fn read(&mut self) {
@@ -341,7 +243,7 @@ impl Progress {
         {
             self.acknowledge(&link);
         }
-        if header.dst != self.core.tree.rank {
+        if !self.joining.has_place(header.dst) {
             return self.pass_on(from, header, bytes, fds);
         }
         if !header.kind.travels() && header.kind != Kind::Left && header.src != from {
@@ -474,6 +376,7 @@ impl Progress {
         *self.core.still() = self.core.tree.neighbours().filter(is_still).collect();
         self.looked = Instant::now();
         self.look_at_the_whole();
+        self.take_vacant_places();
     }
 
     /// A neighbour's thread is no more: it has left, or died. What it had sent before counts.
@@ -484,9 +387,13 @@ impl Progress {
         self.core.links().remove(&rank);
         if peer.pulse.owner() == Owner::Died {
             self.core.id.address(rank).remove();
+            if self.boot.as_ref().is_some_and(|boot| boot.died().any(|dead| dead == rank)) {
+                // It was a rank in the place of one that had died before.
+                self.core.id.stand_in_address(rank).clear_away();
+            }
         }
         if self.boot.is_some() {
-            return self.boot(Input::Died(rank));
+            return self.boot(Input::Died(rank, Stage::decode(peer.pulse.status())));
         }
         let has_left = self.core.state().standing.has_left(rank);
         // Free without a word is a rank whose group had fallen already, or whose joining failed.

@@ -1,7 +1,7 @@
 //! What a rank makes of frames that no rank keeping to the protocol would send.
 
 use super::*;
-use crate::door::own_fds;
+use crate::door::{Joined, own_fds};
 use crate::rank::Tree;
 use crate::{Rank, UniqueId};
 
@@ -9,7 +9,7 @@ use crate::{Rank, UniqueId};
 fn rank_1() -> (Progress, PacketSocket) {
     let id = UniqueId::create_private().unwrap();
     let core = Arc::new(Core::create(id, Tree::new(Rank(1), 30)).unwrap());
-    let mut progress = Progress::new(Arc::clone(&core), Duration::from_secs(60), None, None, None);
+    let mut progress = Progress::new(Arc::clone(&core), Duration::from_secs(60), None, None);
     let (here, there) = PacketSocket::pair().unwrap();
     let fds = own_fds(&core.heart).unwrap().into();
     assert!(progress.meet(Joined { rank: Rank(5), socket: here, fds }));

@@ -113,19 +113,33 @@ impl PacketListener {
         Ok(listener)
     }
 
-    /// Takes the name, at which nobody can connect yet.
+    /// Listens at a name that is not in use, not even by the file that a killed listener left behind. If several processes
+    /// call it at the same time, exactly one succeeds.
+    ///
+    /// # Errors
+    /// `bind` with `EADDRINUSE` when the name is in use.
+    pub fn bind_unused(address: &Address) -> Result<Self> {
+        let listener = Self::bind_once(address)?;
+        call("listen", || rustix::net::listen(&listener.fd, BACKLOG))?;
+        Ok(listener)
+    }
+
+    /// Takes the name, at which nobody can connect yet. A socket that a killed listener left behind is replaced.
     fn bind_only(address: &Address) -> Result<Self> {
-        let name = address.encode()?;
-        let fd = socket()?;
-        let bind = || call("bind", || rustix::net::bind(&fd, &name));
-        match (bind(), address) {
+        match (Self::bind_once(address), address) {
             (Err(Error::Call { errno: Errno::ADDRINUSE, .. }), Address::Path(path)) if is_dead(address) => {
                 // Two who find the same dead name race here, and one of them is told that it is taken.
                 let _ = call("unlink", || rustix::fs::unlink(path));
-                bind()?;
+                Self::bind_once(address)
             }
-            (outcome, _) => outcome?,
+            (outcome, _) => outcome,
         }
+    }
+
+    fn bind_once(address: &Address) -> Result<Self> {
+        let name = address.encode()?;
+        let fd = socket()?;
+        call("bind", || rustix::net::bind(&fd, &name))?;
         let Address::Path(path) = address else { return Ok(Self { fd, file: None }) };
         let file = SocketFile::open(path).inspect_err(|_| address.remove())?;
         Ok(Self { fd, file: Some(file) })
@@ -287,6 +301,7 @@ mod tests {
         ] {
             let _listener = PacketListener::bind(&address).unwrap();
             assert_eq!(errno(PacketListener::bind(&address)), Errno::ADDRINUSE);
+            assert_eq!(errno(PacketListener::bind_unused(&address)), Errno::ADDRINUSE);
         }
         std::fs::remove_dir(&folder).expect("the listener has removed its file");
     }
@@ -300,6 +315,7 @@ mod tests {
         drop(killed);
         assert!(folder.join("name").exists());
         assert_eq!(errno(PacketSocket::connect(&address)), Errno::CONNREFUSED);
+        assert_eq!(errno(PacketListener::bind_unused(&address)), Errno::ADDRINUSE, "the file is in use");
         let taken_over = PacketListener::bind(&address).unwrap();
         address.clear_away();
         assert!(PacketSocket::connect(&address).is_ok(), "who lives keeps its file");

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   0                    256
-//!   | RobustLock ...     | beats |           one page of a sealed memory file
-//!     held by the thread   counted up by it
+//!   | RobustLock ...     | beats | status |  one page of a sealed memory file
+//!     held by the thread   counted  set by it, and still there after its death
+//!                          up by it
 //!
 //!   Heart: the maker's side, the only writable map there ever is
 //!   Pulse: everybody else's side, mapped read-only from a read-only descriptor
@@ -25,7 +26,8 @@
 //!
 //! let hold = heart.hold()?;
 //! heart.beat();
-//! assert_eq!((pulse.owner(), pulse.beats()), (Owner::Alive, 1));
+//! heart.set_status(7);
+//! assert_eq!((pulse.owner(), pulse.beats(), pulse.status()), (Owner::Alive, 1, 7));
 //! drop(hold);
 //! assert_eq!(pulse.owner(), Owner::Free);
 //! # Ok::<(), wholemem_os::Error>(())
@@ -46,7 +48,10 @@ const LEN: usize = 4096;
 /// Where the count of beats is.
 const BEATS: usize = 256;
 
-/// The maker's side: a lock to hold, and a count to raise.
+/// Where the status is.
+const STATUS: usize = BEATS + size_of::<u64>();
+
+/// The maker's side: a lock to hold, a count to raise, and a status to set.
 #[derive(Debug)]
 pub struct Heart {
     lock: RobustLock,
@@ -82,6 +87,14 @@ impl Heart {
     pub fn beat(&self) {
         if let Ok(beats) = self.beats() {
             beats.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Sets a number that others read with [`Pulse::status`]; 0 at first. If the owner dies, its last status stays readable,
+    /// so that others learn how far it had come.
+    pub fn set_status(&self, status: u64) {
+        if let Ok(place) = self.map.bytes().atomic_u64(STATUS) {
+            place.store(status, Ordering::Release);
         }
     }
 
@@ -132,6 +145,12 @@ impl Pulse {
     pub fn beats(&self) -> u64 {
         self.map.bytes().read_u64(BEATS).map_or(0, |beats| beats.load_acquire())
     }
+
+    /// The last number that the owner has set with [`Heart::set_status`], also after its death.
+    #[must_use]
+    pub fn status(&self) -> u64 {
+        self.map.bytes().read_u64(STATUS).map_or(0, |status| status.load_acquire())
+    }
 }
 
 #[cfg(test)]
@@ -171,13 +190,14 @@ mod tests {
         let pulse = Pulse::import(heart.pulse_fd().unwrap()).unwrap();
         let child = child::fork(|| match heart.hold() {
             Ok(hold) => {
+                heart.set_status(7);
                 std::mem::forget(hold);
                 0
             }
             Err(_) => 1,
         });
         assert_eq!(child.wait(), child::Status::Exited(0));
-        assert_eq!(pulse.owner(), Owner::Died);
+        assert_eq!((pulse.owner(), pulse.status()), (Owner::Died, 7));
     }
 
     #[test]

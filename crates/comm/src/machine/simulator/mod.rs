@@ -2,15 +2,18 @@
 //!
 //! Messages between two ranks keep their order and take a random time. A killed rank says nothing more, and its
 //! neighbours are told of the death a little later, as the pulse would tell them. A stopped rank takes in nothing.
+//! An address is listened at by one rank at a time: its own, or one that has taken the place of a dead rank.
+
+mod tests;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 use super::bootstrap::{self, Bootstrap};
 use super::converge::{self, Converge};
 use super::standing::Standing;
-use super::{Fault, give_up_on_joining_at, give_up_on_word_at};
+use super::{Fault, give_up_on_word_at};
 use crate::Rank;
 use crate::rank::Tree;
 
@@ -49,6 +52,13 @@ enum What {
     Kill,
     Stop,
     Tick,
+    /// A rank tries to connect to the one above it.
+    Connect,
+    /// A rank (the second) connects here, in a place (the first).
+    Arrive(Rank, Rank),
+    /// A rank tries to take the places of dead neighbours.
+    TakePlaces,
+    /// From a rank, which is known for the first message of a link only.
     Boot(Option<Rank>, bootstrap::Input),
     Vote(converge::Input),
     Fall(Fault, Option<Rank>),
@@ -85,6 +95,12 @@ struct Member {
     alive: bool,
     stopped: bool,
     boot: Bootstrap,
+    /// The rank that this one has joined.
+    above: Option<Rank>,
+    /// The ranks that have joined this one, by their places.
+    below: BTreeMap<Rank, Rank>,
+    is_connecting: bool,
+    is_taking_places: bool,
     converge: Converge,
     standing: Standing,
     outcome: Option<(Duration, Result<Vec<u8>, Fault>)>,
@@ -98,8 +114,10 @@ struct World {
     /// When the last message from one rank to another arrives: they do not overtake.
     lanes: BTreeMap<(Rank, Rank), Duration>,
     members: Vec<Member>,
-    /// Links on which both have proved themselves.
-    proved: BTreeSet<(Rank, Rank)>,
+    /// Which rank has last taken the place of a dead one.
+    places: BTreeMap<Rank, Rank>,
+    /// A rank that is killed after it has sent so many messages.
+    fuse: Option<(Rank, u64)>,
     collective: bool,
 }
 
@@ -118,6 +136,10 @@ impl World {
                 alive: true,
                 stopped: false,
                 boot: Bootstrap::new(tree, TIMEOUT),
+                above: None,
+                below: BTreeMap::new(),
+                is_connecting: false,
+                is_taking_places: false,
                 converge: Converge::new(tree, TIMEOUT, 1u32.to_le_bytes().to_vec(), count),
                 standing: Standing::new(tree),
                 outcome: None,
@@ -130,7 +152,8 @@ impl World {
             order: 0,
             lanes: BTreeMap::new(),
             members: (0..size).map(member).collect(),
-            proved: BTreeSet::new(),
+            places: BTreeMap::new(),
+            fuse: None,
             collective,
         };
         for rank in (0..size).map(Rank) {
@@ -140,17 +163,35 @@ impl World {
         world
     }
 
+    /// Lets a rank begin at another time.
+    fn delay(&mut self, rank: Rank, until: Duration) {
+        self.events.retain(|Reverse(event)| event.rank != rank);
+        self.push(until, rank, What::Start);
+    }
+
     fn push(&mut self, at: Duration, rank: Rank, what: What) {
         self.order += 1;
         self.events.push(Reverse(Event { at, order: self.order, rank, what }));
     }
 
     fn send(&mut self, now: Duration, from: Rank, to: Rank, what: What) {
+        if !self.members[from.index()].alive {
+            return;
+        }
         let delay = self.dice.micros(SLOWEST);
         let lane = self.lanes.entry((from, to)).or_default();
         *lane = (*lane).max(now + delay);
         let at = *lane;
         self.push(at, to, what);
+        if let Some((rank, left)) = &mut self.fuse
+            && *rank == from
+        {
+            *left -= 1;
+            if *left == 0 {
+                self.fuse = None;
+                self.kill(now, from);
+            }
+        }
     }
 
     fn member(&mut self, rank: Rank) -> &mut Member {
@@ -166,6 +207,9 @@ impl World {
         while let Some(Reverse(event)) = self.events.pop() {
             let member = &self.members[event.rank.index()];
             if !member.alive || member.stopped && event.what != What::Kill {
+                if let (false, What::Arrive(_, child)) = (member.alive, event.what) {
+                    self.connect_again(event.at, child);
+                }
                 continue;
             }
             self.happen(event.at, event.rank, event.what);
@@ -183,6 +227,9 @@ impl World {
                 let again = now + Duration::from_millis(1) + self.dice.micros(1000);
                 self.push(again, rank, what);
             }
+            What::Connect => self.connect(now, rank),
+            What::Arrive(place, child) => self.arrive(now, rank, place, child),
+            What::TakePlaces => self.take_places(now, rank),
             What::Boot(from, input) => self.boot(now, rank, from, input),
             What::Vote(input) => self.vote(now, rank, input),
             What::Fall(fault, from) => self.fall(now, rank, fault, from),
@@ -194,27 +241,104 @@ impl World {
         if self.collective {
             let outputs = self.member(rank).converge.start();
             self.converged(now, rank, outputs);
-        } else if let Some(parent) = self.tree(rank).parent() {
-            // The knock at the parent's door; the answer is the parent's proof.
-            self.send(now, rank, parent, What::Boot(Some(rank), bootstrap::Input::ChildProved(rank)));
         }
         self.push(now, rank, What::Tick);
     }
 
     fn kill(&mut self, now: Duration, rank: Rank) {
         self.member(rank).alive = false;
-        for neighbour in self.tree(rank).neighbours().collect::<Vec<_>>() {
-            let after = self.dice.micros(20_000);
-            if self.collective {
-                // Behind what the dead rank had sent, as a link is read to its end before its peer is given up.
-                let lane = self.lanes.get(&(rank, neighbour)).copied().unwrap_or_default();
-                let at = (now + after).max(lane);
-                self.push(at, neighbour, What::Fall(Fault::Lost(rank), None));
-            } else if self.proved.contains(&(neighbour.min(rank), neighbour.max(rank))) {
-                let lane = self.lanes.get(&(rank, neighbour)).copied().unwrap_or_default();
-                let at = (now + after).max(lane);
-                self.push(at, neighbour, What::Boot(None, bootstrap::Input::Died(rank)));
+        if self.collective {
+            for neighbour in self.tree(rank).neighbours().collect::<Vec<_>>() {
+                self.notice_death(now, rank, neighbour, What::Fall(Fault::Lost(rank), None));
             }
+            return;
+        }
+        let stage = self.members[rank.index()].boot.stage();
+        for (place, child) in self.members[rank.index()].below.clone() {
+            let dead = self.tree(place).parent().expect("it is below one");
+            self.notice_death(now, rank, child, What::Boot(None, bootstrap::Input::Died(dead, stage)));
+        }
+        for above in (0..self.size).map(Rank) {
+            let below = &self.members[above.index()].below;
+            let place = below.iter().find(|(_, child)| **child == rank).map(|(place, _)| *place);
+            if let Some(place) = place {
+                self.notice_death(now, rank, above, What::Boot(None, bootstrap::Input::Died(place, stage)));
+            }
+        }
+    }
+
+    /// Behind what the dead rank had sent, as a link is read to its end before its peer is given up.
+    fn notice_death(&mut self, now: Duration, dead: Rank, by: Rank, what: What) {
+        let after = self.dice.micros(20_000);
+        let lane = self.lanes.get(&(dead, by)).copied().unwrap_or_default();
+        let at = (now + after).max(lane);
+        self.push(at, by, what);
+    }
+
+    /// The rank that listens at the address of a place, or at that of its stand-in.
+    fn listener(&self, place: Rank) -> Option<Rank> {
+        let listens = |rank: &Rank| {
+            let member = &self.members[rank.index()];
+            member.alive && member.started.is_some() && member.outcome.is_none()
+        };
+        Some(place).filter(listens).or_else(|| self.places.get(&place).copied().filter(listens))
+    }
+
+    fn connect(&mut self, now: Duration, rank: Rank) {
+        let member = self.member(rank);
+        let seeks = member.boot.seeks().filter(|_| member.outcome.is_none());
+        let Some((place, above)) = seeks else {
+            member.is_connecting = false;
+            return;
+        };
+        match self.listener(above) {
+            Some(listener) => self.send(now, rank, listener, What::Arrive(place, rank)),
+            None => {
+                self.boot(now, rank, None, bootstrap::Input::Refused);
+                self.connect_again(now, rank);
+            }
+        }
+    }
+
+    fn connect_again(&mut self, now: Duration, rank: Rank) {
+        let pause = Duration::from_millis(1) + self.dice.micros(64_000);
+        self.push(now + pause, rank, What::Connect);
+    }
+
+    fn arrive(&mut self, now: Duration, rank: Rank, place: Rank, child: Rank) {
+        if !self.members[child.index()].alive {
+            return;
+        }
+        let member = self.member(rank);
+        if member.outcome.is_some() || member.below.contains_key(&place) {
+            return self.connect_again(now, child);
+        }
+        member.below.insert(place, child);
+        self.send(now, rank, child, What::Boot(Some(rank), bootstrap::Input::ParentProved));
+        self.boot(now, rank, None, bootstrap::Input::ChildProved(place));
+    }
+
+    fn take_places(&mut self, now: Duration, rank: Rank) {
+        self.member(rank).is_taking_places = false;
+        for place in self.members[rank.index()].boot.vacant() {
+            if self.listener(place).is_none() {
+                self.places.insert(place, rank);
+                self.boot(now, rank, None, bootstrap::Input::TookPlace(place));
+            }
+        }
+        self.go_on(now, rank);
+    }
+
+    /// Connects upwards and takes places, if the rank has to.
+    fn go_on(&mut self, now: Duration, rank: Rank) {
+        let wait = self.dice.micros(10_000);
+        let member = self.member(rank);
+        if member.boot.seeks().is_some() && !std::mem::replace(&mut member.is_connecting, true) {
+            self.push(now, rank, What::Connect);
+        }
+        let member = self.member(rank);
+        if !member.boot.vacant().is_empty() && !std::mem::replace(&mut member.is_taking_places, true) {
+            self.push(now + wait, rank, What::TakePlaces);
         }
     }
 
@@ -233,36 +357,37 @@ impl World {
             self.converged(now, rank, outputs);
             self.push(next, rank, What::Tick);
         } else {
-            let outputs = member.boot.step(since, bootstrap::Input::Tick);
             let next = started + member.boot.next_tick().max(since + Duration::from_micros(1));
-            self.booted(now, rank, outputs);
+            self.boot(now, rank, None, bootstrap::Input::Tick);
             self.push(next, rank, What::Tick);
         }
     }
 
     fn boot(&mut self, now: Duration, rank: Rank, from: Option<Rank>, input: bootstrap::Input) {
-        let ended = self.members[rank.index()].outcome.is_some();
-        if let (Some(from), bootstrap::Input::ChildProved(_)) = (from, &input) {
-            if ended || !self.members[from.index()].alive {
-                return;
-            }
-            self.proved.insert((rank.min(from), rank.max(from)));
-            self.send(now, rank, from, What::Boot(None, bootstrap::Input::ParentProved));
-        }
         let member = self.member(rank);
+        match &input {
+            bootstrap::Input::ParentProved => (member.above, member.is_connecting) = (from, false),
+            bootstrap::Input::Died(dead, _) => {
+                member.below.remove(dead);
+                member.above.take_if(|_| member.boot.place().parent() == Some(*dead));
+            }
+            _ => {}
+        }
         let since = now - member.started.expect("it has begun");
         let outputs = member.boot.step(since, input);
         self.booted(now, rank, outputs);
+        self.go_on(now, rank);
     }
 
     fn booted(&mut self, now: Duration, rank: Rank, outputs: Vec<bootstrap::Output>) {
         for output in outputs {
             match output {
                 bootstrap::Output::Up(news) => {
-                    let parent = self.tree(rank).parent().expect("rank 0 has nobody to tell");
-                    self.send(now, rank, parent, What::Boot(None, bootstrap::Input::News(news)));
+                    let above = self.members[rank.index()].above.expect("it has joined one");
+                    self.send(now, rank, above, What::Boot(None, bootstrap::Input::News(news)));
                 }
                 bootstrap::Output::Down(child, decision) => {
+                    let child = self.members[rank.index()].below[&child];
                     self.send(now, rank, child, What::Boot(None, bootstrap::Input::Decision(decision)));
                 }
                 bootstrap::Output::End(decision) => {
@@ -327,12 +452,21 @@ impl World {
             let waited = *at - member.started.expect("everybody begins");
             assert!(waited <= give_up_on_word_at(TIMEOUT), "rank {rank} waited {waited:?}");
             if matches!(outcome, Err(Fault::Missing(_))) {
-                first_to_miss = first_to_miss.into_iter().chain([(*at, waited, rank)]).min();
+                // A message may take no time: of those that end at the same moment, one decided.
+                first_to_miss = first_to_miss.into_iter().chain([(*at, Reverse(waited), rank)]).min();
             }
         }
-        if let Some((_, waited, rank)) = first_to_miss {
+        if let Some((_, Reverse(waited), rank)) = first_to_miss {
             assert!(waited >= TIMEOUT, "rank {rank} gave up after {waited:?}");
         }
+    }
+
+    /// All who live and run learn the outcome within a second of each other.
+    fn assert_learnt_together(&self) {
+        let living = self.members.iter().filter(|member| member.alive && !member.stopped);
+        let times: Vec<_> = living.map(|member| member.outcome.as_ref().expect("nobody hangs").0).collect();
+        let (first, last) = (times.iter().min().expect("some live"), times.iter().max().expect("some live"));
+        assert!(*last - *first < Duration::from_secs(1), "the first at {first:?}, the last at {last:?}");
     }
 
     fn survivors(&self) -> impl Iterator<Item = (Rank, &Result<Vec<u8>, Fault>)> {
@@ -340,144 +474,4 @@ impl World {
         living
             .filter_map(|(rank, member)| Some((Rank(u32::try_from(rank).ok()?), &member.outcome.as_ref()?.1)))
     }
-}
-
-/// Runs `case` with many seeds, and prints the one that fails.
-fn for_seeds(cases: u64, case: impl Fn(u64) + std::panic::RefUnwindSafe) {
-    let fresh = || std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
-    let given = std::env::var("WHOLEMEM_SEED").ok().and_then(|text| text.parse().ok());
-    let many = if std::env::var_os("WHOLEMEM_EXHAUSTIVE").is_some() { 20 } else { 1 };
-    let (first, cases) = given.map_or_else(|| (fresh(), cases * many), |seed| (seed, 1));
-    for seed in (0..cases).map(|n| first.wrapping_add(n)) {
-        if let Err(panic) = std::panic::catch_unwind(|| case(seed)) {
-            eprintln!("failed with seed {seed} (repeat with WHOLEMEM_SEED={seed})");
-            std::panic::resume_unwind(panic);
-        }
-    }
-}
-
-fn some_size(dice: &mut Dice) -> u32 {
-    let most = [3, 8, 40, 200, 1000][usize::try_from(dice.below(5)).expect("small")];
-    2 + u32::try_from(dice.below(most - 1)).expect("small")
-}
-
-#[test]
-fn a_group_of_any_size_comes_together() {
-    for_seeds(60, |seed| {
-        let size = some_size(&mut Dice(seed ^ 1));
-        let mut world = World::new(seed, size, false);
-        world.run();
-        world.assert_nobody_hangs();
-        assert!(world.survivors().all(|(_, outcome)| outcome.is_ok()), "{size} ranks");
-        assert_eq!(world.survivors().count(), size as usize);
-    });
-}
-
-#[test]
-fn a_death_while_a_group_comes_together_is_told_to_all_or_the_dead_rank_is_missed() {
-    for_seeds(120, |seed| {
-        let mut dice = Dice(seed ^ 2);
-        let size = some_size(&mut dice);
-        let victim = Rank(u32::try_from(dice.below(size.into())).expect("a rank"));
-        let mut world = World::new(seed, size, false);
-        let at = dice.micros(LATEST + 50_000);
-        world.push(at, victim, What::Kill);
-        world.run();
-        world.assert_nobody_hangs();
-        for (rank, outcome) in world.survivors() {
-            match outcome {
-                // It had let the group go before it died, and who has gone sees the death in the next operation.
-                Ok(_) => assert!(world.members.iter().all(|member| member.started.is_some())),
-                Err(Fault::Lost(lost)) => assert_eq!(*lost, victim, "to {rank}"),
-                Err(Fault::Missing(missing)) => {
-                    assert!(missing.contains(&victim), "{missing:?} lacks {victim}, to {rank} of {size}");
-                }
-                Err(other) => panic!("{other:?} to {rank}"),
-            }
-        }
-    });
-}
-
-#[test]
-fn a_rank_that_never_comes_is_named_to_all() {
-    for_seeds(60, |seed| {
-        let mut dice = Dice(seed ^ 3);
-        let size = some_size(&mut dice);
-        let victim = Rank(u32::try_from(dice.below(size.into())).expect("a rank"));
-        let mut world = World::new(seed, size, false);
-        world.member(victim).stopped = true;
-        world.run();
-        world.assert_nobody_hangs();
-        for (rank, outcome) in world.survivors() {
-            let Err(Fault::Missing(missing)) = outcome else { panic!("{outcome:?} to {rank}") };
-            assert!(missing.contains(&victim), "{missing:?} lacks {victim}, to {rank} of {size}");
-        }
-    });
-}
-
-#[test]
-fn a_collective_of_any_size_counts_every_vote_once() {
-    for_seeds(60, |seed| {
-        let size = some_size(&mut Dice(seed ^ 4));
-        let mut world = World::new(seed, size, true);
-        world.run();
-        world.assert_nobody_hangs();
-        assert!(world.survivors().all(|(_, outcome)| *outcome == Ok(size.to_le_bytes().to_vec())));
-    });
-}
-
-#[test]
-fn a_death_in_a_collective_reaches_every_survivor() {
-    for_seeds(120, |seed| {
-        let mut dice = Dice(seed ^ 5);
-        let size = some_size(&mut dice);
-        let victim = Rank(u32::try_from(dice.below(size.into())).expect("a rank"));
-        let mut world = World::new(seed, size, true);
-        let at = dice.micros(LATEST + 50_000);
-        world.push(at, victim, What::Kill);
-        world.run();
-        world.assert_nobody_hangs();
-        for (rank, _) in world.survivors() {
-            let standing = &world.members[rank.index()].standing;
-            assert_eq!(standing.fault(), Some(&Fault::Lost(victim)), "at {rank} of {size}");
-        }
-    });
-}
-
-#[test]
-fn a_stopped_rank_in_a_collective_is_named_to_all() {
-    for_seeds(120, |seed| {
-        let mut dice = Dice(seed ^ 6);
-        let size = some_size(&mut dice);
-        let victim = Rank(u32::try_from(dice.below(size.into())).expect("a rank"));
-        let mut world = World::new(seed, size, true);
-        let at = dice.micros(LATEST);
-        world.push(at, victim, What::Stop);
-        world.run();
-        world.assert_nobody_hangs();
-        for (rank, outcome) in world.survivors() {
-            match outcome {
-                Ok(_) => {}
-                Err(Fault::Missing(missing)) => assert!(missing.contains(&victim), "{missing:?} at {rank}"),
-                Err(other) => panic!("{other:?} at {rank} of {size}"),
-            }
-        }
-    });
-}
-
-#[test]
-fn ten_thousand_ranks_come_together() {
-    for_seeds(1, |seed| {
-        let mut world = World::new(seed, 10_000, false);
-        world.run();
-        world.assert_nobody_hangs();
-        assert_eq!(world.survivors().filter(|(_, outcome)| outcome.is_ok()).count(), 10_000);
-    });
-}
-
-#[test]
-fn there_is_time_to_hear_from_above() {
-    let late = Duration::from_micros(LATEST + 10 * SLOWEST);
-    assert!(give_up_on_joining_at(TIMEOUT) - TIMEOUT > late);
-    assert!(give_up_on_word_at(TIMEOUT) - TIMEOUT > late);
 }

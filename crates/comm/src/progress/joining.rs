@@ -1,0 +1,206 @@
+//! What the progress thread does while a group comes together: it accepts children, connects to the parent, and follows the
+//! [`Bootstrap`](crate::machine::bootstrap) machine.
+//!
+//! If a neighbour dies meanwhile, this rank tries to take its place, by listening at an address that follows from the id and
+//! the dead rank. Only one process can listen there, so one neighbour takes the place, and the others connect to it.
+
+use std::collections::BTreeSet;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use wholemem_os::PidFd;
+use wholemem_os::packet::PacketListener;
+use wholemem_os::robust::Pulse;
+
+use super::{Peer, Progress, Reading};
+use crate::core::{Core, Phase};
+use crate::door::{Door, Joined};
+use crate::knock::Knock;
+use crate::link::Link;
+use crate::machine::Fault;
+use crate::machine::bootstrap::{Input, Output};
+use crate::machine::rest::Rest;
+use crate::rank::Tree;
+use crate::wire::frame::{Header, Kind, What, encode_fault, encode_news};
+use crate::{Error, Rank};
+
+/// The connections of a rank that is joining, on both sides.
+#[derive(Debug)]
+pub(super) struct Joining {
+    /// Where children are accepted: at this rank's own address, and at those of ranks whose place it has taken.
+    doors: Vec<Door>,
+    /// To the parent, and to a rank that may have taken its place.
+    knocks: Vec<Knock>,
+    /// The place that `knocks` are for, and the one above it.
+    seeks: Option<(Rank, Rank)>,
+    /// The places of this rank in the tree: its own, and those of ranks that died.
+    places: BTreeSet<Rank>,
+}
+
+impl Joining {
+    pub(super) fn new(rank: Rank, door: Option<Door>) -> Self {
+        let doors = door.into_iter().collect();
+        Self { doors, knocks: Vec::new(), seeks: None, places: BTreeSet::from([rank]) }
+    }
+
+    /// Everything to be polled for reading.
+    pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.doors.iter().flat_map(Door::fds).chain(self.knocks.iter().filter_map(Knock::fd))
+    }
+
+    /// When to try again, if nothing can be read.
+    pub(super) fn again(&self) -> Option<Duration> {
+        self.knocks.iter().filter_map(Knock::again).min()
+    }
+
+    pub(super) fn has_place(&self, rank: Rank) -> bool {
+        self.places.contains(&rank)
+    }
+
+    /// Nothing is accepted any more, and nothing is connected to.
+    fn end(&mut self) {
+        self.doors.clear();
+        self.knocks.clear();
+    }
+
+    /// Connects to the rank above that this rank has to join now.
+    fn seek(&mut self, core: &Core, seeks: Option<(Rank, Rank)>) {
+        if self.seeks == seeks {
+            return;
+        }
+        self.seeks = seeks;
+        self.knocks.clear();
+        let Some((place, above)) = seeks else { return };
+        let (id, tree) = (&core.id, Tree { rank: place, ..core.tree });
+        for address in [id.address(above), id.stand_in_address(above)] {
+            let knock = Knock::new(address, above, tree, id.key(), id.has_secret());
+            self.knocks.push(if place == core.tree.rank { knock } else { knock.for_dead_rank() });
+        }
+    }
+}
+
+impl Progress {
+    /// Goes on with the joining, on both sides.
+    pub(super) fn join(&mut self) {
+        let Some(boot) = &self.boot else { return };
+        self.joining.seek(&self.core, boot.seeks());
+        for index in 0..self.joining.knocks.len() {
+            match self.joining.knocks[index].step(&self.core.heart) {
+                Ok(None) => {}
+                Ok(Some(joined)) => {
+                    if self.meet(joined) {
+                        self.joining.knocks.clear();
+                        self.boot(Input::ParentProved);
+                        break;
+                    }
+                }
+                Err(error) => return self.fail(error),
+            }
+        }
+        let knocks = &self.joining.knocks;
+        if !knocks.is_empty() && knocks.iter().all(Knock::is_refused) {
+            self.boot(Input::Refused);
+        }
+        let (own, peers) = (self.core.tree.rank, &self.peers);
+        let mut joined = Vec::new();
+        for door in &mut self.joining.doors {
+            joined.extend(door.serve(&self.core.heart, |rank| rank == own || peers.contains_key(&rank)));
+        }
+        for joined in joined {
+            let rank = joined.rank;
+            if self.meet(joined) {
+                self.boot(Input::ChildProved(rank));
+            }
+        }
+    }
+
+    /// Takes a rank that has proved itself among the neighbours.
+    pub(super) fn meet(&mut self, joined: Joined) -> bool {
+        let Joined { rank, socket, fds } = joined;
+        let mut fds = fds.into_iter();
+        let (Some(pulse), Some(process)) = (fds.next(), fds.next()) else { return false };
+        let (Ok(pulse), Ok(process)) = (Pulse::import(pulse), PidFd::adopt(process)) else {
+            tracing::warn!(%rank, "a rank proved itself, but what it sent of itself cannot be used");
+            return false;
+        };
+        let link = Arc::new(Link::new(rank, socket));
+        self.core.links().insert(rank, Arc::clone(&link));
+        self.readings.insert(rank, Reading::new(link));
+        let rest = Rest::new(pulse.beats());
+        self.peers.insert(rank, Peer { pulse, process, rest });
+        true
+    }
+
+    pub(super) fn boot(&mut self, input: Input) {
+        let Some(boot) = &mut self.boot else { return };
+        let outputs = boot.step(self.began.elapsed(), input);
+        // Before any neighbour is told: if this rank dies meanwhile, they know what the others may have heard.
+        self.core.heart.set_status(boot.stage() as u64);
+        let place = boot.place();
+        if outputs.iter().any(|output| matches!(output, Output::End(_))) {
+            // Before anybody is told: who dies in the telling leaves no file.
+            self.joining.end();
+        }
+        for output in outputs {
+            match output {
+                Output::Up(news) => {
+                    if let Some(parent) = place.parent() {
+                        let header = Header::new(Kind::News, What::Nothing, place.rank, parent, 0);
+                        self.core.post(parent, header, &encode_news(&news));
+                    }
+                }
+                Output::Down(child, decision) => {
+                    // To the child, this rank is the one whose place it has.
+                    let parent = Tree { rank: child, ..place }.parent().unwrap_or(place.rank);
+                    let header = Header::new(Kind::Decision, What::Nothing, parent, child, 0);
+                    self.core.post(child, header, &encode_fault(decision.err().as_ref()));
+                }
+                Output::End(Ok(())) => {
+                    (self.boot, self.whole) = (None, None);
+                    self.enter(Phase::Up);
+                    return;
+                }
+                Output::End(Err(fault)) => {
+                    if let Fault::Missing(missing) = &fault {
+                        missing.iter().for_each(|rank| self.core.id.address(*rank).clear_away());
+                    }
+                    self.fail(fault.error_within(self.timeout, true));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes the places of dead neighbours that no other rank has taken.
+    pub(super) fn take_vacant_places(&mut self) {
+        let vacant = self.boot.as_ref().map(|boot| boot.vacant()).unwrap_or_default();
+        for place in vacant {
+            let id = &self.core.id;
+            // It is refused if another neighbour of the dead rank has taken the place: then this rank joins that one, or
+            // that one joins this rank.
+            let Ok(listener) = PacketListener::bind_unused(&id.stand_in_address(place)) else { continue };
+            let tree = Tree { rank: place, ..self.core.tree };
+            self.joining.doors.push(Door::new(listener, tree, id.key(), id.has_secret()));
+            self.joining.places.insert(place);
+            self.boot(Input::TookPlace(place));
+        }
+    }
+
+    pub(super) fn fail(&mut self, error: Error) {
+        self.joining.end();
+        if let Some(boot) = &self.boot {
+            boot.died().for_each(|dead| self.core.id.stand_in_address(dead).clear_away());
+        }
+        (self.boot, self.whole) = (None, None);
+        self.enter(Phase::Failed(error));
+    }
+
+    fn enter(&self, phase: Phase) {
+        let mut state = self.core.state();
+        if state.phase == Phase::Joining {
+            state.phase = phase;
+            self.core.changed.notify_all();
+        }
+    }
+}

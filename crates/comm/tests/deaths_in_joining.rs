@@ -1,0 +1,151 @@
+//! Ranks killed while a group comes together: all survivors learn it, and go on in a new group, long before the deadline.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use wholemem_comm::{Communicator, Error, Rank, UniqueId};
+use wholemem_os::{Deadline, PacketSocket, PidFd};
+use wholemem_testkit::forked::leave_forked_child;
+use wholemem_testkit::{Census, Ranks, test_name};
+
+/// Rank 0 is joined by ranks 1 to 4, and rank 1 by ranks 5 and 6.
+const SIZE: usize = 7;
+
+/// Longer than the harness waits for a test: no rank may wait for it.
+const FAR: Duration = Duration::from_secs(3600);
+
+fn join(id: &str, rank: usize, size: usize, timeout: Duration) -> Result<Communicator, Error> {
+    let number = |number| u32::try_from(number).expect("small");
+    Communicator::create(&id.parse()?, Rank(number(rank)), number(size), Deadline::after(timeout))
+}
+
+/// Waits until a process has mapped the pages of so many ranks, its own among them: it maps those of the ranks that it has
+/// joined, and that have joined it.
+fn wait_until_connected(process: u32, ranks: usize) {
+    let maps = || std::fs::read_to_string(format!("/proc/{process}/maps")).expect("it lives");
+    while maps().lines().filter(|line| line.contains("wholemem-heart")).count() < ranks {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Kills a process, and returns when it has exited.
+fn kill(process: u32) {
+    let process = PidFd::open(process).expect("it lives");
+    process.kill().expect("it can be killed");
+    assert_eq!(process.wait_exit(Deadline::after(FAR)), Ok(true));
+}
+
+/// Kills `victim` while all but `late` are joining and `connected` of them are its neighbours. Then `late` joins.
+fn kill_while_joining(rank: &wholemem_testkit::Rank, victim: usize, late: usize, connected: usize) {
+    let parameter = rank.parameter();
+    let (first, second) = parameter.split_once(' ').expect("two ids");
+    if rank.id() == victim {
+        let joining = std::thread::spawn({
+            let (id, rank) = (first.to_owned(), rank.id());
+            move || join(&id, rank, SIZE, FAR).map(drop)
+        });
+        wait_until_connected(std::process::id(), 1 + connected);
+        keep_sockets_open(rank, late);
+        joining.join().expect("no panic").expect_err("a rank is late");
+        unreachable!("it is killed while it joins");
+    }
+    // Threads, and what the first group of a process makes once and for all.
+    drop(Communicator::local(2).expect("a group"));
+    let before = Census::take();
+    let mut kept = Vec::new();
+    if rank.id() == late {
+        // The victim's sockets stay open in a child of it, until all have learnt of its death.
+        kept = rank.recv(victim).1;
+        assert_eq!(rank.recv(victim).0, b"forked");
+        kill(rank.pid(victim));
+    }
+    let lost = Error::PeerLost { rank: Rank(u32::try_from(victim).expect("small")) };
+    assert_eq!(join(first, rank.id(), SIZE, FAR).map(drop), Err(lost));
+    let place = rank.id() - usize::from(rank.id() > victim);
+    let again = join(second, place, SIZE - 1, FAR).expect("a group of the survivors");
+    assert_eq!(again.all_gather(&[9]).expect("it works").concat(), [9; SIZE - 1]);
+    drop(again);
+    drop(kept);
+    Census::take().assert_same_as(&before, "after both groups");
+}
+
+/// Forks a child that holds everything this process has, its sockets too, until rank `late` lets it go.
+fn keep_sockets_open(rank: &wholemem_testkit::Rank, late: usize) {
+    let (here, there) = PacketSocket::pair().expect("a socket pair");
+    rank.send(late, b"kept", &[there.as_fd()]);
+    drop(there);
+    leave_forked_child(move || {
+        let _ = here.recv(&mut [0; 8], Deadline::after(FAR));
+    });
+    rank.send(late, b"forked", &[]);
+}
+
+fn two_ids(folder: Option<&Path>) -> String {
+    let create = || match folder {
+        Some(folder) => UniqueId::create_in(folder),
+        None => UniqueId::create(),
+    };
+    format!("{} {}", create().expect("an id"), create().expect("an id"))
+}
+
+#[test]
+fn all_survivors_learn_that_rank_0_was_killed_while_joining_and_form_a_new_group() {
+    Ranks::of(SIZE).killed(0).parameter(two_ids(None)).run(test_name!(), |rank| {
+        kill_while_joining(rank, 0, 2, 3);
+    });
+}
+
+#[test]
+fn all_survivors_learn_that_an_inner_rank_was_killed_while_joining_and_form_a_new_group() {
+    Ranks::of(SIZE).killed(1).parameter(two_ids(None)).run(test_name!(), |rank| {
+        kill_while_joining(rank, 1, 6, 2);
+    });
+}
+
+#[test]
+fn all_survivors_learn_that_a_rank_was_killed_before_its_parent_came() {
+    Ranks::of(SIZE).killed(1).parameter(two_ids(None)).run(test_name!(), |rank| {
+        kill_while_joining(rank, 1, 0, 2);
+    });
+}
+
+#[test]
+fn a_rank_killed_while_joining_leaves_no_file_in_the_folder_of_sockets() {
+    for victim in [0, 1] {
+        if Ranks::is_rank() {
+            return Ranks::of(SIZE).run(test_name!(), kill_with_folder);
+        }
+        let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+        let folder = folder.path().join("s");
+        let ids = two_ids(Some(&folder));
+        let ranks = Ranks::of(SIZE).killed(victim).env("VICTIM", victim.to_string()).parameter(ids);
+        ranks.run(test_name!(), kill_with_folder);
+        let left: Vec<_> = std::fs::read_dir(&folder).expect("the folder").collect();
+        assert!(left.is_empty(), "rank {victim} was killed, and left {left:?}");
+    }
+}
+
+fn kill_with_folder(rank: &wholemem_testkit::Rank) {
+    let victim: usize = std::env::var("VICTIM").expect("it is set").parse().expect("a rank");
+    kill_while_joining(rank, victim, 6, if victim == 0 { 4 } else { 2 });
+}
+
+#[test]
+fn a_rank_0_that_is_killed_before_it_joins_is_missed_at_the_deadline() {
+    Ranks::of(3).killed(0).parameter(two_ids(None)).run(test_name!(), |rank| {
+        if rank.id() == 0 {
+            rank.wait_to_be_killed();
+        }
+        let parameter = rank.parameter();
+        let (first, second) = parameter.split_once(' ').expect("two ids");
+        if rank.id() == 1 {
+            kill(rank.pid(0));
+        }
+        let timeout = Duration::from_secs(1);
+        let missed = Error::Timeout { missing: vec![Rank(0)], timeout, joining: true };
+        assert_eq!(join(first, rank.id(), 3, timeout).map(drop), Err(missed));
+        let again = join(second, rank.id() - 1, 2, FAR).expect("a group of the survivors");
+        assert_eq!(again.all_gather(&[9]).expect("it works"), [[9], [9]]);
+    });
+}
