@@ -15,11 +15,51 @@ const SECRET: &str = "WHOLEMEM_SECRET";
 const SECRET_FILE: &str = "WHOLEMEM_SECRET_FILE";
 const TIMEOUT: &str = "WHOLEMEM_TIMEOUT";
 
-/// Where a launcher puts the rank, and where the number of ranks.
-const PLACES: [(&str, &str); 3] = [
-    ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+/// The variables of a launcher.
+#[derive(Debug)]
+struct Launcher {
+    rank: &'static str,
+    size: &'static str,
+    /// The number of this rank among those of its node.
+    local_rank: &'static str,
+    /// What tells how many nodes there are, in the order it is looked for; the first that is set decides.
+    extents: &'static [Extent],
+}
+
+/// A variable that tells whether all ranks are on one node.
+#[derive(Debug, Clone, Copy)]
+enum Extent {
+    /// How many nodes there are.
+    Nodes(&'static str),
+    /// How many ranks are on this node, or as Slurm has it on each node: `4(x2),3`.
+    Ranks(&'static str),
+}
+
+const LAUNCHERS: [Launcher; 3] = [
+    Launcher {
+        rank: "RANK",
+        size: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        extents: &[Extent::Ranks("LOCAL_WORLD_SIZE")],
+    },
+    Launcher {
+        rank: "SLURM_PROCID",
+        size: "SLURM_NTASKS",
+        local_rank: "SLURM_LOCALID",
+        extents: &[
+            // Those of the step come first: it may have fewer nodes than the job.
+            Extent::Nodes("SLURM_STEP_NUM_NODES"),
+            Extent::Nodes("SLURM_NNODES"),
+            Extent::Ranks("SLURM_STEP_TASKS_PER_NODE"),
+            Extent::Ranks("SLURM_TASKS_PER_NODE"),
+        ],
+    },
+    Launcher {
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        extents: &[Extent::Ranks("OMPI_COMM_WORLD_LOCAL_SIZE")],
+    },
 ];
 
 /// Variables that together name a run, in the order they are looked for; those after the first of each may be missing.
@@ -54,6 +94,7 @@ impl Communicator {
     /// | `WHOLEMEM_SECRET`, `WHOLEMEM_SECRET_FILE` | a secret, or the file it is in; without one, ranks believe their own user, on this machine only |
     /// | `WHOLEMEM_SOCKET_DIR` | the folder of the sockets |
     /// | `RANK`, `WORLD_SIZE` | as torchrun sets them; else `SLURM_PROCID` and `SLURM_NTASKS`, or `OMPI_COMM_WORLD_RANK` and `_SIZE` |
+    /// | `LOCAL_WORLD_SIZE` | as torchrun sets it: if it is less than `WORLD_SIZE`, the ranks are on several nodes, which is refused; with Slurm `SLURM_STEP_NUM_NODES`, `SLURM_NNODES` or the tasks per node, with Open MPI `OMPI_COMM_WORLD_LOCAL_SIZE` |
     /// | `WHOLEMEM_TIMEOUT` | seconds to wait for all ranks, and in each operation; 60 unless it is set |
     ///
     /// ```no_run
@@ -67,7 +108,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Environment`] naming the variable that is missing or wrong, and those of [`create`](Self::create).
+    /// [`Error::Environment`] naming the variable that is missing or wrong; [`Error::SeveralNodes`]; those of
+    /// [`create`](Self::create).
     pub fn from_env() -> Result<Self> {
         let place = read(|name| std::env::var(name).ok())?;
         let id = match place.id {
@@ -92,21 +134,66 @@ impl Communicator {
     pub fn timeout_from_env() -> Result<Duration> {
         timeout(&|name: &str| std::env::var(name).ok())
     }
+
+    /// The number of this process among the ranks of its node, which chooses its device: `LOCAL_RANK` as torchrun and
+    /// `wholemem launch` set it, Slurm's `SLURM_LOCALID` or Open MPI's `OMPI_COMM_WORLD_LOCAL_RANK`, of the launcher that has
+    /// set the rank. `None` where no launcher has, or it does not tell.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] where the variable is no number.
+    pub fn local_rank_from_env() -> Result<Option<u32>> {
+        local_rank(|name| std::env::var(name).ok())
+    }
+}
+
+/// The launcher that has started this process.
+fn launcher(set: &impl Fn(&str) -> Option<String>) -> Option<&'static Launcher> {
+    LAUNCHERS.iter().find(|launcher| set(launcher.rank).is_some() || set(launcher.size).is_some())
+}
+
+fn parse(name: &'static str, text: &str) -> Result<u32> {
+    text.parse().map_err(|_| Error::Environment { name, problem: "is no number" })
+}
+
+fn local_rank(get: impl Fn(&str) -> Option<String>) -> Result<Option<u32>> {
+    let set = |name: &str| get(name).filter(|text| !text.is_empty());
+    let Some(name) = launcher(&set).map(|launcher| launcher.local_rank) else { return Ok(None) };
+    set(name).map(|text| parse(name, &text)).transpose()
+}
+
+/// Refuses ranks that are on several nodes.
+fn check_one_node(launcher: &Launcher, size: u32, set: &impl Fn(&str) -> Option<String>) -> Result<()> {
+    for extent in launcher.extents {
+        let (Extent::Nodes(name) | Extent::Ranks(name)) = *extent;
+        let Some(text) = set(name) else { continue };
+        let number = parse(name, text.split(['(', ',']).next().unwrap_or_default())?;
+        let is_one = match extent {
+            Extent::Nodes(_) => number <= 1,
+            Extent::Ranks(_) => number >= size,
+        };
+        // A single rank is on one node, wherever its job could run others.
+        return if is_one || size <= 1 {
+            Ok(())
+        } else {
+            Err(Error::SeveralNodes { name, value: text, size })
+        };
+    }
+    Ok(())
 }
 
 fn read(get: impl Fn(&str) -> Option<String>) -> Result<Place> {
     let set = |name: &str| get(name).filter(|text| !text.is_empty());
     let number = |name: &'static str| match set(name) {
         None => Err(Error::Environment { name, problem: "is not set, though its companion is" }),
-        Some(text) => text.parse::<u32>().map_err(|_| Error::Environment { name, problem: "is no number" }),
+        Some(text) => parse(name, &text),
     };
-    let place = PLACES.iter().find(|(rank, size)| set(rank).is_some() || set(size).is_some());
-    let Some((rank, size)) = place else {
+    let Some(launcher) = launcher(&set) else {
         let problem = "is not set, nor are the variables of Slurm or Open MPI: start the ranks with \
                        `wholemem launch`, torchrun, srun or mpirun";
         return Err(Error::Environment { name: "RANK", problem });
     };
-    let (rank, size) = (number(rank)?, number(size)?);
+    let (rank, size) = (number(launcher.rank)?, number(launcher.size)?);
+    check_one_node(launcher, size, &set)?;
     let timeout = timeout(&get)?;
     let id = match set(ID) {
         Some(text) => Source::Id(text.parse()?),
@@ -181,6 +268,76 @@ mod tests {
             assert_eq!((place.rank, place.size, place.timeout), (Rank(rank), size, DEFAULT_TIMEOUT));
             assert!(matches!(place.id, Source::Agreed { secret: None, .. }));
         }
+    }
+
+    #[test]
+    fn ranks_on_several_nodes_are_refused() {
+        let torchrun =
+            |local| [("RANK", "0"), ("WORLD_SIZE", "4"), ("MASTER_PORT", "1"), ("LOCAL_WORLD_SIZE", local)];
+        let slurm = |name, value| {
+            [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7"), (name, value)]
+        };
+        let open_mpi = |local| {
+            [
+                ("OMPI_COMM_WORLD_RANK", "0"),
+                ("OMPI_COMM_WORLD_SIZE", "4"),
+                ("PMIX_NAMESPACE", "x"),
+                ("OMPI_MCA_ess_base_jobid", "5"),
+                ("OMPI_COMM_WORLD_LOCAL_SIZE", local),
+            ]
+        };
+        for variables in [
+            &torchrun("2")[..],
+            &slurm("SLURM_NNODES", "2"),
+            &slurm("SLURM_STEP_NUM_NODES", "3"),
+            &slurm("SLURM_TASKS_PER_NODE", "2(x2)"),
+            &slurm("SLURM_STEP_TASKS_PER_NODE", "3,1"),
+            &open_mpi("1"),
+        ] {
+            let (name, value) = *variables.last().unwrap();
+            let refused = Error::SeveralNodes { name: known(name), value: value.to_owned(), size: 4 };
+            assert_eq!(read_from(variables), Err(refused));
+        }
+        let step = [&slurm("SLURM_NNODES", "2")[..], &[("SLURM_STEP_NUM_NODES", "1")]].concat();
+        let alone =
+            [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_JOB_ID", "7"), ("SLURM_NNODES", "2")];
+        for variables in [
+            &torchrun("4")[..],
+            &slurm("SLURM_NNODES", "1"),
+            &slurm("SLURM_TASKS_PER_NODE", "4"),
+            &open_mpi("4"),
+            &step,
+            &alone,
+        ] {
+            assert!(read_from(variables).is_ok(), "{variables:?}");
+        }
+        assert_eq!(problem(&torchrun("two")), "LOCAL_WORLD_SIZE");
+    }
+
+    /// The name as the launchers have it.
+    fn known(name: &str) -> &'static str {
+        let mut names = LAUNCHERS.iter().flat_map(|launcher| launcher.extents).map(|extent| {
+            let (Extent::Nodes(name) | Extent::Ranks(name)) = *extent;
+            name
+        });
+        names.find(|known| *known == name).unwrap()
+    }
+
+    #[test]
+    fn the_local_rank_is_that_of_the_launcher_that_set_the_rank() {
+        let of = |variables: &[(&str, &str)]| {
+            local_rank(|name| {
+                variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert_eq!(of(&[("RANK", "5"), ("LOCAL_RANK", "1"), ("SLURM_LOCALID", "2")]), Ok(Some(1)));
+        assert_eq!(of(&[("SLURM_PROCID", "5"), ("SLURM_LOCALID", "2")]), Ok(Some(2)));
+        assert_eq!(of(&[("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_LOCAL_RANK", "3")]), Ok(Some(3)));
+        // The shell of a batch job has number 0, and so would all that are started from it by hand.
+        assert_eq!(of(&[("RANK", "5"), ("SLURM_LOCALID", "0")]), Ok(None));
+        assert_eq!(of(&[("LOCAL_RANK", "1")]), Ok(None));
+        let wrong = Error::Environment { name: "LOCAL_RANK", problem: "is no number" };
+        assert_eq!(of(&[("RANK", "5"), ("LOCAL_RANK", "-1")]), Err(wrong));
     }
 
     #[test]

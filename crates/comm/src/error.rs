@@ -178,6 +178,20 @@ pub enum Error {
         problem: &'static str,
     },
 
+    /// A launcher has started the ranks on several nodes.
+    #[error(
+        "`{name}` is `{value}` for {size} ranks: they are on several nodes, which is not supported yet; start all ranks on \
+         one node"
+    )]
+    SeveralNodes {
+        /// The variable that tells.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// How many ranks there are.
+        size: u32,
+    },
+
     /// A rank could not receive the file descriptors of an operation.
     #[error("rank {rank} could not take part in passing file descriptors: {why}")]
     Descriptors {
@@ -233,6 +247,7 @@ impl Error {
             Self::Forked => "forked",
             Self::BadId { .. } => "bad-id",
             Self::Environment { .. } => "environment",
+            Self::SeveralNodes { .. } => "several-nodes",
             Self::Descriptors { .. } => "descriptors",
             Self::Os(_) => "os",
         }
@@ -294,6 +309,12 @@ mod tests {
              namespaces need a shared `WHOLEMEM_SOCKET_DIR`"
         );
         assert_eq!(Error::PeerLost { rank: Rank(7) }.to_string(), "rank 7 died");
+        let nodes = Error::SeveralNodes { name: "LOCAL_WORLD_SIZE", value: "4".to_owned(), size: 8 };
+        assert_eq!(
+            nodes.to_string(),
+            "`LOCAL_WORLD_SIZE` is `4` for 8 ranks: they are on several nodes, which is not supported yet; start all \
+             ranks on one node"
+        );
     }
 
     #[test]

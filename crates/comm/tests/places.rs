@@ -65,3 +65,16 @@ fn without_a_folder_the_error_says_so() {
         assert!(error.to_string().contains("WHOLEMEM_SOCKET_DIR"), "{error}");
     });
 }
+
+#[test]
+fn ranks_that_a_launcher_has_started_on_several_nodes_are_refused_at_once() {
+    // One of two ranks: a rank that is not refused would wait for the other one, longer than the harness does.
+    let two_nodes = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")];
+    let others = [("MASTER_ADDR", "node-0"), ("MASTER_PORT", "29500"), ("WHOLEMEM_TIMEOUT", "3600")];
+    let variables = two_nodes.into_iter().chain(others);
+    let ranks = variables.fold(Ranks::of(1), |ranks, (name, value)| ranks.env(name, value));
+    ranks.run(test_name!(), |_| {
+        let refused = Error::SeveralNodes { name: "LOCAL_WORLD_SIZE", value: "1".to_owned(), size: 2 };
+        assert_eq!(Communicator::from_env().map(drop), Err(refused));
+    });
+}

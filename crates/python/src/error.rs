@@ -17,6 +17,10 @@ use wholemem_os::{Errno, Error as OsError};
 const IN_A_CHILD: &str = "gather in the main process; a worker, which is better started by `spawn`, makes a communicator of its \
                           own, or gets what is in a store by its name, through a `store.Client` of its own";
 
+/// How ranks get onto one node.
+const ON_ONE_NODE: &str =
+    "`torchrun --nnodes 1`, `srun --nodes 1` and `wholemem launch` start all ranks on one node";
+
 /// An exception to be.
 #[derive(Debug)]
 pub(crate) struct Raised(Box<Says>);
@@ -215,6 +219,7 @@ impl From<CommError> for Raised {
             CommError::Environment { .. }
             | CommError::SocketDir { .. }
             | CommError::OtherNamespace { .. } => raised("BadEnvironment"),
+            CommError::SeveralNodes { .. } => raised("BadEnvironment").hint(ON_ONE_NODE),
             CommError::Busy => {
                 raised("Busy").hint("a thread that calls at the same time needs a communicator of its own")
             }

@@ -236,6 +236,27 @@ def test_ranks_of_torch_join(monkeypatch: pytest.MonkeyPatch) -> None:
         Communicator.from_torch(device="cpu")
 
 
+def test_ranks_of_torch_on_several_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = Torch(2)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch)
+    # What rank 1, on another node, has told; rank 0 comes to it last.
+    torch.objects[1] = (None, "another kernel")
+    torch.met = threading.Barrier(1)
+    torch.rank.number = 0
+    with pytest.raises(errors.BadEnvironment, match="the 2 ranks are on several nodes\\b.*\nhint: give a group"):
+        Communicator.from_torch("group", device="cpu", timeout=3600)
+
+
+def test_ranks_of_a_launcher_on_several_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    for name, value in {**described, "WHOLEMEM_TIMEOUT": "3600"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(errors.BadEnvironment, match="`LOCAL_WORLD_SIZE` is `2` for 4 ranks.*\nhint: `torchrun --nnodes 1`") as caught:
+        Communicator.from_env(device="cpu")
+    assert caught.value.code == "several-nodes"
+
+
 def test_the_environment_says_how_long_ranks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHOLEMEM_TIMEOUT", "0.25")
     first, _ = Communicator.local(2, device="cpu")

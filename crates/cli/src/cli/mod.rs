@@ -16,7 +16,7 @@ pub(crate) use self::bench::*;
 pub(crate) use self::collective::*;
 pub(crate) use self::store::*;
 
-/// One memory over many GPUs, processes and nodes.
+/// One memory over many GPUs, processes and threads.
 #[derive(Debug, Parser)]
 #[command(name = "wholemem", version, disable_help_subcommand = true)]
 pub(crate) struct Cli {

@@ -7,7 +7,7 @@ fn help_names_every_command_but_the_hidden_ones() {
     let run = run(&["--help"]);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(run.stdout, @r"
-    One memory over many GPUs, processes and nodes
+    One memory over many GPUs, processes and threads
 
     Usage: wholemem <COMMAND>
 

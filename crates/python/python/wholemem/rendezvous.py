@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from ._native import unique_id
-from .errors import WrongValue
+from .errors import BadEnvironment, WrongValue
 
 if TYPE_CHECKING:
     from ._native import Communicator
+
+
+def _boot_id() -> str:
+    """What differs between the kernels of two nodes; nothing where it is not told."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def through_torch(
@@ -29,9 +38,14 @@ def through_torch(
         raise WrongValue(f"torch knows no such group of ranks: {error}", hint=hint) from error
     if rank < 0:
         raise WrongValue("this process is no rank of the group", hint="call it on the ranks of the group only")
-    ids: list[Optional[str]] = [None] * size
-    distributed.all_gather_object(ids, unique_id() if rank == 0 else None, group=group)
-    first = ids[0]
+    told: list[tuple[Optional[str], str]] = [(None, "")] * size
+    distributed.all_gather_object(told, (unique_id() if rank == 0 else None, _boot_id()), group=group)
+    if any(boot_id != told[0][1] for _, boot_id in told):
+        raise BadEnvironment(
+            f"the {size} ranks are on several nodes, which is not supported yet",
+            hint="give a group whose ranks are all on one node",
+        )
+    first = told[0][0]
     assert first is not None, "rank 0 has made one"
     if device is None and torch.cuda.is_initialized():
         device = f"cuda:{torch.cuda.current_device()}"
