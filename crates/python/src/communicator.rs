@@ -125,13 +125,16 @@ fn patience(seconds: Option<f64>) -> Result<Duration, Raised> {
 /// The group of ranks that have found each other.
 fn group_of(ranks: Ranks, name: DeviceName) -> Result<Communicator, Raised> {
     // A rank without a device leaves, and the others are told.
-    let device = name.device_of(&name.open()?, ranks.rank().0)?;
+    let device = name.device_of(&name.open()?, &ranks)?;
     Communicator::new(Group::create(ranks, &device)?)
 }
 
 #[pymethods]
 impl Communicator {
     /// Joins the group that a launcher started this process for: ``wholemem launch``, torchrun, srun or mpirun.
+    ///
+    /// If no ``device`` is given, or one without a number, the number is the launcher's local rank (``LOCAL_RANK``), else the
+    /// rank, modulo the number of visible devices. Ranks on several nodes are refused.
     #[classmethod]
     #[pyo3(signature = (*, device=None))]
     fn from_env(_class: &Bound<'_, PyType>, py: Python<'_>, device: Option<DeviceName>) -> PyResult<Self> {
@@ -189,7 +192,7 @@ impl Communicator {
             }
             let backend = name.open()?;
             let devices: Vec<_> =
-                (0..size).map(|rank| name.device_of(&backend, rank)).collect::<Result<_, _>>()?;
+                (0..size).map(|rank| name.device_of_thread(&backend, rank)).collect::<Result<_, _>>()?;
             let ranks = Ranks::local(size)?;
             // Making a group is what all ranks do together.
             std::thread::scope(|scope| {

@@ -1,6 +1,8 @@
 //! Devices as Python names them: `cpu`, `cuda`, `cuda:1`, or whatever is best here.
 
 use pyo3::prelude::*;
+use wholemem::Group;
+use wholemem_comm::Communicator;
 use wholemem_hal::{Backend, BackendKind, Device};
 
 use crate::error::{Raised, Raises};
@@ -10,7 +12,7 @@ use crate::error::{Raised, Raises};
 pub(crate) struct DeviceName {
     /// The best backend there is, if none is named.
     backend: Option<BackendKind>,
-    /// One after the other for the ranks, if none is named.
+    /// If none is named, [`Group::choose_device`] chooses, or ranks that are threads take them in turn.
     id: Option<u32>,
 }
 
@@ -34,7 +36,7 @@ impl DeviceName {
     pub(crate) fn gpu(named: Option<Self>) -> Result<Option<Device>, Raised> {
         match named {
             Some(name) if name.backend == Some(BackendKind::Cuda) => {
-                name.device_of(&name.open()?, 0).map(Some)
+                name.device_of_thread(&name.open()?, 0).map(Some)
             }
             _ => Ok(None),
         }
@@ -46,8 +48,16 @@ impl DeviceName {
         opened.map_err(Raised::from)
     }
 
-    /// The device of a rank.
-    pub(crate) fn device_of(self, backend: &Backend, rank: u32) -> Result<Device, Raised> {
+    /// The device of a rank that is a process.
+    pub(crate) fn device_of(self, backend: &Backend, ranks: &Communicator) -> Result<Device, Raised> {
+        match self.id {
+            Some(id) => Ok(backend.device(id)?),
+            None => Ok(Group::choose_device(backend, ranks)?),
+        }
+    }
+
+    /// The device of a rank that is a thread of this process: they take the devices in turn.
+    pub(crate) fn device_of_thread(self, backend: &Backend, rank: u32) -> Result<Device, Raised> {
         let count = u32::try_from(backend.devices().len()).unwrap_or(1).max(1);
         backend.device(self.id.unwrap_or(rank % count)).map_err(Raised::from)
     }

@@ -175,3 +175,18 @@ assert np.from_dlpack(local).sum() == 140
 def test_an_array_of_the_machine_is_refused(tmp_path: Path) -> None:
     said = on_a_gpu(tmp_path, 'refused(errors.WrongDevice, lambda: table.write(0, np.zeros((1, 4), "float32")))')
     assert said == "the array is on cpu, and the communicator on cuda:0\nhint: move it to cuda:0 first\n"
+
+
+def test_the_local_rank_chooses_the_gpu_among_the_visible_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+    for name, value in {**described, "WHOLEMEM_RENDEZVOUS": tmp_path.name, "WHOLEMEM_FAKE_CUDA_DEVICES": "2"}.items():
+        monkeypatch.setenv(name, value)
+    said = on_a_gpu(
+        tmp_path,
+        """
+for device in (None, "cuda", "cuda:0"):
+    with wholemem.Communicator.from_env(device=device) as joined:
+        print(joined.device)
+""",
+    )
+    assert said.split() == ["cuda:1", "cuda:1", "cuda:0"]

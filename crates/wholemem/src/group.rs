@@ -55,8 +55,7 @@ impl Group {
     ///
     /// // wholemem launch -n 4 -- ./my_program
     /// let comm = Communicator::from_env()?;
-    /// let backend = Backend::auto()?;
-    /// let device = backend.device(comm.rank().0 % backend.devices().len() as u32)?;
+    /// let device = Group::choose_device(&Backend::auto()?, &comm)?;
     /// let group = Group::create(comm, &device)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -72,6 +71,17 @@ impl Group {
             agree(&comm, Kernels::load(device).and_then(|kernels| Ok((kernels, machine(device)?))))?;
         let (device, memories) = (device.clone(), AtomicU64::new(0));
         Ok(Self { core: Arc::new(GroupCore { comm, device, machine, kernels, house, memories }) })
+    }
+
+    /// The device for a rank that is a process: the number is that of the process among those of its node, as its
+    /// [launcher](Communicator::local_rank_from_env) has set it, else its rank, modulo the number of visible devices.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] where the launcher's variable is no number; [`Error::Hal`] where there is no device.
+    pub fn choose_device(backend: &Backend, comm: &Communicator) -> Result<Device> {
+        let number = Communicator::local_rank_from_env()?.unwrap_or_else(|| comm.rank().0);
+        let visible = u32::try_from(backend.devices().len()).unwrap_or(u32::MAX).max(1);
+        Ok(backend.device(number % visible)?)
     }
 
     /// Makes a group within this process: a rank for each device. They may be used by a thread each, or

@@ -5,7 +5,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use wholemem::{Communicator, Group};
@@ -118,9 +118,7 @@ fn join<C, R: Serialize, D: Serialize>(
     comm.set_timeout(PATIENCE);
     let is_first = comm.rank().0 == 0;
     let opened = backend::open(if plan.on_gpu { BackendChoice::Cuda } else { BackendChoice::Host })?;
-    let devices = u32::try_from(opened.backend.devices().len())?;
-    ensure!(devices > 0, "there is no device");
-    let device = opened.backend.device(comm.rank().0 % devices)?;
+    let device = Group::choose_device(&opened.backend, &comm)?;
     let group = Group::create(comm, &device)?;
     play(&group, &plan.courses, &mut |told| if is_first { say(&told) } else { Ok(()) })
 }

@@ -205,7 +205,11 @@ class Communicator:
 
     @classmethod
     def from_env(cls, *, device: Any = None) -> Communicator:
-        """Joins the group that a launcher started this process for: ``wholemem launch``, torchrun, srun or mpirun."""
+        """Joins the group that a launcher started this process for: ``wholemem launch``, torchrun, srun or mpirun.
+
+        If no ``device`` is given, or one without a number, the number is the launcher's local rank (``LOCAL_RANK``), else the
+        rank, modulo the number of visible devices. Ranks on several nodes are refused.
+        """
     @classmethod
     def create(
         cls,

@@ -1,0 +1,38 @@
+//! Which device a rank has that is a process: as its launcher says.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use wholemem::{Communicator, Group};
+use wholemem_hal::{Backend, HostConfig};
+use wholemem_testkit::{Ranks, test_name};
+
+/// A single rank, which finds four devices. The parameter is the number of the device that it is to have.
+fn body(rank: &wholemem_testkit::Rank) {
+    let comm = Communicator::from_env().unwrap();
+    let backend = Backend::host(HostConfig::virtual_devices(4)).unwrap();
+    let device = Group::choose_device(&backend, &comm).unwrap();
+    assert_eq!(device.id().0.to_string(), rank.parameter());
+}
+
+#[test]
+fn the_local_rank_of_the_launcher_chooses_the_device_among_the_visible_ones() {
+    if Ranks::is_rank() {
+        return Ranks::of(1).run(test_name!(), body);
+    }
+    let torchrun = [("RANK", "0"), ("WORLD_SIZE", "1")];
+    let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")];
+    let open_mpi = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
+    for (launcher, local_rank, device) in [
+        (torchrun, ("LOCAL_RANK", "2"), "2"),
+        (torchrun, ("LOCAL_RANK", "7"), "3"),
+        (slurm, ("SLURM_LOCALID", "5"), "1"),
+        (open_mpi, ("OMPI_COMM_WORLD_LOCAL_RANK", "6"), "2"),
+        // Not the launcher that set the rank: the rank itself is the number.
+        (torchrun, ("SLURM_LOCALID", "2"), "0"),
+    ] {
+        let run = format!("devices-{}-{device}", std::process::id());
+        let variables = launcher.into_iter().chain([local_rank, ("WHOLEMEM_RENDEZVOUS", &*run)]);
+        let ranks = variables.fold(Ranks::of(1), |ranks, (name, value)| ranks.env(name, value));
+        ranks.parameter(device).run(test_name!(), body);
+    }
+}
