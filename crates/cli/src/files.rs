@@ -113,7 +113,7 @@ fn print(told: &Told, json: bool) -> Result<()> {
     let done = told.done.map(|done| format!(": {done}")).unwrap_or_default();
     terminal::print(&format!(
         "{}{done}\n{} rows of {}, shape {}, {size} in {files}{checksums}\n",
-        told.path,
+        terminal::plain(&told.path),
         told.shape[0],
         told.dtype,
         shape.join(" x "),

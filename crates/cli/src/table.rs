@@ -2,7 +2,7 @@
 
 use comfy_table::{CellAlignment, presets};
 
-use crate::terminal::{Colour, Tone};
+use crate::terminal::{self, Colour, Tone};
 
 /// Where the text of a column stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,8 +33,8 @@ impl Table {
     }
 
     pub(crate) fn row<const N: usize>(&mut self, tone: Tone, cells: [String; N]) {
-        // A cell of several lines would be several rows.
-        self.table.add_row(cells.map(|cell| cell.replace('\n', " ")));
+        // A cell of several lines would be several rows, and some text in cells is anybody's.
+        self.table.add_row(cells.map(|cell| terminal::plain(&cell.replace('\n', " "))));
         self.tones.push(tone);
     }
 
@@ -60,6 +60,16 @@ mod tests {
     fn columns_are_aligned_and_lines_end_with_their_text() {
         let expected = "  name     time  why\n  a       10 us\n  longer   1 us  two lines\n";
         assert_eq!(example().render(Colour::Off), expected);
+    }
+
+    #[test]
+    fn cells_show_what_cannot_be_seen() {
+        let mut table = Table::new([("name", Align::Left), ("size", Align::Right)]);
+        table.row(Tone::Plain, ["gpj.\u{202e}exe".to_owned(), "1 B".to_owned()]);
+        table.row(Tone::Plain, ["a\u{200b}\u{1b}[2J".to_owned(), "2 B".to_owned()]);
+        let expected =
+            "  name                size\n  gpj.\\u{202e}exe      1 B\n  a\\u{200b}\\u{1b}[2J   2 B\n";
+        assert_eq!(table.render(Colour::Off), expected);
     }
 
     #[test]

@@ -83,11 +83,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
 
 /// Text that somebody else has chosen, with what would act on the terminal made visible.
 pub(crate) fn plain(text: &str) -> String {
-    let visible = |letter: char| match letter.is_control() {
-        true => letter.escape_debug().to_string(),
-        false => letter.to_string(),
-    };
-    text.chars().map(visible).collect()
+    wholemem_os::Visible(text).to_string()
 }
 
 /// Writes one object in one line.
@@ -122,6 +118,7 @@ mod tests {
     #[test]
     fn text_of_others_does_nothing_to_the_terminal() {
         assert_eq!(plain("a\u{1b}[2J\r\n\tb \u{9b}é日"), r"a\u{1b}[2J\r\n\tb \u{9b}é日");
+        assert_eq!(plain("gpj.\u{202e}exe"), r"gpj.\u{202e}exe");
     }
 
     #[test]

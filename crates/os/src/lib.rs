@@ -15,6 +15,7 @@
 //! | [`descriptors`], [`heap`] | how many descriptors a process may have, and freed memory that it still has |
 //! | [`time_slice`] | how long a busy thread keeps its core |
 //! | [`numa`], [`meminfo`] | which memory is near which processor, and how much is left |
+//! | [`size`], [`visible`] | byte counts, and text that others have chosen, as people read them |
 //! | [`probe`] | which of all this the kernel really does, each thing tried |
 //!
 //! What it keeps true: every system call whose failure is an error goes through one function, which names it there
@@ -61,6 +62,7 @@ pub mod shared;
 pub mod signal;
 pub mod size;
 pub mod time_slice;
+pub mod visible;
 pub mod vm;
 
 pub use deadline::Deadline;
@@ -72,4 +74,5 @@ pub use pidfd::PidFd;
 pub use rustix::io::Errno;
 pub use shared::SharedSlice;
 pub use size::Size;
+pub use visible::Visible;
 pub use vm::SharedMap;

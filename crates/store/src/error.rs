@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use wholemem_os::Visible;
+
 use crate::{IndexError, ObjectId, Refusal};
 
 /// A result whose error is [`Error`].
@@ -70,7 +72,7 @@ pub enum Error {
 
     /// The server that told of what happens to names was replaced, and the next one has just been asked to.
     #[error(
-        "the server was replaced: what happened to names that begin with `{prefix}` may have been missed"
+        "the server was replaced: what happened to names that begin with `{}` may have been missed", Visible(.prefix)
     )]
     EventsMissed {
         /// What was watched for.

@@ -155,7 +155,7 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
 
 /// That an object was put from another kind of file than it is to become.
 fn never_was(entry: &Entry, kind: &str) -> anyhow::Error {
-    let name = &entry.name;
+    let name = terminal::plain(&entry.name);
     anyhow!("`{name}` was no {kind} file when it was put; another ending takes its bytes as they are")
 }
 

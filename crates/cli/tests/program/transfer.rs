@@ -54,17 +54,18 @@ fn an_object_that_nobody_could_find_is_not_put() {
 fn names_cannot_write_to_the_terminal() {
     let served = Served::start();
     std::fs::write(served.file("in"), b"x").unwrap();
-    let name = "red\u{1b}[31m\nnext \u{9b}é";
-    let shown = r"red\u{1b}[31m\nnext \u{9b}é";
+    let name = "red\u{1b}[31m\nnext \u{9b}é gpj.\u{202e}exe\u{200b}";
+    let shown = r"red\u{1b}[31m\nnext \u{9b}é gpj.\u{202e}exe\u{200b}";
     assert_eq!(served.say(&["put", name, &served.file("in")]), format!("{shown} version 1, 1 B\n"));
     assert_eq!(served.say(&["get", name, &served.file("out")]), format!("{shown} version 1, 1 B\n"));
     for args in [vec!["ls"], vec!["stat", name]] {
         let said = served.say(&args);
         assert!(said.contains(shown) && !said.contains('\u{1b}'), "{said:?}");
     }
-    let error = fails(&served, &["rm", "no\u{1b}[2J"]);
-    assert_eq!(error, "error: there is no object named `no\\u{1b}[2J`\n");
-    assert!(served.say(&["ls", "--json"]).contains(r#""red\u001b[31m\nnext "#), "programs get what it is");
+    let error = fails(&served, &["rm", "no\u{1b}[2J\u{2066}\nhint: no"]);
+    assert_eq!(error, "error: there is no object named `no\\u{1b}[2J\\u{2066}\\nhint: no`\n");
+    let exact = "\"red\\u001b[31m\\nnext \u{9b}é gpj.\u{202e}exe\u{200b}\"";
+    assert!(served.say(&["ls", "--json"]).contains(exact), "programs get what it is");
 }
 
 #[test]

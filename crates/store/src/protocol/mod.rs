@@ -13,11 +13,13 @@ mod refusal;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
+use wholemem_os::Visible;
 
 use crate::id::{AllocationId, ClientId, ObjectId};
 use crate::index::{MAX_META, MAX_NAME};
 
 pub use refusal::Refusal;
+pub(crate) use refusal::limit_met;
 
 /// Changes when any message does. New messages come behind the others, so that clients of an older version are understood.
 pub(crate) const PROTOCOL: u32 = 5;
@@ -261,7 +263,10 @@ pub(crate) fn check_labels(label: &Label, members: &[Member]) -> Result<(), Refu
     for label in members.iter().map(|member| &member.label).chain([label]) {
         label.check()?;
         if !label.name.is_empty() && !names.insert(&label.name) {
-            return Err(Refusal::malformed(&format!("two objects of a pack are named `{}`", label.name)));
+            return Err(Refusal::malformed(&format!(
+                "two objects of a pack are named `{}`",
+                Visible(&label.name)
+            )));
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Why a server does not do what a client wants.
 
 use serde::{Deserialize, Serialize};
-use wholemem_os::Size;
+use wholemem_os::{Errno, Error as OsError, Size, Visible, descriptors};
 
 use crate::ObjectId;
 
@@ -16,7 +16,7 @@ pub enum Refusal {
         object: ObjectId,
     },
     /// No object had the name in time.
-    #[error("there is no object named `{name}`")]
+    #[error("there is no object named `{}`", Visible(.name))]
     NoSuchName {
         /// The name that was asked for.
         name: String,
@@ -143,7 +143,7 @@ pub enum Refusal {
     )]
     NoDescriptors,
     /// Another user's object has the name.
-    #[error("`{name}` is the name of an object of user {owner}; take another, or have it deleted")]
+    #[error("`{}` is the name of an object of user {owner}; take another, or have it deleted", Visible(.name))]
     NameTaken {
         /// The name.
         name: String,
@@ -192,6 +192,11 @@ impl Refusal {
         Self::Malformed { rule: rule.to_owned() }
     }
 
+    /// That memory of a length cannot be made, closed or opened, and which limit was met.
+    pub(crate) fn of_memory(len: u64, error: &OsError) -> Self {
+        Self::NoMemory { len, reason: limit_met(error) }
+    }
+
     /// The same for a client of an older protocol, in words that it understands.
     pub(crate) fn for_protocol(self, protocol: u32) -> Self {
         match self {
@@ -232,6 +237,17 @@ impl Refusal {
             Self::ClientLimit { .. } => "client-limit",
             Self::ServersDied { .. } => "servers-died",
         }
+    }
+}
+
+/// What the kernel said, and if it was a limit, which one.
+pub(crate) fn limit_met(error: &OsError) -> String {
+    match error {
+        OsError::Call { errno: Errno::MFILE, .. } => {
+            let limit = descriptors::limit();
+            format!("the server has as many descriptors open as it may: the limit is {limit} (`ulimit -n`)")
+        }
+        error => error.to_string(),
     }
 }
 

@@ -157,8 +157,7 @@ impl Connection {
         let charge = self.account.charge(ADMISSION)?;
         let claim = headroom.claim(PINS_LEN, Purpose::Bookkeeping);
         let _claim = claim.map_err(|shortage| shortage.refusal(PINS_LEN))?;
-        let no_memory =
-            |error: OsError| Refusal::NoMemory { len: PINS_LEN as u64, reason: error.to_string() };
+        let no_memory = |error: OsError| Refusal::of_memory(PINS_LEN as u64, &error);
         let pins = Memfd::create("wholemem-pins", PINS_LEN).map_err(no_memory)?;
         let process = self.socket.as_ref().and_then(|socket| socket.peer_pidfd().ok());
         self.phase = Phase::Admitting(request);

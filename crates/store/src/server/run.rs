@@ -313,10 +313,7 @@ impl<'a> Loop<'a> {
                     let shared = share.map(|share| self.yard.share(share)).transpose();
                     match shared {
                         Ok(fd) => self.clients.say(client, &response, fd.flatten().into_iter().collect()),
-                        Err(error) => {
-                            let reason = error.to_string();
-                            self.clients.refuse(client, response.id, Refusal::NoMemory { len: 0, reason });
-                        }
+                        Err(refusal) => self.clients.refuse(client, response.id, refusal),
                     }
                 }
                 Output::Welcome { client, request } => self.admit(client, request),
@@ -584,7 +581,10 @@ impl<'a> Loop<'a> {
 
 /// Why a client gets no page of pins, or the keeper not its descriptors.
 fn cannot_admit(error: &Error) -> Refusal {
-    Refusal::NoMemory { len: PINS_LEN as u64, reason: error.to_string() }
+    match error {
+        Error::Os(error) => Refusal::of_memory(PINS_LEN as u64, error),
+        error => Refusal::NoMemory { len: PINS_LEN as u64, reason: error.to_string() },
+    }
 }
 
 fn now(start: Instant) -> Now {

@@ -21,7 +21,7 @@ use super::headroom::{Headroom, Purpose};
 use super::machine::Requester;
 use crate::Result;
 use crate::id::AllocationId;
-use crate::protocol::Refusal;
+use crate::protocol::{Refusal, limit_met};
 
 const THREADS: usize = 2;
 
@@ -196,8 +196,17 @@ fn work(
 pub(super) fn close(fd: BorrowedFd<'_>) -> Result<(), Refusal> {
     memfd::close_for_writing(fd).map_err(|error| match error {
         OsError::Call { errno: Errno::BUSY, .. } => Refusal::StillMapped,
-        error => Refusal::NoMemory { len: 0, reason: error.to_string() },
+        error => refused(fd, &error),
     })
+}
+
+/// That memory there is cannot be closed, or opened again.
+pub(super) fn refused(fd: BorrowedFd<'_>, error: &OsError) -> Refusal {
+    match memfd::len_of(fd) {
+        Ok(len) => Refusal::of_memory(len as u64, error),
+        // What there is to say of a descriptor that is none.
+        Err(unknown) => Refusal::malformed(&format!("{error}; its length cannot be read: {unknown}")),
+    }
 }
 
 fn make(
@@ -211,7 +220,8 @@ fn make(
     let Some(device) = place.checked_sub(1) else {
         // Where there is too little memory, the kernel kills instead of refusing.
         let _claim = headroom.claim_in_turn(len, purpose).map_err(|shortage| shortage.to_string())?;
-        return Ok(Memfd::create_large("wholemem-object", len).map_err(|error| error.to_string())?.into_fd());
+        let memory = Memfd::create_large("wholemem-object", len).map_err(|error| limit_met(&error))?;
+        return Ok(memory.into_fd());
     };
     let make = || {
         let device = devices.map(|backend| backend.device(device)).transpose()?;

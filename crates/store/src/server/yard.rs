@@ -51,13 +51,16 @@ impl Memory {
     }
 
     fn close(&mut self, at_once: bool) -> Result<Option<OwnedFd>, Refusal> {
-        let no_memory = |error: OsError| Refusal::NoMemory { len: 0, reason: error.to_string() };
-        let reader = Rc::clone(self.open_for_reading().map_err(no_memory)?);
+        let reader = match self.open_for_reading() {
+            Ok(reader) => Rc::clone(reader),
+            Err(error) => return Err(workers::refused(self.fd.as_fd(), &error)),
+        };
         if Rc::ptr_eq(&reader, &self.fd) {
             return Ok(None);
         }
         if !at_once {
-            return memfd::share_fd(self.fd.as_fd()).map(Some).map_err(no_memory);
+            let shared = memfd::share_fd(self.fd.as_fd());
+            return shared.map(Some).map_err(|error| workers::refused(self.fd.as_fd(), &error));
         }
         workers::close(self.fd.as_fd())?;
         self.fd = reader;
@@ -122,10 +125,15 @@ impl Yard {
     }
 
     /// A descriptor for a client: for reading alone what it may not write, where there can be such a one.
-    pub(super) fn share(&mut self, share: Share) -> Result<Option<Rc<OwnedFd>>> {
+    pub(super) fn share(&mut self, share: Share) -> Result<Option<Rc<OwnedFd>>, Refusal> {
         let Some(memory) = self.memories.get_mut(&share.allocation) else { return Ok(None) };
-        let fd = if share.is_writable { &memory.fd } else { memory.open_for_reading()? };
-        Ok(Some(Rc::clone(fd)))
+        if share.is_writable {
+            return Ok(Some(Rc::clone(&memory.fd)));
+        }
+        match memory.open_for_reading() {
+            Ok(reader) => Ok(Some(Rc::clone(reader))),
+            Err(error) => Err(workers::refused(memory.fd.as_fd(), &error)),
+        }
     }
 
     pub(super) fn add_pins(&mut self, client: ClientId, page: &Memfd) -> Result<()> {
@@ -197,6 +205,8 @@ impl Premises for Yard {
 
 #[cfg(test)]
 mod tests {
+    use wholemem_os::{Errno, fault};
+
     use super::*;
 
     const LEN: usize = 64 << 10;
@@ -242,6 +252,28 @@ mod tests {
         yard.add(id, memory.into_fd(), true).unwrap();
         assert!(matches!(yard.close(id, true), Closing::Over(Err(Refusal::StillMapped))));
         assert!(is_writable(&shared(&mut yard, id, true)));
+    }
+
+    #[test]
+    fn memory_that_cannot_be_opened_is_refused_with_its_length_and_the_limit_that_was_met() {
+        let limit = wholemem_os::descriptors::limit();
+        let reason =
+            format!("the server has as many descriptors open as it may: the limit is {limit} (`ulimit -n`)");
+        let expected = Refusal::NoMemory { len: LEN as u64, reason };
+        let fstat_then_open = 2;
+        for share in [true, false] {
+            let (mut yard, id) = (Yard::default(), AllocationId::new(0, 0));
+            yard.add(id, memory().into_fd(), true).unwrap();
+            let armed = fault::arm(fstat_then_open, Errno::MFILE);
+            let refused = match share {
+                true => yard.share(Share { allocation: id, is_writable: false }).unwrap_err(),
+                false => match yard.close(id, true) {
+                    Closing::Over(Err(refused)) => refused,
+                    outcome => panic!("{outcome:?}"),
+                },
+            };
+            assert_eq!((armed.fired(), refused), (Some("open"), expected.clone()));
+        }
     }
 
     #[test]

@@ -119,6 +119,7 @@ fn descriptors_that_run_out_are_an_answer_and_no_loss() {
         assert!(ids.len() < 100, "64 descriptors do not hold 100 objects");
     };
     assert_eq!(refused.code(), "no-memory", "{refused}");
+    assert!(!refused.to_string().contains(" 0 B "), "it says how much was needed: {refused}");
     // Who comes now is told so, and does not wait.
     for _ in 0..3 {
         assert_eq!(Client::connect(served.socket()).unwrap_err().code(), "no-descriptors");
