@@ -461,6 +461,21 @@ def test_arrays_are_files_to_the_program(served: Served, client: store.Client, t
         assert (back.dtype, back.shape) == (array.dtype, array.shape)
 
 
+def test_drafts_are_listed_and_deleted_by_their_entries(client: store.Client) -> None:
+    draft = client.create("weights", (1 << 20,), "float32")
+    assert client.list("weights") == []
+    (entry,) = client.drafts("wei")
+    assert (entry.name, entry.nbytes, client.drafts("other")) == ("weights", 4 << 20, [])
+    client.delete(entry)
+    assert client.drafts() == []
+    with pytest.raises(errors.Error) as caught:
+        draft.seal()
+    assert caught.value.code == "nothing-to-seal"
+    version = client.put("weights", np.zeros(3))
+    client.delete(client.stat("weights"))
+    assert version and client.list("weights") == []
+
+
 def test_the_program_says_what_python_put(served: Served, client: store.Client) -> None:
     client.put("told", np.zeros((2, 3), "float16"))
     told = json.loads(served.run("stat", "told", "--json").stdout)

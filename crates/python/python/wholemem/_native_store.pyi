@@ -82,8 +82,18 @@ class Client:
         timeout: Optional[float] = None,
     ) -> PackDraft:
         """Begins a pack of arrays whose shapes and types are given, to be written in place and sealed together."""
-    def delete(self, name: str) -> None:
-        """Deletes what has a name. Whoever holds it keeps it; its memory goes with the last."""
+    def delete(self, name: Union[str, Entry]) -> None:
+        """Deletes what has a name, or the object or draft of an entry. Processes that hold it keep it; its memory is freed when
+        the last of them lets it go.
+
+        Args:
+            name: The name of an object or pack, or an entry of :meth:`list`, :meth:`stat` or :meth:`drafts`. Only the user who
+                runs the server can delete a draft.
+        """
+    def drafts(self, prefix: str = "") -> builtins.list[Entry]:
+        """The drafts whose names begin so, by name: what was created by any client and is not sealed yet. A pack is one
+        draft.
+        """
     def list(self, prefix: str = "") -> builtins.list[Entry]:
         """The objects whose names begin so, by name."""
     def stat(self, name: str) -> Entry:

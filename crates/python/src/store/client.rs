@@ -234,14 +234,28 @@ impl Client {
         self.waiting(py, || PackDraft::create(&client, name, layouts, DeviceName::gpu(device)?.as_ref()))
     }
 
-    /// Deletes what has a name. Whoever holds it keeps it; its memory goes with the last.
-    fn delete(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+    /// Deletes what has a name, or the object or draft of an entry. Processes that hold it keep it; its memory is freed when
+    /// the last of them lets it go.
+    fn delete(&self, py: Python<'_>, name: Deleted<'_>) -> PyResult<()> {
         let client = self.open().raised()?;
+        let given = match &name {
+            Deleted::Entry(entry) => Ok(entry.get().object_id()?),
+            Deleted::Name(name) => Err(name.clone()),
+        };
         self.waiting(py, || {
-            let deleted = client.stat(name).and_then(|entry| client.delete(entry.id));
+            let id = given.or_else(|name| client.stat(&name).map(|entry| entry.id));
+            let deleted = id.and_then(|id| client.delete(id));
             share::collect();
             deleted.map_err(unfound)
         })
+    }
+
+    /// The drafts whose names begin so, by name: what was created by any client and is not sealed yet. A pack is one draft.
+    #[pyo3(signature = (prefix=""))]
+    fn drafts(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
+        let client = self.open().raised()?;
+        let entries = self.waiting(py, || client.drafts(prefix))?;
+        Ok(entries.into_iter().map(Entry::new).collect())
     }
 
     /// The objects whose names begin so, by name.
@@ -311,6 +325,13 @@ fn late(error: Error, seconds: f64) -> Raised {
 }
 
 /// What was met by somebody who does not wait for names.
+/// What is to be deleted: what has a name now, or exactly the object of an entry.
+#[derive(FromPyObject)]
+enum Deleted<'py> {
+    Name(String),
+    Entry(Bound<'py, Entry>),
+}
+
 fn unfound(error: Error) -> Raised {
     match error {
         Error::Refused(Refusal::NoSuchName { .. }) => {

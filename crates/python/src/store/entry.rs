@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use wholemem_store::ObjectId;
@@ -44,6 +45,12 @@ impl Entry {
         let (id, pack) = (entry.id.as_u64(), pack.map(ObjectId::as_u64));
         let wholemem_store::Entry { name, version, meta, len, is_cpu, owner, created, .. } = entry;
         Self { name, id, version, meta, len, is_cpu, owner, created, pack, layout: None }.understood()
+    }
+
+    /// The object it is of. An entry that was unpickled may have any number.
+    pub(super) fn object_id(&self) -> PyResult<ObjectId> {
+        let no_id = || PyValueError::new_err(format!("{} is not the id of an object", self.id));
+        ObjectId::from_u64(self.id).ok_or_else(no_id)
     }
 
     fn understood(mut self) -> Self {
