@@ -16,7 +16,7 @@ use super::machine::Premises;
 use crate::id::{ClientId, ObjectId};
 
 /// How many units of work one step may do.
-pub(super) const WORK_OF_A_STEP: usize = 2048;
+pub(super) const WORK_OF_A_STEP: usize = 1024;
 
 /// The work of reading one pin is one unit. That of opening a page is this: its first cell is rarely in a cache.
 pub(super) const WORK_OF_A_PAGE: usize = 16;

@@ -43,7 +43,7 @@ const RETRY: Duration = Duration::from_millis(500);
 const ACCEPTED_AT_ONCE: usize = 1;
 
 /// How long one turn serves a user whose events do not end. At least one event is served.
-const TURN_OF_A_USER: Duration = Duration::from_micros(30);
+const TURN_OF_A_USER: Duration = Duration::from_micros(20);
 
 /// How often connections that wait for memory are looked at though nothing has happened.
 const LOOK_AT_SLOTS: Duration = Duration::from_millis(100);

@@ -18,7 +18,7 @@ use crate::id::{ClientId, ObjectId};
 use crate::protocol::{Answer, Refusal};
 
 /// How many requests one step answers, of each kind.
-const ANSWERED_AT_ONCE: usize = 8;
+const ANSWERED_AT_ONCE: usize = 4;
 
 /// What a request that waits takes, besides its name: its place in each table.
 const COST: u64 = 512;
