@@ -4,13 +4,13 @@
 //! | room | what it holds |
 //! |---|---|
 //! | [`memfd`] | physical memory with a name only its file descriptor knows, sealed so that nobody can resize it |
-//! | [`vm`] | address ranges, and memory files mapped at chosen places in them |
+//! | [`vm`], [`private`] | address ranges, and memory files mapped at chosen places in them, shared or copied on write |
 //! | [`shared`] | bytes that other processes may write at any moment: copied in and out, or reached by atomics |
 //! | [`futex`], [`deadline`], [`interrupt`] | waiting for a shared word to change, but never for ever |
 //! | [`packet`] | datagrams between processes that keep their boundaries and carry file descriptors |
 //! | [`pidfd`], [`robust`] | knowing that another process has died, without trusting its sockets |
 //! | [`fork`] | noticing that this process is a forked child, where inherited handles must do nothing |
-//! | [`signal`] | signals as something to be read |
+//! | [`signal`], [`access_fault`] | signals as something to be read, and a name for memory that was written though it is read-only |
 //! | [`replace`] | files that are replaced whole or not at all |
 //! | [`descriptors`], [`heap`] | how many descriptors a process may have, and freed memory that it still has |
 //! | [`time_slice`] | how long a busy thread keeps its core |
@@ -39,6 +39,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("wholemem runs on Linux: its memory is memfd, and its handles are Linux file descriptors");
 
+pub mod access_fault;
 mod call;
 pub mod deadline;
 pub mod descriptors;
@@ -55,6 +56,7 @@ pub mod meminfo;
 pub mod numa;
 pub mod packet;
 pub mod pidfd;
+pub mod private;
 pub mod probe;
 pub mod replace;
 pub mod robust;
@@ -71,6 +73,7 @@ pub use fork::ForkEpoch;
 pub use memfd::Memfd;
 pub use packet::PacketSocket;
 pub use pidfd::PidFd;
+pub use private::PrivateMap;
 pub use rustix::io::Errno;
 pub use shared::SharedSlice;
 pub use size::Size;
