@@ -13,7 +13,7 @@ use wholemem_hal::{
     AllocationSpec, Args, Backend, BackendKind, Cause, DeviceId, DeviceInfo, Grant, Granularity, HandleKind,
     KernelImage, LaunchShape, Result, Rights, ShareHandle,
 };
-use wholemem_os::{Deadline, Errno, Error};
+use wholemem_os::{Deadline, Errno, Error, PrivateMap};
 
 /// What an injected failure answers. No code treats it specially, so it has to come through as it is.
 pub const INJECTED: Errno = Errno::NFILE;
@@ -145,6 +145,7 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         fn close_plain(&self, device: DeviceId, at: Address) -> ();
         fn create_multicast(&self, devices: &[DeviceId], len: usize) -> RawAllocation;
         fn bind_multicast(&self, multicast: RawAllocation, allocation: RawAllocation, len: usize) -> ();
+        fn map_private(&self, allocation: RawAllocation, offset: usize, len: usize) -> Option<PrivateMap>;
     }
 
     fn keeps_exports(&self) -> bool {

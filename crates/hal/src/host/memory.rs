@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 
 use wholemem_os::vm::{self, Protection};
-use wholemem_os::{Errno, Memfd, memfd, meminfo};
+use wholemem_os::{Errno, Memfd, PrivateMap, memfd, meminfo};
 
 use super::HostConfig;
 use crate::raw::{Address, Imported, Properties, RawAllocation, RawMemory};
@@ -224,6 +224,18 @@ unsafe impl RawMemory for HostMemory {
     unsafe fn unpin(&self, at: Address, len: usize) -> Result<(), Cause> {
         // SAFETY: the range was made by `pin`, and is given up once.
         Ok(unsafe { vm::release(pointer(at)?, len) }?)
+    }
+
+    unsafe fn map_private(
+        &self,
+        allocation: RawAllocation,
+        offset: usize,
+        len: usize,
+    ) -> Result<Option<PrivateMap>, Cause> {
+        // SAFETY: the allocation is live for the call.
+        let file = unsafe { file(allocation) };
+        // SAFETY: our files are sealed against shrinking.
+        Ok(Some(unsafe { PrivateMap::of_file(file, offset, len) }?))
     }
 
     fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, Cause> {

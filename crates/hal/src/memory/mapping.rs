@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use wholemem_os::SharedSlice;
+use wholemem_os::{PrivateMap, SharedSlice};
 
 use super::{Addressable, Allocation, AllocationCore, Reservation, Span};
 use crate::raw::Address;
@@ -206,6 +206,22 @@ impl Mapping {
             .map_err(|cause| backend.refused(self.core.allocation.device(), attempt(), cause))
     }
 
+    /// Maps part of the same memory once more, copy-on-write: for code that may write it though it must not. The new map is
+    /// independent of this one, and shows what this one does where it was not written. A forked child may ask too.
+    ///
+    /// # Errors
+    /// [`Error::NotHostVisible`] for memory of a GPU; [`Error::Failed`] when the kernel refuses, also a part of no bytes or
+    /// one that is not within the memory.
+    #[doc(alias = "MAP_PRIVATE")]
+    pub fn map_private(&self, offset: usize, len: usize) -> Result<PrivateMap> {
+        let backend = self.backend();
+        let (device, raw) = (self.core.allocation.device(), self.core.allocation.raw());
+        // SAFETY: the allocation is live as long as `self`.
+        let mapped = unsafe { backend.memory().map_private(raw, offset, len) }
+            .map_err(|cause| backend.refused(device, Attempt::Map { len, offset }, cause))?;
+        mapped.ok_or_else(|| Error::NotHostVisible { device: backend.label(device) })
+    }
+
     /// A dma-buf of it, for a network card.
     ///
     /// # Errors
@@ -266,4 +282,35 @@ fn check_grants(backend: &Backend, most: Rights, grants: &[Grant]) -> Result<()>
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_os::Error as OsError;
+
+    use super::*;
+    use crate::{Cause, HostConfig};
+
+    #[test]
+    fn a_private_map_is_written_alone() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let map = device.allocate(1 << 20).unwrap().map(Rights::ReadWrite).unwrap();
+        map.bytes().unwrap().write_at(100, b"shared").unwrap();
+        let private = map.map_private(100, 6).unwrap();
+        private.bytes().write_at(0, b"own").unwrap();
+        let (mut here, mut there) = ([0; 6], [0; 6]);
+        private.bytes().read_at(0, &mut here).unwrap();
+        map.bytes().unwrap().read_at(100, &mut there).unwrap();
+        assert_eq!((&here, &there), (b"ownred", b"shared"));
+    }
+
+    #[test]
+    fn a_private_map_beyond_the_memory_is_refused() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let map = device.allocate(1 << 20).unwrap().map(Rights::Read).unwrap();
+        let (offset, len) = ((1 << 20) - 8, 9);
+        let cause = Cause::Os(OsError::OutOfRange { offset, len, size: 1 << 20 });
+        let refused = Error::Failed { attempt: Attempt::Map { len, offset }, cause };
+        assert_eq!(map.map_private(offset, len).unwrap_err(), refused);
+    }
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
+use wholemem_os::PrivateMap;
+
 use crate::{
     AllocationSpec, BackendKind, Capability, Cause, DeviceId, DeviceInfo, Grant, Granularity, HandleKind,
     Rights, ShareHandle,
@@ -451,6 +453,22 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     ) -> Result<(), Cause> {
         let reason = "only GPUs joined by a switch have memory that all of them are written through";
         Err(Cause::Unsupported { capability: Capability::Multicast, reason })
+    }
+
+    /// Maps part of an allocation copy-on-write for the processor; `None` where the processor does not reach such memory.
+    ///
+    /// # Errors
+    /// What the kernel said; nothing is mapped then.
+    ///
+    /// # Safety
+    /// The module's contract, but that a forked child may ask too.
+    unsafe fn map_private(
+        &self,
+        _allocation: RawAllocation,
+        _offset: usize,
+        _len: usize,
+    ) -> Result<Option<PrivateMap>, Cause> {
+        Ok(None)
     }
 
     /// The processor's pointer for an address; `None` where the processor cannot reach it.
