@@ -69,7 +69,7 @@ class Array:
         """The same memory, of which frameworks are told that they must not write it."""
     def lent(self) -> Array:
         """The same memory for a framework that cannot be told whether it may be written, such as JAX: its user promises
-        not to."""
+        not to. By DLPack an array of an object is given as it is then, not in a copy-on-write map."""
     def __len__(self) -> int: ...
     def __dlpack__(
         self,

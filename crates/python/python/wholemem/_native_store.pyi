@@ -38,8 +38,10 @@ class Client:
     def get(self, name: str, timeout: Optional[float] = None) -> Any:
         """What has a name now: an :class:`Array`, read-only, or a :class:`Pack` of them. Nothing is copied.
 
-        Of an object on a GPU, ``torch.from_dlpack(array)`` is a tensor of the same memory. torch does not know that it
-        is read-only: work that writes it fails, and takes the process's GPU context along; ``copy=True`` makes one to
+        Frameworks that take an array of host memory by DLPack get a copy-on-write map of it, one for each export, since
+        torch and others write to memory that is read-only: what a tensor writes stays in that tensor. ``array.numpy()`` and
+        the buffer protocol are the shared memory itself. Of an object on a GPU, ``torch.from_dlpack(array)`` is a tensor of
+        the same memory: work that writes it fails, and takes the process's GPU context along; ``copy=True`` makes one to
         be written. With a ``timeout`` it is waited for, so many seconds. What was got before is got again in a
         microsecond, without a system call.
         """

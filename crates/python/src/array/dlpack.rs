@@ -6,8 +6,9 @@
 //!             nobody took it ──> the capsule's destructor calls the deleter
 //! ```
 //!
-//! Versioned capsules say whether the array may be written. Old ones cannot, so that read-only arrays are not given away
-//! in them, and arrays that come in them are taken as they were meant: writable.
+//! Versioned capsules say whether the array may be written; not every consumer heeds that. Old ones cannot say it, so that
+//! read-only arrays are not given away in them, other than in copy-on-write maps (`private`), and arrays that come in them
+//! are taken as they were meant: writable.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;

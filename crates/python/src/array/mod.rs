@@ -7,9 +7,11 @@
 //! | `dlpack` | arrays of other frameworks, taken and given |
 //! | `exchange` | the same only looked at, by one call and without an object |
 //! | `buffer` | buffers of Python, and numpy's interfaces |
+//! | `private` | arrays of objects mapped copy-on-write, for frameworks that may write what they must not |
 //! | `turn` | the stream that used an array last, for which the next one waits |
 //!
-//! What it keeps true: nothing is copied, but where DLPack asks for a copy. Whatever was made of an array, by however many
+//! What it keeps true: nothing is copied, but where DLPack asks for a copy, and page by page where a framework writes a
+//! read-only object that it took by DLPack. Whatever was made of an array, by however many
 //! frameworks, keeps its memory.
 
 mod buffer;
@@ -17,6 +19,7 @@ mod dlpack;
 mod element;
 mod exchange;
 mod layout;
+mod private;
 mod turn;
 mod view;
 
@@ -50,7 +53,7 @@ use turn::LastTurn;
 pub(crate) struct Array {
     view: View,
     last: LastTurn,
-    /// Whether its users promise not to write it, though it may be given away as if it could be.
+    /// Whether its users promise not to write it, so that it is given away as it is, and as if it could be written.
     is_lent: bool,
 }
 
@@ -263,7 +266,7 @@ impl Array {
     }
 
     /// The same memory for a framework that cannot be told whether it may be written, such as JAX: its user promises
-    /// not to.
+    /// not to. By DLPack an array of an object is given as it is then, not in a copy-on-write map.
     fn lent(&self, py: Python<'_>) -> PyResult<Self> {
         self.same(py, self.view.clone(), true).raised()
     }
@@ -273,6 +276,9 @@ impl Array {
         (kind, id)
     }
 
+    /// A read-only array of an object in host memory is exported in a copy-on-write map of its own, with the flag that says
+    /// that it is read-only where there is one.
+    ///
     /// `stream` is where the array will be used: minus one for whoever sees to the order himself, and the default one for
     /// whoever does not say.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
@@ -290,7 +296,9 @@ impl Array {
             return Err(refused(&message).hint("take it there, and copy it with your framework").into());
         }
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        if self.view.readonly && !versioned && !self.is_lent && copy != Some(true) {
+        let is_exposed = self.view.readonly && !self.is_lent && copy != Some(true);
+        let private = if is_exposed { private::mapped_private(&self.view).raised()? } else { None };
+        if is_exposed && private.is_none() && !versioned && self.view.layout.count() > 0 {
             let message = "the array is read-only, which DLPack cannot say before version 1";
             let hint = "use a newer numpy or torch, or promise not to write it: give `array.lent()`";
             return Err(refused(message).hint(hint).into());
@@ -303,7 +311,7 @@ impl Array {
             let copy = py.detach(|| self.view.copied(stream)).raised()?;
             return dlpack::give(py, &copy, versioned, true);
         }
-        dlpack::give(py, &self.view, versioned, false)
+        dlpack::give(py, private.as_ref().unwrap_or(&self.view), versioned, false)
     }
 
     /// Asked by numpy when it finds no other way.

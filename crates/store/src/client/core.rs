@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use wholemem_hal::{Backend, Mapping};
 use wholemem_os::vm::Protection;
-use wholemem_os::{Deadline, ForkEpoch, Memfd, SharedMap};
+use wholemem_os::{Deadline, ForkEpoch, Memfd, SharedMap, access_fault};
 
 use super::draft::Sealed;
 use super::memory::Maps;
@@ -22,6 +22,9 @@ use crate::index::{Index, Location, Record};
 use crate::pin::{PINS_LEN, PinPage, Pinned};
 use crate::protocol::{Answer, Ask, check_name};
 use crate::{Error, ObjectId, Refusal, Result};
+
+/// The variable that has faults in objects named on standard error, where it is `1`.
+const FAULT_HANDLER: &str = "WHOLEMEM_FAULT_HANDLER";
 
 /// How often a name that flips under the reader's eyes is looked up before the server is asked.
 const TRIES: usize = 8;
@@ -47,6 +50,9 @@ pub(crate) struct Core {
 impl Core {
     pub(super) fn connect(path: &Path, devices: Option<Backend>, deadline: Deadline) -> Result<Self> {
         let epoch = ForkEpoch::current()?;
+        if std::env::var_os(FAULT_HANDLER).is_some_and(|value| value == "1") {
+            access_fault::install()?;
+        }
         let (wire, greeting) = Wire::connect(path, deadline)?;
         let Greeting { index, index_len, pins, devices: uuids } = greeting;
         let index = SharedMap::create(&Memfd::import(index, index_len)?, Protection::Read)?;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use wholemem_hal::{BackendKind, Device, Mapping, Span};
-use wholemem_os::SharedSlice;
+use wholemem_os::access_fault::{self, NamedRange};
+use wholemem_os::{PrivateMap, SharedSlice};
 
 use super::{Core, Entry, PackObject};
 use crate::index::Location;
@@ -40,6 +41,8 @@ impl Drop for Hold {
 /// server.
 #[derive(Debug)]
 pub struct Object {
+    /// Its name for the handler of faults, where that is installed.
+    _named: Option<NamedRange>,
     // After the pin nothing may be used: fields are dropped in this order.
     mapping: Arc<Mapping>,
     offset: usize,
@@ -54,7 +57,20 @@ impl Object {
             |(offset, len): &(usize, usize)| offset.checked_add(*len).is_some_and(|end| end <= mapping.len());
         let (offset, len) =
             range.filter(fits).ok_or(Error::Protocol { rule: "an object lies within its memory" })?;
-        Ok(Self { mapping, offset, len, hold })
+        let mut object = Self { _named: None, mapping, offset, len, hold };
+        if access_fault::is_installed() && object.is_cpu() {
+            object._named = object.named()?;
+        }
+        Ok(object)
+    }
+
+    /// Names its memory for the handler of faults.
+    #[cold]
+    fn named(&self) -> Result<Option<NamedRange>> {
+        let at = self.mapping.bytes()?.part(self.offset, self.len)?.as_ptr();
+        let name = self.entry()?.name;
+        let name = if name.is_empty() { self.id().to_string() } else { name };
+        Ok(NamedRange::register(at, self.len, &name))
     }
 
     /// Its id.
@@ -121,6 +137,22 @@ impl Object {
             return Err(Error::OnDevice { object: self.id() });
         }
         Ok(self.mapping.bytes()?.part(self.offset, self.len)?)
+    }
+
+    /// Maps some of its bytes once more, in host memory, so that they can be written: for code that cannot be told that it
+    /// must not write them. Writes stay in the new map. It shows the object's bytes only while this object is held.
+    ///
+    /// # Errors
+    /// [`Error::OnDevice`]; [`Error::OutOfRange`]; [`Error::Memory`] for no bytes, and when the kernel refuses.
+    #[doc(alias = "MAP_PRIVATE")]
+    pub fn map_private(&self, offset: usize, len: usize) -> Result<PrivateMap> {
+        if !self.is_cpu() {
+            return Err(Error::OnDevice { object: self.id() });
+        }
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(Error::OutOfRange { offset, len, size: self.len });
+        }
+        Ok(self.mapping.map_private(self.offset + offset, len)?)
     }
 
     /// A copy of its bytes, from host memory.
