@@ -7,13 +7,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 use wholemem::{Group, Rank, Symmetric};
 use wholemem_comm::{Communicator as Ranks, UniqueId};
-use wholemem_hal::{BackendKind, Device, PlainBuffer, Span, Stream};
+use wholemem_hal::{BackendKind, Device, PlainBuffer, Stream};
 use wholemem_os::{Deadline, ForkEpoch};
 
 use crate::array::{Layout, Place, View};
 use crate::device::DeviceName;
-use crate::direct::memory_of_frameworks;
 use crate::error::{Raised, Raises};
+use crate::framework::FrameworkMemory;
 use crate::handle::Handle;
 use crate::number::natural;
 use crate::stream::{Streams, Target};
@@ -31,7 +31,7 @@ pub(crate) struct Open {
     pub(crate) windows: Windows,
     pub(crate) streams: Streams,
     /// What frameworks name by addresses.
-    pub(crate) framework: Span,
+    pub(crate) framework: FrameworkMemory,
     /// The device's number as they have it: a GPU's, or -1 for the processor.
     pub(crate) device: i32,
 }
@@ -40,7 +40,7 @@ impl Open {
     fn new(group: Group) -> Result<Self, Raised> {
         let stream = group.device().stream()?;
         let streams = Streams::new()?;
-        let framework = memory_of_frameworks(group.device());
+        let framework = FrameworkMemory::new(group.device());
         let device = match group.device().backend().kind() {
             BackendKind::Host => -1,
             _ => i32::try_from(group.device().id().0).unwrap_or(i32::MAX),

@@ -1,16 +1,16 @@
 //! Calls by address: for a framework that spares every detour on the way here.
 //!
 //! Tensors come as numbers: an address, a count, the code of a type, the device, a stream; or as they are, where their
-//! framework tells the numbers in one call. Whoever calls says that the
+//! framework tells the numbers in one call. Python code that calls a method whose name ends in `_at` promises that the
 //! memory is there, without gaps, until what is enqueued on the stream has run; an allocator that works in the order of
-//! streams, as torch's does, keeps it that long. What can be checked here is: the device, and everything that the calls
-//! below check anyway.
+//! streams, as torch's does, keeps it that long. No `&` or `&mut` to it exists: Python's tensors are pointers. What can be
+//! checked here is: the device, and everything that the calls below check anyway. In Rust, what trusts an address is `unsafe`.
 
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use wholemem::{Buffer, Dense, Dtype, Indices, Order, Rank, ReduceOp};
-use wholemem_hal::{Device, Rights, Span};
+use wholemem_hal::Span;
 
 use crate::array::{Element, Exchange, Place};
 use crate::collective::Reduction;
@@ -38,42 +38,33 @@ fn dtype_of(code: u32) -> Result<Dtype, Raised> {
         .ok_or_else(|| Raised::new("WrongType", format!("no type of elements has the code {code}")))
 }
 
-fn reduction_of(code: u32) -> Result<ReduceOp, Raised> {
+pub(crate) fn reduction_of(code: u32) -> Result<ReduceOp, Raised> {
     ReduceOp::from_code(code)
         .ok_or_else(|| Raised::new("WrongValue", format!("no reduction has the code {code}")))
 }
 
 impl Open {
     /// `len` bytes of a framework's memory on `device`: a GPU's number, or -1 for the processor's.
-    fn memory(&self, device: i32, address: u64, len: usize) -> Result<Span, Raised> {
+    ///
+    /// # Safety
+    /// If `device` is this communicator's, the memory is as [`FrameworkMemory::part`] has it.
+    unsafe fn memory(&self, device: i32, address: u64, len: usize) -> Result<Span, Raised> {
         if device != self.device {
             let there = Place::of(self.group.device());
             let here = if device < 0 { Place::CPU } else { Place::cuda(device) };
             let message = format!("the tensor is on {here}, and the communicator on {there}");
             return Err(Raised::new("WrongDevice", message).hint(format!("move it to {there} first")));
         }
-        if address == 0 && len > 0 {
-            let message = "the tensor has no memory";
-            return Err(Raised::new("WrongValue", message).hint("give one that holds its elements"));
-        }
-        // No length that the caller states reaches beyond the last address.
-        let at = usize::try_from(address).unwrap_or(usize::MAX);
-        Ok(self.framework.part(at, len)?)
+        // SAFETY: as the caller promises.
+        unsafe { self.framework.part(address, len) }
     }
-}
-
-/// All memory that frameworks have on a device, by its addresses: calls take parts of it. It keeps nothing, so that work
-/// holds the same operand over and over, which costs nothing.
-pub(crate) fn memory_of_frameworks(device: &Device) -> Span {
-    // SAFETY: whoever takes a part says that the memory is there, on this device, until the work has run, as written above.
-    // Nobody has a reference to it: Python's tensors are pointers.
-    unsafe { Span::foreign(device, 0, usize::MAX, Rights::ReadWrite, Arc::new(())) }
 }
 
 #[pymethods]
 impl WholeTensor {
-    /// :meth:`gather` by address, believed: indices of eight bytes or four, and rows ``stride`` bytes apart, or one
-    /// after the other if that is 0; converted where a type is named, on a GPU's number, or -1, on a stream's.
+    /// :meth:`gather` by address, which the caller guarantees to be valid: indices of eight bytes or four, and rows
+    /// ``stride`` bytes apart, or one after the other if that is 0; converted where a type is named, on a GPU's number, or
+    /// -1, on a stream's.
     #[pyo3(signature = (indices, count, wide, rows, stride, dtype, device, stream))]
     #[expect(clippy::too_many_arguments, reason = "numbers are passed one by one")]
     fn gather_at(
@@ -91,8 +82,10 @@ impl WholeTensor {
         if count == 0 {
             return Ok(());
         }
-        let indices = self.indices_at(indices, count, wide, device).raised()?;
-        let rows = self.rows_at(rows, count, stride, dtype, device).raised()?;
+        // SAFETY: the calling Python code promises that the memory is there, as written at the top.
+        let indices = unsafe { self.indices_at(indices, count, wide, device) }.raised()?;
+        // SAFETY: the calling Python code promises that the memory is there, as written at the top.
+        let rows = unsafe { self.rows_at(rows, count, stride, dtype, device) }.raised()?;
         self.gather_on(py, stream, &indices, &rows)
     }
 
@@ -115,8 +108,10 @@ impl WholeTensor {
         if add {
             self.element.number().raised()?;
         }
-        let indices = self.indices_at(indices, count, wide, device).raised()?;
-        let rows = self.rows_at(rows, count, stride, dtype, device).raised()?;
+        // SAFETY: the calling Python code promises that the memory is there, as written at the top.
+        let indices = unsafe { self.indices_at(indices, count, wide, device) }.raised()?;
+        // SAFETY: the calling Python code promises that the memory is there, as written at the top.
+        let rows = unsafe { self.rows_at(rows, count, stride, dtype, device) }.raised()?;
         let (table, on, any) = (&self.rows, &self.open.stream_at(stream), Order::Any);
         waiting(py, || match (add, on.runs_inline()) {
             (false, true) => table.scatter_sync(on, &rows, &indices, any),
@@ -142,8 +137,10 @@ impl WholeTensor {
         }
         let (count, wide) = (from.count(), from.element.len() == 8);
         if count > 0 {
-            let indices_at = self.indices_at(from.address, count, wide, from.device).raised()?;
-            let rows_at = self.rows_at(to.address, count, 0, None, to.device).raised()?;
+            // SAFETY: what was seen of a tensor is there while the caller has the tensor, and longer by the order of streams.
+            let indices_at = unsafe { self.indices_at(from.address, count, wide, from.device) }.raised()?;
+            // SAFETY: likewise; and the shape was compared, so that the tensor has all of these rows.
+            let rows_at = unsafe { self.rows_at(to.address, count, 0, None, to.device) }.raised()?;
             let stream = exchange.stream(indices.py(), from.device)?;
             self.gather_on(indices.py(), stream, &indices_at, &rows_at)?;
         }
@@ -170,14 +167,26 @@ impl WholeTensor {
             .is_some_and(|rest| rest.len() == inner.len() && rest.iter().zip(inner).all(is_same))
     }
 
-    fn indices_at(&self, address: u64, count: usize, wide: bool, device: i32) -> Result<Indices, Raised> {
+    /// # Safety
+    /// So many indices lie at the address, as [`Open::memory`] has it.
+    unsafe fn indices_at(
+        &self,
+        address: u64,
+        count: usize,
+        wide: bool,
+        device: i32,
+    ) -> Result<Indices, Raised> {
         let len = count.saturating_mul(if wide { 8 } else { 4 });
-        let span = self.open.memory(device, address, len)?;
+        // SAFETY: as the caller promises.
+        let span = unsafe { self.open.memory(device, address, len) }?;
         Ok(if wide { Indices::i64(span) } else { Indices::i32(span) })
     }
 
     /// Rows of this tensor's own type, or of another one that is converted on the way.
-    fn rows_at(
+    ///
+    /// # Safety
+    /// So many rows lie at the address, `stride` bytes apart, as [`Open::memory`] has it.
+    unsafe fn rows_at(
         &self,
         address: u64,
         count: usize,
@@ -193,7 +202,9 @@ impl WholeTensor {
         // One after the other, if nothing else is said.
         let stride = stride.max(row_len);
         let len = if count == 0 { 0 } else { stride.saturating_mul(count - 1).saturating_add(row_len) };
-        let dense = Dense::new(self.open.memory(device, address, len)?, dtype).stride(stride);
+        // SAFETY: as the caller promises.
+        let span = unsafe { self.open.memory(device, address, len) }?;
+        let dense = Dense::new(span, dtype).stride(stride);
         if dtype == own {
             return Ok(dense);
         }
@@ -209,8 +220,12 @@ struct Operand {
 }
 
 impl Operand {
-    fn at(open: &Open, device: i32, address: u64, len: usize) -> Result<Self, Raised> {
-        Ok(Self { span: open.memory(device, address, len)?, window: open.windows.find(address, len) })
+    /// # Safety
+    /// The memory is as [`Open::memory`] has it.
+    unsafe fn at(open: &Open, device: i32, address: u64, len: usize) -> Result<Self, Raised> {
+        // SAFETY: as the caller promises.
+        let span = unsafe { open.memory(device, address, len) }?;
+        Ok(Self { span, window: open.windows.find(address, len) })
     }
 
     fn buffer(&self) -> Buffer<'_> {
@@ -222,7 +237,11 @@ impl Operand {
 }
 
 impl Open {
-    fn reduce_at(
+    /// Reduces elements by address.
+    ///
+    /// # Safety
+    /// So many elements lie at both addresses, as [`Open::memory`] has it.
+    pub(crate) unsafe fn reduce_at(
         &self,
         py: Python<'_>,
         [input, output]: [u64; 2],
@@ -232,8 +251,10 @@ impl Open {
         stream: u64,
     ) -> PyResult<()> {
         let len = count.saturating_mul(dtype.len());
-        let from = Operand::at(self, device, input, len).raised()?;
-        let to = Operand::at(self, device, output, len).raised()?;
+        // SAFETY: as the caller promises.
+        let from = unsafe { Operand::at(self, device, input, len) }.raised()?;
+        // SAFETY: as the caller promises.
+        let to = unsafe { Operand::at(self, device, output, len) }.raised()?;
         let on = self.stream_at(stream);
         waiting(py, || -> Result<(), Raised> {
             Ok(self.symmetric()?.all_reduce(&on, from.buffer(), to.buffer(), dtype, op)?)
@@ -243,10 +264,11 @@ impl Open {
 
 #[pymethods]
 impl Communicator {
-    /// :meth:`all_reduce` by address, believed: of ``count`` elements on a GPU's number, or -1, on a stream's.
+    /// :meth:`all_reduce` by address, which the caller guarantees to be valid: of ``count`` elements on a GPU's number,
+    /// or -1, on a stream's.
     #[pyo3(signature = (input, output, count, dtype, op, device, stream))]
     #[expect(clippy::too_many_arguments, reason = "numbers are passed one by one")]
-    pub(crate) fn all_reduce_at(
+    fn all_reduce_at(
         &self,
         py: Python<'_>,
         input: u64,
@@ -259,7 +281,9 @@ impl Communicator {
     ) -> PyResult<()> {
         let open = self.open().raised()?;
         let dtype = dtype_of(dtype).raised()?;
-        open.reduce_at(py, [input, output], count, (dtype, reduction_of(op).raised()?), device, stream)
+        let op = reduction_of(op).raised()?;
+        // SAFETY: the calling Python code promises that the memory is there, as written at the top.
+        unsafe { open.reduce_at(py, [input, output], count, (dtype, op), device, stream) }
     }
 
     /// :meth:`all_gather` by address: ``len`` bytes of each rank.
@@ -275,8 +299,10 @@ impl Communicator {
     ) -> PyResult<()> {
         let open = self.open().raised()?;
         let all = len.saturating_mul(open.group.size() as usize);
-        let from = Operand::at(&open, device, input, len).raised()?;
-        let to = Operand::at(&open, device, output, all).raised()?;
+        // SAFETY: the calling Python code promises that the memory is there, as written at the top.
+        let from = unsafe { Operand::at(&open, device, input, len) }.raised()?;
+        // SAFETY: the calling Python code promises that the memory is there, as written at the top.
+        let to = unsafe { Operand::at(&open, device, output, all) }.raised()?;
         let on = open.stream_at(stream);
         waiting(py, || -> Result<(), Raised> {
             Ok(open.symmetric()?.all_gather(&on, from.buffer(), to.buffer())?)
@@ -297,8 +323,10 @@ impl Communicator {
         stream: u64,
     ) -> PyResult<()> {
         let open = self.open().raised()?;
-        let from = Operand::at(&open, device, input, len).raised()?;
-        let to = Operand::at(&open, device, output, len).raised()?;
+        // SAFETY: the calling Python code promises that the memory is there, as written at the top.
+        let from = unsafe { Operand::at(&open, device, input, len) }.raised()?;
+        // SAFETY: the calling Python code promises that the memory is there, as written at the top.
+        let to = unsafe { Operand::at(&open, device, output, len) }.raised()?;
         let on = open.stream_at(stream);
         waiting(py, || -> Result<(), Raised> {
             Ok(open.symmetric()?.broadcast(&on, Rank(root), from.buffer(), to.buffer())?)

@@ -8,6 +8,7 @@
 //! | `communicator`, `device`, `stream` | ranks that have devices, and where their work runs |
 //! | `number` | ranks, rows, bytes and shapes, as Python gives them |
 //! | `tensor`, `rows` | elements over many ranks, gathered and scattered |
+//! | `framework` | memory of frameworks by its addresses |
 //! | `direct`, `handle` | the same by address, and numbers for tensors: for a framework that has checked its own |
 //! | `shortcut` | the way around the dispatcher of a framework whose tensors can be looked at |
 //! | `doctor` | what this machine can do |
@@ -30,6 +31,7 @@ mod device;
 mod direct;
 mod doctor;
 mod error;
+mod framework;
 mod handle;
 mod number;
 mod pool;

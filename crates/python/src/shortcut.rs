@@ -17,7 +17,8 @@ use wholemem::ReduceOp;
 
 use crate::array::{Element, Exchange, Layout};
 use crate::communicator::Communicator;
-use crate::error::is_bad_index;
+use crate::direct::reduction_of;
+use crate::error::{Raises, is_bad_index};
 use crate::tensor::WholeTensor;
 
 /// The way around the dispatcher of a framework.
@@ -178,7 +179,7 @@ impl Shortcut {
         let to = to.filter(|to| to.is_like(&from));
         let (Some(to), Ok(dtype)) = (to, from.element.number()) else { return Ok(false) };
         // Shapes are not looked at behind this, since others may run meanwhile.
-        let (addresses, count) = ((from.address, to.address), from.count());
+        let (addresses, count) = ([from.address, to.address], from.count());
         let (element, device) = (from.element, from.device);
         // Not while it runs: the other ranks would not do it again.
         if self.is_other(input, element)? || (!input.is(output) && self.is_other(output, element)?) {
@@ -186,7 +187,9 @@ impl Shortcut {
         }
         let (py, comm) = (input.py(), comm.get());
         let stream = exchange.stream(py, device)?;
-        comm.all_reduce_at(py, addresses.0, addresses.1, count, dtype.code(), op, device, stream)?;
+        let (open, op) = (comm.open().raised()?, reduction_of(op).raised()?);
+        // SAFETY: what was seen of the tensors is there while the caller has them, and longer by the order of streams.
+        unsafe { open.reduce_at(py, addresses, count, (dtype, op), device, stream) }?;
         Ok(true)
     }
 }

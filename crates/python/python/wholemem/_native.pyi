@@ -268,7 +268,8 @@ class Communicator:
     def all_reduce_at(
         self, input: int, output: int, count: int, dtype: int, op: int, device: int, stream: int
     ) -> None:
-        """:meth:`all_reduce` by address, believed: of ``count`` elements on a GPU's number, or -1, on a stream's."""
+        """:meth:`all_reduce` by address, which the caller guarantees to be valid: of ``count`` elements on a GPU's number,
+        or -1, on a stream's."""
     def all_gather_at(self, input: int, output: int, len: int, device: int, stream: int) -> None:
         """:meth:`all_gather` by address: ``len`` bytes of each rank."""
     def broadcast_at(self, input: int, output: int, len: int, root: int, device: int, stream: int) -> None:
@@ -460,8 +461,9 @@ class WholeTensor:
         device: int,
         stream: int,
     ) -> None:
-        """:meth:`gather` by address, believed: indices of eight bytes or four, and rows ``stride`` bytes apart, or one
-        after the other if that is 0; converted where a type is named, on a GPU's number, or -1, on a stream's."""
+        """:meth:`gather` by address, which the caller guarantees to be valid: indices of eight bytes or four, and rows
+        ``stride`` bytes apart, or one after the other if that is 0; converted where a type is named, on a GPU's number, or
+        -1, on a stream's."""
     def scatter_at(
         self,
         add: bool,
