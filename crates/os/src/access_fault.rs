@@ -44,6 +44,8 @@ struct Part {
 /// A named range, which its owner changes while a handler may read it: a sequence lock.
 struct Slot {
     is_taken: AtomicBool,
+    /// Whether all access to it was taken away.
+    is_revoked: AtomicBool,
     /// Odd while it is being changed.
     version: AtomicU32,
     start: AtomicUsize,
@@ -86,6 +88,7 @@ impl Slot {
     const fn new() -> Self {
         Self {
             is_taken: AtomicBool::new(false),
+            is_revoked: AtomicBool::new(false),
             version: AtomicU32::new(0),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
@@ -122,7 +125,8 @@ impl Slot {
         }
         fence(Ordering::Acquire);
         let is_same = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
-        is_same.then_some(Found { offset, name })
+        let is_revoked = self.is_revoked.load(Ordering::Relaxed);
+        is_same.then_some(Found { offset, name, is_revoked })
     }
 }
 
@@ -130,6 +134,7 @@ impl Slot {
 struct Found {
     offset: usize,
     name: [u8; NAME_LEN],
+    is_revoked: bool,
 }
 
 impl Found {
@@ -171,6 +176,7 @@ impl NamedRange {
                 None => part = part.append(),
             }
         };
+        slot.is_revoked.store(false, Ordering::Relaxed);
         slot.set(start.addr().get(), len, name.as_bytes());
         Some(Self(slot))
     }
@@ -189,6 +195,21 @@ impl fmt::Debug for NamedRange {
             .field("start", &self.0.start)
             .field("len", &self.0.len)
             .finish_non_exhaustive()
+    }
+}
+
+/// All access to a range was taken away: faults in named memory that begins there are reported as such from now on.
+pub(crate) fn mark_revoked(start: NonNull<u8>, len: usize) {
+    let begin = start.addr().get();
+    let mut part = Some(&TABLE);
+    while let Some(here) = part {
+        for slot in &here.slots {
+            let at = slot.start.load(Ordering::Relaxed);
+            if at >= begin && at - begin < len {
+                slot.is_revoked.store(true, Ordering::Relaxed);
+            }
+        }
+        part = here.next();
     }
 }
 
@@ -264,7 +285,13 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
 fn report(signal: libc::c_int, address: usize, found: &Found) {
     let mut line = Line { bytes: [0; 400], len: 0 };
     let (offset, name) = (found.offset, found.name());
-    let _ = if signal == libc::SIGSEGV {
+    let _ = if found.is_revoked {
+        writeln!(
+            line,
+            "wholemem: access to byte {offset} of `{name}`, which this process has inherited and does not hold \
+             (address {address:#x})"
+        )
+    } else if signal == libc::SIGSEGV {
         writeln!(
             line,
             "wholemem: write to byte {offset} of `{name}`, which is read-only (address {address:#x})"

@@ -6,7 +6,10 @@
 //!
 //! What it keeps true: the epoch of a child, of its children, and so on, differs from all that came before it in
 //! its line; and what is done [without forks](without_forks) is not half done in a child. What it will not do: see
-//! children that are made without the C library's `fork`: by a bare `clone`, or by `_Fork`.
+//! children that are made without the C library's `fork`: by a bare `clone`, or by `_Fork`. Children that `posix_spawn` and
+//! `vfork` make run another program at once, and are not seen either.
+//!
+//! A layer above that has something to hand to children [registers](register) what is to run around each fork.
 //!
 //! ```
 //! use wholemem_os::ForkEpoch;
@@ -26,10 +29,11 @@
 //! # Ok::<(), wholemem_os::Error>(())
 //! ```
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::call::call;
-use crate::{Errno, Result};
+use crate::{Errno, Error, Result};
 
 static EPOCH: AtomicU64 = AtomicU64::new(0);
 static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
@@ -46,7 +50,7 @@ impl ForkEpoch {
         // come first register twice, and a child counts two epochs, which does no harm.
         if !IS_REGISTERED.load(Ordering::Acquire) {
             call("pthread_atfork", || {
-                // SAFETY: the handlers allocate nothing, and take no lock that stays taken in a child.
+                // SAFETY: in a child the handlers allocate nothing, and take no lock that may stay taken there.
                 match unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) } {
                     0 => Ok(()),
                     code => Err(Errno::from_raw_os_error(code)),
@@ -71,7 +75,53 @@ impl ForkEpoch {
 static FORKING: AtomicU32 = AtomicU32::new(0);
 static HOLDING: AtomicU32 = AtomicU32::new(0);
 
+/// What runs around each fork of this process, in the thread that forks.
+#[derive(Debug)]
+pub struct ForkHooks {
+    /// Before the fork: may allocate and wait.
+    pub before: fn(),
+    /// After it, in the parent, also where the fork has failed.
+    pub in_parent: fn(),
+    /// After it, in the child, before `fork` returns there. Of a process that had several threads, only this one is left, and
+    /// locks that others held stay taken: it must neither allocate nor wait for a lock that another thread may hold.
+    pub in_child: fn(),
+}
+
+/// The most that can be registered.
+const MOST_HOOKS: usize = 4;
+
+static HOOKS: [AtomicPtr<ForkHooks>; MOST_HOOKS] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST_HOOKS];
+
+fn hooks() -> impl DoubleEndedIterator<Item = &'static ForkHooks> {
+    // SAFETY: null, or what `register` was given for the life of the process.
+    HOOKS.iter().filter_map(|hooks| unsafe { hooks.load(Ordering::Acquire).as_ref() })
+}
+
+/// Has hooks run around each fork from now on. Registering the same hooks again does nothing.
+///
+/// If two threads register or ask for the [epoch](ForkEpoch::current) first at the same time, hooks may run twice around a
+/// fork: what has run is to do nothing the second time.
+///
+/// # Errors
+/// `pthread_atfork` with `ENOMEM`, also where four others are registered already.
+#[doc(alias = "pthread_atfork")]
+pub fn register(hooks: &'static ForkHooks) -> Result<()> {
+    ForkEpoch::current()?;
+    let wanted = ptr::from_ref(hooks).cast_mut();
+    for place in &HOOKS {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        match place.compare_exchange(ptr::null_mut(), wanted, success, failure) {
+            Ok(_) => return Ok(()),
+            Err(found) if ptr::eq(found, wanted) => return Ok(()),
+            Err(_) => {}
+        }
+    }
+    Err(Error::Call { call: "pthread_atfork", errno: Errno::NOMEM })
+}
+
 extern "C" fn before() {
+    // First, since what they do may hold forks back itself.
+    hooks().rev().for_each(|hooks| (hooks.before)());
     FORKING.fetch_add(1, Ordering::SeqCst);
     while HOLDING.load(Ordering::SeqCst) != 0 {
         std::thread::yield_now();
@@ -80,6 +130,7 @@ extern "C" fn before() {
 
 extern "C" fn in_parent() {
     FORKING.fetch_sub(1, Ordering::SeqCst);
+    hooks().for_each(|hooks| (hooks.in_parent)());
 }
 
 extern "C" fn in_child() {
@@ -87,6 +138,7 @@ extern "C" fn in_child() {
     // Whoever was counted is not here.
     FORKING.store(0, Ordering::SeqCst);
     HOLDING.store(0, Ordering::SeqCst);
+    hooks().for_each(|hooks| (hooks.in_child)());
 }
 
 /// Does something that no child may see half done: forks of other threads wait until it is over. It is to be short, and must not
@@ -230,6 +282,39 @@ mod tests {
         assert!(ours.is_current());
     }
 
+    #[test]
+    fn hooks_run_around_a_fork_in_the_thread_that_forks() {
+        static BEFORE: AtomicU32 = AtomicU32::new(0);
+        static IN_PARENT: AtomicU32 = AtomicU32::new(0);
+        static IN_CHILD: AtomicU32 = AtomicU32::new(0);
+        static COUNTING: ForkHooks = ForkHooks {
+            before: || {
+                BEFORE.fetch_add(1, Ordering::SeqCst);
+            },
+            in_parent: || {
+                IN_PARENT.fetch_add(1, Ordering::SeqCst);
+            },
+            in_child: || {
+                IN_CHILD.fetch_add(1, Ordering::SeqCst);
+            },
+        };
+        // In a child, whose forks other tests do not count.
+        let child = child::fork(|| {
+            if register(&COUNTING).is_err() || register(&COUNTING).is_err() {
+                return 1;
+            }
+            let counts = || [&BEFORE, &IN_PARENT, &IN_CHILD].map(|count| count.load(Ordering::SeqCst));
+            // More than one, where the watch for forks was begun twice.
+            let runs = |counts: [u32; 3], expected: [bool; 3]| counts.map(|count| count > 0) == expected;
+            let grandchild = child::fork(|| u8::from(!runs(counts(), [true, false, true])));
+            match grandchild.wait() {
+                child::Status::Exited(0) if runs(counts(), [true, true, false]) => 0,
+                _ => 2,
+            }
+        });
+        assert_eq!(child.wait(), child::Status::Exited(0));
+    }
+
     #[cfg(feature = "fault")]
     #[test]
     fn a_watch_that_cannot_be_started_is_an_error_and_is_tried_again() {
@@ -237,7 +322,7 @@ mod tests {
         let child = child::fork(|| {
             IS_REGISTERED.store(false, Ordering::Relaxed);
             let armed = crate::fault::arm(1, Errno::NOMEM);
-            let error = crate::Error::Call { call: "pthread_atfork", errno: Errno::NOMEM };
+            let error = Error::Call { call: "pthread_atfork", errno: Errno::NOMEM };
             let failed = ForkEpoch::current() == Err(error);
             drop(armed);
             let tried_again = ForkEpoch::current().is_ok() && IS_REGISTERED.load(Ordering::Relaxed);

@@ -263,6 +263,22 @@ pub fn is_closed_for_writing(fd: BorrowedFd<'_>) -> Result<bool> {
     Ok(call("fcntl", || rustix::fs::fcntl_get_seals(fd))?.contains(SealFlags::WRITE))
 }
 
+/// Which file a descriptor is of, as the kernel numbers files: two that are open at the same time differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileIdentity {
+    device: u64,
+    inode: u64,
+}
+
+/// Which file a descriptor is of.
+///
+/// # Errors
+/// What `fstat` said.
+pub fn identity(fd: BorrowedFd<'_>) -> Result<FileIdentity> {
+    let found = call("fstat", || rustix::fs::fstat(fd))?;
+    Ok(FileIdentity { device: found.st_dev, inode: found.st_ino })
+}
+
 /// How long a file is now; for a sealed one, for ever.
 ///
 /// # Errors

@@ -93,6 +93,16 @@ impl PrivateMap {
         Ok(Self { at, before, len })
     }
 
+    /// Takes all access away, as in a forked child whose bytes nobody keeps: from now on any access is a `SIGSEGV`, through
+    /// views that were made before too.
+    ///
+    /// # Errors
+    /// `mprotect` with `ENOMEM`.
+    pub fn revoke(&self) -> Result<()> {
+        // SAFETY: the range is our map. What still uses it is meant to be stopped: the kernel ends the process.
+        unsafe { vm::revoke(self.at, self.before + self.len) }
+    }
+
     /// Where the part begins.
     #[must_use]
     pub fn address(&self) -> NonNull<u8> {
@@ -131,6 +141,7 @@ impl Drop for PrivateMap {
 mod tests {
     use super::*;
     use crate::SharedMap;
+    use crate::fork::child;
     use crate::vm::Protection;
 
     fn filled(len: usize) -> (Memfd, SharedMap) {
@@ -182,6 +193,20 @@ mod tests {
             let private = PrivateMap::create(&memory, offset, len).unwrap();
             assert_eq!(private.address().addr().get() % LARGE_PAGE, 0);
         }
+    }
+
+    #[test]
+    fn what_is_revoked_cannot_be_read() {
+        let (memory, _) = filled(8192);
+        let private = PrivateMap::create(&memory, 100, 200).unwrap();
+        let child = child::fork(|| {
+            if private.revoke().is_err() {
+                return 1;
+            }
+            let _ = private.bytes().read_at(7, &mut [0]);
+            2
+        });
+        assert_eq!(child.wait(), child::Status::Killed(libc::SIGSEGV));
     }
 
     #[test]

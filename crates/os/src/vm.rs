@@ -19,7 +19,7 @@ use std::ptr::{self, NonNull};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::call::{call, call_libc};
-use crate::{Errno, Error, Memfd, Result, SharedSlice};
+use crate::{Errno, Error, Memfd, Result, SharedSlice, access_fault};
 
 /// What the processor may do with a range of addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -175,6 +175,21 @@ pub unsafe fn protect(at: NonNull<u8>, len: usize, protection: Protection) -> Re
         // SAFETY: the caller owns the range.
         unsafe { rustix::mm::mprotect(at.as_ptr().cast(), len, protection.protect_flags()) }
     })
+}
+
+/// Takes all access to a range away for good: any access is a `SIGSEGV` from now on, and is reported as such where the range
+/// was [named](crate::access_fault).
+///
+/// # Errors
+/// As [`protect`].
+///
+/// # Safety
+/// The range is the caller's. What still uses it is meant to be stopped.
+pub unsafe fn revoke(at: NonNull<u8>, len: usize) -> Result<()> {
+    // SAFETY: the caller owns the range, and wants those stopped who rely on their rights.
+    unsafe { protect(at, len, Protection::None) }?;
+    access_fault::mark_revoked(at, len);
+    Ok(())
 }
 
 /// Enters all pages of a mapped memory file into the page table at once, some twenty times faster than touching each.

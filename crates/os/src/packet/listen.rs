@@ -38,13 +38,25 @@ impl Address {
         }
     }
 
-    fn encode(&self) -> Result<SocketAddrUnix> {
+    /// As the kernel takes it.
+    ///
+    /// # Errors
+    /// `bind` with `ENAMETOOLONG`, or with `EINVAL` for a zero byte in a path.
+    pub fn encode(&self) -> Result<EncodedAddress> {
+        self.to_kernel().map(EncodedAddress)
+    }
+
+    fn to_kernel(&self) -> Result<SocketAddrUnix> {
         call("bind", || match self {
             Self::Path(path) => SocketAddrUnix::new(path.as_path()),
             Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name),
         })
     }
 }
+
+/// An address as the kernel takes it: connecting to it allocates nothing, as a forked child must not.
+#[derive(Debug, Clone)]
+pub struct EncodedAddress(SocketAddrUnix);
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -137,7 +149,7 @@ impl PacketListener {
     }
 
     fn bind_once(address: &Address) -> Result<Self> {
-        let name = address.encode()?;
+        let name = address.to_kernel()?;
         let fd = socket()?;
         call("bind", || rustix::net::bind(&fd, &name))?;
         let Address::Path(path) = address else { return Ok(Self { fd, file: None }) };
@@ -233,9 +245,16 @@ impl PacketSocket {
     /// # Errors
     /// `connect` with `ECONNREFUSED` or `ENOENT` when nobody listens there, with `EAGAIN` when too many wait there.
     pub fn connect(address: &Address) -> Result<Self> {
-        let name = address.encode()?;
+        Self::connect_encoded(&address.encode()?)
+    }
+
+    /// The same, without allocating.
+    ///
+    /// # Errors
+    /// As [`PacketSocket::connect`].
+    pub fn connect_encoded(address: &EncodedAddress) -> Result<Self> {
         let fd = socket()?;
-        call("connect", || rustix::net::connect(&fd, &name))?;
+        call("connect", || rustix::net::connect(&fd, &address.0))?;
         Ok(Self::trust(fd))
     }
 }

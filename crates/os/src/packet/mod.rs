@@ -39,5 +39,5 @@ mod socket;
 mod tagged;
 mod wire;
 
-pub use listen::{Address, PacketListener};
+pub use listen::{Address, EncodedAddress, PacketListener};
 pub use socket::{MAX_FDS, MAX_PACKET, PacketSocket};
