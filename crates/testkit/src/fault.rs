@@ -145,6 +145,7 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         fn close_plain(&self, device: DeviceId, at: Address) -> ();
         fn create_multicast(&self, devices: &[DeviceId], len: usize) -> RawAllocation;
         fn bind_multicast(&self, multicast: RawAllocation, allocation: RawAllocation, len: usize) -> ();
+        fn revoke(&self, at: Address, len: usize) -> ();
         fn map_private(&self, allocation: RawAllocation, offset: usize, len: usize) -> Option<PrivateMap>;
     }
 

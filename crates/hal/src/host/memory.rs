@@ -238,6 +238,11 @@ unsafe impl RawMemory for HostMemory {
         Ok(Some(unsafe { PrivateMap::of_file(file, offset, len) }?))
     }
 
+    unsafe fn revoke(&self, at: Address, len: usize) -> Result<(), Cause> {
+        // SAFETY: the range is mapped, and what uses it is meant to be stopped.
+        Ok(unsafe { vm::revoke(pointer(at)?, len) }?)
+    }
+
     fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, Cause> {
         Ok(at.to_host())
     }

@@ -222,6 +222,22 @@ impl Mapping {
         mapped.ok_or_else(|| Error::NotHostVisible { device: backend.label(device) })
     }
 
+    /// In a forked child that has inherited the map, takes the processor's access to it away: whatever still reads it there is
+    /// stopped by a `SIGSEGV`. For memory whose bytes are kept for the parent alone. It allocates nothing.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] in the process that made the map; [`Error::Failed`] when the kernel refuses.
+    pub fn revoke_in_child(&self) -> Result<()> {
+        let attempt = Attempt::Access { len: self.core.len };
+        let backend = self.backend();
+        if backend.check_fork(|| attempt.clone()).is_ok() {
+            return Err(Error::InUse { attempt });
+        }
+        // SAFETY: the range stays mapped in a child, which gives nothing back; who uses it there is meant to be stopped.
+        unsafe { backend.memory().revoke(self.core.at, self.core.len) }
+            .map_err(|cause| backend.refused(self.core.allocation.device(), attempt, cause))
+    }
+
     /// A dma-buf of it, for a network card.
     ///
     /// # Errors
@@ -302,6 +318,15 @@ mod tests {
         private.bytes().read_at(0, &mut here).unwrap();
         map.bytes().unwrap().read_at(100, &mut there).unwrap();
         assert_eq!((&here, &there), (b"ownred", b"shared"));
+    }
+
+    #[test]
+    fn access_is_not_taken_away_in_the_process_that_made_the_map() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let map = device.allocate(1 << 20).unwrap().map(Rights::Read).unwrap();
+        let attempt = Attempt::Access { len: 1 << 20 };
+        assert_eq!(map.revoke_in_child(), Err(Error::InUse { attempt }));
+        map.bytes().unwrap().read_at(0, &mut [0]).unwrap();
     }
 
     #[test]

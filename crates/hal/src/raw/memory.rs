@@ -471,6 +471,17 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
+    /// Takes the processor's access to a mapped range away in this process; nothing where the processor has none.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    ///
+    /// # Safety
+    /// The range is mapped, and what still uses it is meant to be stopped. A forked child may ask too.
+    unsafe fn revoke(&self, _at: Address, _len: usize) -> Result<(), Cause> {
+        Ok(())
+    }
+
     /// The processor's pointer for an address; `None` where the processor cannot reach it.
     ///
     /// # Errors
