@@ -382,8 +382,8 @@ def test_a_client_that_is_closed_says_so(served: Served) -> None:
 def test_holding_too_much_at_once_is_said(served: Served) -> None:
     client = served.client()
     client.put("held", b"1")
-    held = [client.get("held") for _ in range(8191)]
-    with pytest.raises(errors.OutOfMemory, match="holds 8191 objects at once") as caught:
+    held = [client.get("held") for _ in range(8190)]
+    with pytest.raises(errors.OutOfMemory, match="holds 8190 objects at once") as caught:
         client.get("held")
     assert caught.value.hint
     held.pop()

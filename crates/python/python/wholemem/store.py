@@ -26,7 +26,8 @@ Arrays of a GPU stay there: :meth:`Client.put` copies them into memory of the st
 makes them objects where they lie. What is got from a GPU is a tensor by ``torch.from_dlpack``.
 
 The server may be killed and started again: clients go on, and arrays notice nothing. An array of an object keeps it as long
-as anything that was made of it lives, also when its client is closed and the store has ended.
+as anything that was made of it lives, also when its client is closed and the store has ended. A forked child holds the arrays
+that it has inherited until it exits, and makes its own client for anything else.
 """
 
 from __future__ import annotations

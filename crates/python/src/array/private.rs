@@ -17,7 +17,7 @@ use crate::error::Raised;
 #[derive(Debug)]
 struct Private {
     // Pages that were not written are the object's: they are unmapped before it is let go.
-    _map: PrivateMap,
+    _map: Arc<PrivateMap>,
     _object: Owner,
 }
 

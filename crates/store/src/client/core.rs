@@ -1,14 +1,15 @@
 //! What clones of a client share: the connection, the index, the pins, and the memory that is mapped.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use wholemem_hal::{Backend, Mapping};
+use wholemem_os::memfd::FileIdentity;
 use wholemem_os::vm::Protection;
-use wholemem_os::{Deadline, ForkEpoch, Memfd, SharedMap, access_fault};
+use wholemem_os::{Deadline, ForkEpoch, Memfd, SharedMap, access_fault, memfd};
 
 use super::draft::Sealed;
 use super::memory::Maps;
@@ -19,7 +20,7 @@ use super::{Client, Entry, unexpected};
 use crate::cells::MappedCells;
 use crate::id::State;
 use crate::index::{Index, Location, Record};
-use crate::pin::{PINS_LEN, PinPage, Pinned};
+use crate::pin::{MAX_PINS, PINS_LEN, PinPage, Pinned};
 use crate::protocol::{Answer, Ask, check_name};
 use crate::{Error, ObjectId, Refusal, Result};
 
@@ -34,7 +35,9 @@ const TRIES: usize = 8;
 pub(crate) struct Core {
     pub(super) path: PathBuf,
     pub(super) index: Index<MappedCells>,
-    pins: PinPage<MappedCells>,
+    /// Which file the index is: no other store has the same.
+    pub(super) identity: FileIdentity,
+    pub(super) pins: PinPage<MappedCells>,
     pub(super) maps: Maps,
     /// How many allocations had gone when maps were last looked at.
     seen_gone: AtomicU64,
@@ -54,12 +57,14 @@ impl Core {
             access_fault::install()?;
         }
         let (wire, greeting) = Wire::connect(path, deadline)?;
-        let Greeting { index, index_len, pins, devices: uuids } = greeting;
+        let Greeting { index, index_len, pins, devices: uuids, .. } = greeting;
+        let identity = memfd::identity(index.as_fd())?;
         let index = SharedMap::create(&Memfd::import(index, index_len)?, Protection::Read)?;
         let pins = SharedMap::create(&Memfd::import(pins, PINS_LEN)?, Protection::ReadWrite)?;
         Ok(Self {
             path: path.to_owned(),
             index: Index::open(MappedCells::new(index))?,
+            identity,
             pins: PinPage::new(MappedCells::new(pins)),
             maps: Maps::new(uuids, devices.clone())?,
             seen_gone: AtomicU64::new(0),
@@ -92,6 +97,12 @@ impl Core {
     fn check_known(&self) -> Result<()> {
         self.check_fork()?;
         if self.index.is_superseded() || self.pulse.is_lost() { Err(Error::Disconnected) } else { Ok(()) }
+    }
+
+    /// Whether the store has ended, for all that is known: then nothing is written over its objects any more. Asks no server.
+    pub(super) fn is_over(&self) -> bool {
+        let is_closed = || self.wire.try_lock().is_ok_and(|wire| wire.is_closed());
+        self.index.is_superseded() || self.pulse.is_lost() || (self.epoch.is_current() && is_closed())
     }
 
     /// Lets go maps of memory that is no more, if any has gone since the last time.
@@ -355,5 +366,5 @@ impl Core {
 }
 
 fn too_many_pins() -> Error {
-    Error::TooManyPins { limit: PINS_LEN / size_of::<u64>() - 1 }
+    Error::TooManyPins { limit: MAX_PINS }
 }

@@ -79,6 +79,15 @@ impl Maps {
         Ok(u32::try_from(number + 1).unwrap_or(u32::MAX))
     }
 
+    /// The maps of host memory that is used for other objects when those that lie in it are gone.
+    pub(super) fn arenas(&self, index: &Index<MappedCells>) -> Vec<Arc<Mapping>> {
+        let is_arena = |id: AllocationId| index.allocation(id).is_none_or(|record| record.is_arena);
+        let is_host = |mapping: &Mapping| mapping.device().backend().kind() == BackendKind::Host;
+        let known = self.lock();
+        let arenas = known.iter().filter(|(id, mapping)| is_arena(**id) && is_host(mapping));
+        arenas.map(|(_, mapping)| Arc::clone(mapping)).collect()
+    }
+
     /// Lets go maps of memory that is no more, and that nobody here uses.
     pub(super) fn trim(&self, index: &Index<MappedCells>) {
         self.lock().retain(|id, mapping| index.allocation(*id).is_some() || Arc::strong_count(mapping) > 1);

@@ -20,6 +20,7 @@
 mod adopt;
 mod core;
 mod draft;
+mod inherit;
 mod memory;
 mod mirror;
 mod object;
@@ -53,7 +54,8 @@ const GRACE: Duration = Duration::from_secs(5);
 /// A connection to a store.
 ///
 /// Clones are the same connection, and threads may share it. It goes when the last clone and the last object it gave
-/// have gone. A process that was forked has no use for it, and asks for its own.
+/// have gone. A process that was forked has no use for it, and asks for its own; the objects that its parent held are held
+/// for it too, until it exits.
 ///
 /// ```no_run
 /// use wholemem_store::Client;
@@ -124,7 +126,9 @@ impl Client {
     /// As [`Client::connect`].
     pub fn connect_with(path: impl AsRef<Path>, devices: Option<Backend>) -> Result<Self> {
         let core = Core::connect(path.as_ref(), devices, Deadline::after(Self::PATIENCE))?;
-        Ok(Self { core: Arc::new(core), wait: Duration::ZERO })
+        let core = Arc::new(core);
+        inherit::add(&core)?;
+        Ok(Self { core, wait: Duration::ZERO })
     }
 
     /// The same connection, through which creating something waits so long for others to delete something, where the quota

@@ -6,8 +6,9 @@ use wholemem_hal::{BackendKind, Device, Mapping, Span};
 use wholemem_os::access_fault::{self, NamedRange};
 use wholemem_os::{PrivateMap, SharedSlice};
 
-use super::{Core, Entry, PackObject};
+use super::{Core, Entry, PackObject, inherit};
 use crate::index::Location;
+use crate::protocol::SMALL;
 use crate::{Error, ObjectId, Result};
 
 /// A pin, let go when dropped.
@@ -145,14 +146,19 @@ impl Object {
     /// # Errors
     /// [`Error::OnDevice`]; [`Error::OutOfRange`]; [`Error::Memory`] for no bytes, and when the kernel refuses.
     #[doc(alias = "MAP_PRIVATE")]
-    pub fn map_private(&self, offset: usize, len: usize) -> Result<PrivateMap> {
+    pub fn map_private(&self, offset: usize, len: usize) -> Result<Arc<PrivateMap>> {
         if !self.is_cpu() {
             return Err(Error::OnDevice { object: self.id() });
         }
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Error::OutOfRange { offset, len, size: self.len });
         }
-        Ok(self.mapping.map_private(self.offset + offset, len)?)
+        let map = Arc::new(self.mapping.map_private(self.offset + offset, len)?);
+        // Memory of large objects is never used again.
+        if (self.len as u64) < SMALL {
+            inherit::add_private(self.core(), &map);
+        }
+        Ok(map)
     }
 
     /// A copy of its bytes, from host memory.

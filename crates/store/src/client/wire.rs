@@ -2,14 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use wholemem_os::interrupt::{is_interrupted, next_question};
 use wholemem_os::packet::{Address, MAX_PACKET};
-use wholemem_os::{Deadline, Errno, Error as OsError, ForkEpoch, PacketSocket};
+use wholemem_os::{Deadline, Errno, Error as OsError, ForkEpoch, PacketSocket, memfd};
 
+use crate::id::ClientId;
 use crate::protocol::frame::{self, Assembly, MAX_FDS};
 use crate::protocol::{Answer, Ask, Event, PROTOCOL, Request, Response};
 use crate::{Error, Result};
@@ -28,11 +29,14 @@ pub(super) struct Wire {
     given_up: BTreeSet<u64>,
     /// In a forked child the connection is the parent's.
     epoch: ForkEpoch,
+    /// Whether it says goodbye when it is dropped.
+    says_goodbye: bool,
 }
 
 /// What a server said first.
 #[derive(Debug)]
 pub(super) struct Greeting {
+    pub(super) client: ClientId,
     pub(super) index: OwnedFd,
     pub(super) index_len: usize,
     pub(super) pins: OwnedFd,
@@ -63,7 +67,7 @@ impl Wire {
             Err(source) => return Err(Error::Socket { path: path.to_owned(), source }),
         };
         let (assembly, packet, given_up) = (Assembly::default(), vec![0; MAX_PACKET], BTreeSet::new());
-        let mut wire = Self { socket, assembly, packet, last_id: 0, given_up, epoch };
+        let mut wire = Self { socket, assembly, packet, last_id: 0, given_up, epoch, says_goodbye: true };
         let (answer, mut fds) = match wire.request(Ask::Hello { protocol: PROTOCOL }, &[], deadline) {
             // Turned away before the greeting was said: then that is what there is to be read.
             Err(Error::Disconnected) => match wire.receive(Deadline::NOW)?.0.answer {
@@ -72,14 +76,21 @@ impl Wire {
             },
             outcome => outcome?,
         };
-        let (Answer::Welcome { index_len, devices, .. }, 2) = (answer, fds.len()) else {
+        let (Answer::Welcome { client, index_len, devices }, 2) = (answer, fds.len()) else {
             return Err(Error::Protocol { rule: "a greeting is answered by a welcome" });
         };
         let (Some(pins), Some(index)) = (fds.pop(), fds.pop()) else {
             return Err(Error::Protocol { rule: "a welcome brings two descriptors" });
         };
         let index_len = usize::try_from(index_len).unwrap_or(usize::MAX);
-        Ok((wire, Greeting { index, index_len, pins, devices }))
+        Ok((wire, Greeting { client, index, index_len, pins, devices }))
+    }
+
+    /// The connection alone, which says nothing more.
+    pub(super) fn into_socket(mut self) -> Result<PacketSocket> {
+        let socket = PacketSocket::adopt(memfd::share_fd(self.socket.as_fd())?)?;
+        self.says_goodbye = false;
+        Ok(socket)
     }
 
     fn check_fork(&self) -> Result<()> {
@@ -210,7 +221,7 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        if self.epoch.is_current() {
+        if self.says_goodbye && self.epoch.is_current() {
             self.tell(Ask::Goodbye);
         }
     }

@@ -16,12 +16,15 @@
 //! finds the pin, or the reader finds the deletion. A reader that has let go while the server kept the object for its
 //! sake finds the deletion too, and says so.
 //!
+//! A process that forks copies its pins to a page for the child before it does: a page of a client with a higher id, since the
+//! server reads pages in the order of ids. Until the fork is done the process takes no further pin.
+//!
 //! Every process has a page of pins that it alone writes. The server only ever compares a pin with an id, so a page
 //! full of lies holds back what it names, and does nothing else.
 
 mod page;
 
-pub(crate) use page::{PINS_LEN, PinPage, Pinned};
+pub(crate) use page::{MAX_PINS, PINS_LEN, PinPage, Pinned, copy_pins, secret, set_secret};
 
 use crate::cells::{Cells, Fence};
 

@@ -72,7 +72,9 @@ impl Ask {
             | Self::Watch { .. }
             | Self::Status
             | Self::Goodbye
-            | Self::AwaitRoom { .. } => false,
+            | Self::AwaitRoom { .. }
+            | Self::AwaitChild
+            | Self::Claim { .. } => false,
         }
     }
 }
@@ -147,6 +149,12 @@ pub(crate) enum Ask {
     AwaitRoom { len: u64, place: u32, wait: u64 },
     /// A part of memory of `len` bytes at a place, whose descriptor comes along, is an object from now on.
     Adopt { label: Label, place: u32, len: u64, part: Part },
+    /// The process of this client is about to fork, and the page of pins is for the child: from now on it is held while the
+    /// connection is open, whatever becomes of the process that made it.
+    AwaitChild,
+    /// Said first on a connection of its own by a forked child: the page of pins of `client`, which ends with this `secret`, is
+    /// held while the child's process lives.
+    Claim { client: ClientId, secret: u64 },
 }
 
 /// What the server says. An id of zero answers no request.

@@ -145,6 +145,42 @@ impl Clients {
         Some(request)
     }
 
+    /// A client's page of pins is for a child of its process: it is held while the connection is open. What the keeper is to
+    /// take then.
+    pub(super) fn await_child(&mut self, client: ClientId) -> Result<Vec<(Key, OwnedFd)>, Refusal> {
+        let connection =
+            self.connections.get_mut(&client).filter(|connection| connection.phase == Phase::Open);
+        let connection = connection.ok_or_else(|| Refusal::malformed("a child before a hello"))?;
+        if let Some(process) = connection.admitted.as_mut().and_then(|admitted| admitted.process.take()) {
+            self.poller.remove(connection.account.uid(), &process);
+        }
+        connection.park(client).map_err(|error| Refusal::NoMemory { len: 0, reason: error.to_string() })
+    }
+
+    /// A child that has made the connection `claimer` claims the page of pins of another client, of its own user: that is held
+    /// while the child's process lives. What the keeper is to take.
+    pub(super) fn claim(
+        &mut self,
+        claimer: ClientId,
+        client: ClientId,
+    ) -> Result<Vec<(Key, OwnedFd)>, Refusal> {
+        let refused = || Refusal::malformed("a claim of what is not there");
+        let child = self.connections.get(&claimer).filter(|child| child.phase == Phase::Greeting);
+        let child = child.ok_or_else(refused)?;
+        let (user, process) = (child.account.uid(), child.socket.as_ref().map(PacketSocket::peer_pidfd));
+        let process = process.ok_or_else(refused)?;
+        let process = process.map_err(|error| Refusal::NoMemory { len: 0, reason: error.to_string() })?;
+        let connection = self.connections.get_mut(&client).filter(|found| found.account.uid() == user);
+        let admitted = connection.and_then(|connection| connection.admitted.as_mut()).ok_or_else(refused)?;
+        // One that claims again was not heard to the end.
+        if let Some(before) = admitted.process.replace(process) {
+            self.poller.remove(user, &before);
+        }
+        let parked = self.connections.get(&client).ok_or_else(refused)?.park_process(client);
+        let watched = parked.and_then(|fds| self.watch_process(client).map(|()| fds));
+        watched.map_err(|error| Refusal::NoMemory { len: 0, reason: error.to_string() })
+    }
+
     pub(super) fn get(&self, client: ClientId) -> Option<&Connection> {
         self.connections.get(&client)
     }
@@ -349,5 +385,70 @@ impl Clients {
     /// The keys under which the keeper has a client's descriptors.
     pub(super) fn keys(client: ClientId) -> [Key; 3] {
         [Key::Socket(client), Key::Pins(client), Key::Process(client)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::budget::tests::ample;
+    use super::super::headroom::tests::Machine;
+    use super::*;
+
+    /// Connections of these users, the first of which has said hello.
+    fn clients(users: &[u32]) -> (Clients, Vec<PacketSocket>) {
+        let mut clients = Clients::new(0, ample()).unwrap();
+        let mut ends = Vec::new();
+        for (number, user) in users.iter().enumerate() {
+            let (here, there) = PacketSocket::pair().unwrap();
+            let account = clients.budget.open(*user);
+            let charge = account.charge(CONNECTION).unwrap();
+            let connection = Connection::accept(here, account, charge, false);
+            clients.register(ClientId(number as u64), connection).unwrap();
+            ends.push(there);
+        }
+        let headroom = Headroom::new(Machine::with(1 << 30));
+        clients.admit(ClientId(0), 1, &headroom).unwrap().unwrap();
+        (clients, ends)
+    }
+
+    fn has_process(clients: &Clients) -> bool {
+        clients.connections[&ClientId(0)].admitted.as_ref().unwrap().process.is_some()
+    }
+
+    fn keys(fds: Vec<(Key, OwnedFd)>) -> Vec<Key> {
+        fds.into_iter().map(|(key, _)| key).collect()
+    }
+
+    #[test]
+    fn a_page_of_pins_is_claimed_by_its_own_user_alone() {
+        let (mut clients, _ends) = clients(&[7, 8, 7]);
+        let [page, stranger, child] = [0, 1, 2].map(ClientId);
+        assert_eq!(clients.open(page), Some(1));
+        assert_eq!(keys(clients.await_child(page).unwrap()), [Key::Pins(page), Key::Socket(page)]);
+        assert!(!has_process(&clients), "whatever becomes of the process that made it");
+        let refused = || Refusal::malformed("a claim of what is not there");
+        assert_eq!(clients.claim(stranger, page).unwrap_err(), refused());
+        assert_eq!(clients.claim(child, stranger).unwrap_err(), refused());
+        assert_eq!(clients.claim(child, ClientId(9)).unwrap_err(), refused());
+        assert_eq!(clients.claim(page, page).unwrap_err(), refused(), "it has said hello");
+        assert!(!has_process(&clients));
+        for _ in 0..2 {
+            assert_eq!(keys(clients.claim(child, page).unwrap()), [Key::Process(page)]);
+            assert!(has_process(&clients));
+        }
+        // Now the process is waited for, where the client holds something.
+        assert!(!clients.end(page, Ending::Closed, || true));
+        assert!(clients.end(page, Ending::Gone, || true));
+    }
+
+    #[test]
+    fn a_page_that_nobody_claims_goes_with_its_connection() {
+        let (mut clients, _ends) = clients(&[7]);
+        let page = ClientId(0);
+        let early = Refusal::malformed("a child before a hello");
+        assert_eq!(clients.await_child(page).unwrap_err(), early);
+        clients.open(page);
+        clients.await_child(page).unwrap();
+        assert!(clients.end(page, Ending::Closed, || true));
     }
 }

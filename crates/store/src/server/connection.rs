@@ -177,6 +177,15 @@ impl Connection {
         Ok(fds)
     }
 
+    /// The descriptor of its process for the keeper.
+    pub(super) fn park_process(&self, client: ClientId) -> Result<Vec<(Key, OwnedFd)>> {
+        let process = self.admitted.as_ref().and_then(|admitted| admitted.process.as_ref());
+        process
+            .map(|process| Ok((Key::Process(client), memfd::share_fd(process.as_fd())?)))
+            .into_iter()
+            .collect()
+    }
+
     /// What is to be waited for on the socket.
     pub(super) fn wanted(&self) -> Interest {
         let is_read = matches!(self.phase, Phase::Greeting | Phase::Open);

@@ -28,6 +28,11 @@ const MOST_WAITING: usize = 256 << 10;
 pub(super) enum Parking {
     Memory(AllocationId),
     Client(ClientId),
+    /// A client that is told when the keeper knows of its process, or that it has none.
+    Process {
+        client: ClientId,
+        request: u64,
+    },
 }
 
 /// The keeper's process, as this server reaches it.

@@ -414,6 +414,8 @@ impl<C: Cells> Server<C> {
             }),
             Ask::Status => Ok(Answer::Status(self.status())),
             Ask::Goodbye => return self.left(client, premises),
+            // Both are about processes, of which the machine knows nothing: they do not come this far.
+            Ask::AwaitChild | Ask::Claim { .. } => Err(Refusal::malformed("a request about a process")),
         };
         self.answer(client, id, outcome);
     }

@@ -3,6 +3,8 @@
 //! The work of one turn is bounded, and does not grow with the number of clients: some events of each user that has any, a
 //! slice of each piece of work that goes on in the background, and a few new clients.
 
+mod keeping;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -13,7 +15,7 @@ use rustix::event::Timespec;
 use wholemem_hal::Backend;
 use wholemem_os::meminfo::MemoryProbe;
 use wholemem_os::packet::{MAX_PACKET, PacketListener};
-use wholemem_os::{Memfd, PacketSocket, PidFd, heap, memfd};
+use wholemem_os::{Memfd, PacketSocket, heap, memfd};
 
 use super::budget::{Budget, Limits};
 use super::clients::{Clients, Ending};
@@ -32,7 +34,7 @@ use crate::id::{AllocationId, ClientId};
 use crate::index::Geometry;
 use crate::keeper::{Kept, Key, Launch, ToKeeper};
 use crate::pin::PINS_LEN;
-use crate::protocol::{Answer, Ask, Response};
+use crate::protocol::{Answer, Ask, Request, Response};
 use crate::{Error, Refusal, Result};
 
 /// How long a server without a keeper waits before it tries again to start one, and one without a free descriptor
@@ -418,6 +420,16 @@ impl<'a> Loop<'a> {
             Some(Heard::Request(request, ..)) if request.ask == Ask::Goodbye => {
                 self.end(client, Ending::Gone)
             }
+            Some(Heard::Request(Request { id, ask: Ask::AwaitChild, .. }, ..)) => {
+                let kept = self.clients.await_child(client);
+                self.keeper.unpark(&[Key::Process(client)]);
+                self.park_process(client, id, kept);
+            }
+            Some(Heard::Request(Request { id, ask: Ask::Claim { client: of, secret }, .. }, ..)) => {
+                let is_known = self.yard.secret(of) == Some(secret);
+                let claimed = if is_known { self.clients.claim(client, of) } else { Err(not_known()) };
+                self.park_process(client, id, claimed);
+            }
             Some(Heard::Request(request, payload, fd, charge)) => {
                 // The machine knows of a client from its first request on.
                 if matches!(request.ask, Ask::Hello { .. })
@@ -515,68 +527,6 @@ impl<'a> Loop<'a> {
             }
         }
     }
-
-    /// The keeper has what it was given.
-    fn parked(&mut self, what: Parking) {
-        match what {
-            Parking::Memory(allocation) => self.step(Input::Made { allocation, outcome: Ok(()) }),
-            Parking::Client(client) => self.welcome(client),
-        }
-    }
-
-    /// The keeper has not taken something in time.
-    fn give_up_parking(&mut self, what: Parking) {
-        match what {
-            Parking::Memory(allocation) => {
-                let outcome = Err("the keeper does not take it: has it descriptors left?".to_owned());
-                self.step(Input::Made { allocation, outcome });
-            }
-            Parking::Client(client) => self.end(client, Ending::Gone),
-        }
-    }
-
-    fn hear_keeper(&mut self) {
-        let said = self.keeper.hear(&mut self.packet);
-        said.parked.into_iter().for_each(|parked| self.parked(parked));
-        self.is_stopping |= said.stop;
-        if said.is_lost {
-            self.lose_keeper();
-        }
-    }
-
-    /// The keeper is dead. Until there is another, the memory lives and dies with this process.
-    fn lose_keeper(&mut self) {
-        tracing::warn!("the keeper is dead: unprotected until another one runs");
-        let parked = self.keeper.lose(&mut self.clients.poller);
-        parked.into_iter().for_each(|parked| self.parked(parked));
-        self.start_keeper();
-    }
-
-    fn start_keeper(&mut self) {
-        let kept = self.everything();
-        let started = kept.and_then(|kept| self.keeper.start(&kept, &mut self.clients.poller));
-        if let Err(error) = started {
-            tracing::error!(%error, "cannot start a keeper");
-            self.retry_at = Some(Instant::now() + RETRY);
-        }
-    }
-
-    /// Everything a keeper has to have.
-    fn everything(&self) -> Result<Kept> {
-        let mut kept = Kept::default();
-        kept.insert(Key::Index, self.index.share_fd()?);
-        self.door.keep(&mut kept)?;
-        kept.insert(Key::Server, PidFd::of_self()?.into());
-        for (allocation, fd) in self.yard.fds() {
-            kept.insert(Key::Allocation(allocation), memfd::share_fd(fd.as_fd())?);
-        }
-        for (client, connection) in self.clients.iter() {
-            for (key, fd) in connection.park(client)? {
-                kept.insert(key, fd);
-            }
-        }
-        Ok(kept)
-    }
 }
 
 /// Why a client gets no page of pins, or the keeper not its descriptors.
@@ -585,6 +535,10 @@ fn cannot_admit(error: &Error) -> Refusal {
         Error::Os(error) => Refusal::of_memory(PINS_LEN as u64, error),
         error => Refusal::NoMemory { len: PINS_LEN as u64, reason: error.to_string() },
     }
+}
+
+fn not_known() -> Refusal {
+    Refusal::malformed("a claim with a wrong secret")
 }
 
 fn now(start: Instant) -> Now {

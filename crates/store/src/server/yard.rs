@@ -142,6 +142,11 @@ impl Yard {
         Ok(())
     }
 
+    /// The secret of a client's page, if it has one.
+    pub(super) fn secret(&self, client: ClientId) -> Option<u64> {
+        self.pins.get(&client).and_then(pin::secret)
+    }
+
     /// Whether a client has pinned anything.
     pub(super) fn has_pins(&self, client: ClientId) -> bool {
         self.pins.get(&client).is_some_and(|page| pin::pinned(page).any(|pin| pin != 0))
@@ -292,5 +297,17 @@ mod tests {
         let reader = Rc::clone(yard.memories[&id].reader.as_ref().unwrap());
         assert!(Rc::ptr_eq(&reader, &shared(&mut yard, id, false)) && !is_writable(&reader));
         assert!(is_writable(&yard.memories[&id].fd));
+    }
+
+    #[test]
+    fn a_page_without_a_secret_cannot_be_claimed() {
+        let mut yard = Yard::default();
+        let pages = [1, 2].map(|number| {
+            let page = Memfd::create("test", pin::PINS_LEN).unwrap();
+            yard.add_pins(ClientId(number), &page).unwrap();
+            MappedCells::new(SharedMap::create(&page, Protection::ReadWrite).unwrap())
+        });
+        pin::set_secret(&pages[1], 7);
+        assert_eq!([1, 2, 3].map(|number| yard.secret(ClientId(number))), [None, Some(7), None]);
     }
 }
