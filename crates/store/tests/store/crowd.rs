@@ -172,7 +172,7 @@ impl Attacker<'_> {
                 black_box((0..2000_u64).fold(0, |sum: u64, next| sum.wrapping_mul(31) ^ next));
             }
             Attack::Unfinished => {
-                let says_hello = (at + round) % 2 == 0;
+                let says_hello = (at + round).is_multiple_of(2);
                 if !is_open {
                     self.open(at, says_hello);
                     self.send(at, 1, |_| packet(BEGINS_AND_GOES_ON));
@@ -213,7 +213,7 @@ impl Attacker<'_> {
                 if !self.read(at) {
                     return;
                 }
-                let name = if at % 2 == 0 { "awaited" } else { "never" };
+                let name = if at.is_multiple_of(2) { "awaited" } else { "never" };
                 let operands = [text(name), varint(5000)].concat();
                 self.send(at, 64, |id| request_of(id, question::FIND, &operands));
                 if at == 0
@@ -241,7 +241,8 @@ impl Attacker<'_> {
         loop {
             for at in 0..self.wires.len() {
                 self.step(attack, at, round, pinned);
-                let is_told = at % 16 == 0 && self.rank.peer(0).recv(&mut [0; 16], Deadline::NOW).is_ok();
+                let is_told =
+                    at.is_multiple_of(16) && self.rank.peer(0).recv(&mut [0; 16], Deadline::NOW).is_ok();
                 if is_told {
                     self.wires.clear();
                     self.client = None;
@@ -318,7 +319,7 @@ fn measure(client: &Client, folder: &Path) -> Measured {
         let start = Instant::now();
         client.put(&format!("own {}", put % 64), &[7; 10]).unwrap();
         times.push(start.elapsed());
-        if put % (puts() / 20) == 0 {
+        if put.is_multiple_of(puts() / 20) {
             most = most.max(held(folder));
         }
     }
