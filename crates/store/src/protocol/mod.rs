@@ -51,31 +51,14 @@ pub(crate) struct Label {
     pub(crate) meta: Vec<u8>,
 }
 
-/// So many servers may die while a request is in progress, and it is not tried again.
-pub(crate) const FATAL: u8 = 2;
+/// So many servers may die while a request is in progress: then no memory is made, closed or taken in for it.
+const FATAL: u8 = 2;
 
-impl Ask {
-    /// Whether the server makes, closes or opens memory for it. Other requests wait for something else to happen, or
-    /// take next to nothing: that servers die meanwhile says nothing about them.
-    pub(crate) fn takes_memory(&self) -> bool {
-        match self {
-            Self::Create { .. }
-            | Self::Seal { .. }
-            | Self::Publish { .. }
-            | Self::Fetch { .. }
-            | Self::Adopt { .. } => true,
-            Self::Hello { .. }
-            | Self::Abandon { .. }
-            | Self::Delete { .. }
-            | Self::Find { .. }
-            | Self::Kick { .. }
-            | Self::Watch { .. }
-            | Self::Status
-            | Self::Goodbye
-            | Self::AwaitRoom { .. }
-            | Self::AwaitChild
-            | Self::Claim { .. } => false,
-        }
+impl Request {
+    /// Refuses work on memory for a request during which servers died. Requests that wait for something else to happen, or find
+    /// what they need, are not asked: that servers died meanwhile says nothing about them.
+    pub(crate) fn check_deaths(&self) -> Result<(), Refusal> {
+        if self.again < FATAL { Ok(()) } else { Err(Refusal::ServersDied { servers: self.again }) }
     }
 }
 

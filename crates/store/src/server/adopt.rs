@@ -17,7 +17,7 @@ impl<C: Cells> Server<C> {
         if self.is_known(client, request.id, request.again != 0) {
             return;
         }
-        match self.begin_adoption(client, &request.ask) {
+        match request.check_deaths().and_then(|()| self.begin_adoption(client, &request.ask)) {
             Ok(allocation) => {
                 let id = request.id;
                 match self.pend(client, request, Payload::default(), None) {

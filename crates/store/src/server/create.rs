@@ -114,17 +114,6 @@ impl<C: Cells> Server<C> {
         self.pending.contains(client, id)
     }
 
-    /// Whether a request was done before the server was replaced, so that its answer takes nothing but the record.
-    pub(super) fn is_done(&self, client: ClientId, request: &Request) -> bool {
-        match request.ask {
-            Ask::Seal { create } => self
-                .made
-                .get(client, create)
-                .is_some_and(|object| self.index.state(object) == Some(State::Sealed)),
-            _ => self.made.get(client, request.id).is_some() || self.pending.contains(client, request.id),
-        }
-    }
-
     /// Does a request, or says what memory it needs first.
     pub(super) fn begin(
         &mut self,
@@ -152,6 +141,7 @@ impl<C: Cells> Server<C> {
             return self.begin_large(client, request, &plan);
         }
         let Some(region) = self.ledger.carve(plan.place, plan.len) else {
+            request.check_deaths()?;
             return Ok(Begun::NeedsArena { place: plan.place, len: plan.len });
         };
         if brings_bytes && !premises.write(region.allocation, region.offset, payload) {
@@ -176,6 +166,7 @@ impl<C: Cells> Server<C> {
         plan: &Plan<'_>,
     ) -> Result<Begun, Refusal> {
         let Some((allocation, is_ready)) = self.take_ahead(plan.place, plan.len) else {
+            request.check_deaths()?;
             let allocation = self.open_allocation(plan.place, plan.len, false)?;
             self.make(allocation, self.requester(client));
             return Ok(Begun::NeedsAllocation(allocation));
@@ -216,13 +207,15 @@ impl<C: Cells> Server<C> {
         }
     }
 
-    /// On whose behalf memory is being made; `None` where it is not made but taken in, and where its client has left.
+    /// On whose behalf memory is being made; `None` where it is not made but taken in, where servers died during the request, and
+    /// where its client has left.
     fn pending_requester(&self, allocation: AllocationId, is_arena: bool) -> Option<Requester> {
         if is_arena {
             return Some(Requester::Everyone);
         }
         let pending = self.pending.waits_for(allocation)?;
-        let is_made = !matches!(pending.request.ask, Ask::Adopt { .. });
+        let is_made =
+            !matches!(pending.request.ask, Ask::Adopt { .. }) && pending.request.check_deaths().is_ok();
         is_made.then(|| self.requester(pending.client))
     }
 
@@ -374,7 +367,8 @@ impl<C: Cells> Server<C> {
     }
 
     /// Seals what a request has made: when nobody can write it any more.
-    pub(super) fn seal(&mut self, client: ClientId, id: u64, create: u64) {
+    pub(super) fn seal(&mut self, client: ClientId, request: &Request, create: u64) {
+        let id = request.id;
         let object = self.made.get(client, create);
         let Some((object, (state, record))) =
             object.and_then(|object| Some((object, self.index.read(object)?)))
@@ -385,7 +379,7 @@ impl<C: Cells> Server<C> {
         let known = self.ledger.record(allocation);
         match (state, known) {
             (State::Created, Some(known)) if known.place == HOST && !known.is_arena => {
-                let charge = match self.charge_request(client) {
+                let charge = match request.check_deaths().and_then(|()| self.charge_request(client)) {
                     Ok(charge) => charge,
                     Err(refusal) => return self.answer(client, id, Err(refusal)),
                 };

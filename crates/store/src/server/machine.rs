@@ -16,8 +16,7 @@ use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::Index;
 use crate::protocol::frame::Payload;
 use crate::protocol::{
-    Answer, Ask, Event, EventKind, FATAL, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, Response, Status,
-    check_name,
+    Answer, Ask, Event, EventKind, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, Response, Status, check_name,
 };
 
 /// How many entries of what clients that left have made one step drops.
@@ -374,11 +373,6 @@ impl<C: Cells> Server<C> {
             self.outputs.push(Output::Dismiss { client });
             return;
         }
-        if request.again >= FATAL && request.ask.takes_memory() && !self.is_done(client, &request) {
-            let refusal = Refusal::ServersDied { servers: request.again };
-            tracing::error!(%client, id, servers = request.again, "a request is refused during which servers died");
-            return self.answer(client, id, Err(refusal));
-        }
         let outcome = match request.ask {
             Ask::Hello { protocol } if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&protocol) => {
                 Err(Refusal::OtherProtocol { server: PROTOCOL, client: protocol })
@@ -391,7 +385,7 @@ impl<C: Cells> Server<C> {
                 return;
             }
             Ask::Create { .. } => return self.create(client, request, payload, charge, premises),
-            Ask::Seal { create } => return self.seal(client, id, create),
+            Ask::Seal { create } => return self.seal(client, &request, create),
             Ask::Abandon { create } => self.abandon(client, create),
             Ask::Publish { label, object, part } => {
                 return self.publish(client, id, again, label, (object, part));

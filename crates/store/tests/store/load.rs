@@ -59,18 +59,29 @@ fn write(
                 assert_eq!(check(&name, &object.to_vec().unwrap()), version);
                 client.delete(alias.id).unwrap();
             }
-            (2, _) => drop(client.create(&format!("w{writer}/given up"), 2 << 20).unwrap()),
+            (2, _) => drop(despite_deaths(|| client.create(&format!("w{writer}/given up"), 2 << 20))),
             (kind, _) => {
                 version += 1;
                 let len =
                     if kind == 3 { (1 << 20) + 5000 } else { usize::try_from(dice.roll(200_000)).unwrap() };
-                let sealed = client.put(&name, &content(&name, version, len)).unwrap();
+                let content = content(&name, version, len);
+                let sealed = despite_deaths(|| client.put(&name, &content));
                 model.insert(name, (version, sealed.id));
             }
         }
         done.fetch_add(1, Ordering::Relaxed);
     }
     model.into_iter().map(|(name, (version, _))| (name, version)).collect()
+}
+
+/// Asks again where two servers were killed during the request, which is refused then and was not done.
+fn despite_deaths<T>(mut ask: impl FnMut() -> Result<T, Error>) -> T {
+    loop {
+        match ask() {
+            Err(Error::Refused(Refusal::ServersDied { .. })) => {}
+            outcome => return outcome.unwrap(),
+        }
+    }
 }
 
 /// One reader of everybody's names, who never goes back in time.
