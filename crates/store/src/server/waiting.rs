@@ -243,7 +243,7 @@ impl<C: Cells> Server<C> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::machine::{Input, Now};
+    use super::super::machine::{Input, Now, Output};
     use super::super::world::{TERMS, World, create, sealed};
     use super::*;
     use crate::protocol::Ask;
@@ -321,7 +321,8 @@ mod tests {
         let late = Now { elapsed: Duration::from_secs(2), unix: 0 };
         let outputs = world.server.step(late, Input::Tick, &mut world.yard);
         let refused = over_quota(TERMS.quota, HALF);
-        let said = |output: &crate::server::Output| matches!(output, crate::server::Output::Say { response, .. } if response.answer == refused);
+        let said =
+            |output: &Output| matches!(output, Output::Say { response, .. } if response.answer == refused);
         assert!(outputs.iter().any(said), "{outputs:?}");
     }
 
@@ -341,22 +342,30 @@ mod tests {
         Ask::Find { name: name.to_owned(), wait: 60_000 }
     }
 
-    /// Publishes a name that so many requests of another user wait for, and says how many answers each step gave.
-    fn answers_by_step(requests: usize) -> Vec<usize> {
+    /// Publishes a name that so many requests of a user wait for, and one of another user: to which clients each step
+    /// answers, beginning with the one that publishes.
+    fn answers_by_step(requests: usize) -> Vec<Vec<ClientId>> {
         let mut world = World::new();
-        let (publisher, other) = (world.join(1), world.join_as(2, 7));
-        for _ in 0..requests {
-            assert_eq!(
-                world.server.step(now(1), asked(&mut world.requests, other, find("x")), &mut world.yard),
-                []
-            );
+        let (publisher, other, own) = (world.join(1), world.join_as(2, 7), world.join_as(3, 8));
+        // From now on there is an arena.
+        world.create(publisher, "first", 0);
+        for client in std::iter::repeat_n(other, requests).chain([own]) {
+            let input = asked(&mut world.requests, client, find("x"));
+            assert_eq!(world.server.step(now(1), input, &mut world.yard), []);
         }
-        let own = world.join_as(3, 8);
-        assert_eq!(world.ask(own, find("x"), &[]), []);
-        world.ask(publisher, create("x", 0, &[], 0), &[]);
-        let mut answers = Vec::new();
+        let found = |outputs: Vec<Output>| {
+            let clients = outputs.into_iter().filter_map(|output| match output {
+                Output::Say { client, response, .. } => {
+                    matches!(response.answer, Answer::Found { .. }).then_some(client)
+                }
+                _ => None,
+            });
+            clients.collect::<Vec<_>>()
+        };
+        let input = asked(&mut world.requests, publisher, create("x", 0, &[], 0));
+        let mut answers = vec![found(world.server.step(now(1), input, &mut world.yard))];
         while world.server.wake_at() == Some(Duration::ZERO) {
-            answers.push(world.server.step(now(1), Input::Tick, &mut world.yard).len());
+            answers.push(found(world.server.step(now(1), Input::Tick, &mut world.yard)));
         }
         answers
     }
@@ -373,11 +382,11 @@ mod tests {
 
     #[test]
     fn a_step_answers_a_bounded_number_of_requests_that_wait_for_one_name() {
-        // The step that publishes has answered some already, the only request of the second user among them.
-        assert_eq!(answers_by_step(ANSWERED_AT_ONCE - 1), [0_usize; 0]);
+        assert_eq!(answers_by_step(ANSWERED_AT_ONCE - 1).len(), 1);
         let many = answers_by_step(1000);
-        assert_eq!(many.iter().sum::<usize>() + ANSWERED_AT_ONCE, 1001);
-        assert!(many.iter().all(|answers| *answers <= ANSWERED_AT_ONCE), "{many:?}");
+        assert_eq!(many.iter().map(Vec::len).sum::<usize>(), 1001);
+        assert!(many.iter().all(|answers| answers.len() <= ANSWERED_AT_ONCE), "{many:?}");
+        assert!(many[0].contains(&ClientId(3)), "users take turns: {:?}", many[0]);
     }
 
     #[test]
@@ -411,7 +420,7 @@ mod tests {
             let input = asked(&mut world.requests, client, find(&format!("name {number}")));
             world.server.step(now(1), input, &mut world.yard).pop()
         });
-        let Some(crate::server::Output::Say { response, .. }) = refused else { panic!("{refused:?}") };
+        let Some(Output::Say { response, .. }) = refused else { panic!("{refused:?}") };
         let Answer::Refused(Refusal::ClientLimit { user, what, .. }) = response.answer else {
             panic!("{:?}", response.answer)
         };

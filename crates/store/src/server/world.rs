@@ -222,11 +222,15 @@ impl World {
         self.run(Input::Tick);
     }
 
-    /// A step and all that follows from it, until somebody is answered.
+    /// A step and all that follows from it, with the steps that the server asks for at once.
     pub(super) fn run(&mut self, input: Input<'_>) -> Vec<Answer> {
         let mut answers = Vec::new();
         let mut outputs = self.step(input);
-        while !outputs.is_empty() {
+        while !outputs.is_empty() || self.server.wake_at() == Some(Duration::ZERO) {
+            if outputs.is_empty() {
+                outputs = self.step(Input::Tick);
+                continue;
+            }
             let output = outputs.remove(0);
             let follows = match output {
                 Output::Say { response, .. } => {
