@@ -60,6 +60,8 @@ const TRIM_EVERY: Duration = Duration::from_secs(1);
 struct Loop<'a> {
     server: Server<MappedCells>,
     index: Memfd,
+    /// The index as clients get it: for reading alone.
+    index_reader: Rc<OwnedFd>,
     devices: Vec<[u8; 16]>,
     yard: Yard,
     clients: Clients,
@@ -172,6 +174,7 @@ impl<'a> Loop<'a> {
         clients.poller.add_fixed(Fixed::Listener, &door, read)?;
         let mut running = Self {
             server,
+            index_reader: Rc::new(index.read_only_fd()?),
             index,
             devices: device_ids,
             yard,
@@ -407,11 +410,14 @@ impl<'a> Loop<'a> {
         let Some(id) = self.clients.open(client) else { return };
         let pins = self.clients.get(client).and_then(|connection| connection.admitted.as_ref());
         let Some(pins) = pins.map(|admitted| admitted.pins.share_fd()) else { return };
-        let fds = self.index.read_only_fd().and_then(|index| Ok([index, pins?]));
-        let Ok(fds) = fds else { return self.end(client, Ending::Gone) };
+        let Ok(pins) = pins else { return self.end(client, Ending::Gone) };
         let (index_len, devices) = (self.index.len() as u64, self.devices.clone());
         let answer = Answer::Welcome { client, index_len, devices };
-        self.clients.say(client, &Response { id, answer }, fds.into_iter().map(Rc::new).collect());
+        self.clients.say(
+            client,
+            &Response { id, answer },
+            vec![Rc::clone(&self.index_reader), Rc::new(pins)],
+        );
     }
 
     fn hear(&mut self, client: ClientId) {

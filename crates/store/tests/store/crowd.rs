@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   core 0                                    core 1
-//!   rank 1..=8  another user: attack          server, keeper
+//!   rank 2..=9  another user: attack          server, keeper
 //!               or spin without connecting    rank 0  puts 10 bytes, and measures
+//!   rank 1      looks at the memory
 //! ```
 //!
 //! Asserted is what the server and its keeper hold, during each attack and after it. The times of the puts are reported, as
@@ -28,6 +29,11 @@ use crate::wire::{
 };
 
 const ATTACKERS: usize = 8;
+
+/// The ranks besides them: the client that puts, and the one that looks at the memory.
+const OBSERVER: usize = 1;
+const FIRST_ATTACKER: usize = 2;
+const RANKS: usize = FIRST_ATTACKER + ATTACKERS;
 
 /// The most that server and keeper may hold, objects aside.
 const MOST: u64 = 128 << 20;
@@ -241,9 +247,7 @@ impl Attacker<'_> {
         loop {
             for at in 0..self.wires.len() {
                 self.step(attack, at, round, pinned);
-                let is_told =
-                    at.is_multiple_of(16) && self.rank.peer(0).recv(&mut [0; 16], Deadline::NOW).is_ok();
-                if is_told {
+                if at.is_multiple_of(16) && is_told_to_stop(self.rank) {
                     self.wires.clear();
                     self.client = None;
                     return;
@@ -301,49 +305,53 @@ fn held(folder: &Path) -> u64 {
     held
 }
 
-/// How long puts took, and the most that was held meanwhile.
-struct Measured {
-    times: Vec<Duration>,
-    held: u64,
-}
-
-impl Measured {
-    fn percentile(&self, percent: usize) -> Duration {
-        self.times[(self.times.len() - 1) * percent / 100]
-    }
-}
-
-fn measure(client: &Client, folder: &Path) -> Measured {
-    let (mut times, mut most) = (Vec::new(), 0);
-    for put in 0..puts() {
+/// How long puts take, shortest first.
+fn measure(client: &Client) -> Vec<Duration> {
+    let times = (0..puts()).map(|put| {
         let start = Instant::now();
         client.put(&format!("own {}", put % 64), &[7; 10]).unwrap();
-        times.push(start.elapsed());
-        if put.is_multiple_of(puts() / 20) {
-            most = most.max(held(folder));
-        }
-    }
+        start.elapsed()
+    });
+    let mut times: Vec<_> = times.collect();
     times.sort_unstable();
-    Measured { times, held: most }
+    times
+}
+
+fn is_told_to_stop(rank: &Rank) -> bool {
+    rank.peer(0).recv(&mut [0; 16], Deadline::NOW).is_ok()
+}
+
+/// Looks at the memory while the others attack, and tells rank 0 the most that was held.
+fn observe(rank: &Rank) {
+    let (socket, _, core) = parameters(rank);
+    // Not on the core of the server, where it would take time from the client that measures.
+    bind_to(core);
+    let mut most = 0;
+    while !is_told_to_stop(rank) {
+        most = most.max(held(socket.parent().unwrap()));
+    }
+    rank.send(0, &most.to_le_bytes(), &[]);
 }
 
 /// Puts while the others attack, and leaves the times and the most that was held.
 fn victim(rank: &Rank) {
     let (socket, attack, _) = parameters(rank);
-    let folder = socket.parent().unwrap();
     let client = Client::connect(&socket).unwrap();
-    for attacker in 1..rank.count() {
+    for attacker in FIRST_ATTACKER..RANKS {
         assert_eq!(rank.recv(attacker).0, b"attacking");
     }
-    let measured = measure(&client, folder);
+    let times = measure(&client);
     let connected = client.status().unwrap().clients - 1;
-    for attacker in 1..rank.count() {
-        rank.send(attacker, b"stop", &[]);
+    for other in OBSERVER..RANKS {
+        rank.send(other, b"stop", &[]);
     }
-    assert!(measured.held <= MOST, "{attack:?}: {} MiB are held", measured.held >> 20);
-    let [p50, p99, longest] = [50, 99, 100].map(|percent| measured.percentile(percent).as_nanos());
-    let figures = [p50, p99, longest, connected.into(), measured.held.into()];
-    std::fs::write(folder.join(FIGURES), figures.map(|figure| figure.to_string()).join(" ")).unwrap();
+    let held = u64::from_le_bytes(rank.recv(OBSERVER).0.try_into().unwrap());
+    assert!(held <= MOST, "{attack:?}: {} MiB are held", held >> 20);
+    let [p50, p99, longest] =
+        [50, 99, 100].map(|percent| times[(times.len() - 1) * percent / 100].as_nanos());
+    let figures = [p50, p99, longest, connected.into(), held.into()];
+    let file = socket.with_file_name(FIGURES);
+    std::fs::write(file, figures.map(|figure| figure.to_string()).join(" ")).unwrap();
 }
 
 /// A line for an attack, and the 99th percentile of the puts beside it.
@@ -363,9 +371,13 @@ fn describe(attack: Attack, figures: &str, spinning: Option<u64>, given_back: Du
 #[test]
 fn thousands_of_connections_of_another_user_neither_fill_the_memory_nor_stop_the_others() {
     let test = test_name!();
-    let body = |rank: &Rank| if rank.id() == 0 { victim(rank) } else { attack(rank) };
+    let body = |rank: &Rank| match rank.id() {
+        0 => victim(rank),
+        OBSERVER => observe(rank),
+        _ => attack(rank),
+    };
     if Ranks::is_rank() {
-        return Ranks::of(1 + ATTACKERS).run(test, body);
+        return Ranks::of(RANKS).run(test, body);
     }
     if !Ranks::can_change_user() {
         return skipped("only root can start a process as another user");
@@ -377,12 +389,12 @@ fn thousands_of_connections_of_another_user_neither_fill_the_memory_nor_stop_the
         let served = Served::start();
         served.open_to_all();
         let (client, folder) = (served.client(), served.folder());
-        drop(measure(&client, folder));
+        measure(&client);
         let (start, mut spinning) = (held(folder), None);
         for (number, attack) in ATTACKS.into_iter().enumerate() {
             let parameter = format!("{number} {of_attackers} {}", served.socket().display());
-            let ranks =
-                (1..=ATTACKERS).fold(Ranks::of(1 + ATTACKERS), |ranks, rank| ranks.as_user(rank, NOBODY));
+            let as_nobody = |ranks: Ranks, rank| ranks.as_user(rank, NOBODY);
+            let ranks = (FIRST_ATTACKER..RANKS).fold(Ranks::of(RANKS), as_nobody);
             ranks.parameter(parameter).run(test, body);
             let ended = Instant::now();
             while client.status().unwrap().clients > 1 || held(folder) > start + SLACK {
