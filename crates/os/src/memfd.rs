@@ -121,6 +121,21 @@ impl Memfd {
         Self::finish(fd, len)
     }
 
+    /// Creates `len` bytes of zeroed memory, of which the first `filled` are there and the others come as they are touched.
+    ///
+    /// # Errors
+    /// As [`Memfd::create`]; [`Error::OutOfRange`] if `filled` is more than `len`.
+    pub fn create_partly_filled(name: &str, len: usize, filled: usize) -> Result<Self> {
+        if filled > len {
+            return Err(Error::OutOfRange { offset: 0, len: filled, size: len });
+        }
+        let memory = Self::create_sparse(name, len)?;
+        if filled > 0 {
+            fill(&memory.fd, filled)?;
+        }
+        Ok(memory)
+    }
+
     fn finish(fd: OwnedFd, len: usize) -> Result<Self> {
         call("fchmod", || rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR))?;
         call("fcntl", || rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS))?;

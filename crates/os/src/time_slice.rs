@@ -2,7 +2,9 @@
 //!
 //! Linux gives a thread that is always busy a slice of several milliseconds, and from 6.6 on does not interrupt it before its
 //! slice is used, also not for a thread that has just been woken. A server that shares a core with its clients then delays
-//! each answer by a slice. With a short slice the kernel switches earlier, and the server keeps its share of the core.
+//! each answer by a slice. With a [short slice](request) the kernel switches earlier where a thread is woken; between wake-ups
+//! it looks only at its ticks, every few milliseconds. So a thread that is busy for longer gives its core up now and then
+//! ([`Yielder`]).
 //!
 //! ```
 //! use std::time::Duration;
@@ -11,7 +13,8 @@
 //! wholemem_os::time_slice::request(Duration::from_micros(100));
 //! ```
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// `struct sched_attr` of `sched_setattr(2)`, as it was first defined: kernels take every length that they know.
 #[repr(C)]
@@ -50,6 +53,75 @@ pub fn request(slice: Duration) {
     }
 }
 
+/// How long a busy thread runs before it gives its core up.
+const RUN: Duration = Duration::from_micros(300);
+
+/// The most that is, where the core is given to threads that do not give it back soon.
+const LONGEST_RUN: Duration = Duration::from_millis(16);
+
+/// A wait that takes longer was more than a look: other threads had the core.
+const SLEPT: Duration = Duration::from_micros(20);
+
+/// Threads that have the core for longer use it themselves, and do not wait for an answer.
+const BRIEF: Duration = Duration::from_millis(1);
+
+/// Gives the core of a busy thread to others that wait for it.
+///
+/// Clients that wait for an answer need the core for microseconds. A thread that computes takes it until the next tick of the
+/// kernel: where one does, the core is given up less and less often, so that the busy thread keeps its share.
+///
+/// ```
+/// use wholemem_os::time_slice::Yielder;
+///
+/// let mut yielder = Yielder::new();
+/// let (send, events) = std::sync::mpsc::channel();
+/// send.send("an event")?;
+/// assert_eq!(yielder.wait(|| events.recv())?, "an event");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Yielder {
+    since: Instant,
+    run: Duration,
+}
+
+impl Yielder {
+    /// A thread that runs from now on.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { since: Instant::now(), run: RUN }
+    }
+
+    /// Calls a function that waits for events, such as `poll`. If this thread has run for long enough, it gives its core up
+    /// before that.
+    #[doc(alias = "sched_yield")]
+    pub fn wait<T>(&mut self, wait: impl FnOnce() -> T) -> T {
+        if self.since.elapsed() >= self.run {
+            let given_up = Instant::now();
+            thread::yield_now();
+            self.come_back(given_up.elapsed());
+        }
+        let start = Instant::now();
+        let outcome = wait();
+        if start.elapsed() >= SLEPT {
+            self.since = Instant::now();
+        }
+        outcome
+    }
+
+    /// Decides how long to run before the next pause, after one of this length.
+    fn come_back(&mut self, pause: Duration) {
+        self.run = if pause < BRIEF { RUN } else { LONGEST_RUN.min(2 * self.run) };
+        self.since = Instant::now();
+    }
+}
+
+impl Default for Yielder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// The attributes of the calling thread. `None` where the kernel does not tell.
 fn attributes() -> Option<Attributes> {
     let mut current = Attributes::default();
@@ -64,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_slice_that_was_asked_for_is_the_threads_own_and_changes_nothing_else() {
-        let thread = std::thread::spawn(|| {
+        let thread = thread::spawn(|| {
             let before = attributes();
             request(Duration::from_micros(200));
             (before, attributes())
@@ -76,5 +148,18 @@ mod tests {
         let is_taken = after.runtime == 200_000;
         assert!(is_taken || after.runtime == before.runtime, "{before:?}, {after:?}");
         assert_eq!(Attributes { runtime: before.runtime, ..after }, before);
+    }
+
+    #[test]
+    fn a_core_that_does_not_come_back_soon_is_given_up_less_often() {
+        let mut yielder = Yielder::new();
+        let mut runs = Vec::new();
+        for pause in [4, 4, 4, 4, 4, 4, 4, 0] {
+            yielder.come_back(Duration::from_millis(pause));
+            runs.push(yielder.run);
+        }
+        let doubled = (1..6).map(|times| RUN * (1 << times));
+        let expected: Vec<_> = doubled.chain([LONGEST_RUN, LONGEST_RUN, RUN]).collect();
+        assert_eq!(runs, expected);
     }
 }

@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wholemem_os::packet::{MAX_FDS, MAX_PACKET, PacketListener};
 use wholemem_os::pidfd::Signal;
 use wholemem_os::signal::Signals;
+use wholemem_os::time_slice::Yielder;
 use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket, PidFd};
 
 use super::machine::{Input, Keeper, Output};
@@ -171,14 +172,17 @@ pub(crate) fn run(
             (Keeper::new(true), Some(running), listener)
         }
     };
+    // Room for what the server says.
+    let mut packet = vec![0; MAX_PACKET];
     let start = Instant::now();
     loop {
-        let input = wait(&mut kept, running.as_ref(), &mut ends, keeper.wake_at(), start)?;
+        let wake_at = keeper.wake_at();
+        let input = wait(&mut kept, &mut packet, running.as_ref(), &mut ends, wake_at, start)?;
         if input == Input::Died
             && let Some(mut dead) = running.take()
         {
             // What it parked before it died counts.
-            while listen(&dead, &mut kept, Deadline::NOW).is_some() {}
+            while listen(&dead, &mut kept, &mut packet).is_some() {}
             dead.reap();
         }
         let mut output = keeper.step(start.elapsed(), input);
@@ -216,6 +220,7 @@ pub(crate) fn run(
 /// Waits for the next thing to happen, and takes in what the server says meanwhile.
 fn wait(
     kept: &mut Kept,
+    packet: &mut [u8],
     running: Option<&Running>,
     ends: &mut Ends,
     wake_at: Option<Duration>,
@@ -224,7 +229,7 @@ fn wait(
     if std::mem::take(&mut ends.is_over) {
         return Ok(Input::StopAsked);
     }
-    let mut is_open = true;
+    let (mut is_open, mut yielder) = (true, Yielder::new());
     loop {
         let mut polls = vec![PollFd::new(&ends.signals, PollFlags::IN)];
         let mut who = vec![Source::Signal];
@@ -242,7 +247,7 @@ fn wait(
         }
         let left = wake_at.map(|at| at.saturating_sub(start.elapsed()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        match poll(&mut polls, left.as_ref()) {
+        match yielder.wait(|| poll(&mut polls, left.as_ref())) {
             Ok(0) => return Ok(Input::Tick),
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(OsError::Call { call: "poll", errno }.into()),
@@ -257,7 +262,7 @@ fn wait(
                     ends.parent = None;
                     return Ok(Input::StopAsked);
                 }
-                Source::Server => match running.and_then(|running| listen(running, kept, Deadline::NOW)) {
+                Source::Server => match running.and_then(|running| listen(running, kept, packet)) {
                     Some(true) => return Ok(Input::Ready),
                     Some(false) => {}
                     None => is_open = false,
@@ -276,10 +281,9 @@ enum Source {
     Death,
 }
 
-/// Takes in one word of the server, and says whether it was that it is ready; `None` if there is none.
-fn listen(running: &Running, kept: &mut Kept, deadline: Deadline) -> Option<bool> {
-    let mut packet = [0; MAX_PACKET];
-    let (len, fds) = match running.socket.recv_with_fds(&mut packet, MAX_FDS, deadline) {
+/// Receives one message of the server into `packet`, and returns whether it says that the server is ready; `None` if there is none.
+fn listen(running: &Running, kept: &mut Kept, packet: &mut [u8]) -> Option<bool> {
+    let (len, fds) = match running.socket.recv_with_fds(packet, MAX_FDS, Deadline::NOW) {
         Ok(received) => received,
         Err(OsError::FdsTruncated { .. }) => {
             // The server waits for an answer that will not come, and refuses what it was asked for in the end.

@@ -30,6 +30,9 @@ const UNRECEIVED: usize = 16 << 10;
 /// What a client costs from its hello on: the page of pins, what the kernel holds for it, and two descriptors.
 const ADMISSION: Amount = Amount { bytes: (PINS_LEN + 2 * UNRECEIVED) as u64, descriptors: 2 };
 
+/// How much of a page of pins is there from the beginning.
+const FILLED_PINS: usize = 4 << 10;
+
 /// What a message of several packets costs until its end is known.
 const SLOT: Amount = Amount::bytes(MAX_MESSAGE as u64);
 
@@ -158,7 +161,8 @@ impl Connection {
         let claim = headroom.claim(PINS_LEN, Purpose::Bookkeeping);
         let _claim = claim.map_err(|shortage| shortage.refusal(PINS_LEN))?;
         let no_memory = |error: OsError| Refusal::of_memory(PINS_LEN as u64, &error);
-        let pins = Memfd::create("wholemem-pins", PINS_LEN).map_err(no_memory)?;
+        // Few clients have many pins. The server reads the first page of all, and the others where a client says that it uses them.
+        let pins = Memfd::create_partly_filled("wholemem-pins", PINS_LEN, FILLED_PINS).map_err(no_memory)?;
         let process = self.socket.as_ref().and_then(|socket| socket.peer_pidfd().ok());
         self.phase = Phase::Admitting(request);
         Ok(self.admitted.insert(Admitted { process, pins, _charge: charge }))

@@ -4,7 +4,7 @@
 //! given up, somebody is accepted in its place, told why not, and let go.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use wholemem_os::packet::PacketListener;
 use wholemem_os::{Deadline, PacketSocket, memfd};
@@ -24,11 +24,13 @@ pub(super) struct Door {
     file: Option<OwnedFd>,
     /// Given up to turn somebody away.
     spare: Option<OwnedFd>,
+    /// How many descriptors this process may have.
+    limit: u64,
 }
 
 impl Door {
     pub(super) fn new(listener: PacketListener, file: Option<OwnedFd>) -> Self {
-        Self { listener, file, spare: spare() }
+        Self { listener, file, spare: spare(), limit: wholemem_os::descriptors::limit() }
     }
 
     /// Adds the descriptors that another keeper has to have.
@@ -40,27 +42,31 @@ impl Door {
         Ok(())
     }
 
-    /// The next who waits, if one does and there is room.
+    /// Accepts the next connection, if one waits and there is room. If there is none, one connection is refused.
     pub(super) fn next(&mut self) -> Result<Option<PacketSocket>> {
-        while !self.has_room() {
-            self.spare = None;
-            let came = self.listener.accept()?;
-            let is_nobody = came.is_none();
-            if let Some(socket) = came {
-                tracing::warn!("no descriptor is left for one more client");
-                turn_away(&socket, Refusal::NoDescriptors);
-            }
-            self.spare = spare();
-            if is_nobody {
-                return Ok(None);
-            }
+        if self.has_room() {
+            return Ok(self.listener.accept()?);
         }
-        Ok(self.listener.accept()?)
+        self.spare = None;
+        let accepted = self.listener.accept();
+        if let Ok(Some(socket)) = &accepted {
+            tracing::warn!("no descriptor is left for one more client");
+            turn_away(socket, Refusal::NoDescriptors);
+        }
+        drop(accepted?);
+        self.spare = spare();
+        Ok(None)
     }
 
+    /// Whether a client finds the descriptors it takes. The kernel hands out the lowest number that is free: while that is below
+    /// half of the limit, one is looked for. Should all the numbers above be taken, the client is refused at its hello.
     fn has_room(&self) -> bool {
-        let taken: Result<Vec<_>, _> = (0..FOR_A_CLIENT).map(|_| self.listener.share_fd()).collect();
-        taken.is_ok()
+        let Ok(first) = self.listener.share_fd() else { return false };
+        if u64::try_from(first.as_raw_fd()).is_ok_and(|number| number < self.limit / 2) {
+            return true;
+        }
+        let others: Result<Vec<_>, _> = (1..FOR_A_CLIENT).map(|_| self.listener.share_fd()).collect();
+        others.is_ok()
     }
 }
 

@@ -56,8 +56,8 @@ impl Settings {
 pub(crate) trait Premises {
     /// Writes bytes of a small object into an arena, and says whether that could be done.
     fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool;
-    /// Reads pins in the order of clients' ids, from a position on, until the work is used up or one page is read: `visit`
-    /// says how much work a pin was. Says where to go on; `None` after the last page.
+    /// Reads pins in the order of clients' ids, from a position on, until the work is used up or a page has been read: `visit`
+    /// says how much work a pin was. Returns where to go on; `None` after the last page.
     fn read_pins(
         &self,
         from: PinPosition,

@@ -15,6 +15,7 @@ use rustix::event::Timespec;
 use wholemem_hal::Backend;
 use wholemem_os::meminfo::MemoryProbe;
 use wholemem_os::packet::{MAX_PACKET, PacketListener};
+use wholemem_os::time_slice::Yielder;
 use wholemem_os::{Memfd, PacketSocket, heap, memfd};
 
 use super::budget::{Budget, Limits};
@@ -79,6 +80,7 @@ struct Loop<'a> {
     retry_at: Option<Instant>,
     is_accepting: bool,
     is_stopping: bool,
+    yielder: Yielder,
     /// The most that clients held since memory was given back, and when that was.
     peak: u64,
     trimmed: Instant,
@@ -190,6 +192,7 @@ impl<'a> Loop<'a> {
             retry_at: None,
             is_accepting: true,
             is_stopping: false,
+            yielder: Yielder::new(),
             peak: 0,
             trimmed: start,
         };
@@ -203,7 +206,7 @@ impl<'a> Loop<'a> {
             self.lose_keeper();
         }
         let timeout = self.timeout().and_then(|left| Timespec::try_from(left).ok());
-        let ready = self.clients.poller.wait(timeout.as_ref())?;
+        let ready = self.yielder.wait(|| self.clients.poller.wait(timeout.as_ref()))?;
         if self.retry_at.is_some_and(|at| at <= Instant::now()) {
             self.retry_at = None;
             if !self.keeper.is_there() {

@@ -184,20 +184,24 @@ impl Premises for Yard {
         work: &mut usize,
         visit: &mut dyn FnMut(u64) -> usize,
     ) -> Option<PinPosition> {
-        let (client, page) = self.pins.range(from.client..).next()?;
-        let mut cell = if *client == from.client { from.cell } else { 0 };
-        if cell == 0 {
-            *work = work.saturating_sub(WORK_OF_A_PAGE);
-            cell = 1;
-        }
-        for cell in cell..pin::used(page) {
+        for (client, page) in self.pins.range(from.client..) {
+            let mut cell = if *client == from.client { from.cell } else { 0 };
             if *work == 0 {
                 return Some(PinPosition { client: *client, cell });
             }
-            let pin = page.load_acquire(cell);
-            *work = work.saturating_sub(if pin == 0 { 1 } else { visit(pin) });
+            if cell == 0 {
+                *work = work.saturating_sub(WORK_OF_A_PAGE);
+                cell = 1;
+            }
+            for cell in cell..pin::used(page) {
+                if *work == 0 {
+                    return Some(PinPosition { client: *client, cell });
+                }
+                let pin = page.load_acquire(cell);
+                *work = work.saturating_sub(if pin == 0 { 1 } else { visit(pin) });
+            }
         }
-        Some(PinPosition { client: ClientId(client.0 + 1), cell: 0 })
+        None
     }
 
     fn take_pins(&mut self, client: ClientId) -> Vec<u64> {
