@@ -39,7 +39,7 @@ const SIZE: u32 = size_of::<Attributes>() as u32;
 const ORDINARY: u32 = 0;
 
 /// Asks for slices of this length for the calling thread and the threads that it starts. Kernels limit it to between 0.1 and
-/// 100 ms.
+/// 100 ms; zero asks for the kernel's own choice.
 ///
 /// It is a hint. Where the kernel refuses it, or the thread is of another policy than the ordinary one, nothing changes.
 #[doc(alias = "sched_setattr")]

@@ -15,7 +15,7 @@ use super::connection::{Connection, Heard, Phase};
 use super::door::turn_away;
 use super::headroom::Headroom;
 use super::message_slots::{MessageSlots, Next};
-use super::poller::{ClientEvent, Poller};
+use super::poller::Poller;
 use super::watchers::{Sent, Watchers};
 use crate::id::ClientId;
 use crate::keeper::{Kept, Key};
@@ -296,11 +296,6 @@ impl Clients {
                 Err(error) => tracing::error!(%client, %error, "cannot wait for a client"),
             }
         }
-    }
-
-    /// The next of what is ready of a user.
-    pub(super) fn next_event(&mut self, user: u32) -> Result<Option<ClientEvent>> {
-        self.poller.next_event(user)
     }
 
     /// A client watches from now on.

@@ -18,7 +18,7 @@ use crate::Result;
 use crate::id::ClientId;
 
 /// How many events of one user are taken in one turn at most.
-pub(super) const EVENTS_OF_A_USER: usize = 8;
+const EVENTS_OF_A_USER: usize = 8;
 
 /// How many events of all kinds are taken in one turn: users, and three that are always there.
 const EVENTS: usize = 64;
@@ -208,12 +208,17 @@ impl Poller {
         Ok(ready)
     }
 
-    /// The next event of a user: connections take turns. `None` if nothing is ready.
-    pub(super) fn next_event(&mut self, user: u32) -> Result<Option<ClientEvent>> {
-        let Some(of_user) = self.users.get_mut(&user) else { return Ok(None) };
-        if let Some(event) = of_user.reported.pop_front() {
-            return Ok(Some(event));
-        }
+    /// The next event of a user that the kernel has reported. `None` if there is none left.
+    pub(super) fn next_event(&mut self, user: u32) -> Option<ClientEvent> {
+        self.users.get_mut(&user)?.reported.pop_front()
+    }
+
+    /// Begins a turn of a user: if all events that were reported are handed out, has the kernel report some. Connections
+    /// take turns.
+    pub(super) fn begin_turn(&mut self, user: u32) -> Result<()> {
+        let Some(of_user) = self.users.get_mut(&user).filter(|of_user| of_user.reported.is_empty()) else {
+            return Ok(());
+        };
         let mut events = Vec::with_capacity(EVENTS_OF_A_USER);
         match epoll::wait(
             &of_user.set,
@@ -237,7 +242,7 @@ impl Poller {
             }
         };
         of_user.reported.extend(events.iter().map(event));
-        Ok(of_user.reported.pop_front())
+        Ok(())
     }
 }
 
@@ -269,8 +274,13 @@ mod tests {
 
     /// The next events of a user, at most so many.
     fn take(poller: &mut Poller, user: u32, most: usize) -> Vec<ClientEvent> {
-        let next = || poller.next_event(user).unwrap();
-        std::iter::from_fn(next).take(most).collect()
+        let mut taken = Vec::new();
+        while taken.len() < most {
+            poller.begin_turn(user).unwrap();
+            let Some(event) = poller.next_event(user) else { break };
+            taken.push(event);
+        }
+        taken
     }
 
     fn clients(events: &[ClientEvent]) -> Vec<ClientId> {

@@ -234,7 +234,7 @@ fn a_question_for_a_name_is_answered_when_it_comes_or_when_its_time_is_over() {
     assert_eq!(world.ask(client, Ask::Find { name: "never".to_owned(), wait: 900 }, &[]), []);
     assert_eq!(world.server.wake_at(), Some(Duration::from_millis(1500)));
     let answers = world.ask(client, create("later", 0, &[], 0), &[]);
-    let [Answer::Sealed { object: made, .. }, Answer::Found { object }] = answers[..] else {
+    let [Answer::Found { object }, Answer::Sealed { object: made, .. }] = answers[..] else {
         panic!("{answers:?}")
     };
     assert_eq!(object, made);

@@ -26,7 +26,7 @@ use super::headroom::{Headroom, Purpose, bookkeeping};
 use super::index_memory::{make_index, open_index};
 use super::keeper_link::{KeeperLink, Parking};
 use super::machine::{Input, Now, Output, Server, Settings};
-use super::poller::{ClientEvent, EVENTS_OF_A_USER, Fixed, Interest};
+use super::poller::{ClientEvent, Fixed, Interest};
 use super::recover::Survivors;
 use super::workers::{Done, Job, Workers};
 use super::yard::{Closing, Yard};
@@ -280,8 +280,8 @@ impl<'a> Loop<'a> {
     /// Handles some of what is ready of a user's connections and processes.
     fn serve(&mut self, user: u32) -> Result<()> {
         let start = Instant::now();
-        for _ in 0..EVENTS_OF_A_USER {
-            let Some(event) = self.clients.next_event(user)? else { break };
+        self.clients.poller.begin_turn(user)?;
+        while let Some(event) = self.clients.poller.next_event(user) {
             match event {
                 ClientEvent::Exited(client) => self.end(client, Ending::Gone),
                 ClientEvent::Socket { client, is_readable, is_writable, is_closed } => {

@@ -55,6 +55,8 @@ pub(super) struct Waiting {
     clients: BTreeMap<ClientId, BTreeSet<u64>>,
     /// Requests of a user whose name has an object now.
     found: VecDeque<(BTreeSet<u64>, ObjectId)>,
+    /// How many of them this step has answered.
+    answered: usize,
     /// Requests of clients that have left.
     abandoned: Vec<BTreeSet<u64>>,
 }
@@ -195,10 +197,8 @@ impl<C: Cells> Server<C> {
 
     /// Answers requests that have what they waited for, and those whose time is over.
     pub(super) fn answer_waiting(&mut self) {
-        for _ in 0..ANSWERED_AT_ONCE {
-            let Some((waiter, object)) = self.waiting.next_found() else { break };
-            self.answer(waiter.client, waiter.request, Ok(Answer::Found { object }));
-        }
+        self.answer_found();
+        self.waiting.answered = 0;
         self.tell_of_room();
         for _ in 0..ANSWERED_AT_ONCE {
             let Some(waiter) = self.waiting.next_expired(self.now.elapsed) else { break };
@@ -233,6 +233,18 @@ impl<C: Cells> Server<C> {
         if let Some(waiters) = self.waiting.names.remove(name) {
             let found = waiters.into_values().map(|numbers| (numbers, object));
             self.waiting.found.extend(found);
+            // At once, as far as one step may: before the client that has published the name has its own answer.
+            self.answer_found();
+        }
+    }
+
+    /// Answers requests whose name has an object now, as many as one step may.
+    fn answer_found(&mut self) {
+        while self.waiting.answered < ANSWERED_AT_ONCE
+            && let Some((waiter, object)) = self.waiting.next_found()
+        {
+            self.waiting.answered += 1;
+            self.answer(waiter.client, waiter.request, Ok(Answer::Found { object }));
         }
     }
 

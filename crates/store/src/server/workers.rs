@@ -12,9 +12,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use wholemem_hal::{Allocation, AllocationSpec, Backend, HandleKind, Mapping, Reservation, Rights};
-use wholemem_os::{Deadline, Errno, Error as OsError, Memfd, PacketSocket, memfd};
+use wholemem_os::{Deadline, Errno, Error as OsError, Memfd, PacketSocket, memfd, time_slice};
 
 use super::fair_queue::FairQueue;
 use super::headroom::{Headroom, Purpose};
@@ -174,6 +175,8 @@ fn work(
     report: &Sender<Done>,
     button: &PacketSocket,
 ) {
+    // Jobs are long: not the short slices of the thread that started this one, but the kernel's own.
+    time_slice::request(Duration::ZERO);
     while let Some((job, purpose)) = queue.wait() {
         let done = match job {
             Job::Make { allocation, len, place } => {
