@@ -48,6 +48,8 @@ pub struct Replacement {
 struct Beside {
     partial: PathBuf,
     target: PathBuf,
+    /// Whether there is a file that would be lost.
+    is_replacing: bool,
 }
 
 impl Replacement {
@@ -72,7 +74,8 @@ impl Replacement {
             Err(error) if may_not(&error) && old.is_some() => return Self::in_place(path),
             Err(error) => return Err(error),
         };
-        let replacement = Self { file, beside: Some(Beside { partial, target }) };
+        let is_replacing = old.is_some();
+        let replacement = Self { file, beside: Some(Beside { partial, target, is_replacing }) };
         if let Some(old) = old {
             let (user, group) = (Uid::from_raw(old.uid()), Gid::from_raw(old.gid()));
             // Before the mode, since it takes away some of that.
@@ -101,10 +104,12 @@ impl Replacement {
     /// Puts the file in its place.
     ///
     /// # Errors
-    /// What `rename` said. What was there is as it was then.
+    /// What `fdatasync` and `rename` said. What was there is as it was then.
     pub fn commit(mut self) -> io::Result<()> {
-        let Some(Beside { partial, target }) = self.beside.take() else { return Ok(()) };
-        fs::rename(&partial, target).inspect_err(|_| {
+        let Some(Beside { partial, target, is_replacing }) = self.beside.take() else { return Ok(()) };
+        // Some file systems say only now that the disk is full.
+        let synced = if is_replacing { self.file.sync_data() } else { Ok(()) };
+        synced.and_then(|()| fs::rename(&partial, target)).inspect_err(|_| {
             let _ = fs::remove_file(&partial);
         })
     }
@@ -132,7 +137,9 @@ impl Drop for Replacement {
 fn target(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {
-        if path.starts_with("/proc") {
+        // Also through a folder that is a link itself, such as `/dev/fd`.
+        let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
+        if folder.unwrap_or_else(|| path.clone()).starts_with("/proc") {
             return Ok(None);
         }
         match fs::read_link(&path) {
