@@ -179,6 +179,13 @@ def test_workers_that_are_forked_read_what_their_parent_held(served: Served, cli
     queue.close()
 
 
+def until(holds: Callable[[], bool], thread: threading.Thread) -> None:
+    """Waits until something holds that a thread brings about."""
+    while not holds():
+        assert thread.is_alive(), "the thread has ended"
+        time.sleep(0.0001)
+
+
 def test_children_hold_what_threads_get_and_drop_while_servers_are_killed() -> None:
     with Served() as served:
         client = served.client()
@@ -200,8 +207,7 @@ def test_children_hold_what_threads_get_and_drop_while_servers_are_killed() -> N
 
         try:
             for turn in range(20):
-                while not latest:
-                    pass
+                until(lambda: bool(latest), thread)
                 if turn % 5 == 4:
                     served.kill_server()
                 number, array = latest[0]
@@ -209,8 +215,7 @@ def test_children_hold_what_threads_get_and_drop_while_servers_are_killed() -> N
                 del array
                 # So often that what it held would be written over.
                 before = client.stat("flipping").version
-                while client.stat("flipping").version < before + 100:
-                    pass
+                until(lambda: client.stat("flipping").version >= before + 100, thread)
                 assert child.run() == "True"
         finally:
             stop.set()

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use wholemem_hal::{Backend, Mapping};
 use wholemem_os::memfd::FileIdentity;
+use wholemem_os::packet::Address;
 use wholemem_os::vm::Protection;
 use wholemem_os::{Deadline, ForkEpoch, Memfd, SharedMap, access_fault, memfd};
 
@@ -62,7 +63,7 @@ impl Core {
         let index = SharedMap::create(&Memfd::import(index, index_len)?, Protection::Read)?;
         let pins = SharedMap::create(&Memfd::import(pins, PINS_LEN)?, Protection::ReadWrite)?;
         Ok(Self {
-            path: path.to_owned(),
+            path: lasting(path),
             index: Index::open(MappedCells::new(index))?,
             identity,
             pins: PinPage::new(MappedCells::new(pins)),
@@ -78,6 +79,11 @@ impl Core {
 
     pub(super) fn check_fork(&self) -> Result<()> {
         if self.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    /// Whether the other end of the connection is closed, as far as that can be seen without waiting: keeper and server are dead.
+    pub(super) fn is_at_its_end(&self) -> bool {
+        self.pulse.is_lost() || self.wire.try_lock().is_ok_and(|wire| wire.is_closed())
     }
 
     /// Whether anything can be got at all; and lets go maps of memory that has gone since the last time.
@@ -365,6 +371,27 @@ impl Core {
     }
 }
 
+/// The path of a socket as it is found also from another working folder, where the kernel takes a path of that length.
+fn lasting(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).ok();
+    let fits = |absolute: &PathBuf| Address::Path(absolute.clone()).encode().is_ok();
+    absolute.filter(fits).unwrap_or_else(|| path.to_owned())
+}
+
 fn too_many_pins() -> Error {
     Error::TooManyPins { limit: MAX_PINS }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_of_a_socket_is_found_also_from_another_folder_where_it_is_short_enough() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(lasting(Path::new("socket")), here.join("socket"));
+        assert_eq!(lasting(Path::new("/run/socket")), Path::new("/run/socket"));
+        let long = "x".repeat(107);
+        assert_eq!(lasting(Path::new(&long)), Path::new(&long), "an absolute path would be too long");
+    }
 }

@@ -163,8 +163,9 @@ impl Registry {
         let socket = &holder.core.path;
         let held = match Claim::create(&holder.core, deadline) {
             Ok(claim) => Held::By(claim),
-            // Its file is there, and no process listens: the store was killed.
-            Err(Error::NotServed { .. }) if socket.symlink_metadata().is_ok() => Held::ForEver,
+            // The store was killed: nothing is written over its objects. That no process listens at its path is not enough, since
+            // the file there may be another store's.
+            Err(Error::NotServed { .. }) if holder.core.is_at_its_end() => Held::ForEver,
             Err(error) => {
                 let socket = socket.display();
                 tracing::warn!(%socket, %error, "a forked child will not be able to read small objects");

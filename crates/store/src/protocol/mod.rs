@@ -54,6 +54,26 @@ pub(crate) struct Label {
 /// So many servers may die while a request is in progress: then no memory is made, closed or taken in for it.
 const FATAL: u8 = 2;
 
+impl Label {
+    fn decoded_len(&self) -> u64 {
+        (self.name.len() + self.meta.len()) as u64
+    }
+}
+
+impl Ask {
+    /// How many bytes the lists and texts of a request take that makes something, once it is decoded.
+    pub(crate) fn decoded_len(&self) -> u64 {
+        match self {
+            Self::Create { label, members, .. } => {
+                let member = |member: &Member| size_of::<Member>() as u64 + member.label.decoded_len();
+                label.decoded_len() + members.iter().map(member).sum::<u64>()
+            }
+            Self::Publish { label, .. } | Self::Adopt { label, .. } => label.decoded_len(),
+            _ => 0,
+        }
+    }
+}
+
 impl Request {
     /// Refuses work on memory for a request during which servers died. Requests that wait for something else to happen, or find
     /// what they need, are not asked: that servers died meanwhile says nothing about them.

@@ -226,6 +226,12 @@ impl Charge {
         self.amount = self.amount.plus(more);
     }
 
+    /// Takes over what another charge of the same account holds.
+    pub(crate) fn absorb(&mut self, mut other: Self) {
+        debug_assert!(Rc::ptr_eq(&self.connection, &other.connection), "charges of one account");
+        self.amount = self.amount.plus(std::mem::take(&mut other.amount));
+    }
+
     /// Keeps this much of the charge and releases the rest.
     pub(crate) fn shrink_to(&mut self, amount: Amount) {
         let kept = Amount {
@@ -280,6 +286,8 @@ pub(crate) mod tests {
         assert_eq!(budget.held(), Amount { bytes: 150, descriptors: 2 });
         charge.shrink_to(Amount::bytes(30));
         assert_eq!(budget.held(), Amount::bytes(30));
+        charge.absorb(account.charge(Amount::bytes(5)).unwrap());
+        assert_eq!((budget.held(), charge.amount), (Amount::bytes(35), Amount::bytes(35)));
         drop(charge);
         assert_eq!(budget.held(), Amount::default());
     }

@@ -19,6 +19,7 @@ use super::poller::Poller;
 use super::watchers::{Sent, Watchers};
 use crate::id::ClientId;
 use crate::keeper::{Kept, Key};
+use crate::pin::PINS_LEN;
 use crate::protocol::{Answer, Event, Response};
 use crate::{Refusal, Result};
 
@@ -154,7 +155,7 @@ impl Clients {
         if let Some(process) = connection.admitted.as_mut().and_then(|admitted| admitted.process.take()) {
             self.poller.remove(connection.account.uid(), &process);
         }
-        connection.park(client).map_err(|error| Refusal::NoMemory { len: 0, reason: error.to_string() })
+        connection.park(client).map_err(|error| cannot_hold(&error))
     }
 
     /// A child that has made the connection `claimer` claims the page of pins of another client, of its own user: that is held
@@ -169,7 +170,7 @@ impl Clients {
         let child = child.ok_or_else(refused)?;
         let (user, process) = (child.account.uid(), child.socket.as_ref().map(PacketSocket::peer_pidfd));
         let process = process.ok_or_else(refused)?;
-        let process = process.map_err(|error| Refusal::NoMemory { len: 0, reason: error.to_string() })?;
+        let process = process.map_err(|error| cannot_hold(&error.into()))?;
         let connection = self.connections.get_mut(&client).filter(|found| found.account.uid() == user);
         let admitted = connection.and_then(|connection| connection.admitted.as_mut()).ok_or_else(refused)?;
         // One that claims again was not heard to the end.
@@ -178,7 +179,13 @@ impl Clients {
         }
         let parked = self.connections.get(&client).ok_or_else(refused)?.park_process(client);
         let watched = parked.and_then(|fds| self.watch_process(client).map(|()| fds));
-        watched.map_err(|error| Refusal::NoMemory { len: 0, reason: error.to_string() })
+        if watched.is_err()
+            && let Some(connection) = self.connections.get_mut(&client)
+        {
+            // A process that is not watched would keep the page for ever.
+            connection.admitted.as_mut().map(|admitted| admitted.process.take());
+        }
+        watched.map_err(|error| cannot_hold(&error))
     }
 
     pub(super) fn get(&self, client: ClientId) -> Option<&Connection> {
@@ -381,6 +388,11 @@ impl Clients {
     pub(super) fn keys(client: ClientId) -> [Key; 3] {
         [Key::Socket(client), Key::Pins(client), Key::Process(client)]
     }
+}
+
+/// Why a process cannot hold a page of pins.
+fn cannot_hold(error: &crate::Error) -> Refusal {
+    Refusal::NoMemory { len: PINS_LEN as u64, reason: error.to_string() }
 }
 
 #[cfg(test)]

@@ -335,12 +335,17 @@ impl<C: Cells> Server<C> {
         payload: Payload<'_>,
         charge: Option<Charge>,
     ) -> Result<PendingRequest, Refusal> {
+        let mut held = self.charge_request(client)?;
+        held.grow(Amount::bytes(request.ask.decoded_len()))?;
+        // The memory of a long message is charged already: for its payload, which it is kept for.
         let charge = match charge {
-            Some(charge) => charge,
-            None => {
-                let mut charge = self.charge_request(client)?;
-                charge.grow(Amount::bytes(payload.len() as u64))?;
+            Some(mut charge) => {
+                charge.absorb(held);
                 charge
+            }
+            None => {
+                held.grow(Amount::bytes(payload.len() as u64))?;
+                held
             }
         };
         Ok(PendingRequest { client, request, payload: payload.into_owned(), _charge: charge })

@@ -130,7 +130,8 @@ impl PinScan {
 
     /// How many passes will be complete when everything that is looked for now has been.
     pub(super) fn passes_to_come(&self) -> u64 {
-        self.passes + u64::from(self.pass.is_some()) + u64::from(!self.next.is_empty())
+        let next = self.next.len().div_ceil(OBJECTS_OF_A_PASS) as u64;
+        self.passes + u64::from(self.pass.is_some()) + next
     }
 
     /// When to step again for this.
@@ -329,6 +330,8 @@ mod tests {
         let mut scan = PinScan::new(4096);
         (0..3000).for_each(|slot| scan.add(id(slot)));
         let at = |seconds| Duration::from_secs(seconds);
+        (0..3000).for_each(|slot| scan.look_for(id(slot)));
+        assert_eq!(scan.passes_to_come(), 3);
         let due: Vec<_> = (1..=4).map(|second| scan.due(at(second)).len()).collect();
         assert_eq!(due, [1024, 1024, 952, 1024]);
         assert_eq!(scan.due(at(4)), []);

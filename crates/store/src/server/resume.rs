@@ -156,6 +156,25 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_waits_is_charged_for_all_that_it_holds() {
+        let mut world = World::new();
+        let client = world.join(1);
+        let names: Vec<_> = (0..1000).map(|number| format!("member {number}")).collect();
+        let members: Vec<_> = names.iter().map(|name| (&name[..], 1)).collect();
+        let request = Request { id: 9, again: 0, ask: create("pack", 0, &members, 0) };
+        let before = world.budget.held().bytes;
+        let texts = names.iter().map(String::len).sum::<usize>();
+        let least = 1000 * size_of::<crate::protocol::Member>() + texts;
+        let charge = world.server.charge_request(client).unwrap();
+        for charge in [None, Some(charge)] {
+            let pending = world.server.pend(client, request.clone(), vec![7; 1000].into(), charge).unwrap();
+            assert!(world.budget.held().bytes - before >= least as u64);
+            drop(pending);
+        }
+        assert_eq!(world.budget.held().bytes, before);
+    }
+
+    #[test]
     fn a_request_that_does_not_fit_has_another_arena_made_and_keeps_its_turn() {
         let mut world = World::new();
         let (client, other) = (world.join_as(1, 1000), world.join_as(2, 2000));

@@ -20,7 +20,12 @@ impl<C: Cells> Server<C> {
         let is_servers_own = user == Some(self.settings.user);
         let record = match self.index.read(object) {
             Some((State::Sealed, record)) => record,
-            Some((State::Created, record)) if is_servers_own => record,
+            // A draft of a pack goes as a whole: its writer seals all of it or nothing.
+            Some((State::Created, record))
+                if is_servers_own && record.pack.is_none_or(|first| first == object) =>
+            {
+                record
+            }
             Some((State::Created, _)) => return Err(Refusal::NotSealed { object }),
             // Said again after a restart, and done before it.
             _ if again => return Ok(Answer::Done),
@@ -82,10 +87,13 @@ impl<C: Cells> Server<C> {
     }
 
     /// Has the pins of an object looked for, and if it is of a pack, those of all of the pack: a pin of the first holds all
-    /// others, and a pin of another holds the first.
+    /// others, and a pin of another holds the first. Does nothing if the first is not marked as deleted: a pass that began
+    /// before the mark must not free it.
     pub(super) fn look_for(&mut self, id: ObjectId) {
         let first = self.index.read(id).and_then(|(_, record)| record.pack).unwrap_or(id);
-        self.scan.look_for(first);
+        if self.scan.contains(first) {
+            self.scan.look_for(first);
+        }
     }
 
     /// A pin of an object was let go.
@@ -208,6 +216,11 @@ mod tests {
         names
     }
 
+    /// The object that has a name in its record.
+    fn names_of<C: Cells>(server: &Server<C>, name: &str) -> ObjectId {
+        server.index.objects().find(|(_, _, record)| record.name == name).unwrap().0
+    }
+
     #[test]
     fn a_kick_costs_nothing_where_nothing_is_deleted() {
         let (mut world, client, first) = packed();
@@ -233,6 +246,34 @@ mod tests {
         world.clients.remove(&client);
         world.run(Input::Left { client });
         assert_eq!(names(&world.server), ["p", "p/a", "p/b", "p/c"]);
+    }
+
+    #[test]
+    fn pins_of_what_is_not_deleted_are_not_looked_for() {
+        let (mut world, client, _) = packed();
+        let (made, answer) = world.create(client, "single", 10);
+        let object = sealed(&answer);
+        let member = names_of(&world.server, "p/b");
+        let before = world.yard.looks.get();
+        // A pass that began now could free the objects if they were deleted before its end.
+        world.one(client, Ask::Abandon { create: made }, &[]);
+        world.one(client, Ask::Delete { object: member }, &[]);
+        assert_eq!(world.yard.looks.get(), before);
+        world.one(client, Ask::Delete { object }, &[]);
+        assert_eq!(world.yard.looks.get(), before + 1);
+    }
+
+    #[test]
+    fn an_object_of_a_draft_of_a_pack_is_not_deleted_by_itself() {
+        let mut world = World::new();
+        let (writer, root) = (world.join(1), world.join_as(3, 0));
+        let answer = world.one(writer, create("p", 0, &[("p/a", 40_000), ("p/b", 40_000)], 0), &[]);
+        let Answer::Created { object: first, .. } = answer else { panic!("{answer:?}") };
+        let object = names_of(&world.server, "p/b");
+        let refused = Answer::Refused(Refusal::NotSealed { object });
+        assert_eq!(world.one(root, Ask::Delete { object }, &[]), refused);
+        assert_eq!(world.one(root, Ask::Delete { object: first }, &[]), Answer::Done);
+        assert_eq!(names(&world.server), Vec::<String>::new());
     }
 
     #[test]

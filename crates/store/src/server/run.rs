@@ -78,6 +78,8 @@ struct Loop<'a> {
     start: Instant,
     /// When to try again what could not be done for want of a keeper or of descriptors.
     retry_at: Option<Instant>,
+    /// Until when no client is taken in, because one could not be.
+    accept_at: Option<Instant>,
     is_accepting: bool,
     is_stopping: bool,
     yielder: Yielder,
@@ -190,6 +192,7 @@ impl<'a> Loop<'a> {
             workers,
             start,
             retry_at: None,
+            accept_at: None,
             is_accepting: true,
             is_stopping: false,
             yielder: Yielder::new(),
@@ -248,7 +251,8 @@ impl<'a> Loop<'a> {
             return Some(Duration::ZERO);
         }
         let wake = self.server.wake_at().map(|at| at.saturating_sub(self.start.elapsed()));
-        let retry = self.retry_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let left = |at: Instant| at.saturating_duration_since(Instant::now());
+        let retry = [self.retry_at, self.accept_at].into_iter().flatten().map(left).min();
         let slots = self.clients.has_waiting().then_some(LOOK_AT_SLOTS);
         let is_lower = self.clients.held().bytes.saturating_add(TRIM) <= self.peak;
         let trim = is_lower.then(|| TRIM_EVERY.saturating_sub(self.trimmed.elapsed()));
@@ -267,8 +271,10 @@ impl<'a> Loop<'a> {
 
     /// Stops taking in clients while there is no descriptor left, or the keeper is far behind.
     fn set_accepting(&mut self) -> Result<()> {
-        let is_accepting = self.retry_at.is_none_or(|_| self.keeper.is_there() && self.is_accepting);
-        let is_accepting = is_accepting && !self.keeper.is_full();
+        let is_held_back =
+            self.accept_at.take_if(|at| *at <= Instant::now()).is_none() && self.accept_at.is_some();
+        let is_accepting = self.retry_at.is_none_or(|_| self.keeper.is_there());
+        let is_accepting = is_accepting && !is_held_back && !self.keeper.is_full();
         if is_accepting != self.is_accepting {
             self.is_accepting = is_accepting;
             let interest = Interest { read: is_accepting, write: false };
@@ -480,7 +486,7 @@ impl<'a> Loop<'a> {
             };
             if let Err(error) = accepted {
                 tracing::warn!(%error, "cannot take in a client");
-                self.retry_at = Some(Instant::now() + RETRY);
+                self.accept_at = Some(Instant::now() + RETRY);
                 return;
             }
         }

@@ -57,6 +57,10 @@ pub(super) struct Waiting {
     found: VecDeque<(BTreeSet<u64>, ObjectId)>,
     /// How many of them this step has answered.
     answered: usize,
+    /// Whether the last step told as many of room as it may, and did not look at the next.
+    has_more_room: bool,
+    /// What that and the steps before it have promised, of each kind of memory.
+    promised: [u64; 2],
     /// Requests of clients that have left.
     abandoned: Vec<BTreeSet<u64>>,
 }
@@ -108,7 +112,8 @@ impl Waiting {
     /// When a request has waited long enough, or there is work for the next step.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         let first = self.deadlines.first().map(|(until, _)| *until);
-        if self.found.is_empty() && self.abandoned.is_empty() { first } else { Some(Duration::ZERO) }
+        let has_work = !self.found.is_empty() || !self.abandoned.is_empty() || self.has_more_room;
+        if has_work { Some(Duration::ZERO) } else { first }
     }
 
     /// The next request whose name has an object now. Users take turns.
@@ -212,9 +217,18 @@ impl<C: Cells> Server<C> {
     }
 
     fn tell_of_room(&mut self) {
+        if !std::mem::take(&mut self.waiting.has_more_room) {
+            self.waiting.promised = [0; 2];
+        }
         for queue in [0, 1] {
-            let mut promised = 0;
-            for _ in 0..ANSWERED_AT_ONCE {
+            let mut promised = self.waiting.promised[queue];
+            for told in 0.. {
+                if told == ANSWERED_AT_ONCE {
+                    // The next step goes on with the others.
+                    self.waiting.has_more_room = !self.waiting.rooms[queue].is_empty();
+                    self.waiting.promised[queue] = promised;
+                    break;
+                }
                 let Some(number) = self.waiting.rooms[queue].first().copied() else { break };
                 let what = self.waiting.waiters.get(&number).map(|waiter| &waiter.what);
                 let Some(What::Room { len, place }) = what else { break };
@@ -399,6 +413,32 @@ mod tests {
         assert_eq!(many.iter().map(Vec::len).sum::<usize>(), 1001);
         assert!(many.iter().all(|answers| answers.len() <= ANSWERED_AT_ONCE), "{many:?}");
         assert!(many[0].contains(&ClientId(3)), "users take turns: {:?}", many[0]);
+    }
+
+    #[test]
+    fn all_for_whom_there_is_room_are_told_a_few_at_a_step() {
+        const WAITING: usize = 2 * ANSWERED_AT_ONCE + 3;
+        let mut world = World::new();
+        let (owner, other) = (world.join(1), world.join(2));
+        let (full, _) = world.create(owner, "all", TERMS.quota);
+        for _ in 0..WAITING {
+            let ask = Ask::AwaitRoom { len: TERMS.small, place: 0, wait: 60_000 };
+            let input = asked(&mut world.requests, other, ask);
+            assert_eq!(world.server.step(now(1), input, &mut world.yard), []);
+        }
+        let input = asked(&mut world.requests, owner, Ask::Abandon { create: full });
+        let mut outputs = world.server.step(now(1), input, &mut world.yard);
+        let mut told = Vec::new();
+        loop {
+            let done = |output: &&Output| matches!(output, Output::Say { client, .. } if *client == other);
+            told.push(outputs.iter().filter(done).count());
+            if world.server.wake_at() != Some(Duration::ZERO) {
+                break;
+            }
+            outputs = world.server.step(now(1), Input::Tick, &mut world.yard);
+        }
+        assert!(told.iter().all(|told| *told <= ANSWERED_AT_ONCE), "{told:?}");
+        assert_eq!(told.iter().sum::<usize>(), WAITING, "{told:?}");
     }
 
     #[test]
