@@ -86,11 +86,7 @@ class Client:
         """Begins a pack of arrays whose shapes and types are given, to be written in place and sealed together."""
     def delete(self, name: Union[str, Entry]) -> None:
         """Deletes what has a name, or the object or draft of an entry. Processes that hold it keep it; its memory is freed when
-        the last of them lets it go.
-
-        Args:
-            name: The name of an object or pack, or an entry of :meth:`list`, :meth:`stat` or :meth:`drafts`. Only the user who
-                runs the server can delete a draft.
+        the last of them lets it go. Only the user who runs the server can delete a draft.
         """
     def drafts(self, prefix: str = "") -> builtins.list[Entry]:
         """The drafts whose names begin so, by name: what was created by any client and is not sealed yet. A pack is one

@@ -237,7 +237,7 @@ impl Client {
     }
 
     /// Deletes what has a name, or the object or draft of an entry. Processes that hold it keep it; its memory is freed when
-    /// the last of them lets it go.
+    /// the last of them lets it go. Only the user who runs the server can delete a draft.
     fn delete(&self, py: Python<'_>, name: Deleted<'_>) -> PyResult<()> {
         let client = self.open().raised()?;
         let given = match &name {
@@ -252,7 +252,8 @@ impl Client {
         })
     }
 
-    /// The drafts whose names begin so, by name: what was created by any client and is not sealed yet. A pack is one draft.
+    /// The drafts whose names begin so, by name: what was created by any client and is not sealed yet. A pack is one
+    /// draft.
     #[pyo3(signature = (prefix=""))]
     fn drafts(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
         let client = self.open().raised()?;
