@@ -260,7 +260,7 @@ pub fn close_for_writing(fd: BorrowedFd<'_>) -> Result<()> {
     call("fcntl", || rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE))
 }
 
-/// Gives the pages of a memory file back to the kernel now, whoever has the file open or mapped. Its bytes are zero from then on.
+/// Gives the pages of a memory file back to the kernel now, also if other processes have the file open or mapped. Its bytes are zero from then on.
 ///
 /// # Errors
 /// `fallocate` with `EPERM` where the file is closed for writing, `EBADF` through a descriptor for reading.

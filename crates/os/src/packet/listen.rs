@@ -136,7 +136,7 @@ impl PacketListener {
         Ok(listener)
     }
 
-    /// Takes the name, at which nobody can connect yet. A socket that a killed listener left behind is replaced.
+    /// Binds the name; no process can connect yet. A socket that a killed listener left behind is replaced.
     fn bind_only(address: &Address) -> Result<Self> {
         match (Self::bind_once(address), address) {
             (Err(Error::Call { errno: Errno::ADDRINUSE, .. }), Address::Path(path)) if is_dead(address) => {

@@ -464,7 +464,7 @@ impl World {
     /// All who live and run learn the outcome within a second of each other.
     fn assert_learnt_together(&self) {
         let living = self.members.iter().filter(|member| member.alive && !member.stopped);
-        let times: Vec<_> = living.map(|member| member.outcome.as_ref().expect("nobody hangs").0).collect();
+        let times: Vec<_> = living.map(|member| member.outcome.as_ref().expect("no rank hangs").0).collect();
         let (first, last) = (times.iter().min().expect("some live"), times.iter().max().expect("some live"));
         assert!(*last - *first < Duration::from_secs(1), "the first at {first:?}, the last at {last:?}");
     }

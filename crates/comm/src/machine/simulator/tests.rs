@@ -51,7 +51,7 @@ fn a_death_while_a_group_comes_together_is_told_to_all_or_the_dead_rank_is_misse
         world.assert_learnt_together();
         for (rank, outcome) in world.survivors() {
             match outcome {
-                // It had let the group go before it died, and who has gone sees the death in the next operation.
+                // It had left the group before it died; ranks that have returned see the death in the next operation.
                 Ok(_) => assert!(world.members.iter().all(|member| member.started.is_some())),
                 Err(Fault::Lost(lost)) => assert_eq!(*lost, victim, "to {rank}"),
                 Err(Fault::Missing(missing)) => {
