@@ -154,6 +154,16 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether this process, or the system, has as many descriptors open as it may.
+    #[must_use]
+    #[doc(alias = "EMFILE")]
+    #[doc(alias = "ENFILE")]
+    pub fn is_no_descriptor_left(&self) -> bool {
+        matches!(self, Self::Call { errno: Errno::MFILE | Errno::NFILE, .. })
+    }
+}
+
 /// What a file descriptor refers to, as far as `fstat` tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

@@ -19,7 +19,6 @@ use super::poller::Poller;
 use super::watchers::{Sent, Watchers};
 use crate::id::ClientId;
 use crate::keeper::{Kept, Key};
-use crate::pin::PINS_LEN;
 use crate::protocol::{Answer, Event, Response};
 use crate::{Refusal, Result};
 
@@ -155,7 +154,7 @@ impl Clients {
         if let Some(process) = connection.admitted.as_mut().and_then(|admitted| admitted.process.take()) {
             self.poller.remove(connection.account.uid(), &process);
         }
-        connection.park(client).map_err(|error| cannot_hold(&error))
+        connection.park(client).map_err(|error| Refusal::of_admission(&error))
     }
 
     /// A child that has made the connection `claimer` claims the page of pins of another client, of its own user: that is held
@@ -170,7 +169,7 @@ impl Clients {
         let child = child.ok_or_else(refused)?;
         let (user, process) = (child.account.uid(), child.socket.as_ref().map(PacketSocket::peer_pidfd));
         let process = process.ok_or_else(refused)?;
-        let process = process.map_err(|error| cannot_hold(&error.into()))?;
+        let process = process.map_err(|error| Refusal::of_admission(&error.into()))?;
         let connection = self.connections.get_mut(&client).filter(|found| found.account.uid() == user);
         let admitted = connection.and_then(|connection| connection.admitted.as_mut()).ok_or_else(refused)?;
         // One that claims again was not heard to the end.
@@ -185,7 +184,7 @@ impl Clients {
             // A process that is not watched would keep the page for ever.
             connection.admitted.as_mut().map(|admitted| admitted.process.take());
         }
-        watched.map_err(|error| cannot_hold(&error))
+        watched.map_err(|error| Refusal::of_admission(&error))
     }
 
     pub(super) fn get(&self, client: ClientId) -> Option<&Connection> {
@@ -388,11 +387,6 @@ impl Clients {
     pub(super) fn keys(client: ClientId) -> [Key; 3] {
         [Key::Socket(client), Key::Pins(client), Key::Process(client)]
     }
-}
-
-/// Why a process cannot hold a page of pins.
-fn cannot_hold(error: &crate::Error) -> Refusal {
-    Refusal::NoMemory { len: PINS_LEN as u64, reason: error.to_string() }
 }
 
 #[cfg(test)]

@@ -160,10 +160,15 @@ impl Connection {
         let charge = self.account.charge(ADMISSION)?;
         let claim = headroom.claim(PINS_LEN, Purpose::Bookkeeping);
         let _claim = claim.map_err(|shortage| shortage.refusal(PINS_LEN))?;
-        let no_memory = |error: OsError| Refusal::of_memory(PINS_LEN as u64, &error);
         // Few clients have many pins. The server reads the first page of all, and the others where a client says that it uses them.
-        let pins = Memfd::create_partly_filled("wholemem-pins", PINS_LEN, FILLED_PINS).map_err(no_memory)?;
-        let process = self.socket.as_ref().and_then(|socket| socket.peer_pidfd().ok());
+        let pins = Memfd::create_partly_filled("wholemem-pins", PINS_LEN, FILLED_PINS)
+            .map_err(|error| Refusal::of_admission(&error.into()))?;
+        let process = match self.socket.as_ref().map(PacketSocket::peer_pidfd) {
+            Some(Err(error)) if error.is_no_descriptor_left() => {
+                return Err(Refusal::of_admission(&error.into()));
+            }
+            process => process.and_then(Result::ok),
+        };
         self.phase = Phase::Admitting(request);
         Ok(self.admitted.insert(Admitted { process, pins, _charge: charge }))
     }

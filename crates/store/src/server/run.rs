@@ -34,7 +34,6 @@ use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId};
 use crate::index::Geometry;
 use crate::keeper::{Kept, Key, Launch, ToKeeper};
-use crate::pin::PINS_LEN;
 use crate::protocol::{Answer, Ask, Request, Response};
 use crate::{Error, Refusal, Result};
 
@@ -391,7 +390,7 @@ impl<'a> Loop<'a> {
         let admitted = match self.clients.admit(client, request, &self.headroom) {
             Ok(Ok(())) => self.park_client(client),
             Ok(Err(refusal)) => Err(refusal),
-            Err(error) => Err(cannot_admit(&error)),
+            Err(error) => Err(Refusal::of_admission(&error)),
         };
         if let Err(refusal) = admitted {
             let refusal = refusal.for_protocol(self.server.protocol(client));
@@ -408,7 +407,7 @@ impl<'a> Loop<'a> {
             }
             Ok(fds)
         });
-        let fds = fds.map_err(|error| cannot_admit(&error))?;
+        let fds = fds.map_err(|error| Refusal::of_admission(&error))?;
         if let Some(parked) = self.keeper.park(Parking::Client(client), fds) {
             self.parked(parked);
         }
@@ -541,14 +540,6 @@ impl<'a> Loop<'a> {
                 }
             }
         }
-    }
-}
-
-/// Why a client gets no page of pins, or the keeper not its descriptors.
-fn cannot_admit(error: &Error) -> Refusal {
-    match error {
-        Error::Os(error) => Refusal::of_memory(PINS_LEN as u64, error),
-        error => Refusal::NoMemory { len: PINS_LEN as u64, reason: error.to_string() },
     }
 }
 
