@@ -35,13 +35,16 @@ use super::wire::Wire;
 use crate::cells::MappedCells;
 use crate::pin::{self, PINS_LEN};
 use crate::protocol::{Answer, Ask, Request, Response, frame};
-use crate::{Error, Result};
+use crate::{Error, Refusal, Result};
 
 /// How long a server may take, before the fork and after it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long to wait before connecting again.
 const RETRY: Duration = Duration::from_millis(1);
+
+/// The id of the only request of a child's connection.
+const CLAIM_ID: u64 = 1;
 
 /// How often pages are made for clients that began to hold something meanwhile.
 const ROUNDS: usize = 4;
@@ -282,7 +285,17 @@ impl Passage {
 impl Claim {
     /// Gets a page of pins for a child, in the parent.
     fn create(core: &Core, deadline: Deadline) -> Result<Self> {
-        let (mut wire, greeting) = Wire::connect(&core.path, deadline)?;
+        let (mut wire, greeting) = loop {
+            match Wire::connect(&core.path, deadline) {
+                // Connections of other children may be about to end.
+                Err(Error::Refused(Refusal::ClientLimit { .. } | Refusal::NoDescriptors))
+                    if !deadline.has_passed() =>
+                {
+                    std::thread::sleep(RETRY);
+                }
+                connected => break connected?,
+            }
+        };
         if memfd::identity(greeting.index.as_fd())? != core.identity {
             // Another store is served there.
             return Err(Error::Disconnected);
@@ -301,8 +314,8 @@ impl Claim {
             page,
             connection: wire.into_socket()?,
             address: Address::Path(core.path.clone()).encode()?,
-            request: packet(&Request { id: 1, again: 0, ask })?,
-            granted: packet(&Response { id: 1, answer: Answer::Done })?,
+            request: packet(&Request { id: CLAIM_ID, again: 0, ask })?,
+            granted: packet(&Response { id: CLAIM_ID, answer: Answer::Done })?,
         })
     }
 
@@ -326,7 +339,11 @@ impl Claim {
         // Longer than any refusal of a claim.
         let mut answer = [0; 1024];
         let len = socket.recv(&mut answer, deadline)?;
-        Ok(answer[..len] == self.granted[..])
+        match frame::short_id(&answer[..len]) {
+            Some(CLAIM_ID) => Ok(answer[..len] == self.granted[..]),
+            // It was turned away before its claim was read, since the server has no room for one more connection now.
+            _ => Err(wholemem_os::Error::Closed),
+        }
     }
 }
 

@@ -94,6 +94,12 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), Ma
     postcard::take_from_bytes(bytes).map_err(|_| Malformed("a message that cannot be decoded"))
 }
 
+/// The id that a message of one packet begins with. Allocates nothing.
+pub(crate) fn short_id(packet: &[u8]) -> Option<u64> {
+    let message = packet.split_first().filter(|(kind, _)| **kind == BEGIN)?.1;
+    postcard::take_from_bytes(message).ok().map(|(id, _)| id)
+}
+
 /// Whether no packet of the same message follows.
 pub(crate) fn is_last(packet: &[u8]) -> bool {
     packet.first().is_none_or(|kind| kind & MORE == 0)

@@ -14,6 +14,9 @@
 //! pool. In the shared pool a user may hold at most as much as the pool has left: one user gets at most half of it, two
 //! users a third each, `n` users an `n+1`th each. So a user that comes later finds room whatever the others do, and the number
 //! of users need not be known beforehand.
+//!
+//! Connections alone may not use all of a user's limit: the length of the longest message stays for requests, so that a user
+//! with as many connections as it may have can still send a long message over one of them.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -96,6 +99,12 @@ struct User {
 }
 
 impl User {
+    /// What this user may hold when one more connection is charged.
+    fn limit_with_connection(&self) -> Amount {
+        let Amount { bytes, descriptors } = self.limit();
+        Amount { bytes: bytes - (bytes / 2).min(MAX_MESSAGE as u64), descriptors }
+    }
+
     /// What this user may hold as things stand.
     fn limit(&self) -> Amount {
         let Pool { limit, held, is_shared } = &*self.pool;
@@ -180,6 +189,13 @@ impl Account {
         Ok(charge)
     }
 
+    /// Charges what the connection itself costs.
+    pub(crate) fn charge_connection(&self, amount: Amount) -> Result<Charge, Refusal> {
+        let mut charge = self.nothing();
+        charge.grow_within(self.0.user.limit_with_connection(), amount)?;
+        Ok(charge)
+    }
+
     /// Charges an amount that is held already, as what a client got from a server before this one.
     pub(crate) fn charge_held(&self, amount: Amount) -> Charge {
         let mut charge = self.nothing();
@@ -195,10 +211,15 @@ impl Account {
 impl Charge {
     /// Charges more to the same account.
     pub(crate) fn grow(&mut self, more: Amount) -> Result<(), Refusal> {
+        let limit = self.connection.user.limit();
+        self.grow_within(limit, more)
+    }
+
+    fn grow_within(&mut self, of_user: Amount, more: Amount) -> Result<(), Refusal> {
         let user = &self.connection.user;
         let limits = [
             (&self.connection.held, MOST_OF_A_CONNECTION),
-            (&user.held, user.limit()),
+            (&user.held, of_user),
             (&user.pool.held, user.pool.limit),
         ];
         for (held, limit) in limits {
@@ -323,6 +344,25 @@ pub(crate) mod tests {
         let (first, second) = (budget.open(7), budget.open(7));
         let _held = bytes(&first, 450).unwrap();
         assert!(bytes(&second, 1).is_err());
+    }
+
+    #[test]
+    fn connections_leave_room_for_a_message() {
+        for uid in [0, 7] {
+            let mut budget = Budget::new(0, Limits::of_server(1 << 30, 1 << 20));
+            let mut connections = Vec::new();
+            let refused = loop {
+                let account = budget.open(uid);
+                match account.charge_connection(Amount::bytes(100 << 10)) {
+                    Ok(charge) => connections.push((account, charge)),
+                    Err(refused) => break refused,
+                }
+            };
+            assert!(matches!(refused, Refusal::ClientLimit { .. }), "{refused:?}");
+            assert!(connections.len() > 300, "{} connections", connections.len());
+            let account = &connections.last().unwrap().0;
+            assert!(bytes(account, MAX_MESSAGE as u64).is_ok());
+        }
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Clients {
     pub(super) fn accept(&mut self, socket: PacketSocket) -> Result<()> {
         let user = socket.peer_uid()?;
         let account = self.budget.open(user);
-        match account.charge(CONNECTION) {
+        match account.charge_connection(CONNECTION) {
             Ok(charge) => {
                 self.next += 1;
                 let connection = Connection::accept(socket, account, charge, user == self.user);

@@ -157,7 +157,7 @@ impl Connection {
 
     /// The client has said hello: gets it a page of pins, and a descriptor of its process.
     pub(super) fn admit(&mut self, request: u64, headroom: &Headroom) -> Result<&Admitted, Refusal> {
-        let charge = self.account.charge(ADMISSION)?;
+        let charge = self.account.charge_connection(ADMISSION)?;
         let claim = headroom.claim(PINS_LEN, Purpose::Bookkeeping);
         let _claim = claim.map_err(|shortage| shortage.refusal(PINS_LEN))?;
         // Few clients have many pins. The server reads the first page of all, and the others where a client says that it uses them.

@@ -455,7 +455,8 @@ impl<'a> Loop<'a> {
                 if needed > 0
                     && let Err(shortage) = self.headroom.claim(needed, Purpose::Bookkeeping)
                 {
-                    self.clients.refuse(client, request.id, shortage.refusal(needed));
+                    let refusal = shortage.refusal(needed).for_protocol(self.server.protocol(client));
+                    self.clients.refuse(client, request.id, refusal);
                     self.packet = packet;
                     return;
                 }

@@ -128,6 +128,35 @@ fn a_forked_child_can_use_and_undo_nothing_of_its_parent() {
 }
 
 #[test]
+fn a_fork_waits_for_room_at_a_server_that_has_none_for_its_child() {
+    Ranks::of(2).run(test_name!(), |rank| {
+        if rank.id() == 1 {
+            let socket = String::from_utf8(rank.recv(0).0).unwrap();
+            let connections: Vec<_> = std::iter::from_fn(|| Client::connect(&socket).ok()).take(100).collect();
+            assert!(connections.len() < 100, "64 descriptors do not hold 100 clients");
+            rank.send(0, b"full", &[]);
+            assert_eq!(rank.recv(0).0, b"forks");
+            // Until the fork has been refused; should it not have been yet, nothing is tested and nothing fails.
+            std::thread::sleep(Duration::from_millis(200));
+            return drop(connections);
+        }
+        let served = Served::start_limited(64);
+        let client = served.client();
+        client.put("small", b"value").unwrap();
+        let object = client.get("small").unwrap();
+        rank.send(1, served.socket().to_str().unwrap().as_bytes(), &[]);
+        assert_eq!(rank.recv(1).0, b"full");
+        rank.send(1, b"forks", &[]);
+        let bytes = object.bytes().unwrap();
+        in_forked_child(|| {
+            let mut read = [0; 5];
+            bytes.read_at(0, &mut read).unwrap();
+            assert_eq!(&read, b"value");
+        });
+    });
+}
+
+#[test]
 fn a_child_that_is_forked_meanwhile_does_not_keep_a_put_from_being_sealed() {
     Ranks::of(1).run(test_name!(), |_| {
         let served = Served::start();
