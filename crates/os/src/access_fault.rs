@@ -14,7 +14,7 @@
 use std::fmt::{self, Write};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use crate::Result;
@@ -226,7 +226,9 @@ pub fn is_installed() -> bool {
 /// What `sigaction` said.
 #[doc(alias = "sigaction")]
 pub fn install() -> Result<()> {
-    if IS_INSTALLED.swap(true, Ordering::AcqRel) {
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    if is_installed() {
         return Ok(());
     }
     for (signal, previous) in SIGNALS.into_iter().zip(&PREVIOUS) {
@@ -249,6 +251,7 @@ pub fn install() -> Result<()> {
             unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) }.into()
         })?;
     }
+    IS_INSTALLED.store(true, Ordering::Release);
     Ok(())
 }
 

@@ -10,7 +10,7 @@
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Gid, Uid};
@@ -69,7 +69,7 @@ impl Replacement {
             // A file that this process may not write is not replaced either.
             OpenOptions::new().write(true).open(&target)?;
         }
-        let (partial, file) = match create_beside(&target) {
+        let (partial, file) = match create_beside(&target, old.is_some()) {
             Ok(created) => created,
             Err(error) if may_not(&error) && old.is_some() => return Self::in_place(path),
             Err(error) => return Err(error),
@@ -154,15 +154,17 @@ fn target(path: &Path) -> io::Result<Option<PathBuf>> {
     Err(rustix::io::Errno::LOOP.into())
 }
 
-/// Makes a file beside another, under a name that none has.
-fn create_beside(target: &Path) -> io::Result<(PathBuf, File)> {
+/// Makes a file beside another, under a name that none has. A private one is for this process's user alone, until it gets
+/// another mode.
+fn create_beside(target: &Path, is_private: bool) -> io::Result<(PathBuf, File)> {
+    let mode = if is_private { 0o600 } else { 0o666 };
     let name = target.file_name().ok_or(io::ErrorKind::NotFound)?;
     let mut number = 0;
     loop {
         // A name as long as a name may be leaves no room for more.
         let start: String = name.to_string_lossy().chars().take(40).collect();
         let partial = target.with_file_name(format!(".{start}.{}-{number}.partial", std::process::id()));
-        match OpenOptions::new().write(true).create_new(true).open(&partial) {
+        match OpenOptions::new().write(true).create_new(true).mode(mode).open(&partial) {
             Ok(file) => return Ok((partial, file)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < MOST_NAMES => number += 1,
             Err(error) => return Err(error),
@@ -212,6 +214,19 @@ mod tests {
         let mut file = Replacement::create(path)?;
         file.write_all(bytes)?;
         file.commit()
+    }
+
+    #[test]
+    fn a_file_that_gets_the_mode_of_another_is_private_before() {
+        let folder = Folder::new("private");
+        let mode = |is_private| {
+            let (path, file) = create_beside(&folder.path("file"), is_private).unwrap();
+            fs::remove_file(path).unwrap();
+            file.metadata().unwrap().mode() & 0o777
+        };
+        assert_eq!(mode(true), 0o600);
+        fs::write(folder.path("plain"), b"").unwrap();
+        assert_eq!(mode(false), fs::metadata(folder.path("plain")).unwrap().mode() & 0o777);
     }
 
     #[test]

@@ -3,13 +3,20 @@
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::PacketSocket;
 use crate::call::call;
-use crate::{Errno, Error, Result};
+use crate::{Deadline, Errno, Error, Result};
+
+/// How long another process may be binding a socket in the same folder.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long to wait before trying to lock again.
+const LOCK_RETRY: Duration = Duration::from_millis(1);
 
 /// How many connections may wait to be accepted. The kernel lowers it to its own limit.
 const BACKLOG: i32 = 4096;
@@ -120,6 +127,7 @@ impl PacketListener {
     /// # Errors
     /// `bind` with `EADDRINUSE` when somebody listens there, or another file is there.
     pub fn bind(address: &Address) -> Result<Self> {
+        let _lock = lock_folder(address);
         let listener = Self::bind_only(address)?;
         call("listen", || rustix::net::listen(&listener.fd, BACKLOG))?;
         Ok(listener)
@@ -136,11 +144,11 @@ impl PacketListener {
         Ok(listener)
     }
 
-    /// Binds the name; no process can connect yet. A socket that a killed listener left behind is replaced.
+    /// Binds the name; no process can connect yet. A socket that a killed listener left behind is replaced. With the folder
+    /// locked: two processes may find the same dead socket, and one that is bound and not listened at yet looks dead too.
     fn bind_only(address: &Address) -> Result<Self> {
         match (Self::bind_once(address), address) {
             (Err(Error::Call { errno: Errno::ADDRINUSE, .. }), Address::Path(path)) if is_dead(address) => {
-                // Two who find the same dead name race here, and one of them is told that it is taken.
                 let _ = call("unlink", || rustix::fs::unlink(path));
                 Self::bind_once(address)
             }
@@ -162,7 +170,9 @@ impl PacketListener {
     /// # Errors
     /// As [`PacketListener::bind`]; `chmod`.
     pub fn bind_with_mode(path: &Path, mode: u32) -> Result<Self> {
-        let listener = Self::bind_only(&Address::Path(path.to_owned()))?;
+        let address = Address::Path(path.to_owned());
+        let _lock = lock_folder(&address);
+        let listener = Self::bind_only(&address)?;
         // Nobody can connect before `listen`.
         call("chmod", || rustix::fs::chmod(path, Mode::from_raw_mode(mode)))?;
         call("listen", || rustix::net::listen(&listener.fd, BACKLOG))?;
@@ -259,6 +269,23 @@ impl PacketSocket {
     }
 }
 
+/// Locks the folder of a path among processes that bind sockets there, until the lock is dropped. `None` where that cannot be
+/// done, or another process keeps the lock too long: whoever may read a folder can lock it.
+fn lock_folder(address: &Address) -> Option<OwnedFd> {
+    let Address::Path(path) = address else { return None };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder.unwrap_or(Path::new(".")), flags, Mode::empty()).ok()?;
+    let deadline = Deadline::after(LOCK_PATIENCE);
+    loop {
+        match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(folder),
+            Err(Errno::AGAIN | Errno::INTR) if !deadline.has_passed() => std::thread::sleep(LOCK_RETRY),
+            Err(_) => return None,
+        }
+    }
+}
+
 /// Not blocking: for a listener `accept` then never waits, and a connection's own calls never do anyway.
 fn socket() -> Result<OwnedFd> {
     call("socket", || {
@@ -281,7 +308,6 @@ fn is_dead(address: &Address) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Deadline;
 
     fn folder(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("wm-listen-{name}-{}", std::process::id()));
@@ -323,6 +349,34 @@ mod tests {
             assert_eq!(errno(PacketListener::bind_unused(&address)), Errno::ADDRINUSE);
         }
         std::fs::remove_dir(&folder).expect("the listener has removed its file");
+    }
+
+    #[test]
+    fn of_several_that_find_the_same_dead_socket_one_listens() {
+        let folder = folder("race");
+        let path = folder.join("name");
+        let address = Address::Path(path.clone());
+        for round in 0..200 {
+            let dead = PacketListener::bind(&address).unwrap();
+            // Its file outlives it.
+            std::fs::hard_link(&path, folder.join("kept")).unwrap();
+            drop(dead);
+            std::fs::rename(folder.join("kept"), &path).unwrap();
+            let start = std::sync::Barrier::new(4);
+            let bind = || {
+                start.wait();
+                PacketListener::bind_with_mode(&path, 0o600)
+            };
+            let bound: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(bind)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let listeners: Vec<_> = bound.into_iter().filter_map(Result::ok).collect();
+            assert_eq!(listeners.len(), 1, "round {round}");
+            let _there = PacketSocket::connect(&address).unwrap();
+            assert!(listeners[0].accept().unwrap().is_some());
+        }
+        std::fs::remove_dir(&folder).unwrap();
     }
 
     #[test]
