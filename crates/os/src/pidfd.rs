@@ -22,7 +22,7 @@
 //! # Ok::<(), wholemem_os::Error>(())
 //! ```
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
@@ -75,6 +75,17 @@ impl PidFd {
         Self(fd)
     }
 
+    /// The user that the process runs as; `None` where it has exited, or `/proc` does not show it.
+    #[must_use]
+    pub fn uid(&self) -> Option<u32> {
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd())).ok()?;
+        let pid: u32 = field(&info, "Pid:")?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let uid = field(&status, "Uid:");
+        // While the process lives, its number is no other's.
+        self.has_exited().is_ok_and(|has_exited| !has_exited).then_some(uid).flatten()
+    }
+
     /// Waits until the process has exited, and says whether it has: `false` means that the deadline came first.
     pub fn wait_exit(&self, deadline: Deadline) -> Result<bool> {
         loop {
@@ -120,6 +131,11 @@ impl From<PidFd> for OwnedFd {
     fn from(pidfd: PidFd) -> Self {
         pidfd.0
     }
+}
+
+/// The first number behind a name in a file of `/proc`.
+fn field(text: &str, name: &str) -> Option<u32> {
+    text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
 }
 
 /// Has the kernel kill this process when its parent dies, for children that must not be left behind.
@@ -171,6 +187,17 @@ mod tests {
         let own = PidFd::of_self().expect("own process");
         assert_eq!(own.has_exited(), Ok(false));
         assert_eq!(own.wait_exit(Deadline::after(Duration::from_millis(1))), Ok(false));
+    }
+
+    #[test]
+    fn the_user_of_a_living_process_is_known() {
+        assert_eq!(PidFd::of_self().unwrap().uid(), Some(rustix::process::getuid().as_raw()));
+        let child = child::fork(child::sleep);
+        let watch = PidFd::open(child.id()).expect("the child");
+        assert_eq!(watch.uid(), Some(rustix::process::getuid().as_raw()));
+        watch.kill().expect("kill");
+        child.wait();
+        assert_eq!(watch.uid(), None);
     }
 
     #[test]

@@ -275,7 +275,7 @@ fn lock_folder(address: &Address) -> Option<OwnedFd> {
     let Address::Path(path) = address else { return None };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(folder.unwrap_or(Path::new(".")), flags, Mode::empty()).ok()?;
+    let folder = rustix::fs::open(folder.unwrap_or_else(|| Path::new(".")), flags, Mode::empty()).ok()?;
     let deadline = Deadline::after(LOCK_PATIENCE);
     loop {
         match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {

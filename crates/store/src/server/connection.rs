@@ -124,7 +124,12 @@ impl Connection {
         let process = kept.take(Key::Process(client)).map(PidFd::adopt).transpose()?;
         let Some(pins) = kept.take(Key::Pins(client)) else { return Ok(None) };
         let pins = Memfd::import(pins, PINS_LEN)?;
-        let account = open(socket.as_ref().map(PacketSocket::peer_uid).transpose()?.unwrap_or(u32::MAX));
+        // A page that a forked child has claimed has no connection.
+        let user = match &socket {
+            Some(socket) => Some(socket.peer_uid()?),
+            None => process.as_ref().and_then(PidFd::uid),
+        };
+        let account = open(user.unwrap_or(u32::MAX));
         let charge = account.charge_held(CONNECTION);
         let admitted = Admitted { process, pins, _charge: account.charge_held(ADMISSION) };
         let mut connection = Self::new(socket, Some(admitted), account, Phase::Open, charge);
@@ -395,6 +400,18 @@ mod tests {
         let reason = "only 2 MiB are available on this machine, and 2 MiB stay free".to_owned();
         assert_eq!(refused, Refusal::NoMemory { len: PINS_LEN as u64, reason });
         assert_eq!((budget.held(), connection.phase), (CONNECTION, Phase::Greeting));
+    }
+
+    #[test]
+    fn a_page_without_a_connection_is_charged_to_the_user_of_its_process() {
+        let mut budget = ample();
+        let client = ClientId(1);
+        let pins = Memfd::create("pins", PINS_LEN).unwrap();
+        let mut kept = Kept::default();
+        kept.insert(Key::Pins(client), pins.share_fd().unwrap());
+        kept.insert(Key::Process(client), PidFd::of_self().unwrap().into());
+        let taken = Connection::take_over(client, &mut kept, |user| budget.open(user)).unwrap().unwrap();
+        assert_eq!(taken.account.uid(), rustix::process::getuid().as_raw());
     }
 
     const BEGIN_MORE: u8 = 3;
