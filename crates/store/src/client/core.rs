@@ -1,6 +1,6 @@
 //! What clones of a client share: the connection, the index, the pins, and the memory that is mapped.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -47,8 +47,6 @@ pub(crate) struct Core {
     /// What has no answer, and could not be said while another thread was asking something. So nothing waits to be dropped.
     unsaid: Mutex<Vec<Ask>>,
     pub(super) epoch: ForkEpoch,
-    /// Given to connections that this one opens besides.
-    pub(super) devices: Option<Backend>,
 }
 
 impl Core {
@@ -67,13 +65,12 @@ impl Core {
             index: Index::open(MappedCells::new(index))?,
             identity,
             pins: PinPage::new(MappedCells::new(pins)),
-            maps: Maps::new(uuids, devices.clone())?,
+            maps: Maps::new(uuids, devices)?,
             seen_gone: AtomicU64::new(0),
             wire: Mutex::new(wire),
             pulse: Pulse::default(),
             unsaid: Mutex::default(),
             epoch,
-            devices,
         })
     }
 
@@ -166,20 +163,34 @@ impl Core {
         }
     }
 
-    /// Asks the server for a name that is there now or by some moment, and waits for its answer no longer than to another.
-    pub(super) fn find(&self, name: &str, until: Deadline, patience: Deadline) -> Result<ObjectId> {
-        check_name(name)?;
+    /// The same, on a connection of its own, so that other threads need not wait for their turn meanwhile.
+    pub(super) fn get_awaited(
+        self: &Arc<Self>,
+        name: &str,
+        until: Deadline,
+        patience: Deadline,
+    ) -> Result<Object> {
+        let (mut aside, greeting) = self.connect_again(patience)?;
+        drop(greeting);
         loop {
-            // Waiting for ever is waiting for long, again and again.
-            let left = until.remaining().unwrap_or(Client::PATIENCE).min(Client::PATIENCE);
-            let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-            match self.request(Ask::Find { name: name.to_owned(), wait }, &[], patience) {
-                Ok((Answer::Found { object }, _)) => return Ok(object),
-                Ok(_) => return Err(unexpected()),
-                Err(Error::Refused(Refusal::NoSuchName { .. })) if !until.has_passed() => {}
-                Err(error) => return Err(error),
+            let id = find(name, until, |ask| aside.request(ask, &[], patience))?;
+            if let Some(object) = self.pin(id)? {
+                return Ok(object);
             }
         }
+    }
+
+    /// One more connection to the same store.
+    pub(super) fn connect_again(&self, deadline: Deadline) -> Result<(Wire, Greeting)> {
+        let (wire, greeting) = Wire::connect(&self.path, deadline)?;
+        // Another store may be served there now.
+        let is_same = memfd::identity(greeting.index.as_fd())? == self.identity;
+        if is_same { Ok((wire, greeting)) } else { Err(Error::Disconnected) }
+    }
+
+    /// Asks the server for a name that is there now or by some moment, and waits for its answer no longer than to another.
+    pub(super) fn find(&self, name: &str, until: Deadline, patience: Deadline) -> Result<ObjectId> {
+        find(name, until, |ask| self.request(ask, &[], patience))
     }
 
     /// What there is to know of the object that has a name, without holding it.
@@ -285,7 +296,7 @@ impl Core {
         ask: Ask,
         payload: &[u8],
         deadline: Deadline,
-    ) -> Result<(Answer, Vec<std::os::fd::OwnedFd>)> {
+    ) -> Result<(Answer, Vec<OwnedFd>)> {
         self.request_with_id(ask, payload, deadline).map(|(_, answer, fds)| (answer, fds))
     }
 
@@ -329,7 +340,7 @@ impl Core {
                 outcome => return outcome,
             }
             // On a connection of its own, so that other threads may delete something meanwhile.
-            let (mut aside, _) = Wire::connect(&self.path, Deadline::after(Client::PATIENCE))?;
+            let (mut aside, _) = self.connect_again(Deadline::after(Client::PATIENCE))?;
             let left = deadline.remaining().unwrap_or(Duration::MAX);
             let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
             let patience = Deadline::after(left.saturating_add(Client::PATIENCE));
@@ -344,7 +355,7 @@ impl Core {
         ask: Ask,
         payload: &[u8],
         deadline: Deadline,
-    ) -> Result<(u64, Answer, Vec<std::os::fd::OwnedFd>)> {
+    ) -> Result<(u64, Answer, Vec<OwnedFd>)> {
         self.check_known()?;
         let mut wire = self.wire();
         let id = wire.last_id() + 1;
@@ -367,6 +378,26 @@ impl Core {
             created: record.created,
             is_cpu: place == 0,
             pack: record.pack,
+        }
+    }
+}
+
+/// Asks for a name that is there now or by some moment.
+fn find(
+    name: &str,
+    until: Deadline,
+    mut request: impl FnMut(Ask) -> Result<(Answer, Vec<OwnedFd>)>,
+) -> Result<ObjectId> {
+    check_name(name)?;
+    loop {
+        // Waiting for ever is waiting for long, again and again.
+        let left = until.remaining().unwrap_or(Client::PATIENCE).min(Client::PATIENCE);
+        let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        match request(Ask::Find { name: name.to_owned(), wait }) {
+            Ok((Answer::Found { object }, _)) => return Ok(object),
+            Ok(_) => return Err(unexpected()),
+            Err(Error::Refused(Refusal::NoSuchName { .. })) if !until.has_passed() => {}
+            Err(error) => return Err(error),
         }
     }
 }

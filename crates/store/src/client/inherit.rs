@@ -20,7 +20,6 @@
 //! if it runs another program, they are held until that ends.
 
 use std::cell::RefCell;
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -28,10 +27,9 @@ use wholemem_hal::Mapping;
 use wholemem_os::fork::{self, ForkHooks};
 use wholemem_os::packet::{Address, EncodedAddress};
 use wholemem_os::vm::Protection;
-use wholemem_os::{Deadline, Memfd, PacketSocket, PrivateMap, SharedMap, memfd};
+use wholemem_os::{Deadline, Memfd, PacketSocket, PrivateMap, SharedMap};
 
 use super::Core;
-use super::wire::Wire;
 use crate::cells::MappedCells;
 use crate::pin::{self, PINS_LEN};
 use crate::protocol::{Answer, Ask, Request, Response, frame};
@@ -286,7 +284,7 @@ impl Claim {
     /// Gets a page of pins for a child, in the parent.
     fn create(core: &Core, deadline: Deadline) -> Result<Self> {
         let (mut wire, greeting) = loop {
-            match Wire::connect(&core.path, deadline) {
+            match core.connect_again(deadline) {
                 // Connections of other children may be about to end.
                 Err(Error::Refused(Refusal::ClientLimit { .. } | Refusal::NoDescriptors))
                     if !deadline.has_passed() =>
@@ -296,10 +294,6 @@ impl Claim {
                 connected => break connected?,
             }
         };
-        if memfd::identity(greeting.index.as_fd())? != core.identity {
-            // Another store is served there.
-            return Err(Error::Disconnected);
-        }
         let pins = SharedMap::create(&Memfd::import(greeting.pins, PINS_LEN)?, Protection::ReadWrite)?;
         let page = MappedCells::new(pins);
         let mut bytes = [0; 8];

@@ -255,10 +255,7 @@ impl Client {
             Err(Error::Refused(Refusal::NoSuchName { .. })) if !deadline.has_passed() => {}
             outcome => return outcome,
         }
-        // On a connection of its own, so that other threads need not wait for their turn meanwhile.
-        let aside = Core::connect(&self.core.path, self.core.devices.clone(), patience)?;
-        aside.find(name, deadline, patience)?;
-        self.core.get_asked(name, deadline, patience)
+        self.core.get_awaited(name, deadline, patience)
     }
 
     /// The object with an id.

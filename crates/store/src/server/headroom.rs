@@ -113,6 +113,8 @@ struct State {
     until: Option<Instant>,
     /// Bytes that were claimed, and are being filled.
     in_flight: usize,
+    /// How many threads wait for some of that to be filled.
+    waiting: usize,
 }
 
 impl State {
@@ -154,7 +156,7 @@ pub(super) struct Claim<'a> {
 
 impl Headroom {
     pub(super) fn new(source: impl Look + 'static) -> Self {
-        let state = State { source: Box::new(source), allowance: 0, until: None, in_flight: 0 };
+        let state = State { source: Box::new(source), allowance: 0, until: None, in_flight: 0, waiting: 0 };
         Self { state: Mutex::new(state), settled: Condvar::new() }
     }
 
@@ -176,7 +178,9 @@ impl Headroom {
             match state.claim(Instant::now(), len, purpose) {
                 Ok(()) => return Ok(Claim { headroom: self, len }),
                 Err(Shortage::Short { .. }) if state.in_flight > 0 => {
+                    state.waiting += 1;
                     state = self.settled.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state.waiting -= 1;
                 }
                 Err(shortage) => return Err(shortage),
             }
@@ -186,8 +190,12 @@ impl Headroom {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.headroom.lock().in_flight -= self.len;
-        self.headroom.settled.notify_all();
+        let mut state = self.headroom.lock();
+        state.in_flight -= self.len;
+        // To notify is a system call, also where no thread waits.
+        if state.waiting > 0 {
+            self.headroom.settled.notify_all();
+        }
     }
 }
 
@@ -239,7 +247,7 @@ pub(super) mod tests {
     }
 
     fn state(machine: &Machine) -> State {
-        State { source: Box::new(machine.clone()), allowance: 0, until: None, in_flight: 0 }
+        State { source: Box::new(machine.clone()), allowance: 0, until: None, in_flight: 0, waiting: 0 }
     }
 
     #[test]
