@@ -14,8 +14,8 @@
 use std::fmt::{self, Write};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::Result;
 use crate::call::call_libc;

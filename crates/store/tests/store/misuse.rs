@@ -132,7 +132,8 @@ fn a_fork_waits_for_room_at_a_server_that_has_none_for_its_child() {
     Ranks::of(2).run(test_name!(), |rank| {
         if rank.id() == 1 {
             let socket = String::from_utf8(rank.recv(0).0).unwrap();
-            let connections: Vec<_> = std::iter::from_fn(|| Client::connect(&socket).ok()).take(100).collect();
+            let connections: Vec<_> =
+                std::iter::from_fn(|| Client::connect(&socket).ok()).take(100).collect();
             assert!(connections.len() < 100, "64 descriptors do not hold 100 clients");
             rank.send(0, b"full", &[]);
             assert_eq!(rank.recv(0).0, b"forks");

@@ -95,7 +95,7 @@ fn rows_of_every_length_are_gathered_by_registers_of_every_width() {
         }
         for widest in [16, 32, 64].into_iter().filter(|widest| *widest <= machine::widest()) {
             let mut output = vec![GUARD; expected.len()];
-            let mut bad = u64::MAX;
+            let mut bad = [u64::MAX; 4];
             let request = RowsRequest {
                 table: GlobalRef::continuous(address(table[from..].as_ptr()), ROWS as u64, stride as u64),
                 indices: address(INDICES.as_ptr().cast()),
@@ -103,12 +103,12 @@ fn rows_of_every_length_are_gathered_by_registers_of_every_width() {
                 rows: address(output[64 + to..].as_mut_ptr()),
                 rows_stride: (len + GAP) as u64,
                 row_len: len as u64,
-                bad: address((&raw mut bad).cast()),
+                bad: address(bad.as_mut_ptr().cast()),
             };
-            // SAFETY: every valid index names a row, the output has room for all of them, and the word is one.
+            // SAFETY: every valid index names a row, the output has room for all rows, and the record has four words.
             unsafe { gather_by::<i64>(widest, &request) };
             assert!(output == expected, "rows of {len} bytes by registers of {widest}");
-            assert_eq!(bad, 2);
+            assert_eq!(bad[0], 2);
         }
     }
 }
@@ -131,7 +131,7 @@ fn rows_of_every_length_are_scattered() {
                 expected[64 + to + index * stride..][..len].copy_from_slice(&row_of(at, len));
             }
         }
-        let mut bad = u64::MAX;
+        let mut bad = [u64::MAX; 4];
         let request = RowsRequest {
             table: GlobalRef::continuous(address(table[64 + to..].as_mut_ptr()), ROWS as u64, stride as u64),
             indices: address(INDICES.as_ptr().cast()),
@@ -139,11 +139,11 @@ fn rows_of_every_length_are_scattered() {
             rows: address(input[from..].as_ptr()),
             rows_stride: len as u64,
             row_len: len as u64,
-            bad: address((&raw mut bad).cast()),
+            bad: address(bad.as_mut_ptr().cast()),
         };
-        // SAFETY: as above.
+        // SAFETY: every valid index names a row of the table, the input has all rows, and the record has four words.
         unsafe { scatter::<i32>(&request) };
         assert!(table == expected, "rows of {len} bytes");
-        assert_eq!(bad, 1);
+        assert_eq!(bad[0], 1);
     }
 }
