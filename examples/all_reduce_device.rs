@@ -7,7 +7,7 @@
 
 use std::error::Error;
 
-use wholemem::{Group, Symmetric, SymmetricSpec, WindowRef};
+use wholemem::{Communicator, Symmetric, SymmetricSpec, WindowRef};
 use wholemem_hal::{Args, Backend, HostConfig, KernelImage, LaunchShape, Module, PinnedBuffer};
 use wholemem_os::Deadline;
 
@@ -18,18 +18,18 @@ const COUNT: usize = 1000;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let device = Backend::host(HostConfig::default())?.device(0)?;
-    let groups = Group::local(&vec![device; RANKS as usize])?;
-    let sums = Group::on_each(&groups, |group| {
-        let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
+    let comms = Communicator::local(&vec![device; RANKS as usize])?;
+    let sums = Communicator::on_each(&comms, |comm| {
+        let symmetric = Symmetric::create(comm, &SymmetricSpec::default())?;
         let inputs = symmetric.mem_alloc(COUNT * size_of::<f32>())?;
-        let output = PinnedBuffer::create(group.device(), COUNT * size_of::<f32>())?;
-        let stream = group.device().stream()?;
+        let output = PinnedBuffer::create(comm.device(), COUNT * size_of::<f32>())?;
+        let stream = comm.device().stream()?;
         let own: Vec<u8> =
-            (0..COUNT).flat_map(|at| (at as f32 + group.rank().0 as f32).to_ne_bytes()).collect();
+            (0..COUNT).flat_map(|at| (at as f32 + comm.rank().0 as f32).to_ne_bytes()).collect();
         stream.write(inputs.local(), &own)?;
 
         // SAFETY: the image has one function, which is launched with what it takes.
-        let module = unsafe { Module::load(group.device(), &IMAGE) }?;
+        let module = unsafe { Module::load(comm.device(), &IMAGE) }?;
         let kernel = module.function("add_up")?;
         let WindowRef { base, stride, .. } = inputs.window_ref(); // in even steps, as all memory of `mem_alloc` is
         let args = Args::new()

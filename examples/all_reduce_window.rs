@@ -4,21 +4,21 @@
 
 use std::error::Error;
 
-use wholemem::{Dtype, Group, ReduceOp, Symmetric, SymmetricSpec};
+use wholemem::{Communicator, Dtype, ReduceOp, Symmetric, SymmetricSpec};
 use wholemem_hal::Backend;
 use wholemem_os::Deadline;
 
 const COUNT: usize = 1 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Four ranks share a device; processes would say `Group::create(Communicator::from_env()?, &device)?`.
+    // Four ranks share a device; processes would say `Communicator::from_env(&Backend::auto()?)?`.
     let device = Backend::auto()?.device(0)?;
-    let groups = Group::local(&vec![device; 4])?;
-    let sums = Group::on_each(&groups, |group| {
-        let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
+    let comms = Communicator::local(&vec![device; 4])?;
+    let sums = Communicator::on_each(&comms, |comm| {
+        let symmetric = Symmetric::create(comm, &SymmetricSpec::default())?;
         let gradients = symmetric.mem_alloc(COUNT * size_of::<f32>())?; // the same window on every rank
-        let stream = group.device().stream()?;
-        let own = 0.1 * (group.rank().0 + 1) as f32;
+        let stream = comm.device().stream()?;
+        let own = 0.1 * (comm.rank().0 + 1) as f32;
         stream.write(gradients.local(), &own.to_ne_bytes().repeat(COUNT))?;
 
         symmetric.all_reduce(&stream, &gradients, &gradients, Dtype::F32, ReduceOp::Sum)?;

@@ -7,7 +7,7 @@
 
 use std::error::Error;
 
-use wholemem::{Dtype, ElementRef, GlobalRef, Group, Kind, TensorSpec, WholeTensor};
+use wholemem::{Communicator, Dtype, ElementRef, GlobalRef, Kind, TensorSpec, WholeTensor};
 use wholemem_hal::{Args, Backend, KernelImage, LaunchShape, Module, PinnedBuffer};
 use wholemem_os::Deadline;
 
@@ -23,13 +23,13 @@ const WIDTH: usize = 4;
 fn main() -> Result<(), Box<dyn Error>> {
     // Four ranks share a device, and have rows of their own each: 10, 0, 1 and 9.
     let device = Backend::auto()?.device(0)?;
-    let groups = Group::local(&vec![device.clone(); 4])?;
+    let comms = Communicator::local(&vec![device.clone(); 4])?;
     let spec = TensorSpec {
         kind: Kind::Chunked,
         rows_of_each: Some(vec![10, 0, 1, 9]),
         ..TensorSpec::new(Dtype::F32, &[20, WIDTH as u64])
     };
-    let tables = Group::on_each(&groups, |group| WholeTensor::create(group, &spec))?;
+    let tables = Communicator::on_each(&comms, |comm| WholeTensor::create(comm, &spec))?;
     let table = &tables[0];
     let stream = device.stream()?;
     // All elements of row n are n.

@@ -4,7 +4,7 @@
 
 use std::error::Error;
 
-use wholemem::{Dense, Dtype, Group, Indices, Order, TensorSpec, WholeTensor};
+use wholemem::{Communicator, Dense, Dtype, Indices, Order, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
 
 const ROWS: u64 = 1000;
@@ -14,15 +14,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Four devices of the host stand for four GPUs. `Backend::auto()` has those that there are.
     let backend = Backend::host(HostConfig::virtual_devices(4))?;
     let devices: Vec<_> = (0..4).map(|id| backend.device(id)).collect::<Result<_, _>>()?;
-    let groups = Group::local(&devices)?;
+    let comms = Communicator::local(&devices)?;
     let spec = TensorSpec::new(Dtype::F32, &[ROWS, WIDTH]);
 
-    let found = Group::on_each(&groups, |group| {
-        let table = WholeTensor::create(group, &spec)?;
-        let (device, stream) = (group.device(), group.device().stream()?);
+    let found = Communicator::on_each(&comms, |comm| {
+        let table = WholeTensor::create(comm, &spec)?;
+        let (device, stream) = (comm.device(), comm.device().stream()?);
 
         // Every rank writes its own rows: all elements of row n are n.
-        let own = table.memory().partition().range(group.rank());
+        let own = table.memory().partition().range(comm.rank());
         let indices: Vec<u8> = (own.start..own.end).flat_map(u64::to_ne_bytes).collect();
         let rows: Vec<u8> = own.clone().flat_map(|row| (row as f32).to_ne_bytes().repeat(16)).collect();
         let (at, input) =
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         stream.write(&at.all(), &indices)?;
         stream.write(&input.all(), &rows)?;
         table.scatter(&stream, &Dense::new(input.all(), Dtype::F32), &Indices::i64(at.all()), Order::Any)?;
-        group.barrier(&stream)?;
+        comm.barrier(&stream)?;
 
         // And reads one of each rank's.
         let asked = [3_i64, 333, 666, 999];
@@ -45,8 +45,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         Ok((own, firsts))
     })?;
 
-    for (group, (own, firsts)) in groups.iter().zip(found) {
-        println!("rank {} has rows {own:?} and gathered {firsts:?}", group.rank());
+    for (comm, (own, firsts)) in comms.iter().zip(found) {
+        println!("rank {} has rows {own:?} and gathered {firsts:?}", comm.rank());
     }
     Ok(())
 }

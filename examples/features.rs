@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use wholemem::files::{LoadSpec, SaveSpec, Source, unwatched};
-use wholemem::{Dense, Dtype, Group, Indices, WholeTensor};
+use wholemem::{Communicator, Dense, Dtype, Indices, WholeTensor};
 use wholemem_hal::{Backend, PinnedBuffer};
 
 const NODES: usize = 2000;
@@ -19,9 +19,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     write_npy(&array)?;
 
     let device = Backend::auto()?.device(0)?;
-    let three = Group::local(&[device.clone(), device.clone(), device.clone()])?;
-    let tables = Group::on_each(&three, |group| {
-        WholeTensor::load(group, &Source::new(&array), &LoadSpec::default(), &unwatched)
+    let three = Communicator::local(&[device.clone(), device.clone(), device.clone()])?;
+    let tables = Communicator::on_each(&three, |comm| {
+        WholeTensor::load(comm, &Source::new(&array), &LoadSpec::default(), &unwatched)
     })?;
     println!("3 ranks loaded {} features of shape {:?}", tables[0].dtype(), tables[0].shape());
 
@@ -39,12 +39,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("the first features of nodes {nodes:?} are {firsts:?}");
 
     // Saved as a file for each rank, with checksums, and loaded by another number of ranks.
-    Group::on_each(&three, |group| {
-        tables[group.rank().0 as usize].save(&saved, SaveSpec::default(), &unwatched)
+    Communicator::on_each(&three, |comm| {
+        tables[comm.rank().0 as usize].save(&saved, SaveSpec::default(), &unwatched)
     })?;
-    let two = Group::local(&[device.clone(), device])?;
-    let again = Group::on_each(&two, |group| {
-        WholeTensor::load(group, &Source::new(&saved), &LoadSpec::default(), &unwatched)
+    let two = Communicator::local(&[device.clone(), device])?;
+    let again = Communicator::on_each(&two, |comm| {
+        WholeTensor::load(comm, &Source::new(&saved), &LoadSpec::default(), &unwatched)
     })?;
     let mut row = [0; WIDTH * 4];
     again[0].read_rows(&stream, 1999, &mut row)?;

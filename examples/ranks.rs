@@ -4,27 +4,23 @@
 
 use std::error::Error;
 
-use wholemem::{Communicator, Dense, Dtype, Group, Indices, Order, TensorSpec, WholeTensor};
+use wholemem::{Communicator, Dense, Dtype, Indices, Order, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, PinnedBuffer};
 
 fn main() -> Result<(), Box<dyn Error>> {
     // From the variables of `wholemem launch`, torchrun, Slurm or Open MPI.
-    let comm = Communicator::from_env()?;
-    let backend = Backend::auto()?;
-    let devices = u32::try_from(backend.devices().len())?;
-    let device = backend.device(comm.rank().0 % devices)?;
-    let group = Group::create(comm, &device)?;
-    let stream = device.stream()?;
+    let comm = Communicator::from_env(&Backend::auto()?)?;
+    let (device, stream) = (comm.device(), comm.device().stream()?);
 
     // A counter for each of a hundred things, spread over all ranks.
-    let counters = WholeTensor::create(&group, &TensorSpec::new(Dtype::I64, &[100]))?;
+    let counters = WholeTensor::create(&comm, &TensorSpec::new(Dtype::I64, &[100]))?;
 
     // Each rank counts 7 once, and 90 twice.
-    let (at, one) = (PinnedBuffer::create(&device, 12)?, PinnedBuffer::create(&device, 24)?);
+    let (at, one) = (PinnedBuffer::create(device, 12)?, PinnedBuffer::create(device, 24)?);
     stream.write(&at.all(), [7_i32, 90, 90].map(i32::to_ne_bytes).as_flattened())?;
     stream.write(&one.all(), [1_i64; 3].map(i64::to_ne_bytes).as_flattened())?;
     counters.scatter_add(&stream, &Dense::new(one.all(), Dtype::I64), &Indices::i32(at.all()), Order::Any)?;
-    group.barrier(&stream)?;
+    comm.barrier(&stream)?;
 
     // What all of them counted.
     let count = |row: u64| -> Result<i64, wholemem::Error> {
@@ -32,6 +28,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         counters.read_rows(&stream, row, &mut bytes)?;
         Ok(i64::from_ne_bytes(bytes))
     };
-    println!("{} of {}: {} times 7, {} times 90", group.rank(), group.size(), count(7)?, count(90)?);
+    println!("{} of {}: {} times 7, {} times 90", comm.rank(), comm.size(), count(7)?, count(90)?);
     Ok(())
 }

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use wholemem_os::interrupt;
 
-use crate::communicator::Turn;
+use crate::bootstrap::Turn;
 use crate::core::{Message, State};
 use crate::machine::converge::{Converge, Input, Merge, Output};
 use crate::machine::{Fault, give_up_on_word_at, margin};
 use crate::wire::Reader;
 use crate::wire::frame::{Header, Kind, What, decode_ranks, encode_ranks};
-use crate::{Communicator, Error, Rank, Result};
+use crate::{Bootstrap, Error, Rank, Result};
 
 /// How often a waiting rank looks whether its neighbours still run, and whether it is to wait at all.
 pub(crate) const GLANCE: Duration = Duration::from_millis(100);
@@ -37,7 +37,7 @@ pub enum Verdict {
     },
 }
 
-impl Communicator {
+impl Bootstrap {
     /// Waits until every rank is here.
     ///
     /// # Errors
@@ -130,8 +130,8 @@ impl Communicator {
 impl Turn<'_> {
     /// One pass up and down the tree.
     pub(crate) fn converge(&self, what: What, own: Vec<u8>, merge: Merge) -> Result<Vec<u8>> {
-        let core = &self.communicator.core;
-        let (tree, timeout) = (core.tree, self.communicator.timeout);
+        let core = &self.bootstrap.core;
+        let (tree, timeout) = (core.tree, self.bootstrap.timeout);
         let mut machine = Converge::new(tree, timeout, own, merge);
         let mut outputs = machine.start();
         let op = core.state().begun;
@@ -186,7 +186,7 @@ impl Turn<'_> {
     }
 
     pub(crate) fn all_gather(&self, what: What, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let core = &self.communicator.core;
+        let core = &self.bootstrap.core;
         let own = entry(core.tree.rank, bytes);
         let decision = self.converge(what, own, all_entries)?;
         let entries = read_entries(&decision).filter(|entries| {
@@ -205,7 +205,7 @@ impl Turn<'_> {
     pub(crate) fn agree(&self, vote: Result<(), &str>) -> Result<Verdict> {
         let own = match vote {
             Ok(()) => Vec::new(),
-            Err(why) => [&self.communicator.rank().0.to_le_bytes(), why.as_bytes()].concat(),
+            Err(why) => [&self.bootstrap.rank().0.to_le_bytes(), why.as_bytes()].concat(),
         };
         let decision = self.converge(What::Agree, own, lowest)?;
         Ok(match decision.split_first_chunk::<4>() {
@@ -218,8 +218,8 @@ impl Turn<'_> {
     }
 
     fn all_to_allv(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
-        let core = &self.communicator.core;
-        let (tree, timeout) = (core.tree, self.communicator.timeout);
+        let core = &self.bootstrap.core;
+        let (tree, timeout) = (core.tree, self.bootstrap.timeout);
         let op = core.state().begun;
         let mut received: Vec<Option<Vec<u8>>> = vec![None; parts.len()];
         for (to, part) in (0..tree.size).map(Rank).zip(parts) {
@@ -280,19 +280,19 @@ impl Turn<'_> {
     /// this rank in vain.
     pub(crate) fn abort_if_interrupted(&self) {
         if interrupt::is_interrupted() {
-            self.communicator.abort();
+            self.bootstrap.abort();
         }
     }
 
     fn tell_parent(&self, kind: Kind, what: What, op: u64, bytes: &[u8]) {
-        let core = &self.communicator.core;
+        let core = &self.bootstrap.core;
         if let Some(parent) = core.tree.parent() {
             core.post(parent, Header::new(kind, what, core.tree.rank, parent, op), bytes);
         }
     }
 
     pub(crate) fn finish(&self, op: u64) {
-        let mut state = self.communicator.core.state();
+        let mut state = self.bootstrap.core.state();
         state.finished = op;
         state.inbox.retain(|(of, _, _), _| *of > op);
         state.fds.retain(|(of, _), _| *of > op);
@@ -301,22 +301,22 @@ impl Turn<'_> {
     /// Tells the others that the ranks are at different operations.
     fn out_of_step(&self, error: Error) -> Error {
         if let Error::Mismatch { rank, .. } = &error {
-            self.communicator.core.fall(Fault::Broke(*rank), None);
+            self.bootstrap.core.fall(Fault::Broke(*rank), None);
         }
         error
     }
 
     /// The next number, for an operation that is made of several.
     pub(crate) fn next(&self) {
-        self.communicator.core.state().begun += 1;
+        self.bootstrap.core.state().begun += 1;
     }
 
     /// Why operation `op` cannot finish.
     pub(crate) fn fallen(&self, op: u64) -> Error {
         let error = {
-            let state = self.communicator.core.state();
+            let state = self.bootstrap.core.state();
             match state.standing.fault() {
-                Some(fault) => fault.error_within(self.communicator.timeout, false),
+                Some(fault) => fault.error_within(self.bootstrap.timeout, false),
                 None => state.standing.check(op).err().unwrap_or(Error::Busy),
             }
         };

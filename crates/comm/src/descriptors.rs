@@ -16,15 +16,15 @@ use std::sync::{Arc, PoisonError};
 
 use wholemem_os::packet::MAX_FDS;
 
+use crate::bootstrap::Turn;
 use crate::collective::{GLANCE, Verdict};
-use crate::communicator::Turn;
 use crate::core::Tagged;
 use crate::link::Packet;
 use crate::machine::{Fault, give_up_on_child_at, give_up_on_parent_at};
 use crate::wire::frame::{Header, Kind, What};
-use crate::{Communicator, Error, Rank, Result};
+use crate::{Bootstrap, Error, Rank, Result};
 
-impl Communicator {
+impl Bootstrap {
     /// Gives all ranks the descriptors of all ranks, in the order of their ranks. They may be of different numbers, or
     /// none. Those given stay open here, and come back as duplicates.
     ///
@@ -73,7 +73,7 @@ const TABLE_FULL: Lost = Lost::Here("the limit on open files is too low for all 
 
 impl Turn<'_> {
     fn pass_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Result<Vec<Vec<Arc<OwnedFd>>>, Lost>> {
-        let core = &self.communicator.core;
+        let core = &self.bootstrap.core;
         let tree = core.tree;
         let mut kept = Vec::new();
         let mut lost = None;
@@ -146,7 +146,7 @@ impl Turn<'_> {
 
     /// Sends descriptors to a neighbour, or that some were lost.
     fn send<'t>(&self, op: u64, to: Rank, lost: Option<Lost>, fds: impl Iterator<Item = &'t Tagged>) {
-        let core = &self.communicator.core;
+        let core = &self.bootstrap.core;
         let header = Header::new(Kind::Fds, What::AllGatherFds, core.tree.rank, to, op);
         if lost.is_some() {
             return core.post(to, Header { kind: Kind::FdsLost, ..header }, &[]);
@@ -165,10 +165,10 @@ impl Turn<'_> {
 
     /// Waits for `count` descriptors of a neighbour, or for the word that some were lost.
     fn receive(&self, op: u64, from: Rank, count: usize) -> Result<Result<Vec<Tagged>, Lost>> {
-        let core = &self.communicator.core;
+        let core = &self.bootstrap.core;
         let give_up =
             if core.tree.parent() == Some(from) { give_up_on_parent_at } else { give_up_on_child_at };
-        let give_up = give_up(core.tree, self.communicator.timeout);
+        let give_up = give_up(core.tree, self.bootstrap.timeout);
         let mut state = core.state();
         loop {
             if state.inbox.remove(&(op, Kind::FdsLost, from)).is_some() {
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn no_other_operation_comes_between_the_steps_of_one() {
-        let ranks = Communicator::local(2).unwrap();
+        let ranks = Bootstrap::local(2).unwrap();
         let memory = Memfd::create("test", 4096).unwrap();
         for _ in 0..200 {
             let (before, under_way) = (ranks[0].core.state().begun, Barrier::new(2));

@@ -5,9 +5,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::communicator::DEFAULT_TIMEOUT;
+use crate::bootstrap::DEFAULT_TIMEOUT;
 use crate::id::{Home, SOCKET_DIR};
-use crate::{Communicator, Error, Rank, Result, UniqueId};
+use crate::{Bootstrap, Error, Rank, Result, UniqueId};
 
 const ID: &str = "WHOLEMEM_ID";
 const RENDEZVOUS: &str = "WHOLEMEM_RENDEZVOUS";
@@ -84,7 +84,7 @@ enum Source {
     Agreed { run: String, secret: Option<String> },
 }
 
-impl Communicator {
+impl Bootstrap {
     /// Joins the group that a launcher has started this process for.
     ///
     /// | variable | what it says |
@@ -98,10 +98,10 @@ impl Communicator {
     /// | `WHOLEMEM_TIMEOUT` | seconds to wait for all ranks, and in each operation; 60 unless it is set |
     ///
     /// ```no_run
-    /// use wholemem_comm::Communicator;
+    /// use wholemem_comm::Bootstrap;
     ///
     /// // wholemem launch -n 4 -- ./my_program
-    /// let comm = Communicator::from_env()?;
+    /// let comm = Bootstrap::from_env()?;
     /// println!("rank {} of {}", comm.rank(), comm.size());
     /// comm.barrier()?;
     /// # Ok::<(), wholemem_comm::Error>(())
@@ -122,9 +122,9 @@ impl Communicator {
                 UniqueId::agreed(home, &run, secret.as_deref())
             }
         };
-        let mut communicator = Self::create_part(&id, place.rank, place.size, place.timeout, None)?;
-        communicator.timeout = place.timeout;
-        Ok(communicator)
+        let mut bootstrap = Self::create_part(&id, place.rank, place.size, place.timeout, None)?;
+        bootstrap.timeout = place.timeout;
+        Ok(bootstrap)
     }
 
     /// How long ranks wait for each other where nobody says it: the seconds of `WHOLEMEM_TIMEOUT`, or [`DEFAULT_TIMEOUT`].

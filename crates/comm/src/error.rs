@@ -34,7 +34,7 @@ pub enum Error {
         joining: bool,
     },
 
-    /// A rank called [`abort`](crate::Communicator::abort).
+    /// A rank called [`abort`](crate::Bootstrap::abort).
     #[error("rank {by} aborted the communicator")]
     Aborted {
         /// Who called it.

@@ -4,7 +4,7 @@
 //!   launcher ---- UniqueId ----> every rank           a tree of sockets, made in milliseconds
 //!
 //!                  0
-//!               /  |  \                               Communicator: barrier, broadcast, all_gather,
+//!               /  |  \                               Bootstrap: barrier, broadcast, all_gather,
 //!              1   2   3 ...                          all_to_all, all_gather_fds, agree, split
 //!
 //!   each watches its neighbours; a death is known to all within 100 ms, and named
@@ -13,7 +13,7 @@
 //! | room | what it holds |
 //! |---|---|
 //! | [`UniqueId`] | what ranks have in common before they meet |
-//! | [`Communicator`] | a rank's membership: how to get one, and every operation |
+//! | [`Bootstrap`] | a rank's membership: how to get one, and every operation |
 //! | [`Error`] | what can go wrong, with the ranks it went wrong with |
 //! | `machine` | what ranks decide, as machines without I/O, with the simulator that tests them |
 //! | `wire` | what travels between ranks, as bytes |
@@ -31,7 +31,7 @@
 //! machines are not joined yet.
 //!
 //! ```
-//! use wholemem_comm::{Communicator, Rank, UniqueId};
+//! use wholemem_comm::{Bootstrap, Rank, UniqueId};
 //! use wholemem_os::Deadline;
 //! use std::time::Duration;
 //!
@@ -41,7 +41,7 @@
 //!     for rank in 0..3 {
 //!         let id = &id;
 //!         scope.spawn(move || {
-//!             let comm = Communicator::create(id, Rank(rank), 3, Deadline::after(Duration::from_secs(30)))?;
+//!             let comm = Bootstrap::create(id, Rank(rank), 3, Deadline::after(Duration::from_secs(30)))?;
 //!             let all = comm.all_gather(&[u8::try_from(rank).unwrap()])?;
 //!             assert_eq!(all, [[0], [1], [2]]);
 //!             comm.close()
@@ -53,8 +53,8 @@
 
 #![forbid(unsafe_code)]
 
+mod bootstrap;
 mod collective;
-mod communicator;
 mod core;
 mod descriptors;
 mod door;
@@ -73,8 +73,8 @@ mod split;
 mod watch;
 mod wire;
 
+pub use bootstrap::{Bootstrap, DEFAULT_TIMEOUT};
 pub use collective::Verdict;
-pub use communicator::{Communicator, DEFAULT_TIMEOUT};
 pub use error::{Error, Result};
 pub use id::UniqueId;
 pub use rank::Rank;

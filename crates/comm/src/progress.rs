@@ -19,7 +19,7 @@ use crate::core::{Core, Message, Phase, Tagged};
 use crate::door::Door;
 use crate::link::{Left, Link, Packet};
 use crate::machine::Fault;
-use crate::machine::bootstrap::{Bootstrap, Input, Stage};
+use crate::machine::join::{Input, JoinProtocol, Stage};
 use crate::machine::rest::Rest;
 use crate::paths::Next;
 use crate::wire::Malformed;
@@ -79,7 +79,7 @@ pub(crate) struct Progress {
     core: Arc<Core>,
     began: Instant,
     timeout: Duration,
-    boot: Option<Bootstrap>,
+    protocol: Option<JoinProtocol>,
     joining: Joining,
     /// The neighbours in the tree.
     peers: BTreeMap<Rank, Peer>,
@@ -99,13 +99,13 @@ impl Progress {
         whole: Option<Arc<Core>>,
     ) -> Self {
         let now = Instant::now();
-        let boot = Some(Bootstrap::new(core.tree, timeout));
+        let protocol = Some(JoinProtocol::new(core.tree, timeout));
         let joining = Joining::new(core.tree.rank, door);
         Self {
             core,
             began: now,
             timeout,
-            boot,
+            protocol,
             joining,
             peers: BTreeMap::new(),
             readings: BTreeMap::new(),
@@ -122,7 +122,7 @@ impl Progress {
             Ok(hold) => hold,
             Err(error) => return self.fail(error.into()),
         };
-        self.boot(Input::Tick);
+        self.protocol(Input::Tick);
         loop {
             core.heart.beat();
             self.sleep();
@@ -135,7 +135,7 @@ impl Progress {
                 reading.link.flush();
             }
             self.look();
-            self.boot(Input::Tick);
+            self.protocol(Input::Tick);
         }
         self.say_goodbye();
         drop(hold);
@@ -151,8 +151,8 @@ impl Progress {
         if let Some(again) = self.joining.again() {
             wait = wait.min(again);
         }
-        if let Some(boot) = &self.boot {
-            wait = wait.min(boot.next_tick().saturating_sub(self.began.elapsed()));
+        if let Some(protocol) = &self.protocol {
+            wait = wait.min(protocol.next_tick().saturating_sub(self.began.elapsed()));
         }
         let mut polls = vec![PollFd::new(&self.core.wake, PollFlags::IN)];
         polls.extend(self.joining.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
@@ -298,8 +298,8 @@ impl Progress {
             Kind::Offer | Kind::Accepted | Kind::Declined if !is_far => {
                 return Err(Malformed("a link is offered or answered by a rank that needs none"));
             }
-            Kind::News => self.boot(Input::News(decode_news(&bytes)?)),
-            Kind::Decision => self.boot(Input::Decision(decode_fault(&bytes)?.map_or(Ok(()), Err))),
+            Kind::News => self.protocol(Input::News(decode_news(&bytes)?)),
+            Kind::Decision => self.protocol(Input::Decision(decode_fault(&bytes)?.map_or(Ok(()), Err))),
             Kind::Fall => match decode_fault(&bytes)? {
                 Some(fault) => self.core.fall(fault, Some(from)),
                 None => return Err(Malformed("a fall has no fault")),
@@ -387,13 +387,13 @@ impl Progress {
         self.core.links().remove(&rank);
         if peer.pulse.owner() == Owner::Died {
             self.core.id.address(rank).remove();
-            if self.boot.as_ref().is_some_and(|boot| boot.died().any(|dead| dead == rank)) {
+            if self.protocol.as_ref().is_some_and(|protocol| protocol.died().any(|dead| dead == rank)) {
                 // It was a rank in the place of one that had died before.
                 self.core.id.stand_in_address(rank).clear_away();
             }
         }
-        if self.boot.is_some() {
-            return self.boot(Input::Died(rank, Stage::decode(peer.pulse.status())));
+        if self.protocol.is_some() {
+            return self.protocol(Input::Died(rank, Stage::decode(peer.pulse.status())));
         }
         let has_left = self.core.state().standing.has_left(rank);
         // Free without a word is a rank whose group had fallen already, or whose joining failed.
@@ -408,7 +408,7 @@ impl Progress {
     /// A part of a group cannot come together when the whole has fallen.
     fn look_at_the_whole(&mut self) {
         let fallen = self.whole.as_ref().and_then(|whole| whole.state().standing.fault().cloned());
-        if let (Some(fault), Some(_)) = (fallen, &self.boot) {
+        if let (Some(fault), Some(_)) = (fallen, &self.protocol) {
             // Nobody will join this part any more, and one of its members can no longer clear up behind itself.
             for rank in self.core.tree.neighbours() {
                 self.core.id.address(rank).remove();

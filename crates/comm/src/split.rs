@@ -6,24 +6,24 @@
 
 use std::sync::{Arc, PoisonError};
 
+use crate::bootstrap::Turn;
 use crate::collective::wait_out;
-use crate::communicator::Turn;
 use crate::machine::Fault;
 use crate::wire::Reader;
 use crate::wire::frame::What;
-use crate::{Communicator, Error, Rank, Result};
+use crate::{Bootstrap, Error, Rank, Result};
 
 /// Names the node this process is on, where that is not the machine: for tests of several nodes on one machine.
 pub(crate) const NODE_ID: &str = "WHOLEMEM_NODE_ID";
 
-impl Communicator {
+impl Bootstrap {
     /// Divides the group: ranks that give the same color become one, ordered by their keys, and by rank where keys are
     /// equal. A rank that gives none gets none, but takes part.
     ///
     /// ```
-    /// use wholemem_comm::Communicator;
+    /// use wholemem_comm::Bootstrap;
     ///
-    /// let ranks = Communicator::local(3)?;
+    /// let ranks = Bootstrap::local(3)?;
     /// std::thread::scope(|scope| {
     ///     for comm in &ranks {
     ///         scope.spawn(|| {
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_member_that_gives_its_part_up_is_missing_and_not_dead() {
-        let mut ranks = Communicator::local(3).unwrap();
+        let mut ranks = Bootstrap::local(3).unwrap();
         let timeout = Duration::from_secs(3);
         ranks.iter_mut().for_each(|comm| comm.set_timeout(timeout));
         let ranks = &ranks[..];
@@ -171,7 +171,7 @@ mod tests {
                         // It joins, and leaves before rank 2, which never comes.
                         let id = comm.core.id.part(number, 0);
                         let soon = Duration::from_secs(1);
-                        Communicator::create_part(&id, Rank(1), 3, soon, None).unwrap_err();
+                        Bootstrap::create_part(&id, Rank(1), 3, soon, None).unwrap_err();
                     }
                 });
             }

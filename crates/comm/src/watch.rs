@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::core::Core;
-use crate::{Communicator, Error};
+use crate::{Bootstrap, Error};
 
 type Tell = Arc<dyn Fn(&Error) + Send + Sync>;
 
@@ -36,16 +36,16 @@ impl Drop for Watch {
     }
 }
 
-impl Communicator {
+impl Bootstrap {
     /// Calls `tell` with the fault when the group falls: a rank was lost, or aborted, or an operation timed out. Also with
     /// [`Error::PeerLeft`] when another rank leaves, and with [`Error::Closed`] when this one does. At once, if it was so
     /// already. It is called by the thread that watches over the group, which nothing may hold up, or by who leaves.
     ///
     /// ```
     /// use std::sync::mpsc;
-    /// use wholemem_comm::{Communicator, Error, Rank};
+    /// use wholemem_comm::{Bootstrap, Error, Rank};
     ///
-    /// let ranks = Communicator::local(2)?;
+    /// let ranks = Bootstrap::local(2)?;
     /// let (sender, receiver) = mpsc::channel();
     /// let watch = ranks[0].watch(move |error| drop(sender.send(error.clone())));
     /// ranks[1].abort();
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn who_watches_is_told_once_and_also_if_late() {
-        let ranks = Communicator::local(2).unwrap();
+        let ranks = Bootstrap::local(2).unwrap();
         let (sender, receiver) = mpsc::channel();
         let tell = {
             let sender = sender.clone();
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn who_watches_is_told_once_of_each_that_leaves() {
-        let ranks = Communicator::local(3).unwrap();
+        let ranks = Bootstrap::local(3).unwrap();
         let (sender, receiver) = mpsc::channel();
         let tell = || {
             let sender = sender.clone();

@@ -4,14 +4,14 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use wholemem_comm::{Communicator, Error, Rank, UniqueId};
+use wholemem_comm::{Bootstrap, Error, Rank, UniqueId};
 use wholemem_os::{Deadline, PacketSocket, PidFd};
 use wholemem_testkit::forked::leave_forked_child;
 use wholemem_testkit::{Census, Ranks, in_forked_child, test_name};
 
-fn join(id: &str, rank: usize, size: u32, timeout: Duration) -> Result<Communicator, Error> {
+fn join(id: &str, rank: usize, size: u32, timeout: Duration) -> Result<Bootstrap, Error> {
     let rank = Rank(u32::try_from(rank).expect("small"));
-    let mut comm = Communicator::create(&id.parse()?, rank, size, Deadline::after(timeout))?;
+    let mut comm = Bootstrap::create(&id.parse()?, rank, size, Deadline::after(timeout))?;
     comm.set_timeout(timeout);
     Ok(comm)
 }
@@ -90,7 +90,7 @@ fn a_stopped_rank_is_named_and_the_others_go_on_in_a_new_group() {
         let parameter = rank.parameter();
         let (first, second) = parameter.split_once(' ').expect("two ids");
         let before = (rank.id() != 1).then(|| {
-            drop(Communicator::local(2).expect("a group"));
+            drop(Bootstrap::local(2).expect("a group"));
             Census::take()
         });
         let timeout = Duration::from_secs(3);
@@ -256,7 +256,7 @@ fn sixteen_ranks_that_wait_burn_next_to_nothing() {
 fn a_second_claimant_of_a_rank_fails_alone_and_another_size_is_told() {
     Ranks::of(4).parameter(id()).run(test_name!(), |rank| {
         let claim = |as_rank, size| join(&rank.parameter(), as_rank, size, PATIENCE);
-        let barrier = |comm: Communicator| comm.barrier().expect("all are there");
+        let barrier = |comm: Bootstrap| comm.barrier().expect("all are there");
         match rank.id() {
             0 => barrier(claim(0, 3).expect("a group")),
             // The group is open until one of the two who want to be rank 1 has been told that it is taken.

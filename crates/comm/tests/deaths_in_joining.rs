@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use wholemem_comm::{Communicator, Error, Rank, UniqueId};
+use wholemem_comm::{Bootstrap, Error, Rank, UniqueId};
 use wholemem_os::{Deadline, PacketSocket, PidFd};
 use wholemem_testkit::forked::leave_forked_child;
 use wholemem_testkit::{Census, Ranks, test_name};
@@ -15,9 +15,9 @@ const SIZE: usize = 7;
 /// Longer than the harness waits for a test: no rank may wait for it.
 const FAR: Duration = Duration::from_secs(3600);
 
-fn join(id: &str, rank: usize, size: usize, timeout: Duration) -> Result<Communicator, Error> {
+fn join(id: &str, rank: usize, size: usize, timeout: Duration) -> Result<Bootstrap, Error> {
     let number = |number| u32::try_from(number).expect("small");
-    Communicator::create(&id.parse()?, Rank(number(rank)), number(size), Deadline::after(timeout))
+    Bootstrap::create(&id.parse()?, Rank(number(rank)), number(size), Deadline::after(timeout))
 }
 
 /// Waits until a process has mapped the pages of so many ranks, its own among them: it maps those of the ranks that it has
@@ -51,7 +51,7 @@ fn kill_while_joining(rank: &wholemem_testkit::Rank, victim: usize, late: usize,
         unreachable!("it is killed while it joins");
     }
     // Threads, and what the first group of a process makes once and for all.
-    drop(Communicator::local(2).expect("a group"));
+    drop(Bootstrap::local(2).expect("a group"));
     let before = Census::take();
     let mut kept = Vec::new();
     if rank.id() == late {

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use wholemem_comm::{Communicator, Error, Rank, UniqueId};
+use wholemem_comm::{Bootstrap, Error, Rank, UniqueId};
 use wholemem_os::{Deadline, Memfd};
 use wholemem_testkit::{Census, Ranks, test_name};
 
@@ -16,7 +16,7 @@ fn a_rank_whose_table_is_full_is_named_and_nothing_is_lost_but_the_operation() {
         let me = Rank(u32::try_from(rank.id()).expect("small"));
         let id = rank.parameter().parse().expect("an id");
         let deadline = Deadline::after(Duration::from_secs(60));
-        let comm = Communicator::create(&id, me, 7, deadline).expect("a group");
+        let comm = Bootstrap::create(&id, me, 7, deadline).expect("a group");
         let own: Vec<_> = (0..100).map(|_| Memfd::create("test", 4096).expect("memory")).collect();
         let fds: Vec<_> = own.iter().map(AsFd::as_fd).collect();
         let before = Census::take();
@@ -54,7 +54,7 @@ fn who_leaves_at_once_has_told_the_others_whose_table_was_full() {
         let me = Rank(u32::try_from(rank.id()).expect("small"));
         let deadline = Deadline::after(Duration::from_secs(60));
         let id = rank.parameter().parse().expect("an id");
-        let comm = Communicator::create(&id, me, 2, deadline).expect("a group");
+        let comm = Bootstrap::create(&id, me, 2, deadline).expect("a group");
         // Rank 0 has many batches to send, of which rank 1 cannot take the first; the verdict waits behind the others.
         let count = if rank.id() == 0 { 1500 } else { 0 };
         let own: Vec<_> = (0..count).map(|_| Memfd::create("test", 4096).expect("memory")).collect();
@@ -85,7 +85,7 @@ fn ranks_without_room_for_one_more_link_send_long_messages_along_the_tree() {
             let (id, full) = parameter.split_once(' ').expect("two words");
             let me = Rank(u32::try_from(rank.id()).expect("small"));
             let deadline = Deadline::after(Duration::from_secs(60));
-            let comm = Communicator::create(&id.parse().expect("an id"), me, 7, deadline).expect("a group");
+            let comm = Bootstrap::create(&id.parse().expect("an id"), me, 7, deadline).expect("a group");
             let limit = getrlimit(Resource::Nofile);
             let is_full = me.0.to_string() == full;
             if is_full {

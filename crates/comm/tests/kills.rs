@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use wholemem_comm::{Communicator, Error, Rank, UniqueId};
+use wholemem_comm::{Bootstrap, Error, Rank, UniqueId};
 use wholemem_os::{Deadline, Memfd};
 use wholemem_testkit::stepper::Fate;
 use wholemem_testkit::{Census, Ranks, Stepper, stepper, test_name};
@@ -68,16 +68,16 @@ impl Case {
     }
 }
 
-fn create(case: &Case, rank: u32) -> Result<Communicator, Error> {
+fn create(case: &Case, rank: u32) -> Result<Bootstrap, Error> {
     let id: UniqueId = case.id.parse()?;
-    let mut comm = Communicator::create(&id, Rank(rank), SIZE, Deadline::after(TIMEOUT))?;
+    let mut comm = Bootstrap::create(&id, Rank(rank), SIZE, Deadline::after(TIMEOUT))?;
     // Who waits for the dead is told at once; who waits for the stopped waits for as long as this.
     comm.set_timeout(if case.fate == Fate::Freeze { TIMEOUT } else { Duration::from_secs(60) });
     Ok(comm)
 }
 
 /// What is walked. The communicator is given back so that it lives until the second mark.
-fn operate(operation: Operation, comm: &Communicator) -> Result<(), Error> {
+fn operate(operation: Operation, comm: &Bootstrap) -> Result<(), Error> {
     match operation {
         Operation::Create => Ok(()),
         Operation::Split => comm.split(Some(0), SIZE - comm.rank().0).map(drop),
@@ -113,7 +113,7 @@ fn victim(rank: &wholemem_testkit::Rank, case: &Case) {
 
 fn survivor(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
     // Threads, and what the first group of a process makes once and for all.
-    drop(Communicator::local(2).expect("a group"));
+    drop(Bootstrap::local(2).expect("a group"));
     let before = Census::take();
     if case.operation == Operation::Create {
         // Together with the victim: who begins much later finds that the others have given up.
@@ -165,7 +165,7 @@ fn outlast(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
     let digits: String = case.id[4..20].chars().rev().collect();
     let id = format!("{}{digits}{}", &case.id[..4], &case.id[20..]).parse().expect("an id");
     let deadline = Deadline::after(Duration::from_secs(60));
-    let again = Communicator::create(&id, Rank(u32::from(rank > other)), 2, deadline).expect("a new group");
+    let again = Bootstrap::create(&id, Rank(u32::from(rank > other)), 2, deadline).expect("a new group");
     assert_eq!(again.all_gather(b"on").expect("it works"), [b"on", b"on"]);
     drop(again);
     harness.send(STEPPER, b"done", &[]);

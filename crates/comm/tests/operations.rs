@@ -4,15 +4,15 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use wholemem_comm::{Communicator, Error, Rank, UniqueId, Verdict};
+use wholemem_comm::{Bootstrap, Error, Rank, UniqueId, Verdict};
 use wholemem_os::interrupt::interruptible;
 use wholemem_os::{Deadline, Memfd};
 
 const SIZES: [u32; 6] = [1, 2, 3, 5, 7, 22];
 
 /// Runs `body` as every rank of a new group.
-fn each(size: u32, body: impl Fn(&Communicator) + Sync) {
-    let ranks = Communicator::local(size).expect("a group");
+fn each(size: u32, body: impl Fn(&Bootstrap) + Sync) {
+    let ranks = Bootstrap::local(size).expect("a group");
     std::thread::scope(|scope| {
         for comm in &ranks {
             scope.spawn(|| body(comm));
@@ -91,7 +91,7 @@ fn all_to_all_transposes() {
 #[test]
 fn who_leaves_after_all_to_all_has_passed_on_what_goes_through_it() {
     for _ in 0..50 {
-        let ranks = Communicator::local(22).expect("a group");
+        let ranks = Bootstrap::local(22).expect("a group");
         std::thread::scope(|scope| {
             for comm in ranks {
                 scope.spawn(move || assert_eq!(comm.all_to_all(&[7; 220]), Ok(vec![7; 220])));
@@ -166,7 +166,7 @@ fn two_nodes_of_two_ranks_are_told_apart() {
 
 #[test]
 fn abort_ends_what_the_others_are_at() {
-    let ranks = Communicator::local(3).expect("a group");
+    let ranks = Bootstrap::local(3).expect("a group");
     let aborted = Err(Error::Aborted { by: Rank(2) });
     std::thread::scope(|scope| {
         let waiting: Vec<_> = ranks[..2].iter().map(|comm| scope.spawn(|| comm.barrier())).collect();
@@ -182,7 +182,7 @@ fn abort_ends_what_the_others_are_at() {
 
 #[test]
 fn a_rank_that_never_calls_is_named_and_the_group_is_of_no_more_use() {
-    let mut ranks = Communicator::local(3).expect("a group");
+    let mut ranks = Bootstrap::local(3).expect("a group");
     // A quarter of it is the time in which the others hear from rank 0 who was missing.
     let timeout = Duration::from_secs(3);
     ranks.iter_mut().for_each(|comm| comm.set_timeout(timeout));
@@ -207,7 +207,7 @@ fn a_rank_that_never_calls_is_named_and_the_group_is_of_no_more_use() {
 
 #[test]
 fn a_rank_that_has_left_fails_what_comes_after_and_nothing_before() {
-    let mut ranks = Communicator::local(3).expect("a group");
+    let mut ranks = Bootstrap::local(3).expect("a group");
     let last = ranks.pop().expect("rank 2");
     std::thread::scope(|scope| {
         for comm in &ranks {
@@ -227,11 +227,11 @@ fn a_rank_that_has_left_fails_what_comes_after_and_nothing_before() {
 #[test]
 fn a_rank_leaves_while_its_threads_wait() {
     for operation in [
-        Communicator::barrier,
-        |comm: &Communicator| comm.all_to_all(b"ab").map(drop),
-        |comm: &Communicator| comm.split(Some(0), 0).map(drop),
+        Bootstrap::barrier,
+        |comm: &Bootstrap| comm.all_to_all(b"ab").map(drop),
+        |comm: &Bootstrap| comm.split(Some(0), 0).map(drop),
     ] {
-        let ranks = Communicator::local(2).expect("a group");
+        let ranks = Bootstrap::local(2).expect("a group");
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| operation(&ranks[0]));
             // Once it has begun, or before: it ends either way.
@@ -246,7 +246,7 @@ fn a_rank_leaves_while_its_threads_wait() {
 
 #[test]
 fn ranks_at_different_operations_find_out() {
-    let ranks = Communicator::local(2).expect("a group");
+    let ranks = Bootstrap::local(2).expect("a group");
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let here = ranks[0].barrier();
@@ -281,15 +281,14 @@ fn what_a_caller_gets_wrong_is_refused_and_harms_nobody() {
 
 #[test]
 fn an_operation_whose_caller_is_interrupted_ends_the_group() {
-    type Operation = fn(&Communicator) -> Result<(), Error>;
-    let memory = |comm: &Communicator| {
+    type Operation = fn(&Bootstrap) -> Result<(), Error>;
+    let memory = |comm: &Bootstrap| {
         let memory = Memfd::create("test", 4096).expect("memory");
         comm.all_gather_fds(&[memory.as_fd()]).map(drop)
     };
-    let operations: [Operation; 3] =
-        [Communicator::barrier, |comm| comm.all_to_all(&[0; 2]).map(drop), memory];
+    let operations: [Operation; 3] = [Bootstrap::barrier, |comm| comm.all_to_all(&[0; 2]).map(drop), memory];
     for operation in operations {
-        let ranks = Communicator::local(2).expect("a group");
+        let ranks = Bootstrap::local(2).expect("a group");
         // Nobody else comes before.
         let interrupted = interruptible(|| true, || operation(&ranks[0]));
         assert_eq!(interrupted, Err(Error::Aborted { by: Rank(0) }));
@@ -299,14 +298,14 @@ fn an_operation_whose_caller_is_interrupted_ends_the_group() {
 
 #[test]
 fn an_operation_that_need_not_wait_is_not_interrupted() {
-    let alone = Communicator::local(1).expect("a group");
+    let alone = Bootstrap::local(1).expect("a group");
     assert_eq!(interruptible(|| true, || alone[0].barrier()), Ok(()));
 }
 
 #[test]
 fn joining_can_be_interrupted() {
     let id = UniqueId::create().expect("an id");
-    let join = || Communicator::create(&id, Rank(0), 2, Deadline::NEVER).map(drop);
+    let join = || Bootstrap::create(&id, Rank(0), 2, Deadline::NEVER).map(drop);
     assert_eq!(interruptible(|| true, join), Err(Error::Aborted { by: Rank(0) }));
 }
 
@@ -314,7 +313,7 @@ fn joining_can_be_interrupted() {
 fn a_group_that_is_larger_than_any_is_refused_at_once() {
     let id = UniqueId::create().expect("an id");
     let size = 3_000_000;
-    let refused = Communicator::create(&id, Rank(0), size, Deadline::NEVER).map(drop);
+    let refused = Bootstrap::create(&id, Rank(0), size, Deadline::NEVER).map(drop);
     assert_eq!(refused, Err(Error::TooManyRanks { size, limit: 65_536 }));
 }
 

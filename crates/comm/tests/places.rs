@@ -3,14 +3,14 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use wholemem_comm::{Communicator, Error, Rank, UniqueId};
+use wholemem_comm::{Bootstrap, Error, Rank, UniqueId};
 use wholemem_os::vm::Protection;
 use wholemem_os::{Deadline, Memfd, SharedMap};
 use wholemem_testkit::{Ranks, test_name};
 
-fn join(id: &str, rank: usize, timeout: Duration) -> Result<Communicator, Error> {
+fn join(id: &str, rank: usize, timeout: Duration) -> Result<Bootstrap, Error> {
     let rank = Rank(u32::try_from(rank).expect("small"));
-    Communicator::create(&id.parse()?, rank, 2, Deadline::after(timeout))
+    Bootstrap::create(&id.parse()?, rank, 2, Deadline::after(timeout))
 }
 
 #[test]
@@ -75,6 +75,6 @@ fn ranks_that_a_launcher_has_started_on_several_nodes_are_refused_at_once() {
     let ranks = variables.fold(Ranks::of(1), |ranks, (name, value)| ranks.env(name, value));
     ranks.run(test_name!(), |_| {
         let refused = Error::SeveralNodes { name: "LOCAL_WORLD_SIZE", value: "1".to_owned(), size: 2 };
-        assert_eq!(Communicator::from_env().map(drop), Err(refused));
+        assert_eq!(Bootstrap::from_env().map(drop), Err(refused));
     });
 }

@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use wholemem_comm::{Communicator, Error, Rank, UniqueId};
+use wholemem_comm::{Bootstrap, Error, Rank, UniqueId};
 use wholemem_os::packet::{Address, PacketListener};
 use wholemem_os::{Deadline, PacketSocket};
 use wholemem_testkit::{Ranks, test_name};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn join(id: &UniqueId, rank: u32, size: u32) -> Result<Communicator, Error> {
-    Communicator::create(id, Rank(rank), size, Deadline::after(PATIENCE))
+fn join(id: &UniqueId, rank: u32, size: u32) -> Result<Bootstrap, Error> {
+    Bootstrap::create(id, Rank(rank), size, Deadline::after(PATIENCE))
 }
 
 /// The socket of the first rank that listens in a folder.
@@ -103,7 +103,7 @@ fn a_thousand_half_open_connections_and_worse_keep_nobody_out() {
         match rank.id() {
             0 => {
                 // Limits are raised and threads started before the count.
-                drop(Communicator::local(2).expect("a group"));
+                drop(Bootstrap::local(2).expect("a group"));
                 let before = open_fds();
                 let (most, done) = (AtomicUsize::new(0), AtomicBool::new(false));
                 std::thread::scope(|scope| {
@@ -226,7 +226,7 @@ fn the_secret_is_in_no_byte_on_the_wire_and_a_recorded_handshake_opens_nothing()
     let claimed = heard.windows(29).find(|window| window.starts_with(b"wmh1\x01")).expect("heard").to_vec();
     std::thread::scope(|scope| {
         let root =
-            scope.spawn(|| Communicator::create(&id, Rank(0), 2, Deadline::after(Duration::from_secs(2))));
+            scope.spawn(|| Bootstrap::create(&id, Rank(0), 2, Deadline::after(Duration::from_secs(2))));
         let address = Address::Path(door(&folder));
         let thief = loop {
             if let Some(socket) = knock(&address) {
@@ -254,7 +254,7 @@ fn another_secret_joins_nothing() {
     let digit = if text.as_bytes()[25] == b'0' { "1" } else { "0" };
     let wrong: UniqueId = format!("{}{digit}{}", &text[..25], &text[26..]).parse().expect("an id");
     let create = |id: &UniqueId, rank, millis| {
-        Communicator::create(id, Rank(rank), 2, Deadline::after(Duration::from_millis(millis)))
+        Bootstrap::create(id, Rank(rank), 2, Deadline::after(Duration::from_millis(millis)))
     };
     std::thread::scope(|scope| {
         // Another secret is another address: it is learnt, so that the real door can be put there.

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use wholemem_comm::{Communicator, Error, Rank, UniqueId};
+use wholemem_comm::{Bootstrap, Error, Rank, UniqueId};
 use wholemem_os::{Deadline, Memfd};
 
 const TIMEOUT: Duration = Duration::from_millis(400);
@@ -18,8 +18,8 @@ fn misses<T>(missing: Rank, joining: bool, wait: impl FnOnce() -> Result<T, Erro
 }
 
 /// A pair of ranks in this process, of which the other one does not take part in what follows.
-fn with_pair(rank: usize, wait: impl FnOnce(Rank, &Communicator)) {
-    let mut pair = Communicator::local(2).expect("a group");
+fn with_pair(rank: usize, wait: impl FnOnce(Rank, &Bootstrap)) {
+    let mut pair = Bootstrap::local(2).expect("a group");
     pair.iter_mut().for_each(|comm| comm.set_timeout(TIMEOUT));
     wait(pair[1 - rank].rank(), &pair[rank]);
 }
@@ -43,7 +43,7 @@ fn joining_waits_for_the_timeout_that_was_asked() {
     let deadline = || Deadline::after(TIMEOUT);
     for rank in 0..2 {
         let id = UniqueId::create().expect("an id");
-        misses(Rank(1 - rank), true, || Communicator::create(&id, Rank(rank), 2, deadline()));
+        misses(Rank(1 - rank), true, || Bootstrap::create(&id, Rank(rank), 2, deadline()));
     }
     // Rank 1 has joined rank 0, and both miss rank 2.
     let id = UniqueId::create().expect("an id");
@@ -51,7 +51,7 @@ fn joining_waits_for_the_timeout_that_was_asked() {
         for rank in 0..2 {
             let id = &id;
             scope.spawn(move || {
-                misses(Rank(2), true, || Communicator::create(id, Rank(rank), 3, deadline()));
+                misses(Rank(2), true, || Bootstrap::create(id, Rank(rank), 3, deadline()));
             });
         }
     });
@@ -59,7 +59,7 @@ fn joining_waits_for_the_timeout_that_was_asked() {
 
 #[test]
 fn a_rank_that_hears_early_of_a_timeout_tells_how_long_it_waited_itself() {
-    let mut ranks = Communicator::local(3).expect("a group");
+    let mut ranks = Bootstrap::local(3).expect("a group");
     let long = Duration::from_secs(60);
     ranks[0].set_timeout(TIMEOUT);
     ranks[1].set_timeout(long);

@@ -21,8 +21,8 @@ impl Open {
         if let Some(symmetric) = self.symmetric.get() {
             return Ok(symmetric);
         }
-        let spec = SymmetricSpec { timeout: self.group.communicator().timeout(), ..SymmetricSpec::default() };
-        let made = Symmetric::create(&self.group, &spec)?;
+        let spec = SymmetricSpec { timeout: self.comm.bootstrap().timeout(), ..SymmetricSpec::default() };
+        let made = Symmetric::create(&self.comm, &spec)?;
         Ok(self.symmetric.get_or_init(|| made))
     }
 }
@@ -38,7 +38,7 @@ struct Operand {
 impl Operand {
     fn new(open: &Open, view: View, what: &str, rights: Rights) -> Result<Self, Raised> {
         view.layout.check_contiguous(what, rights)?;
-        let span = view.span(what, open.group.device(), rights)?;
+        let span = view.span(what, open.comm.device(), rights)?;
         let window = open.windows.find(view.address, view.layout.len());
         Ok(Self { layout: view.layout, span, window })
     }
@@ -157,7 +157,7 @@ impl Communicator {
         out: Option<Bound<'py, PyAny>>,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let size = i64::from(self.open().raised()?.group.size());
+        let size = i64::from(self.open().raised()?.comm.size());
         let shape_of = |shape: &[i64]| [&[size], shape].concat();
         let Call { open, target, input, output, out } = Call::prepare(self, array, out, stream, shape_of)?;
         waiting(py, || -> Result<(), Raised> {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyType;
-use wholemem::{Group, Rank, Symmetric};
-use wholemem_comm::{Communicator as Ranks, UniqueId};
+use wholemem::{Rank, Symmetric};
+use wholemem_comm::{Bootstrap, UniqueId};
 use wholemem_hal::{BackendKind, Device, PlainBuffer, Stream};
 use wholemem_os::{Deadline, ForkEpoch};
 
@@ -23,7 +23,7 @@ use crate::window::Windows;
 /// What a communicator has until it is closed, and what was made through it keeps.
 #[derive(Debug)]
 pub(crate) struct Open {
-    pub(crate) group: Group,
+    pub(crate) comm: wholemem::Communicator,
     /// Where work runs for which the caller names no stream.
     pub(crate) stream: Stream,
     /// What the ranks meet through, made by the first call that needs it.
@@ -37,16 +37,16 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    fn new(group: Group) -> Result<Self, Raised> {
-        let stream = group.device().stream()?;
+    fn new(comm: wholemem::Communicator) -> Result<Self, Raised> {
+        let stream = comm.device().stream()?;
         let streams = Streams::new()?;
-        let framework = FrameworkMemory::new(group.device());
-        let device = match group.device().backend().kind() {
+        let framework = FrameworkMemory::new(comm.device());
+        let device = match comm.device().backend().kind() {
             BackendKind::Host => -1,
-            _ => i32::try_from(group.device().id().0).unwrap_or(i32::MAX),
+            _ => i32::try_from(comm.device().id().0).unwrap_or(i32::MAX),
         };
         Ok(Self {
-            group,
+            comm,
             stream,
             symmetric: OnceLock::new(),
             windows: Windows::default(),
@@ -58,7 +58,7 @@ impl Open {
 
     /// New memory where this rank's device reaches it.
     pub(crate) fn make(&self, layout: Layout) -> Result<View, Raised> {
-        let device = self.group.device();
+        let device = self.comm.device();
         if Place::of(device) == Place::CPU || layout.len() == 0 {
             return View::zeroed(layout);
         }
@@ -91,9 +91,9 @@ pub(crate) struct Communicator {
 }
 
 impl Communicator {
-    fn new(group: Group) -> Result<Self, Raised> {
-        let (rank, size, device) = (group.rank().0, group.size(), group.device().clone());
-        let (open, epoch) = (Open::new(group)?, ForkEpoch::current()?);
+    fn new(comm: wholemem::Communicator) -> Result<Self, Raised> {
+        let (rank, size, device) = (comm.rank().0, comm.size(), comm.device().clone());
+        let (open, epoch) = (Open::new(comm)?, ForkEpoch::current()?);
         Ok(Self {
             rank,
             size,
@@ -117,16 +117,16 @@ impl Communicator {
 
 /// How long to wait for other ranks: as long as asked for, or as the environment says.
 fn patience(seconds: Option<f64>) -> Result<Duration, Raised> {
-    let Some(seconds) = seconds else { return Ok(Ranks::timeout_from_env()?) };
+    let Some(seconds) = seconds else { return Ok(Bootstrap::timeout_from_env()?) };
     let duration = Duration::try_from_secs_f64(seconds).ok().filter(|duration| !duration.is_zero());
     duration.ok_or_else(|| Raised::new("WrongValue", format!("cannot wait for {seconds} seconds")))
 }
 
 /// The group of ranks that have found each other.
-fn group_of(ranks: Ranks, name: DeviceName) -> Result<Communicator, Raised> {
+fn group_of(ranks: Bootstrap, name: DeviceName) -> Result<Communicator, Raised> {
     // A rank without a device leaves, and the others are told.
     let device = name.device_of(&name.open()?, &ranks)?;
-    Communicator::new(Group::create(ranks, &device)?)
+    Communicator::new(wholemem::Communicator::create(ranks, &device)?)
 }
 
 #[pymethods]
@@ -138,7 +138,7 @@ impl Communicator {
     #[classmethod]
     #[pyo3(signature = (*, device=None))]
     fn from_env(_class: &Bound<'_, PyType>, py: Python<'_>, device: Option<DeviceName>) -> PyResult<Self> {
-        waiting(py, || group_of(Ranks::from_env()?, device.unwrap_or_default()))
+        waiting(py, || group_of(Bootstrap::from_env()?, device.unwrap_or_default()))
     }
 
     /// Joins the group of an id, and returns when all ranks have. ``timeout`` is in seconds, also for later calls.
@@ -156,7 +156,7 @@ impl Communicator {
         let (name, timeout) = (device.unwrap_or_default(), patience(timeout).raised()?);
         let id: UniqueId = unique_id.parse().raised()?;
         waiting(py, || {
-            let mut ranks = Ranks::create(&id, Rank(rank), size, Deadline::after(timeout))?;
+            let mut ranks = Bootstrap::create(&id, Rank(rank), size, Deadline::after(timeout))?;
             ranks.set_timeout(timeout);
             group_of(ranks, name)
         })
@@ -193,13 +193,13 @@ impl Communicator {
             let backend = name.open()?;
             let devices: Vec<_> =
                 (0..size).map(|rank| name.device_of_thread(&backend, rank)).collect::<Result<_, _>>()?;
-            let ranks = Ranks::local(size)?;
+            let ranks = Bootstrap::local(size)?;
             // Making a group is what all ranks do together.
             std::thread::scope(|scope| {
-                let join = |(mut ranks, device): (Ranks, Device)| {
+                let join = |(mut ranks, device): (Bootstrap, Device)| {
                     scope.spawn(move || {
                         ranks.set_timeout(timeout);
-                        Communicator::new(Group::create(ranks, &device)?)
+                        Communicator::new(wholemem::Communicator::create(ranks, &device)?)
                     })
                 };
                 let threads: Vec<_> = ranks.into_iter().zip(devices).map(join).collect();
@@ -249,14 +249,14 @@ impl Communicator {
         let target = Target::of(&open, stream)?;
         waiting(py, || -> Result<(), Raised> {
             target.finish()?;
-            Ok(open.group.barrier(&target.stream)?)
+            Ok(open.comm.barrier(&target.stream)?)
         })
     }
 
     /// Raises what keeps the group from going on, if anything does, without waiting.
     fn check(&self) -> PyResult<()> {
         let open = self.open().raised()?;
-        open.group.communicator().check().raised()?;
+        open.comm.bootstrap().check().raised()?;
         open.symmetric.get().map_or(Ok(()), |symmetric| symmetric.check()).raised()
     }
 
@@ -264,7 +264,7 @@ impl Communicator {
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let open = self.open().raised()?;
         // Those who wait are woken by it, and may want the interpreter's lock.
-        py.detach(|| open.group.communicator().abort());
+        py.detach(|| open.comm.bootstrap().abort());
         Ok(())
     }
 
@@ -276,7 +276,7 @@ impl Communicator {
                 let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
                 // Tables and windows have it too, and may stay for long.
                 if let Some(open) = open {
-                    open.group.communicator().leave();
+                    open.comm.bootstrap().leave();
                 }
             });
         }

@@ -1,8 +1,7 @@
 //! Devices as Python names them: `cpu`, `cuda`, `cuda:1`, or whatever is best here.
 
 use pyo3::prelude::*;
-use wholemem::Group;
-use wholemem_comm::Communicator;
+use wholemem_comm::Bootstrap;
 use wholemem_hal::{Backend, BackendKind, Device};
 
 use crate::error::{Raised, Raises};
@@ -12,7 +11,7 @@ use crate::error::{Raised, Raises};
 pub(crate) struct DeviceName {
     /// The best backend there is, if none is named.
     backend: Option<BackendKind>,
-    /// If none is named, [`Group::choose_device`] chooses, or ranks that are threads take them in turn.
+    /// If none is named, [`wholemem::Communicator::choose_device`] chooses, or ranks that are threads take them in turn.
     id: Option<u32>,
 }
 
@@ -49,10 +48,10 @@ impl DeviceName {
     }
 
     /// The device of a rank that is a process.
-    pub(crate) fn device_of(self, backend: &Backend, ranks: &Communicator) -> Result<Device, Raised> {
+    pub(crate) fn device_of(self, backend: &Backend, ranks: &Bootstrap) -> Result<Device, Raised> {
         match self.id {
             Some(id) => Ok(backend.device(id)?),
-            None => Ok(Group::choose_device(backend, ranks)?),
+            None => Ok(wholemem::Communicator::choose_device(backend, ranks)?),
         }
     }
 

@@ -50,7 +50,7 @@ impl Open {
     /// If `device` is this communicator's, the memory is as [`FrameworkMemory::part`] has it.
     unsafe fn memory(&self, device: i32, address: u64, len: usize) -> Result<Span, Raised> {
         if device != self.device {
-            let there = Place::of(self.group.device());
+            let there = Place::of(self.comm.device());
             let here = if device < 0 { Place::CPU } else { Place::cuda(device) };
             let message = format!("the tensor is on {here}, and the communicator on {there}");
             return Err(Raised::new("WrongDevice", message).hint(format!("move it to {there} first")));
@@ -298,7 +298,7 @@ impl Communicator {
         stream: u64,
     ) -> PyResult<()> {
         let open = self.open().raised()?;
-        let all = len.saturating_mul(open.group.size() as usize);
+        let all = len.saturating_mul(open.comm.size() as usize);
         // SAFETY: the calling Python code promises that the memory is there, as written at the top.
         let from = unsafe { Operand::at(&open, device, input, len) }.raised()?;
         // SAFETY: the calling Python code promises that the memory is there, as written at the top.

@@ -140,7 +140,7 @@ impl WholeTensor {
     fn asked(&self, target: &Target, given: &Bound<'_, PyAny>, skip_bad: bool) -> PyResult<Asked> {
         let view = target.take(given)?;
         view.layout.check_contiguous("the array of indices", Rights::Read).raised()?;
-        let span = view.span("the array of indices", self.open.group.device(), Rights::Read).raised()?;
+        let span = view.span("the array of indices", self.open.comm.device(), Rights::Read).raised()?;
         let indices = match view.layout.element.name {
             "int32" => Indices::i32(span),
             "int64" => Indices::i64(span),
@@ -166,7 +166,7 @@ impl WholeTensor {
         let view = target.take(given)?;
         view.layout.check_shape(what, &self.shape_of(shape)).raised()?;
         let element = view.layout.element;
-        let span = view.span(what, self.open.group.device(), rights).raised()?;
+        let span = view.span(what, self.open.comm.device(), rights).raised()?;
         let dense = if convert && element != self.element {
             // Both must be numbers, and of one kind.
             self.element.number().raised()?;

@@ -26,7 +26,7 @@ pub(crate) struct Target {
 impl Target {
     /// The stream that was given: a number, or an object of torch, CuPy or cuda.core.
     pub(crate) fn of(open: &Open, given: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
-        let device = open.group.device();
+        let device = open.comm.device();
         if device.backend().kind() == BackendKind::Host {
             // Not used, but no excuse for what is none.
             given.map(handle_of).transpose()?;
@@ -111,7 +111,7 @@ impl Open {
     /// The stream that a framework calls by a number: one that it does not destroy before the communicator is closed and
     /// its memory dropped, as torch destroys none of its own.
     pub(crate) fn stream_at(&self, handle: u64) -> Stream {
-        let device = self.group.device();
+        let device = self.comm.device();
         // In a child of a fork, which is told so by whatever it enqueues, the lock may be held by a thread that is not there.
         if self.device < 0 || !self.streams.epoch.is_current() {
             return self.stream.clone();

@@ -60,7 +60,7 @@ impl WholeTensor {
         if count > 1 {
             layout.strides[0] = i64::try_from(stride / self.element.len()).unwrap_or(i64::MAX);
         }
-        let device = self.open.group.device();
+        let device = self.open.comm.device();
         let place = match self.rows.memory().location() {
             Location::Host => Place::beside(device),
             _ => Place::of(device),
@@ -118,7 +118,7 @@ impl WholeTensor {
             rows_of_each: rows_of_each.map(|rows| rows.0),
             equal_addresses,
         };
-        let rows = waiting(py, || Rows::create(&open.group, &spec))?;
+        let rows = waiting(py, || Rows::create(&open.comm, &spec))?;
         Ok(Self::new(rows, dtype, open))
     }
 
@@ -146,7 +146,7 @@ impl WholeTensor {
         };
         let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
         let spec = LoadSpec { kind, location, rows_of_each: rows_of_each.map(|rows| rows.0) };
-        let rows = waiting(py, || Rows::load(&open.group, &source, &spec, &unless_interrupted))?;
+        let rows = waiting(py, || Rows::load(&open.comm, &source, &spec, &unless_interrupted))?;
         let element = Element::of(rows.dtype(), rows.meaning());
         Ok(Self::new(rows, element, open))
     }
@@ -169,7 +169,7 @@ impl WholeTensor {
         let target = Target::of(&self.open, stream)?;
         waiting(py, || -> Result<(), Raised> {
             target.finish()?;
-            Ok(self.open.group.barrier(&target.stream)?)
+            Ok(self.open.comm.barrier(&target.stream)?)
         })
     }
 
@@ -208,7 +208,7 @@ impl WholeTensor {
     /// The device by which this rank reaches the rows.
     #[getter]
     fn device(&self) -> String {
-        Place::of(self.open.group.device()).to_string()
+        Place::of(self.open.comm.device()).to_string()
     }
 
     /// A number for this, for places where only numbers go: see ``wholemem.handles``.
@@ -322,7 +322,7 @@ impl WholeTensor {
             Some(reference) => reference,
             None => {
                 let bytes = self.rows.element_ref().to_bytes();
-                let buffer = PinnedBuffer::create(self.open.group.device(), bytes.len()).raised()?;
+                let buffer = PinnedBuffer::create(self.open.comm.device(), bytes.len()).raised()?;
                 buffer.bytes().raised()?.write_at(0, &bytes).raised()?;
                 self.reference.get_or_init(|| buffer)
             }
@@ -345,7 +345,7 @@ impl WholeTensor {
         let rows = view.layout.shape.first().copied().unwrap_or(0);
         view.layout.check_shape(what, &self.shape_of(&[rows])).raised()?;
         view.layout.check_contiguous(what, rights).raised()?;
-        let span = view.span(what, self.open.group.device(), rights).raised()?;
+        let span = view.span(what, self.open.comm.device(), rights).raised()?;
         Ok((!span.is_empty()).then_some(span))
     }
 

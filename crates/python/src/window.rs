@@ -81,7 +81,7 @@ fn unregistered(error: wholemem::Error) -> Raised {
 impl Window {
     /// A rank, if there is one.
     fn rank(&self, rank: u32) -> Result<Rank, Raised> {
-        let (rank, size) = (Rank(rank), self.open.group.size());
+        let (rank, size) = (Rank(rank), self.open.comm.size());
         if rank.0 < size { Ok(rank) } else { Err(CommError::NoSuchRank { rank, size }.into()) }
     }
 
@@ -104,7 +104,7 @@ impl Window {
                 Raised::new("WrongValue", message).hint(format!("take a multiple of {}", element.len()))
             );
         }
-        let place = Place::of(self.open.group.device());
+        let place = Place::of(self.open.comm.device());
         let owner = Arc::clone(&self.kept);
         Ok(Array::new(View { address: span.address(), layout, place, readonly: false, owner }))
     }
@@ -131,7 +131,7 @@ impl Window {
         shape: Option<Shape>,
         #[pyo3(from_py_with = natural)] offset: usize,
     ) -> PyResult<Array> {
-        self.peer(self.open.group.rank().0, dtype, shape, offset)
+        self.peer(self.open.comm.rank().0, dtype, shape, offset)
     }
 
     /// A rank's part, as this rank reaches it.
@@ -148,7 +148,7 @@ impl Window {
     }
 
     fn __repr__(&self) -> String {
-        let (rank, size) = (self.open.group.rank(), self.open.group.size());
+        let (rank, size) = (self.open.comm.rank(), self.open.comm.size());
         format!("Window(nbytes={}, rank={rank}, size={size})", self.nbytes())
     }
 }

@@ -58,12 +58,12 @@ mod tests {
     use wholemem_hal::{Backend, HostConfig};
 
     use super::*;
-    use crate::{Dtype, Group, TensorSpec, WholeTensor};
+    use crate::{Communicator, Dtype, TensorSpec, WholeTensor};
 
     #[test]
     fn the_elements_of_a_view_are_counted_in_its_own_columns() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        let groups = Group::local(&[device]).unwrap();
+        let groups = Communicator::local(&[device]).unwrap();
         let table = WholeTensor::create(&groups[0], &TensorSpec::new(Dtype::I32, &[10, 8])).unwrap();
         let view = table.columns(3..5).unwrap().element_ref();
         assert_eq!((view.row_len, view.rows.stride), (8, 32));

@@ -5,18 +5,18 @@
 //!
 //! # Ranks
 //!
-//! A [`Group`] is ranks that have devices. Ranks are processes as a rule, started by `wholemem launch` or any other launcher,
-//! and each calls [`Group::create`]. They may as well be threads, or the devices of one process, as here:
-//! [`Group::on_each`] then makes the calls that all ranks have to make.
+//! A [`Communicator`] is a group of ranks, each with a device. Usually each rank is a process, started by `wholemem launch` or
+//! another launcher, which calls [`Communicator::from_env`]. Ranks can also be threads, or the devices of one process, as here:
+//! [`Communicator::on_each`] makes a collective call on all of them.
 //!
 //! ```
-//! use wholemem::Group;
+//! use wholemem::Communicator;
 //! use wholemem_hal::{Backend, HostConfig};
 //!
 //! let backend = Backend::host(HostConfig::virtual_devices(4))?; // or Backend::auto()?, for GPUs
 //! let devices: Vec<_> = (0..4).map(|id| backend.device(id)).collect::<Result<_, _>>()?;
-//! let groups = Group::local(&devices)?;
-//! assert_eq!(groups[3].rank().0, 3);
+//! let comms = Communicator::local(&devices)?;
+//! assert_eq!(comms[3].rank().0, 3);
 //! # Ok::<(), wholemem::Error>(())
 //! ```
 //!
@@ -28,16 +28,16 @@
 //! shared out evenly, or as given.
 //!
 //! ```
-//! # use wholemem::{Dtype, Group, TensorSpec, WholeTensor};
+//! # use wholemem::{Dtype, Communicator, TensorSpec, WholeTensor};
 //! # use wholemem_hal::{Backend, HostConfig};
 //! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
-//! # let groups = Group::local(&[backend.device(0)?, backend.device(1)?])?;
+//! # let comms = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
 //! let spec = TensorSpec { rows_of_each: Some(vec![900, 100]), ..TensorSpec::new(Dtype::F32, &[1000, 16]) };
-//! let tables = Group::on_each(&groups, |group| WholeTensor::create(group, &spec))?;
+//! let tables = Communicator::on_each(&comms, |comm| WholeTensor::create(comm, &spec))?;
 //!
 //! // Each rank fills its own rows.
-//! for (table, group) in tables.iter().zip(&groups) {
-//!     let stream = group.device().stream()?;
+//! for (table, comm) in tables.iter().zip(&comms) {
+//!     let stream = comm.device().stream()?;
 //!     if let Some(local) = table.local()? {
 //!         stream.fill(&local.span, 1)?;
 //!     }
@@ -50,19 +50,19 @@
 //! [`gather`](WholeTensor::gather) fetches the rows that [`Indices`] name, wherever they are, into a [`Dense`] array;
 //! [`scatter`](WholeTensor::scatter) writes them, and [`scatter_add`](WholeTensor::scatter_add) adds. They are work of a
 //! stream, and can be captured in a graph; those whose names end in `_sync` wait. What a rank scattered is seen by the
-//! others behind a [`Group::barrier`].
+//! others behind a [`Communicator::barrier`].
 //!
 //! ```
-//! # use wholemem::{Dense, Dtype, Group, Indices, Order, TensorSpec, WholeTensor};
+//! # use wholemem::{Dense, Dtype, Communicator, Indices, Order, TensorSpec, WholeTensor};
 //! # use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
 //! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
-//! # let groups = Group::local(&[backend.device(0)?, backend.device(1)?])?;
+//! # let comms = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
 //! let spec = TensorSpec::new(Dtype::I32, &[1000, 2]);
-//! let sums = Group::on_each(&groups, |group| {
-//!     let table = WholeTensor::create(group, &spec)?;
-//!     let stream = group.device().stream()?;
-//!     let indices = PinnedBuffer::create(group.device(), 3 * 8)?;
-//!     let rows = PinnedBuffer::create(group.device(), 3 * 8)?;
+//! let sums = Communicator::on_each(&comms, |comm| {
+//!     let table = WholeTensor::create(comm, &spec)?;
+//!     let stream = comm.device().stream()?;
+//!     let indices = PinnedBuffer::create(comm.device(), 3 * 8)?;
+//!     let rows = PinnedBuffer::create(comm.device(), 3 * 8)?;
 //!     let bytes = |values: &[i64]| values.iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<_>>();
 //!     stream.write(&indices.all(), &bytes(&[7, 999, 7]))?;
 //!     stream.write(&rows.all(), &[1, 0, 0, 0].repeat(6))?; // six times the number one
@@ -70,7 +70,7 @@
 //!
 //!     // Both ranks add one to both elements of rows 7, 999 and 7.
 //!     table.scatter_add(&stream, &rows, &indices, Order::Any)?;
-//!     group.barrier(&stream)?;
+//!     comm.barrier(&stream)?;
 //!     let mut row = [0; 8];
 //!     table.read_rows(&stream, 7, &mut row)?;
 //!     Ok(row)
@@ -92,14 +92,14 @@
 //! come is an error that names it, never a wait without end.
 //!
 //! ```
-//! # use wholemem::{Dtype, Group, ReduceOp, Symmetric, SymmetricSpec};
+//! # use wholemem::{Dtype, Communicator, ReduceOp, Symmetric, SymmetricSpec};
 //! # use wholemem_hal::{Backend, HostConfig};
 //! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
-//! # let groups = Group::local(&[backend.device(0)?, backend.device(1)?])?;
-//! let sums = Group::on_each(&groups, |group| {
-//!     let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
+//! # let comms = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
+//! let sums = Communicator::on_each(&comms, |comm| {
+//!     let symmetric = Symmetric::create(comm, &SymmetricSpec::default())?;
 //!     let window = symmetric.mem_alloc(1000 * 4)?;
-//!     let stream = group.device().stream()?;
+//!     let stream = comm.device().stream()?;
 //!     stream.write(window.local(), &1.5_f32.to_ne_bytes().repeat(1000))?;
 //!
 //!     symmetric.all_reduce(&stream, &window, &window, Dtype::F32, ReduceOp::Sum)?; // in place
@@ -119,13 +119,13 @@
 //! never does keeps nobody waiting. A rank that died is [`Error::Comm`], as in the layer below.
 //!
 //! ```
-//! # use wholemem::{Error, Group, MemorySpec, Rank, WholeMemory};
+//! # use wholemem::{Error, Communicator, MemorySpec, Rank, WholeMemory};
 //! # use wholemem_hal::{Backend, HostConfig};
 //! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
-//! # let groups = Group::local(&[backend.device(0)?, backend.device(1)?])?;
+//! # let comms = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
 //! // Rank 1 is asked for 64 TiB.
 //! let spec = MemorySpec { rows_of_each: Some(vec![1, 1 << 46]), ..MemorySpec::new((1 << 46) + 1, 1) };
-//! let errors = Group::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).unwrap_err()))?;
+//! let errors = Communicator::on_each(&comms, |comm| Ok(WholeMemory::create(comm, &spec).unwrap_err()))?;
 //! assert!(matches!(errors[0], Error::OnRank { rank: Rank(1), .. }));
 //! assert_eq!(errors[0], errors[1]);
 //! # Ok::<(), Error>(())
@@ -143,38 +143,38 @@
 //! | [`Symmetric`], [`Window`], [`Lane`] | memory that every rank has, and the calls that ranks make together through it |
 //! | `ops` | gather and scatter: the plan, the one launch, and the fixed order by way of the owner |
 //! | `host` | the kernels as the processor runs them, and the oracle for those of GPUs |
-//! | `house` | ranks of one process, which share one map |
+//! | `process_ranks` | ranks of one process, which share one mapping |
 //!
 //! What this crate will not do: move rows between machines. Ranks of one group share memory, so they are on one.
 
 #![deny(unsafe_code)]
 
+mod communicator;
 mod dtype;
 mod element;
 mod element_ref;
 mod error;
 pub mod files;
 mod global_ref;
-mod group;
 #[allow(unsafe_code, reason = "loops over memory that other ranks write too")]
 mod host;
-mod house;
 mod kind;
 mod meaning;
 mod memory;
 mod ops;
 mod partition;
 mod placement;
+mod process_ranks;
 mod reduce;
 mod symmetric;
 mod tensor;
 mod verdict;
 
+pub use communicator::Communicator;
 pub use dtype::{Dtype, UnknownDtype};
 pub use element_ref::ElementRef;
 pub use error::{Error, Result};
 pub use global_ref::GlobalRef;
-pub use group::Group;
 pub use kind::{Kind, Location};
 pub use meaning::Meaning;
 pub use memory::{MemorySpec, WholeMemory};
@@ -191,4 +191,4 @@ pub use symmetric::{
 #[doc(hidden)]
 pub use symmetric::{Chaos, Mutants};
 pub use tensor::{LocalRows, TensorSpec, WholeTensor};
-pub use wholemem_comm::{Communicator, Rank};
+pub use wholemem_comm::{Bootstrap, Rank};

@@ -7,8 +7,8 @@ use wholemem_hal::{Span, Stream};
 
 use crate::ops::Table;
 use crate::{
-    Dtype, ElementRef, Error, GlobalRef, Group, Kind, Location, Meaning, MemorySpec, Placement, Result,
-    WholeMemory,
+    Communicator, Dtype, ElementRef, Error, GlobalRef, Kind, Location, Meaning, MemorySpec, Placement,
+    Result, WholeMemory,
 };
 
 /// What tensor to make. It is the same on all ranks.
@@ -58,13 +58,13 @@ impl TensorSpec {
 /// same memory.
 ///
 /// ```
-/// use wholemem::{Dtype, Group, TensorSpec, WholeTensor};
+/// use wholemem::{Dtype, Communicator, TensorSpec, WholeTensor};
 /// use wholemem_hal::{Backend, HostConfig};
 ///
 /// let backend = Backend::host(HostConfig::virtual_devices(2))?;
-/// let groups = Group::local(&[backend.device(0)?, backend.device(1)?])?;
+/// let groups = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
 /// let spec = TensorSpec::new(Dtype::F32, &[1000, 16]);
-/// let tables = Group::on_each(&groups, |group| WholeTensor::create(group, &spec))?;
+/// let tables = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec))?;
 ///
 /// let part = tables[1].rows(10..20)?.columns(4..8)?;
 /// assert_eq!(part.shape(), [10, 4]);
@@ -97,12 +97,12 @@ impl WholeTensor {
     ///
     /// # Errors
     /// [`Error::NoDimensions`], [`Error::NotItsMeaning`], and as [`WholeMemory::create`].
-    pub fn create(group: &Group, spec: &TensorSpec) -> Result<Self> {
+    pub fn create(group: &Communicator, spec: &TensorSpec) -> Result<Self> {
         Self::create_for(group, spec, &[])
     }
 
     /// Makes a tensor for something that ranks tell by `whose`.
-    fn create_for(group: &Group, spec: &TensorSpec, whose: &[u64]) -> Result<Self> {
+    fn create_for(group: &Communicator, spec: &TensorSpec, whose: &[u64]) -> Result<Self> {
         let TensorSpec { dtype, meaning, shape, .. } = spec;
         let words = [&[dtype.code(), meaning.code()].map(u64::from), &shape[..], whose].concat();
         let memory = WholeMemory::create_if(group, spec.memory(), &words)?;
@@ -113,9 +113,9 @@ impl WholeTensor {
     /// ranks call it of the same tensor. Its elements are zero.
     ///
     /// ```
-    /// # use wholemem::{Dtype, Error, Group, TensorSpec, WholeTensor};
+    /// # use wholemem::{Dtype, Error, Communicator, TensorSpec, WholeTensor};
     /// # use wholemem_hal::Backend;
-    /// # let groups = Group::local(&[Backend::auto()?.device(0)?])?;
+    /// # let groups = Communicator::local(&[Backend::auto()?.device(0)?])?;
     /// let table = WholeTensor::create(&groups[0], &TensorSpec::new(Dtype::F32, &[10, 16]))?;
     /// let gradients = table.rows(2..10)?.like()?;
     /// assert_eq!(gradients.shape(), [8, 16]);
@@ -178,7 +178,7 @@ impl WholeTensor {
 
     /// The group it is divided among.
     #[must_use]
-    pub fn group(&self) -> &Group {
+    pub fn group(&self) -> &Communicator {
         self.memory.group()
     }
 
@@ -228,9 +228,9 @@ impl WholeTensor {
     /// What kernels find its rows by, on this rank.
     ///
     /// ```
-    /// # use wholemem::{Dtype, Error, Group, TensorSpec, WholeTensor};
+    /// # use wholemem::{Dtype, Error, Communicator, TensorSpec, WholeTensor};
     /// # use wholemem_hal::Backend;
-    /// # let groups = Group::local(&[Backend::auto()?.device(0)?])?;
+    /// # let groups = Communicator::local(&[Backend::auto()?.device(0)?])?;
     /// let table = WholeTensor::create(&groups[0], &TensorSpec::new(Dtype::U8, &[10, 16]))?;
     /// let part = table.rows(2..10)?.columns(4..8)?;
     /// assert_eq!(part.global_ref().base, table.global_ref().base + 2 * 16 + 4);
@@ -289,12 +289,12 @@ impl WholeTensor {
     /// A rank's rows of it, as this rank reaches them; `None` if it has none.
     ///
     /// ```
-    /// # use wholemem::{Dtype, Error, Group, Kind, Rank, TensorSpec, WholeTensor};
+    /// # use wholemem::{Dtype, Error, Communicator, Kind, Rank, TensorSpec, WholeTensor};
     /// # use wholemem_hal::{Backend, HostConfig};
     /// # let backend = Backend::host(HostConfig::virtual_devices(2))?;
-    /// # let groups = Group::local(&[backend.device(0)?, backend.device(1)?])?;
+    /// # let groups = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
     /// let spec = TensorSpec { kind: Kind::Chunked, ..TensorSpec::new(Dtype::U8, &[10, 3]) };
-    /// let tables = Group::on_each(&groups, |group| WholeTensor::create(group, &spec))?;
+    /// let tables = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec))?;
     ///
     /// let part = tables[0].rows(3..7)?;
     /// assert_eq!(part.rows_of(Rank(1))?.map(|own| (own.rows, own.span.len())), Some((2..4, 6)));

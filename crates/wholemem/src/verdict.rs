@@ -3,13 +3,13 @@
 use std::error::Error as _;
 use std::fmt::Write as _;
 
-use wholemem_comm::{Communicator, Rank, Verdict};
+use wholemem_comm::{Bootstrap, Rank, Verdict};
 
 use crate::{Error, Result};
 
 /// What this rank's step came to, if every rank's succeeded; otherwise the error of the lowest rank whose did not.
 /// Collective.
-pub(crate) fn agree<T>(comm: &Communicator, outcome: Result<T>) -> Result<T> {
+pub(crate) fn agree<T>(comm: &Bootstrap, outcome: Result<T>) -> Result<T> {
     let vote = outcome.as_ref().map(drop).map_err(to_text);
     match comm.agree(vote.as_ref().map(drop).map_err(String::as_str))? {
         Verdict::Agreed => outcome,
@@ -28,7 +28,7 @@ pub(crate) struct Hello {
 
 /// What is each rank's own, if all ranks have something to bring to the same call, and mean the same; otherwise the error of the
 /// lowest rank that has none, or [`Error::Differs`]. Collective.
-pub(crate) fn meet(comm: &Communicator, call: &str, hello: Result<Hello>) -> Result<Vec<Vec<u64>>> {
+pub(crate) fn meet(comm: &Bootstrap, call: &str, hello: Result<Hello>) -> Result<Vec<Vec<u64>>> {
     const FINE: u8 = 0;
     const FAILED: u8 = 1;
     let said = match &hello {
@@ -109,10 +109,10 @@ mod tests {
 
     #[test]
     fn all_ranks_hear_of_the_lowest_that_failed() {
-        let ranks = Communicator::local(3).unwrap();
+        let ranks = Bootstrap::local(3).unwrap();
         let outcomes: Vec<_> = std::thread::scope(|scope| {
             let outcome =
-                |comm: &Communicator| if comm.rank() == Rank(0) { Ok(7) } else { Err(Error::EmptyRow) };
+                |comm: &Bootstrap| if comm.rank() == Rank(0) { Ok(7) } else { Err(Error::EmptyRow) };
             let threads: Vec<_> =
                 ranks.iter().map(|comm| scope.spawn(move || agree(comm, outcome(comm)))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()

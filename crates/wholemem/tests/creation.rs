@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use wholemem::{
-    Communicator, Dense, Dtype, Error, Group, Indices, Kind, Location, Meaning, MemorySpec, Order, Rank,
+    Bootstrap, Communicator, Dense, Dtype, Error, Indices, Kind, Location, Meaning, MemorySpec, Order, Rank,
     TensorSpec, WholeMemory, WholeTensor,
 };
 use wholemem_hal::{Backend, Granule, HostConfig, PinnedBuffer};
@@ -11,28 +11,28 @@ use wholemem_hal::{Backend, Granule, HostConfig, PinnedBuffer};
 const GRANULE: usize = 64 << 10;
 
 /// A group of ranks with a device each, of one backend.
-fn local(ranks: u32) -> Vec<Group> {
+fn local(ranks: u32) -> Vec<Communicator> {
     let granule = Granule::new(GRANULE).unwrap();
     let backend = Backend::host(HostConfig::virtual_devices(ranks as usize).granule(granule)).unwrap();
     let devices: Vec<_> = (0..ranks).map(|id| backend.device(id).unwrap()).collect();
-    Group::local(&devices).unwrap()
+    Communicator::local(&devices).unwrap()
 }
 
 /// A group of threads that know nothing of each other: each has opened a backend of its own.
-fn strangers(ranks: u32) -> Vec<Group> {
-    let comms: Vec<_> = Communicator::local(ranks).unwrap();
+fn strangers(ranks: u32) -> Vec<Communicator> {
+    let comms: Vec<_> = Bootstrap::local(ranks).unwrap();
     std::thread::scope(|scope| {
         let create = |comm| {
             let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-            Group::create(comm, &device).unwrap()
+            Communicator::create(comm, &device).unwrap()
         };
         let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || create(comm))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
-fn create(groups: &[Group], spec: &MemorySpec) -> Vec<WholeMemory> {
-    Group::on_each(groups, |group| WholeMemory::create(group, spec)).unwrap()
+fn create(groups: &[Communicator], spec: &MemorySpec) -> Vec<WholeMemory> {
+    Communicator::on_each(groups, |group| WholeMemory::create(group, spec)).unwrap()
 }
 
 fn read(memory: &WholeMemory, offset: usize, len: usize) -> Vec<u8> {
@@ -84,7 +84,7 @@ fn equal_addresses_cannot_be_had_twice_in_one_process() {
     assert!(memories.iter().all(|memory| memory.address_of(Rank(2)) == memories[0].address_of(Rank(2))));
 
     let groups = strangers(2);
-    let refused = Group::on_each(&groups, |group| {
+    let refused = Communicator::on_each(&groups, |group| {
         assert!(matches!(WholeMemory::create(group, &spec), Err(Error::NoCommonAddress { tried: 16, .. })));
         Ok(())
     });
@@ -102,7 +102,7 @@ fn local_rows_are_where_the_partition_says() {
             rows_of_each: Some(rows_of_each.clone()),
             ..TensorSpec::new(Dtype::F64, &[100, 3, 500])
         };
-        let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+        let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
         let local: Vec<_> = tensors.iter().map(|tensor| tensor.local().unwrap()).collect();
         assert!(local[1].is_none());
         let rows: Vec<_> = local.iter().flatten().map(|local| local.rows.clone()).collect();
@@ -121,7 +121,7 @@ fn local_rows_are_where_the_partition_says() {
 fn parts_of_parts_are_the_same_elements() {
     let groups = local(2);
     let spec = TensorSpec::new(Dtype::U8, &[6, 4, 2]);
-    let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+    let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
     let stream = groups[0].device().stream().unwrap();
     let all: Vec<u8> = (0..48).collect();
     tensors[0].write_rows(&stream, 0, &all).unwrap();
@@ -154,7 +154,7 @@ fn parts_of_parts_are_the_same_elements() {
 fn row_ranges_are_copied_to_and_from_other_memory() {
     let groups = local(2);
     let spec = TensorSpec { kind: Kind::Chunked, ..TensorSpec::new(Dtype::U16, &[10, 4]) };
-    let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+    let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
     let (device, stream) = (groups[0].device(), groups[0].device().stream().unwrap());
     let buffer = PinnedBuffer::create(device, 48).unwrap();
     let bytes: Vec<u8> = (0..48).collect();
@@ -172,7 +172,7 @@ fn row_ranges_are_copied_to_and_from_other_memory() {
 #[test]
 fn what_ranks_do_not_agree_on_is_refused_by_all() {
     let groups = local(3);
-    let outcomes = Group::on_each(&groups, |group| {
+    let outcomes = Communicator::on_each(&groups, |group| {
         let spec = MemorySpec::new(if group.rank() == Rank(1) { 11 } else { 10 }, 8);
         Ok(WholeMemory::create(group, &spec).unwrap_err())
     });
@@ -180,7 +180,7 @@ fn what_ranks_do_not_agree_on_is_refused_by_all() {
 
     // Rows of the same length, in which ranks would see different elements.
     for (dtype, shape) in [(Dtype::I32, &[10, 8][..]), (Dtype::F32, &[10, 4, 2]), (Dtype::F16, &[10, 16])] {
-        let outcomes = Group::on_each(&groups, |group| {
+        let outcomes = Communicator::on_each(&groups, |group| {
             let is_odd = group.rank() == Rank(2);
             let (dtype, shape) = if is_odd { (dtype, shape) } else { (Dtype::F32, &[10, 8][..]) };
             Ok(WholeTensor::create(group, &TensorSpec::new(dtype, shape)).map(drop))
@@ -190,18 +190,18 @@ fn what_ranks_do_not_agree_on_is_refused_by_all() {
 
     // Bytes that only some ranks take for truth values; and numbers of four that cannot be such.
     let meant = |meaning| TensorSpec { meaning, ..TensorSpec::new(Dtype::U8, &[10, 8]) };
-    let outcomes = Group::on_each(&groups, |group| {
+    let outcomes = Communicator::on_each(&groups, |group| {
         let is_odd = group.rank() == Rank(2);
         let spec = meant(if is_odd { Meaning::Bool } else { Meaning::Number });
         Ok(WholeTensor::create(group, &spec).map(drop))
     });
     assert_eq!(outcomes.unwrap(), vec![Err(Error::Differs { rank: Rank(2) }); 3]);
     let spec = TensorSpec { dtype: Dtype::F32, ..meant(Meaning::Bool) };
-    let outcomes = Group::on_each(&groups, |group| Ok(WholeTensor::create(group, &spec).unwrap_err()));
+    let outcomes = Communicator::on_each(&groups, |group| Ok(WholeTensor::create(group, &spec).unwrap_err()));
     let refused = Error::NotItsMeaning { meaning: Meaning::Bool, dtype: Dtype::F32 };
     assert_eq!(outcomes.unwrap(), vec![refused; 3]);
 
-    let outcomes = Group::on_each(&groups, |group| {
+    let outcomes = Communicator::on_each(&groups, |group| {
         let shape: &[u64] = if group.rank() == Rank(2) { &[] } else { &[10, 8] };
         Ok(WholeTensor::create(group, &TensorSpec::new(Dtype::U8, shape)).unwrap_err())
     });
@@ -210,7 +210,7 @@ fn what_ranks_do_not_agree_on_is_refused_by_all() {
     assert_eq!(outcomes.unwrap(), [told.clone(), told, Error::NoDimensions]);
 
     let spec = MemorySpec { rows_of_each: Some(vec![5, 5]), ..MemorySpec::new(10, 8) };
-    let outcomes = Group::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).unwrap_err()));
+    let outcomes = Communicator::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).unwrap_err()));
     assert_eq!(outcomes.unwrap(), vec![Error::RanksDiffer { given: 2, ranks: 3 }; 3]);
     create(&groups, &MemorySpec::new(10, 8));
 }
@@ -222,7 +222,8 @@ fn a_rank_without_enough_memory_is_named_by_all() {
     let spec = MemorySpec { rows_of_each: Some(vec![1, 1 << 46, 1]), ..MemorySpec::new((1 << 46) + 2, 1) };
     for _ in 0..3 {
         let outcomes =
-            Group::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).unwrap_err())).unwrap();
+            Communicator::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).unwrap_err()))
+                .unwrap();
         let Error::OnRank { rank: Rank(1), code: 105, why, .. } = &outcomes[0] else {
             panic!("{:?}", outcomes[0])
         };

@@ -2,15 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
-use wholemem::{Communicator, Group};
+use wholemem::{Bootstrap, Communicator};
 use wholemem_hal::{Backend, HostConfig};
 use wholemem_testkit::{Ranks, test_name};
 
 /// A single rank, which finds four devices. The parameter is the number of the device that it is to have.
 fn body(rank: &wholemem_testkit::Rank) {
-    let comm = Communicator::from_env().unwrap();
+    let comm = Bootstrap::from_env().unwrap();
     let backend = Backend::host(HostConfig::virtual_devices(4)).unwrap();
-    let device = Group::choose_device(&backend, &comm).unwrap();
+    let device = Communicator::choose_device(&backend, &comm).unwrap();
     assert_eq!(device.id().0.to_string(), rank.parameter());
 }
 

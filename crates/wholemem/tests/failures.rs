@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use wholemem::{Communicator, Error, Group, Kind, MemorySpec, Rank, Result, WholeMemory};
+use wholemem::{Bootstrap, Communicator, Error, Kind, MemorySpec, Rank, Result, WholeMemory};
 use wholemem_comm::UniqueId;
 use wholemem_hal::host::{HostMemory, HostQueue};
 use wholemem_hal::{Backend, HostConfig};
@@ -63,10 +63,10 @@ fn a_failing_call_of_one_process_fails_all_alike() {
             String::from_utf8(rank.recv(0).0).unwrap().parse().unwrap()
         };
         let own = Rank(u32::try_from(rank.id()).unwrap());
-        let comm = Communicator::create(&id, own, 3, Deadline::after(Duration::from_secs(120))).unwrap();
+        let comm = Bootstrap::create(&id, own, 3, Deadline::after(Duration::from_secs(120))).unwrap();
         let (backend, fault) = faulty(1);
-        let group = Group::create(comm, &backend.device(0).unwrap()).unwrap();
-        let comm = group.communicator();
+        let group = Communicator::create(comm, &backend.device(0).unwrap()).unwrap();
+        let comm = group.bootstrap();
         for spec in specs() {
             // Once before counting: the first one sets up what stays for the life of the process.
             drop(WholeMemory::create(&group, &spec).unwrap());
@@ -104,14 +104,15 @@ fn a_failing_call_of_one_device_fails_all_of_its_process() {
     Ranks::of(1).run(test_name!(), |_| {
         let (backend, fault) = faulty(3);
         let devices: Vec<_> = (0..3).map(|id| backend.device(id).unwrap()).collect();
-        let groups = Group::local(&devices).unwrap();
+        let groups = Communicator::local(&devices).unwrap();
         for spec in specs() {
-            drop(Group::on_each(&groups, |group| WholeMemory::create(group, &spec)).unwrap());
+            drop(Communicator::on_each(&groups, |group| WholeMemory::create(group, &spec)).unwrap());
             let before = Census::take();
             for nth in 1..500 {
                 fault.arm(nth);
                 let outcomes =
-                    Group::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).map(drop))).unwrap();
+                    Communicator::on_each(&groups, |group| Ok(WholeMemory::create(group, &spec).map(drop)))
+                        .unwrap();
                 let fired = fault.fired();
                 fault.arm(0);
                 // Ranks run side by side: whose call it was is told by the error.
@@ -130,7 +131,7 @@ fn a_failing_call_of_one_device_fails_all_of_its_process() {
                     break;
                 }
             }
-            Group::on_each(&groups, |group| Ok(group.communicator().barrier()?)).unwrap();
+            Communicator::on_each(&groups, |group| Ok(group.bootstrap().barrier()?)).unwrap();
         }
     });
 }

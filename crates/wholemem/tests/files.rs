@@ -14,17 +14,17 @@ use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, MemfdFlags, Mode};
 use wholemem::files::{Copied, FileError, FileProblem, LoadSpec, SaveSpec, Source, Stored, unwatched};
 use wholemem::{
-    Communicator, Dtype, Error, Group, Kind, Location, Meaning, Rank, Result, TensorSpec, WholeTensor,
+    Bootstrap, Communicator, Dtype, Error, Kind, Location, Meaning, Rank, Result, TensorSpec, WholeTensor,
 };
 use wholemem_comm::UniqueId;
 use wholemem_hal::{Backend, HostConfig};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Ranks, test_name};
 
-fn groups(count: u32) -> Vec<Group> {
+fn groups(count: u32) -> Vec<Communicator> {
     let backend = Backend::host(HostConfig::virtual_devices(count as usize)).unwrap();
     let devices: Vec<_> = (0..count).map(|id| backend.device(id).unwrap()).collect();
-    Group::local(&devices).unwrap()
+    Communicator::local(&devices).unwrap()
 }
 
 /// The bytes of a row, which differ from those of all others.
@@ -35,8 +35,8 @@ fn row_bytes(row: u64, len: usize) -> Vec<u8> {
 }
 
 /// Makes a tensor on all ranks in which every row has its own bytes.
-fn filled(groups: &[Group], spec: &TensorSpec) -> Vec<WholeTensor> {
-    let fill = |group: &Group| {
+fn filled(groups: &[Communicator], spec: &TensorSpec) -> Vec<WholeTensor> {
+    let fill = |group: &Communicator| {
         let tensor = WholeTensor::create(group, spec)?;
         let stream = group.device().stream()?;
         if let Some(own) = tensor.local()? {
@@ -46,7 +46,7 @@ fn filled(groups: &[Group], spec: &TensorSpec) -> Vec<WholeTensor> {
         group.barrier(&stream)?;
         Ok(tensor)
     };
-    Group::on_each(groups, fill).unwrap()
+    Communicator::on_each(groups, fill).unwrap()
 }
 
 /// All rows of a tensor, as one rank sees them.
@@ -58,12 +58,12 @@ fn all_rows(tensor: &WholeTensor) -> Vec<u8> {
 
 fn save(tensors: &[WholeTensor], path: &Path, spec: SaveSpec) -> Result<()> {
     let groups: Vec<_> = tensors.iter().map(|tensor| tensor.group().clone()).collect();
-    let save = |group: &Group| tensors[group.rank().index()].save(path, spec, &unwatched);
-    Group::on_each(&groups, save).map(drop)
+    let save = |group: &Communicator| tensors[group.rank().index()].save(path, spec, &unwatched);
+    Communicator::on_each(&groups, save).map(drop)
 }
 
 fn load(count: u32, source: &Source, spec: &LoadSpec) -> Result<Vec<WholeTensor>> {
-    Group::on_each(&groups(count), |group| WholeTensor::load(group, source, spec, &unwatched))
+    Communicator::on_each(&groups(count), |group| WholeTensor::load(group, source, spec, &unwatched))
 }
 
 /// What a folder holds, in order.
@@ -228,12 +228,12 @@ fn who_watches_is_told_how_far_it_is_and_may_end_it() {
         told.fetch_max(at.done, Ordering::Relaxed);
         if at.done > 8_000_000 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let save = |group: &Group| tensors[group.rank().index()].save(&path, SaveSpec::default(), &end);
-    let interrupted = Group::on_each(&groups, save).unwrap_err();
+    let save = |group: &Communicator| tensors[group.rank().index()].save(&path, SaveSpec::default(), &end);
+    let interrupted = Communicator::on_each(&groups, save).unwrap_err();
     assert_eq!(interrupted.to_string(), "rank 0 failed: it was interrupted");
     assert!(told.load(Ordering::Relaxed) > 8_000_000);
     assert!(listed(folder.path()).is_empty(), "something is left");
-    Group::on_each(&groups, |group| Ok(group.communicator().barrier()?)).unwrap();
+    Communicator::on_each(&groups, |group| Ok(group.bootstrap().barrier()?)).unwrap();
 }
 
 #[test]
@@ -245,11 +245,11 @@ fn a_rank_that_cannot_write_fails_all_and_nothing_is_left() {
     assert!(matches!(&refused, Error::OnRank { rank: Rank(0), code: 1017, .. }), "{refused}");
     // One rank names another place, where nobody has made a folder.
     let groups: Vec<_> = tensors.iter().map(|tensor| tensor.group().clone()).collect();
-    let save = |group: &Group| {
+    let save = |group: &Communicator| {
         let path = if group.rank() == Rank(1) { nowhere.clone() } else { folder.path().join("table") };
         tensors[group.rank().index()].save(&path, SaveSpec::default(), &unwatched)
     };
-    let refused = Group::on_each(&groups, save).unwrap_err();
+    let refused = Communicator::on_each(&groups, save).unwrap_err();
     assert!(matches!(&refused, Error::OnRank { rank: Rank(1), code: 1017, .. }), "{refused}");
     assert!(listed(folder.path()).is_empty(), "something is left");
 }
@@ -264,9 +264,9 @@ fn what_was_saved_before_stays_when_a_rank_is_killed_while_saving() {
         let (id, path) = (id.parse().unwrap(), Path::new(path));
         let me = Rank(u32::try_from(rank.id()).unwrap());
         let deadline = Deadline::after(Duration::from_secs(60));
-        let comm = Communicator::create(&id, me, 3, deadline).unwrap();
+        let comm = Bootstrap::create(&id, me, 3, deadline).unwrap();
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        let group = Group::create(comm, &device).unwrap();
+        let group = Communicator::create(comm, &device).unwrap();
         let table = WholeTensor::create(&group, &TensorSpec::new(Dtype::U8, &[60_000, 100])).unwrap();
         table.save(path, SaveSpec::default(), &unwatched).unwrap();
         rank.barrier();

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use wholemem::{Communicator, Error, Group, Kind, MemorySpec, Rank, WholeMemory};
+use wholemem::{Bootstrap, Communicator, Error, Kind, MemorySpec, Rank, WholeMemory};
 use wholemem_comm::{Error as CommError, UniqueId};
 use wholemem_hal::{Backend, HostConfig};
 use wholemem_os::Deadline;
@@ -20,12 +20,11 @@ const STEPPER: usize = 3;
 /// How many calls of each victim are tried in an ordinary run.
 const SAMPLE: usize = 4;
 
-fn join(id: &str, rank: u32) -> Group {
+fn join(id: &str, rank: u32) -> Communicator {
     let id: UniqueId = id.parse().unwrap();
-    let comm =
-        Communicator::create(&id, Rank(rank), SIZE, Deadline::after(Duration::from_secs(120))).unwrap();
+    let comm = Bootstrap::create(&id, Rank(rank), SIZE, Deadline::after(Duration::from_secs(120))).unwrap();
     let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-    Group::create(comm, &device).unwrap()
+    Communicator::create(comm, &device).unwrap()
 }
 
 fn spec() -> MemorySpec {
@@ -60,7 +59,7 @@ fn body(rank: &wholemem_testkit::Rank) {
             rank.wait_to_be_killed();
         }
         memory.unwrap();
-        return group.communicator().barrier().unwrap();
+        return group.bootstrap().barrier().unwrap();
     }
     let lost = Error::Comm(CommError::PeerLost { rank: Rank(u32::try_from(victim).unwrap()) });
     match WholeMemory::create(&group, &spec()) {
@@ -68,7 +67,7 @@ fn body(rank: &wholemem_testkit::Rank) {
         Ok(memory) => drop(memory),
         Err(error) => assert!(nth.is_some() && error == lost, "{error}"),
     }
-    let after = group.communicator().barrier().map_err(Error::from);
+    let after = group.bootstrap().barrier().map_err(Error::from);
     assert_eq!(after, if nth.is_some() { Err(lost) } else { Ok(()) });
     drop(group);
     let after = Census::take();

@@ -10,17 +10,17 @@ use std::sync::Once;
 use std::time::{Duration, SystemTime};
 
 use wholemem::files::{Copied, FileError, FileProblem, LoadSpec, SaveSpec, Source, Stored, unwatched};
-use wholemem::{Dtype, Error, Group, Rank, Result, WholeTensor};
+use wholemem::{Communicator, Dtype, Error, Rank, Result, WholeTensor};
 use wholemem_hal::{Backend, HostConfig};
 
 /// Rows that are read in two pieces by each of two ranks.
 const ROWS: usize = 4 * 4096;
 const ROW_LEN: usize = 1024;
 
-fn groups(count: u32) -> Vec<Group> {
+fn groups(count: u32) -> Vec<Communicator> {
     let backend = Backend::host(HostConfig::virtual_devices(count as usize)).unwrap();
     let devices: Vec<_> = (0..count).map(|id| backend.device(id).unwrap()).collect();
-    Group::local(&devices).unwrap()
+    Communicator::local(&devices).unwrap()
 }
 
 fn write_raw(path: &Path, byte: u8) -> Source {
@@ -39,11 +39,11 @@ fn save(path: &Path, byte: u8, spec: SaveSpec) -> Source {
 /// Loads another source on each rank.
 fn load_each(sources: &[Source]) -> Vec<Result<WholeTensor>> {
     let groups = groups(u32::try_from(sources.len()).unwrap());
-    let load = |group: &Group| {
+    let load = |group: &Communicator| {
         let source = &sources[group.rank().index()];
         Ok(WholeTensor::load(group, source, &LoadSpec::default(), &unwatched))
     };
-    Group::on_each(&groups, load).unwrap()
+    Communicator::on_each(&groups, load).unwrap()
 }
 
 /// The errors, of which there is one for each rank.
@@ -129,12 +129,12 @@ fn a_file_that_changes_while_it_is_loaded_is_an_error_on_all_ranks() {
     let source = write_raw(&path, 7);
     let overwrite = overwrite_at_first(&path);
     let groups = groups(2);
-    let load = |group: &Group| {
+    let load = |group: &Communicator| {
         // One rank alone sees the change happen; both read.
         let watch: wholemem::files::Watch<'_> = if group.rank() == Rank(1) { &overwrite } else { &unwatched };
         Ok(WholeTensor::load(group, &source, &LoadSpec::default(), watch))
     };
-    for error in errors(Group::on_each(&groups, load).unwrap()) {
+    for error in errors(Communicator::on_each(&groups, load).unwrap()) {
         let Error::OnRank { code: 1017, why, hint, .. } = &error else { panic!("{error:?}") };
         assert_eq!(*why, format!("{}: it was changed while it was read", path.display()));
         assert_eq!(hint.as_deref(), Some("load it again when no process writes it"));
@@ -168,8 +168,8 @@ fn a_save_that_is_replaced_after_all_ranks_have_opened_it_is_loaded() {
         once.call_once(|| drop(save(&path, 9, SaveSpec { overwrite: true })));
         ControlFlow::Continue(())
     };
-    let load = |group: &Group| WholeTensor::load(group, &source, &LoadSpec::default(), &replace);
-    for tensor in Group::on_each(&groups(2), load).unwrap() {
+    let load = |group: &Communicator| WholeTensor::load(group, &source, &LoadSpec::default(), &replace);
+    for tensor in Communicator::on_each(&groups(2), load).unwrap() {
         let mut bytes = vec![0; ROWS * ROW_LEN];
         tensor.read_rows(&tensor.group().device().stream().unwrap(), 0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 7), "rows of another save");

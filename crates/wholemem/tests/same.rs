@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use wholemem::files::{SaveSpec, unwatched};
-use wholemem::{Dense, Dtype, Error, Group, Indices, Order, Rank, Result, TensorSpec, WholeTensor};
+use wholemem::{Communicator, Dense, Dtype, Error, Indices, Order, Rank, Result, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, HostConfig, PinnedBuffer, Stream};
 
 /// Two tensors of a kind on each of three ranks, and what each rank makes of the one that it means.
@@ -12,13 +12,13 @@ fn crossed<T: Send>(
     work: impl Fn(&WholeTensor, &Stream) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
     let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-    let groups = Group::local(&vec![device; 3]).unwrap();
-    let outcomes = Group::on_each(&groups, |group| {
+    let groups = Communicator::local(&vec![device; 3]).unwrap();
+    let outcomes = Communicator::on_each(&groups, |group| {
         let spec = TensorSpec::new(Dtype::F32, &[10, 2]);
         let both = [WholeTensor::create(group, &spec)?, WholeTensor::create(group, &spec)?];
         let stream = group.device().stream()?;
         let outcome = work(&pick(group.rank(), &both), &stream);
-        group.communicator().barrier()?;
+        group.bootstrap().barrier()?;
         for tensor in &both {
             let mut rows = [1; 80];
             tensor.memory().read(&stream, 0, &mut rows)?;

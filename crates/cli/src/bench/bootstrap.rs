@@ -5,9 +5,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use wholemem_comm::Communicator;
+use wholemem_comm::Bootstrap;
 
-use super::group::{Case, Group, tell};
+use super::group::{Case, Communicator, tell};
 use crate::cli::{BootstrapArgs, RankRole};
 use crate::progress::Progress;
 
@@ -44,7 +44,7 @@ fn threads(ranks: u32, join: bool) -> Result<Duration> {
         });
         return Ok(start.elapsed());
     }
-    let group = Communicator::local(ranks)?;
+    let group = Bootstrap::local(ranks)?;
     let took = start.elapsed();
     for comm in &group {
         let connections = u8::try_from(comm.connections()).unwrap_or(u8::MAX);
@@ -56,7 +56,7 @@ fn threads(ranks: u32, join: bool) -> Result<Duration> {
 fn processes(ranks: u32, join: bool) -> Result<Duration> {
     let start = Instant::now();
     let role = if join { RankRole::Join } else { RankRole::Idle };
-    let mut group = Group::start(ranks, |_| (role, 0), false)?;
+    let mut group = Communicator::start(ranks, |_| (role, 0), false)?;
     let connections = group.words()?;
     let took = start.elapsed();
     let most = connections.iter().max().copied().unwrap_or(0);

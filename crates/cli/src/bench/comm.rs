@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use wholemem_comm::{Communicator, Rank};
+use wholemem_comm::{Bootstrap, Rank};
 use wholemem_os::{Deadline, PacketSocket};
 
 use super::group::{Case, tell};
@@ -21,7 +21,7 @@ pub(super) fn run(args: &CommArgs) -> Result<()> {
     let mut cases = Vec::new();
     for &ranks in &args.ranks {
         ensure!(ranks > 0, "a group has at least one rank");
-        let group = Communicator::local(ranks)?;
+        let group = Bootstrap::local(ranks)?;
         let sizes = std::iter::once(None).chain(args.sizes.iter().map(|size| Some(size.0)));
         for bytes in sizes {
             let what = if bytes.is_some() { "all_gather" } else { "barrier" };
@@ -53,9 +53,9 @@ pub(super) fn pin() -> Result<usize> {
 }
 
 /// How long rank 0 is in each operation.
-fn operations(group: &[Communicator], bytes: Option<usize>, rounds: u32) -> Result<Vec<Duration>> {
+fn operations(group: &[Bootstrap], bytes: Option<usize>, rounds: u32) -> Result<Vec<Duration>> {
     let byte = |rank: Rank, round: u32| rank.0.wrapping_mul(31).wrapping_add(round).to_le_bytes()[0];
-    let play = |comm: &Communicator| -> Result<Vec<Duration>> {
+    let play = |comm: &Bootstrap| -> Result<Vec<Duration>> {
         let mut times = Vec::new();
         for round in 0..WARM_UP + rounds {
             let own = vec![byte(comm.rank(), round); bytes.unwrap_or(0)];

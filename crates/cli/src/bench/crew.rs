@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use wholemem::{Communicator, Group};
+use wholemem::{Bootstrap, Communicator};
 use wholemem_hal::BackendKind;
 
 use super::group;
@@ -53,7 +53,7 @@ where
     let plan = Plan { on_gpu: kind == BackendKind::Cuda, courses: courses.to_vec() };
     let plan = serde_json::to_string(&plan)?;
     let role = |_| (role, vec!["--plan".to_owned(), plan.clone()]);
-    let mut crew = group::Group::start_with(ranks, role, true)?;
+    let mut crew = group::Communicator::start_with(ranks, role, true)?;
     let mut outputs = Vec::new();
     for child in &mut crew.ranks {
         outputs.push(BufReader::new(child.stdout.take().context("a rank has an output")?));
@@ -93,7 +93,7 @@ pub(super) type Tell<'a, R, D> = &'a mut dyn FnMut(Told<R, D>) -> Result<()>;
 /// Plays one rank.
 pub(super) fn rank<C, R, D>(
     plan: &str,
-    play: impl FnOnce(&Group, &[C], Tell<'_, R, D>) -> Result<()>,
+    play: impl FnOnce(&Communicator, &[C], Tell<'_, R, D>) -> Result<()>,
 ) -> Result<()>
 where
     C: DeserializeOwned,
@@ -112,14 +112,14 @@ where
 
 fn join<C, R: Serialize, D: Serialize>(
     plan: &Plan<C>,
-    play: impl FnOnce(&Group, &[C], Tell<'_, R, D>) -> Result<()>,
+    play: impl FnOnce(&Communicator, &[C], Tell<'_, R, D>) -> Result<()>,
 ) -> Result<()> {
-    let mut comm = Communicator::from_env()?;
+    let mut comm = Bootstrap::from_env()?;
     comm.set_timeout(PATIENCE);
     let is_first = comm.rank().0 == 0;
     let opened = backend::open(if plan.on_gpu { BackendChoice::Cuda } else { BackendChoice::Host })?;
-    let device = Group::choose_device(&opened.backend, &comm)?;
-    let group = Group::create(comm, &device)?;
+    let device = Communicator::choose_device(&opened.backend, &comm)?;
+    let group = Communicator::create(comm, &device)?;
     play(&group, &plan.courses, &mut |told| if is_first { say(&told) } else { Ok(()) })
 }
 

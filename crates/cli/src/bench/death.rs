@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use wholemem_os::{Deadline, PidFd};
 
-use super::group::{Case, Group, tell};
+use super::group::{Case, Communicator, tell};
 use crate::cli::{DeathArgs, RankRole};
 use crate::progress::Progress;
 
@@ -41,7 +41,7 @@ fn once(ranks: u32, victim: u32, resident: usize) -> Result<Duration> {
 /// A group of processes that have met, one of which is to be killed.
 #[derive(Debug)]
 pub(crate) struct Doomed {
-    group: Group,
+    group: Communicator,
     outputs: Vec<BufReader<ChildStdout>>,
     victim: u32,
 }
@@ -50,7 +50,7 @@ impl Doomed {
     /// Starts the ranks, and waits until they have passed bytes to each other.
     pub(crate) fn start(ranks: u32, victim: u32, resident: usize) -> Result<Self> {
         let role = |rank| if rank == victim { (RankRole::Doomed, resident) } else { (RankRole::Survive, 0) };
-        let mut group = Group::start(ranks, role, true)?;
+        let mut group = Communicator::start(ranks, role, true)?;
         let mut outputs = Vec::new();
         for (rank, child) in group.ranks.iter_mut().enumerate() {
             let mut output = BufReader::new(child.stdout.take().context("a rank has an output")?);
@@ -86,7 +86,7 @@ impl Doomed {
 
 /// How soon the exit of a process that does nothing is known.
 fn bare() -> Result<Duration> {
-    let mut group = Group::start(1, |_| (RankRole::Idle, 0), false)?;
+    let mut group = Communicator::start(1, |_| (RankRole::Idle, 0), false)?;
     group.words()?;
     let watch = PidFd::open(group.ranks[0].id())?;
     let killed = now();

@@ -16,7 +16,7 @@ use crate::terminal::{self, Colour, Tone};
 
 /// Ranks as processes, all of them dead when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct Communicator {
     pub(crate) ranks: Vec<Child>,
     /// They leave when this is closed.
     stay: Vec<ChildStdin>,
@@ -24,7 +24,7 @@ pub(crate) struct Group {
     output: Option<std::io::PipeReader>,
 }
 
-impl Group {
+impl Communicator {
     /// Starts `count` ranks that all write to one pipe, or each to its own.
     pub(crate) fn start(count: u32, role: impl Fn(u32) -> (RankRole, usize), own: bool) -> Result<Self> {
         let args = |rank| {
@@ -88,7 +88,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for Communicator {
     fn drop(&mut self) {
         for child in &mut self.ranks {
             let _ = child.kill();

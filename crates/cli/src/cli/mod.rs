@@ -38,7 +38,7 @@ pub(crate) enum Command {
     /// Run a command as several ranks
     ///
     /// Every rank has torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...) and what
-    /// `Communicator::from_env()` needs to join the others. What ranks write comes out line by line behind their rank.
+    /// `Bootstrap::from_env()` needs to join the others. What ranks write comes out line by line behind their rank.
     /// Signals go to all ranks. The first rank that fails ends the others, and its exit code is this program's.
     Launch(LaunchArgs),
     /// Save, check and export tables of rows as files

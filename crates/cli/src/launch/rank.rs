@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
-use wholemem_comm::{Communicator, Error};
+use wholemem_comm::{Bootstrap, Error};
 use wholemem_os::{pidfd, signal};
 
 use crate::bench;
@@ -40,7 +40,7 @@ fn become_command(command: &[OsString]) -> Result<()> {
 
 /// Joins, says with how many connections, and leaves when it is told to.
 fn join() -> Result<()> {
-    let comm = Communicator::from_env()?;
+    let comm = Bootstrap::from_env()?;
     say(&[u8::try_from(comm.connections()).unwrap_or(u8::MAX)])?;
     wait()?;
     comm.barrier()?;
@@ -48,8 +48,8 @@ fn join() -> Result<()> {
 }
 
 /// Joins, and checks that the others are there.
-fn meet() -> Result<Communicator> {
-    let comm = Communicator::from_env()?;
+fn meet() -> Result<Bootstrap> {
+    let comm = Bootstrap::from_env()?;
     let all = comm.all_gather(&comm.rank().0.to_le_bytes())?;
     ensure!(all.iter().zip(0u32..).all(|(got, rank)| *got == rank.to_le_bytes()), "all_gather is wrong");
     Ok(comm)

@@ -2,7 +2,7 @@
 //!
 //! | machine | what it decides |
 //! |---|---|
-//! | [`bootstrap`] | when the group is complete, or why it never will be |
+//! | [`join`] | when the group is complete, or why it never will be |
 //! | [`converge`] | every collective: votes go up the tree, the decision comes down |
 //! | [`rest`] | whether a neighbour runs |
 //! | [`standing`] | whether the group still stands, and who is to be told when it falls |
@@ -11,8 +11,8 @@
 //! longer, for the word of a rank that knows who is missing. `now` counts from the call they serve. The
 //! seeded simulator in `simulator` delays, stops and kills ranks, and prints the seed of a run that fails.
 
-pub(crate) mod bootstrap;
 pub(crate) mod converge;
+pub(crate) mod join;
 pub(crate) mod rest;
 #[cfg(test)]
 mod simulator;

@@ -1,5 +1,5 @@
 //! What the progress thread does while a group comes together: it accepts children, connects to the parent, and follows the
-//! [`Bootstrap`](crate::machine::bootstrap) machine.
+//! [`JoinProtocol`](crate::machine::join) machine.
 //!
 //! If a neighbour dies meanwhile, this rank tries to take its place, by listening at an address that follows from the id and
 //! the dead rank. Only one process can listen there, so one neighbour takes the place, and the others connect to it.
@@ -19,7 +19,7 @@ use crate::door::{Door, Joined};
 use crate::knock::Knock;
 use crate::link::Link;
 use crate::machine::Fault;
-use crate::machine::bootstrap::{Input, Output};
+use crate::machine::join::{Input, Output};
 use crate::machine::rest::Rest;
 use crate::rank::Tree;
 use crate::wire::frame::{Header, Kind, What, encode_fault, encode_news};
@@ -83,15 +83,15 @@ impl Joining {
 impl Progress {
     /// Goes on with the joining, on both sides.
     pub(super) fn join(&mut self) {
-        let Some(boot) = &self.boot else { return };
-        self.joining.seek(&self.core, boot.seeks());
+        let Some(protocol) = &self.protocol else { return };
+        self.joining.seek(&self.core, protocol.seeks());
         for index in 0..self.joining.knocks.len() {
             match self.joining.knocks[index].step(&self.core.heart) {
                 Ok(None) => {}
                 Ok(Some(joined)) => {
                     if self.meet(joined) {
                         self.joining.knocks.clear();
-                        self.boot(Input::ParentProved);
+                        self.protocol(Input::ParentProved);
                         break;
                     }
                 }
@@ -100,7 +100,7 @@ impl Progress {
         }
         let knocks = &self.joining.knocks;
         if !knocks.is_empty() && knocks.iter().all(Knock::is_refused) {
-            self.boot(Input::Refused);
+            self.protocol(Input::Refused);
         }
         let (own, peers) = (self.core.tree.rank, &self.peers);
         let mut joined = Vec::new();
@@ -110,7 +110,7 @@ impl Progress {
         for joined in joined {
             let rank = joined.rank;
             if self.meet(joined) {
-                self.boot(Input::ChildProved(rank));
+                self.protocol(Input::ChildProved(rank));
             }
         }
     }
@@ -132,12 +132,12 @@ impl Progress {
         true
     }
 
-    pub(super) fn boot(&mut self, input: Input) {
-        let Some(boot) = &mut self.boot else { return };
-        let outputs = boot.step(self.began.elapsed(), input);
+    pub(super) fn protocol(&mut self, input: Input) {
+        let Some(protocol) = &mut self.protocol else { return };
+        let outputs = protocol.step(self.began.elapsed(), input);
         // Before any neighbour is told: if this rank dies meanwhile, they know what the others may have heard.
-        self.core.heart.set_status(boot.stage() as u64);
-        let place = boot.place();
+        self.core.heart.set_status(protocol.stage() as u64);
+        let place = protocol.place();
         if outputs.iter().any(|output| matches!(output, Output::End(_))) {
             // Before anybody is told: who dies in the telling leaves no file.
             self.joining.end();
@@ -157,7 +157,7 @@ impl Progress {
                     self.core.post(child, header, &encode_fault(decision.err().as_ref()));
                 }
                 Output::End(Ok(())) => {
-                    (self.boot, self.whole) = (None, None);
+                    (self.protocol, self.whole) = (None, None);
                     self.enter(Phase::Up);
                     return;
                 }
@@ -174,7 +174,7 @@ impl Progress {
 
     /// Takes the places of dead neighbours that no other rank has taken.
     pub(super) fn take_vacant_places(&mut self) {
-        let vacant = self.boot.as_ref().map(|boot| boot.vacant()).unwrap_or_default();
+        let vacant = self.protocol.as_ref().map(|protocol| protocol.vacant()).unwrap_or_default();
         for place in vacant {
             let id = &self.core.id;
             // It is refused if another neighbour of the dead rank has taken the place: then this rank joins that one, or
@@ -183,16 +183,16 @@ impl Progress {
             let tree = Tree { rank: place, ..self.core.tree };
             self.joining.doors.push(Door::new(listener, tree, id.key(), id.has_secret()));
             self.joining.places.insert(place);
-            self.boot(Input::TookPlace(place));
+            self.protocol(Input::TookPlace(place));
         }
     }
 
     pub(super) fn fail(&mut self, error: Error) {
         self.joining.end();
-        if let Some(boot) = &self.boot {
-            boot.died().for_each(|dead| self.core.id.stand_in_address(dead).clear_away());
+        if let Some(protocol) = &self.protocol {
+            protocol.died().for_each(|dead| self.core.id.stand_in_address(dead).clear_away());
         }
-        (self.boot, self.whole) = (None, None);
+        (self.protocol, self.whole) = (None, None);
         self.enter(Phase::Failed(error));
     }
 

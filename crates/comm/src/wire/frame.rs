@@ -14,7 +14,7 @@ use wholemem_os::packet::{MAX_FDS, MAX_PACKET};
 use super::{Malformed, Reader};
 use crate::Rank;
 use crate::machine::Fault;
-use crate::machine::bootstrap::News;
+use crate::machine::join::News;
 
 const MAGIC: [u8; 4] = *b"wmf1";
 pub(crate) const HEADER: usize = 40;

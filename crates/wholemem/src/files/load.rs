@@ -1,13 +1,13 @@
 //! Loading: each rank reads the rows that it has.
 
-use wholemem_comm::{Communicator, Rank};
+use wholemem_comm::{Bootstrap, Rank};
 
 use super::error::FileError;
 use super::identity::Identity;
 use super::parallel::{Watch, in_parallel, threads_of};
 use super::stored::{Piece, Source, Stored};
 use crate::verdict::{Hello, agree, meet};
-use crate::{Error, Group, Kind, Location, Result, TensorSpec, WholeTensor};
+use crate::{Communicator, Error, Kind, Location, Result, TensorSpec, WholeTensor};
 
 /// How a tensor is to be divided among the ranks that load it. It is the same on all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl WholeTensor {
     ///
     /// ```
     /// use wholemem::files::{LoadSpec, Source, unwatched};
-    /// use wholemem::{Dtype, Group, WholeTensor};
+    /// use wholemem::{Dtype, Communicator, WholeTensor};
     /// use wholemem_hal::Backend;
     ///
     /// let folder = tempfile::tempdir()?;
@@ -41,10 +41,10 @@ impl WholeTensor {
     /// std::fs::write(&path, [1; 1200])?;
     ///
     /// let device = Backend::auto()?.device(0)?;
-    /// let groups = Group::local(&[device.clone(), device])?;
+    /// let groups = Communicator::local(&[device.clone(), device])?;
     /// let source = Source::raw(&path, Dtype::F32, &[3]);
-    /// let load = |group: &Group| WholeTensor::load(group, &source, &LoadSpec::default(), &unwatched);
-    /// let tables = Group::on_each(&groups, load)?;
+    /// let load = |group: &Communicator| WholeTensor::load(group, &source, &LoadSpec::default(), &unwatched);
+    /// let tables = Communicator::on_each(&groups, load)?;
     /// assert_eq!(tables[0].shape(), [100, 3]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -54,18 +54,18 @@ impl WholeTensor {
     /// in between, or the paths differ; [`Error::Differs`] where ranks read one file differently; [`Error::OnRank`] with the
     /// [file](FileError) that could not be read, or was changed while it was, or with [`Error::Interrupted`]; and as
     /// [`WholeTensor::create`]. Then there is no tensor on any rank.
-    pub fn load(group: &Group, source: &Source, spec: &LoadSpec, watch: Watch<'_>) -> Result<Self> {
+    pub fn load(group: &Communicator, source: &Source, spec: &LoadSpec, watch: Watch<'_>) -> Result<Self> {
         Self::load_opened(group, Stored::open(source), spec, watch)
     }
 
     /// Makes a tensor of what this rank has opened.
     fn load_opened(
-        group: &Group,
+        group: &Communicator,
         opened: Result<Stored, FileError>,
         spec: &LoadSpec,
         watch: Watch<'_>,
     ) -> Result<Self> {
-        let comm = group.communicator();
+        let comm = group.bootstrap();
         let stored = on_one_save(comm, opened)?;
         let LoadSpec { kind, location, rows_of_each } = spec.clone();
         let (meaning, spec) = (stored.meaning(), TensorSpec::new(stored.dtype(), stored.shape()));
@@ -89,7 +89,7 @@ impl WholeTensor {
 }
 
 /// What this rank opened, if all ranks opened the same. Collective.
-fn on_one_save(comm: &Communicator, opened: Result<Stored, FileError>) -> Result<Stored> {
+fn on_one_save(comm: &Bootstrap, opened: Result<Stored, FileError>) -> Result<Stored> {
     let opened = opened.map_err(Error::from);
     let words =
         |stored: &Stored| [stored.identity(), stored.layout()].map(|identity| identity.words()).concat();
@@ -132,7 +132,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("table");
         let backend = Backend::host(HostConfig::virtual_devices(2)).unwrap();
-        let groups = Group::local(&[backend.device(0).unwrap(), backend.device(1).unwrap()]).unwrap();
+        let groups = Communicator::local(&[backend.device(0).unwrap(), backend.device(1).unwrap()]).unwrap();
         for source in [Source::new(&path), Source::raw(path.with_extension("raw"), Dtype::U8, &[6])] {
             let opened = [1, 2].map(|byte| {
                 // Whoever replaces a file by another one makes a new file.
@@ -140,11 +140,11 @@ mod tests {
                 save(&path, byte);
                 std::sync::Mutex::new(Some(Stored::open(&source)))
             });
-            let load = |group: &Group| {
+            let load = |group: &Communicator| {
                 let opened = opened[group.rank().index()].lock().unwrap().take().unwrap();
                 Ok(WholeTensor::load_opened(group, opened, &LoadSpec::default(), &unwatched).map(drop))
             };
-            let outcomes = Group::on_each(&groups, load).unwrap();
+            let outcomes = Communicator::on_each(&groups, load).unwrap();
             assert_eq!(outcomes, vec![Err(Error::SavesDiffer { rank: Rank(1) }); 2], "{source:?}");
         }
     }

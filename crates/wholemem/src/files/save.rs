@@ -21,7 +21,7 @@ impl WholeTensor {
     ///
     /// ```
     /// use wholemem::files::{LoadSpec, SaveSpec, Source, unwatched};
-    /// use wholemem::{Dtype, Group, TensorSpec, WholeTensor};
+    /// use wholemem::{Dtype, Communicator, TensorSpec, WholeTensor};
     /// use wholemem_hal::Backend;
     ///
     /// let folder = tempfile::tempdir()?;
@@ -29,14 +29,14 @@ impl WholeTensor {
     /// let device = Backend::auto()?.device(0)?;
     ///
     /// // Two ranks write, three read.
-    /// let writers = Group::local(&[device.clone(), device.clone()])?;
-    /// Group::on_each(&writers, |group| {
+    /// let writers = Communicator::local(&[device.clone(), device.clone()])?;
+    /// Communicator::on_each(&writers, |group| {
     ///     let table = WholeTensor::create(group, &TensorSpec::new(Dtype::F32, &[1000, 16]))?;
     ///     table.save(&path, SaveSpec::default(), &unwatched)
     /// })?;
-    /// let readers = Group::local(&[device.clone(), device.clone(), device])?;
-    /// let load = |group: &Group| WholeTensor::load(group, &Source::new(&path), &LoadSpec::default(), &unwatched);
-    /// let tables = Group::on_each(&readers, load)?;
+    /// let readers = Communicator::local(&[device.clone(), device.clone(), device])?;
+    /// let load = |group: &Communicator| WholeTensor::load(group, &Source::new(&path), &LoadSpec::default(), &unwatched);
+    /// let tables = Communicator::on_each(&readers, load)?;
     /// assert_eq!(tables[2].shape(), [1000, 16]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -46,7 +46,7 @@ impl WholeTensor {
     /// [`Error::OnRank`](crate::Error::OnRank) with the [file](FileError) that could not be written, or with
     /// [`Error::Interrupted`](crate::Error::Interrupted); [`Error::Comm`](crate::Error::Comm).
     pub fn save(&self, path: &Path, spec: SaveSpec, watch: Watch<'_>) -> Result<()> {
-        let comm = self.group().communicator();
+        let comm = self.group().bootstrap();
         let is_first = comm.rank() == Rank(0);
         let own = fresh_id(path).map(words_of).map_err(Error::from);
         let ids = meet(comm, "save", own.map(|own| Hello { own, same: bytes_of(&self.identity()) }))?;

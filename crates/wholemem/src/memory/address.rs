@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use wholemem_comm::Rank;
 use wholemem_hal::{Backend, Granule, Reservation};
 
-use crate::{Error, Group, Result};
+use crate::{Communicator, Error, Result};
 
 /// How many places are tried. Each is free with a good chance: address spaces are nearly empty.
 const TRIES: u32 = 16;
@@ -25,12 +25,12 @@ pub(super) fn reserve(backend: &Backend, len: usize, granule: Granule) -> wholem
 /// Reserves `len` bytes of addresses at the same place on all ranks. Collective; only ranks that give a backend reserve,
 /// and only they get a reservation. Rank 0 gives one.
 pub(super) fn reserve_common(
-    group: &Group,
+    group: &Communicator,
     backend: Option<&Backend>,
     len: usize,
     granule: Granule,
 ) -> Result<Option<Reservation>> {
-    let comm = group.communicator();
+    let comm = group.bootstrap();
     // Held until the end, or the same place would be found again.
     let mut refused = Vec::new();
     for attempt in 0..TRIES {

@@ -12,7 +12,7 @@ use super::note::{Note, Notes};
 use super::plan::Plan;
 use super::{MemoryCore, MemorySpec, WholeMemory};
 use crate::verdict::{self, Hello, agree, bytes_of};
-use crate::{GlobalRef, Group, Kind, Result};
+use crate::{Communicator, GlobalRef, Kind, Result};
 
 impl WholeMemory {
     /// Makes a memory. Collective: all ranks of the group call it with the same specification.
@@ -25,14 +25,14 @@ impl WholeMemory {
     /// for one; the errors of a specification that makes no sense;
     /// [`Error::NoCommonAddress`](crate::Error::NoCommonAddress); [`Error::Comm`](crate::Error::Comm) when a rank is lost.
     /// They are the same on all ranks, and nothing is left of the attempt.
-    pub fn create(group: &Group, spec: &MemorySpec) -> Result<Self> {
+    pub fn create(group: &Communicator, spec: &MemorySpec) -> Result<Self> {
         Self::create_if(group, Ok(spec.clone()), &[])
     }
 
     /// Makes a memory if all ranks know which: one that does not takes part until the others know that. `meaning` is what
     /// they want to see in it, which is the same on all of them too.
-    pub(crate) fn create_if(group: &Group, spec: Result<MemorySpec>, meaning: &[u64]) -> Result<Self> {
-        let comm = group.communicator();
+    pub(crate) fn create_if(group: &Communicator, spec: Result<MemorySpec>, meaning: &[u64]) -> Result<Self> {
+        let comm = group.bootstrap();
         let met = meet(group, &spec, meaning);
         let (plan, number) = spec.and_then(|spec| {
             let (granularity, number) = met?;
@@ -54,14 +54,14 @@ impl WholeMemory {
 
 /// Compares the specification and its meaning with every rank's, and finds the granules that suit all of them, and the number
 /// that the memory has: rank 0's.
-fn meet(group: &Group, spec: &Result<MemorySpec>, meaning: &[u64]) -> Result<(Granularity, u64)> {
+fn meet(group: &Communicator, spec: &Result<MemorySpec>, meaning: &[u64]) -> Result<(Granularity, u64)> {
     let hello = spec.as_ref().map_err(Clone::clone).and_then(|spec| {
         let Granularity { minimum, recommended } = group.device_of(spec.location).granularity()?;
         let own = vec![group.next_memory(), minimum.len() as u64, recommended.len() as u64];
         let same = [bytes_of(&[meaning.len() as u64]), bytes_of(meaning), spec.to_bytes()].concat();
         Ok(Hello { own, same })
     });
-    let owns = verdict::meet(group.communicator(), "create", hello)?;
+    let owns = verdict::meet(group.bootstrap(), "create", hello)?;
     let word = |own: &Vec<u64>, index: usize| own.get(index).copied().unwrap_or_default();
     let granule = |index| {
         let largest = owns.iter().map(|own| word(own, index)).max().unwrap_or_default();
@@ -82,15 +82,15 @@ fn allocate(plan: &Plan, memory: &Device, rank: Rank) -> Result<Option<(Allocati
 
 /// Maps all parts: one rank of each process for all of them.
 fn map(
-    group: &Group,
+    group: &Communicator,
     plan: &Plan,
     memory: &Device,
     own: Option<Allocation>,
     handles: Vec<Vec<OwnedFd>>,
 ) -> Result<Maps> {
-    let (comm, house, rank) = (group.communicator(), group.house(), group.rank());
-    let family = house.family(rank);
-    let leader = family.first().copied().unwrap_or(rank);
+    let (comm, process_ranks, rank) = (group.bootstrap(), group.process_ranks(), group.rank());
+    let sharing = process_ranks.ranks_on_backend(rank);
+    let leader = sharing.first().copied().unwrap_or(rank);
     let len = plan.address_len();
     let mut reservation = None;
     if plan.equal_addresses && len > 0 {
@@ -105,7 +105,7 @@ fn map(
             *part = Some(Part::Own(own));
         }
         let grants = if memory.backend() == group.device().backend() {
-            house.grants(&family)
+            process_ranks.grants(&sharing)
         } else {
             vec![wholemem_hal::Grant { device: memory.id(), rights: Rights::ReadWrite }]
         };
@@ -114,17 +114,17 @@ fn map(
             .map_or_else(|| Ok(reserve(memory.backend(), len, plan.granule)?), Ok)
             .and_then(|reservation| Maps::create(plan, &reservation, &mut parts, &home));
         if let Ok(maps) = &mapped {
-            family.iter().skip(1).for_each(|other| house.leave(rank, *other, maps.clone()));
+            sharing.iter().skip(1).for_each(|other| process_ranks.put(rank, *other, maps.clone()));
         }
     }
     let agreed = agree(comm, mapped);
     if leader != rank {
-        let left = house.take(leader, rank);
+        let left = process_ranks.take(leader, rank);
         return agreed.map(|none| left.unwrap_or(none));
     }
     if agreed.is_err() {
         // Those for whom they were left may not come any more.
-        family.iter().skip(1).for_each(|other| drop(house.take::<Maps>(rank, *other)));
+        sharing.iter().skip(1).for_each(|other| drop(process_ranks.take::<Maps>(rank, *other)));
     }
     agreed
 }

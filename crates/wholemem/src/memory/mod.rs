@@ -23,7 +23,7 @@ use note::Notes;
 pub(crate) use note::{Note, Record, names_a_row};
 use plan::Plan;
 
-use crate::{ElementRef, GlobalRef, Group, Kind, Location, Partition, Placement, Result};
+use crate::{Communicator, ElementRef, GlobalRef, Kind, Location, Partition, Placement, Result};
 
 /// What memory to make. It is the same on all ranks.
 ///
@@ -64,12 +64,12 @@ impl MemorySpec {
 /// nobody.
 ///
 /// ```
-/// use wholemem::{Group, MemorySpec, Rank, WholeMemory};
+/// use wholemem::{Communicator, MemorySpec, Rank, WholeMemory};
 /// use wholemem_hal::{Backend, HostConfig};
 ///
 /// let backend = Backend::host(HostConfig::virtual_devices(2))?;
-/// let groups = Group::local(&[backend.device(0)?, backend.device(1)?])?;
-/// let memories = Group::on_each(&groups, |group| WholeMemory::create(group, &MemorySpec::new(1 << 20, 1)))?;
+/// let groups = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
+/// let memories = Communicator::on_each(&groups, |group| WholeMemory::create(group, &MemorySpec::new(1 << 20, 1)))?;
 ///
 /// // Rank 0 writes over the boundary in the middle, rank 1 reads what it says.
 /// let middle = (1 << 19) - 2;
@@ -86,7 +86,7 @@ pub struct WholeMemory {
 
 #[derive(Debug)]
 struct MemoryCore {
-    group: Group,
+    group: Communicator,
     /// Which memory of the group it is: the same number on all ranks.
     number: u64,
     plan: Plan,
@@ -103,7 +103,7 @@ struct MemoryCore {
 impl WholeMemory {
     /// The group it is divided among.
     #[must_use]
-    pub fn group(&self) -> &Group {
+    pub fn group(&self) -> &Communicator {
         &self.core.group
     }
 

@@ -43,7 +43,7 @@ impl WholeTensor {
         input: &Dense,
         indices: &Indices,
     ) -> Result<()> {
-        let comm = self.group().communicator();
+        let comm = self.group().bootstrap();
         // Whatever is wrong on this rank alone, it takes part until all know of it.
         let load = self.check().and_then(|()| self.pack(stream, op, input, indices));
         let call = if op == Op::ScatterAdd { "add" } else { "put" };

@@ -9,7 +9,7 @@ use crate::{Error, Location, Result, WholeTensor};
 
 impl WholeTensor {
     /// Enqueues a gather: row `indices[n]` of the tensor becomes row `n` of `output`, for all of them. Any rank may call it
-    /// at any time; it sees what was scattered before the last [`barrier`](crate::Group::barrier).
+    /// at any time; it sees what was scattered before the last [`barrier`](crate::Communicator::barrier).
     ///
     /// Rows are moved in no order: none that is gathered may lie where the output is. A bad index zeroes its row of the
     /// output, and is told of by the next call or by [`check`](Self::check).
@@ -30,7 +30,7 @@ impl WholeTensor {
     }
 
     /// Enqueues a scatter: row `n` of `input` becomes row `indices[n]` of the tensor, for all of them. Other ranks see it
-    /// behind the next [`barrier`](crate::Group::barrier). Rows are moved in no order: none may be written where the input is.
+    /// behind the next [`barrier`](crate::Communicator::barrier). Rows are moved in no order: none may be written where the input is.
     ///
     /// With [`Order::Fixed`] it is collective, and waits until the rows are there.
     ///
@@ -166,13 +166,13 @@ mod tests {
     use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
 
     use super::*;
-    use crate::{Dtype, Group, TensorSpec};
+    use crate::{Communicator, Dtype, TensorSpec};
 
     /// What a call that waited says of the position that a kernel of a GPU has noted.
     #[test]
     fn the_index_at_a_noted_position_is_read_from_the_call() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        let group = Group::local(std::slice::from_ref(&device)).unwrap().remove(0);
+        let group = Communicator::local(std::slice::from_ref(&device)).unwrap().remove(0);
         let stream = device.stream().unwrap();
         let tensor = WholeTensor::create(&group, &TensorSpec::new(Dtype::U8, &[10, 4])).unwrap();
         let buffer = |bytes: &[u8]| {

@@ -36,12 +36,12 @@ impl Lane {
     /// `output` are the same buffer, or do not overlap.
     ///
     /// ```
-    /// use wholemem::{Dtype, Group, ReduceOp, Symmetric, SymmetricSpec};
+    /// use wholemem::{Dtype, Communicator, ReduceOp, Symmetric, SymmetricSpec};
     /// use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
     ///
     /// let device = Backend::host(HostConfig::default())?.device(0)?;
-    /// let groups = Group::local(&[device.clone(), device])?;
-    /// let sums = Group::on_each(&groups, |group| {
+    /// let groups = Communicator::local(&[device.clone(), device])?;
+    /// let sums = Communicator::on_each(&groups, |group| {
     ///     let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
     ///     let stream = group.device().stream()?;
     ///     let buffer = PinnedBuffer::create(group.device(), 12)?.all();
@@ -194,7 +194,7 @@ impl Lane {
         let outcome = self.check();
         if outcome == Err(CommError::Aborted { by: self.group.rank() }.into()) {
             // This rank was interrupted, which ends the group as it does in any other wait.
-            self.group.communicator().abort();
+            self.group.bootstrap().abort();
         }
         outcome
     }

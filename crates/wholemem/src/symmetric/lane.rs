@@ -14,7 +14,7 @@ use super::report::Report;
 use super::space::Pieces;
 use super::tuning::{Limits, Tuning};
 use super::window::Dropped;
-use crate::{CollectiveRequest, Group, LaneRef, Result, host};
+use crate::{CollectiveRequest, Communicator, LaneRef, Result, host};
 
 /// What a lane takes of a rank's own memory: its counters, and what tests want to go wrong.
 pub(super) const PRIVATE_LEN: usize = CONTROL_LEN + DEBUG_LEN;
@@ -34,7 +34,7 @@ const FIRST_COUNTER: usize = 16;
 /// calls, which they would else hold up until those give up.
 #[derive(Debug)]
 pub struct Lane {
-    pub(super) group: Group,
+    pub(super) group: Communicator,
     pub(super) kernels: Arc<Kernels>,
     pub(super) limits: Limits,
     pub(super) tuning: Tuning,
@@ -58,7 +58,7 @@ pub struct Lane {
 /// What all lanes of a rank have in common.
 #[derive(Debug, Clone)]
 pub(super) struct Common {
-    pub(super) group: Group,
+    pub(super) group: Communicator,
     pub(super) kernels: Arc<Kernels>,
     pub(super) limits: Limits,
     pub(super) tuning: Tuning,
@@ -143,7 +143,7 @@ impl Lane {
     /// [`Error::Comm`](crate::Error::Comm) with the ranks that are lost, or did not come in time. The lane does nothing more
     /// then, and neither do graphs that use it; a new group goes on.
     pub fn check(&self) -> Result<()> {
-        self.report.check(self.group.communicator(), self.timeout)
+        self.report.check(self.group.bootstrap(), self.timeout)
     }
 
     /// What kernels of one's own meet the other ranks by: the `Lane` of `barrier.cuh`.
@@ -220,9 +220,9 @@ impl Lane {
 
 /// Tells kernels to give up as soon as the group has fallen, and those of hosts also when a rank has left it: whoever has
 /// finished a call has seen that all came, so that no call waits which that rank has finished.
-fn watch(group: &Group, report: Report, maps: Vec<Mapping>, offset: usize) -> Watch {
+fn watch(group: &Communicator, report: Report, maps: Vec<Mapping>, offset: usize) -> Watch {
     let (own, on_host) = (group.rank(), group.device().backend().kind() == BackendKind::Host);
-    group.communicator().watch(move |error| {
+    group.bootstrap().watch(move |error| {
         // A device may not have come to what a rank has enqueued before it left: it is waited for until the time is over.
         if !on_host && matches!(error, CommError::PeerLeft { .. } | CommError::Closed) {
             return;

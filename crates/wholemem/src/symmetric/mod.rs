@@ -51,7 +51,7 @@ use space::Space;
 use tuning::Limits;
 
 use crate::verdict::agree;
-use crate::{Error, Group, Result};
+use crate::{Communicator, Error, Result};
 
 /// How much is staged at once, if nothing else was asked for. On hosts it stays in the nearer caches; more ranks wait longer
 /// for each other, so they do it more seldom.
@@ -75,7 +75,7 @@ pub struct Symmetric {
 
 #[derive(Debug)]
 struct Core {
-    group: Group,
+    group: Communicator,
     space: Space,
     /// At least one.
     lanes: Vec<Lane>,
@@ -89,8 +89,8 @@ impl Symmetric {
     /// # Errors
     /// [`Error::Differs`]; [`Error::NotResident`] when more ranks share a device than it can run at once;
     /// [`Error::NoWindowSpace`], [`Error::Environment`], [`Error::OnRank`], [`Error::Comm`].
-    pub fn create(group: &Group, spec: &SymmetricSpec) -> Result<Self> {
-        let comm = group.communicator();
+    pub fn create(group: &Communicator, spec: &SymmetricSpec) -> Result<Self> {
+        let comm = group.bootstrap();
         let kind = group.device().backend().kind();
         let measured = Tuning::measured(kind, group.size());
         let heard = spec.in_environment(measured, |name| std::env::var(name).ok());
@@ -185,7 +185,7 @@ impl Symmetric {
     #[doc(alias = "ncclCommWindowDeregister")]
     pub fn window_unregister(&self, window: Window) -> Result<()> {
         drop(window);
-        self.core.group.communicator().barrier()?;
+        self.core.group.bootstrap().barrier()?;
         Ok(())
     }
 
@@ -200,7 +200,7 @@ impl Symmetric {
 
     /// The group.
     #[must_use]
-    pub fn group(&self) -> &Group {
+    pub fn group(&self) -> &Communicator {
         &self.core.group
     }
 }
@@ -228,11 +228,11 @@ fn lanes(common: &Common, space: &Space, count: usize) -> Result<Vec<Lane>> {
         };
         (0..count).map(lane).collect()
     };
-    agree(group.communicator(), made())
+    agree(group.bootstrap(), made())
 }
 
 /// Whether ranks of hosts have to share processors. Collective.
-fn share_cores(group: &Group) -> Result<bool> {
+fn share_cores(group: &Communicator) -> Result<bool> {
     if group.device().backend().kind() != BackendKind::Host {
         return Ok(false);
     }
@@ -241,7 +241,7 @@ fn share_cores(group: &Group) -> Result<bool> {
     let most =
         std::thread::available_parallelism().map_or(0, |most| u32::try_from(most.get()).unwrap_or(u32::MAX));
     let own: Vec<u8> = std::iter::once(most).chain(cpus).flat_map(u32::to_le_bytes).collect();
-    Ok(are_too_few(&group.communicator().all_gather(&own)?))
+    Ok(are_too_few(&group.bootstrap().all_gather(&own)?))
 }
 
 /// Whether there are more ranks than processors on which any of them may run; or than a control group has time for, if it
@@ -262,8 +262,8 @@ fn are_too_few(all: &[Vec<u8>]) -> bool {
 
 /// How many blocks of one rank's call run at once, on the device that has the least room for a call in each lane of each of
 /// its ranks, and for the call behind it that is set up already; and whether there is only one device.
-fn resident(group: &Group, kernels: &Kernels, lanes: u32) -> Result<(u32, bool)> {
-    let comm = group.communicator();
+fn resident(group: &Communicator, kernels: &Kernels, lanes: u32) -> Result<(u32, bool)> {
+    let comm = group.bootstrap();
     let fit = agree(comm, kernels.resident_blocks())?;
     let own = [&group.device().info().uuid[..], &fit.to_le_bytes()].concat();
     let all = comm.all_gather(&own)?;

@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use wholemem_comm::{Communicator, Error as CommError, Rank};
+use wholemem_comm::{Bootstrap, Error as CommError, Rank};
 use wholemem_hal::{Attempt, Device, PinnedBuffer, Span};
 
 use crate::Result;
@@ -77,7 +77,7 @@ impl Report {
     }
 
     /// Why a kernel has given up, if one has.
-    pub(super) fn check(&self, comm: &Communicator, timeout: Duration) -> Result<()> {
+    pub(super) fn check(&self, comm: &Bootstrap, timeout: Duration) -> Result<()> {
         if self.with(GIVEN_UP, |word| word.load(Ordering::Acquire))? == 0 {
             return Ok(());
         }

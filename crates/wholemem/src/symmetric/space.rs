@@ -21,7 +21,7 @@ use super::book::Book;
 use super::offer::{Offer, PlainOffer};
 use super::window::{Dropped, Window, WindowCore};
 use crate::verdict::{agree, from_text, to_text};
-use crate::{Error, Group, Kind, Location, MemorySpec, Result, WholeMemory, WindowRef};
+use crate::{Communicator, Error, Kind, Location, MemorySpec, Result, WholeMemory, WindowRef};
 
 /// The step of strides: a pointer's upper half alone then tells the ranks apart.
 const STEP: usize = 4 << 30;
@@ -35,7 +35,7 @@ pub(super) type Pieces = Vec<Mapping>;
 /// The addresses of one group's windows in this process.
 #[derive(Debug)]
 pub(super) struct Space {
-    group: Group,
+    group: Communicator,
     granule: Granule,
     stride: usize,
     /// Shared with the other ranks of this process, which map nothing themselves.
@@ -48,8 +48,8 @@ pub(super) struct Space {
 
 impl Space {
     /// Reserves addresses. Collective: `wanted` bytes for all ranks together, of which each gets as much.
-    pub(super) fn reserve(group: &Group, wanted: usize) -> Result<Self> {
-        let comm = group.communicator();
+    pub(super) fn reserve(group: &Communicator, wanted: usize) -> Result<Self> {
+        let comm = group.bootstrap();
         let granularity = agree(comm, group.device().granularity().map_err(Error::from))?;
         let own = [granularity.minimum.len() as u64, group.device().info().memory_len as u64];
         let own: Vec<u8> = own.into_iter().flat_map(u64::to_le_bytes).collect();
@@ -71,25 +71,25 @@ impl Space {
     }
 
     /// What one rank of each process makes for all of them. Collective.
-    fn share<T: Clone + Send + 'static>(group: &Group, make: impl FnOnce() -> Result<T>) -> Result<T> {
-        let (house, rank) = (group.house(), group.rank());
-        let family = house.family(rank);
-        let leader = family.first().copied().unwrap_or(rank);
+    fn share<T: Clone + Send + 'static>(group: &Communicator, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        let (process_ranks, rank) = (group.process_ranks(), group.rank());
+        let sharing = process_ranks.ranks_on_backend(rank);
+        let leader = sharing.first().copied().unwrap_or(rank);
         let mut made = Ok(None);
         if leader == rank {
             made = make().map(Some);
             if let Ok(Some(made)) = &made {
-                family.iter().skip(1).for_each(|other| house.leave(rank, *other, made.clone()));
+                sharing.iter().skip(1).for_each(|other| process_ranks.put(rank, *other, made.clone()));
             }
         }
-        let agreed = agree(group.communicator(), made);
+        let agreed = agree(group.bootstrap(), made);
         if leader == rank && agreed.is_err() {
             // Those for whom it was left may not come any more.
-            family.iter().skip(1).for_each(|other| drop(house.take::<T>(rank, *other)));
+            sharing.iter().skip(1).for_each(|other| drop(process_ranks.take::<T>(rank, *other)));
         }
         let made = agreed?;
         // A rank of another backend in the same process is no relative.
-        let left = || house.take(leader, rank);
+        let left = || process_ranks.take(leader, rank);
         made.or_else(left).ok_or(Error::Differs { rank: leader })
     }
 
@@ -126,7 +126,7 @@ impl Space {
             (start < end).then(|| memory.span(place(start), place(end - start))).transpose()
         };
         let spans = (0..self.group.size()).map(Rank).map(part).collect::<Result<Vec<_>>>();
-        let spans = agree(self.group.communicator(), spans)?;
+        let spans = agree(self.group.bootstrap(), spans)?;
         let (id, _) = self.book().enter_own(0)?;
         self.scattered(id, spans).inspect_err(|_| self.book().strike(id))
     }
@@ -146,14 +146,15 @@ impl Space {
 
     /// Makes a window of buffers of the driver's older kind. Collective.
     pub(super) fn register_plain(&self, buffer: &PlainBuffer) -> Result<Window> {
-        let (house, rank) = (self.group.house(), self.group.rank());
+        let (process_ranks, rank) = (self.group.process_ranks(), self.group.rank());
         // A process cannot open a handle of its own: its ranks take each other's buffers as they are.
-        let relatives: Vec<_> = house.family(rank).into_iter().filter(|other| *other != rank).collect();
-        relatives.iter().for_each(|other| house.leave(rank, *other, buffer.clone()));
+        let relatives: Vec<_> =
+            process_ranks.ranks_on_backend(rank).into_iter().filter(|other| *other != rank).collect();
+        relatives.iter().for_each(|other| process_ranks.put(rank, *other, buffer.clone()));
         let met = self.meet(PlainOffer::of(buffer).map(|offer| offer.to_bytes()));
         let left: BTreeMap<_, _> = relatives
             .iter()
-            .filter_map(|other| Some((*other, house.take::<PlainBuffer>(*other, rank)?)))
+            .filter_map(|other| Some((*other, process_ranks.take::<PlainBuffer>(*other, rank)?)))
             .collect();
         let decode = |(rank, bytes): (Rank, &Vec<u8>)| PlainOffer::from_bytes(rank, bytes);
         let offers = (0..).map(Rank).zip(&met?).map(decode).collect::<Result<Vec<_>>>()?;
@@ -163,7 +164,7 @@ impl Space {
             None => Ok(Some(offer.open(self.group.device())?.all())),
         };
         let spans = (0..).map(Rank).zip(&offers).map(open).collect::<Result<Vec<_>>>();
-        let spans = agree(self.group.communicator(), spans)?;
+        let spans = agree(self.group.bootstrap(), spans)?;
         let (id, _) = self.book().enter_own(0)?;
         self.scattered(id, spans).inspect_err(|_| self.book().strike(id))
     }
@@ -213,7 +214,7 @@ impl Space {
         };
         let mut offers = Vec::new();
         let mut failed = None;
-        for (rank, hello) in (0..).map(Rank).zip(self.group.communicator().all_gather(&hello)?) {
+        for (rank, hello) in (0..).map(Rank).zip(self.group.bootstrap().all_gather(&hello)?) {
             let (outcome, rest) = hello.split_first().unwrap_or((&FAILED, &[]));
             let (count, rest) = rest.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
             let len = usize::try_from(u64::from_le_bytes(*count)).unwrap_or(usize::MAX).saturating_mul(8);
@@ -274,7 +275,7 @@ impl Space {
             device.stream()?.write(&table.span(0, addresses.len())?, &addresses)?;
             Ok(table)
         };
-        let table = agree(self.group.communicator(), written())?;
+        let table = agree(self.group.bootstrap(), written())?;
         let reference = WindowRef { base: 0, stride: 0, table: table.address() };
         let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
         let keep = Span::keep(spans.iter().flatten().chain([&table.all()]))?;
@@ -288,13 +289,14 @@ impl Space {
         offset: usize,
         own: impl FnOnce() -> Result<Vec<Allocation>>,
     ) -> Result<Vec<Pieces>> {
-        let (comm, rank) = (self.group.communicator(), self.group.rank());
+        let (comm, rank) = (self.group.bootstrap(), self.group.rank());
         let own = agree(comm, own().and_then(export))?;
         let handles: Vec<_> = own.iter().map(|(_, fd)| fd.as_fd()).collect();
         let mut handles = comm.all_gather_fds(&handles)?;
         let device = self.group.device();
         Self::share(&self.group, || {
-            let grants = self.group.house().grants(&self.group.house().family(rank));
+            let grants =
+                self.group.process_ranks().grants(&self.group.process_ranks().ranks_on_backend(rank));
             let mut all = Vec::new();
             for (peer, offer) in offers.iter().enumerate() {
                 let fds = handles.get_mut(peer).map(std::mem::take).unwrap_or_default();

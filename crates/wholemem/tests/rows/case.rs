@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 use wholemem::{
-    Dense, Dtype, Error, Group, IndexType, Indices, Kind, Location, OnBadIndex, Order, Rank, TensorSpec,
-    WholeTensor,
+    Communicator, Dense, Dtype, Error, IndexType, Indices, Kind, Location, OnBadIndex, Order, Rank,
+    TensorSpec, WholeTensor,
 };
 use wholemem_hal::{Backend, Granule, HostConfig, PinnedBuffer, Span, Stream};
 
@@ -121,7 +121,7 @@ impl Dice {
 /// The ranks of a case, its tensor on each of them, and what it holds.
 pub(crate) struct World {
     case: Case,
-    pub(crate) groups: Vec<Group>,
+    pub(crate) groups: Vec<Communicator>,
     tensors: Vec<WholeTensor>,
     streams: Vec<Stream>,
     /// The rows of the view.
@@ -143,14 +143,14 @@ impl Case {
         let devices: Vec<_> = (0..self.rows_of_each.len())
             .map(|rank| backend.device((rank / 2 % count) as u32).unwrap())
             .collect();
-        let groups = Group::local(&devices).unwrap();
+        let groups = Communicator::local(&devices).unwrap();
         let spec = TensorSpec {
             kind: self.kind,
             location: self.location,
             rows_of_each: Some(self.rows_of_each.clone()),
             ..TensorSpec::new(self.dtype, &[self.rows_of_each.iter().sum(), self.elements])
         };
-        let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+        let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
         let tensors = tensors.iter().map(|tensor| self.part(tensor)).collect::<Vec<_>>();
         let streams: Vec<_> = devices.iter().map(|device| device.stream().unwrap()).collect();
         let mut world = World { case: self.clone(), groups, tensors, streams, rows: Vec::new() };
@@ -193,7 +193,8 @@ impl World {
     }
 
     fn barrier(&self) {
-        Group::on_each(&self.groups, |group| group.barrier(&self.streams[group.rank().index()])).unwrap();
+        Communicator::on_each(&self.groups, |group| group.barrier(&self.streams[group.rank().index()]))
+            .unwrap();
     }
 
     /// Every rank sees every row, however it looks.
@@ -278,7 +279,7 @@ impl World {
         (buffer, if self.case.dense == self.case.dtype { dense } else { dense.converted() })
     }
 
-    pub(crate) fn gather(&self, group: &Group) {
+    pub(crate) fn gather(&self, group: &Communicator) {
         let rank = group.rank();
         let (indices, Some(buffer)) = self.indices(rank, 1) else { return };
         let (row_len, stride, _) = self.dense_layout(indices.len());
@@ -302,7 +303,7 @@ impl World {
 
     /// Gathers, scatters and adds.
     pub(crate) fn all(&mut self) {
-        Group::on_each(&self.groups, |group| {
+        Communicator::on_each(&self.groups, |group| {
             self.gather(group);
             Ok(())
         })
@@ -321,7 +322,7 @@ impl World {
 
     /// Has every rank put rows by indices of its own, and returns what each has put where, as the table's elements.
     fn put(&self, round: u64, put: Put, order: Order) -> Vec<(usize, Vec<u8>)> {
-        let all = Group::on_each(&self.groups, |group| {
+        let all = Communicator::on_each(&self.groups, |group| {
             let rank = group.rank();
             let (indices, buffer) = self.indices(rank, round);
             let rows = self.input(rank, round, indices.len());

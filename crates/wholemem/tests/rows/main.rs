@@ -14,7 +14,7 @@ mod naive;
 
 use case::{Case, cases};
 use proptest::prelude::*;
-use wholemem::{Dtype, Group, IndexType, Kind, Location, OnBadIndex, Order};
+use wholemem::{Communicator, Dtype, IndexType, Kind, Location, OnBadIndex, Order};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.min(4096) / 4, ..ProptestConfig::default() })]
@@ -22,7 +22,7 @@ proptest! {
     #[test]
     fn gathers_agree_with_a_naive_loop(case in cases()) {
         let world = case.world();
-        Group::on_each(&world.groups, |group| { world.gather(group); Ok(()) }).unwrap();
+        Communicator::on_each(&world.groups, |group| { world.gather(group); Ok(()) }).unwrap();
     }
 
     #[test]

@@ -207,7 +207,7 @@ fn of_processes(ranks: usize, test: &str, work: impl Fn(&Symmetric, Algorithm, u
             let symmetric =
                 Symmetric::create(&group, &spec(&backend, group.size(), Some(algorithm))).unwrap();
             work(&symmetric, algorithm, rank.parameter().parse().unwrap());
-            group.communicator().barrier().unwrap();
+            group.bootstrap().barrier().unwrap();
         }
     });
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wholemem::{Algorithm, Chaos, Communicator, Dtype, Error, Group, Rank, ReduceOp, Symmetric};
+use wholemem::{Algorithm, Bootstrap, Chaos, Communicator, Dtype, Error, Rank, ReduceOp, Symmetric};
 use wholemem_comm::{Error as CommError, UniqueId};
 use wholemem_hal::Backend;
 use wholemem_os::Deadline;
@@ -15,7 +15,7 @@ use super::world::{Guarded, fragile, host, spec};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The group of those processes of a test that are in `members`.
-pub(crate) fn join(rank: &wholemem_testkit::Rank, members: &[usize], backend: &Backend) -> Group {
+pub(crate) fn join(rank: &wholemem_testkit::Rank, members: &[usize], backend: &Backend) -> Communicator {
     let own = members.iter().position(|member| *member == rank.id()).unwrap();
     let id = if own == 0 {
         let id = UniqueId::create().unwrap();
@@ -25,8 +25,8 @@ pub(crate) fn join(rank: &wholemem_testkit::Rank, members: &[usize], backend: &B
         String::from_utf8(rank.recv(members[0]).0).unwrap().parse().unwrap()
     };
     let comm =
-        Communicator::create(&id, Rank(own as u32), members.len() as u32, Deadline::after(PATIENCE)).unwrap();
-    Group::create(comm, &backend.device(0).unwrap()).unwrap()
+        Bootstrap::create(&id, Rank(own as u32), members.len() as u32, Deadline::after(PATIENCE)).unwrap();
+    Communicator::create(comm, &backend.device(0).unwrap()).unwrap()
 }
 
 fn sum(symmetric: &Symmetric, value: u32) -> Result<u32, Error> {
@@ -73,23 +73,19 @@ fn survive(rank: &wholemem_testkit::Rank, backend: &Backend, algorithm: Algorith
     let group = join(rank, &survivors, backend);
     let symmetric = Symmetric::create(&group, &spec).unwrap();
     assert_eq!(sum(&symmetric, 5 + group.rank().0).unwrap(), 11);
-    group.communicator().barrier().unwrap();
+    group.bootstrap().barrier().unwrap();
 }
 
 #[test]
 fn a_rank_whose_caller_is_interrupted_gives_up_and_so_do_the_others() {
     let backend = host();
     let device = backend.device(0).unwrap();
-    let groups = Group::local(&[device.clone(), device]).unwrap();
+    let groups = Communicator::local(&[device.clone(), device]).unwrap();
     let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&backend, 2, None) };
-    let symmetric = Group::on_each(&groups, |group| Symmetric::create(group, &spec)).unwrap();
+    let symmetric = Communicator::on_each(&groups, |group| Symmetric::create(group, &spec)).unwrap();
     let aborted = || Err(Error::Comm(CommError::Aborted { by: Rank(1) }));
     assert_eq!(interruptible(|| true, || sum(&symmetric[1], 1)), aborted(), "nobody else comes meanwhile");
-    assert_eq!(
-        groups[0].communicator().barrier().map_err(Error::from),
-        aborted().map(drop),
-        "nor will anybody"
-    );
+    assert_eq!(groups[0].bootstrap().barrier().map_err(Error::from), aborted().map(drop), "nor will anybody");
     let outcomes = [sum(&symmetric[0], 1), sum(&symmetric[0], 1)];
     assert!([Ok(2), aborted()].contains(&outcomes[0]), "what the other gave may be there: {outcomes:?}");
     assert_eq!(outcomes[1], aborted());
@@ -178,7 +174,7 @@ fn survive_at(rank: &wholemem_testkit::Rank, death: Death) {
         Ok::<_, Error>(seen == 7_u32.to_ne_bytes().repeat(count))
     };
     assert_eq!(sum(), Ok(true));
-    group.communicator().barrier().unwrap();
+    group.bootstrap().barrier().unwrap();
     if rank.id() == VICTIM {
         let delays = vec![(death.point, 0, 3_600_000_000_000)];
         symmetric.disturb(&Chaos { delays, ..Chaos::default() }).unwrap();
@@ -205,7 +201,7 @@ fn survive_at(rank: &wholemem_testkit::Rank, death: Death) {
     let group = join(rank, &[0, 2], &host());
     let symmetric = Symmetric::create(&group, &spec).unwrap();
     assert_eq!(self::sum(&symmetric, 5).unwrap(), 10);
-    group.communicator().barrier().unwrap();
+    group.bootstrap().barrier().unwrap();
 }
 
 #[test]
@@ -234,7 +230,7 @@ fn groups_called_in_opposite_orders_end_in_time() {
                 let both = groups.each_ref().map(|group| Symmetric::create(group, &spec).unwrap());
                 let outcome = sum(&both[own], 1);
                 // Until both have given up, or the memory that the other sleeps on goes.
-                groups.iter().for_each(|group| group.communicator().barrier().unwrap());
+                groups.iter().for_each(|group| group.bootstrap().barrier().unwrap());
                 outcome
             })
         };
@@ -253,11 +249,11 @@ fn miss(backend: &Backend) {
             ..spec(backend, 3, Some(algorithm))
         };
         let groups = super::world::groups(backend, 3);
-        let outcomes = Group::on_each(&groups, |group| {
+        let outcomes = Communicator::on_each(&groups, |group| {
             let symmetric = Symmetric::create(group, &spec)?;
             assert_eq!(sum(&symmetric, 1)?, 3);
             let outcome = if group.rank() == Rank(2) { Ok(0) } else { sum(&symmetric, 1) };
-            group.communicator().barrier()?;
+            group.bootstrap().barrier()?;
             // Who comes after all may still find what the others had brought along, once.
             let late = sum(&symmetric, 1);
             Ok((outcome, if group.rank() == Rank(2) { sum(&symmetric, 1) } else { late }))
@@ -287,10 +283,10 @@ fn gpu_who_does_not_come_in_time_is_named() {
 fn who_has_no_patience_does_not_wait_for_ever() {
     let backend = host();
     let spec = wholemem::SymmetricSpec { timeout: Duration::ZERO, ..spec(&backend, 2, None) };
-    let outcomes = Group::on_each(&super::world::groups(&backend, 2), |group| {
+    let outcomes = Communicator::on_each(&super::world::groups(&backend, 2), |group| {
         let symmetric = Symmetric::create(group, &spec)?;
         let outcome = (group.rank() == Rank(0)).then(|| sum(&symmetric, 1));
-        group.communicator().barrier()?;
+        group.bootstrap().barrier()?;
         Ok(outcome)
     });
     let (missing, timeout) = (vec![Rank(1)], Duration::ZERO);
@@ -303,10 +299,10 @@ fn who_waits_is_woken_when_another_aborts() {
     let backend = host();
     let groups = super::world::groups(&backend, 2);
     let spec = spec(&backend, 2, None);
-    let outcomes = Group::on_each(&groups, |group| {
+    let outcomes = Communicator::on_each(&groups, |group| {
         let symmetric = Symmetric::create(group, &spec)?;
         if group.rank() == Rank(1) {
-            group.communicator().abort();
+            group.bootstrap().abort();
             return Ok(None);
         }
         Ok(Some(sum(&symmetric, 1)))
@@ -320,11 +316,11 @@ fn who_waits_is_woken_when_another_aborts() {
 fn who_leaves_is_named_at_once_by_those_who_wait_for_it() {
     for algorithm in Algorithm::ALL {
         let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&host(), 3, Some(algorithm)) };
-        let outcomes = Group::on_each(&super::world::groups(&host(), 3), |group| {
+        let outcomes = Communicator::on_each(&super::world::groups(&host(), 3), |group| {
             let symmetric = Symmetric::create(group, &spec)?;
             assert_eq!(sum(&symmetric, 1)?, 3);
             if group.rank() == Rank(1) {
-                group.communicator().leave();
+                group.bootstrap().leave();
                 return Ok(None);
             }
             Ok(Some([sum(&symmetric, 1), sum(&symmetric, 1)]))
@@ -339,10 +335,10 @@ fn who_leaves_is_named_at_once_by_those_who_wait_for_it() {
 fn who_leaves_ends_what_its_own_threads_wait_for() {
     let groups = super::world::groups(&host(), 2);
     let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&host(), 2, None) };
-    let symmetric = Group::on_each(&groups, |group| Symmetric::create(group, &spec)).unwrap();
+    let symmetric = Communicator::on_each(&groups, |group| Symmetric::create(group, &spec)).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| sum(&symmetric[0], 1));
-        groups[0].communicator().leave();
+        groups[0].bootstrap().leave();
         assert_eq!(waiting.join().unwrap(), Err(Error::Comm(CommError::Closed)));
     });
     let outcome = [sum(&symmetric[1], 1), sum(&symmetric[1], 1)];
@@ -358,14 +354,14 @@ fn who_leaves_behind_its_last_call_fails_nobody() {
         let algorithm = Algorithm::ALL[round % Algorithm::ALL.len()];
         let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..fragile(&host(), 3, Some(algorithm)) };
         let seed = chance.next();
-        let outcomes = Group::on_each(&super::world::groups(&host(), 3), |group| {
+        let outcomes = Communicator::on_each(&super::world::groups(&host(), 3), |group| {
             let symmetric = Symmetric::create(group, &spec)?;
             let chaos =
                 Chaos { seed: seed ^ u64::from(group.rank().0), random: 2_000_000, ..Chaos::default() };
             symmetric.disturb(&chaos)?;
-            group.communicator().barrier()?;
+            group.bootstrap().barrier()?;
             let sums = [sum(&symmetric, 1)?, sum(&symmetric, 2)?];
-            group.communicator().leave();
+            group.bootstrap().leave();
             Ok(sums)
         });
         assert_eq!(outcomes, Ok(vec![[3, 6]; 3]), "{algorithm}, seed {seed}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wholemem::{Dtype, Error, Group, ReduceOp, Symmetric, SymmetricSpec};
+use wholemem::{Communicator, Dtype, Error, ReduceOp, Symmetric, SymmetricSpec};
 use wholemem_comm::Error as CommError;
 use wholemem_hal::{Span, Stream};
 use wholemem_os::Deadline;
@@ -14,7 +14,7 @@ use super::world::{Guarded, spec};
 const COUNT: usize = 1000;
 
 /// Processes on one GPU, each with so many groups that all are in.
-fn with_groups(ranks: usize, groups: usize, test: &str, work: impl Fn(&[Group])) {
+fn with_groups(ranks: usize, groups: usize, test: &str, work: impl Fn(&[Communicator])) {
     if !Ranks::is_rank() && cuda::backend().is_none() {
         return;
     }
@@ -23,11 +23,11 @@ fn with_groups(ranks: usize, groups: usize, test: &str, work: impl Fn(&[Group]))
         let members: Vec<_> = (0..rank.count()).collect();
         let groups: Vec<_> = (0..groups).map(|_| join(rank, &members, &backend)).collect();
         work(&groups);
-        groups.iter().for_each(|group| group.communicator().barrier().unwrap());
+        groups.iter().for_each(|group| group.bootstrap().barrier().unwrap());
     });
 }
 
-fn patient(group: &Group, timeout: Duration) -> SymmetricSpec {
+fn patient(group: &Communicator, timeout: Duration) -> SymmetricSpec {
     SymmetricSpec { timeout, ..spec(group.device().backend(), group.size(), None) }
 }
 
@@ -119,10 +119,10 @@ fn gpu_groups_of_processes_in_opposite_orders_on_one_stream_end_in_time() {
         for outcome in [&first, &second] {
             assert!(outcome.as_ref().map_or_else(is_late, |sum| *sum == 10), "{outcome:?}");
         }
-        let gave_up = groups[0].communicator().all_gather(&[u8::from(first.is_err())]).unwrap();
+        let gave_up = groups[0].bootstrap().all_gather(&[u8::from(first.is_err())]).unwrap();
         assert!(gave_up.iter().any(|told| told[..] == [1]), "somebody has to");
         // The device works, and so does a new sequence of calls.
-        groups.iter().for_each(|group| group.communicator().barrier().unwrap());
+        groups.iter().for_each(|group| group.bootstrap().barrier().unwrap());
         let again = Symmetric::create(&groups[0], &patient(&groups[0], Duration::from_secs(20))).unwrap();
         let buffer = buffer(&again, 5);
         enqueue(&again, &stream, &buffer).unwrap();

@@ -51,10 +51,10 @@ fn goes_wrong(backend: &Backend, course: &Course, mutants: Mutants, (late, delay
             if late { (0..4).map(|block| (course.late_at, block, delay)).collect() } else { Vec::new() };
         let counter = course.counter;
         symmetric.disturb(&Chaos { mutants, delays, counter, ..Chaos::default() }).unwrap();
-        group.communicator().barrier().unwrap();
+        group.bootstrap().barrier().unwrap();
         let wrong = (0..6).filter(|round| !is_right(symmetric, course, *round)).count();
         // Nobody leaves while another reads its memory.
-        group.communicator().barrier().unwrap();
+        group.bootstrap().barrier().unwrap();
         wrong
     });
     wrong.iter().any(|count| *count > 0)
@@ -172,7 +172,7 @@ fn repeats_are_never_wrong(backend: &Backend, ranks: u32, repeats: u32, most_del
                 assert!(seen == bytes(sum), "{algorithm} repeat {repeat}, seed {chance}");
             }
             symmetric.check().unwrap();
-            group.communicator().barrier().unwrap();
+            group.bootstrap().barrier().unwrap();
         });
     }
 }
@@ -224,11 +224,11 @@ fn meets_old_packets(backend: &Backend, mutants: Mutants) -> bool {
         let group = symmetric.group();
         let course = |count, counter| Course { counter, ..Course::new(Algorithm::Packets, false, count, 0) };
         let again = |counter: u64, delays: Vec<_>| {
-            group.communicator().barrier().unwrap();
+            group.bootstrap().barrier().unwrap();
             symmetric
                 .disturb(&Chaos { mutants, delays, counter: Some(counter), ..Chaos::default() })
                 .unwrap();
-            group.communicator().barrier().unwrap();
+            group.bootstrap().barrier().unwrap();
         };
         // The first call leaves its number, 1, in many packets.
         assert!(is_right(symmetric, &course(MANY, None), 0));
@@ -238,7 +238,7 @@ fn meets_old_packets(backend: &Backend, mutants: Mutants) -> bool {
         let delays = if late { (0..4).map(|block| (0, block, LONG)).collect() } else { Vec::new() };
         again((1 << 32) + 1, delays);
         wrong += usize::from(!is_right(symmetric, &course(MANY, None), 7));
-        group.communicator().barrier().unwrap();
+        group.bootstrap().barrier().unwrap();
         wrong
     });
     wrong.iter().any(|count| *count > 0)
@@ -279,7 +279,7 @@ fn broadcasts_in_turn(backend: &Backend) {
                     group.rank()
                 );
             }
-            group.communicator().barrier().unwrap();
+            group.bootstrap().barrier().unwrap();
         });
     }
 }

@@ -1,6 +1,6 @@
 //! Windows: made, registered, dropped, of different lengths, and whatever is asked of them that makes no sense.
 
-use wholemem::{Algorithm, Dtype, Error, Group, Rank, ReduceOp, Symmetric, SymmetricSpec};
+use wholemem::{Algorithm, Communicator, Dtype, Error, Rank, ReduceOp, Symmetric, SymmetricSpec};
 use wholemem_hal::{Backend, PlainBuffer, Rights};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
@@ -99,7 +99,7 @@ fn windows_are_of_the_machine(backend: &Backend) {
                 assert_eq!(what, None, "{algorithm}, round {round}, {expected:?}", expected = &expected[..4]);
             }
             symmetric.check().unwrap();
-            group.communicator().barrier().unwrap();
+            group.bootstrap().barrier().unwrap();
         });
     }
 }
@@ -148,7 +148,7 @@ fn memory_is_registered(backend: &Backend) {
         let mut seen = vec![0; 1000];
         stream.read(&output, &mut seen).unwrap();
         assert_eq!(seen, vec![2; 1000]);
-        symmetric.group().communicator().barrier().unwrap();
+        symmetric.group().bootstrap().barrier().unwrap();
     });
 }
 
@@ -185,7 +185,7 @@ fn gpu_plain_memory_of_processes_becomes_a_window() {
     Ranks::of(2).run(test_name!(), |rank| {
         let group = super::deaths::join(rank, &[0, 1], &cuda::backend().unwrap());
         plain_memory_is_registered(&Symmetric::create(&group, &SymmetricSpec::default()).unwrap());
-        group.communicator().barrier().unwrap();
+        group.bootstrap().barrier().unwrap();
     });
 }
 
@@ -211,11 +211,11 @@ fn gpu_memory_that_is_there_becomes_a_window() {
 fn what_makes_no_sense_is_refused_and_nothing_is_waited_for() {
     let backend = host();
     let all = groups(&backend, 2);
-    let others = Group::on_each(&groups(&backend, 2), |group| {
+    let others = Communicator::on_each(&groups(&backend, 2), |group| {
         Symmetric::create(group, &SymmetricSpec::default())?.mem_alloc(64)
     });
     let others = others.unwrap();
-    Group::on_each(&all, |group| {
+    Communicator::on_each(&all, |group| {
         let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
         let stream = group.device().stream()?;
         let buffer = Guarded::buffer(&symmetric, 64);
@@ -261,10 +261,10 @@ fn a_rank_without_memory_is_everybodys_error_and_nothing_is_left() {
             let error = symmetric.mem_alloc(len).unwrap_err();
             assert!(matches!(error, Error::OnRank { rank: Rank(1), .. }), "{error}");
             everybody_reaches_everybody(&symmetric, &symmetric.mem_alloc(1 << 20).unwrap());
-            group.communicator().barrier().unwrap();
+            group.bootstrap().barrier().unwrap();
             let census = Census::take();
             census.assert_same_as(before.get_or_insert_with(|| census.clone()), "after another round");
-            group.communicator().barrier().unwrap();
+            group.bootstrap().barrier().unwrap();
         }
     });
 }
@@ -273,7 +273,7 @@ fn a_rank_without_memory_is_everybodys_error_and_nothing_is_left() {
 fn lanes_do_not_wait_for_each_other() {
     let backend = host();
     let spec = SymmetricSpec { lanes: 2, ..SymmetricSpec::default() };
-    Group::on_each(&groups(&backend, 2), |group| {
+    Communicator::on_each(&groups(&backend, 2), |group| {
         let symmetric = Symmetric::create(group, &spec)?;
         // One rank begins with the one lane, the other with the other: on one lane they would wait for ever.
         let order = if group.rank() == Rank(0) { [0, 1] } else { [1, 0] };
@@ -333,14 +333,14 @@ fn calls_of_several_threads_and_graphs_come_one_after_the_other() {
             }
         });
         symmetric.check().unwrap();
-        group.communicator().barrier().unwrap();
+        group.bootstrap().barrier().unwrap();
     });
 }
 
 #[test]
 fn ranks_that_want_something_else_are_told() {
     let backend = host();
-    let outcomes = Group::on_each(&groups(&backend, 3), |group| {
+    let outcomes = Communicator::on_each(&groups(&backend, 3), |group| {
         let lanes = if group.rank() == Rank(1) { 2 } else { 1 };
         Ok(Symmetric::create(group, &SymmetricSpec { lanes, ..SymmetricSpec::default() }).unwrap_err())
     });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wholemem::{Algorithm, Group, Symmetric, SymmetricSpec, Tuning};
+use wholemem::{Algorithm, Communicator, Symmetric, SymmetricSpec, Tuning};
 use wholemem_hal::{Backend, BackendKind, HostConfig, Rights, Span, Stream};
 use wholemem_testkit::cuda;
 
@@ -14,9 +14,9 @@ pub(crate) fn host() -> Backend {
 }
 
 /// So many ranks on the first device of a backend.
-pub(crate) fn groups(backend: &Backend, ranks: u32) -> Vec<Group> {
+pub(crate) fn groups(backend: &Backend, ranks: u32) -> Vec<Communicator> {
     let device = backend.device(0).unwrap();
-    Group::local(&vec![device; ranks as usize]).unwrap()
+    Communicator::local(&vec![device; ranks as usize]).unwrap()
 }
 
 /// What the tests ask for: little staging, and an algorithm.
@@ -56,7 +56,8 @@ pub(crate) fn on_ranks_like<T: Send>(
     spec: &SymmetricSpec,
     work: impl Fn(&Symmetric) -> T + Sync,
 ) -> Vec<T> {
-    Group::on_each(&groups(backend, ranks), |group| Ok(work(&Symmetric::create(group, spec)?))).unwrap()
+    Communicator::on_each(&groups(backend, ranks), |group| Ok(work(&Symmetric::create(group, spec)?)))
+        .unwrap()
 }
 
 /// Memory of one rank with guards around every use of it.

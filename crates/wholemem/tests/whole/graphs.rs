@@ -1,6 +1,6 @@
 //! Order: what is captured and repeated, what runs late, and what a barrier promises.
 
-use wholemem::{Dense, Dtype, Error, Group, Indices, Kind, Location, Order, TensorSpec, WholeTensor};
+use wholemem::{Communicator, Dense, Dtype, Error, Indices, Kind, Location, Order, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, BackendKind, HostConfig, PinnedBuffer, Stream};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Deferred, cuda, seed};
@@ -10,7 +10,7 @@ const ROW_LEN: usize = 20;
 const COUNT: usize = 64;
 
 struct World {
-    groups: Vec<Group>,
+    groups: Vec<Communicator>,
     tensors: Vec<WholeTensor>,
 }
 
@@ -18,9 +18,9 @@ fn world(backend: &Backend, kind: Kind) -> World {
     // Where there is one device, both ranks share it.
     let count = u32::try_from(backend.devices().len()).unwrap();
     let devices: Vec<_> = (0..2).map(|id| backend.device(id % count).unwrap()).collect();
-    let groups = Group::local(&devices).unwrap();
+    let groups = Communicator::local(&devices).unwrap();
     let spec = TensorSpec { kind, ..TensorSpec::new(Dtype::U8, &[ROWS, ROW_LEN as u64]) };
-    let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+    let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
     let rows: Vec<u8> = (0..ROWS).flat_map(row).collect();
     tensors[0].write_rows(&groups[0].device().stream().unwrap(), 0, &rows).unwrap();
     World { groups, tensors }
@@ -112,7 +112,7 @@ fn repeat_with_changing_indices(backends: &[Backend]) {
 fn a_gather_sees_the_scatters_before_a_barrier() {
     let backend = Deferred::backend(HostConfig::virtual_devices(2), seed()).unwrap();
     let World { groups, tensors } = world(&backend, Kind::Continuous);
-    Group::on_each(&groups, |group| {
+    Communicator::on_each(&groups, |group| {
         let (device, tensor) = (group.device(), &tensors[group.rank().index()]);
         let stream: Stream = device.stream()?;
         let (other, own) = (1 - u64::from(group.rank().0), u64::from(group.rank().0));
@@ -162,10 +162,10 @@ fn work_is_not_waited_for_unless_it_is_asked_for() {
 fn what_needs_the_other_ranks_cannot_be_captured() {
     let backend = Backend::host(HostConfig::virtual_devices(2)).unwrap();
     let devices: Vec<_> = (0..2).map(|id| backend.device(id).unwrap()).collect();
-    let groups = Group::local(&devices).unwrap();
+    let groups = Communicator::local(&devices).unwrap();
     let spec = TensorSpec { location: Location::Host, ..TensorSpec::new(Dtype::U8, &[10, 4]) };
-    let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
-    let outcomes = Group::on_each(&groups, |group| {
+    let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+    let outcomes = Communicator::on_each(&groups, |group| {
         let (device, tensor) = (group.device(), &tensors[group.rank().index()]);
         let stream = device.stream()?;
         let indices = PinnedBuffer::create(device, 8)?;
@@ -188,5 +188,5 @@ fn what_needs_the_other_ranks_cannot_be_captured() {
         let error = outcome.unwrap_err();
         assert!(error.to_string().contains("while the stream is being captured"), "{error}");
     }
-    Group::on_each(&groups, |group| Ok(group.communicator().barrier()?)).unwrap();
+    Communicator::on_each(&groups, |group| Ok(group.bootstrap().barrier()?)).unwrap();
 }

@@ -1,6 +1,6 @@
 //! A table of more than four gibibytes, for whole runs on machines that have the memory.
 
-use wholemem::{Dense, Dtype, Error, Group, Indices, Kind, Order, TensorSpec, WholeTensor};
+use wholemem::{Communicator, Dense, Dtype, Error, Indices, Kind, Order, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, Device, HostConfig, PinnedBuffer};
 use wholemem_os::meminfo;
 use wholemem_testkit::{cuda, exhaustive, skipped};
@@ -32,10 +32,10 @@ fn gpu_rows_beyond_four_gibibytes_are_gathered_and_scattered() {
 }
 
 fn reach_beyond(devices: &[Device]) {
-    let groups = Group::local(devices).unwrap();
+    let groups = Communicator::local(devices).unwrap();
     for kind in [Kind::Continuous, Kind::Chunked] {
         let spec = TensorSpec { kind, ..TensorSpec::new(Dtype::U8, &[ROWS, ROW_LEN as u64]) };
-        let tensors = Group::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
+        let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
         let (device, stream) = (groups[0].device(), groups[0].device().stream().unwrap());
         let indices = PinnedBuffer::create(device, PLACES.len() * 4).unwrap();
         let bytes: Vec<u8> = PLACES.iter().flat_map(|place| place.to_ne_bytes()).collect();

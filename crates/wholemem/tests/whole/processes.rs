@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use wholemem::{
-    Communicator, Dense, Dtype, Error, Group, Indices, Kind, Location, MemorySpec, Order, Rank, TensorSpec,
-    WholeMemory, WholeTensor,
+    Bootstrap, Communicator, Dense, Dtype, Error, Indices, Kind, Location, MemorySpec, Order, Rank,
+    TensorSpec, WholeMemory, WholeTensor,
 };
 use wholemem_comm::UniqueId;
 use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
@@ -12,12 +12,12 @@ use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
 
 /// The group of all processes of a test.
-fn join(rank: &wholemem_testkit::Rank) -> Group {
+fn join(rank: &wholemem_testkit::Rank) -> Communicator {
     join_on(rank, &Backend::host(HostConfig::default()).unwrap())
 }
 
 /// The same, whose devices are those of a backend in turn.
-fn join_on(rank: &wholemem_testkit::Rank, backend: &Backend) -> Group {
+fn join_on(rank: &wholemem_testkit::Rank, backend: &Backend) -> Communicator {
     let id = if rank.id() == 0 {
         let id = UniqueId::create().unwrap();
         (1..rank.count()).for_each(|peer| rank.send(peer, id.to_string().as_bytes(), &[]));
@@ -27,13 +27,13 @@ fn join_on(rank: &wholemem_testkit::Rank, backend: &Backend) -> Group {
     };
     let [own, size] = [rank.id(), rank.count()].map(|number| u32::try_from(number).unwrap());
     let deadline = Deadline::after(Duration::from_secs(120));
-    let comm = Communicator::create(&id, Rank(own), size, deadline).unwrap();
+    let comm = Bootstrap::create(&id, Rank(own), size, deadline).unwrap();
     let devices = u32::try_from(backend.devices().len()).unwrap();
-    Group::create(comm, &backend.device(own % devices).unwrap()).unwrap()
+    Communicator::create(comm, &backend.device(own % devices).unwrap()).unwrap()
 }
 
 /// Rows that every rank scatters, and every other one gathers.
-fn exchange(group: &Group, kind: Kind, location: Location, order: Order) {
+fn exchange(group: &Communicator, kind: Kind, location: Location, order: Order) {
     const ROWS: u64 = 10_000;
     let (device, own) = (group.device(), u64::from(group.rank().0));
     let spec = TensorSpec { kind, location, ..TensorSpec::new(Dtype::I32, &[ROWS, 25]) };
@@ -147,7 +147,7 @@ fn addresses_are_equal_in_all_processes_where_asked_for() {
                 let addresses: Vec<u8> = (0..3)
                     .flat_map(|rank| memory.address_of(Rank(rank)).unwrap_or_default().to_ne_bytes())
                     .collect();
-                let all = group.communicator().all_gather(&addresses).unwrap();
+                let all = group.bootstrap().all_gather(&addresses).unwrap();
                 assert!(all.iter().all(|other| *other == addresses), "{all:?}");
                 // A pointer of rank 0, used by rank 2.
                 let stream = group.device().stream().unwrap();
@@ -170,7 +170,7 @@ fn nobody_waits_for_a_rank_that_never_frees() {
     Ranks::of(3).killed(KEEPER).run(test_name!(), |rank| {
         let group = join(rank);
         let memory = WholeMemory::create(&group, &MemorySpec::new(1 << 20, 1)).unwrap();
-        group.communicator().barrier().unwrap();
+        group.bootstrap().barrier().unwrap();
         if rank.id() == KEEPER {
             rank.wait_to_be_killed();
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-use wholemem::{Group, Rank, Symmetric};
+use wholemem::{Communicator, Rank, Symmetric};
 use wholemem_hal::limits::Raw;
 use wholemem_hal::{Allocation, BackendKind, Event, EventKind, HandleKind, Rights, Span};
 use wholemem_os::Deadline;
@@ -73,27 +73,27 @@ impl Limits {
     }
 
     /// How long the slowest rank takes for a plain copy when all of them make one. Collective.
-    pub(super) fn copy(&self, group: &Group, to: &Span, from: &Span) -> Result<Duration> {
+    pub(super) fn copy(&self, group: &Communicator, to: &Span, from: &Span) -> Result<Duration> {
         if let Some(second) = self.second_a_byte {
             return Ok(Duration::from_secs_f64(second * from.len() as f64));
         }
         let raw = Raw::of(group.device()).map_err(raw_failed)?;
-        group.communicator().barrier()?;
+        group.bootstrap().barrier()?;
         slowest(group, raw.best_copy(to, from, COPIES).map_err(raw_failed)?)
     }
 }
 
 /// The longest time of all ranks. Collective.
-pub(super) fn slowest(group: &Group, own: Duration) -> Result<Duration> {
+pub(super) fn slowest(group: &Communicator, own: Duration) -> Result<Duration> {
     let own = u64::try_from(own.as_nanos()).unwrap_or(u64::MAX);
-    let all = group.communicator().all_gather(&own.to_le_bytes())?;
+    let all = group.bootstrap().all_gather(&own.to_le_bytes())?;
     let times = all.iter().filter_map(|bytes| Some(u64::from_le_bytes(bytes[..].try_into().ok()?)));
     Ok(Duration::from_nanos(times.max().unwrap_or(0)))
 }
 
 /// Ranks 0 and 1 pass a word to and fro in memory that both have mapped; the others sleep.
-fn ping_pong(group: &Group) -> Result<Duration> {
-    let (comm, device) = (group.communicator(), group.device());
+fn ping_pong(group: &Communicator) -> Result<Duration> {
+    let (comm, device) = (group.bootstrap(), group.device());
     let len = memory::whole_granules(device, 2 * BACK)?;
     let own = device.allocate(len)?;
     let handle =
@@ -162,12 +162,12 @@ fn barriers(symmetric: &Symmetric) -> Result<Duration> {
 }
 
 /// How many seconds a byte takes when all ranks copy at once.
-fn large_copy(group: &Group) -> Result<f64> {
+fn large_copy(group: &Communicator) -> Result<f64> {
     let device = group.device();
     let map = || -> Result<Span> { Ok(device.allocate(LARGE)?.map(Rights::ReadWrite)?.all()) };
     let (from, to) = (map()?, map()?);
     let raw = Raw::of(device).map_err(raw_failed)?;
-    group.communicator().barrier()?;
+    group.bootstrap().barrier()?;
     let took = slowest(group, raw.best_copy(&to, &from, LAPS).map_err(raw_failed)?)?;
     Ok(took.as_secs_f64() / LARGE as f64)
 }

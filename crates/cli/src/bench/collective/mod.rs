@@ -22,7 +22,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
-use wholemem::{Group, Symmetric, SymmetricSpec, Tuning};
+use wholemem::{Communicator, Symmetric, SymmetricSpec, Tuning};
 use wholemem_hal::Device;
 
 use self::course::{Course, Machine};
@@ -143,7 +143,7 @@ pub(crate) fn rank(plan: &str) -> Result<()> {
 }
 
 /// Plays courses as one rank, and tells how it goes.
-fn play(group: &Group, courses: &[Course], tell: Tell<'_>) -> Result<()> {
+fn play(group: &Communicator, courses: &[Course], tell: Tell<'_>) -> Result<()> {
     if courses.first().is_some_and(|course| course.bound) {
         bind(group.rank().index())?;
     }
@@ -187,13 +187,16 @@ mod tests {
     use super::*;
     use crate::cli::{Buffers, Place};
 
-    fn groups(ranks: u32) -> Vec<Group> {
+    fn groups(ranks: u32) -> Vec<Communicator> {
         let device = Backend::host(HostConfig::virtual_devices(1)).unwrap().device(0).unwrap();
-        Group::local(&vec![device; ranks as usize]).unwrap()
+        Communicator::local(&vec![device; ranks as usize]).unwrap()
     }
 
     /// Has every rank do something; one that fails is gone for the others.
-    fn on_each<T: Send>(groups: Vec<Group>, work: impl Fn(&Group) -> Result<T> + Sync) -> Vec<Result<T>> {
+    fn on_each<T: Send>(
+        groups: Vec<Communicator>,
+        work: impl Fn(&Communicator) -> Result<T> + Sync,
+    ) -> Vec<Result<T>> {
         std::thread::scope(|scope| {
             let work = &work;
             let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(move || work(&group))).collect();

@@ -197,7 +197,7 @@ impl<'a> Player<'a> {
     /// Does something on all ranks at once, and says how long it took from the first beginning to the last end. One rank
     /// alone says itself how long it took.
     fn together(&self, work: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
-        let comm = self.table.group.communicator();
+        let comm = self.table.group.bootstrap();
         if self.course.ranks == 1 {
             return work();
         }

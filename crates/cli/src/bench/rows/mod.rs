@@ -22,7 +22,7 @@ mod turns;
 
 use anyhow::{Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
-use wholemem::{Communicator, Group};
+use wholemem::{Bootstrap, Communicator};
 use wholemem_hal::{Backend, BackendKind, Device, HostConfig};
 
 use self::course::{Course, Room};
@@ -100,8 +100,8 @@ fn measure(device: &Device, courses: &[Course], turns: Option<Turns>) -> Result<
     let most = courses.iter().map(Course::footprint).max().unwrap_or(0);
     memory::ensure_room(device, most)?;
     if first.ranks == 1 {
-        let comm = Communicator::local(1)?.pop().ok_or_else(|| anyhow!("a group of one rank has none"))?;
-        play(&Group::create(comm, device)?, courses, &mut hear)?;
+        let comm = Bootstrap::local(1)?.pop().ok_or_else(|| anyhow!("a group of one rank has none"))?;
+        play(&Communicator::create(comm, device)?, courses, &mut hear)?;
     } else {
         crew::play((RankRole::Rows, first.ranks), device.backend().kind(), courses, &mut hear)?;
     }
@@ -115,7 +115,7 @@ pub(crate) fn rank(plan: &str) -> Result<()> {
 }
 
 /// Plays courses as one rank, and tells how it goes.
-fn play(group: &Group, courses: &[Course], tell: &mut impl FnMut(Told) -> Result<()>) -> Result<()> {
+fn play(group: &Communicator, courses: &[Course], tell: &mut impl FnMut(Told) -> Result<()>) -> Result<()> {
     for same in courses.chunk_by(Course::has_the_table_of) {
         let Some(first) = same.first() else { continue };
         let table = table::Table::create(group, first)?;
@@ -144,7 +144,7 @@ mod tests {
 
     /// Plays courses by threads, and counts what rank 0 tells.
     fn played(ranks: u32, courses: &[Course]) -> Result<(usize, usize)> {
-        let groups = Group::local(&devices(ranks as usize))?;
+        let groups = Communicator::local(&devices(ranks as usize))?;
         let told = std::thread::scope(|scope| {
             let threads: Vec<_> = groups
                 .iter()
@@ -202,7 +202,7 @@ mod tests {
 
     /// Plays a course on a table one of whose rows is another's.
     fn played_on_a_wrong_table(op: Op, wrong: u64) -> String {
-        let group = &Group::local(&devices(1)).unwrap()[0];
+        let group = &Communicator::local(&devices(1)).unwrap()[0];
         // Every row is asked for, some often.
         let course = course(op, 1).of_rows(100, 2000, 1 << 12);
         let table = table::Table::create(group, &course).unwrap();
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_row_that_a_scatter_does_not_reach_must_stay_as_it_was() {
-        let group = &Group::local(&devices(1)).unwrap()[0];
+        let group = &Communicator::local(&devices(1)).unwrap()[0];
         let course = course(Op::Scatter, 1).of_rows(100, 1, 1 << 18);
         let course = Course { calls: 1, pairs: 1, rounds: 1, ..course };
         let table = table::Table::create(group, &course).unwrap();

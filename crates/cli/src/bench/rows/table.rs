@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::{Result, ensure};
-use wholemem::{Dtype, Group, Kind, Location, Rank, TensorSpec, WholeTensor};
+use wholemem::{Communicator, Dtype, Kind, Location, Rank, TensorSpec, WholeTensor};
 use wholemem_hal::pattern::Pattern;
 use wholemem_hal::{BackendKind, Span, Stream};
 use wholemem_os::Deadline;
@@ -23,13 +23,13 @@ const WORTH_SHARING: usize = 32 << 20;
 /// A table that holds the pattern of [`SEED`], as one rank has it.
 #[derive(Debug)]
 pub(super) struct Table {
-    pub(super) group: Group,
+    pub(super) group: Communicator,
     pub(super) tensor: WholeTensor,
 }
 
 impl Table {
     /// Makes it and fills it. Collective.
-    pub(super) fn create(group: &Group, course: &Course) -> Result<Self> {
+    pub(super) fn create(group: &Communicator, course: &Course) -> Result<Self> {
         let spec = TensorSpec::new(Dtype::U8, &[course.table_rows, course.row_len as u64]);
         let kind = match course.kind {
             KindChoice::Continuous => Kind::Continuous,

@@ -10,8 +10,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
-use super::bootstrap::{self, Bootstrap};
 use super::converge::{self, Converge};
+use super::join::{self, JoinProtocol};
 use super::standing::Standing;
 use super::{Fault, give_up_on_word_at};
 use crate::Rank;
@@ -59,7 +59,7 @@ enum What {
     /// A rank tries to take the places of dead neighbours.
     TakePlaces,
     /// From a rank, which is known for the first message of a link only.
-    Boot(Option<Rank>, bootstrap::Input),
+    Join(Option<Rank>, join::Input),
     Vote(converge::Input),
     Fall(Fault, Option<Rank>),
 }
@@ -94,7 +94,7 @@ struct Member {
     started: Option<Duration>,
     alive: bool,
     stopped: bool,
-    boot: Bootstrap,
+    joining: JoinProtocol,
     /// The rank that this one has joined.
     above: Option<Rank>,
     /// The ranks that have joined this one, by their places.
@@ -135,7 +135,7 @@ impl World {
                 started: None,
                 alive: true,
                 stopped: false,
-                boot: Bootstrap::new(tree, TIMEOUT),
+                joining: JoinProtocol::new(tree, TIMEOUT),
                 above: None,
                 below: BTreeMap::new(),
                 is_connecting: false,
@@ -230,7 +230,7 @@ impl World {
             What::Connect => self.connect(now, rank),
             What::Arrive(place, child) => self.arrive(now, rank, place, child),
             What::TakePlaces => self.take_places(now, rank),
-            What::Boot(from, input) => self.boot(now, rank, from, input),
+            What::Join(from, input) => self.step_join(now, rank, from, input),
             What::Vote(input) => self.vote(now, rank, input),
             What::Fall(fault, from) => self.fall(now, rank, fault, from),
         }
@@ -253,16 +253,16 @@ impl World {
             }
             return;
         }
-        let stage = self.members[rank.index()].boot.stage();
+        let stage = self.members[rank.index()].joining.stage();
         for (place, child) in self.members[rank.index()].below.clone() {
             let dead = self.tree(place).parent().expect("it is below one");
-            self.notice_death(now, rank, child, What::Boot(None, bootstrap::Input::Died(dead, stage)));
+            self.notice_death(now, rank, child, What::Join(None, join::Input::Died(dead, stage)));
         }
         for above in (0..self.size).map(Rank) {
             let below = &self.members[above.index()].below;
             let place = below.iter().find(|(_, child)| **child == rank).map(|(place, _)| *place);
             if let Some(place) = place {
-                self.notice_death(now, rank, above, What::Boot(None, bootstrap::Input::Died(place, stage)));
+                self.notice_death(now, rank, above, What::Join(None, join::Input::Died(place, stage)));
             }
         }
     }
@@ -286,7 +286,7 @@ impl World {
 
     fn connect(&mut self, now: Duration, rank: Rank) {
         let member = self.member(rank);
-        let seeks = member.boot.seeks().filter(|_| member.outcome.is_none());
+        let seeks = member.joining.seeks().filter(|_| member.outcome.is_none());
         let Some((place, above)) = seeks else {
             member.is_connecting = false;
             return;
@@ -294,7 +294,7 @@ impl World {
         match self.listener(above) {
             Some(listener) => self.send(now, rank, listener, What::Arrive(place, rank)),
             None => {
-                self.boot(now, rank, None, bootstrap::Input::Refused);
+                self.step_join(now, rank, None, join::Input::Refused);
                 self.connect_again(now, rank);
             }
         }
@@ -314,16 +314,16 @@ impl World {
             return self.connect_again(now, child);
         }
         member.below.insert(place, child);
-        self.send(now, rank, child, What::Boot(Some(rank), bootstrap::Input::ParentProved));
-        self.boot(now, rank, None, bootstrap::Input::ChildProved(place));
+        self.send(now, rank, child, What::Join(Some(rank), join::Input::ParentProved));
+        self.step_join(now, rank, None, join::Input::ChildProved(place));
     }
 
     fn take_places(&mut self, now: Duration, rank: Rank) {
         self.member(rank).is_taking_places = false;
-        for place in self.members[rank.index()].boot.vacant() {
+        for place in self.members[rank.index()].joining.vacant() {
             if self.listener(place).is_none() {
                 self.places.insert(place, rank);
-                self.boot(now, rank, None, bootstrap::Input::TookPlace(place));
+                self.step_join(now, rank, None, join::Input::TookPlace(place));
             }
         }
         self.go_on(now, rank);
@@ -333,11 +333,11 @@ impl World {
     fn go_on(&mut self, now: Duration, rank: Rank) {
         let wait = self.dice.micros(10_000);
         let member = self.member(rank);
-        if member.boot.seeks().is_some() && !std::mem::replace(&mut member.is_connecting, true) {
+        if member.joining.seeks().is_some() && !std::mem::replace(&mut member.is_connecting, true) {
             self.push(now, rank, What::Connect);
         }
         let member = self.member(rank);
-        if !member.boot.vacant().is_empty() && !std::mem::replace(&mut member.is_taking_places, true) {
+        if !member.joining.vacant().is_empty() && !std::mem::replace(&mut member.is_taking_places, true) {
             self.push(now + wait, rank, What::TakePlaces);
         }
     }
@@ -357,40 +357,40 @@ impl World {
             self.converged(now, rank, outputs);
             self.push(next, rank, What::Tick);
         } else {
-            let next = started + member.boot.next_tick().max(since + Duration::from_micros(1));
-            self.boot(now, rank, None, bootstrap::Input::Tick);
+            let next = started + member.joining.next_tick().max(since + Duration::from_micros(1));
+            self.step_join(now, rank, None, join::Input::Tick);
             self.push(next, rank, What::Tick);
         }
     }
 
-    fn boot(&mut self, now: Duration, rank: Rank, from: Option<Rank>, input: bootstrap::Input) {
+    fn step_join(&mut self, now: Duration, rank: Rank, from: Option<Rank>, input: join::Input) {
         let member = self.member(rank);
         match &input {
-            bootstrap::Input::ParentProved => (member.above, member.is_connecting) = (from, false),
-            bootstrap::Input::Died(dead, _) => {
+            join::Input::ParentProved => (member.above, member.is_connecting) = (from, false),
+            join::Input::Died(dead, _) => {
                 member.below.remove(dead);
-                member.above.take_if(|_| member.boot.place().parent() == Some(*dead));
+                member.above.take_if(|_| member.joining.place().parent() == Some(*dead));
             }
             _ => {}
         }
         let since = now - member.started.expect("it has begun");
-        let outputs = member.boot.step(since, input);
-        self.booted(now, rank, outputs);
+        let outputs = member.joining.step(since, input);
+        self.on_join_outputs(now, rank, outputs);
         self.go_on(now, rank);
     }
 
-    fn booted(&mut self, now: Duration, rank: Rank, outputs: Vec<bootstrap::Output>) {
+    fn on_join_outputs(&mut self, now: Duration, rank: Rank, outputs: Vec<join::Output>) {
         for output in outputs {
             match output {
-                bootstrap::Output::Up(news) => {
+                join::Output::Up(news) => {
                     let above = self.members[rank.index()].above.expect("it has joined one");
-                    self.send(now, rank, above, What::Boot(None, bootstrap::Input::News(news)));
+                    self.send(now, rank, above, What::Join(None, join::Input::News(news)));
                 }
-                bootstrap::Output::Down(child, decision) => {
+                join::Output::Down(child, decision) => {
                     let child = self.members[rank.index()].below[&child];
-                    self.send(now, rank, child, What::Boot(None, bootstrap::Input::Decision(decision)));
+                    self.send(now, rank, child, What::Join(None, join::Input::Decision(decision)));
                 }
-                bootstrap::Output::End(decision) => {
+                join::Output::End(decision) => {
                     self.member(rank).outcome = Some((now, decision.map(|()| Vec::new())));
                 }
             }

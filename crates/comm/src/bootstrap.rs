@@ -1,4 +1,4 @@
-//! The communicator itself: how a rank gets one, and what becomes of it.
+//! A rank in a group of ranks: how it joins, and how it leaves.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use crate::progress::Progress;
 use crate::rank::Tree;
 use crate::{Error, Rank, Result, UniqueId};
 
-/// How long an operation waits for the other ranks unless [`Communicator::set_timeout`] says otherwise.
+/// How long an operation waits for the other ranks unless [`Bootstrap::set_timeout`] says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The largest group: a number of ranks that is a mistake is told at once, and not by ranks that never come.
@@ -35,7 +35,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// fails then, and not before; it may take up to a second longer, in which the ranks inform each other which rank is missing.
 /// Dropping it leaves the group; the others may finish what this rank has finished, and nothing after that.
 #[derive(Debug)]
-pub struct Communicator {
+pub struct Bootstrap {
     pub(crate) core: Arc<Core>,
     pub(crate) timeout: Duration,
     /// Whether an operation is under way.
@@ -44,7 +44,7 @@ pub struct Communicator {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Communicator {
+impl Bootstrap {
     /// Joins the group of `id` as `rank` of `size`, and returns when all ranks have. If ranks are missing, it fails when the
     /// deadline has passed, at most half a second later.
     ///
@@ -94,9 +94,9 @@ impl Communicator {
                 errno: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
             })?;
         let (busy, thread) = (AtomicBool::new(false), Mutex::new(Some(thread)));
-        let communicator = Self { core, timeout: DEFAULT_TIMEOUT, busy, thread };
-        communicator.wait_until_up(timeout)?;
-        Ok(communicator)
+        let bootstrap = Self { core, timeout: DEFAULT_TIMEOUT, busy, thread };
+        bootstrap.wait_until_up(timeout)?;
+        Ok(bootstrap)
     }
 
     fn wait_until_up(&self, timeout: Duration) -> Result<()> {
@@ -128,9 +128,9 @@ impl Communicator {
     /// Makes a group of `count` ranks in this process, for ranks that are threads or devices.
     ///
     /// ```
-    /// use wholemem_comm::Communicator;
+    /// use wholemem_comm::Bootstrap;
     ///
-    /// let ranks = Communicator::local(4)?;
+    /// let ranks = Bootstrap::local(4)?;
     /// std::thread::scope(|scope| {
     ///     for comm in &ranks {
     ///         scope.spawn(|| {
@@ -206,9 +206,9 @@ impl Communicator {
     /// Works from any thread, while another is in an operation.
     ///
     /// ```
-    /// use wholemem_comm::{Communicator, Error, Rank};
+    /// use wholemem_comm::{Bootstrap, Error, Rank};
     ///
-    /// let ranks = Communicator::local(2)?;
+    /// let ranks = Bootstrap::local(2)?;
     /// ranks[1].leave();
     /// assert_eq!(ranks[0].barrier(), Err(Error::PeerLeft { rank: Rank(1) }));
     /// assert_eq!(ranks[1].barrier(), Err(Error::Closed));
@@ -258,7 +258,7 @@ impl Communicator {
         if self.busy.swap(true, Ordering::Acquire) {
             return Err(Error::Busy);
         }
-        let turn = Turn { communicator: self, began: Instant::now() };
+        let turn = Turn { bootstrap: self, began: Instant::now() };
         let mut state = self.core.state();
         state.standing.check(state.begun + 1)?;
         state.begun += 1;
@@ -270,17 +270,17 @@ impl Communicator {
 /// The time in which one operation has the communicator for itself.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
-    pub(crate) communicator: &'a Communicator,
+    pub(crate) bootstrap: &'a Bootstrap,
     pub(crate) began: Instant,
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.communicator.busy.store(false, Ordering::Release);
+        self.bootstrap.busy.store(false, Ordering::Release);
     }
 }
 
-impl Drop for Communicator {
+impl Drop for Bootstrap {
     fn drop(&mut self) {
         self.leave();
         // What is left of it in a child of a fork is the parent's.

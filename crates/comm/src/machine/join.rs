@@ -93,7 +93,7 @@ pub(crate) enum Output {
 }
 
 #[derive(Debug)]
-pub(crate) struct Bootstrap {
+pub(crate) struct JoinProtocol {
     /// The highest place of this rank: its own, or that of a rank that died.
     tree: Tree,
     timeout: Duration,
@@ -121,7 +121,7 @@ enum Parent {
     Rejoined,
 }
 
-impl Bootstrap {
+impl JoinProtocol {
     pub(crate) fn new(tree: Tree, timeout: Duration) -> Self {
         Self {
             tree,
@@ -315,8 +315,8 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(4);
 
-    fn bootstrap(rank: u32, size: u32) -> Bootstrap {
-        Bootstrap::new(Tree::new(Rank(rank), size), TIMEOUT)
+    fn joining(rank: u32, size: u32) -> JoinProtocol {
+        JoinProtocol::new(Tree::new(Rank(rank), size), TIMEOUT)
     }
 
     fn joined(ranks: &[u32]) -> News {
@@ -325,12 +325,12 @@ mod tests {
 
     #[test]
     fn a_group_of_one_stands_at_once() {
-        assert_eq!(bootstrap(0, 1).step(Duration::ZERO, Input::Tick), [Output::End(Ok(()))]);
+        assert_eq!(joining(0, 1).step(Duration::ZERO, Input::Tick), [Output::End(Ok(()))]);
     }
 
     #[test]
     fn rank_0_lets_all_go_when_the_last_has_joined() {
-        let mut root = bootstrap(0, 3);
+        let mut root = joining(0, 3);
         assert_eq!(root.step(Duration::ZERO, Input::ChildProved(Rank(2))), []);
         assert_eq!(
             root.step(Duration::ZERO, Input::ChildProved(Rank(1))),
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn what_joined_before_the_parent_appeared_is_told_to_it() {
-        let mut inner = bootstrap(1, 8);
+        let mut inner = joining(1, 8);
         assert_eq!(inner.step(Duration::ZERO, Input::ChildProved(Rank(5))), []);
         assert_eq!(inner.stage(), Stage::Alone);
         assert_eq!(inner.step(Duration::ZERO, Input::ParentProved), [Output::Up(joined(&[1, 5]))]);
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn a_death_is_told_when_all_others_have_joined() {
-        let mut root = bootstrap(0, 6);
+        let mut root = joining(0, 6);
         for child in [1, 2, 3] {
             assert_eq!(root.step(Duration::ZERO, Input::ChildProved(Rank(child))), []);
         }
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_child_takes_the_place_of_rank_0_and_waits_for_the_others() {
-        let mut heir = bootstrap(1, 4);
+        let mut heir = joining(1, 4);
         heir.step(Duration::ZERO, Input::ParentProved);
         assert_eq!((heir.seeks(), heir.vacant()), (None, vec![]));
         assert_eq!(heir.step(Duration::ZERO, Input::Died(Rank(0), Stage::Alone)), []);
@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn a_child_in_the_place_of_its_parent_joins_the_parent_of_that() {
-        let mut heir = bootstrap(5, 8);
+        let mut heir = joining(5, 8);
         heir.step(Duration::ZERO, Input::ParentProved);
         heir.step(Duration::ZERO, Input::Died(Rank(1), Stage::Joined));
         heir.step(Duration::ZERO, Input::TookPlace(Rank(1)));
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(heir.step(Duration::ZERO, Input::ParentProved), [Output::Up(news)]);
         assert_eq!(heir.step(Duration::ZERO, Input::ChildProved(Rank(7))), [Output::Up(joined(&[7]))]);
 
-        let mut late = bootstrap(5, 8);
+        let mut late = joining(5, 8);
         late.step(Duration::ZERO, Input::Died(Rank(1), Stage::Joined));
         assert_eq!(
             late.step(Duration::ZERO, Input::Refused),
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_parent_that_had_decided_is_lost_at_once() {
-        let mut orphan = bootstrap(2, 4);
+        let mut orphan = joining(2, 4);
         orphan.step(Duration::ZERO, Input::ParentProved);
         let lost = Err(Fault::Lost(Rank(0)));
         assert_eq!(
@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn heads_name_the_missing_when_their_timeout_has_passed_and_not_before() {
-        let mut root = bootstrap(0, 4);
+        let mut root = joining(0, 4);
         root.step(Duration::ZERO, Input::ChildProved(Rank(2)));
         let fault = Err(Fault::Missing(vec![Rank(1), Rank(3)]));
         let before = TIMEOUT - Duration::from_nanos(1);
@@ -432,7 +432,7 @@ mod tests {
             root.step(TIMEOUT, Input::Tick),
             [Output::Down(Rank(2), fault.clone()), Output::End(fault)]
         );
-        let mut orphan = bootstrap(1, 6);
+        let mut orphan = joining(1, 6);
         let fault = Err(Fault::Missing(vec![Rank(0), Rank(5)]));
         assert_eq!((orphan.next_tick(), orphan.step(before, Input::Tick)), (TIMEOUT, vec![]));
         assert_eq!(orphan.step(TIMEOUT, Input::Tick), [Output::End(fault)]);
