@@ -16,6 +16,7 @@
 //! | [`time_slice`] | how long a busy thread keeps its core |
 //! | [`numa`], [`meminfo`] | which memory is near which processor, and how much is left |
 //! | [`size`], [`visible`] | byte counts, and text that others have chosen, as people read them |
+//! | [`width`] | conversions between `usize` and `u64` that cannot fail |
 //! | [`probe`] | which of all this the kernel really does, each thing tried |
 //!
 //! What it keeps true: every system call whose failure is an error goes through one function, which names it there
@@ -66,6 +67,7 @@ pub mod size;
 pub mod time_slice;
 pub mod visible;
 pub mod vm;
+pub mod width;
 
 pub use deadline::Deadline;
 pub use error::{Error, FileKind, Result};
