@@ -1,13 +1,13 @@
 //! The checks of this repository behind one command, `cargo xtask test`.
 //!
-//! | room | what it holds |
+//! | module | what it holds |
 //! |---|---|
 //! | [`steps`] | the steps in their order, and the loop that runs them all even when one fails |
 //! | [`report`] | what a run says at its end: the table, the failures, the count |
 //! | [`command`], [`toolchain`] | running other programs, and having rustup fetch the ones that are missing |
 //! | [`cargo`], [`miri`], [`python`] | the steps that build and test |
-//! | [`rooms`], [`source`] | the rules for source files, and the reading of Rust they need |
-//! | [`arrows`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies |
+//! | [`source_rules`], [`source`] | the rules for source files, and the reading of Rust they need |
+//! | [`crate_graph`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies |
 //! | [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
 //! | [`peers`], [`open_mpi`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
@@ -23,11 +23,11 @@
     reason = "a report for people, written while the checks run, is the whole output"
 )]
 
-mod arrows;
 mod bindings;
 mod bundle;
 mod cargo;
 mod command;
+mod crate_graph;
 mod generated;
 mod headers;
 mod kernels;
@@ -40,9 +40,9 @@ mod peers;
 mod plots;
 mod python;
 mod report;
-mod rooms;
 mod site;
 mod source;
+mod source_rules;
 mod spdx;
 mod steps;
 mod toolchain;
@@ -162,11 +162,14 @@ mod tests {
 
     #[test]
     fn only_takes_several_steps_at_once_or_one_by_one() {
-        for line in ["xtask test --only rooms arrows", "xtask test --only rooms --only arrows"] {
+        for line in [
+            "xtask test --only source-rules crate-graph",
+            "xtask test --only source-rules --only crate-graph",
+        ] {
             let Task::Test(arguments) = Arguments::try_parse_from(line.split(' ')).unwrap().task else {
                 panic!("another task");
             };
-            assert_eq!(arguments.only, [Step::Rooms, Step::Arrows], "{line}");
+            assert_eq!(arguments.only, [Step::SourceRules, Step::CrateGraph], "{line}");
         }
     }
 

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::toolchain::Skip;
 use crate::wheels::{MATURIN, MYPY, NUMPY, PYTEST, PYTEST_NEEDS, Wheel};
-use crate::{command, rooms};
+use crate::{command, source_rules};
 
 /// What the environment holds beside the package itself.
 const PACKAGES: [Wheel; 4] = [MATURIN, MYPY, NUMPY, PYTEST];
@@ -75,7 +75,9 @@ pub(crate) fn pack(folder: &Path) -> Result<()> {
         }
     }
     fs::copy(BENCH, folder.join("from_torch.py")).with_context(|| format!("cannot copy {BENCH}"))?;
-    for path in rooms::tracked()?.iter().filter(|path| GUIDES.iter().any(|guide| path.starts_with(guide))) {
+    for path in
+        source_rules::tracked()?.iter().filter(|path| GUIDES.iter().any(|guide| path.starts_with(guide)))
+    {
         let copy = folder.join(path);
         fs::create_dir_all(copy.parent().context("a guide lies in a folder")?)?;
         fs::copy(path, copy).with_context(|| format!("cannot copy {path}"))?;

@@ -209,8 +209,8 @@ mod tests {
 
     #[test]
     fn an_ending_carries_the_time_and_the_reason() {
-        let failed = ended("arrows", Outcome::Failed("2 findings".to_owned()), 0.26);
-        assert_eq!(report(false).ending(&failed), "arrows: FAILED (0.3 s)\nerror: 2 findings");
+        let failed = ended("crate-graph", Outcome::Failed("2 findings".to_owned()), 0.26);
+        assert_eq!(report(false).ending(&failed), "crate-graph: FAILED (0.3 s)\nerror: 2 findings");
     }
 
     #[test]

@@ -10,7 +10,8 @@ use crate::report::{Ended, Outcome, Report};
 use crate::toolchain::Skip;
 use crate::tree::Tree;
 use crate::{
-    arrows, bindings, cargo, headers, kernels, leftovers, licences, miri, plots, python, rooms, site, tree,
+    bindings, cargo, crate_graph, headers, kernels, leftovers, licences, miri, plots, python, site,
+    source_rules, tree,
 };
 
 /// One check. The order of the variants is the order of a run, and their sentences are what `--list` prints.
@@ -19,9 +20,9 @@ pub(crate) enum Step {
     /// The sources are formatted
     Fmt,
     /// Source files say what they are, stay short, and hold `unsafe` only where it is permitted
-    Rooms,
+    SourceRules,
     /// The crates of the workspace depend on each other downwards only
-    Arrows,
+    CrateGraph,
     /// Every dependency may be shipped under our licences
     Licences,
     /// What is generated and committed is what its sources say
@@ -63,8 +64,8 @@ impl Step {
     fn check(self, run: &Run) -> Result<()> {
         match self {
             Self::Fmt => cargo::fmt(),
-            Self::Rooms => rooms::check(),
-            Self::Arrows => arrows::check(),
+            Self::SourceRules => source_rules::check(),
+            Self::CrateGraph => crate_graph::check(),
             Self::Licences => licences::check(),
             Self::Generated => bindings::check()
                 .and_then(|()| kernels::check(run.exhaustive))

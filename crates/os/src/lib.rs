@@ -1,7 +1,7 @@
 //! The parts of Linux that shared memory stands on, made safe: sealed memory files, maps, shared bytes,
 //! waiting, and packets that carry file descriptors.
 //!
-//! | room | what it holds |
+//! | module | what it holds |
 //! |---|---|
 //! | [`memfd`] | physical memory with a name only its file descriptor knows, sealed so that nobody can resize it |
 //! | [`vm`], [`private`] | address ranges, and memory files mapped at chosen places in them, shared or copied on write |

@@ -1,6 +1,6 @@
 //! `cargo xtask docs`: the documentation as a site of plain files, below `target/site/`.
 //!
-//! | room | what it holds |
+//! | module | what it holds |
 //! |---|---|
 //! | [`contents`] | the menu: every page there is |
 //! | [`address`] | where a file of the repository is on the site |
@@ -28,7 +28,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::{cargo, command, report, rooms};
+use crate::{cargo, command, report, source_rules};
 use address::Target;
 use contents::Source;
 use markdown::Rendered;
@@ -40,7 +40,7 @@ pub(crate) fn build() -> Result<PathBuf> {
     cargo::rustdoc()?;
     let target = command::target_folder()?;
     let mut files: BTreeSet<String> =
-        rooms::tracked()?.into_iter().filter(|path| Path::new(path).is_file()).collect();
+        source_rules::tracked()?.into_iter().filter(|path| Path::new(path).is_file()).collect();
     let mut findings = contents::forgotten(files.iter().map(String::as_str));
     let mut texts = BTreeMap::new();
     for entry in contents::entries() {

@@ -91,7 +91,9 @@ fn broken(path: &str, text: &str) -> Vec<String> {
     }
     if !may_be_unsafe(path) {
         for (line, _) in source::words(text).iter().filter(|(_, word)| *word == "unsafe") {
-            findings.push(format!("{path}:{line}: unsafe outside the places listed in xtask/src/rooms.rs"));
+            findings.push(format!(
+                "{path}:{line}: unsafe outside the places listed in xtask/src/source_rules.rs"
+            ));
         }
     }
     if is_root(path) && must_forbid(path) && !forbids_unsafe(text) {
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
 
     const NOTHING: Vec<String> = Vec::new();
-    const GOOD: &str = "//! A room that says what it is.\n\n#![forbid(unsafe_code)]\n\nfn main() {}\n";
+    const GOOD: &str = "//! A module that says what it is.\n\n#![forbid(unsafe_code)]\n\nfn main() {}\n";
 
     #[test]
     fn a_good_file_breaks_no_rule() {
@@ -166,10 +168,10 @@ mod tests {
 
     #[test]
     fn unsafe_outside_the_listed_places_is_found_with_its_line() {
-        let text = "//! A room of code.\n\n// unsafe in a comment\nfn f() {\n    unsafe { g() }\n}\n";
+        let text = "//! A module of code.\n\n// unsafe in a comment\nfn f() {\n    unsafe { g() }\n}\n";
         assert_eq!(
             broken("crates/cli/src/demo.rs", text),
-            ["crates/cli/src/demo.rs:5: unsafe outside the places listed in xtask/src/rooms.rs"]
+            ["crates/cli/src/demo.rs:5: unsafe outside the places listed in xtask/src/source_rules.rs"]
         );
         assert_eq!(broken("crates/os/src/demo.rs", text), NOTHING);
         assert_eq!(broken("crates/os/tests/demo.rs", text), NOTHING);
@@ -177,16 +179,16 @@ mod tests {
 
     #[test]
     fn a_crate_whose_name_only_begins_like_a_listed_one_is_not_listed() {
-        let found = broken("crates/osier/src/a.rs", "//! A room of code.\nunsafe fn f() {}\n");
+        let found = broken("crates/osier/src/a.rs", "//! A module of code.\nunsafe fn f() {}\n");
         assert_eq!(
             found,
-            ["crates/osier/src/a.rs:2: unsafe outside the places listed in xtask/src/rooms.rs"]
+            ["crates/osier/src/a.rs:2: unsafe outside the places listed in xtask/src/source_rules.rs"]
         );
     }
 
     #[test]
     fn a_safe_crate_that_does_not_forbid_unsafe_is_found() {
-        let text = "//! A room of code.\n// #![forbid(unsafe_code)]\n";
+        let text = "//! A module of code.\n// #![forbid(unsafe_code)]\n";
         for path in ["xtask/src/main.rs", "crates/cli/src/lib.rs", "crates/cli/src/bin/other.rs"] {
             assert_eq!(broken(path, text), [format!("{path}: lacks #![forbid(unsafe_code)]")]);
         }
@@ -197,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_long_file_is_found_unless_it_is_generated() {
-        let text = format!("//! A room of code.\n{}", "//\n".repeat(600));
+        let text = format!("//! A module of code.\n{}", "//\n".repeat(600));
         assert_eq!(
             broken("crates/hal/src/long.rs", &text),
             ["crates/hal/src/long.rs: has 601 lines, more than 600: it holds more than one idea"]

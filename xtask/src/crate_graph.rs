@@ -1,4 +1,4 @@
-//! The arrows between the crates of the workspace, which point downwards only.
+//! The dependencies between the crates of the workspace, which point downwards only.
 //!
 //! ```text
 //!   cli   capi   python        testkit
@@ -20,7 +20,7 @@ use crate::metadata::{self, Kind, Member};
 use crate::report;
 
 /// Every crate, and the crates of the workspace it may depend on.
-const ARROWS: &[(&str, &[&str])] = &[
+const ALLOWED: &[(&str, &[&str])] = &[
     ("wholemem-os", &[]),
     ("wholemem-hal", &["wholemem-os"]),
     ("wholemem-comm", &["wholemem-os"]),
@@ -49,16 +49,16 @@ pub(crate) fn check() -> Result<()> {
     report::no_findings(members.iter().flat_map(|member| forbidden(member, &ours)).collect())
 }
 
-/// What is wrong with the arrows that leave one crate. `ours` are the names of all crates in the workspace.
+/// The dependencies of one crate that the table does not allow. `ours` are the names of all crates in the workspace.
 fn forbidden(member: &Member, ours: &[&str]) -> Vec<String> {
     let name = member.name.as_str();
-    let Some((_, allowed)) = ARROWS.iter().find(|(row, _)| *row == name) else {
+    let Some((_, allowed)) = ALLOWED.iter().find(|(row, _)| *row == name) else {
         return vec![format!(
-            "{name} has no row in the table of arrows: add it to ARROWS in xtask/src/arrows.rs"
+            "{name} has no row in the table of crates: add it to ALLOWED in xtask/src/crate_graph.rs"
         )];
     };
     let is_ours =
-        |dependency: &str| ours.contains(&dependency) || ARROWS.iter().any(|(row, _)| *row == dependency);
+        |dependency: &str| ours.contains(&dependency) || ALLOWED.iter().any(|(row, _)| *row == dependency);
     member
         .dependencies
         .iter()
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_that_points_upwards_is_found() {
+    fn a_dependency_that_points_upwards_is_found() {
         assert_eq!(
             findings("wholemem-hal", &[("wholemem-os", Kind::Build), ("wholemem-store", Kind::Build)]),
             ["wholemem-hal depends on wholemem-store, but may depend only on wholemem-os"]
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_between_neighbours_is_found() {
+    fn a_dependency_between_neighbours_is_found() {
         assert_eq!(
             findings("wholemem-comm", &[("wholemem-hal", Kind::Build)]),
             ["wholemem-comm depends on wholemem-hal, but may depend only on wholemem-os"]
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dev_arrow_that_points_upwards_is_found() {
+    fn a_dev_dependency_that_points_upwards_is_found() {
         assert_eq!(
             findings("wholemem-os", &[("wholemem-hal", Kind::Dev)]),
             ["wholemem-os dev-depends on wholemem-hal, but may depend only on no crate of the workspace"]
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn crates_of_others_are_no_arrows() {
+    fn dependencies_from_outside_the_workspace_are_not_checked() {
         assert_eq!(findings("wholemem-os", &[("rustix", Kind::Build)]), Vec::<String>::new());
     }
 
@@ -137,22 +137,24 @@ mod tests {
     fn a_crate_without_a_row_is_found() {
         assert_eq!(
             findings("wholemem-extra", &[]),
-            ["wholemem-extra has no row in the table of arrows: add it to ARROWS in xtask/src/arrows.rs"]
+            [
+                "wholemem-extra has no row in the table of crates: add it to ALLOWED in xtask/src/crate_graph.rs"
+            ]
         );
     }
 
     #[test]
-    fn the_table_itself_points_nowhere_in_a_circle() {
+    fn the_table_itself_has_no_cycle() {
         let mut below: Vec<&str> = Vec::new();
-        while below.len() < ARROWS.len() {
-            let ready: Vec<_> = ARROWS
+        while below.len() < ALLOWED.len() {
+            let ready: Vec<_> = ALLOWED
                 .iter()
                 .filter(|(name, allowed)| {
                     !below.contains(name) && allowed.iter().all(|to| below.contains(to))
                 })
                 .map(|(name, _)| *name)
                 .collect();
-            assert!(!ready.is_empty(), "a circle among the crates other than {below:?}");
+            assert!(!ready.is_empty(), "a cycle among the crates other than {below:?}");
             below.extend(ready);
         }
     }
