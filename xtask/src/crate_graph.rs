@@ -1,4 +1,5 @@
-//! The dependencies between the crates of the workspace, which point downwards only.
+//! The dependencies between the crates of the workspace, which point downwards only, and those between the top
+//! modules of each crate, which have no cycles.
 //!
 //! ```text
 //!   cli   capi   python        testkit
@@ -13,11 +14,17 @@
 //!       +------+------+
 //!              os                xtask: nothing
 //! ```
+//!
+//! The modules of a crate have no table: which of them is above another is what their imports say, as long as they
+//! form no cycle. [`module_graph`] says what counts as an import.
 
-use anyhow::Result;
+use std::env;
+
+use anyhow::{Context, Result};
 
 use crate::metadata::{self, Kind, Member};
-use crate::report;
+use crate::module_graph::Cycle;
+use crate::{module_graph, report};
 
 /// Every crate, and the crates of the workspace it may depend on.
 const ALLOWED: &[(&str, &[&str])] = &[
@@ -34,6 +41,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
+/// Crates whose top modules still import each other. The check names a crate here that has no cycle any more.
+const CYCLIC: &[&str] = &[
+    "wholemem-os",
+    "wholemem-hal",
+    "wholemem-comm",
+    "wholemem",
+    "wholemem-store",
+    "wholemem-cli",
+    "wholemem-python",
+    FAKE_CUDA,
+];
+
 const LIBRARIES: &[&str] = &["wholemem", "wholemem-store", "wholemem-hal", "wholemem-comm", "wholemem-os"];
 
 /// The crate that tests may use, wherever they are.
@@ -46,7 +65,43 @@ pub(crate) fn check() -> Result<()> {
     let members = metadata::members()?;
     println!("{} crates", members.len());
     let ours: Vec<_> = members.iter().map(|member| member.name.as_str()).collect();
-    report::no_findings(members.iter().flat_map(|member| forbidden(member, &ours)).collect())
+    let mut findings: Vec<_> = members.iter().flat_map(|member| forbidden(member, &ours)).collect();
+    for member in &members {
+        findings.extend(import_cycles(member)?);
+    }
+    report::no_findings(findings)
+}
+
+/// The import cycles of one crate, which are printed with their edges unless the crate is excluded.
+fn import_cycles(member: &Member) -> Result<Vec<String>> {
+    let here = env::current_dir().context("cannot tell the current folder")?;
+    let mut cycles = Vec::new();
+    for root in &member.roots {
+        cycles.extend(module_graph::cycles(root.strip_prefix(&here).unwrap_or(root))?);
+    }
+    let is_excluded = CYCLIC.contains(&member.name.as_str());
+    for cycle in &cycles {
+        let how = if is_excluded { "still import" } else { "import" };
+        println!("{}: modules that {how} each other: {}", member.name, cycle.modules());
+        if !is_excluded {
+            print!("{cycle}");
+        }
+    }
+    Ok(cycle_findings(&member.name, &cycles, is_excluded))
+}
+
+/// What is wrong with a crate that has these import cycles.
+fn cycle_findings(name: &str, cycles: &[Cycle], is_excluded: bool) -> Vec<String> {
+    match cycles {
+        [] if is_excluded => {
+            vec![format!("{name} has no import cycle: remove it from CYCLIC in xtask/src/crate_graph.rs")]
+        }
+        _ if is_excluded => Vec::new(),
+        cycles => {
+            let finding = |cycle: &Cycle| format!("{name}: modules import each other: {}", cycle.modules());
+            cycles.iter().map(finding).collect()
+        }
+    }
 }
 
 /// The dependencies of one crate that the table does not allow. `ours` are the names of all crates in the workspace.
@@ -80,7 +135,10 @@ mod tests {
 
     fn findings(name: &str, dependencies: &[(&str, Kind)]) -> Vec<String> {
         let dependencies = dependencies.iter().map(|(to, kind)| ((*to).to_owned(), *kind)).collect();
-        forbidden(&Member { name: name.to_owned(), dependencies }, &["wholemem-os", "wholemem-hal"])
+        forbidden(
+            &Member { name: name.to_owned(), dependencies, roots: Vec::new() },
+            &["wholemem-os", "wholemem-hal"],
+        )
     }
 
     #[test]
@@ -140,6 +198,23 @@ mod tests {
             [
                 "wholemem-extra has no row in the table of crates: add it to ALLOWED in xtask/src/crate_graph.rs"
             ]
+        );
+    }
+
+    #[test]
+    fn a_cycle_is_found_unless_the_crate_is_excluded() {
+        let cycles = [Cycle::new(&["a", "b"]), Cycle::new(&["c", "d"])];
+        let expected = ["ours: modules import each other: a, b", "ours: modules import each other: c, d"];
+        assert_eq!(cycle_findings("ours", &cycles, false), expected);
+        assert_eq!(cycle_findings("ours", &cycles, true), Vec::<String>::new());
+        assert_eq!(cycle_findings("ours", &[], false), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_excluded_crate_without_a_cycle_is_found() {
+        assert_eq!(
+            cycle_findings("ours", &[], true),
+            ["ours has no import cycle: remove it from CYCLIC in xtask/src/crate_graph.rs"]
         );
     }
 

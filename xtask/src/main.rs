@@ -7,7 +7,7 @@
 //! | [`command`], [`toolchain`] | running other programs, and having rustup fetch the ones that are missing |
 //! | [`cargo`], [`miri`], [`python`] | the steps that build and test |
 //! | [`source_rules`], [`source`] | the rules for source files, and the reading of Rust they need |
-//! | [`crate_graph`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies |
+//! | [`crate_graph`], [`module_graph`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies, of crates and of modules |
 //! | [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
 //! | [`peers`], [`open_mpi`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
@@ -35,6 +35,7 @@ mod leftovers;
 mod licences;
 mod metadata;
 mod miri;
+mod module_graph;
 mod open_mpi;
 mod peers;
 mod plots;

@@ -22,6 +22,8 @@ pub(crate) enum Kind {
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) dependencies: Vec<(String, Kind)>,
+    /// The root files of its library and its programs.
+    pub(crate) roots: Vec<PathBuf>,
 }
 
 /// A package somewhere in the resolved graph.
@@ -99,6 +101,9 @@ fn ask(arguments: &[&str]) -> Result<Value> {
     serde_json::from_str(&command::capture(&mut cargo)?).context("cargo metadata did not write JSON")
 }
 
+/// The kinds of targets that are no tests, examples, benches or build scripts.
+const SHIPPED: &[&str] = &["lib", "rlib", "dylib", "cdylib", "staticlib", "proc-macro", "bin"];
+
 fn read_members(metadata: &Value) -> Option<Vec<Member>> {
     let mut members = Vec::new();
     for package in metadata["packages"].as_array()? {
@@ -107,7 +112,13 @@ fn read_members(metadata: &Value) -> Option<Vec<Member>> {
             let kind = if dependency["kind"] == "dev" { Kind::Dev } else { Kind::Build };
             dependencies.push((dependency["name"].as_str()?.to_owned(), kind));
         }
-        members.push(Member { name: package["name"].as_str()?.to_owned(), dependencies });
+        let mut roots = Vec::new();
+        for target in package["targets"].as_array()? {
+            if strings(&target["kind"])?.iter().any(|kind| SHIPPED.contains(&kind.as_str())) {
+                roots.push(PathBuf::from(target["src_path"].as_str()?));
+            }
+        }
+        members.push(Member { name: package["name"].as_str()?.to_owned(), dependencies, roots });
     }
     Some(members)
 }
@@ -141,13 +152,27 @@ mod tests {
 
     #[test]
     fn build_scripts_count_as_building_and_dev_dependencies_do_not() {
-        let metadata = json!({"packages": [{"name": "ours", "dependencies": [
+        let metadata = json!({"packages": [{"name": "ours", "targets": [], "dependencies": [
             {"name": "normal", "kind": null}, {"name": "script", "kind": "build"}, {"name": "test", "kind": "dev"},
         ]}]});
         let members = read_members(&metadata).unwrap();
         assert_eq!(members[0].name, "ours");
         let expected = [("normal", Kind::Build), ("script", Kind::Build), ("test", Kind::Dev)];
         assert_eq!(members[0].dependencies, expected.map(|(name, kind)| (name.to_owned(), kind)));
+    }
+
+    #[test]
+    fn libraries_and_programs_are_roots_and_tests_are_not() {
+        let target = |kind: &[&str], file: &str| json!({"kind": kind, "src_path": file});
+        let targets = [
+            target(&["cdylib", "rlib"], "src/lib.rs"),
+            target(&["test"], "tests/a.rs"),
+            target(&["bin"], "src/main.rs"),
+            target(&["custom-build"], "build.rs"),
+        ];
+        let metadata = json!({"packages": [{"name": "ours", "dependencies": [], "targets": targets}]});
+        let members = read_members(&metadata).unwrap();
+        assert_eq!(members[0].roots, ["src/lib.rs", "src/main.rs"].map(PathBuf::from));
     }
 
     #[test]

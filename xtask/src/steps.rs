@@ -21,7 +21,7 @@ pub(crate) enum Step {
     Fmt,
     /// Source files say what they are, stay short, and hold `unsafe` only where it is permitted
     SourceRules,
-    /// The crates of the workspace depend on each other downwards only
+    /// The crates of the workspace depend on each other downwards only, and the top modules of each have no import cycle
     CrateGraph,
     /// Every dependency may be shipped under our licences
     Licences,
