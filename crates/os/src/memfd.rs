@@ -37,7 +37,7 @@ use rustix::fs::{FallocateFlags, FileType, MemfdFlags, Mode, OFlags, SealFlags};
 
 use crate::call::call;
 use crate::fork::without_forks;
-use crate::vm::{self, Protection};
+use crate::vm::{self, Protection, SharedMap};
 use crate::{Errno, Error, FileKind, Result, large, numa};
 
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
@@ -240,10 +240,24 @@ pub fn read_only_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     call("open", || rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
 }
 
+impl SharedMap {
+    /// Maps all of `memory`.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`] when the file was received read-only; `mmap` with `ENOMEM` when this process has too many
+    /// maps.
+    pub fn create(memory: &Memfd, protection: Protection) -> Result<Self> {
+        if protection == Protection::ReadWrite && !memory.is_writable() {
+            return Err(Error::ReadOnly);
+        }
+        Self::over(memory.as_fd(), memory.len(), protection)
+    }
+}
+
 /// Maps a file so that no child has the map, which would keep the file from being closed for writing.
-fn map_hidden(fd: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<vm::SharedMap> {
+fn map_hidden(fd: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<SharedMap> {
     without_forks(|| {
-        let map = vm::SharedMap::over(fd, len, protection)?;
+        let map = SharedMap::over(fd, len, protection)?;
         // SAFETY: the map was made in the line above. Where the kernel cannot, a child that is forked meanwhile has to end first.
         let _ = unsafe { vm::set_inherited(map.address(), len, false) };
         Ok(map)
@@ -323,7 +337,7 @@ fn create_empty(name: &str) -> Result<OwnedFd> {
 /// pages allocated later, so this comes before `fill`.
 fn place(fd: &OwnedFd, len: usize, node: u32) -> Result<()> {
     call("ftruncate", || rustix::fs::ftruncate(fd, len as u64))?;
-    let map = vm::SharedMap::over(fd.as_fd(), len, Protection::None)?;
+    let map = SharedMap::over(fd.as_fd(), len, Protection::None)?;
     // SAFETY: the range is the map just made, which nothing else knows of.
     unsafe { numa::bind(map.address(), len, node) }
 }

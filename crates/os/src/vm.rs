@@ -13,13 +13,13 @@
 //! from mapped to unmapped replaces the pages in one step instead of leaving a gap.
 
 use std::ffi::c_void;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::call::{call, call_libc};
-use crate::{Errno, Error, Memfd, Result, SharedSlice, access_fault};
+use crate::{Errno, Error, Result, SharedSlice, access_fault};
 
 /// What the processor may do with a range of addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -273,7 +273,7 @@ pub unsafe fn release(at: NonNull<u8>, len: usize) -> Result<()> {
     call("munmap", || unsafe { rustix::mm::munmap(at.as_ptr().cast(), len) })
 }
 
-/// One whole memory file, mapped where the kernel likes, until it is dropped.
+/// One whole memory file, mapped at an address that the kernel chooses, until it is dropped.
 #[derive(Debug)]
 pub struct SharedMap {
     at: NonNull<u8>,
@@ -287,18 +287,6 @@ unsafe impl Send for SharedMap {}
 unsafe impl Sync for SharedMap {}
 
 impl SharedMap {
-    /// Maps all of `memory`.
-    ///
-    /// # Errors
-    /// [`Error::ReadOnly`] when the file was received read-only; `mmap` with `ENOMEM` when this process has too many
-    /// maps.
-    pub fn create(memory: &Memfd, protection: Protection) -> Result<Self> {
-        if protection == Protection::ReadWrite && !memory.is_writable() {
-            return Err(Error::ReadOnly);
-        }
-        Self::over(memory.as_fd(), memory.len(), protection)
-    }
-
     /// Maps the first `len` bytes of a file that may not be sealed yet: for this crate, which knows when it is.
     pub(crate) fn over(file: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<Self> {
         let at = call("mmap", || {
@@ -357,7 +345,10 @@ impl Drop for SharedMap {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
+    use crate::Memfd;
 
     /// What the kernel says of a map.
     fn told(map: &SharedMap, what: &str) -> String {

@@ -71,7 +71,7 @@ fn only_the_first_pages_of_a_partly_filled_file_are_resident() {
 #[test]
 fn a_file_closed_for_writing_is_written_by_nobody() {
     let memory = Memfd::create("test", LEN).unwrap();
-    let reader = vm::SharedMap::over(memory.read_only_fd().unwrap().as_fd(), LEN, Protection::Read);
+    let reader = SharedMap::over(memory.read_only_fd().unwrap().as_fd(), LEN, Protection::Read);
     let writer = map_hidden(memory.as_fd(), LEN, Protection::ReadWrite).unwrap();
     let busy = Error::Call { call: "fcntl", errno: Errno::BUSY };
     assert_eq!(close_for_writing(memory.as_fd()), Err(busy));
@@ -175,7 +175,7 @@ fn a_node_that_does_not_exist_is_refused() {
 #[test]
 fn discarded_memory_is_free_at_once_and_zero() {
     let memory = Memfd::create("test", LEN).unwrap();
-    let map = vm::SharedMap::create(&memory, Protection::ReadWrite).unwrap();
+    let map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
     map.bytes().write_at(0, b"x").unwrap();
     discard(memory.as_fd()).unwrap();
     assert_eq!(rustix::fs::fstat(&memory).unwrap().st_blocks, 0);
