@@ -17,7 +17,7 @@ use crate::generated;
 use crate::wheels::RUNTIME;
 
 /// Where the result goes.
-const FILE: &str = "crates/hal/src/cuda/generated/bindings.rs";
+const FILE: &str = "crates/hal/src/generated/bindings.rs";
 
 /// What every driver we support has: from 550, CUDA 12.4, on.
 const REQUIRED: &[&str] = &[

@@ -12,7 +12,7 @@ use crate::{command, toolchain};
 /// The packages, and in each the substrings of test names that run under Miri.
 const RUNS: &[(&str, &[&str])] = &[
     ("wholemem-os", &["shared::", "size::", "packet::wire::"]),
-    ("wholemem-hal", &["suballocator::", "granule::", "rights::", "queue::module::"]),
+    ("wholemem-hal", &["suballocator::", "granule::", "rights::", "launch::"]),
     (
         "wholemem",
         &["every_copy_moves_its_bytes", "rows_beyond_four_gibibytes", "a_few_elements_are_combined"],

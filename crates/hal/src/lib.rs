@@ -121,16 +121,45 @@
 //! the others. It can pretend to be many devices with large granules ([`HostConfig`]), so that a program for eight GPUs
 //! is tested on a laptop. A [`Suballocator`] divides an allocation among small users.
 //!
-//! What this crate will not do: find or watch other processes, or know what the bytes mean. That is for the crates
-//! above.
+//! ```text
+//!   doctor   limits   pattern    reports, raw calls for benchmarks, a fill pattern with a checksum
+//!      |        |        |
+//!   experiment  |        |       tries each capability with the safe types
+//!      |        |        |
+//!   queue ------+--------+       streams, events, graphs, modules
+//!      |        |
+//!   memory -----+                allocations, reservations, maps, spans
+//!      |        |
+//!   backend     |                an open backend, its devices, teardowns, operands of work in flight
+//!      |        |
+//!   host, cuda -+                implementations of the raw traits
+//!      |
+//!   raw                          the two raw traits, addresses and raw handles
+//!      |
+//!   values                       numbers, rights, granules, specifications, errors
+//!      |
+//!   bindings                     generated from the headers of the CUDA driver
+//! ```
+//!
+//! A module imports from those below it only; `suballocator` uses none of them. `cargo xtask test --only crate-graph`
+//! refuses import cycles.
+//!
+//! This crate does not find or watch other processes, and does not interpret the bytes. The crates above it do.
 
 mod backend;
-mod capability;
+/// Types, result codes and function versions of the CUDA driver.
+#[rustfmt::skip]
+#[path = "generated/bindings.rs"]
+#[allow(
+    dead_code, missing_docs, non_camel_case_types, non_snake_case, unreachable_pub, unused_imports,
+    unused_qualifications,
+    clippy::all, clippy::pedantic, clippy::ptr_as_ptr, clippy::undocumented_unsafe_blocks,
+    reason = "generated from NVIDIA's headers, with their names"
+)]
+mod bindings;
 mod cuda;
-mod device;
 pub mod doctor;
-mod error;
-mod granule;
+mod experiment;
 #[doc(hidden)]
 pub mod host;
 #[doc(hidden)]
@@ -141,22 +170,17 @@ pub mod pattern;
 mod queue;
 #[doc(hidden)]
 pub mod raw;
-mod retire;
-mod rights;
 mod suballocator;
+mod values;
 
-pub use backend::Backend;
-pub use capability::{Capability, Proof};
-pub use cuda::DriverCode;
-pub use device::{BackendKind, Device, DeviceId, DeviceInfo, DeviceLabel};
-pub use error::{Attempt, Cause, Error, Result};
-pub use granule::{Granularity, Granule};
+pub use backend::{Backend, Device};
 pub use host::HostConfig;
-pub use memory::{
-    Allocation, AllocationSpec, HandleKind, Mapping, PinnedBuffer, PlainBuffer, Registration, Reservation,
-    Segment, ShareHandle, Span,
-};
-pub use queue::{Args, Event, Function, Graph, HostFunction, KernelImage, LaunchShape, Module, Stream};
+pub use memory::{Allocation, Mapping, PinnedBuffer, PlainBuffer, Registration, Reservation, Segment, Span};
+pub use queue::{Event, Function, Graph, Module, Stream};
 pub use raw::{EventHandle, EventKind, Fact, Properties};
-pub use rights::{Grant, Rights};
 pub use suballocator::{Suballocator, SuballocatorError};
+pub use values::{
+    AllocationSpec, Args, Attempt, BackendKind, Capability, Cause, DeviceId, DeviceInfo, DeviceLabel,
+    DriverCode, Error, Grant, Granularity, Granule, HandleKind, HostFunction, KernelImage, LaunchShape,
+    Proof, Result, Rights, ShareHandle,
+};

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use super::Gpus;
 use super::bindings::*;
 use super::driver::Driver;
-use crate::{Cause, DeviceId};
+use crate::{Capability, Cause, DeviceId};
 
 const FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
@@ -37,7 +37,7 @@ pub(crate) struct RawMap {
 impl RawCuda {
     pub(crate) fn open(device: DeviceId) -> Result<Self, Cause> {
         let reason = "the driver was there a moment ago";
-        let gone = Cause::Unsupported { capability: crate::Capability::Create, reason };
+        let gone = Cause::Unsupported { capability: Capability::Create, reason };
         let gpus = Gpus::of_process().map_err(|_| gone)?;
         let _current = gpus.enter(device)?;
         let (mut stream, mut stage) = (std::ptr::null_mut(), std::ptr::null_mut());

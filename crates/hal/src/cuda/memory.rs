@@ -6,15 +6,15 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::LazyLock;
 
+use super::Gpus;
 use super::bindings::*;
 use super::code::give_back;
 use super::driver::Driver;
 use super::parked::Parked;
-use super::{DriverCode, Gpus};
 use crate::raw::{Address, Fact, Imported, Properties, RawAllocation, RawMemory};
 use crate::{
-    AllocationSpec, BackendKind, Capability, Cause, DeviceId, DeviceInfo, Grant, Granularity, Granule,
-    HandleKind, Rights, ShareHandle,
+    AllocationSpec, BackendKind, Capability, Cause, DeviceId, DeviceInfo, DriverCode, Grant, Granularity,
+    Granule, HandleKind, Rights, ShareHandle,
 };
 
 /// The device whose context serves calls that need some context, no matter which.
@@ -25,7 +25,7 @@ const PTX: &str = "8.4";
 
 /// GPU memory under the raw trait.
 #[derive(Debug)]
-pub(super) struct CudaMemory {
+pub(crate) struct CudaMemory {
     gpus: &'static Gpus,
     parked: &'static Parked,
 }

@@ -1,9 +1,9 @@
 //! The CUDA backend: NVIDIA GPUs through the driver's virtual memory management.
 //!
-//! | room | what it holds |
+//! | module | what it holds |
 //! |---|---|
 //! | [`driver`] | the library, loaded when it is first asked for, and its table of functions |
-//! | [`code`] | what the driver answers, as an open set |
+//! | [`code`] | the driver's answers as results |
 //! | [`gpus`] | the GPUs of this process, and their contexts |
 //! | [`memory`], [`queue`] | the two raw traits |
 //! | [`parked`] | pinned memory that is kept, since freeing it waits |
@@ -22,27 +22,15 @@ mod memory;
 mod parked;
 mod queue;
 
-/// Types and versions of the driver's functions.
-#[rustfmt::skip]
-#[path = "generated/bindings.rs"]
-#[allow(
-    dead_code, missing_docs, non_camel_case_types, non_snake_case, unreachable_pub, unused_imports,
-    unused_qualifications,
-    clippy::all, clippy::pedantic, clippy::ptr_as_ptr, clippy::undocumented_unsafe_blocks,
-    reason = "generated from NVIDIA's headers, with their names"
-)]
-mod bindings;
-
-use std::sync::Arc;
-
-pub use code::DriverCode;
 pub(crate) use gpus::Gpus;
+use memory::CudaMemory;
+use queue::CudaQueue;
 
-use crate::{Backend, BackendKind, Error, Result};
+use crate::{BackendKind, Error, Result, bindings};
 
 /// Opens the backend over all GPUs that this process may see.
-pub(crate) fn open() -> Result<Backend> {
+pub(crate) fn open() -> Result<(CudaMemory, CudaQueue)> {
     let unavailable = |reason| Error::Unavailable { backend: BackendKind::Cuda, reason };
     let gpus = Gpus::of_process().map_err(unavailable)?;
-    Backend::from_raw(Arc::new(memory::CudaMemory::new(gpus)), Arc::new(queue::CudaQueue::new(gpus)))
+    Ok((CudaMemory::new(gpus), CudaQueue::new(gpus)))
 }

@@ -28,7 +28,7 @@ const LOG_LEN: usize = 8192;
 
 /// GPU streams under the raw trait.
 #[derive(Debug)]
-pub(super) struct CudaQueue {
+pub(crate) struct CudaQueue {
     gpus: &'static Gpus,
 }
 

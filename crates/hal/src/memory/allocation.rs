@@ -5,48 +5,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use wholemem_os::memfd;
 
-use super::{HandleKind, Mapping, Reservation, ShareHandle};
+use super::{Mapping, Reservation};
+use crate::backend::{Owned, Teardown};
 use crate::raw::{Address, Properties, RawAllocation};
-use crate::retire::{Owned, Teardown};
-use crate::{Attempt, Backend, Capability, Device, DeviceId, Error, Grant, Granularity, Result, Rights};
+use crate::{
+    AllocationSpec, Attempt, Backend, Capability, Device, DeviceId, Error, Grant, Granularity, HandleKind,
+    Result, Rights, ShareHandle,
+};
 
 const NOT_SHAREABLE: &str = "the memory was made without a shareable handle; \
                              in PyTorch set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`";
-
-/// What memory to create.
-///
-/// ```
-/// use wholemem_hal::{Allocation, AllocationSpec, Backend, HostConfig};
-///
-/// let device = Backend::host(HostConfig::default())?.device(0)?;
-/// let spec = AllocationSpec { node: Some(0), ..AllocationSpec::new(&device, 1 << 20) };
-/// let memory = Allocation::create(device.backend(), &spec)?;
-/// assert_eq!(memory.len(), 1 << 20);
-/// # Ok::<(), wholemem_hal::Error>(())
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[doc(alias = "CUmemAllocationProp")]
-pub struct AllocationSpec {
-    /// Where it lives.
-    pub device: DeviceId,
-    /// How long it is: whole granules.
-    pub len: usize,
-    /// How it will be shared.
-    pub handle: HandleKind,
-    /// Whether a network card will read and write it directly.
-    pub rdma: bool,
-    /// The NUMA node whose host memory to use, instead of the device's own memory. On the host backend, instead of
-    /// the node that the device stands for.
-    pub node: Option<u32>,
-}
-
-impl AllocationSpec {
-    /// Plain memory of a device, shared as a file descriptor.
-    #[must_use]
-    pub fn new(device: &Device, len: usize) -> Self {
-        Self { device: device.id(), len, handle: HandleKind::Fd, rdma: false, node: None }
-    }
-}
 
 /// Physical memory on a device, made here or received from another process. It has no address: [map](Mapping) it to
 /// use it. Clones are the same memory, which goes when the last holder of it, in any process, has gone.
@@ -314,6 +282,16 @@ impl Allocation {
 
     pub(crate) fn core(&self) -> &Arc<AllocationCore> {
         &self.core
+    }
+}
+
+impl Device {
+    /// Creates `len` bytes of memory here, to be shared as a file descriptor.
+    ///
+    /// # Errors
+    /// As [`Allocation::create`].
+    pub fn allocate(&self, len: usize) -> Result<Allocation> {
+        Allocation::create(self.backend(), &AllocationSpec::new(self, len))
     }
 }
 

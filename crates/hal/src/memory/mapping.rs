@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wholemem_os::{PrivateMap, SharedSlice};
 
-use super::{Addressable, Allocation, AllocationCore, Reservation, Span};
+use super::{Addressable, Allocation, AllocationCore, Reservation, ReservationCore, Span};
+use crate::backend::{Operand, Owned, Teardown};
 use crate::raw::Address;
-use crate::retire::{Owned, Place, Teardown};
-use crate::rights::RightsTable;
+use crate::values::RightsTable;
 use crate::{Attempt, Backend, Device, DeviceId, Error, Grant, Result, Rights};
 
 /// A whole allocation, mapped. It holds the allocation and the reservation; enqueued work holds it.
@@ -79,7 +79,7 @@ impl Mapping {
         // `len` is all of it; this is no forked child.
         unsafe { backend.memory().map(at, len, memory.raw()) }
             .map_err(|cause| backend.refused(memory.device(), attempt(), cause))?;
-        let owned = Owned::new(backend, Teardown::Unmap { at, len, _place: place });
+        let owned = Owned::new(backend, Teardown::Unmap { at, len, _place: Arc::new(place) });
         let rights = Mutex::default();
         let mapping =
             Self { core: Arc::new(MappingCore { owned, allocation: Arc::clone(memory), at, len, rights }) };
@@ -285,8 +285,27 @@ impl Mapping {
         core.owned.give_back().map_err(|cause| backend.refused(device, Attempt::Unmap, cause))
     }
 
+    /// What keeps it mapped.
+    pub(super) fn operand(&self) -> Operand {
+        Arc::<MappingCore>::clone(&self.core)
+    }
+
     fn backend(&self) -> &Backend {
         self.core.owned.backend()
+    }
+}
+
+/// A taken place in a reservation, with the memory mapped there: both stay until the place is empty again.
+#[derive(Debug)]
+struct Place {
+    reservation: Arc<ReservationCore>,
+    offset: usize,
+    _allocation: Arc<AllocationCore>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.reservation.vacate(self.offset);
     }
 }
 

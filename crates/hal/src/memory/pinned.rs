@@ -7,8 +7,8 @@ use wholemem_os::SharedSlice;
 
 use super::span::within;
 use super::{Addressable, Span};
+use crate::backend::{Owned, Teardown};
 use crate::raw::Address;
-use crate::retire::{Owned, Teardown};
 use crate::{Attempt, Backend, Device, DeviceId, Error, Result, Rights};
 
 /// Host memory of this process that devices reach directly: the place to copy from and to without a detour.

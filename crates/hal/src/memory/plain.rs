@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Addressable, ShareHandle, Span};
+use super::{Addressable, Span};
+use crate::backend::{Owned, Teardown};
 use crate::raw::Address;
-use crate::retire::{Owned, Teardown};
-use crate::{Attempt, Backend, Capability, Device, DeviceId, Error, Result, Rights};
+use crate::{Attempt, Backend, Capability, Device, DeviceId, Error, Result, Rights, ShareHandle};
 
 /// A buffer of the driver's older allocator, made here or opened from another process's handle.
 ///

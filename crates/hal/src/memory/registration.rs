@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::span::within;
 use super::{Addressable, Mapping, Span};
+use crate::backend::{HostAddress, Owned, Teardown};
 use crate::raw::Address;
-use crate::retire::{Owned, Teardown};
 use crate::{Attempt, Backend, Device, DeviceId, Result, Rights};
 
 /// A [`Mapping`] of host memory, made reachable for the devices of another backend.
@@ -57,15 +57,6 @@ impl Addressable for RegistrationCore {
     }
 }
 
-/// An address of this process, for the teardown.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct HostAddress(pub(crate) NonNull<u8>);
-
-// SAFETY: an address; what is there is reached by the driver, and by views that allow others to.
-unsafe impl Send for HostAddress {}
-// SAFETY: as above.
-unsafe impl Sync for HostAddress {}
-
 impl Registration {
     /// Registers all of `map` with the backend of `device`, with the rights that the map has now.
     ///
@@ -83,7 +74,7 @@ impl Registration {
         // SAFETY: the map stays as long as the registration holds it, and rights only grow.
         let at = unsafe { backend.memory().register(place.0, len, rights) }
             .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
-        let owned = Owned::new(backend, Teardown::Unregister { at: place, len, _map: map.clone() });
+        let owned = Owned::new(backend, Teardown::Unregister { at: place, len, _map: map.operand() });
         Ok(Self { core: Arc::new(RegistrationCore { owned, place, at, len, rights }) })
     }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::backend::{Owned, Teardown};
 use crate::raw::Address;
-use crate::retire::{Owned, Teardown};
 use crate::{Attempt, Backend, DeviceId, Error, Result};
 
 /// A range of addresses with nothing behind it yet. Allocations, also of different devices, are [mapped](crate::Mapping)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use wholemem_os::SharedSlice;
 
-use crate::queue::Held;
+use crate::backend::Held;
 use crate::raw::Address;
 use crate::{Attempt, Backend, Device, DeviceId, Error, Result, Rights};
 

@@ -1,6 +1,6 @@
 //! Recording what is enqueued on a stream instead of running it: here, or by whoever made the stream.
 
-use super::stream::Maker;
+use super::stream::StreamOwner;
 use super::{Graph, Stream};
 use crate::raw::RawCapture;
 use crate::{Attempt, Cause, Error, Result};
@@ -13,9 +13,9 @@ impl Stream {
             || self.captured_elsewhere().is_ok_and(|capture| capture.is_some())
     }
 
-    /// The recording that the maker of the stream makes, if that is somebody else.
+    /// The capture that the owner of a borrowed stream has begun, if any.
     pub(super) fn captured_elsewhere(&self) -> Result<Option<RawCapture>, Cause> {
-        if matches!(self.core.maker, Maker::Own(_)) {
+        if matches!(self.core.owner, StreamOwner::Owned(_)) {
             return Ok(None);
         }
         // SAFETY: the stream is live, as whoever named it has said.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use wholemem_os::Deadline;
 
+use crate::backend::{Owned, Teardown};
 use crate::raw::{EventHandle, EventKind, RawEvent};
-use crate::retire::{Owned, Teardown};
 use crate::{Attempt, Backend, Device, DeviceId, Error, Result};
 
 /// A point in a stream, once it was [recorded](crate::Stream::record). Recording again moves it.

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use super::flight::Operand;
+use crate::backend::{Operand, Owned, Teardown};
 use crate::raw::RawGraph;
-use crate::retire::{Owned, Teardown};
 use crate::{Attempt, Backend, Device, Error, Result, Stream};
 
 /// Work [captured](Stream::capture) from a stream. It holds what it touches for as long as it lives.

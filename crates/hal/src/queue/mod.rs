@@ -6,13 +6,11 @@
 
 mod capture;
 mod event;
-mod flight;
 mod graph;
 mod module;
 mod stream;
 
 pub use event::Event;
-pub(crate) use flight::{Drain, Held, Operand};
 pub use graph::Graph;
-pub use module::{Args, Function, HostFunction, KernelImage, LaunchShape, Module};
+pub use module::{Function, Module};
 pub use stream::Stream;

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wholemem_os::{Deadline, SharedSlice};
 
 use super::event::EventCore;
-use super::flight::{Drain, Flight, Operand, Recorded};
-use super::{Args, Event, Function, LaunchShape};
+use super::{Event, Function};
+use crate::backend::{Drain, InFlight, Operand, Owned, Recorded, Teardown};
 use crate::memory::Addressable;
 use crate::raw::{Address, RawQueue, RawStream};
-use crate::retire::{Owned, Teardown};
-use crate::{Attempt, Cause, Device, DeviceLabel, Error, PinnedBuffer, Result, Rights, Span};
+use crate::{
+    Args, Attempt, Cause, Device, DeviceLabel, Error, LaunchShape, PinnedBuffer, Result, Rights, Span,
+};
 
 /// How much a copy between a device and plain memory takes in one step.
 const STAGE_LEN: usize = 4 << 20;
@@ -49,23 +50,23 @@ pub(super) struct StreamCore {
     /// Whether work has run when the call that enqueues it returns.
     inline: bool,
     state: Mutex<State>,
-    pub(super) maker: Maker,
+    pub(super) owner: StreamOwner,
 }
 
-/// Who has made a stream.
+/// Who destroys a stream, and when.
 #[derive(Debug)]
-pub(super) enum Maker {
-    /// We have, and destroy it.
-    Own(Owned),
-    /// Somebody else, who may destroy it when no work is being enqueued.
-    Brief,
-    /// Somebody else, who does not destroy it while we have it.
-    Lasting,
+pub(super) enum StreamOwner {
+    /// This handle destroys it.
+    Owned(Owned),
+    /// Other code in the process, at any time while no work is being enqueued.
+    Borrowed,
+    /// Other code in the process, but not before this handle is dropped.
+    BorrowedStatic,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    flight: Flight,
+    in_flight: InFlight,
     /// The operands of a capture, while there is one.
     pub(super) capture: Option<Vec<Operand>>,
     /// The buffer of the last copy between a device and plain memory, for the next.
@@ -92,13 +93,23 @@ impl Eq for Stream {}
 impl Drop for StreamCore {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let flight = std::mem::take(&mut state.flight);
-        let owned = match std::mem::replace(&mut self.maker, Maker::Brief) {
-            Maker::Own(owned) => Some(owned),
-            Maker::Brief | Maker::Lasting => None,
+        let in_flight = std::mem::take(&mut state.in_flight);
+        let owned = match std::mem::replace(&mut self.owner, StreamOwner::Borrowed) {
+            StreamOwner::Owned(owned) => Some(owned),
+            StreamOwner::Borrowed | StreamOwner::BorrowedStatic => None,
         };
-        let drain = Drain { device: self.device.clone(), raw: self.raw, flight, _owned: owned };
+        let drain = Drain { device: self.device.clone(), raw: self.raw, in_flight, _owned: owned };
         self.device.backend().drain(drain);
+    }
+}
+
+impl Device {
+    /// Creates a stream that runs work here.
+    ///
+    /// # Errors
+    /// As [`Stream::create`].
+    pub fn stream(&self) -> Result<Stream> {
+        Stream::create(self)
     }
 }
 
@@ -115,20 +126,20 @@ impl Stream {
         let raw = unsafe { backend.queue().create_stream(device.id()) }
             .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
         let owned = Owned::new(backend, Teardown::DestroyStream(raw));
-        Ok(Self::new(device, raw, Maker::Own(owned)))
+        Ok(Self::new(device, raw, StreamOwner::Owned(owned)))
     }
 
     /// A stream that something else in this process made, by the driver's own number for it; zero is the device's
-    /// default stream. Dropping it lets go of what its work used, and leaves the stream to its maker.
+    /// default stream. Dropping it lets go of what its work used, and leaves the stream to its owner.
     ///
-    /// While its maker captures the stream, work that is enqueued through this is recorded, and the graph holds what it uses.
+    /// While its owner captures the stream, work that is enqueued through this is recorded, and the graph holds what it uses.
     ///
     /// # Safety
     /// The number is that of a stream of this device, which stays at least as long as work is enqueued through this.
     #[must_use]
     #[doc(alias = "cudaStream_t")]
     pub unsafe fn from_foreign(device: &Device, handle: u64) -> Self {
-        Self::new(device, RawStream { device: device.id(), handle }, Maker::Brief)
+        Self::new(device, RawStream { device: device.id(), handle }, StreamOwner::Borrowed)
     }
 
     /// A stream that something else in this process made, as [`from_foreign`](Self::from_foreign), and that outlives this
@@ -139,12 +150,12 @@ impl Stream {
     /// was enqueued through it has run.
     #[must_use]
     pub unsafe fn from_lasting(device: &Device, handle: u64) -> Self {
-        Self::new(device, RawStream { device: device.id(), handle }, Maker::Lasting)
+        Self::new(device, RawStream { device: device.id(), handle }, StreamOwner::BorrowedStatic)
     }
 
-    fn new(device: &Device, raw: RawStream, maker: Maker) -> Self {
+    fn new(device: &Device, raw: RawStream, owner: StreamOwner) -> Self {
         let inline = device.backend().queue().runs_inline();
-        let core = StreamCore { device: device.clone(), raw, inline, state: Mutex::default(), maker };
+        let core = StreamCore { device: device.clone(), raw, inline, state: Mutex::default(), owner };
         Self { core: Arc::new(core) }
     }
 
@@ -360,12 +371,12 @@ impl Stream {
             if elsewhere || state.capture.is_some() {
                 return Err(Error::Capturing { attempt });
             }
-            Waiting { core: &self.core, flight: std::mem::take(&mut state.flight) }
+            Waiting { core: &self.core, in_flight: std::mem::take(&mut state.in_flight) }
         };
         // SAFETY: the stream is live because `self` holds it.
         match unsafe { backend.queue().wait_stream(self.core.raw, deadline) } {
             Ok(true) => {
-                waiting.flight.clear();
+                waiting.in_flight.clear();
                 Ok(())
             }
             Ok(false) => Err(Error::TimedOut { attempt }),
@@ -504,8 +515,8 @@ impl Stream {
                 }
             }
             (None, None) => {
-                let brief = matches!(self.core.maker, Maker::Brief);
-                state.flight.hold(device, self.core.raw, operands, brief);
+                let is_borrowed = matches!(self.core.owner, StreamOwner::Borrowed);
+                state.in_flight.hold(device, self.core.raw, operands, is_borrowed);
             }
         }
         answer.map_err(|cause| device.backend().refused(device.id(), attempt, cause))
@@ -525,13 +536,13 @@ impl Stream {
 /// What was enqueued before a wait, while the wait lasts. What is left of it then goes back.
 struct Waiting<'a> {
     core: &'a StreamCore,
-    flight: Flight,
+    in_flight: InFlight,
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let flight = std::mem::take(&mut self.flight);
-        self.core.state().flight.prepend(flight);
+        let in_flight = std::mem::take(&mut self.in_flight);
+        self.core.state().in_flight.prepend(in_flight);
     }
 }
 

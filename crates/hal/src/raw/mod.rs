@@ -1,6 +1,6 @@
 //! What a backend has to do: two traits, thin and unchecked.
 //!
-//! They are the bottom of this crate. A backend turns each verb into the calls of its driver and hands back what the
+//! Below them are plain values only. A backend turns each verb into the calls of its driver and hands back what the
 //! driver said; it checks nothing that the safe types above have checked already. [`RawMemory`] has the seven verbs
 //! of shareable memory and the queries around them, [`RawQueue`] has streams, events, copies, graphs and launches.
 //!
@@ -13,7 +13,7 @@
 //! 3. Nothing is unmapped, freed or released while enqueued work may still use it.
 //! 4. No call is made in a forked child.
 //!
-//! Nobody outside this repository should need them; they are hidden from the documentation, and may change.
+//! They are hidden from the documentation and may change: code outside this repository should not need them.
 
 mod memory;
 mod queue;

@@ -28,7 +28,7 @@
 )]
 
 #[rustfmt::skip]
-#[path = "../../../hal/src/cuda/generated/bindings.rs"]
+#[path = "../../../hal/src/generated/bindings.rs"]
 #[allow(
     dead_code, missing_docs, non_camel_case_types, unreachable_pub, unused_imports, unused_qualifications,
     clippy::all, clippy::pedantic, clippy::ptr_as_ptr, clippy::undocumented_unsafe_blocks,

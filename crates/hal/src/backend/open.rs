@@ -5,12 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wholemem_os::ForkEpoch;
 
-use crate::queue::Drain;
+use super::{Device, Drain, Retired, Teardown};
 use crate::raw::{Address, RawMemory, RawQueue};
-use crate::retire::{Retired, Teardown};
 use crate::{
-    AllocationSpec, Attempt, BackendKind, Capability, Cause, Device, DeviceId, DeviceInfo, DeviceLabel,
-    Error, Fact, Granularity, HostConfig, Proof, Result, cuda, host,
+    AllocationSpec, Attempt, BackendKind, Capability, Cause, DeviceId, DeviceInfo, DeviceLabel, Error, Fact,
+    Granularity, HostConfig, Proof, Result, cuda, host,
 };
 
 /// An open backend. Clones are the same backend; memory of one opening cannot be mixed with memory of another.
@@ -62,7 +61,10 @@ impl Backend {
     pub fn open(kind: BackendKind) -> Result<Self> {
         match kind {
             BackendKind::Host => Self::host(HostConfig::default()),
-            BackendKind::Cuda => cuda::open(),
+            BackendKind::Cuda => {
+                let (memory, queue) = cuda::open()?;
+                Self::from_raw(Arc::new(memory), Arc::new(queue))
+            }
         }
     }
 
@@ -179,10 +181,15 @@ impl Backend {
         if self.core.epoch.is_current() { Ok(()) } else { Err(Error::Forked { attempt: attempt() }) }
     }
 
-    /// What came of trying a capability, remembered once it worked or was found not to be there.
-    pub(crate) fn proof(&self, device: &Device, capability: Capability) -> Proof {
+    /// The outcome of `try_it`, remembered for this device and capability once it worked or was found not to be there.
+    pub(crate) fn proof(
+        &self,
+        device: DeviceId,
+        capability: Capability,
+        try_it: impl FnOnce() -> Result<()>,
+    ) -> Proof {
         let proofs = || self.core.proofs.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (device.id(), capability);
+        let key = (device, capability);
         // What the parent found out is not this process's, and its lock may be held.
         if let Err(forked) = self.check_fork(|| Attempt::Inspect) {
             return Proof { capability, outcome: Err(forked) };
@@ -191,7 +198,7 @@ impl Backend {
             return proof.clone();
         }
         // Not under the lock: an experiment may take its time.
-        let proof = capability.prove(device);
+        let proof = Proof { capability, outcome: try_it() };
         // A failure may be of the moment: no descriptor left, no memory. It is tried again.
         if !matches!(proof.outcome, Err(Error::Failed { .. })) {
             proofs().insert(key, proof.clone());

@@ -5,12 +5,21 @@
 //! it, so the order is right even when the first try was not the last. What never becomes possible, because a driver
 //! is beyond repair, stays retired: leaked, and counted.
 
+use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::memory::{AllocationCore, HostAddress, ReservationCore};
-use crate::queue::{Drain, Operand};
+use super::{Backend, Drain};
 use crate::raw::{Address, RawAllocation, RawEvent, RawGraph, RawModule, RawStream};
-use crate::{Backend, Cause, DeviceId, Mapping};
+use crate::{Cause, DeviceId};
+
+/// Something that is kept alive and never used: an operand of enqueued work, or what a teardown needs.
+pub(crate) type Operand = Arc<dyn Held>;
+
+/// A value that can be kept alive.
+pub(crate) trait Held: fmt::Debug + Send + Sync {}
+
+impl<T: fmt::Debug + Send + Sync> Held for T {}
 
 /// Something that is given back when this is dropped.
 #[derive(Debug)]
@@ -49,30 +58,25 @@ impl Drop for Owned {
 pub(crate) enum Teardown {
     Release(RawAllocation),
     Free { at: Address, len: usize },
-    Unmap { at: Address, len: usize, _place: Place },
+    Unmap { at: Address, len: usize, _place: Operand },
     Unpin { at: Address, len: usize },
     FreePlain { device: DeviceId, at: Address },
     ClosePlain { device: DeviceId, at: Address },
-    Unregister { at: HostAddress, len: usize, _map: Mapping },
+    Unregister { at: HostAddress, len: usize, _map: Operand },
     DestroyStream(RawStream),
     DestroyEvent(RawEvent),
     DestroyGraph(RawGraph),
     UnloadModule(RawModule),
 }
 
-/// A taken place in a reservation, with the memory mapped there: both stay until the place is empty again.
-#[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) reservation: Arc<ReservationCore>,
-    pub(crate) offset: usize,
-    pub(crate) _allocation: Arc<AllocationCore>,
-}
+/// An address of this process, for the teardown.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostAddress(pub(crate) NonNull<u8>);
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.reservation.vacate(self.offset);
-    }
-}
+// SAFETY: an address; what is there is reached by the driver, and by views that allow others to.
+unsafe impl Send for HostAddress {}
+// SAFETY: a shared reference gives the address only, and no access to the bytes at it.
+unsafe impl Sync for HostAddress {}
 
 impl Teardown {
     pub(crate) fn run(&self, backend: &Backend) -> Result<(), Cause> {

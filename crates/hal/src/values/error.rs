@@ -1,11 +1,9 @@
 //! What can go wrong with devices, memory and streams, with the values it went wrong on.
 
-use std::fmt;
-
 use wholemem_os as os;
 use wholemem_os::Size;
 
-use crate::{BackendKind, Capability, DeviceId, DeviceLabel, DriverCode, HandleKind, Rights};
+use super::{Attempt, BackendKind, Capability, DeviceId, DeviceLabel, DriverCode, Rights};
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -384,93 +382,6 @@ impl Cause {
             Self::Driver { .. } => 106,
             // Above the raw traits this becomes `Error::Unsupported`.
             Self::Unsupported { .. } => 20,
-        }
-    }
-}
-
-/// What was tried, with its values. Reads on after "cannot".
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-#[expect(
-    missing_docs,
-    reason = "each variant and its values read as the sentence that `Display` makes of them"
-)]
-pub enum Attempt {
-    Open { backend: BackendKind },
-    Create { len: usize, device: DeviceLabel },
-    Release,
-    Reserve { len: usize },
-    Free,
-    Map { len: usize, offset: usize },
-    Unmap,
-    Grant { device: DeviceId, rights: Rights },
-    Populate { len: usize },
-    EnlargePages { len: usize },
-    SetInherited { len: usize },
-    Export { kind: HandleKind, rights: Rights },
-    Import { len: usize, device: DeviceLabel },
-    Inspect,
-    Access { len: usize },
-    Pin { len: usize },
-    Register { len: usize },
-    CreatePlain { len: usize, device: DeviceLabel },
-    ExportPlain,
-    ImportPlain { len: usize, device: DeviceLabel },
-    Adopt { len: usize, device: DeviceLabel },
-    CreateStream { device: DeviceLabel },
-    CreateEvent { device: DeviceLabel },
-    ShareEvent,
-    ImportEvent { device: DeviceLabel },
-    Copy { len: usize },
-    Fill { len: usize },
-    Record,
-    AwaitEvent,
-    Measure,
-    Synchronize,
-    Capture,
-    LaunchGraph,
-    LoadModule { device: DeviceLabel },
-    Launch { name: &'static str },
-}
-
-impl fmt::Display for Attempt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Open { backend } => write!(f, "open the {backend} backend"),
-            Self::Create { len, device } => write!(f, "create {} on {device}", Size(*len)),
-            Self::Release => f.write_str("release the allocation"),
-            Self::Reserve { len } => write!(f, "reserve {} of addresses", Size(*len)),
-            Self::Free => f.write_str("free the reservation"),
-            Self::Map { len, offset } => write!(f, "map {} at offset {}", Size(*len), Size(*offset)),
-            Self::Unmap => f.write_str("unmap"),
-            Self::Grant { device, rights } => write!(f, "grant device {device} {rights}"),
-            Self::Populate { len } => write!(f, "populate {}", Size(*len)),
-            Self::EnlargePages { len } => write!(f, "enlarge the pages of {}", Size(*len)),
-            Self::SetInherited { len } => write!(f, "say who inherits {}", Size(*len)),
-            Self::Export { kind, rights } => write!(f, "export as {kind} with {rights}"),
-            Self::Import { len, device } => write!(f, "import {} on {device}", Size(*len)),
-            Self::Inspect => f.write_str("inspect the memory"),
-            Self::Access { len } => write!(f, "access {}", Size(*len)),
-            Self::Pin { len } => write!(f, "pin {} of host memory", Size(*len)),
-            Self::Register { len } => write!(f, "register {} of host memory", Size(*len)),
-            Self::CreatePlain { len, device } => write!(f, "create a buffer of {} on {device}", Size(*len)),
-            Self::ExportPlain => f.write_str("export the buffer"),
-            Self::ImportPlain { len, device } => write!(f, "import a buffer of {} on {device}", Size(*len)),
-            Self::Adopt { len, device } => write!(f, "adopt {} on {device}", Size(*len)),
-            Self::CreateStream { device } => write!(f, "create a stream on {device}"),
-            Self::CreateEvent { device } => write!(f, "create an event on {device}"),
-            Self::ShareEvent => f.write_str("share the event"),
-            Self::ImportEvent { device } => write!(f, "import an event on {device}"),
-            Self::Copy { len } => write!(f, "copy {}", Size(*len)),
-            Self::Fill { len } => write!(f, "fill {}", Size(*len)),
-            Self::Record => f.write_str("record the event"),
-            Self::AwaitEvent => f.write_str("wait for the event"),
-            Self::Measure => f.write_str("measure between the events"),
-            Self::Synchronize => f.write_str("synchronize the stream"),
-            Self::Capture => f.write_str("capture the stream"),
-            Self::LaunchGraph => f.write_str("launch the graph"),
-            Self::LoadModule { device } => write!(f, "load a module on {device}"),
-            Self::Launch { name } => write!(f, "launch `{name}`"),
         }
     }
 }

@@ -1,23 +1,14 @@
-//! What enqueued work still uses.
+//! The operands that enqueued work of a stream still uses.
 //!
 //! Recording an event with each operation would cost as much as the operation, so operands are gathered and one event
 //! is recorded behind a batch of them. Events are used again once they have passed.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::Arc;
 
+use super::{Backend, Device, Operand, Owned, Retired, Teardown};
+use crate::Cause;
 use crate::raw::{EventKind, RawEvent, RawStream};
-use crate::retire::{Owned, Retired, Teardown};
-use crate::{Backend, Cause, Device};
-
-/// Something that work uses: held, never looked at.
-pub(crate) type Operand = Arc<dyn Held>;
-
-/// Whatever can be held.
-pub(crate) trait Held: fmt::Debug + Send + Sync {}
-
-impl<T: fmt::Debug + Send + Sync> Held for T {}
 
 /// How many operands share one event, and how much work.
 const BATCH: usize = 32;
@@ -28,7 +19,7 @@ const RECENT: usize = 16;
 
 /// What the work of one stream still uses, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Flight {
+pub(crate) struct InFlight {
     batches: VecDeque<Batch>,
     /// Operands of work behind the last event.
     open: Vec<Operand>,
@@ -51,16 +42,16 @@ struct Fence {
     _owned: Owned,
 }
 
-impl Flight {
+impl InFlight {
     /// Holds the operands of work that was just enqueued.
     ///
     /// If the event behind a full batch cannot be had, the batch just grows: nothing is let go early.
-    pub(super) fn hold(
+    pub(crate) fn hold(
         &mut self,
         device: &Device,
         stream: RawStream,
         operands: impl IntoIterator<Item = Operand>,
-        brief: bool,
+        is_borrowed: bool,
     ) {
         for operand in operands {
             // The same work again and again would fill a batch with the same operands. What is open is held until the
@@ -72,7 +63,7 @@ impl Flight {
         }
         // A stream that is not ours may be gone when the next event is due, unless it is said to stay.
         self.works += 1;
-        if brief || self.open.len() >= BATCH || self.works >= WORKS {
+        if is_borrowed || self.open.len() >= BATCH || self.works >= WORKS {
             self.reap(device.backend());
             if let Err(cause) = self.close(device, stream) {
                 tracing::debug!(%cause, "no event behind a batch of work; keeping its operands longer");
@@ -99,7 +90,7 @@ impl Flight {
     }
 
     /// Lets go of what finished work used.
-    pub(super) fn reap(&mut self, backend: &Backend) {
+    pub(crate) fn reap(&mut self, backend: &Backend) {
         while let Some(batch) = self.batches.front() {
             // SAFETY: the event is live, the batch holds it.
             match unsafe { backend.queue().is_done(batch.fence.event) } {
@@ -114,14 +105,14 @@ impl Flight {
     }
 
     /// Lets go of everything: the stream was seen to be idle.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.open.clear();
         self.works = 0;
         self.spare.extend(self.batches.drain(..).map(|batch| batch.fence));
     }
 
     /// Takes in what was enqueued before.
-    pub(super) fn prepend(&mut self, mut earlier: Self) {
+    pub(crate) fn prepend(&mut self, mut earlier: Self) {
         std::mem::swap(&mut self.batches, &mut earlier.batches);
         self.batches.append(&mut earlier.batches);
         // Behind the next event instead of an earlier one: held longer, never shorter.
@@ -131,7 +122,7 @@ impl Flight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for InFlight {
     /// What is still in here may still be in use: only a panic, in a host kernel, leads here before the work is over.
     fn drop(&mut self) {
         let (batches, open) = (std::mem::take(&mut self.batches), std::mem::take(&mut self.open));
@@ -142,47 +133,48 @@ impl Drop for Flight {
     }
 }
 
-/// What work uses that somebody else has recorded: their graph holds it, for as long as it can be launched.
+/// The operands of work that the owner of a borrowed stream records: the owner's graph holds them for as long as it can be
+/// launched.
 #[derive(Debug)]
-pub(super) struct Recorded {
+pub(crate) struct Recorded {
     backend: Backend,
     operands: Vec<Operand>,
 }
 
 impl Recorded {
-    pub(super) fn new(backend: &Backend, operands: impl IntoIterator<Item = Operand>) -> Self {
+    pub(crate) fn new(backend: &Backend, operands: impl IntoIterator<Item = Operand>) -> Self {
         Self { backend: backend.clone(), operands: operands.into_iter().collect() }
     }
 }
 
 impl Drop for Recorded {
-    /// In a thread of the driver's own, as a rule, which must not call it: what is let go here is given back by the next one
-    /// who gives something back.
+    /// Usually runs in a thread of the driver, which must not call the driver: the operands are retired, and the next
+    /// teardown in another thread gives them back.
     fn drop(&mut self) {
         self.backend.retire(Retired::Recorded(std::mem::take(&mut self.operands)));
     }
 }
 
-/// A stream whose owner has gone, and what its work may still be using. Both go when the work is over.
+/// A stream whose last handle was dropped, and what its work may still be using. Both are released when the work is over.
 #[derive(Debug)]
 pub(crate) struct Drain {
-    pub(super) device: Device,
-    pub(super) raw: RawStream,
-    pub(super) flight: Flight,
-    pub(super) _owned: Option<Owned>,
+    pub(crate) device: Device,
+    pub(crate) raw: RawStream,
+    pub(crate) in_flight: InFlight,
+    pub(crate) _owned: Option<Owned>,
 }
 
 impl Drain {
     /// Looks whether the work is over, without waiting for it.
     pub(crate) fn is_over(&mut self) -> bool {
-        let Self { device, raw, flight, .. } = self;
-        if !flight.open.is_empty()
-            && let Err(cause) = flight.close(device, *raw)
+        let Self { device, raw, in_flight, .. } = self;
+        if !in_flight.open.is_empty()
+            && let Err(cause) = in_flight.close(device, *raw)
         {
             tracing::debug!(%cause, "no event behind the last work of a stream; keeping its operands longer");
             return false;
         }
-        flight.reap(device.backend());
-        flight.batches.is_empty()
+        in_flight.reap(device.backend());
+        in_flight.batches.is_empty()
     }
 }

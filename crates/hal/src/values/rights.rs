@@ -1,8 +1,8 @@
-//! Who may do what with mapped memory.
+//! The rights of devices to mapped memory.
 
 use std::fmt;
 
-use crate::DeviceId;
+use super::DeviceId;
 
 /// What a device may do with memory. Ordered: each right includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,7 +30,7 @@ impl fmt::Display for Rights {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "CUmemAccessDesc")]
 pub struct Grant {
-    /// Who gets it.
+    /// The device that gets it.
     pub device: DeviceId,
     /// What it may do.
     pub rights: Rights,

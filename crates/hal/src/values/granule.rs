@@ -1,6 +1,6 @@
 //! The unit in which a device hands out physical memory.
 
-use crate::{Error, Result};
+use super::{Error, Result};
 
 /// The unit of memory on a device: every allocation is a multiple of it, and every map lies at a multiple of
 /// it from the beginning of its reservation.
