@@ -3,6 +3,7 @@
 //! It is how tests, the demo and benches fill memory and check it without moving it: the checksum of a filled range is
 //! known without looking at the range. The kernels are `kernels/memory.cu`, and the host functions here do the same.
 
+use wholemem_os::width::to_usize;
 use wholemem_os::{Deadline, SharedSlice};
 
 use crate::raw::Address;
@@ -113,7 +114,7 @@ fn words(stream: &Stream, span: &Span, needed: Rights) -> Result<u64> {
 
 fn shape(count: u64) -> LaunchShape {
     let blocks = count.div_ceil(u64::from(THREADS)).min(u64::from(MOST_BLOCKS));
-    LaunchShape::line(u32::try_from(blocks).unwrap_or(MOST_BLOCKS), THREADS)
+    LaunchShape::line(u32::try_from(blocks).expect("at most `MOST_BLOCKS`"), THREADS)
 }
 
 /// The first two arguments of both kernels, as memory.
@@ -123,7 +124,7 @@ fn shape(count: u64) -> LaunchShape {
 unsafe fn memory<'a>(args: &Args, writable: bool) -> SharedSlice<'a> {
     let (at, count) = (args.read_u64(0).expect("an address"), args.read_u64(1).expect("a count"));
     let at = Address(at).to_host().expect("mapped memory is not at null");
-    let len = usize::try_from(count).expect("a count of mapped words") * WORD;
+    let len = to_usize(count) * WORD;
     // SAFETY: passed on from the caller.
     unsafe { SharedSlice::new(at, len, writable) }
 }

@@ -54,8 +54,7 @@ impl Deadline {
 
     /// The time left, for calls that take a relative time.
     pub(crate) fn timeout(&self) -> Option<Timespec> {
-        // A remaining time came from a `Timespec`, so it fits one again.
-        self.remaining().map(|left| Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 }))
+        self.remaining().map(|left| Timespec::try_from(left).expect("it is a difference of two `Timespec`s"))
     }
 }
 

@@ -21,7 +21,7 @@ pub fn raise_limit() {
     }
 }
 
-/// How many descriptors this process may have open, as the limit is now.
+/// How many descriptors this process may have open, as the limit is now; [`u64::MAX`] without a limit.
 #[doc(alias = "RLIMIT_NOFILE")]
 #[must_use]
 pub fn limit() -> u64 {

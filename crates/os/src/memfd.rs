@@ -311,10 +311,10 @@ pub fn identity(fd: BorrowedFd<'_>) -> Result<FileIdentity> {
 /// How long a file is now; for a sealed one, for ever.
 ///
 /// # Errors
-/// What `fstat` said.
+/// What `fstat` said; `EOVERFLOW` for a length that no file has.
 pub fn len_of(fd: BorrowedFd<'_>) -> Result<usize> {
     let len = call("fstat", || rustix::fs::fstat(fd))?.st_size;
-    Ok(usize::try_from(len).unwrap_or(0))
+    usize::try_from(len).map_err(|_| Error::Call { call: "fstat", errno: Errno::OVERFLOW })
 }
 
 fn create_empty(name: &str) -> Result<OwnedFd> {

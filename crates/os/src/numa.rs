@@ -20,6 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::thread::CpuSet;
 
 use crate::call::{call, call_libc};
+use crate::width::to_usize;
 use crate::{Errno, Error, Result};
 
 const FOLDER: &str = "/sys/devices/system/node";
@@ -53,7 +54,8 @@ pub fn nodes() -> Result<Vec<Node>> {
 
 fn total_memory() -> usize {
     let info = rustix::system::sysinfo();
-    usize::try_from(u64::from(info.mem_unit).saturating_mul(info.totalram)).unwrap_or(usize::MAX)
+    let len = u64::from(info.mem_unit).checked_mul(info.totalram);
+    to_usize(len.expect("a machine has less memory than an address space"))
 }
 
 fn nodes_in(folder: &Path) -> Result<Vec<Node>> {

@@ -162,8 +162,9 @@ fn fork_handler() -> Result<()> {
         pid.into()
     })?;
     let child = i32::try_from(child).ok().and_then(Pid::from_raw);
+    let child = child.expect("`fork` answers the parent with a process id");
     // Not through `call`: what only gives back is never made to fail.
-    let reaped = rustix::io::retry_on_intr(|| rustix::process::waitpid(child, WaitOptions::empty()));
+    let reaped = rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(child), WaitOptions::empty()));
     let status = reaped.map_err(|errno| Error::Call { call: "waitpid", errno })?;
     let code = status.and_then(|(_, status)| status.exit_status());
     expect(code == Some(0) && epoch.is_current(), "epoch of a forked child")

@@ -40,7 +40,8 @@ impl Owned {
 
     /// Gives it back now, and says what came of it. Refused, it is tried again later all the same.
     pub(crate) fn give_back(mut self) -> Result<(), Cause> {
-        self.teardown.take().map_or(Ok(()), |teardown| self.backend.give_back(teardown))
+        let teardown = self.teardown.take().expect("taken here and by `drop` alone, which run once");
+        self.backend.give_back(teardown)
     }
 }
 

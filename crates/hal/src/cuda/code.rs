@@ -6,12 +6,11 @@ use crate::{Cause, DriverCode};
 impl Cause {
     /// The cause in one line with what to do about it, for where there is no error to ask for its hint.
     pub(super) fn explained(&self) -> String {
-        match self {
-            Self::Driver { code, .. } if code.hint().is_some() => {
-                format!("{self}: {}", code.hint().unwrap_or_default())
-            }
-            cause => cause.to_string(),
-        }
+        let hint = match self {
+            Self::Driver { code, .. } => code.hint(),
+            _ => None,
+        };
+        hint.map_or_else(|| self.to_string(), |hint| format!("{self}: {hint}"))
     }
 }
 
@@ -31,6 +30,16 @@ impl CUresult {
             answer => answer.ok(call).map(|()| true),
         }
     }
+}
+
+/// An argument that the driver's type for it cannot hold, answered as the driver answers bad values.
+pub(super) fn invalid_value(call: &'static str) -> Cause {
+    Cause::Driver { call, code: DriverCode(CUresult::CUDA_ERROR_INVALID_VALUE.0) }
+}
+
+/// A call that succeeded with a result that its documentation excludes, such as a negative count.
+pub(super) fn implausible(call: &'static str) -> Cause {
+    Cause::Driver { call, code: DriverCode(CUresult::CUDA_ERROR_UNKNOWN.0) }
 }
 
 /// Gives something back in the middle of a call, where nobody is left who could try again later: asks twice, and then

@@ -4,13 +4,14 @@
 //! CUDA in the process, is retained when the first call needs it, and never released: nothing is gained by giving it up
 //! before the process ends, and a release could take running work with it.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{CStr, c_char, c_int};
 use std::marker::PhantomData;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use wholemem_os::ForkEpoch;
 
 use super::bindings::*;
+use super::code::implausible;
 use super::driver::Driver;
 use crate::{Cause, DeviceId, DeviceInfo};
 
@@ -95,7 +96,7 @@ impl Gpus {
     /// The device with a number of the driver's.
     pub(super) fn device_of(&self, ordinal: CUdevice) -> Option<DeviceId> {
         let index = self.ordinals.iter().position(|&known| known == ordinal)?;
-        u32::try_from(index).ok().map(DeviceId)
+        Some(DeviceId(u32::try_from(index).expect("the driver counts GPUs in an `int`")))
     }
 
     /// Makes the primary context of a device current.
@@ -143,7 +144,8 @@ fn info(driver: &Driver, id: u32, device: CUdevice) -> Result<DeviceInfo, Cause>
     // SAFETY: the buffer is writable for as many bytes as is said.
     unsafe { (driver.cuDeviceGetName)(name.as_mut_ptr().cast::<c_char>(), 255, device) }
         .ok("cuDeviceGetName")?;
-    let name = name.split(|&byte| byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
+    let name = CStr::from_bytes_until_nul(&name).expect("the last byte is beyond what the driver may write");
+    let name = name.to_string_lossy();
     let mut memory_len = 0;
     // SAFETY: `memory_len` is writable.
     unsafe { (driver.cuDeviceTotalMem)(&raw mut memory_len, device) }.ok("cuDeviceTotalMem")?;
@@ -151,7 +153,9 @@ fn info(driver: &Driver, id: u32, device: CUdevice) -> Result<DeviceInfo, Cause>
     // SAFETY: `uuid` is writable.
     unsafe { (driver.cuDeviceGetUuid)(&raw mut uuid, device) }.ok("cuDeviceGetUuid")?;
     let uuid = uuid.bytes.map(|byte| byte.to_ne_bytes()[0]);
-    let part = |which| Ok::<_, Cause>(u32::try_from(attribute(driver, device, which)?).unwrap_or(0));
+    let part = |which| {
+        u32::try_from(attribute(driver, device, which)?).map_err(|_| implausible("cuDeviceGetAttribute"))
+    };
     let compute = part(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
         + part(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
     Ok(DeviceInfo { id: DeviceId(id), name: name.into_owned(), memory_len, uuid, compute })

@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::Gpus;
 use super::bindings::*;
+use super::code::implausible;
 use super::driver::Driver;
 use crate::{Capability, Cause, DeviceId};
 
@@ -177,7 +178,7 @@ impl RawCuda {
             // SAFETY: made above, and used no more.
             unsafe { (driver.cuEventDestroy)(event) }.ok("cuEventDestroy")?;
         }
-        Ok(std::time::Duration::try_from_secs_f32(best / 1e3).unwrap_or_default())
+        std::time::Duration::try_from_secs_f32(best / 1e3).map_err(|_| implausible("cuEventElapsedTime"))
     }
 }
 

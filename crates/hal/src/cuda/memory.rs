@@ -6,15 +6,17 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::LazyLock;
 
+use wholemem_os::width::to_usize;
+
 use super::Gpus;
 use super::bindings::*;
-use super::code::give_back;
+use super::code::{give_back, implausible, invalid_value};
 use super::driver::Driver;
 use super::parked::Parked;
 use crate::raw::{Address, Fact, Imported, Properties, RawAllocation, RawMemory};
 use crate::{
-    AllocationSpec, BackendKind, Capability, Cause, DeviceId, DeviceInfo, DriverCode, Grant, Granularity,
-    Granule, HandleKind, Rights, ShareHandle,
+    AllocationSpec, BackendKind, Capability, Cause, DeviceId, DeviceInfo, Grant, Granularity, Granule,
+    HandleKind, Rights, ShareHandle,
 };
 
 /// The device whose context serves calls that need some context, no matter which.
@@ -52,15 +54,15 @@ impl CudaMemory {
     }
 
     /// What the driver is told about memory to create.
-    fn prop(&self, spec: &AllocationSpec) -> CUmemAllocationProp_v1 {
+    fn prop(&self, spec: &AllocationSpec) -> Result<CUmemAllocationProp_v1, Cause> {
         let (type_, id) = match spec.node {
             None => (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, self.gpus.ordinal(spec.device)),
             Some(node) => {
-                let node = c_int::try_from(node).unwrap_or(c_int::MAX);
+                let node = c_int::try_from(node).map_err(|_| invalid_value("cuMemCreate"))?;
                 (CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node)
             }
         };
-        CUmemAllocationProp_v1 {
+        Ok(CUmemAllocationProp_v1 {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: handle_type(spec.handle),
             location: CUmemLocation { type_, id },
@@ -71,7 +73,7 @@ impl CudaMemory {
                 usage: 0,
                 reserved: [0; 4],
             },
-        }
+        })
     }
 
     fn granule(
@@ -151,7 +153,7 @@ unsafe impl RawMemory for CudaMemory {
                 return Err(Cause::Unsupported { capability: Capability::Rdma, reason });
             }
         }
-        let prop = self.prop(spec);
+        let prop = self.prop(spec)?;
         Ok(Granularity {
             minimum: self
                 .granule(&prop, CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM)?,
@@ -169,7 +171,7 @@ unsafe impl RawMemory for CudaMemory {
     }
 
     unsafe fn create(&self, spec: &AllocationSpec) -> Result<RawAllocation, Cause> {
-        let (prop, mut handle) = (self.prop(spec), 0);
+        let (prop, mut handle) = (self.prop(spec)?, 0);
         // SAFETY: `handle` is writable and `prop` is a description.
         unsafe { (self.driver().cuMemCreate)(&raw mut handle, spec.len, &raw const prop, 0) }
             .ok("cuMemCreate")?;
@@ -195,8 +197,7 @@ unsafe impl RawMemory for CudaMemory {
             // The driver takes the address as a wish.
             // SAFETY: reserved in the lines above, and seen by nobody.
             give_back("cuMemAddressFree", || unsafe { (self.driver().cuMemAddressFree)(at, len) });
-            let code = DriverCode(CUresult::CUDA_ERROR_INVALID_VALUE.0);
-            return Err(Cause::Driver { call: "cuMemAddressReserve", code });
+            return Err(invalid_value("cuMemAddressReserve"));
         }
         Ok(Address(at))
     }
@@ -429,8 +430,8 @@ unsafe impl RawMemory for CudaMemory {
         unsafe { (self.driver().cuIpcGetMemHandle)(token.as_mut_ptr(), base.0) }.ok("cuIpcGetMemHandle")?;
         // SAFETY: it was zeroed, which is a value, and then filled in.
         let token = unsafe { token.assume_init() }.reserved.map(|byte| byte.to_ne_bytes()[0]);
-        let offset = usize::try_from(at.0 - base.0).unwrap_or(usize::MAX);
-        Ok(ShareHandle::CudaIpc { token, offset })
+        let offset = at.0.checked_sub(base.0).ok_or_else(|| implausible("cuMemGetAddressRange"))?;
+        Ok(ShareHandle::CudaIpc { token, offset: to_usize(offset) })
     }
 
     unsafe fn open_plain(&self, device: DeviceId, handle: &ShareHandle) -> Result<Address, Cause> {
@@ -462,7 +463,7 @@ unsafe impl RawMemory for CudaMemory {
             }
         }
         let prop = CUmulticastObjectProp_v1 {
-            numDevices: u32::try_from(devices.len()).unwrap_or(u32::MAX),
+            numDevices: u32::try_from(devices.len()).expect("the driver counts GPUs in an `int`"),
             size: len,
             handleTypes: u64::from(handle_type(HandleKind::Fd).0),
             flags: 0,

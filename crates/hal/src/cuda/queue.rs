@@ -5,10 +5,11 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use wholemem_os::Deadline;
+use wholemem_os::width::{to_u64, to_usize};
 
 use super::Gpus;
 use super::bindings::*;
-use super::code::give_back;
+use super::code::{give_back, implausible, invalid_value};
 use super::driver::Driver;
 use super::gpus::Current;
 use crate::raw::{
@@ -66,11 +67,11 @@ impl CudaQueue {
 
 /// The driver's handles are pointers of its own, which we keep as numbers.
 fn number<T>(pointer: *mut T) -> u64 {
-    pointer.expose_provenance() as u64
+    to_u64(pointer.expose_provenance())
 }
 
 fn pointer<T>(handle: u64) -> *mut T {
-    std::ptr::with_exposed_provenance_mut(usize::try_from(handle).unwrap_or(0))
+    std::ptr::with_exposed_provenance_mut(to_usize(handle))
 }
 
 /// Lets go of what a graph has kept. Called by the driver, once.
@@ -179,7 +180,9 @@ unsafe impl RawQueue for CudaQueue {
             return Err(Cause::Unsupported { capability: Capability::Timing, reason });
         }
         answer.ok("cuEventElapsedTime")?;
-        Ok(Duration::try_from_secs_f32(milliseconds / 1e3).unwrap_or_default())
+        // Negative if the end was recorded before the start.
+        Duration::try_from_secs_f32(milliseconds.max(0.0) / 1e3)
+            .map_err(|_| implausible("cuEventElapsedTime"))
     }
 
     unsafe fn export_event(&self, event: RawEvent) -> Result<EventHandle, Cause> {
@@ -358,7 +361,8 @@ unsafe impl RawQueue for CudaQueue {
 
     unsafe fn occupancy(&self, function: RawFunction, block: u32, shared_len: u32) -> Result<u32, Cause> {
         let _current = self.enter(function.device)?;
-        let threads = i32::try_from(block).unwrap_or(i32::MAX);
+        let call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+        let threads = i32::try_from(block).map_err(|_| invalid_value(call))?;
         let mut blocks = 0;
         // SAFETY: `blocks` is writable, and the function is live.
         let answer = unsafe {
@@ -369,10 +373,11 @@ unsafe impl RawQueue for CudaQueue {
                 shared_len as usize,
             )
         };
-        answer.ok("cuOccupancyMaxActiveBlocksPerMultiprocessor")?;
+        answer.ok(call)?;
         let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = self.gpus.attribute(function.device, count)?;
-        Ok(u32::try_from(blocks.saturating_mul(multiprocessors)).unwrap_or(0))
+        let blocks = blocks.checked_mul(multiprocessors).and_then(|blocks| u32::try_from(blocks).ok());
+        blocks.ok_or_else(|| implausible(call))
     }
 
     unsafe fn launch(

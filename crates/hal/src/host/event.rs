@@ -133,7 +133,8 @@ impl HostEvent {
 
     /// Says that the stream got to the record with this ticket.
     pub fn reach(&self, ticket: u64, moment: Duration) {
-        self.word(MOMENT).store(u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let nanos = u64::try_from(moment.as_nanos()).expect("the machine has run for less than 500 years");
+        self.word(MOMENT).store(nanos, Ordering::Relaxed);
         match &self.storage {
             Storage::Private(counters) => drop(counters.late().remove(&ticket)),
             Storage::Shared { .. } => drop(self.word(REACHED).fetch_max(ticket, Ordering::Release)),
@@ -254,7 +255,7 @@ mod tests {
         map.bytes().fill(0xFF).unwrap();
         let ticket = event.next_ticket();
         event.ask(ticket);
-        event.reach(ticket, Duration::MAX);
+        event.reach(ticket, Duration::from_nanos(u64::MAX));
         assert_eq!(event.wait(event.asked(), Deadline::NOW), Ok(true));
         let _ = event.moment();
     }

@@ -107,7 +107,8 @@ unsafe impl RawMemory for HostMemory {
             return Err(Cause::Unsupported { capability: Capability::Rdma, reason });
         }
         // What begins at a large page can have large pages.
-        let recommended = Granule::new(self.granule.len().max(vm::LARGE_PAGE)).unwrap_or(self.granule);
+        let recommended = Granule::new(self.granule.len().max(vm::LARGE_PAGE));
+        let recommended = recommended.expect("both are powers of two");
         Ok(Granularity { minimum: self.granule, recommended })
     }
 

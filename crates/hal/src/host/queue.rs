@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wholemem_os::Deadline;
+use wholemem_os::width::{to_u64, to_usize};
 
 use super::schedule::Inline;
 use super::{HostEvent, Schedule, StreamId, Work};
@@ -225,7 +226,8 @@ unsafe impl RawQueue for HostQueue {
 
     unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, Cause> {
         // SAFETY: the module's contract: handles are live.
-        let recorded = lock(&unsafe { HostStream::of(stream) }.captured).take().unwrap_or_default();
+        let recorded = lock(&unsafe { HostStream::of(stream) }.captured).take();
+        let recorded = recorded.expect("the module's contract: the stream is being captured");
         Ok(RawGraph { device: stream.device, handle: self.graphs.insert(recorded) })
     }
 
@@ -278,12 +280,12 @@ unsafe impl RawQueue for HostQueue {
 
 /// An address as a handle.
 fn number<T>(at: *const T) -> u64 {
-    at.expose_provenance() as u64
+    to_u64(at.expose_provenance())
 }
 
 /// The address that a handle was made of.
 fn pointer<T>(handle: u64) -> *const T {
-    std::ptr::with_exposed_provenance(usize::try_from(handle).expect("an address"))
+    std::ptr::with_exposed_provenance(to_usize(handle))
 }
 
 /// Live things by number. Numbers are never used twice.

@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use wholemem_os::SharedSlice;
+use wholemem_os::width::to_usize;
 
 use crate::backend::Held;
 use crate::raw::Address;
@@ -27,7 +28,7 @@ pub(super) fn within(
     at: Address,
     len: usize,
 ) -> Option<NonNull<u8>> {
-    let offset = usize::try_from(at.0.checked_sub(begin.0)?).ok()?;
+    let offset = to_usize(at.0.checked_sub(begin.0)?);
     // SAFETY: not beyond the end of what the pointer is of.
     (offset.checked_add(len)? <= all).then(|| unsafe { pointer.add(offset) })
 }

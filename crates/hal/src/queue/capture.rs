@@ -69,7 +69,8 @@ impl EndCapture<'_> {
         let (operands, raw) = {
             // Under the lock, so that nothing is recorded once the operands have been taken.
             let mut state = stream.core.state();
-            let operands = state.capture.take().unwrap_or_default();
+            let operands =
+                state.capture.take().expect("this value ends the capture, and there is one for each");
             // SAFETY: the stream is live and being captured: this value was made when the capture began, and ends it
             // once.
             (operands, unsafe { backend.queue().end_capture(stream.core.raw) })

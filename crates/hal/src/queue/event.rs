@@ -116,7 +116,7 @@ impl Event {
         if done { Ok(()) } else { Err(Error::TimedOut { attempt: Attempt::AwaitEvent }) }
     }
 
-    /// The time from `self` to `end`, both [timed](EventKind::Timed) and reached.
+    /// The time from `self` to `end`, both [timed](EventKind::Timed) and reached; zero if `end` was reached first.
     ///
     /// # Errors
     /// [`Error::WrongBackend`]; [`Error::NotReached`]; [`Error::Unsupported`] for events of another kind;

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use wholemem_os::PrivateMap;
+use wholemem_os::width::{to_u64, to_usize};
 
 use crate::{
     AllocationSpec, BackendKind, Capability, Cause, DeviceId, DeviceInfo, Grant, Granularity, HandleKind,
@@ -24,20 +25,19 @@ impl Address {
     /// The address of host memory, through which it can be reached again.
     #[must_use]
     pub fn of_host<T>(at: *const T) -> Self {
-        Self(at.expose_provenance() as u64)
+        Self(to_u64(at.expose_provenance()))
     }
 
     /// The processor's pointer for it, where the processor's addresses are meant; `None` for null.
     #[must_use]
     pub fn to_host(self) -> Option<NonNull<u8>> {
-        let number = usize::try_from(self.0).ok()?;
-        NonNull::new(std::ptr::with_exposed_provenance_mut(number))
+        NonNull::new(std::ptr::with_exposed_provenance_mut(to_usize(self.0)))
     }
 
     /// The address `offset` bytes further on.
     #[must_use]
     pub fn after(self, offset: usize) -> Self {
-        Self(self.0 + offset as u64)
+        Self(self.0 + to_u64(offset))
     }
 }
 

@@ -223,6 +223,25 @@ fn a_kernel_that_is_newer_than_the_driver() {
 }
 
 #[test]
+fn numbers_beyond_an_int_are_invalid_values() {
+    over_fake(test_name!(), &[], || {
+        let backend = cuda::backend().unwrap();
+        let device = backend.device(0).unwrap();
+        let node = AllocationSpec { node: Some(1 << 31), ..AllocationSpec::new(&device, STEP) };
+        let error = Allocation::create(&backend, &node).unwrap_err();
+        assert_eq!(error, Error::Failed { attempt: Attempt::Inspect, cause: driver_said("cuMemCreate", 1) });
+
+        // SAFETY: nothing is launched from it.
+        let module =
+            unsafe { Module::load(&device, &KernelImage { ptx: Some(cuda::TESTING_PTX), host: &[] }) };
+        let function = module.unwrap().function("wait_then_set").unwrap();
+        let error = function.occupancy(1 << 31, 0).unwrap_err();
+        let cause = driver_said("cuOccupancyMaxActiveBlocksPerMultiprocessor", 1);
+        assert_eq!(error, Error::Failed { attempt: Attempt::Launch { name: "wait_then_set" }, cause });
+    });
+}
+
+#[test]
 fn handles_of_a_fabric_that_is_not_there() {
     over_fake(test_name!(), &[], || {
         let backend = cuda::backend().unwrap();

@@ -208,7 +208,7 @@ impl PacketSocket {
     /// Reads a socket option that is made of `N` ints.
     fn option<const N: usize>(&self, name: c_int) -> Result<[c_int; N]> {
         let mut value = [0; N];
-        let mut len = libc::socklen_t::try_from(size_of::<[c_int; N]>()).unwrap_or(0);
+        let mut len = libc::socklen_t::try_from(size_of::<[c_int; N]>()).expect("a few ints");
         let expected = len;
         call_libc("getsockopt", || {
             let (to, fd) = (value.as_mut_ptr().cast(), self.0.as_raw_fd());

@@ -6,9 +6,10 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::wire::{
-    Answer, Batch, HEADER, KEY, broken, decode_answer, decode_batch, encode_answer, encode_batch, wide,
+    Answer, Batch, HEADER, KEY, broken, decode_answer, decode_batch, encode_answer, encode_batch,
 };
 use super::{MAX_FDS, PacketSocket};
+use crate::width::{to_u64, to_usize};
 use crate::{Deadline, Error, Result};
 
 impl PacketSocket {
@@ -46,8 +47,8 @@ impl PacketSocket {
         loop {
             let part = &fds[taken..fds.len().min(taken + MAX_FDS)];
             let batch = Batch {
-                total: wide(fds.len()),
-                first: wide(taken),
+                total: to_u64(fds.len()),
+                first: to_u64(taken),
                 keys: part.iter().map(|(key, _)| *key).collect(),
             };
             let descriptors: Vec<BorrowedFd<'_>> = part.iter().map(|(_, fd)| *fd).collect();
@@ -57,14 +58,14 @@ impl PacketSocket {
             let len = self.recv(&mut reply, deadline)?;
             taken += part.len();
             match decode_answer(&reply[..len])? {
-                Answer::Taken(count) if count == wide(taken) => {}
+                Answer::Taken(count) if count == to_u64(taken) => {}
                 Answer::Taken(_) => {
                     return broken("the answer to a batch counts other descriptors than were sent");
                 }
                 Answer::TooMany(limit) => {
-                    return Err(Error::TransferTooLarge { count: fds.len(), limit: narrow(limit) });
+                    return Err(Error::TransferTooLarge { count: fds.len(), limit: to_usize(limit) });
                 }
-                Answer::Lost(room) => return Err(Error::FdsTruncated { room: narrow(room) }),
+                Answer::Lost(room) => return Err(Error::FdsTruncated { room: to_usize(room) }),
             }
             if taken == fds.len() {
                 return Ok(());
@@ -88,32 +89,27 @@ impl PacketSocket {
             let room = MAX_FDS.min(limit - taken.len());
             let received = self.receive(&mut packet, room, deadline)?;
             let batch = decode_batch(&packet[..received.len])?;
-            if *total.get_or_insert(batch.total) != batch.total || batch.first != wide(taken.len()) {
+            if *total.get_or_insert(batch.total) != batch.total || batch.first != to_u64(taken.len()) {
                 return broken("a batch does not follow the one before it");
             }
-            if batch.total > wide(limit) {
-                self.send(&encode_answer(Answer::TooMany(wide(limit))), &[], deadline)?;
-                return Err(Error::TransferTooLarge { count: narrow(batch.total), limit });
+            if batch.total > to_u64(limit) {
+                self.send(&encode_answer(Answer::TooMany(to_u64(limit))), &[], deadline)?;
+                return Err(Error::TransferTooLarge { count: to_usize(batch.total), limit });
             }
             if received.lost {
-                self.send(&encode_answer(Answer::Lost(wide(batch.keys.len()))), &[], deadline)?;
+                self.send(&encode_answer(Answer::Lost(to_u64(batch.keys.len()))), &[], deadline)?;
                 return Err(Error::FdsTruncated { room: batch.keys.len() });
             }
             if received.fds.len() != batch.keys.len() {
                 return broken("a batch has another number of descriptors than of keys");
             }
             taken.extend(batch.keys.into_iter().zip(received.fds));
-            self.send(&encode_answer(Answer::Taken(wide(taken.len()))), &[], deadline)?;
-            if wide(taken.len()) == batch.total {
+            self.send(&encode_answer(Answer::Taken(to_u64(taken.len()))), &[], deadline)?;
+            if to_u64(taken.len()) == batch.total {
                 return Ok(taken);
             }
         }
     }
-}
-
-/// For numbers of the peer's that only go into an error.
-fn narrow(count: u64) -> usize {
-    usize::try_from(count).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
@@ -149,7 +145,7 @@ mod tests {
     }
 
     fn tagged(fd: BorrowedFd<'_>, count: usize) -> Vec<(u64, BorrowedFd<'_>)> {
-        (0..count).map(|n| (wide(n) * 3, fd)).collect()
+        (0..count).map(|n| (to_u64(n) * 3, fd)).collect()
     }
 
     /// Runs both ends, and gives the sender's outcome with the receiver's keys.

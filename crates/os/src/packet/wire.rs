@@ -11,6 +11,7 @@
 //! ```
 
 use super::MAX_FDS;
+use crate::width::to_u64;
 use crate::{Error, Result};
 
 const MAGIC: [u8; 4] = *b"wmfd";
@@ -71,8 +72,7 @@ fn decode_header(bytes: &[u8], kind: u8) -> Result<(u16, u64, u64, &[u8])> {
 }
 
 pub(super) fn encode_batch(batch: &Batch) -> Vec<u8> {
-    // A batch is made of at most `MAX_FDS` keys.
-    let count = u16::try_from(batch.keys.len()).unwrap_or(u16::MAX);
+    let count = u16::try_from(batch.keys.len()).expect("a batch has at most `MAX_FDS` keys");
     let mut bytes = encode_header(BATCH, count, batch.total, batch.first).to_vec();
     bytes.extend(batch.keys.iter().flat_map(|key| key.to_le_bytes()));
     bytes
@@ -90,7 +90,7 @@ pub(super) fn decode_batch(bytes: &[u8]) -> Result<Batch> {
     if keys.len() != count {
         return broken("a batch has another number of keys than it says");
     }
-    if first.checked_add(wide(count)).is_none_or(|end| end > total) {
+    if first.checked_add(to_u64(count)).is_none_or(|end| end > total) {
         return broken("a batch goes beyond its transfer");
     }
     // Otherwise a peer could keep us receiving for ever.
@@ -122,10 +122,6 @@ pub(super) fn decode_answer(bytes: &[u8]) -> Result<Answer> {
 
 pub(super) fn broken<T>(what: &'static str) -> Result<T> {
     Err(Error::Protocol { what })
-}
-
-pub(super) fn wide(count: usize) -> u64 {
-    count as u64
 }
 
 #[cfg(test)]
@@ -176,7 +172,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_batch_survives_the_wire(keys in vec(any::<u64>(), 1..=MAX_FDS), first in 0..1_u64 << 60, more: u32) {
-            let batch = Batch { total: first + wide(keys.len()) + u64::from(more), first, keys };
+            let batch = Batch { total: first + to_u64(keys.len()) + u64::from(more), first, keys };
             prop_assert_eq!(decode_batch(&encode_batch(&batch)), Ok(batch));
         }
 

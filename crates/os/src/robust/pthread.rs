@@ -43,7 +43,8 @@ pub(super) fn pthread(name: &'static str, run: impl FnOnce() -> c_int) -> Result
 pub(super) fn on_the_wall(left: Duration) -> libc::timespec {
     // To wait for nothing is to wait for a time that is past whatever anybody does to the clock.
     let now = if left.is_zero() { Timespec::default() } else { clock_gettime(ClockId::Realtime) };
-    let then = Timespec::try_from(left).ok().and_then(|left| now.checked_add(left)).unwrap_or(now);
+    let then = Timespec::try_from(left).ok().and_then(|left| now.checked_add(left));
+    let then = then.expect("a wait is cut into slices, and the clock counts many years on");
     libc::timespec { tv_sec: then.tv_sec, tv_nsec: then.tv_nsec }
 }
 
