@@ -97,7 +97,8 @@ fn experiment(device: &Device, tried: Capability) -> Result<()> {
             let stored = match map.bytes() {
                 // SAFETY: the memory was made for this, and holds nothing.
                 Ok(bytes) => unsafe { vm::try_store(bytes.as_ptr()) },
-                // SAFETY: as above; the driver refuses it, or does it.
+                // SAFETY: the memory was made for this and holds nothing, so a fill that the driver does not refuse
+                // does no harm.
                 Err(_) => unsafe { device.stream()?.fill_unchecked(&map.all(), 1) }.is_ok(),
             };
             expect(!stored, "a store into a read-only map went through")
@@ -214,7 +215,7 @@ fn kernels(device: &Device, _granule: usize) -> Result<()> {
     // SAFETY: the one function takes nothing and does nothing.
     let function = unsafe { Module::load(device, &PROBE) }?.function("probe")?;
     let stream = device.stream()?;
-    // SAFETY: as above.
+    // SAFETY: the function is the one of `PROBE`, which takes no arguments and touches no memory.
     unsafe { stream.launch(&function, &LaunchShape::line(1, 1), &Args::new(), &[]) }?;
     stream.synchronize(Deadline::NEVER)
 }

@@ -297,7 +297,7 @@ fn a_forked_child_can_neither_use_nor_harm_what_it_inherited() {
             // SAFETY: the kernel takes nothing and does nothing.
             let launched = unsafe { stream.launch(&function, &shape, &none, &[]) };
             assert_eq!(launched.unwrap_err(), forked(launch()));
-            // SAFETY: as above.
+            // SAFETY: the image's one kernel takes nothing and does nothing.
             let loaded = unsafe { Module::load(&device, &NOTHING) };
             assert_eq!(loaded.unwrap_err(), forked(Attempt::LoadModule { device: label }));
             assert_eq!(inherited_reservation.free().unwrap_err(), forked(Attempt::Free));

@@ -23,7 +23,7 @@ fn a_kernel_that_panics_late_has_run() {
     let stream = device.stream().unwrap();
     // SAFETY: the kernel takes nothing and touches nothing.
     let bad = unsafe { Module::load(&device, &BAD) }.unwrap().function("bad").unwrap();
-    // SAFETY: as above.
+    // SAFETY: the kernel takes no arguments and touches nothing before it panics.
     unsafe { stream.launch(&bad, &LaunchShape::line(1, 1), &Args::new(), &[]) }.unwrap();
     assert!(panics(|| stream.synchronize(Deadline::NEVER)));
     assert_eq!(stream.synchronize(Deadline::NEVER), Ok(()));
@@ -44,7 +44,7 @@ fn a_kernel_that_panics_during_a_drop_takes_no_memory_from_the_work_of_others() 
                 let map = device.allocate(64 << 10).unwrap().map(Rights::ReadWrite).unwrap();
                 (0..8).for_each(|value| stream.fill(&map.all(), value).unwrap());
             }
-            // SAFETY: as above.
+            // SAFETY: the kernel takes no arguments and touches nothing before it panics.
             unsafe { bomb.launch(&bad, &LaunchShape::line(1, 1), &Args::new(), &[]) }.unwrap();
             let looks: Vec<_> = (0..200).map(|_| panics(|| backend.collect())).collect();
             assert_eq!(looks.iter().filter(|&&panicked| panicked).count(), 1, "seed {seed}");

@@ -39,7 +39,8 @@ pub(crate) fn fill(file: BorrowedFd<'_>, len: usize) -> Result<()> {
         // SAFETY: the range is the reservation made in the line above; nobody but this process has the file, and it does
         // not shrink it while it is mapped.
         unsafe { vm::map_at(at, len, file, Protection::ReadWrite) }?;
-        // SAFETY: as above. Where the kernel cannot, a child that is forked meanwhile has to end first.
+        // SAFETY: the range is a map of this function's, which no child uses. Where the kernel cannot, a child that is
+        // forked meanwhile has to end first.
         let _ = unsafe { vm::set_inherited(at, len, false) };
         Ok(())
     });

@@ -283,7 +283,7 @@ pub struct SharedMap {
 
 // SAFETY: the map is reached through `SharedSlice` only, whose accesses are made for memory that others write.
 unsafe impl Send for SharedMap {}
-// SAFETY: as above.
+// SAFETY: a shared reference reaches the map through `SharedSlice` only, whose accesses allow concurrent writers.
 unsafe impl Sync for SharedMap {}
 
 impl SharedMap {
@@ -461,13 +461,13 @@ mod tests {
         let len = 2 * LARGE_PAGE + page_size();
         let memory = Memfd::create("test", len).unwrap();
         let at = reserve(len, LARGE_PAGE, None).unwrap();
-        // SAFETY: the reservation above.
+        // SAFETY: the range is this test's reservation, which nothing uses, and a `Memfd` cannot shrink.
         unsafe { map_at(at, len, memory.as_fd(), Protection::ReadWrite) }.unwrap();
         // SAFETY: mapped with both rights until the release below.
         let bytes = unsafe { SharedSlice::new(at, len, true) };
         bytes.write_at(LARGE_PAGE - 2, b"over").unwrap();
         bytes.write_at(len - 1, b"x").unwrap();
-        // SAFETY: as above.
+        // SAFETY: the range is this test's map, and stays one until the release below.
         match unsafe { enlarge_pages(at, len) } {
             Ok(()) => assert!(crate::numa::node_of_page(at).unwrap().is_some(), "populated too"),
             // An older kernel, or no large page to be had now.
@@ -496,10 +496,10 @@ mod tests {
         for round in 0..3_u8 {
             // SAFETY: `place` is ours and unused.
             unsafe { map_at(place, page, memory.as_fd(), Protection::None) }.unwrap();
-            // SAFETY: as above.
+            // SAFETY: `place` was mapped by this test a moment ago, and no reference to its bytes exists.
             unsafe { protect(place, page, Protection::ReadWrite) }.unwrap();
             assert_eq!(crate::numa::node_of_page(place), Ok(None), "no page is entered yet");
-            // SAFETY: as above; the map has both rights.
+            // SAFETY: `place` is mapped with both rights, so it can be read.
             unsafe { populate(place, page) }.unwrap();
             assert!(crate::numa::node_of_page(place).unwrap().is_some(), "the page is entered, untouched");
             // SAFETY: mapped with both rights until `unmap_at` below.

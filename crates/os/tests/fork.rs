@@ -18,7 +18,7 @@ impl Child {
         // SAFETY: the child only waits for a signal, which takes no lock and allocates nothing.
         match unsafe { libc::fork() } {
             0 => loop {
-                // SAFETY: as above.
+                // SAFETY: `pause` takes no lock and allocates nothing, as a child of a process with threads must.
                 unsafe { libc::pause() };
             },
             child => Self(child),
@@ -31,7 +31,7 @@ impl Drop for Child {
         assert!(self.0 > 0, "the process can fork");
         // SAFETY: the child is ours, and not waited for yet.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
-        // SAFETY: as above; nobody asks how it ended.
+        // SAFETY: the child is ours, and not waited for yet; a null pointer asks for no status.
         unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
     }
 }

@@ -27,9 +27,11 @@ impl FakeDriver {
         let library = unsafe { Library::new("libcuda.so.1") }.expect("a driver is loaded");
         // SAFETY: the symbol has this type in the crate of the fake driver, from where its name comes.
         let arm = *unsafe { library.get(ARM.as_bytes()) }.expect("the fake driver");
-        // SAFETY: as above.
+        // SAFETY: the symbol has the type of the field `fired` in the crate of the fake driver, from where its name
+        // comes.
         let fired = *unsafe { library.get(FIRED.as_bytes()) }.expect("the fake driver");
-        // SAFETY: as above.
+        // SAFETY: the symbol has the type of the field `holdings` in the crate of the fake driver, from where its name
+        // comes.
         let holdings = *unsafe { library.get(HOLDINGS.as_bytes()) }.expect("the fake driver");
         // The functions are used for as long as the process lives.
         std::mem::forget(library);

@@ -159,7 +159,8 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: a call that is not refused is passed to a queue that keeps the contract; a refused call changes nothing, as
+// `end_capture` undoes what it did.
 unsafe impl<Q: RawQueue> RawQueue for FaultQueue<Q> {
     fn runs_inline(&self) -> bool {
         self.inner.runs_inline()

@@ -80,33 +80,43 @@ unsafe impl Send for HostAddress {}
 unsafe impl Sync for HostAddress {}
 
 impl Teardown {
+    /// Makes the call.
+    ///
+    /// A teardown is made with the handle or range that it gives back, it is dropped once it has succeeded, and no
+    /// other code gives the same back: so each is given back once. The caller checks that this is no forked child.
     pub(crate) fn run(&self, backend: &Backend) -> Result<(), Cause> {
         let (memory, queue) = (backend.memory(), backend.queue());
-        // SAFETY: (all arms) the handle is live and used by nobody: it was its owner's, the owner is gone, and a
-        // teardown that succeeded is dropped, so it runs successfully once. The process is not a forked child:
-        // `give_back` and `collect` checked.
         match *self {
-            // SAFETY: as above.
+            // SAFETY: only this teardown releases the allocation; its maps hold it, so none is left; no forked child.
             Self::Release(allocation) => unsafe { memory.release(allocation) },
-            // SAFETY: as above; maps hold their reservation, so none is left in it.
+            // SAFETY: only this teardown frees the range; maps hold their reservation, so none is left in it; no forked
+            // child.
             Self::Free { at, len } => unsafe { memory.free(at, len) },
-            // SAFETY: as above; streams hold the maps they use until the work is done.
+            // SAFETY: the range was mapped in one piece, and only this teardown unmaps it; streams hold the maps they use
+            // until the work is done; no forked child.
             Self::Unmap { at, len, .. } => unsafe { memory.unmap(at, len) },
-            // SAFETY: as above; streams hold what they use until the work is done.
+            // SAFETY: the range was pinned in one piece, and only this teardown unpins it; streams hold the buffers they
+            // use until the work is done; no forked child.
             Self::Unpin { at, len } => unsafe { memory.unpin(at, len) },
-            // SAFETY: as above; streams hold what they use until the work is done.
+            // SAFETY: the buffer was created on the device, and only this teardown frees it; streams hold the buffers they
+            // use until the work is done; no forked child.
             Self::FreePlain { device, at } => unsafe { memory.free_plain(device, at) },
-            // SAFETY: as above; streams hold what they use until the work is done.
+            // SAFETY: the buffer was opened on the device, and only this teardown closes it; streams hold the buffers they
+            // use until the work is done; no forked child.
             Self::ClosePlain { device, at } => unsafe { memory.close_plain(device, at) },
-            // SAFETY: as above; the map is held until this has succeeded.
+            // SAFETY: the range was registered in one piece, only this teardown unregisters it, and `_map` keeps it mapped
+            // until then; streams hold the registrations they use until the work is done; no forked child.
             Self::Unregister { at, len, .. } => unsafe { memory.unregister(at.0, len) },
-            // SAFETY: as above.
+            // SAFETY: the stream is live, and only this teardown destroys it; work on it runs to its end; no forked child.
             Self::DestroyStream(stream) => unsafe { queue.destroy_stream(stream) },
-            // SAFETY: as above.
+            // SAFETY: the event is live, and only this teardown destroys it; streams hold the events they wait for until
+            // the work is done; no forked child.
             Self::DestroyEvent(event) => unsafe { queue.destroy_event(event) },
-            // SAFETY: as above; a launched graph is held by its stream until it is done.
+            // SAFETY: the graph is live, and only this teardown destroys it; a stream holds a launched graph until it is
+            // done; no forked child.
             Self::DestroyGraph(graph) => unsafe { queue.destroy_graph(graph) },
-            // SAFETY: as above; a launched function is held by its stream until it is done.
+            // SAFETY: the module is live, and only this teardown unloads it; a stream holds a launched function's module
+            // until it is done; no forked child.
             Self::UnloadModule(module) => unsafe { queue.unload_module(module) },
         }
     }

@@ -160,13 +160,13 @@ impl RawCuda {
         let [start, end] = events;
         let mut best = f32::INFINITY;
         for _ in 0..times {
-            // SAFETY: events and stream are ours; the ranges are the caller's, mapped and held.
+            // SAFETY: the event and the stream are ours and live.
             unsafe { (driver.cuEventRecord)(start, self.stream) }.ok("cuEventRecord")?;
-            // SAFETY: as above.
+            // SAFETY: the caller's spans hold both ranges, which are mapped and `len` bytes long; the stream is ours and live.
             unsafe { (driver.cuMemcpyAsync)(to, from, len, self.stream) }.ok("cuMemcpyAsync")?;
-            // SAFETY: as above.
+            // SAFETY: the event and the stream are ours and live.
             unsafe { (driver.cuEventRecord)(end, self.stream) }.ok("cuEventRecord")?;
-            // SAFETY: as above.
+            // SAFETY: the stream is ours and live.
             unsafe { (driver.cuStreamSynchronize)(self.stream) }.ok("cuStreamSynchronize")?;
             let mut milliseconds = 0.0;
             // SAFETY: both events were reached.

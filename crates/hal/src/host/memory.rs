@@ -215,7 +215,7 @@ unsafe impl RawMemory for HostMemory {
         let at = vm::reserve(len, vm::page_size(), None)?;
         // SAFETY: the range was made in the line above.
         if let Err(error) = unsafe { vm::protect(at, len, Protection::ReadWrite) } {
-            // SAFETY: as above, and nobody has seen it.
+            // SAFETY: the range was reserved by this function, whose caller has not seen it.
             let _ = unsafe { vm::release(at, len) };
             return Err(error.into());
         }

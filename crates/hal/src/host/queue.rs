@@ -372,12 +372,12 @@ mod tests {
     #[test]
     fn a_record_is_asked_for_when_it_was_submitted_and_not_before() {
         let queue = HostQueue::new(Box::new(Watch));
-        // SAFETY: (all) handles are live, and there is no fork.
+        // SAFETY: the call takes no handle, and the test does not fork.
         let stream = unsafe { queue.create_stream(DeviceId(0)) }.unwrap();
-        // SAFETY: as above.
+        // SAFETY: the call takes no handle, and the test does not fork.
         let event = unsafe { queue.create_event(DeviceId(0), EventKind::Shared) }.unwrap();
         for ticket in 1..4 {
-            // SAFETY: as above.
+            // SAFETY: the event and the stream are live, since neither is destroyed, and the test does not fork.
             unsafe { queue.record(event, stream) }.unwrap();
             assert_eq!(queue.events.get(event.handle).event.asked(), ticket);
         }

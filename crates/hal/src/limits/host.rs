@@ -73,7 +73,7 @@ impl RawMap {
         let map = Self { at, len };
         // SAFETY: the range was reserved in the lines above.
         unsafe { rustix::mm::mmap(at, len, none, MapFlags::SHARED | MapFlags::FIXED, file, 0) }?;
-        // SAFETY: as above.
+        // SAFETY: the range is this map's own, which no code uses before this function returns it.
         unsafe { rustix::mm::mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE) }?;
         Ok(map)
     }
@@ -86,7 +86,7 @@ impl RawMap {
         let last = unsafe { first.add(self.len - 1) };
         // SAFETY: the map is readable as long as `self` lives.
         let first = unsafe { first.read_volatile() };
-        // SAFETY: as above.
+        // SAFETY: `last` is the last byte of the map, which is readable as long as `self` lives.
         [first, unsafe { last.read_volatile() }]
     }
 
@@ -97,7 +97,7 @@ impl RawMap {
         let end = unsafe { at.add(self.len - 1) };
         // SAFETY: the map is writable as long as `self` lives.
         unsafe { at.write_volatile(first) };
-        // SAFETY: as above.
+        // SAFETY: `end` is the last byte of the map, which is writable as long as `self` lives.
         unsafe { end.write_volatile(last) };
     }
 }

@@ -44,7 +44,8 @@ struct PinnedCore {
 
 // SAFETY: the bytes behind the pointer are reached through `SharedSlice` and by streams only.
 unsafe impl Send for PinnedCore {}
-// SAFETY: as above.
+// SAFETY: a shared reference reaches the bytes through `SharedSlice` and by streams only, which allow concurrent
+// writers.
 unsafe impl Sync for PinnedCore {}
 
 impl Addressable for PinnedCore {

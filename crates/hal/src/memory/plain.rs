@@ -74,7 +74,8 @@ impl PlainBuffer {
         // SAFETY: this is no forked child; the handle may be anything.
         let base = unsafe { backend.memory().open_plain(device.id(), handle) }.map_err(refused)?;
         let owned = Owned::new(backend, Teardown::ClosePlain { device: device.id(), at: base });
-        // SAFETY: as above; the address was given in the line before.
+        // SAFETY: this is no forked child, and `base` was opened a moment ago and is open as long as `owned` is not
+        // dropped.
         let (_, size) = unsafe { backend.memory().address_range(base) }.map_err(refused)?;
         if offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(Error::OutOfRange { offset, len, size });

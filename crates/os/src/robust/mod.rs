@@ -96,7 +96,7 @@ pub struct RobustLock {
 
 // SAFETY: a mutex is made to be used by many threads, and the keeper may be moved to them.
 unsafe impl Send for RobustLock {}
-// SAFETY: as above; all state is in the mutex and an atomic.
+// SAFETY: a mutex is made to be used by many threads at once; all other state is an atomic.
 unsafe impl Sync for RobustLock {}
 
 /// Who has a lock.
@@ -293,7 +293,7 @@ mod tests {
 
     // SAFETY: an address; the memory behind it is reached through locks only.
     unsafe impl Send for Map {}
-    // SAFETY: as above.
+    // SAFETY: a shared reference gives the address only; the memory behind it is reached through locks.
     unsafe impl Sync for Map {}
 
     impl Drop for Map {

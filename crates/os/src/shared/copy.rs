@@ -71,11 +71,11 @@ unsafe fn copy_volatile(from: *const u8, to: *mut u8, len: usize) {
         while len - at >= WORD {
             // SAFETY: `at + WORD <= len`, so this stays within the caller's range.
             let source = unsafe { from.add(at) };
-            // SAFETY: as above.
+            // SAFETY: `at + WORD <= len`, so this stays within the caller's target.
             let target = unsafe { to.add(at) };
             // SAFETY: in range, and aligned because `head` made it so.
             let word = unsafe { source.cast::<u64>().read_volatile() };
-            // SAFETY: as above, and both sides share their alignment.
+            // SAFETY: in range, and aligned because `head` aligned the source and both sides share their alignment.
             unsafe { target.cast::<u64>().write_volatile(word) };
             at += WORD;
         }

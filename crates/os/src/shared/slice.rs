@@ -22,7 +22,8 @@ pub struct SharedSlice<'a> {
 
 // SAFETY: every access is atomic or goes through a copy made for memory that others write meanwhile.
 unsafe impl Send for SharedSlice<'_> {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives the same accesses, which are atomic or copies made for memory that others write
+// meanwhile.
 unsafe impl Sync for SharedSlice<'_> {}
 
 /// Bytes of this process that nobody writes, where shared ones may stand too. They are not written through the view.

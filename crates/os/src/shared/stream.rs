@@ -51,7 +51,7 @@ unsafe fn copy_blocks(from: *const u8, to: *mut u8, len: usize, copy_block: unsa
         let at = head + block * BLOCK;
         // SAFETY: a whole block from here on lies within the range.
         let source = unsafe { from.add(at) };
-        // SAFETY: as above.
+        // SAFETY: a whole block from here on lies within the target too, which is as long as the source.
         let target = unsafe { to.add(at) };
         // SAFETY: both have a block from here on, and the target is at a line.
         unsafe { copy_block(source, target) };
@@ -59,7 +59,7 @@ unsafe fn copy_blocks(from: *const u8, to: *mut u8, len: usize, copy_block: unsa
     let done = head + blocks * BLOCK;
     // SAFETY: `done` is at most the length.
     let source = unsafe { from.add(done) };
-    // SAFETY: as above.
+    // SAFETY: `done` is at most the length of the target, which is as long as the source.
     let target = unsafe { to.add(done) };
     // Stores past the caches come in no order with others; after this they are in order again.
     // SAFETY: the instruction has no operands.
@@ -138,7 +138,8 @@ unsafe fn copy_block(from: *const u8, to: *mut u8) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx512f")]
 unsafe fn copy_block_of_lines(from: *const u8, to: *mut u8) {
-    // SAFETY: as above.
+    // SAFETY: each turn moves one line of each page, and there are as many turns as a page has lines; the caller has
+    // four pages there, the target at a multiple of 64, and a processor with AVX-512.
     unsafe {
         std::arch::asm!(
             "2:",

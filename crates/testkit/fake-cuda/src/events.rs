@@ -41,7 +41,7 @@ enum Place {
 
 // SAFETY: what the pointer points to is atomic, and stays mapped as long as this lives.
 unsafe impl Send for Place {}
-// SAFETY: as above.
+// SAFETY: a shared reference reaches atomics only, which stay mapped as long as this lives.
 unsafe impl Sync for Place {}
 
 impl Place {

@@ -40,7 +40,8 @@ impl Op {
         match self {
             // SAFETY: the ranges were checked when this was enqueued, and whoever did so keeps them until it has run.
             Self::Copy { to, from, len } => unsafe { std::ptr::copy(pointer(from), pointer(to), len) },
-            // SAFETY: as above.
+            // SAFETY: the range was checked when this was enqueued, and the code that enqueued it keeps it until it
+            // has run.
             Self::Fill { to, value, len } => unsafe { pointer(to).write_bytes(value, len) },
             Self::Run(kernel) => kernel.run(),
             Self::Record { event, turn } => event.pass(turn),

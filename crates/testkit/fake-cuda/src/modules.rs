@@ -93,7 +93,8 @@ fn load<T: Copy>(at: u64) -> T {
 }
 
 fn store<T: Copy>(at: u64, value: T) {
-    // SAFETY: as above.
+    // SAFETY: the code that launched the kernel keeps its memory, writable, until it has run; volatile, because others
+    // write it too.
     unsafe { ptr::with_exposed_provenance_mut::<T>(at as usize).write_volatile(value) };
 }
 

@@ -82,7 +82,7 @@ pub fn work(backend: &Backend) -> Result<()> {
     // SAFETY: the kernel takes nothing and does nothing.
     let function = unsafe { Module::load(&device, &IMAGE) }?.function("nothing")?;
     function.occupancy(1, 0)?;
-    // SAFETY: as above.
+    // SAFETY: the kernel takes no arguments and touches no memory.
     unsafe { stream.launch(&function, &LaunchShape::line(1, 1), &Args::new(), &[]) }?;
     stream.record(&end)?;
     let other = device.stream()?;

@@ -193,7 +193,8 @@ pub fn a_kernel_gets_its_arguments(backend: &Backend) {
     // Early, with nothing before it that it would have to wait for.
     let args = Args::new().u64(span.address()).u32(100).u32(9);
     let shape = LaunchShape::line(1, 32).early();
-    // SAFETY: as above.
+    // SAFETY: the arguments are an address, a length and a number, as the kernel takes them, and the span is held
+    // until it has run.
     unsafe { stream.launch(&function, &shape, &args, std::slice::from_ref(&span)) }.unwrap();
     drop(function);
     stream.synchronize(Deadline::NEVER).unwrap();
