@@ -131,64 +131,53 @@
 //! # Ok::<(), Error>(())
 //! ```
 //!
-//! # What is underneath
+//! # Modules
 //!
-//! | room | what it holds |
-//! |---|---|
-//! | [`Partition`], [`Placement`] | who has which rows, and where they are stored: pure plans |
-//! | [`WholeMemory`] | bytes over ranks, and how all ranks make them together |
-//! | [`WholeTensor`] | elements over ranks: views, parts, copies of rows |
-//! | [`GlobalRef`] | the address of any row, as kernels of one's own take it too |
-//! | [`ElementRef`] | the address of any element, also of views, for `PtrGen` in kernels of one's own |
-//! | [`Symmetric`], [`Window`], [`Lane`] | memory that every rank has, and the calls that ranks make together through it |
-//! | `ops` | gather and scatter: the plan, the one launch, and the fixed order by way of the owner |
-//! | `host` | the kernels as the processor runs them, and the oracle for those of GPUs |
-//! | `process_ranks` | ranks of one process, which share one mapping |
+//! A module uses those below it only.
 //!
-//! What this crate will not do: move rows between machines. Ranks of one group share memory, so they are on one.
+//! ```text
+//!   files           saves and loads tensors; reads .npy and .safetensors files
+//!   collective      Symmetric, Window, Lane: memory that every rank has, and collective calls over it
+//!   table           WholeMemory, WholeTensor, Partition, Placement: memory divided among ranks; gather and scatter
+//!   communicator    Communicator: ranks with devices; errors that are the same on all ranks
+//!   kernels         the kernels of gather and scatter, loaded on a device
+//!   cpu             all kernels as the CPU runs them, and the reference for those of GPUs
+//!   abi             GlobalRef, ElementRef, LaneRef, WindowRef, requests: what host and device code both know
+//!   error           Error, FileError
+//!   dtype           Dtype, Meaning, ReduceOp: types of elements and their arithmetic
+//! ```
+//!
+//! This crate does not move rows between nodes: the ranks of a group share memory, so they are on one node.
 
 #![deny(unsafe_code)]
 
+mod abi;
+mod collective;
 mod communicator;
+#[allow(unsafe_code, reason = "loops over memory that other ranks write too")]
+mod cpu;
 mod dtype;
-mod element;
-mod element_ref;
 mod error;
 pub mod files;
-mod global_ref;
-#[allow(unsafe_code, reason = "loops over memory that other ranks write too")]
-mod host;
-mod kind;
-mod meaning;
-mod memory;
-mod ops;
-mod partition;
-mod placement;
-mod process_ranks;
-mod reduce;
-mod symmetric;
-mod tensor;
-mod verdict;
+#[allow(unsafe_code, reason = "loading a kernel image is unsafe")]
+mod kernels;
+mod table;
 
-pub use communicator::Communicator;
-pub use dtype::{Dtype, UnknownDtype};
-pub use element_ref::ElementRef;
-pub use error::{Error, Result};
-pub use global_ref::GlobalRef;
-pub use kind::{Kind, Location};
-pub use meaning::Meaning;
-pub use memory::{MemorySpec, WholeMemory};
-pub use ops::{Dense, ElementsRequest, IndexType, Indices, OnBadIndex, Order, RowsRequest};
-pub use partition::Partition;
-pub use placement::{Extent, Placement};
 #[doc(hidden)]
-pub use reduce::combine_naive;
-pub use reduce::{ReduceOp, UnknownReduceOp};
-pub use symmetric::{
-    Algorithm, Buffer, CollectiveRequest, Lane, LaneRef, Symmetric, SymmetricSpec, Tuning, UnknownAlgorithm,
-    Window, WindowRef,
+pub use abi::Mutants;
+pub use abi::{
+    CollectiveRequest, ElementRef, ElementsRequest, GlobalRef, IndexType, LaneRef, RowsRequest, WindowRef,
 };
 #[doc(hidden)]
-pub use symmetric::{Chaos, Mutants};
-pub use tensor::{LocalRows, TensorSpec, WholeTensor};
+pub use collective::Chaos;
+pub use collective::{Algorithm, Buffer, Lane, Symmetric, SymmetricSpec, Tuning, UnknownAlgorithm, Window};
+pub use communicator::Communicator;
+#[doc(hidden)]
+pub use dtype::combine_naive;
+pub use dtype::{Dtype, Meaning, ReduceOp, UnknownDtype, UnknownReduceOp};
+pub use error::{Error, Result};
+pub use table::{
+    Dense, Extent, Indices, Kind, LocalRows, Location, MemorySpec, OnBadIndex, Order, Partition, Placement,
+    TensorSpec, WholeMemory, WholeTensor,
+};
 pub use wholemem_comm::{Bootstrap, Rank};

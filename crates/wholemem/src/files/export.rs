@@ -8,11 +8,11 @@ use std::path::Path;
 
 use wholemem_os::replace::Replacement;
 
-use super::error::{FileError, FileProblem};
 use super::npy;
 use super::parallel::{Copied, Watch, in_parallel, threads_of};
 use super::stored::Stored;
 use super::writer::{Cut, Partial, SaveSpec, ShardWriter, fresh_id};
+use super::{FileError, FileProblem};
 use crate::{Error, Result};
 
 impl Stored {

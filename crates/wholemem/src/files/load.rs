@@ -2,11 +2,11 @@
 
 use wholemem_comm::{Bootstrap, Rank};
 
-use super::error::FileError;
+use super::FileError;
 use super::identity::Identity;
 use super::parallel::{Watch, in_parallel, threads_of};
 use super::stored::{Piece, Source, Stored};
-use crate::verdict::{Hello, agree, meet};
+use crate::communicator::{Hello, agree, meet};
 use crate::{Communicator, Error, Kind, Location, Result, TensorSpec, WholeTensor};
 
 /// How a tensor is to be divided among the ranks that load it. It is the same on all of them.

@@ -15,7 +15,6 @@
 //!
 //! What it will not do: compress, or read parts of a tensor from a network.
 
-mod error;
 mod export;
 mod identity;
 mod load;
@@ -28,11 +27,12 @@ mod shard;
 mod stored;
 mod writer;
 
-pub use error::{FileError, FileProblem};
 pub use load::LoadSpec;
 pub use parallel::{Copied, Watch, unwatched};
 pub use stored::{Source, Stored};
 pub use writer::SaveSpec;
+
+pub use crate::error::{FileError, FileProblem};
 
 /// How the names of a saved tensor's files end.
 const ENDING: &str = "rows";

@@ -1,6 +1,6 @@
 //! The header of a `.npy` file: a Python dictionary of three entries, in front of the elements.
 
-use super::error::FileProblem;
+use super::FileProblem;
 use crate::{Dtype, Meaning};
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";

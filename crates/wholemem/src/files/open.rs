@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-use super::error::FileProblem;
+use super::FileProblem;
 use super::identity::FileVersion;
 use super::shard::{DIGEST, Digest, Shard};
 

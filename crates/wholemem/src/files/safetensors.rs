@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::error::FileProblem;
+use super::FileProblem;
 use crate::{Dtype, Meaning};
 
 /// The longest header that is read, as others have it.

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use wholemem_comm::Rank;
 
-use super::error::FileError;
+use super::FileError;
 use super::parallel::{Watch, in_parallel, threads_of};
 use super::writer::{Cut, Partial, SaveId, SaveSpec, ShardWriter, fresh_id};
-use crate::verdict::{Hello, agree, bytes_of, meet};
+use crate::communicator::{Hello, agree, bytes_of, meet};
 use crate::{Error, Partition, Result, WholeTensor};
 
 impl WholeTensor {

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use super::error::FileProblem;
+use super::FileProblem;
 use crate::{Dtype, Meaning};
 
 const MAGIC: &[u8; 8] = b"wholemem";

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Dir};
 use wholemem_os::Errno;
 
-use super::error::{FileError, FileProblem};
 use super::identity::{FileVersion, Identity};
 use super::open::{Found, is_at, open, open_folder, open_shard};
 use super::shard::{self, Digest, Shard};
+use super::{FileError, FileProblem};
 use super::{npy, safetensors};
 use crate::{Dtype, Meaning};
 

@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use wholemem_os::Errno;
 
-use super::error::{FileError, FileProblem};
 use super::shard::{self, DIGEST, Digest, Shard};
+use super::{FileError, FileProblem};
 use crate::{Dtype, Meaning};
 
 /// How a tensor is to be saved. It is the same on all ranks.

@@ -1,0 +1,100 @@
+//! Where things lie in the memory through which the ranks of a lane meet: the same on every rank.
+//!
+//! ```text
+//!   0          notices_at   ll_at                       staging_at                 result_at             len
+//!   [ signals ][ notices ]..[ slots: parity 0, then 1 ]..[ parity 0 ][ parity 1 ]..[ reduced tiles      ]
+//! ```
+
+use super::LaneRef;
+use crate::error::{Error, Result};
+
+/// The most blocks of a call: each has counters of its own.
+pub(crate) const BLOCKS: u32 = 128;
+
+/// The threads of a block.
+pub(crate) const THREADS: u32 = 512;
+
+/// What a signal takes for itself, so that no two of them are fought over in one cache line.
+pub(crate) const LINE: u64 = 128;
+
+/// Parts begin on pages.
+const PAGE: u64 = 4096;
+
+/// The places in a lane's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LaneLayout {
+    pub(crate) notices_at: u64,
+    pub(crate) ll_at: u64,
+    pub(crate) ll_len: u64,
+    pub(crate) staging_at: u64,
+    pub(crate) staging_len: u64,
+    pub(crate) result_at: u64,
+    /// All of it.
+    pub(crate) len: u64,
+}
+
+impl LaneLayout {
+    /// The layout for so many ranks, packets of so many bytes in all from each, and staging of so many.
+    pub(crate) fn new(ranks: u32, ll_len: usize, staging_len: usize) -> Result<Self> {
+        let plan = || {
+            let ranks = u64::from(ranks);
+            let ll_len = (ll_len as u64).checked_next_multiple_of(PAGE)?;
+            let staging_len = (staging_len as u64).max(PAGE).checked_next_multiple_of(PAGE)?;
+            let notices_at = u64::from(BLOCKS) * ranks * LINE;
+            let ll_at = (notices_at + ranks * 8).checked_next_multiple_of(PAGE)?;
+            // Two parities of a slot for each rank; half of a packet is flags.
+            let staging_at = ll_len.checked_mul(4 * ranks)?.checked_add(ll_at)?;
+            let result_at = staging_len.checked_mul(2)?.checked_add(staging_at)?;
+            let len = result_at.checked_add(staging_len)?;
+            Some(Self { notices_at, ll_at, ll_len, staging_at, staging_len, result_at, len })
+        };
+        plan().ok_or_else(|| Error::TooLong { rows: u64::from(ranks), row_len: staging_len })
+    }
+}
+
+/// How many ranks have their slots at different places of a page.
+const STAGGERED: u64 = 16;
+
+/// Where a rank of the processor has its signal and its packets, in its own memory: all ranks read them there, and of the
+/// slots that a GPU's ranks fill for each other the first of each parity is enough.
+///
+/// A load waits for an earlier store to the same place of another page, so ranks have theirs at different ones.
+pub(crate) fn slot_at(lane: &LaneRef, rank: u32, parity: u64) -> u64 {
+    lane.ll_at + parity * 2 * lane.ll_len + u64::from(rank) % STAGGERED * LINE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_of_the_processor_are_within_those_of_the_layout() {
+        for ranks in [1, 2, 9, 40] {
+            let layout = LaneLayout::new(ranks, 1, 1).unwrap();
+            let lane = LaneRef { ll_at: layout.ll_at, ll_len: layout.ll_len, ranks, ..LaneRef::default() };
+            for rank in 0..ranks {
+                let [even, odd] = [0, 1].map(|parity| slot_at(&lane, rank, parity));
+                // A signal, and as much behind it as goes in packets.
+                assert!(even >= layout.ll_at && even + 8 + layout.ll_len <= odd, "rank {rank} of {ranks}");
+                assert!(odd + 8 + layout.ll_len <= layout.staging_at, "rank {rank} of {ranks}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_follow_each_other_on_pages() {
+        let layout = LaneLayout::new(3, 5000, 100_000).unwrap();
+        let LaneLayout { notices_at, ll_at, ll_len, staging_at, staging_len, result_at, len } = layout;
+        assert_eq!((notices_at, ll_len, staging_len), (128 * 3 * 128, 8192, 102_400));
+        assert_eq!([ll_at % PAGE, staging_at % PAGE, result_at % PAGE], [0; 3]);
+        assert!(ll_at >= notices_at + 24);
+        assert_eq!(staging_at, ll_at + 2 * 3 * 2 * ll_len);
+        assert_eq!((result_at, len), (staging_at + 2 * staging_len, staging_at + 3 * staging_len));
+    }
+
+    #[test]
+    fn what_is_longer_than_numbers_is_refused() {
+        let error = Error::TooLong { rows: 2, row_len: usize::MAX };
+        assert_eq!(LaneLayout::new(2, 0, usize::MAX), Err(error));
+    }
+}

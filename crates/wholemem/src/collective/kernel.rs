@@ -1,0 +1,138 @@
+//! The kernels of collectives on one device, and the one place where they are launched.
+
+use wholemem_hal::{Args, Device, Function, KernelImage, LaunchShape, Module, Span, Stream};
+
+use wholemem_os::Deadline;
+
+use super::tuning::Algorithm;
+use crate::abi::THREADS;
+use crate::{CollectiveRequest, Result, cpu};
+
+const COLLECTIVE: KernelImage =
+    KernelImage { ptx: Some(include_str!("../../../../kernels/ptx/collective.ptx")), host: cpu::COLLECTIVES };
+
+/// The same for newer devices, where a kernel can wait for the one before it by itself.
+const COLLECTIVE_90: KernelImage =
+    KernelImage { ptx: Some(include_str!("../../../../kernels/ptx/collective.90.ptx")), ..COLLECTIVE };
+
+/// What ranks do together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Collective {
+    AllReduce,
+    AllGather,
+    Broadcast,
+    Barrier,
+}
+
+/// The kernels, loaded.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    all_reduce: [Kernel; 3],
+    all_gather: [Kernel; 2],
+    broadcast: [Kernel; 2],
+    barrier: Kernel,
+    /// Whether they wait for what is before them on their stream by themselves.
+    wait: bool,
+}
+
+/// One of them: as a device runs it, and as a thread of the processor does without a launch.
+#[derive(Debug)]
+struct Kernel {
+    function: Function,
+    here: cpu::Part,
+}
+
+impl Kernels {
+    /// Loads the kernels, or others of the same names: before anything waits, since drivers wait here for what runs.
+    pub(super) fn load(device: &Device, others: Option<&'static str>) -> Result<Self> {
+        let wait = device.info().compute >= 90;
+        let usual = if wait { COLLECTIVE_90 } else { COLLECTIVE };
+        let image = KernelImage { ptx: others.or(usual.ptx), ..usual };
+        // SAFETY: the functions of the image take a request, and are launched with one below.
+        let module = unsafe { Module::load(device, &image) }?;
+        let kernel = |name, here| Ok::<_, crate::Error>(Kernel { function: module.function(name)?, here });
+        Ok(Self {
+            all_reduce: [
+                kernel("all_reduce_ll", cpu::reduce_packets)?,
+                kernel("all_reduce_one_shot", cpu::reduce_one_shot)?,
+                kernel("all_reduce_two_shot", cpu::reduce_two_shot)?,
+            ],
+            all_gather: [kernel("all_gather_ll", cpu::gather_packets)?, kernel("all_gather", cpu::gather)?],
+            broadcast: [
+                kernel("broadcast_ll", cpu::copy_root_packets)?,
+                kernel("broadcast", cpu::copy_root)?,
+            ],
+            barrier: kernel("barrier", cpu::only_meet)?,
+            wait,
+        })
+    }
+
+    /// How many calls of a lane can be on the device at once, on each rank: where kernels wait for what is before them by
+    /// themselves, they are set up while that still runs.
+    pub(super) fn calls_at_once(&self) -> u32 {
+        if self.wait { 2 } else { 1 }
+    }
+
+    /// How many blocks of any of them run at once on the device.
+    pub(super) fn resident_blocks(&self) -> Result<u32> {
+        let all =
+            self.all_reduce.iter().chain(&self.all_gather).chain(&self.broadcast).chain([&self.barrier]);
+        let counts =
+            all.map(|kernel| kernel.function.occupancy(THREADS, 0)).collect::<Result<Vec<_>, _>>()?;
+        Ok(counts.into_iter().min().unwrap_or(0))
+    }
+
+    /// Runs each of them once, on a lane that has ended, so that they do nothing. Drivers load a kernel when it is first
+    /// launched, and wait for what runs: later, that could be a kernel which waits for this one.
+    pub(super) fn warm_up(&self, stream: &Stream, request: &CollectiveRequest, operand: &Span) -> Result<()> {
+        for algorithm in Algorithm::ALL {
+            for what in
+                [Collective::AllReduce, Collective::AllGather, Collective::Broadcast, Collective::Barrier]
+            {
+                self.launch(stream, (what, algorithm), 1, request, [operand])?;
+            }
+        }
+        Ok(stream.synchronize(Deadline::NEVER)?)
+    }
+
+    fn kernel(&self, what: Collective, algorithm: Algorithm) -> &Kernel {
+        let packets = usize::from(algorithm != Algorithm::Packets);
+        match what {
+            Collective::AllReduce => &self.all_reduce[algorithm as usize],
+            Collective::AllGather => &self.all_gather[packets],
+            Collective::Broadcast => &self.broadcast[packets],
+            Collective::Barrier => &self.barrier,
+        }
+    }
+
+    /// Does this rank's part in a call at once, if work runs inline and is not being recorded; `false` otherwise, and nothing
+    /// was done. `call` has planned it: the request is of a lane of this rank; its input and output have as many elements as
+    /// it says and the rights that it needs, and so have windows on every rank; and the caller holds all of that.
+    pub(super) fn run(
+        &self,
+        stream: &Stream,
+        (what, algorithm): (Collective, Algorithm),
+        request: &CollectiveRequest,
+    ) -> Result<bool> {
+        let kernel = self.kernel(what, algorithm);
+        // SAFETY: what the request names was checked, and is held, as said above.
+        Ok(stream.run_inline(kernel.function.name(), || unsafe { (kernel.here)(request) })?)
+    }
+
+    /// Enqueues this rank's part in a call, planned likewise: all that it touches is among the operands.
+    pub(super) fn launch<'a>(
+        &self,
+        stream: &Stream,
+        (what, algorithm): (Collective, Algorithm),
+        blocks: u32,
+        request: &CollectiveRequest,
+        operands: impl IntoIterator<Item = &'a Span, IntoIter: Clone>,
+    ) -> Result<()> {
+        let shape = LaunchShape { early: self.wait, ..LaunchShape::line(blocks, THREADS) };
+        let request = CollectiveRequest { early: u32::from(self.wait), ..*request };
+        let args = Args::new().bytes(&request.to_bytes(), align_of::<u64>());
+        let function = &self.kernel(what, algorithm).function;
+        // SAFETY: the functions take a request, and what it names was checked, and is held as said above.
+        Ok(unsafe { stream.launch(function, &shape, &args, operands) }?)
+    }
+}

@@ -1,0 +1,241 @@
+//! What the calls of one sequence need: the memory through which the ranks meet, and the words in which they fail.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use wholemem_comm::{Error as CommError, Watch};
+use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Span, Stream};
+use wholemem_os::futex;
+
+use super::kernel::Kernels;
+use super::report::Report;
+use super::space::Pieces;
+use super::tuning::{Limits, Tuning};
+use super::window::Dropped;
+use crate::abi::{
+    BLOCKS, CollectiveRequest, FIRST_COUNTER, LINE, LaneLayout, LaneRef, SPINS, TIMEOUT, slot_at,
+};
+use crate::{Communicator, Result, cpu};
+
+/// What a lane takes of a rank's own memory: its counters, and what tests want to go wrong.
+pub(super) const PRIVATE_LEN: usize = CONTROL_LEN + DEBUG_LEN;
+const CONTROL_LEN: usize = 4 << 10;
+const DEBUG_LEN: usize = 12 << 10;
+
+/// One sequence of collective calls: they run one after the other, on whatever streams they are enqueued. Calls that are
+/// to overlap take lanes of their own.
+///
+/// On devices that can, a call is set up while the one before it on its stream still runs, and lets what follows be set up
+/// likewise. Where ranks share a device, kernels of one's own that are launched so should leave room for the other ranks'
+/// calls, which they would else hold up until those give up.
+#[derive(Debug)]
+pub struct Lane {
+    pub(super) group: Communicator,
+    pub(super) kernels: Arc<Kernels>,
+    pub(super) limits: Limits,
+    pub(super) tuning: Tuning,
+    pub(super) timeout: Duration,
+    pub(super) reference: LaneRef,
+    pub(super) report: Report,
+    /// Keeps all that every call touches.
+    pub(super) operand: Span,
+    /// By which windows are told from those of other groups.
+    pub(super) dropped: Dropped,
+    /// Where kernels look for what tests want; zero, as a rule.
+    pub(super) debug: AtomicU64,
+    private: Span,
+    /// Every rank's memory of all lanes, and where this lane's begins.
+    memory: Vec<(Span, usize)>,
+    /// The stream of the last call.
+    last: Mutex<Option<Stream>>,
+    _watch: Watch,
+}
+
+/// What all lanes of a rank have in common.
+#[derive(Debug, Clone)]
+pub(super) struct Common {
+    pub(super) group: Communicator,
+    pub(super) kernels: Arc<Kernels>,
+    pub(super) limits: Limits,
+    pub(super) tuning: Tuning,
+    pub(super) timeout: Duration,
+    pub(super) layout: LaneLayout,
+    pub(super) dropped: Dropped,
+    /// Whether ranks of hosts have to share processors.
+    pub(super) share_cores: bool,
+}
+
+impl Lane {
+    /// The lane whose memory is at `offset` of every rank's, the first of which begins at `base`, with counters of its own.
+    pub(super) fn create(
+        common: &Common,
+        memory: &[Pieces],
+        (base, stride): (u64, u64),
+        offset: usize,
+        private: Span,
+    ) -> Result<Self> {
+        let Common { group, kernels, limits, tuning, timeout, layout, dropped, share_cores } = common.clone();
+        let device = group.device();
+        let report = Report::create(device, group.size())?;
+        let mut counters = vec![0_u8; CONTROL_LEN];
+        let mut set = |index: usize, value: u64| {
+            counters[index * 8..index * 8 + 8].copy_from_slice(&value.to_ne_bytes());
+        };
+        // None at all would mean no limit.
+        set(TIMEOUT, u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX).max(1));
+        set(SPINS, cpu::spins(share_cores));
+        (0..BLOCKS as usize).for_each(|block| set(FIRST_COUNTER + block, 1));
+        let reference = LaneRef {
+            base: base + offset as u64,
+            stride,
+            control: private.address(),
+            report: report.span().address(),
+            debug: 0,
+            notices_at: layout.notices_at,
+            ll_at: layout.ll_at,
+            ll_len: layout.ll_len,
+            staging_at: layout.staging_at,
+            staging_len: layout.staging_len,
+            result_at: layout.result_at,
+            rank: group.rank().0,
+            ranks: group.size(),
+            near: u32::from(limits.near),
+            spare: 0,
+        };
+        let maps: Vec<_> = memory.iter().flatten().cloned().collect();
+        let touched: Vec<_> = maps.iter().map(Mapping::all).chain([private.clone(), report.span()]).collect();
+        let operand = Span::keep(&touched)?.unwrap_or_else(|| private.clone());
+        let stream = device.stream()?;
+        // Ended, for the time in which kernels are loaded by running them.
+        stream.fill(&private, 1)?;
+        let request = CollectiveRequest { lane: reference, ..CollectiveRequest::default() };
+        kernels.warm_up(&stream, &request, &operand)?;
+        stream.write(&private.part(0, CONTROL_LEN)?, &counters)?;
+        stream.write(&private.part(CONTROL_LEN, DEBUG_LEN)?, &vec![0; DEBUG_LEN])?;
+        let memory = maps.iter().map(|map| (map.all(), offset)).collect();
+        let watch = watch(&group, report.clone(), maps, offset);
+        let (last, debug) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Self {
+            group,
+            kernels,
+            limits,
+            tuning,
+            timeout,
+            reference,
+            report,
+            operand,
+            dropped,
+            debug,
+            private,
+            memory,
+            last,
+            _watch: watch,
+        })
+    }
+
+    /// Says whether a call has failed, without waiting. Synchronize the stream first to hear of all that was enqueued.
+    ///
+    /// # Errors
+    /// [`Error::Comm`](crate::Error::Comm) with the ranks that are lost, or did not come in time. The lane does nothing more
+    /// then, and neither do graphs that use it; a new group goes on.
+    pub fn check(&self) -> Result<()> {
+        self.report.check(self.group.bootstrap(), self.timeout)
+    }
+
+    /// What kernels of one's own meet the other ranks by: the `Lane` of `barrier.cuh`.
+    #[must_use]
+    pub fn lane_ref(&self) -> LaneRef {
+        self.reference
+    }
+
+    /// Enqueues a call behind the one before it, on whichever stream that was.
+    pub(super) fn in_turn(&self, stream: &Stream, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
+        if stream.runs_inline() {
+            // Work that runs waits for its turn itself, recorded or not.
+            return enqueue();
+        }
+        let mut last = self.last();
+        // What is recorded is ordered by who launches the graph.
+        if last.as_ref() != Some(stream) && !stream.is_capturing() {
+            if let Some(before) = last.as_ref() {
+                let event = Event::create(before.device(), EventKind::Order)?;
+                before.record(&event)?;
+                stream.await_event(&event)?;
+            }
+            *last = Some(stream.clone());
+        }
+        enqueue()
+    }
+
+    /// Overwrites the counters and the wishes of tests, while no call is under way.
+    pub(super) fn preset(&self, counter: Option<u64>, debug: &[u8]) -> Result<()> {
+        let stream = self.group.device().stream()?;
+        if let Some(counter) = counter {
+            let counters = counter.to_ne_bytes().repeat(BLOCKS as usize);
+            stream.write(&self.private.part(FIRST_COUNTER * 8, counters.len())?, &counters)?;
+            self.forge(&stream, counter.wrapping_sub(1) << 16)?;
+        }
+        if !debug.is_empty() {
+            stream.write(&self.private.part(CONTROL_LEN, debug.len())?, debug)?;
+        }
+        Ok(())
+    }
+
+    /// Makes all ranks see this one as far as a flag says. Ranks of hosts use the signals of the first block alone, and
+    /// those before their own packets.
+    fn forge(&self, stream: &Stream, flag: u64) -> Result<()> {
+        let LaneRef { rank, ranks, .. } = self.reference;
+        let on_host = stream.runs_inline();
+        let blocks = if on_host { 1 } else { u64::from(BLOCKS) };
+        let set = |(memory, offset): &(Span, usize), at: u64| {
+            let at = offset + usize::try_from(at).unwrap_or(usize::MAX);
+            Ok::<_, crate::Error>(stream.write(&memory.part(at, 8)?, &flag.to_ne_bytes())?)
+        };
+        for memory in &self.memory {
+            for block in 0..blocks {
+                set(memory, (block * u64::from(ranks) + u64::from(rank)) * LINE)?;
+            }
+        }
+        if on_host {
+            for parity in 0..2 {
+                set(&self.memory[rank as usize], slot_at(&self.reference, rank, parity))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the wishes of tests are.
+    pub(super) fn debug_address(&self) -> u64 {
+        self.private.address() + CONTROL_LEN as u64
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<Stream>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells kernels to give up as soon as the group has fallen, and those of hosts also when a rank has left it: whoever has
+/// finished a call has seen that all came, so that no call waits which that rank has finished.
+fn watch(group: &Communicator, report: Report, maps: Vec<Mapping>, offset: usize) -> Watch {
+    let (own, on_host) = (group.rank(), group.device().backend().kind() == BackendKind::Host);
+    group.bootstrap().watch(move |error| {
+        // A device may not have come to what a rank has enqueued before it left: it is waited for until the time is over.
+        if !on_host && matches!(error, CommError::PeerLeft { .. } | CommError::Closed) {
+            return;
+        }
+        // Only a child of a fork has no report, and no kernels either.
+        let _ = report.abort(own, error);
+        // A thread that has looked for the order just before it came is about to sleep: it is woken until it is awake.
+        while report.is_asleep() {
+            for (rank, map) in maps.iter().enumerate() {
+                if let Ok(bytes) = map.bytes()
+                    && let Ok(word) = bytes.atomic_u32(offset + rank * usize::try_from(LINE).unwrap_or(0))
+                {
+                    let _ = futex::wake_all(word);
+                }
+            }
+            std::thread::yield_now();
+        }
+    })
+}

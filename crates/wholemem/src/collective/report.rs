@@ -1,0 +1,96 @@
+//! The words between a lane's kernels and the processor: the order to give up, and why a kernel did.
+//!
+//! ```text
+//!   [0] abort: a cause, stored by the processor     [1] whether a kernel has given up, stored last
+//!   [2] call   [3] phase   [4] cause                [5] somebody sleeps     [6..] bits of missing ranks
+//! ```
+//!
+//! A cause is what happened in its upper half, and 1 + the rank to blame in its lower one.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use wholemem_comm::{Bootstrap, Error as CommError, Rank};
+use wholemem_hal::{Attempt, Device, PinnedBuffer, Span};
+
+use crate::Result;
+use crate::abi::{ABORT, ABORTED, ASLEEP, CAUSE, GIVEN_UP, LEFT, LOST, MISSED, MISSING, cause};
+
+/// The words of one lane on one rank.
+#[derive(Debug, Clone)]
+pub(super) struct Report {
+    words: PinnedBuffer,
+    ranks: u32,
+}
+
+impl Report {
+    pub(super) fn create(device: &Device, ranks: u32) -> Result<Self> {
+        let len = (MISSING + (ranks as usize).div_ceil(64)) * 8;
+        Ok(Self { words: PinnedBuffer::create(device, len)?, ranks })
+    }
+
+    /// What kernels are given.
+    pub(super) fn span(&self) -> Span {
+        self.words.all()
+    }
+
+    /// Tells the kernels of a rank to give up.
+    pub(super) fn abort(&self, own: Rank, error: &CommError) -> Result<()> {
+        let cause = match error {
+            CommError::PeerLeft { rank } => cause(LEFT, *rank),
+            CommError::Closed => cause(LEFT, own),
+            CommError::PeerLost { rank } => cause(LOST, *rank),
+            CommError::Aborted { by } => cause(ABORTED, *by),
+            CommError::Poisoned { missing } => cause(MISSED, missing.first().copied().unwrap_or(Rank(0))),
+            _ => cause(ABORTED, Rank(0)),
+        };
+        // The first is the one that counts.
+        self.with(ABORT, |word| {
+            let _ = word.compare_exchange(0, cause, Ordering::SeqCst, Ordering::SeqCst);
+        })
+    }
+
+    /// Whether this rank's thread sleeps, or is about to.
+    pub(super) fn is_asleep(&self) -> bool {
+        self.with(ASLEEP, |word| word.load(Ordering::SeqCst)).is_ok_and(|asleep| asleep != 0)
+    }
+
+    /// Why a kernel has given up, if one has.
+    pub(super) fn check(&self, comm: &Bootstrap, timeout: Duration) -> Result<()> {
+        if self.with(GIVEN_UP, |word| word.load(Ordering::Acquire))? == 0 {
+            return Ok(());
+        }
+        let cause = self.with(CAUSE, |word| word.load(Ordering::Relaxed))?;
+        let blamed = Rank(u32::try_from(cause & 0xffff_ffff).unwrap_or(0).saturating_sub(1));
+        let error = match cause >> 32 {
+            MISSED => CommError::Timeout { missing: self.missing(blamed)?, timeout, joining: false },
+            LOST => CommError::PeerLost { rank: blamed },
+            LEFT => CommError::PeerLeft { rank: blamed },
+            _ => CommError::Aborted { by: blamed },
+        };
+        // What the communicator itself has heard of comes first: all survivors then say the same.
+        comm.check()?;
+        Err(error.into())
+    }
+
+    fn missing(&self, blamed: Rank) -> Result<Vec<Rank>> {
+        let mut missing = Vec::new();
+        for rank in 0..self.ranks {
+            let bits = self.with(MISSING + rank as usize / 64, |word| word.load(Ordering::Relaxed))?;
+            if bits >> (rank % 64) & 1 == 1 {
+                missing.push(Rank(rank));
+            }
+        }
+        Ok(if missing.is_empty() { vec![blamed] } else { missing })
+    }
+
+    fn with<T>(&self, index: usize, use_it: impl FnOnce(&AtomicU64) -> T) -> Result<T> {
+        let bytes = self.words.bytes()?;
+        // Words of memory that begins on a page.
+        let word = bytes.atomic_u64(index * 8).map_err(|cause| wholemem_hal::Error::Failed {
+            attempt: Attempt::Access { len: size_of::<u64>() },
+            cause: cause.into(),
+        })?;
+        Ok(use_it(word))
+    }
+}

@@ -1,0 +1,398 @@
+//! Addresses in which every rank's windows are side by side, and how all ranks make a window together.
+//!
+//! ```text
+//!   base            base + stride        base + 2 * stride
+//!   [ rank 0: w0 w1 | rank 1: w0 w1      | rank 2: w0 w1      ]      one reservation in each process
+//! ```
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wholemem_comm::Rank;
+use wholemem_hal::{
+    Allocation, BackendKind, Granule, HandleKind, Mapping, PlainBuffer, Reservation, Rights, Span,
+};
+
+use wholemem_os::Deadline;
+
+use super::window::{Dropped, Window, WindowCore};
+use super::window_part::{Offer, PlainOffer};
+use super::window_table::Book;
+use crate::communicator::{agree, from_text, to_text};
+use crate::{Communicator, Error, Kind, Location, MemorySpec, Result, WholeMemory, WindowRef};
+
+/// The step of strides: a pointer's upper half alone then tells the ranks apart.
+const STEP: usize = 4 << 30;
+
+/// How many granules the heap of small windows has.
+const HEAP_GRANULES: usize = 16;
+
+/// One rank's pieces of memory, one behind the other.
+pub(super) type Pieces = Vec<Mapping>;
+
+/// The addresses of one group's windows in this process.
+#[derive(Debug)]
+pub(super) struct Space {
+    group: Communicator,
+    granule: Granule,
+    stride: usize,
+    /// Shared with the other ranks of this process, which map nothing themselves.
+    reservation: Reservation,
+    book: Mutex<Book>,
+    dropped: Dropped,
+    /// Every rank's heap of small windows, from the first of them on.
+    heap: Mutex<Option<Vec<Pieces>>>,
+}
+
+impl Space {
+    /// Reserves addresses. Collective: `wanted` bytes for all ranks together, of which each gets as much.
+    pub(super) fn reserve(group: &Communicator, wanted: usize) -> Result<Self> {
+        let comm = group.bootstrap();
+        let granularity = agree(comm, group.device().granularity().map_err(Error::from))?;
+        let own = [granularity.minimum.len() as u64, group.device().info().memory_len as u64];
+        let own: Vec<u8> = own.into_iter().flat_map(u64::to_le_bytes).collect();
+        let most = |at: usize, all: &[Vec<u8>]| {
+            let words = all.iter().filter_map(|words| words.get(at * 8..at * 8 + 8)?.try_into().ok());
+            usize::try_from(words.map(u64::from_le_bytes).max().unwrap_or(0)).unwrap_or(usize::MAX)
+        };
+        let all = comm.all_gather(&own)?;
+        let granule = Granule::new(most(0, &all))?;
+        let stride = stride(group.size(), most(1, &all), wanted)?;
+        let reservation = Self::share(group, || {
+            let len = stride.saturating_mul(group.size() as usize);
+            Ok(Reservation::create_aligned(group.device().backend(), len, STEP.max(granule.len()))?)
+        })?;
+        let heap_len = HEAP_GRANULES * granule.len();
+        let book = Mutex::new(Book::new(group.size(), granule, stride, heap_len));
+        let (dropped, heap) = (Dropped::default(), Mutex::default());
+        Ok(Self { group: group.clone(), granule, stride, reservation, book, dropped, heap })
+    }
+
+    /// What one rank of each process makes for all of them. Collective.
+    fn share<T: Clone + Send + 'static>(group: &Communicator, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        let (process_ranks, rank) = (group.process_ranks(), group.rank());
+        let sharing = process_ranks.ranks_on_backend(rank);
+        let leader = sharing.first().copied().unwrap_or(rank);
+        let mut made = Ok(None);
+        if leader == rank {
+            made = make().map(Some);
+            if let Ok(Some(made)) = &made {
+                sharing.iter().skip(1).for_each(|other| process_ranks.put(rank, *other, made.clone()));
+            }
+        }
+        let agreed = agree(group.bootstrap(), made);
+        if leader == rank && agreed.is_err() {
+            // Those for whom it was left may not come any more.
+            sharing.iter().skip(1).for_each(|other| drop(process_ranks.take::<T>(rank, *other)));
+        }
+        let made = agreed?;
+        // A rank of another backend in the same process is no relative.
+        let left = || process_ranks.take(leader, rank);
+        made.or_else(left).ok_or(Error::Differs { rank: leader })
+    }
+
+    /// Makes a window of `len` bytes on this rank. Collective; the lengths may differ.
+    pub(super) fn allocate(&self, len: usize) -> Result<Window> {
+        let offers = self.meet_with(Ok(Offer::new(self.granule, len)))?;
+        let most = offers.iter().map(|offer| offer.len).max().unwrap_or(0);
+        if most == 0 {
+            return Err(Error::EmptyWindow);
+        }
+        if self.book().is_small(most) {
+            return self.carve(&offers, most);
+        }
+        self.make(&offers, || self.fresh(&offers))
+    }
+
+    /// Makes a window of `len` bytes of the machine's memory on this rank. Collective; the lengths may differ.
+    pub(super) fn allocate_on_host(&self, len: usize) -> Result<Window> {
+        if self.group.device().backend().kind() == BackendKind::Host {
+            return self.allocate(len);
+        }
+        let lens: Vec<_> = self.meet_with(Ok(Offer { len, ..Offer::default() }))?;
+        let lens: Vec<_> = lens.iter().map(|offer| offer.len as u64).collect();
+        let all = lens.iter().fold(0, |sum: u64, len| sum.saturating_add(*len));
+        if all == 0 {
+            return Err(Error::EmptyWindow);
+        }
+        let (kind, location) = (Kind::Chunked, Location::Host);
+        let spec = MemorySpec { kind, location, rows_of_each: Some(lens), ..MemorySpec::new(all, 1) };
+        let memory = WholeMemory::create(&self.group, &spec)?;
+        let part = |rank| {
+            let Range { start, end } = memory.partition().range(rank);
+            let place = |byte| usize::try_from(byte).unwrap_or(usize::MAX);
+            (start < end).then(|| memory.span(place(start), place(end - start))).transpose()
+        };
+        let spans = (0..self.group.size()).map(Rank).map(part).collect::<Result<Vec<_>>>();
+        let spans = agree(self.group.bootstrap(), spans)?;
+        let (id, _) = self.book().enter_own(0)?;
+        self.scattered(id, spans).inspect_err(|_| self.book().strike(id))
+    }
+
+    /// Makes a window of memory that is there. Collective.
+    pub(super) fn register(&self, offer: Result<(Offer, Vec<Allocation>)>) -> Result<Window> {
+        let (offer, pieces) = match offer {
+            Ok((offer, pieces)) => (Ok(offer), pieces),
+            Err(error) => (Err(error), Vec::new()),
+        };
+        let offers = self.meet_with(offer)?;
+        if offers.iter().all(|offer| offer.len == 0) {
+            return Err(Error::EmptyWindow);
+        }
+        self.make(&offers, || Ok(pieces))
+    }
+
+    /// Makes a window of buffers of the driver's older kind. Collective.
+    pub(super) fn register_plain(&self, buffer: &PlainBuffer) -> Result<Window> {
+        let (process_ranks, rank) = (self.group.process_ranks(), self.group.rank());
+        // A process cannot open a handle of its own: its ranks take each other's buffers as they are.
+        let relatives: Vec<_> =
+            process_ranks.ranks_on_backend(rank).into_iter().filter(|other| *other != rank).collect();
+        relatives.iter().for_each(|other| process_ranks.put(rank, *other, buffer.clone()));
+        let met = self.meet(PlainOffer::of(buffer).map(|offer| offer.to_bytes()));
+        let left: BTreeMap<_, _> = relatives
+            .iter()
+            .filter_map(|other| Some((*other, process_ranks.take::<PlainBuffer>(*other, rank)?)))
+            .collect();
+        let decode = |(rank, bytes): (Rank, &Vec<u8>)| PlainOffer::from_bytes(rank, bytes);
+        let offers = (0..).map(Rank).zip(&met?).map(decode).collect::<Result<Vec<_>>>()?;
+        let open = |(peer, offer): (Rank, &PlainOffer)| match left.get(&peer) {
+            _ if peer == rank => Ok(Some(buffer.all())),
+            Some(left) => Ok(Some(left.all())),
+            None => Ok(Some(offer.open(self.group.device())?.all())),
+        };
+        let spans = (0..).map(Rank).zip(&offers).map(open).collect::<Result<Vec<_>>>();
+        let spans = agree(self.group.bootstrap(), spans)?;
+        let (id, _) = self.book().enter_own(0)?;
+        self.scattered(id, spans).inspect_err(|_| self.book().strike(id))
+    }
+
+    /// New memory for this rank's part, zero.
+    fn fresh(&self, offers: &[Offer]) -> Result<Vec<Allocation>> {
+        let own = offers.get(self.group.rank().index()).map_or(0, Offer::address_len);
+        if own == 0 {
+            return Ok(Vec::new());
+        }
+        Ok(vec![self.group.device().allocate(own)?])
+    }
+
+    /// The memory of lanes, `len` bytes on each rank: where rank 0's begins, and how far apart they are. Collective.
+    ///
+    /// It is zeroed before any other rank gets it: one that did so later would wipe out what others have already said.
+    pub(super) fn make_zeroed(&self, len: usize) -> Result<(Vec<Pieces>, u64, u64)> {
+        let offers = vec![Offer::new(self.granule, len); self.group.size() as usize];
+        let (_, offset) = self.book().enter_own(len)?;
+        let pieces = self.exchange(&offers, offset, || {
+            let memory = self.fresh(&offers)?;
+            let stream = self.group.device().stream()?;
+            for piece in &memory {
+                stream.fill(&piece.map(Rights::ReadWrite)?.all(), 0)?;
+            }
+            stream.synchronize(Deadline::NEVER)?;
+            Ok(memory)
+        })?;
+        Ok((pieces, self.reservation.address() + offset as u64, self.stride as u64))
+    }
+
+    fn meet_with(&self, own: Result<Offer>) -> Result<Vec<Offer>> {
+        let offers = self.meet(own.map(|offer| offer.to_bytes()))?;
+        (0..).map(Rank).zip(&offers).map(|(rank, bytes)| Offer::from_bytes(rank, bytes)).collect()
+    }
+
+    /// Compares notes with all ranks: what each brings along, and what each has dropped.
+    fn meet(&self, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+        const FINE: u8 = 0;
+        const FAILED: u8 = 1;
+        let dropped = std::mem::take(&mut *lock(&self.dropped));
+        let ids: Vec<u8> = dropped.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let ids = [&(dropped.len() as u64).to_le_bytes()[..], &ids].concat();
+        let hello = match &own {
+            Ok(offer) => [&[FINE][..], &ids, offer].concat(),
+            Err(error) => [&[FAILED][..], &ids, to_text(error).as_bytes()].concat(),
+        };
+        let mut offers = Vec::new();
+        let mut failed = None;
+        for (rank, hello) in (0..).map(Rank).zip(self.group.bootstrap().all_gather(&hello)?) {
+            let (outcome, rest) = hello.split_first().unwrap_or((&FAILED, &[]));
+            let (count, rest) = rest.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+            let len = usize::try_from(u64::from_le_bytes(*count)).unwrap_or(usize::MAX).saturating_mul(8);
+            let (ids, rest) = rest.split_at_checked(len).unwrap_or_default();
+            let mut book = self.book();
+            for id in ids.chunks_exact(8) {
+                book.hear_dropped(id.try_into().map_or(u64::MAX, u64::from_le_bytes));
+            }
+            if *outcome == FINE {
+                offers.push(rest.to_vec());
+            } else {
+                failed.get_or_insert_with(|| from_text(rank, &String::from_utf8_lossy(rest)));
+            }
+        }
+        match (own, failed) {
+            (Err(error), _) if self.group.size() == 1 => Err(error),
+            (_, Some(error)) => Err(error),
+            _ => Ok(offers),
+        }
+    }
+
+    /// Maps every rank's pieces at a place of their own.
+    fn make(&self, offers: &[Offer], own: impl FnOnce() -> Result<Vec<Allocation>>) -> Result<Window> {
+        let most = offers.iter().map(Offer::address_len).max().unwrap_or(0);
+        let (id, offset) = self.book().enter_own(most)?;
+        let made = self.exchange(offers, offset, own).and_then(|maps| {
+            let spans = maps.iter().zip(offers).map(|(pieces, offer)| span(pieces, offer.skip, offer.len));
+            let spans = spans.collect::<Result<Vec<_>>>()?;
+            let skip = offers.first().map_or(0, |offer| offer.skip);
+            if offers.iter().any(|offer| offer.skip != skip) {
+                return self.scattered(id, spans);
+            }
+            self.window(id, spans, offset + skip)
+        });
+        if made.is_err() {
+            self.book().strike(id);
+        }
+        made
+    }
+
+    /// A window whose parts are in even steps from each other.
+    fn window(&self, id: u64, spans: Vec<Option<Span>>, offset: usize) -> Result<Window> {
+        let base = self.reservation.address() + offset as u64;
+        let reference = WindowRef { base, stride: self.stride as u64, table: 0 };
+        let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
+        let keep = Span::keep(spans.iter().flatten())?;
+        Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
+    }
+
+    /// A window whose parts are anywhere: their addresses are in a table.
+    fn scattered(&self, id: u64, spans: Vec<Option<Span>>) -> Result<Window> {
+        let device = self.group.device();
+        let addresses: Vec<u8> =
+            spans.iter().flat_map(|span| span.as_ref().map_or(0, Span::address).to_ne_bytes()).collect();
+        let written = || {
+            let len = device.granularity()?.minimum.round_up(addresses.len()).unwrap_or(usize::MAX);
+            let table = device.allocate(len)?.map(Rights::ReadWrite)?;
+            device.stream()?.write(&table.span(0, addresses.len())?, &addresses)?;
+            Ok(table)
+        };
+        let table = agree(self.group.bootstrap(), written())?;
+        let reference = WindowRef { base: 0, stride: 0, table: table.address() };
+        let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
+        let keep = Span::keep(spans.iter().flatten().chain([&table.all()]))?;
+        Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
+    }
+
+    /// Gives every rank's pieces to every rank, and maps them from `offset` of each rank's share on.
+    fn exchange(
+        &self,
+        offers: &[Offer],
+        offset: usize,
+        own: impl FnOnce() -> Result<Vec<Allocation>>,
+    ) -> Result<Vec<Pieces>> {
+        let (comm, rank) = (self.group.bootstrap(), self.group.rank());
+        let own = agree(comm, own().and_then(export))?;
+        let handles: Vec<_> = own.iter().map(|(_, fd)| fd.as_fd()).collect();
+        let mut handles = comm.all_gather_fds(&handles)?;
+        let device = self.group.device();
+        Self::share(&self.group, || {
+            let grants =
+                self.group.process_ranks().grants(&self.group.process_ranks().ranks_on_backend(rank));
+            let mut all = Vec::new();
+            for (peer, offer) in offers.iter().enumerate() {
+                let fds = handles.get_mut(peer).map(std::mem::take).unwrap_or_default();
+                let mut at = peer * self.stride + offset;
+                let mut pieces = Vec::new();
+                for (index, (fd, len)) in fds.into_iter().zip(&offer.pieces).enumerate() {
+                    let mine = own.get(index).filter(|_| peer == rank.index());
+                    let memory = match mine {
+                        Some((memory, _)) => memory.clone(),
+                        None => Allocation::import(device, fd.into(), *len)?,
+                    };
+                    pieces.push(Mapping::create(&self.reservation, at, &memory, &grants)?);
+                    at += len;
+                }
+                all.push(pieces);
+            }
+            Ok(all)
+        })
+    }
+
+    /// A slot of the heap, which is made for the first.
+    fn carve(&self, offers: &[Offer], most: usize) -> Result<Window> {
+        let mut kept = lock(&self.heap);
+        let heap = match kept.take() {
+            Some(heap) => heap,
+            None => self.make_heap(offers.len())?,
+        };
+        let heap = kept.insert(heap);
+        let (id, at) = self.book().enter_slot(most)?;
+        let spans = heap.iter().zip(offers).map(|(pieces, offer)| span(pieces, at, offer.len));
+        let spans = spans.collect::<Result<Vec<_>>>()?;
+        let base = heap.first().and_then(|pieces| pieces.first()).map_or(0, Mapping::address);
+        let offset = usize::try_from(base - self.reservation.address()).unwrap_or(0) + at;
+        self.window(id, spans, offset)
+    }
+
+    /// Every rank's heap of small windows. Collective.
+    fn make_heap(&self, ranks: usize) -> Result<Vec<Pieces>> {
+        let len = HEAP_GRANULES * self.granule.len();
+        let shares = vec![Offer::new(self.granule, len); ranks];
+        let (id, offset) = self.book().enter_own(len)?;
+        let made = self.exchange(&shares, offset, || self.fresh(&shares));
+        made.inspect_err(|_| self.book().strike(id))
+    }
+
+    pub(super) fn dropped(&self) -> &Dropped {
+        &self.dropped
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        lock(&self.book)
+    }
+}
+
+/// The memory's handles for the others.
+fn export(own: Vec<Allocation>) -> Result<Vec<(Allocation, OwnedFd)>> {
+    let export = |memory: Allocation| match memory.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd() {
+        Some(fd) => Ok((memory, fd)),
+        None => unreachable!("what is exported as a descriptor is one"),
+    };
+    own.into_iter().map(export).collect()
+}
+
+/// The bytes of a rank's pieces from `skip` on; `None` for none.
+fn span(pieces: &Pieces, skip: usize, len: usize) -> Result<Option<Span>> {
+    if len == 0 {
+        return Ok(None);
+    }
+    let all: Vec<_> = pieces.iter().map(Mapping::all).collect();
+    Ok(Some(Span::join(&all)?.part(skip, len)?))
+}
+
+/// How far apart two ranks' shares are: as far as the largest memory is long, if all of them fit then.
+fn stride(ranks: u32, memory_len: usize, wanted: usize) -> Result<usize> {
+    let fair = wanted / ranks.max(1) as usize / STEP * STEP;
+    if fair == 0 {
+        return Err(Error::NoWindowSpace { len: STEP.saturating_mul(ranks as usize), free: wanted });
+    }
+    Ok(memory_len.checked_next_multiple_of(STEP).unwrap_or(fair).clamp(STEP, fair))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What they hold is changed in single steps.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_as_long_as_memory_or_as_there_is_room() {
+        assert_eq!(stride(8, 141 << 30, 8 << 40).unwrap(), 144 << 30);
+        assert_eq!(stride(1024, 141 << 30, 8 << 40).unwrap(), 8 << 30);
+        assert_eq!(stride(2, 1, 8 << 40).unwrap(), STEP);
+        let refused = Error::NoWindowSpace { len: 16 << 30, free: 12 << 30 };
+        assert_eq!(stride(4, 1, 12 << 30), Err(refused));
+    }
+}

@@ -1,0 +1,266 @@
+//! Symmetric memory: creation of a group's windows and lanes.
+
+use std::collections::HashSet;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use wholemem_hal::{Allocation, BackendKind, PlainBuffer, Rights};
+
+use super::kernel::Kernels;
+use super::lane::{Common, Lane, PRIVATE_LEN};
+use super::space::Space;
+use super::spec::SymmetricSpec;
+use super::tuning::{Limits, Tuning};
+use super::window::Window;
+use super::window_part::Offer;
+use crate::abi::{BLOCKS, LaneLayout};
+use crate::communicator::agree;
+use crate::{Communicator, Error, Result};
+
+/// How much is staged at once, if nothing else was asked for. On hosts it stays in the nearer caches; more ranks wait longer
+/// for each other, so they do it more seldom.
+const STAGING_OF_TWO: usize = 128 << 10;
+const STAGING_ON_HOSTS: usize = 256 << 10;
+const STAGING_ON_DEVICES: usize = 8 << 20;
+
+/// How much goes in packets at most, likewise; among many ranks, all together.
+const PACKETS_ON_HOSTS: usize = 8 << 10;
+const PACKETS_ON_DEVICES: usize = 256 << 10;
+const ALL_PACKETS: usize = 4 << 20;
+
+/// A group's windows, and the collective calls over them. Clones are the same.
+///
+/// The calls of its first [lane](Self::lane) are its own.
+#[derive(Debug, Clone)]
+#[doc(alias("ncclComm_t", "ncclDevComm"))]
+pub struct Symmetric {
+    core: Arc<Core>,
+}
+
+#[derive(Debug)]
+struct Core {
+    group: Communicator,
+    space: Space,
+    /// At least one.
+    lanes: Vec<Lane>,
+}
+
+impl Symmetric {
+    /// Makes what the ranks of a group meet through. Collective, with the same specification on all ranks.
+    ///
+    /// `WHOLEMEM_ALGO` and `WHOLEMEM_WINDOW_SPACE` in the environment come before the specification.
+    ///
+    /// # Errors
+    /// [`Error::Differs`]; [`Error::NotResident`] when more ranks share a device than it can run at once;
+    /// [`Error::NoWindowSpace`], [`Error::Environment`], [`Error::OnRank`], [`Error::Comm`].
+    pub fn create(group: &Communicator, spec: &SymmetricSpec) -> Result<Self> {
+        let comm = group.bootstrap();
+        let kind = group.device().backend().kind();
+        let measured = Tuning::measured(kind, group.size());
+        let heard = spec.in_environment(measured, |name| std::env::var(name).ok());
+        let (spec, tuning) = agree(comm, heard)?;
+        let terms = [spec.to_bytes(), tuning.to_bytes()].concat();
+        let others = comm.all_gather(&terms)?;
+        if let Some(rank) = others.iter().position(|other| *other != terms) {
+            let rank = u32::try_from(rank).unwrap_or(u32::MAX).max(1);
+            return Err(Error::Differs { rank: wholemem_comm::Rank(rank) });
+        }
+        let kernels = Arc::new(agree(comm, Kernels::load(group.device(), spec.kernels))?);
+        let (blocks, near) = resident(group, &kernels, spec.lanes.max(1))?;
+        let (staging, packets) = match kind {
+            BackendKind::Host if group.size() <= 2 => (STAGING_OF_TWO, PACKETS_ON_HOSTS),
+            BackendKind::Host => (STAGING_ON_HOSTS, PACKETS_ON_HOSTS),
+            _ => (STAGING_ON_DEVICES, PACKETS_ON_DEVICES.min(ALL_PACKETS / group.size().max(1) as usize)),
+        };
+        let or = |given: usize, usual: usize| if given == 0 { usual } else { given };
+        let (packets_len, staging_len) = (or(spec.packets_len, packets), or(spec.staging_len, staging));
+        let layout = LaneLayout::new(group.size(), packets_len, staging_len)?;
+        let space = Space::reserve(group, spec.window_space)?;
+        let limits = Limits { packets: layout.ll_len, blocks, near };
+        let (dropped, timeout) = (space.dropped().clone(), spec.timeout);
+        let share_cores = share_cores(group)?;
+        let group = group.clone();
+        let common =
+            Common { group: group.clone(), kernels, limits, tuning, timeout, layout, dropped, share_cores };
+        let lanes = lanes(&common, &space, spec.lanes.max(1) as usize)?;
+        Ok(Self { core: Arc::new(Core { group, space, lanes }) })
+    }
+
+    /// Makes a window of new memory, zero, of `len` bytes on this rank. Collective; the lengths may differ, and a rank
+    /// may have none.
+    ///
+    /// # Errors
+    /// [`Error::EmptyWindow`], [`Error::NoWindowSpace`]; [`Error::OnRank`] when a rank has not enough memory, for one;
+    /// [`Error::Comm`]. They are the same on all ranks, and nothing is left of the attempt.
+    #[doc(alias = "ncclMemAlloc")]
+    pub fn mem_alloc(&self, len: usize) -> Result<Window> {
+        self.core.space.allocate(len)
+    }
+
+    /// Makes a window of the machine's own memory, zero, which the ranks' devices reach as well, of `len` bytes on this
+    /// rank. Collective; the lengths may differ, and a rank may have none.
+    ///
+    /// For what the processor looks at too, or what is too much for the devices: they reach it over the bus. On ranks whose
+    /// device is the machine, it is as [`mem_alloc`](Self::mem_alloc).
+    ///
+    /// # Errors
+    /// As [`mem_alloc`](Self::mem_alloc).
+    #[doc(alias = "cudaHostAlloc")]
+    pub fn mem_alloc_on_host(&self, len: usize) -> Result<Window> {
+        self.core.space.allocate_on_host(len)
+    }
+
+    /// Makes a window of memory that is there: all of an allocation of this rank's device. Collective.
+    ///
+    /// Where the memory is mapped elsewhere too, kernels that run at the same time must not reach it both ways.
+    ///
+    /// # Errors
+    /// As [`mem_alloc`](Self::mem_alloc).
+    #[doc(alias("ncclCommWindowRegister", "register_buffer"))]
+    pub fn window_register(&self, memory: &Allocation) -> Result<Window> {
+        self.core.space.register(Ok(Offer::of(memory)))
+    }
+
+    /// Makes a window of `len` bytes that something else in this process has mapped at `address`: memory of a framework
+    /// that allocates in segments, for one. Collective; the memory is kept by the window, whatever its maker does.
+    ///
+    /// # Errors
+    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] on the rank whose address is of no such memory, and
+    /// [`Error::OnRank`] on the others.
+    pub fn window_register_mapped(&self, address: u64, len: usize) -> Result<Window> {
+        self.core.space.register(Offer::adopt(self.core.group.device(), address, len))
+    }
+
+    /// Makes a window of buffers that came from the driver's older allocator. Collective; each rank's buffer must outlive
+    /// the others' use of it, since their handles keep nothing.
+    ///
+    /// # Errors
+    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] where there is no such memory.
+    #[doc(alias("cudaIpcOpenMemHandle", "get_graph_buffer_ipc_meta"))]
+    pub fn window_register_plain(&self, buffer: &PlainBuffer) -> Result<Window> {
+        self.core.space.register_plain(buffer)
+    }
+
+    /// Gives up a window on all ranks, and its place. Collective; dropping it asks nobody, and its place is free when all
+    /// ranks have.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    #[doc(alias = "ncclCommWindowDeregister")]
+    pub fn window_unregister(&self, window: Window) -> Result<()> {
+        drop(window);
+        self.core.group.bootstrap().barrier()?;
+        Ok(())
+    }
+
+    /// One of the sequences of calls.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchLane`].
+    pub fn lane(&self, index: usize) -> Result<&Lane> {
+        let lanes = &self.core.lanes;
+        lanes.get(index).ok_or(Error::NoSuchLane { index, lanes: lanes.len() })
+    }
+
+    /// The group.
+    #[must_use]
+    pub fn group(&self) -> &Communicator {
+        &self.core.group
+    }
+}
+
+impl Deref for Symmetric {
+    type Target = Lane;
+
+    fn deref(&self) -> &Lane {
+        &self.core.lanes[0]
+    }
+}
+
+/// The lanes: their memory on all ranks, zeroed before anybody else gets it, and each rank's own counters.
+fn lanes(common: &Common, space: &Space, count: usize) -> Result<Vec<Lane>> {
+    let (group, layout) = (&common.group, &common.layout);
+    let len = usize::try_from(layout.len).unwrap_or(usize::MAX);
+    let (memory, base, stride) = space.make_zeroed(len.saturating_mul(count))?;
+    let made = || {
+        let device = group.device();
+        let private_len = device.granularity()?.minimum.round_up(PRIVATE_LEN * count).unwrap_or(usize::MAX);
+        let private = device.allocate(private_len)?.map(Rights::ReadWrite)?;
+        let lane = |index: usize| {
+            let private = private.span(index * PRIVATE_LEN, PRIVATE_LEN)?;
+            Lane::create(common, &memory, (base, stride), index * len, private)
+        };
+        (0..count).map(lane).collect()
+    };
+    agree(group.bootstrap(), made())
+}
+
+/// Whether ranks of hosts have to share processors. Collective.
+fn share_cores(group: &Communicator) -> Result<bool> {
+    if group.device().backend().kind() != BackendKind::Host {
+        return Ok(false);
+    }
+    // Who does not know has none.
+    let cpus = wholemem_os::numa::usable_cpus().unwrap_or_default();
+    let most =
+        std::thread::available_parallelism().map_or(0, |most| u32::try_from(most.get()).unwrap_or(u32::MAX));
+    let own: Vec<u8> = std::iter::once(most).chain(cpus).flat_map(u32::to_le_bytes).collect();
+    Ok(are_too_few(&group.bootstrap().all_gather(&own)?))
+}
+
+/// Whether there are more ranks than processors on which any of them may run; or than a control group has time for, if it
+/// has less than all that a rank may run on. Each tells how many run at once, and which.
+fn are_too_few(all: &[Vec<u8>]) -> bool {
+    let mut cpus = HashSet::new();
+    let mut most = usize::MAX;
+    for words in all {
+        let (at_once, own) = words.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
+        let at_once = usize::try_from(u32::from_le_bytes(*at_once)).unwrap_or(usize::MAX);
+        if at_once < own.len() / 4 {
+            most = most.min(at_once);
+        }
+        cpus.extend(own.chunks_exact(4));
+    }
+    cpus.len().min(most) < all.len()
+}
+
+/// How many blocks of one rank's call run at once, on the device that has the least room for a call in each lane of each of
+/// its ranks, and for the call behind it that is set up already; and whether there is only one device.
+fn resident(group: &Communicator, kernels: &Kernels, lanes: u32) -> Result<(u32, bool)> {
+    let comm = group.bootstrap();
+    let fit = agree(comm, kernels.resident_blocks())?;
+    let own = [&group.device().info().uuid[..], &fit.to_le_bytes()].concat();
+    let all = comm.all_gather(&own)?;
+    let uuid = |words: &[u8]| words.get(..16).map(<[u8]>::to_vec);
+    let mut least = BLOCKS;
+    for (rank, words) in (0..).map(wholemem_comm::Rank).zip(&all) {
+        let fits = words.get(16..20).and_then(|fit| fit.try_into().ok()).map_or(0, u32::from_le_bytes);
+        let sharing = all.iter().filter(|other| uuid(other) == uuid(words)).count();
+        let calls = lanes.saturating_mul(kernels.calls_at_once());
+        let each = fits / u32::try_from(sharing).unwrap_or(u32::MAX).saturating_mul(calls).max(1);
+        let inline = group.device().backend().kind() == BackendKind::Host;
+        if each == 0 && !inline {
+            return Err(Error::NotResident { rank, sharing, fits });
+        }
+        least = least.min(each.max(1));
+    }
+    Ok((least, all.iter().all(|words| uuid(words) == uuid(&own))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::are_too_few;
+
+    #[test]
+    fn ranks_share_processors_where_there_are_fewer_or_less_time() {
+        let rank = |at_once: u32, cpus: &[u32]| {
+            std::iter::once(&at_once).chain(cpus).flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>()
+        };
+        assert!(!are_too_few(&[rank(1, &[0]), rank(1, &[1])]), "each is bound to one");
+        assert!(are_too_few(&[rank(1, &[1]), rank(1, &[1])]), "both to the same");
+        assert!(!are_too_few(&[rank(2, &[0, 1]), rank(2, &[0, 1])]));
+        assert!(are_too_few(&[rank(2, &[0, 1]), rank(2, &[0, 1]), rank(2, &[0, 1])]));
+        assert!(are_too_few(&[rank(2, &[0, 1, 2, 3]), rank(2, &[0, 1, 2, 3]), rank(2, &[0, 1, 2, 3])]));
+        assert!(are_too_few(&[rank(0, &[]), Vec::new()]), "nobody knows");
+    }
+}

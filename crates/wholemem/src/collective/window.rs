@@ -1,0 +1,168 @@
+//! Memory that every rank of a group has, and that all of them reach.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use wholemem_comm::Rank;
+use wholemem_hal::Span;
+
+use super::window_table::WindowId;
+use crate::{Error, Result, WindowRef};
+
+/// The windows that this rank has dropped, and not yet told the others of.
+pub(super) type Dropped = Arc<Mutex<Vec<WindowId>>>;
+
+/// A window: every rank's part of it, as this rank sees them. Clones are the same window; dropping the last one frees
+/// this rank's hold of it, and asks nobody. Its place is used again when all ranks have: finish the work that uses it first.
+///
+/// ```
+/// use wholemem::{Communicator, Rank, Symmetric, SymmetricSpec};
+/// use wholemem_hal::{Backend, HostConfig};
+///
+/// let device = Backend::host(HostConfig::default())?.device(0)?;
+/// let groups = Communicator::local(&[device.clone(), device])?;
+/// let seen = Communicator::on_each(&groups, |group| {
+///     let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
+///     let window = symmetric.mem_alloc(1 << 20)?;
+///     let stream = group.device().stream()?;
+///
+///     // Each rank writes into the other's part.
+///     let peer = Rank(1 - group.rank().0);
+///     stream.write(&window.part_of(peer, 0, 5)?, b"hello")?;
+///     symmetric.barrier(&stream)?;
+///     let mut seen = [0; 5];
+///     stream.read(&window.local().part(0, 5)?, &mut seen)?;
+///     Ok(seen)
+/// })?;
+/// assert_eq!(&seen, &[*b"hello"; 2]);
+/// # Ok::<(), wholemem::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[doc(alias = "ncclWindow_t")]
+pub struct Window {
+    core: Arc<WindowCore>,
+}
+
+#[derive(Debug)]
+pub(super) struct WindowCore {
+    pub(super) id: WindowId,
+    /// Of which group of windows it is.
+    pub(super) dropped: Dropped,
+    pub(super) own: Rank,
+    /// By rank; `None` for one that has no bytes of it.
+    pub(super) spans: Vec<Option<Span>>,
+    /// Keeps all of them, and the table of their addresses where they are not in even steps.
+    pub(super) keep: Option<Span>,
+    pub(super) reference: WindowRef,
+}
+
+impl Drop for WindowCore {
+    fn drop(&mut self) {
+        // One push: a panic elsewhere does not spoil it.
+        self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
+    }
+}
+
+impl Window {
+    pub(super) fn new(core: WindowCore) -> Self {
+        Self { core: Arc::new(core) }
+    }
+
+    /// How many bytes this rank has of it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len_of(self.core.own)
+    }
+
+    /// Whether this rank has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many bytes a rank has of it; none, if there is no such rank.
+    #[must_use]
+    pub fn len_of(&self, rank: Rank) -> usize {
+        self.span_of(rank).map_or(0, Span::len)
+    }
+
+    /// This rank's part.
+    ///
+    /// # Panics
+    /// If it has none: [`is_empty`](Self::is_empty) says so.
+    #[must_use]
+    pub fn local(&self) -> &Span {
+        self.span_of(self.core.own).expect("this rank has bytes of the window")
+    }
+
+    /// A piece of a rank's part.
+    ///
+    /// # Errors
+    /// [`Error::NoPart`] for bytes that the rank has not.
+    #[doc(alias = "ncclGetPeerPointer")]
+    pub fn part_of(&self, rank: Rank, offset: usize, len: usize) -> Result<Span> {
+        let part = self.span_of(rank).map(|span| span.part(offset, len));
+        match part {
+            Some(Ok(part)) => Ok(part),
+            _ => Err(Error::NoPart { rank, offset, len, has: self.len_of(rank) }),
+        }
+    }
+
+    /// What kernels find the parts by, on this rank.
+    #[must_use]
+    pub fn window_ref(&self) -> WindowRef {
+        self.core.reference
+    }
+
+    /// The bytes from `range.start` to `range.end` of every rank's part, as a buffer of a collective call.
+    #[must_use]
+    pub fn range(&self, range: Range<usize>) -> Buffer<'_> {
+        Buffer::Window { window: self, range }
+    }
+
+    pub(super) fn core(&self) -> &WindowCore {
+        &self.core
+    }
+
+    fn span_of(&self, rank: Rank) -> Option<&Span> {
+        self.core.spans.get(rank.index())?.as_ref()
+    }
+}
+
+/// The input or output of a collective call: memory of this rank alone, which is staged, or a range of a window, which
+/// the others reach directly. All ranks give the same kind, and the same range.
+#[derive(Debug, Clone)]
+pub enum Buffer<'a> {
+    /// Memory of this rank.
+    Own(&'a Span),
+    /// A range of every rank's part of a window.
+    Window {
+        /// The window.
+        window: &'a Window,
+        /// Which bytes.
+        range: Range<usize>,
+    },
+}
+
+impl<'a> From<&'a Span> for Buffer<'a> {
+    fn from(span: &'a Span) -> Self {
+        Self::Own(span)
+    }
+}
+
+/// All of this rank's part, which every other rank has at least as much of.
+impl<'a> From<&'a Window> for Buffer<'a> {
+    fn from(window: &'a Window) -> Self {
+        window.range(0..window.len())
+    }
+}
+
+impl Buffer<'_> {
+    /// How many bytes it has.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Own(span) => span.len(),
+            Self::Window { range, .. } => range.len(),
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The communicator: a group of ranks, each with a device, that share memory and call collectives.
+
+mod agreement;
+mod process_ranks;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use wholemem_comm::{Bootstrap, Rank};
+use wholemem_hal::{Backend, BackendKind, Device, HostConfig, Stream};
+use wholemem_os::Deadline;
+
+pub(crate) use agreement::{Hello, agree, bytes_of, from_text, meet, to_text};
+use process_ranks::{GroupId, ProcessRanks};
+
+use crate::error::{Error, Result};
+use crate::kernels::RowKernels;
+
+/// A rank's membership in a group of ranks, each with a device. Clones refer to the same membership.
+///
+/// Ranks are processes, threads, or the devices of one process. Several ranks may share a device.
+/// Collective calls (creating memory, barriers) are made by all ranks, in the same order.
+///
+/// ```
+/// use wholemem::Communicator;
+/// use wholemem_hal::{Backend, HostConfig};
+///
+/// // One process with four devices: a rank each.
+/// let backend = Backend::host(HostConfig::virtual_devices(4))?;
+/// let devices: Vec<_> = (0..4).map(|id| backend.device(id)).collect::<Result<_, _>>()?;
+/// let comms = Communicator::local(&devices)?;
+/// let ranks = Communicator::on_each(&comms, |comm| Ok(comm.rank().0))?;
+/// assert_eq!(ranks, [0, 1, 2, 3]);
+/// # Ok::<(), wholemem::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Communicator {
+    core: Arc<CommunicatorState>,
+}
+
+#[derive(Debug)]
+struct CommunicatorState {
+    bootstrap: Bootstrap,
+    device: Device,
+    /// The device on which this rank's host memory is allocated: its own device if that is a host device.
+    host_device: Device,
+    kernels: RowKernels,
+    process_ranks: Arc<ProcessRanks>,
+    /// The number of memories that this rank has tried to create.
+    memories: AtomicU64,
+}
+
+impl Communicator {
+    /// Joins the ranks that a launcher started (`wholemem launch`, torchrun, srun, mpirun), on the device that
+    /// [`choose_device`](Self::choose_device) chooses. Collective.
+    ///
+    /// ```no_run
+    /// use wholemem::Communicator;
+    /// use wholemem_hal::Backend;
+    ///
+    /// // wholemem launch -n 4 -- ./my_program
+    /// let comm = Communicator::from_env(&Backend::auto()?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Bootstrap::from_env`], [`choose_device`](Self::choose_device) and [`create`](Self::create).
+    pub fn from_env(backend: &Backend) -> Result<Self> {
+        let bootstrap = Bootstrap::from_env()?;
+        let device = Self::choose_device(backend, &bootstrap)?;
+        Self::create(bootstrap, &device)
+    }
+
+    /// Gives each rank of a bootstrap group a device. Collective; `device` is this rank's own.
+    ///
+    /// # Errors
+    /// [`Error::OnRank`] if a device cannot load the kernels; [`Error::Comm`], also if rank 0 sends a malformed group id.
+    pub fn create(bootstrap: Bootstrap, device: &Device) -> Result<Self> {
+        let id = bootstrap.broadcast(Rank(0), &GroupId::fresh().0)?;
+        let id = GroupId::from_bytes(&id)?;
+        let process_ranks = ProcessRanks::join(id, bootstrap.rank(), device);
+        // When the vote ends, every rank of this process has joined.
+        let loaded = RowKernels::load(device).and_then(|kernels| Ok((kernels, host_device(device)?)));
+        let (kernels, host_device) = agree(&bootstrap, loaded)?;
+        let (device, memories) = (device.clone(), AtomicU64::new(0));
+        let core = CommunicatorState { bootstrap, device, host_device, kernels, process_ranks, memories };
+        Ok(Self { core: Arc::new(core) })
+    }
+
+    /// The device for a rank that is a process: number [local rank](Bootstrap::local_rank_from_env), or the rank if the
+    /// launcher sets no local rank, modulo the number of visible devices.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if the launcher's variable is not a number; [`Error::Hal`] if there is no device.
+    pub fn choose_device(backend: &Backend, bootstrap: &Bootstrap) -> Result<Device> {
+        let number = Bootstrap::local_rank_from_env()?.unwrap_or_else(|| bootstrap.rank().0);
+        let visible = u32::try_from(backend.devices().len()).unwrap_or(u32::MAX).max(1);
+        Ok(backend.device(number % visible)?)
+    }
+
+    /// Creates a group within this process, with one rank for each device. Use each rank from a thread of its own, or all
+    /// [together](Self::on_each).
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    #[doc(alias = "WmspMalloc")]
+    pub fn local(devices: &[Device]) -> Result<Vec<Self>> {
+        let count = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+        if count == 0 {
+            return Err(Error::NoRanks);
+        }
+        let members: Vec<_> = Bootstrap::local(count)?.into_iter().zip(devices).collect();
+        in_threads(members, |(bootstrap, device)| Self::create(bootstrap, device))
+    }
+
+    /// Calls `work` for each of these ranks at the same time, as a collective call needs if one process has several ranks.
+    ///
+    /// # Errors
+    /// The error of the lowest rank that failed.
+    pub fn on_each<T: Send>(ranks: &[Self], work: impl Fn(&Self) -> Result<T> + Sync) -> Result<Vec<T>> {
+        in_threads(ranks.iter().collect(), work)
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.core.bootstrap.rank()
+    }
+
+    /// The number of ranks.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.core.bootstrap.size()
+    }
+
+    /// This rank's device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.core.device
+    }
+
+    /// A number that no earlier memory of this rank in the group has.
+    pub(crate) fn next_memory(&self) -> u64 {
+        self.core.memories.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The connection to the other ranks: bytes and file descriptors, without a device.
+    #[must_use]
+    pub fn bootstrap(&self) -> &Bootstrap {
+        &self.core.bootstrap
+    }
+
+    /// Orders work between ranks: what any rank enqueues after the barrier runs after what all ranks enqueued before it. A
+    /// gather after the barrier sees every scatter before it, of any rank. Collective; it waits for the work of `stream` and
+    /// for all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Hal`] if the work failed or the stream is being captured; [`Error::Comm`].
+    pub fn barrier(&self, stream: &Stream) -> Result<()> {
+        let waited = stream.synchronize(Deadline::NEVER);
+        // A rank whose work failed enters the barrier too: otherwise the other ranks would wait until the timeout.
+        self.core.bootstrap.barrier()?;
+        Ok(waited?)
+    }
+
+    /// The device on which this rank's host memory is allocated.
+    pub(crate) fn host_device(&self) -> &Device {
+        &self.core.host_device
+    }
+
+    pub(crate) fn kernels(&self) -> &RowKernels {
+        &self.core.kernels
+    }
+
+    pub(crate) fn process_ranks(&self) -> &Arc<ProcessRanks> {
+        &self.core.process_ranks
+    }
+}
+
+/// The device for host memory.
+fn host_device(device: &Device) -> Result<Device> {
+    if device.backend().kind() == BackendKind::Host {
+        return Ok(device.clone());
+    }
+    Ok(Backend::host(HostConfig::default())?.device(0)?)
+}
+
+/// Runs `work` on each item, each in its own thread.
+fn in_threads<I: Send, T: Send>(items: Vec<I>, work: impl Fn(I) -> Result<T> + Sync) -> Result<Vec<T>> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = items.into_iter().map(|item| scope.spawn(move || work(item))).collect();
+        let outcomes: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        outcomes
+            .into_iter()
+            .map(|outcome| outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rank 0 runs something else and broadcasts a message of another length.
+    #[test]
+    fn a_malformed_group_id_is_an_error_and_not_zeros() {
+        let [first, second] = <[_; 2]>::try_from(Bootstrap::local(2).unwrap()).unwrap();
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| first.broadcast(Rank(0), &[1; 15]).unwrap());
+            Communicator::create(second, &device).map(drop)
+        });
+        let what = "the id of its group has another length";
+        let broken = wholemem_comm::Error::Protocol { rank: Rank(0), what };
+        assert_eq!(outcome, Err(Error::Comm(broken)));
+    }
+}

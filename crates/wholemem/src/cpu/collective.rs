@@ -1,0 +1,409 @@
+//! Collectives as the processor's ranks do them: the same requests, and the same bits.
+//!
+//! ```text
+//!   packets    own elements beside a flag, in this rank's own slot; every rank reads all slots
+//!   one-shot   own elements staged, or read where they are; every rank reads all of them
+//!   two-shot   every rank reduces its slice of all ranks' elements; then all gather the slices, or each was stored everywhere
+//! ```
+//!
+//! Long staged calls go piece by piece, each as long as the staging buffer, which stays in the caches.
+
+use std::ops::Range;
+
+use wholemem_hal::HostFunction;
+
+use super::call::{GaveUp, Meeting, Signals};
+use super::combine::{Stores, combine};
+use super::copy::machine;
+use crate::abi::{CollectiveRequest, Mutants, WindowRef};
+use crate::dtype::Dtype;
+
+/// What is longer than this goes past the caches.
+const STREAMING: u64 = 8 << 20;
+
+/// Slices of two shots begin on cache lines.
+const SLICE: u64 = 64;
+
+/// One rank's part in a call.
+///
+/// It asks for what a launch asks for: the request names memory that is there.
+pub(crate) type Part = unsafe fn(&CollectiveRequest);
+
+macro_rules! collectives {
+    ($($name:literal: $part:ident by $signals:ident;)*) => {
+        /// Every kernel, by name.
+        pub(crate) const COLLECTIVES: &[(&str, HostFunction)] = &[$(($name, |_, args| {
+            let request = args.read(0).and_then(CollectiveRequest::from_bytes).expect("a request");
+            // SAFETY: whoever launches a kernel answers for what its request names.
+            unsafe { $part(&request) }
+        })),*];
+
+        $(
+            /// # Safety
+            /// As [`Part`].
+            pub(crate) unsafe fn $part(request: &CollectiveRequest) {
+                // SAFETY: passed on from the caller.
+                let Ok(meeting) = (unsafe { Meeting::begin(&request.lane, Signals::$signals) }) else { return };
+                let mut call = Call { request, meeting };
+                // SAFETY: as above. What went wrong is in the report.
+                if unsafe { call.$part() }.is_ok() {
+                    call.meeting.end();
+                }
+            }
+        )*
+    };
+}
+
+collectives! {
+    "all_reduce_ll": reduce_packets by Packets;
+    "all_reduce_one_shot": reduce_one_shot by Lines;
+    "all_reduce_two_shot": reduce_two_shot by Lines;
+    "all_gather_ll": gather_packets by Packets;
+    "all_gather": gather by Lines;
+    "broadcast_ll": copy_root_packets by Packets;
+    "broadcast": copy_root by Lines;
+    "barrier": only_meet by Lines;
+}
+
+/// One call.
+struct Call<'a> {
+    request: &'a CollectiveRequest,
+    meeting: Meeting<'a>,
+}
+
+/// A piece of a call that is longer than the staging buffer.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    number: u64,
+    at: u64,
+    len: u64,
+}
+
+// Every `unsafe fn` here asks for what a launch asks for: the request names memory that is there.
+impl Call<'_> {
+    unsafe fn only_meet(&mut self) -> Result<(), GaveUp> {
+        self.meeting.sync(1, Mutants::NO_FIRST_BARRIER)
+    }
+
+    unsafe fn reduce_packets(&mut self) -> Result<(), GaveUp> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.send(true) }?;
+        let to = Targets { count: 1, at: &|_| self.request.output };
+        // SAFETY: all ranks have sent as many elements; as above.
+        unsafe { self.combine(|rank| self.sent(rank), &to, self.len(), Stores::Cached) };
+        Ok(())
+    }
+
+    unsafe fn gather_packets(&mut self) -> Result<(), GaveUp> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.send(true) }?;
+        for rank in 0..self.ranks() {
+            let to = self.request.output + u64::from(rank) * self.len();
+            // SAFETY: the rank has sent as many bytes; the output has room for every rank's.
+            unsafe { copy(self.sent(rank), to, self.len()) };
+        }
+        Ok(())
+    }
+
+    unsafe fn copy_root_packets(&mut self) -> Result<(), GaveUp> {
+        let root = self.request.root;
+        // SAFETY: passed on from the caller.
+        unsafe { self.send(self.own() == root) }?;
+        // SAFETY: the root has sent as many bytes.
+        unsafe { copy(self.sent(root), self.request.output, self.len()) };
+        Ok(())
+    }
+
+    /// Puts this rank's elements, or nothing, into its slot, and waits for those of all others.
+    unsafe fn send(&mut self, anything: bool) -> Result<(), GaveUp> {
+        if anything {
+            // SAFETY: a slot has room for whatever goes in packets, and nobody reads it: all have finished the call before
+            // the last.
+            unsafe { copy(self.request.input, self.slot(self.own()), self.len()) };
+        }
+        self.meeting.announce(1);
+        self.meeting.pause(1);
+        if self.meeting.breaks(Mutants::ANY_FLAG) { Ok(()) } else { self.meeting.await_all(1) }
+    }
+
+    unsafe fn reduce_one_shot(&mut self) -> Result<(), GaveUp> {
+        let CollectiveRequest { inputs, output, .. } = *self.request;
+        if inputs.is_none() {
+            return self.staged(true, |call, piece| {
+                let to = Targets { count: 1, at: &|_| output + piece.at };
+                // SAFETY: every rank has staged as many elements, and the output has as many.
+                unsafe { call.combine(|rank| call.found(rank, piece), &to, piece.len, Stores::Cached) };
+            });
+        }
+        self.meeting.sync(1, Mutants::NO_FIRST_BARRIER)?;
+        // SAFETY: every rank's part of the window has as many elements as the call.
+        unsafe {
+            self.combine(
+                |rank| address(&inputs, rank),
+                &Targets { count: 1, at: &|_| output },
+                self.len(),
+                self.stores(),
+            );
+        }
+        self.meeting.sync(2, Mutants::NO_SECOND_BARRIER)
+    }
+
+    unsafe fn reduce_two_shot(&mut self) -> Result<(), GaveUp> {
+        let CollectiveRequest { inputs, outputs, output, .. } = *self.request;
+        if !inputs.is_none() && !outputs.is_none() {
+            self.meeting.sync(1, Mutants::NO_FIRST_BARRIER)?;
+            let slice = self.slice(self.own(), self.len());
+            let from = |rank| address(&inputs, rank) + slice.start;
+            let to = |rank| address(&outputs, rank) + slice.start;
+            let to = Targets { count: self.ranks(), at: &to };
+            // SAFETY: every rank's parts of the windows have as many elements as the call; where both are one, nobody but this
+            // rank reads or writes this slice of it.
+            unsafe { self.combine(from, &to, slice.end - slice.start, self.stores()) };
+            return self.meeting.sync(2, Mutants::NO_SECOND_BARRIER);
+        }
+        for piece in self.pieces() {
+            if inputs.is_none() {
+                for rank in self.meeting.others() {
+                    // SAFETY: nobody reads this buffer: all have finished the piece before the last.
+                    unsafe { self.stage(piece, self.slice(rank, piece.len)) };
+                }
+            }
+            self.meeting.sync(2 * piece.number + 1, Mutants::NO_FIRST_BARRIER)?;
+            let slice = self.slice(self.own(), piece.len);
+            let at = slice.start;
+            let from = |rank| self.found(rank, piece) + at;
+            let here = |index| if index == 0 { output + piece.at + at } else { self.result(self.own()) + at };
+            let everywhere = |rank| address(&outputs, rank) + piece.at + at;
+            let to = if outputs.is_none() {
+                Targets { count: 2, at: &here }
+            } else {
+                Targets { count: self.ranks(), at: &everywhere }
+            };
+            // SAFETY: every rank has as many elements there; nobody else reads or writes this slice of what is stored to.
+            unsafe { self.combine(from, &to, slice.end - at, Stores::Cached) };
+            self.meeting.sync(2 * piece.number + 2, Mutants::NO_SECOND_BARRIER)?;
+            if outputs.is_none() {
+                for rank in self.meeting.others() {
+                    let slice = self.slice(rank, piece.len);
+                    let to = output + piece.at + slice.start;
+                    // SAFETY: the rank has put its slice there, and the output has room for all of them.
+                    unsafe { copy(self.result(rank) + slice.start, to, slice.end - slice.start) };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn gather(&mut self) -> Result<(), GaveUp> {
+        let CollectiveRequest { inputs, input, output, .. } = *self.request;
+        let (len, own) = (self.len(), self.own());
+        let to = |rank: u32, at: u64| output + u64::from(rank) * len + at;
+        if to(own, 0) != input {
+            // SAFETY: the output has room for every rank's bytes.
+            unsafe { copy(input, to(own, 0), len) };
+        }
+        if inputs.is_none() {
+            return self.staged(true, |call, piece| {
+                for rank in call.meeting.others() {
+                    // SAFETY: as above; the rank has staged as many bytes.
+                    unsafe { copy(call.staging(rank, piece.number), to(rank, piece.at), piece.len) };
+                }
+            });
+        }
+        self.meeting.sync(1, Mutants::NO_FIRST_BARRIER)?;
+        for rank in self.meeting.others() {
+            // SAFETY: as above; every rank's part of the window has as many bytes.
+            unsafe { copy(address(&inputs, rank), to(rank, 0), len) };
+        }
+        self.meeting.sync(2, Mutants::NO_SECOND_BARRIER)
+    }
+
+    unsafe fn copy_root(&mut self) -> Result<(), GaveUp> {
+        let CollectiveRequest { inputs, input, output, root, .. } = *self.request;
+        let is_root = self.own() == root;
+        if is_root && input != output {
+            // SAFETY: both have as many bytes as the call.
+            unsafe { copy(input, output, self.len()) };
+        }
+        if inputs.is_none() {
+            return self.staged(is_root, |call, piece| {
+                if !is_root {
+                    // SAFETY: the root has staged as many bytes.
+                    unsafe { copy(call.staging(root, piece.number), output + piece.at, piece.len) };
+                }
+            });
+        }
+        self.meeting.sync(1, Mutants::NO_FIRST_BARRIER)?;
+        if !is_root {
+            // SAFETY: the root's part of the window has as many bytes.
+            unsafe { copy(address(&inputs, root), output, self.len()) };
+        }
+        self.meeting.sync(2, Mutants::NO_SECOND_BARRIER)
+    }
+
+    /// Puts piece after piece of the input where the others find it, and uses theirs when all have.
+    fn staged(&mut self, anything: bool, use_it: impl Fn(&Self, Piece)) -> Result<(), GaveUp> {
+        let mut count = 0;
+        for piece in self.pieces() {
+            if anything {
+                // SAFETY: nobody reads this buffer: all have finished the piece before the last.
+                unsafe { self.stage(piece, 0..piece.len) };
+            }
+            self.meeting.sync(piece.number + 1, Mutants::NO_FIRST_BARRIER)?;
+            use_it(self, piece);
+            count += 1;
+        }
+        if count > 1 {
+            // The next call begins with either buffer.
+            self.meeting.sync(count + 1, Mutants::NO_LAST_BARRIER)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a range of a piece where the others find it.
+    unsafe fn stage(&self, piece: Piece, range: Range<u64>) {
+        let (from, to) = (self.request.input + piece.at, self.staging(self.own(), piece.number));
+        // SAFETY: a piece is no longer than the buffer; the caller answers for who reads it.
+        unsafe { copy(from + range.start, to + range.start, range.end - range.start) };
+    }
+
+    /// Where this rank finds a rank's elements of a piece: its own where they are.
+    fn found(&self, rank: u32, piece: Piece) -> u64 {
+        let CollectiveRequest { inputs, input, .. } = self.request;
+        if rank == self.own() {
+            input + piece.at
+        } else if inputs.is_none() {
+            self.staging(rank, piece.number)
+        } else {
+            address(inputs, rank) + piece.at
+        }
+    }
+
+    /// Combines `len` bytes of all ranks, and stores the outcome to every target.
+    unsafe fn combine(&self, from: impl Fn(u32) -> u64, to: &Targets<'_>, len: u64, stores: Stores) {
+        let (dtype, op) = self.request.elements().expect("elements that the plan has checked");
+        let count = size(len) / dtype.len();
+        if count == 0 {
+            return;
+        }
+        with_pointers(
+            self.ranks(),
+            |rank| pointer(from(rank)).cast_const(),
+            |sources| {
+                with_pointers(
+                    to.count,
+                    |index| pointer((to.at)(index)),
+                    |targets| {
+                        // SAFETY: passed on from the caller.
+                        unsafe { combine(sources, targets, count, dtype, op, stores) };
+                    },
+                );
+            },
+        );
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
+        let (len, most) = (self.len(), self.request.lane.staging_len);
+        (0..len.div_ceil(most)).map(move |number| Piece {
+            number,
+            at: number * most,
+            len: most.min(len - number * most),
+        })
+    }
+
+    /// The bytes that a rank reduces of `len`.
+    fn slice(&self, rank: u32, len: u64) -> Range<u64> {
+        let step = len.div_ceil(u64::from(self.ranks())).next_multiple_of(SLICE);
+        let start = |rank: u32| (u64::from(rank) * step).min(len);
+        start(rank)..start(rank + 1)
+    }
+
+    /// Where a rank's packets are: behind its signal.
+    fn slot(&self, rank: u32) -> u64 {
+        self.meeting.signal_at(rank) + 8
+    }
+
+    /// Where this rank finds what a rank has sent. Its own elements it takes from where they were before: who reads a line
+    /// that another core has written takes it away from there.
+    fn sent(&self, rank: u32) -> u64 {
+        if rank == self.own() { self.request.input } else { self.slot(rank) }
+    }
+
+    fn staging(&self, rank: u32, piece: u64) -> u64 {
+        let lane = &self.request.lane;
+        self.meeting.place(rank, lane.staging_at + self.meeting.parity(piece) * lane.staging_len)
+    }
+
+    fn result(&self, rank: u32) -> u64 {
+        self.meeting.place(rank, self.request.lane.result_at)
+    }
+
+    /// Where results of a call that is not done in pieces are stored. In place they have just been read, and lie in the
+    /// caches already.
+    fn stores(&self) -> Stores {
+        let CollectiveRequest { input, output, .. } = *self.request;
+        if self.len() < STREAMING || input == output { Stores::Cached } else { Stores::Streaming }
+    }
+
+    /// Bytes of the input.
+    fn len(&self) -> u64 {
+        self.request.count * Dtype::from_code(self.request.dtype).map_or(0, Dtype::len) as u64
+    }
+
+    fn own(&self) -> u32 {
+        self.request.lane.rank
+    }
+
+    fn ranks(&self) -> u32 {
+        self.request.lane.ranks
+    }
+}
+
+/// Where a result goes: to one place, or to one on each rank.
+struct Targets<'a> {
+    count: u32,
+    at: &'a dyn Fn(u32) -> u64,
+}
+
+/// Where a rank's part of a window is.
+fn address(window: &WindowRef, rank: u32) -> u64 {
+    if window.table == 0 {
+        return window.base + u64::from(rank) * window.stride;
+    }
+    let table: *const u64 = pointer(window.table).cast_const().cast();
+    let entry = table.wrapping_add(rank as usize);
+    // SAFETY: a window's table has an address for every rank, and nobody writes it.
+    window.base + unsafe { *entry }
+}
+
+/// Moves bytes; not at all from a place to itself.
+///
+/// # Safety
+/// Both ranges are accessible, and are the same or do not overlap.
+unsafe fn copy(from: u64, to: u64, len: u64) {
+    if from != to {
+        // SAFETY: passed on from the caller.
+        unsafe { machine::over(pointer(from), pointer(to), size(len)) };
+    }
+}
+
+fn pointer(address: u64) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(size(address))
+}
+
+fn size(number: u64) -> usize {
+    usize::try_from(number).expect("addresses are as wide as this")
+}
+
+/// Calls with a pointer for each rank, which few ranks take no allocation for.
+fn with_pointers<P: Copy>(count: u32, pointer: impl Fn(u32) -> P, call: impl FnOnce(&[P])) {
+    const FEW: u32 = 8;
+    if count > FEW {
+        return call(&(0..count).map(pointer).collect::<Vec<_>>());
+    }
+    let mut few = [pointer(0); FEW as usize];
+    for (place, index) in few.iter_mut().zip(0..count).skip(1) {
+        *place = pointer(index);
+    }
+    call(&few[..count as usize]);
+}

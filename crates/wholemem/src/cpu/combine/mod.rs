@@ -1,0 +1,281 @@
+//! The elements of several ranks combined, where other ranks may write them meanwhile.
+//!
+//! Block by block: a block of each source is loaded by instructions that the compiler does not see into, what was loaded
+//! is ours and combined by plain arithmetic, and the result is stored to every target. Where there are vector registers,
+//! blocks never leave them. The order is that of the sources, and the bits are those that [`ReduceOp`]
+//! describes, whatever the processor.
+
+mod halves;
+mod machine;
+mod number;
+#[cfg(test)]
+mod tests;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod x86_64;
+
+use self::machine::{Any, Machine};
+use self::number::{And, Arithmetic, Avg, Bits, Max, Min, Number, Operation, Or, Prod, Sum, Xor};
+use super::copy;
+use crate::dtype::{Dtype, ReduceOp, with_floats, with_integers};
+
+/// Elements of a block. The totals of one fill at most half of sixteen registers of 32 bytes.
+const BLOCK: usize = 32;
+
+/// Bytes of a small block, for the elements before and behind the blocks.
+const SMALL: usize = 16;
+
+/// A cache line.
+const LINE: usize = 64;
+
+/// Where results are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stores {
+    /// In the caches, where they are found soon.
+    Cached,
+    /// Past them: there are more than the caches hold.
+    Streaming,
+}
+
+/// The instructions to combine with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Instructions {
+    /// Those that every processor has.
+    Any,
+    /// AVX2 and F16C.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    Avx2,
+}
+
+impl Instructions {
+    /// The best that this processor has. The answer is remembered, and asking again costs next to nothing.
+    #[inline]
+    fn best() -> Self {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("f16c") {
+            return Self::Avx2;
+        }
+        Self::Any
+    }
+}
+
+/// Where elements are, where their combination goes, and how.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    sources: &'a [*const u8],
+    targets: &'a [*mut u8],
+    count: usize,
+    stores: Stores,
+    instructions: Instructions,
+}
+
+/// Combines `count` elements of every source, in the order of the sources, and stores the result to every target.
+///
+/// # Panics
+/// If there is no source, or the operation does not [apply](ReduceOp::applies_to) to the type.
+///
+/// # Safety
+/// Sources are readable and targets writable for `count` elements, as raw memory that others may write meanwhile. A target
+/// is one of the sources, or overlaps with none. Targets do not overlap.
+pub(crate) unsafe fn combine(
+    sources: &[*const u8],
+    targets: &[*mut u8],
+    count: usize,
+    dtype: Dtype,
+    op: ReduceOp,
+    stores: Stores,
+) {
+    let instructions = Instructions::best();
+    // SAFETY: passed on from the caller; the processor has these instructions.
+    unsafe { combine_by(&Call { sources, targets, count, stores, instructions }, dtype, op) }
+}
+
+/// # Safety
+/// As [`combine`]; the processor has the instructions of the call.
+#[inline]
+unsafe fn combine_by(call: &Call<'_>, dtype: Dtype, op: ReduceOp) {
+    assert!(!call.sources.is_empty(), "there is nothing to combine");
+    let done = if dtype.is_float() {
+        // SAFETY: passed on from the caller.
+        with_floats!(dtype, Type => unsafe {
+ combine_numbers::<Type, { SMALL / size_of::<Type>() }>(call, op) })
+    } else {
+        // SAFETY: as above.
+        with_integers!(dtype, Type => unsafe {
+ combine_integers::<Type, { SMALL / size_of::<Type>() }>(call, op) })
+    };
+    assert!(done.is_some(), "{op} does not apply to {dtype}");
+    if call.stores == Stores::Streaming {
+        copy::machine::finish();
+    }
+}
+
+/// # Safety
+/// As [`combine_by`].
+unsafe fn combine_integers<T: Number<Total: Arithmetic + Bits>, const FEW: usize>(
+    call: &Call<'_>,
+    op: ReduceOp,
+) -> Option<()> {
+    match op {
+        // SAFETY: passed on from the caller.
+        ReduceOp::And => unsafe { choose::<T, And, FEW>(call) },
+        // SAFETY: as above.
+        ReduceOp::Or => unsafe { choose::<T, Or, FEW>(call) },
+        // SAFETY: as above.
+        ReduceOp::Xor => unsafe { choose::<T, Xor, FEW>(call) },
+        // SAFETY: as above.
+        _ => unsafe { return combine_numbers::<T, FEW>(call, op) },
+    }
+    Some(())
+}
+
+/// # Safety
+/// As [`combine_by`].
+unsafe fn combine_numbers<T: Number<Total: Arithmetic>, const FEW: usize>(
+    call: &Call<'_>,
+    op: ReduceOp,
+) -> Option<()> {
+    match op {
+        // SAFETY: passed on from the caller.
+        ReduceOp::Sum => unsafe { choose::<T, Sum, FEW>(call) },
+        // SAFETY: as above.
+        ReduceOp::Avg => unsafe { choose::<T, Avg, FEW>(call) },
+        // SAFETY: as above.
+        ReduceOp::Min => unsafe { choose::<T, Min, FEW>(call) },
+        // SAFETY: as above.
+        ReduceOp::Max => unsafe { choose::<T, Max, FEW>(call) },
+        // SAFETY: as above.
+        ReduceOp::Prod => unsafe { choose::<T, Prod, FEW>(call) },
+        ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => return None,
+    }
+    Some(())
+}
+
+/// # Safety
+/// As [`combine_by`].
+unsafe fn choose<T: Number, O: Operation<T::Total>, const FEW: usize>(call: &Call<'_>) {
+    let run = match call.instructions {
+        Instructions::Any => with_any::<T, O, FEW>,
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        Instructions::Avx2 => with_avx2::<T, O, FEW>,
+    };
+    let mut start = 0;
+    if call.stores == Stores::Streaming {
+        start = to_line::<T>(call.targets).min(call.count);
+        // SAFETY: passed on from the caller.
+        unsafe { run(call, 0, start) };
+    }
+    // SAFETY: as above.
+    unsafe { run(call, start, call.count) };
+}
+
+/// How many elements there are before the first target begins a cache line.
+fn to_line<T>(targets: &[*mut u8]) -> usize {
+    targets.first().map_or(0, |target| target.addr().wrapping_neg() % LINE / size_of::<T>())
+}
+
+/// # Safety
+/// As [`combine_by`]; the elements are among those of the call.
+unsafe fn with_any<T: Number, O: Operation<T::Total>, const FEW: usize>(
+    call: &Call<'_>,
+    at: usize,
+    end: usize,
+) {
+    // SAFETY: passed on from the caller.
+    unsafe { blocks::<Any, T, O, FEW>(call, at, end) }
+}
+
+/// # Safety
+/// As [`with_any`]; the processor has these instructions.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn with_avx2<T: Number, O: Operation<T::Total>, const FEW: usize>(
+    call: &Call<'_>,
+    at: usize,
+    end: usize,
+) {
+    // SAFETY: passed on from the caller.
+    unsafe { blocks::<x86_64::Avx2, T, O, FEW>(call, at, end) }
+}
+
+/// # Safety
+/// As [`with_any`]; the processor is this machine, and `FEW` elements are a small block.
+#[inline(always)]
+unsafe fn blocks<M: Machine, T: Number, O: Operation<T::Total>, const FEW: usize>(
+    call: &Call<'_>,
+    mut at: usize,
+    end: usize,
+) {
+    while end - at >= BLOCK {
+        // SAFETY: as many elements are left.
+        unsafe { block::<M, T, O, BLOCK>(call, at) };
+        at += BLOCK;
+    }
+    while end - at >= FEW {
+        // SAFETY: as above.
+        unsafe { block::<M, T, O, FEW>(call, at) };
+        at += FEW;
+    }
+    if at < end {
+        // SAFETY: as above, and fewer than a small block has.
+        unsafe { rest::<M, T, O, FEW>(call, at, end - at) };
+    }
+}
+
+/// # Safety
+/// As [`blocks`]; there are `COUNT` elements from `at` on.
+#[inline(always)]
+unsafe fn block<M: Machine, T: Number, O: Operation<T::Total>, const COUNT: usize>(
+    call: &Call<'_>,
+    at: usize,
+) {
+    let at = at * size_of::<T>();
+    // SAFETY: a block within the caller's range.
+    let load = |source: *const u8| unsafe { T::load::<M, COUNT>(source.wrapping_add(at)) };
+    let result = combined::<M, T, O, COUNT>(call.sources, load);
+    for target in call.targets {
+        let target = target.wrapping_add(at);
+        if COUNT == BLOCK && call.stores == Stores::Streaming && target.addr().is_multiple_of(32) {
+            // SAFETY: a block within the caller's range, and aligned.
+            unsafe { M::stream(result, target) };
+        } else {
+            // SAFETY: as above.
+            unsafe { M::store(result, target) };
+        }
+    }
+}
+
+/// # Safety
+/// As [`blocks`]; there are `count` elements from `at` on, fewer than `FEW`.
+#[inline(always)]
+unsafe fn rest<M: Machine, T: Number, O: Operation<T::Total>, const FEW: usize>(
+    call: &Call<'_>,
+    at: usize,
+    count: usize,
+) {
+    let (at, len) = (at * size_of::<T>(), count * size_of::<T>());
+    // SAFETY: within the caller's range.
+    let load = |source: *const u8| T::widen::<M, FEW>(unsafe { M::load_some(source.wrapping_add(at), len) });
+    let result = combined::<M, T, O, FEW>(call.sources, load);
+    for target in call.targets {
+        // SAFETY: as above.
+        unsafe { M::store_some(result, target.wrapping_add(at), len) };
+    }
+}
+
+/// The blocks of all sources, of which there is one at least, combined.
+#[inline(always)]
+fn combined<M: Machine, T: Number, O: Operation<T::Total>, const COUNT: usize>(
+    sources: &[*const u8],
+    load: impl Fn(*const u8) -> [T::Total; COUNT],
+) -> [T; COUNT] {
+    let mut totals = load(sources[0]);
+    for source in &sources[1..] {
+        for (total, next) in totals.iter_mut().zip(load(*source)) {
+            *total = O::with(*total, next);
+        }
+    }
+    for total in &mut totals {
+        *total = O::of_all(*total, sources.len());
+    }
+    T::narrow::<M, COUNT>(totals)
+}

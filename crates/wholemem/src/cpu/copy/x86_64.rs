@@ -1,0 +1,380 @@
+//! Rows moved by the vector instructions of x86-64.
+
+use std::arch::asm;
+use std::sync::LazyLock;
+
+/// Whether there are registers of 32 bytes.
+static WIDE: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx"));
+
+/// Whether there are registers of 64 bytes.
+static WIDEST: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx512f"));
+
+/// Whether the processor moves strings of bytes by whole cache lines.
+static STRINGS: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("ermsb"));
+
+/// From how many bytes on they are more than the nearer caches hold: lines that are taken over without what is in them are
+/// worth more then than lines that are asked for ahead.
+const STRING: usize = 1 << 20;
+
+/// How many bytes ahead a line is asked for that is going to be written.
+const AHEAD: usize = 512;
+
+/// A load and a store of one register. Short loads fill the whole register: what they left of it would have to wait for
+/// whatever was there before.
+macro_rules! step {
+    ($load:literal, $store:literal, $register:ident, $from:expr, $to:expr) => {
+        asm!(
+            $load,
+            $store,
+            from = in(reg) $from,
+            to = in(reg) $to,
+            value = out($register) _,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Moves `len` bytes.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `len` bytes, as raw memory that others may write meanwhile; they do not
+/// overlap.
+#[inline]
+pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
+    if len < 32 || !*WIDE {
+        // SAFETY: passed on from the caller.
+        return unsafe { any_sse(from, to, len) };
+    }
+    let whole = len & !31;
+    // SAFETY: whole registers within the caller's range; the processor has such registers.
+    unsafe {
+        asm!(
+            "2:",
+            "vmovdqu ymm0, [{from} + {at}]",
+            "vmovdqu [{to} + {at}], ymm0",
+            "add {at}, 32",
+            "cmp {at}, {whole}",
+            "jb 2b",
+            from = in(reg) from,
+            to = in(reg) to,
+            whole = in(reg) whole,
+            at = inout(reg) 0_usize => _,
+            // The lower half, by which the whole register is meant.
+            out("xmm0") _,
+            options(nostack)
+        );
+    }
+    leave();
+    // SAFETY: the rest of the caller's range.
+    unsafe { any_sse(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
+}
+
+/// How many bytes the widest registers hold.
+#[inline]
+pub(in crate::cpu) fn widest() -> usize {
+    match (*WIDEST, *WIDE) {
+        (true, _) => 64,
+        (false, true) => 32,
+        (false, false) => 16,
+    }
+}
+
+/// Two registers, from the beginning and to the end of `$len` bytes.
+macro_rules! two {
+    ($move:literal, $register:literal, $width:literal, $from:ident, $to:ident, $len:ident) => {
+        asm!(
+            concat!($move, " ", $register, "0, [{from}]"),
+            concat!($move, " ", $register, "1, [{from} + {len} - ", $width, "]"),
+            concat!($move, " [{to}], ", $register, "0"),
+            concat!($move, " [{to} + {len} - ", $width, "], ", $register, "1"),
+            from = in(reg) $from, to = in(reg) $to, len = in(reg) $len,
+            // The lower parts, by which the whole registers are meant.
+            out("xmm0") _, out("xmm1") _,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Four registers, two from the beginning and two to the end of `$len` bytes.
+macro_rules! four {
+    ($move:literal, $register:literal, $width:literal, $twice:literal, $from:ident, $to:ident, $len:ident) => {
+        asm!(
+            concat!($move, " ", $register, "0, [{from}]"),
+            concat!($move, " ", $register, "1, [{from} + ", $width, "]"),
+            concat!($move, " ", $register, "2, [{from} + {len} - ", $twice, "]"),
+            concat!($move, " ", $register, "3, [{from} + {len} - ", $width, "]"),
+            concat!($move, " [{to}], ", $register, "0"),
+            concat!($move, " [{to} + ", $width, "], ", $register, "1"),
+            concat!($move, " [{to} + {len} - ", $twice, "], ", $register, "2"),
+            concat!($move, " [{to} + {len} - ", $width, "], ", $register, "3"),
+            from = in(reg) $from, to = in(reg) $to, len = in(reg) $len,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Moves `len` bytes to a place that nobody else writes, some of them perhaps twice: by `COUNT` registers of `WIDTH` bytes
+/// from the beginning, and as many to the end. All loads come before all stores, which would hold up loads from addresses
+/// that look like theirs. [`leave`] is to be called when the last row was moved.
+///
+/// # Safety
+/// As [`any`]; `len` is `WIDTH * COUNT` to twice that; the processor has such registers.
+#[inline(always)]
+pub(in crate::cpu) unsafe fn ends<const WIDTH: usize, const COUNT: usize>(
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+) {
+    const { assert!(matches!((WIDTH, COUNT), (16 | 32 | 64, 1) | (32 | 64, 2)), "no such group of registers") };
+    debug_assert!((WIDTH * COUNT..=2 * WIDTH * COUNT).contains(&len) && WIDTH <= widest());
+    match (WIDTH, COUNT) {
+        // SAFETY: within the caller's range.
+        (16, _) => unsafe { two!("movdqu", "xmm", "16", from, to, len) },
+        // SAFETY: as above; the processor has such registers.
+        (32, 1) => unsafe { two!("vmovdqu", "ymm", "32", from, to, len) },
+        // SAFETY: as above.
+        (32, _) => unsafe { four!("vmovdqu", "ymm", "32", "64", from, to, len) },
+        // SAFETY: as above.
+        (_, 1) => unsafe { two!("vmovdqu64", "zmm", "64", from, to, len) },
+        // SAFETY: as above.
+        _ => unsafe { four!("vmovdqu64", "zmm", "64", "128", from, to, len) },
+    }
+}
+
+/// Moves more bytes than [`ends`] can, in groups of four registers.
+///
+/// # Safety
+/// As [`any`]; `len` is `4 * WIDTH` at least; the processor has such registers.
+#[inline(always)]
+pub(in crate::cpu) unsafe fn long<const WIDTH: usize>(from: *const u8, to: *mut u8, len: usize) {
+    let group = 4 * WIDTH;
+    let mut at = 0;
+    while len - at > group {
+        // SAFETY: a group within the caller's range.
+        unsafe { ends::<WIDTH, 2>(from.wrapping_add(at), to.wrapping_add(at), group) };
+        at += group;
+    }
+    let rest = len - group;
+    // SAFETY: the last group of the caller's range.
+    unsafe { ends::<WIDTH, 2>(from.wrapping_add(rest), to.wrapping_add(rest), group) };
+}
+
+/// Lets go of the wide registers: what is compiled for narrow ones would wait for them.
+#[inline]
+pub(in crate::cpu) fn leave() {
+    if *WIDE {
+        // SAFETY: it touches no memory, and what it clears of the registers is nobody's; the processor has such.
+        unsafe {
+            asm!(
+                "vzeroupper",
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+                out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+    }
+}
+
+/// Moves `len` bytes by registers of 16 bytes.
+///
+/// # Safety
+/// As [`any`].
+#[inline(always)]
+pub(in crate::cpu) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) {
+    let mut at = 0;
+    while len - at >= 16 {
+        // SAFETY: 16 bytes within the caller's range.
+        unsafe {
+            step!(
+                "movdqu {value}, [{from}]",
+                "movdqu [{to}], {value}",
+                xmm_reg,
+                from.wrapping_add(at),
+                to.wrapping_add(at)
+            )
+        };
+        at += 16;
+    }
+    if len & 8 != 0 {
+        // SAFETY: 8 bytes within the caller's range.
+        unsafe {
+            step!(
+                "mov {value}, [{from}]",
+                "mov [{to}], {value}",
+                reg,
+                from.wrapping_add(at),
+                to.wrapping_add(at)
+            )
+        };
+        at += 8;
+    }
+    if len & 4 != 0 {
+        // SAFETY: 4 bytes within the caller's range.
+        unsafe {
+            step!(
+                "mov {value:e}, [{from}]",
+                "mov [{to}], {value:e}",
+                reg,
+                from.wrapping_add(at),
+                to.wrapping_add(at)
+            )
+        };
+        at += 4;
+    }
+    if len & 2 != 0 {
+        // SAFETY: 2 bytes within the caller's range.
+        unsafe {
+            step!(
+                "movzx {value:e}, word ptr [{from}]",
+                "mov [{to}], {value:x}",
+                reg,
+                from.wrapping_add(at),
+                to.wrapping_add(at)
+            )
+        };
+        at += 2;
+    }
+    if len & 1 != 0 {
+        // SAFETY: the last byte of the caller's range.
+        unsafe {
+            step!(
+                "movzx {value:e}, byte ptr [{from}]",
+                "mov [{to}], {value:l}",
+                reg,
+                from.wrapping_add(at),
+                to.wrapping_add(at)
+            )
+        };
+    }
+}
+
+/// Moves `len` bytes to lines that another core has read, or will. Few are asked back a while ahead, since a store that waits
+/// for its line holds up all behind it.
+///
+/// # Safety
+/// As [`any`].
+#[inline]
+pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
+    if len < AHEAD || !*WIDE {
+        // SAFETY: passed on from the caller.
+        return unsafe { any(from, to, len) };
+    }
+    if len >= STRING && *STRINGS {
+        // Later stores are seen after all of it, as after any other.
+        // SAFETY: by the caller's word.
+        unsafe {
+            asm!(
+                "rep movsb",
+                inout("rsi") from => _,
+                inout("rdi") to => _,
+                inout("rcx") len => _,
+                options(nostack, preserves_flags)
+            );
+        }
+        return;
+    }
+    let whole = len & !127;
+    // SAFETY: whole registers within the caller's range; the processor has such registers. What is asked for ahead may be
+    // beyond it, and is only asked for.
+    unsafe {
+        asm!(
+            "2:",
+            "prefetchw [{to} + {at} + {ahead}]",
+            "prefetchw [{to} + {at} + {ahead} + 64]",
+            "vmovdqu ymm0, [{from} + {at}]",
+            "vmovdqu ymm1, [{from} + {at} + 32]",
+            "vmovdqu ymm2, [{from} + {at} + 64]",
+            "vmovdqu ymm3, [{from} + {at} + 96]",
+            "vmovdqu [{to} + {at}], ymm0",
+            "vmovdqu [{to} + {at} + 32], ymm1",
+            "vmovdqu [{to} + {at} + 64], ymm2",
+            "vmovdqu [{to} + {at} + 96], ymm3",
+            "add {at}, 128",
+            "cmp {at}, {whole}",
+            "jb 2b",
+            from = in(reg) from,
+            to = in(reg) to,
+            whole = in(reg) whole,
+            at = inout(reg) 0_usize => _,
+            ahead = const AHEAD,
+            // The lower halves, by which the whole registers are meant.
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            options(nostack)
+        );
+    }
+    leave();
+    // SAFETY: the rest of the caller's range.
+    unsafe { any(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
+}
+
+/// Moves `LEN` bytes.
+///
+/// # Safety
+/// As [`any`].
+#[inline(always)]
+pub(in crate::cpu) unsafe fn exact<const LEN: usize>(from: *const u8, to: *mut u8) {
+    // Unrolled, and its questions answered, when it is compiled.
+    // SAFETY: passed on from the caller.
+    unsafe { any_sse(from, to, LEN) }
+}
+
+/// Moves `len` bytes that nobody will look at soon: past the caches, so that lines that are written whole are not read
+/// first.
+///
+/// # Safety
+/// As [`any`]; `to` begins a cache line, and `len` is whole lines.
+#[inline]
+pub(in crate::cpu) unsafe fn streaming(from: *const u8, to: *mut u8, len: usize) {
+    if len == 0 {
+        return;
+    }
+    // SAFETY: whole lines of the caller's range, which are aligned.
+    unsafe {
+        asm!(
+            "2:",
+            "movdqu {a}, [{from} + {at}]",
+            "movdqu {b}, [{from} + {at} + 16]",
+            "movdqu {c}, [{from} + {at} + 32]",
+            "movdqu {d}, [{from} + {at} + 48]",
+            "movntdq [{to} + {at}], {a}",
+            "movntdq [{to} + {at} + 16], {b}",
+            "movntdq [{to} + {at} + 32], {c}",
+            "movntdq [{to} + {at} + 48], {d}",
+            "add {at}, 64",
+            "cmp {at}, {len}",
+            "jb 2b",
+            from = in(reg) from,
+            to = in(reg) to,
+            len = in(reg) len,
+            at = inout(reg) 0_usize => _,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack)
+        );
+    }
+}
+
+/// Makes what was streamed visible to others before what follows.
+pub(in crate::cpu) fn finish() {
+    // SAFETY: a fence.
+    unsafe { asm!("sfence", options(nostack, preserves_flags)) }
+}
+
+/// Says that a cache line will be read soon.
+#[inline(always)]
+pub(in crate::cpu) fn will_read(line: *const u8) {
+    // SAFETY: a hint, which an address that is not mapped leaves without effect.
+    unsafe { asm!("prefetcht0 [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) }
+}
+
+/// Says that a cache line will be written soon.
+#[inline(always)]
+pub(in crate::cpu) fn will_write(line: *const u8) {
+    // SAFETY: as above.
+    unsafe { asm!("prefetchw [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) }
+}

@@ -1,0 +1,166 @@
+//! Rows moved element by element: converted on their way, or added to what is there.
+
+use std::convert::identity;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use half::{bf16, f16};
+
+use super::parallel::walk;
+use super::row_lookup::{Finder, Index, usize_of};
+use super::rows::zero;
+use crate::abi::ElementsRequest;
+use crate::dtype::{Dtype, Element, with_types};
+
+/// Takes elements one by one from one row to another.
+type RowFunction = unsafe fn(from: *const u8, to: *mut u8, elements: usize);
+
+/// Copies rows of the table to the dense side, converted; those of bad indices become zero.
+///
+/// # Safety
+/// What the request names is mapped: the indices and the rows of all valid ones readable, the dense side writable, all of
+/// them aligned to their elements. Others may write all of it meanwhile.
+pub(super) unsafe fn gather<I: Index>(request: &ElementsRequest) {
+    let (table, dense) = request.dtypes().expect("types that the plan knows");
+    let convert = converter(table, dense).expect("types that convert");
+    let (elements, len) = (usize_of(request.elements), usize_of(request.elements) * dense.len());
+    let row = |row: Option<*mut u8>, dense| match row {
+        // SAFETY: a row of either side.
+        Some(row) => unsafe { convert(row, dense, elements) },
+        // SAFETY: a row of the dense side.
+        None => unsafe { zero(dense, len) },
+    };
+    // SAFETY: passed on from the caller.
+    unsafe { for_rows::<I>(request, row) }
+}
+
+/// Copies rows of the dense side to the table, converted; those of bad indices are left out.
+///
+/// # Safety
+/// As [`gather`], with the table writable and the dense side readable.
+pub(super) unsafe fn scatter<I: Index>(request: &ElementsRequest) {
+    let (table, dense) = request.dtypes().expect("types that the plan knows");
+    let convert = converter(dense, table).expect("types that convert");
+    // SAFETY: passed on from the caller.
+    unsafe { for_found_rows::<I>(request, convert) }
+}
+
+/// Adds rows of the dense side to the table, each element atomically; those of bad indices are left out.
+///
+/// # Safety
+/// As [`scatter`].
+pub(super) unsafe fn add<I: Index>(request: &ElementsRequest) {
+    let (table, dense) = request.dtypes().expect("types that the plan knows");
+    let add = adder(dense, table).expect("types that convert");
+    // SAFETY: passed on from the caller.
+    unsafe { for_found_rows::<I>(request, add) }
+}
+
+/// Takes the elements of every row of the dense side to the row of the table that it is for.
+///
+/// # Safety
+/// As [`scatter`].
+unsafe fn for_found_rows<I: Index>(request: &ElementsRequest, function: RowFunction) {
+    let elements = usize_of(request.elements);
+    let row = |row: Option<*mut u8>, dense: *mut u8| {
+        if let Some(row) = row {
+            // SAFETY: a row of either side.
+            unsafe { function(dense, row, elements) };
+        }
+    };
+    // SAFETY: passed on from the caller.
+    unsafe { for_rows::<I>(request, row) }
+}
+
+/// Calls `work` with the row of the table, if there is one, and the row of the dense side of each position.
+///
+/// # Safety
+/// As [`gather`]; `work` touches these rows alone.
+unsafe fn for_rows<I: Index>(request: &ElementsRequest, work: impl Fn(Option<*mut u8>, *mut u8) + Sync) {
+    // SAFETY: the directory is among what the request names.
+    let finder = unsafe { Finder::new(&request.rows) };
+    walk(request.rows.count, request.rows.row_len, |range| {
+        for position in range {
+            // SAFETY: a position of the request.
+            let row = unsafe { finder.table_row::<I>(position) };
+            if row.is_none() {
+                // SAFETY: a position of the request, and the record is among what it names.
+                unsafe { finder.note::<I>(position) };
+            }
+            work(row, finder.dense_row(position));
+        }
+    });
+}
+
+fn converter(from: Dtype, to: Dtype) -> Option<RowFunction> {
+    with_types!(from, From, to, To => convert::<From, To> as RowFunction)
+}
+
+fn adder(from: Dtype, to: Dtype) -> Option<RowFunction> {
+    with_types!(from, From, to, To => add_row::<From, To> as RowFunction)
+}
+
+/// # Safety
+/// Both rows are aligned, and accessible for that many elements.
+unsafe fn convert<From: Element, To: Element<Wide = From::Wide>>(
+    from: *const u8,
+    to: *mut u8,
+    elements: usize,
+) {
+    for at in 0..elements {
+        // SAFETY: an aligned element of the row.
+        let element = unsafe { from.cast::<From>().wrapping_add(at).read_volatile() };
+        // SAFETY: as above.
+        unsafe { to.cast::<To>().wrapping_add(at).write_volatile(To::narrow(element.widen())) };
+    }
+}
+
+/// # Safety
+/// As [`convert`].
+unsafe fn add_row<From: Element, To: AtomicElement<Wide = From::Wide>>(
+    from: *const u8,
+    to: *mut u8,
+    elements: usize,
+) {
+    for at in 0..elements {
+        // SAFETY: an aligned element of the row.
+        let element = unsafe { from.cast::<From>().wrapping_add(at).read_volatile() };
+        // SAFETY: as above.
+        unsafe { To::add_at(to.cast::<To>().wrapping_add(at), To::narrow(element.widen())) };
+    }
+}
+
+/// An element that can be added to in memory that others add to at the same time.
+trait AtomicElement: Element {
+    /// # Safety
+    /// `at` is aligned and writable.
+    unsafe fn add_at(at: *mut Self, value: Self);
+}
+
+macro_rules! atomic {
+    ($($type:ident as $bits:ident in $atomic:ident: $from:expr, $to:expr;)*) => {$(
+        impl AtomicElement for $type {
+            unsafe fn add_at(at: *mut Self, value: Self) {
+                // SAFETY: aligned and writable by the caller's word, and reached by atomics, or by whoever races for it.
+                let word = unsafe { $atomic::from_ptr(at.cast::<$bits>()) };
+                let sum = |bits: $bits| Some($to($from(bits).plus(value)));
+                // It does not say no.
+                let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+            }
+        }
+    )*};
+}
+
+atomic! {
+    u8 as u8 in AtomicU8: identity, identity;
+    i8 as u8 in AtomicU8: u8::cast_signed, i8::cast_unsigned;
+    u16 as u16 in AtomicU16: identity, identity;
+    i16 as u16 in AtomicU16: u16::cast_signed, i16::cast_unsigned;
+    u32 as u32 in AtomicU32: identity, identity;
+    i32 as u32 in AtomicU32: u32::cast_signed, i32::cast_unsigned;
+    u64 as u64 in AtomicU64: identity, identity;
+    i64 as u64 in AtomicU64: u64::cast_signed, i64::cast_unsigned;
+    f16 as u16 in AtomicU16: f16::from_bits, f16::to_bits;
+    bf16 as u16 in AtomicU16: bf16::from_bits, bf16::to_bits;
+    f32 as u32 in AtomicU32: f32::from_bits, f32::to_bits;
+    f64 as u64 in AtomicU64: f64::from_bits, f64::to_bits;
+}

@@ -1,0 +1,376 @@
+//! Rows gathered and scattered as they are, byte by byte.
+//!
+//! A random row is a miss in every cache and in the page table. The processor moves short rows many at a time, and fetches
+//! the rest of a long one by itself once it has seen its beginning. Only where rows go past the caches, or into a table,
+//! are addresses found some rows ahead, and the processor told of their lines before they are needed: elsewhere the hints
+//! would take the buffers that it fetches with.
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use wholemem_os::SharedSlice;
+
+use super::copy::machine;
+use super::parallel::walk;
+use super::row_lookup::{Finder, Index, usize_of};
+use crate::abi::RowsRequest;
+
+/// A cache line.
+const LINE: usize = 64;
+
+/// Rows up to this length are moved one after the other in any case: the processor is busy with so many of them at once
+/// that nobody needs to look ahead.
+const SHORT: usize = 192;
+
+/// The most rows, and about how many bytes, whose addresses are found ahead.
+const ROWS_AHEAD: usize = 32;
+const BYTES_AHEAD: usize = 8 << 10;
+
+/// From this many bytes of output on, they are written past the caches: nobody finds them there later anyway.
+const STREAMING: u64 = 32 << 20;
+
+/// How one row is moved.
+trait Mover: Copy + Sync {
+    /// How many bytes.
+    fn len(&self) -> usize;
+
+    /// Whether the processor is told of rows before they are moved.
+    fn looks_ahead(&self) -> bool {
+        false
+    }
+
+    /// # Safety
+    /// `from` is readable and `to` writable for as many bytes, as raw memory.
+    unsafe fn apply(&self, from: *const u8, to: *mut u8);
+
+    /// Ends what it did for the rows of a range.
+    fn finish(&self) {}
+}
+
+/// Rows of a length that is known when this is compiled.
+#[derive(Clone, Copy)]
+struct Exact<const LEN: usize>;
+
+impl<const LEN: usize> Mover for Exact<LEN> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        LEN
+    }
+
+    #[inline(always)]
+    unsafe fn apply(&self, from: *const u8, to: *mut u8) {
+        // SAFETY: passed on from the caller.
+        unsafe { machine::exact::<LEN>(from, to) }
+    }
+}
+
+/// Rows that some registers hold, into a place that is this call's alone.
+#[derive(Clone, Copy)]
+struct Ends<const WIDTH: usize, const COUNT: usize>(usize);
+
+impl<const WIDTH: usize, const COUNT: usize> Mover for Ends<WIDTH, COUNT> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn apply(&self, from: *const u8, to: *mut u8) {
+        // SAFETY: passed on from the caller; only rows that such registers hold are moved so.
+        unsafe { machine::ends::<WIDTH, COUNT>(from, to, self.0) }
+    }
+
+    #[inline(always)]
+    fn finish(&self) {
+        machine::leave();
+    }
+}
+
+/// Longer rows, into a place that is this call's alone.
+#[derive(Clone, Copy)]
+struct Long<const WIDTH: usize>(usize);
+
+impl<const WIDTH: usize> Mover for Long<WIDTH> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn apply(&self, from: *const u8, to: *mut u8) {
+        // SAFETY: passed on from the caller; only rows of four registers and more are moved so.
+        unsafe { machine::long::<WIDTH>(from, to, self.0) }
+    }
+
+    #[inline(always)]
+    fn finish(&self) {
+        machine::leave();
+    }
+}
+
+/// Rows of any length, into a place that others may write too.
+#[derive(Clone, Copy)]
+struct Any(usize);
+
+impl Mover for Any {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn apply(&self, from: *const u8, to: *mut u8) {
+        // SAFETY: passed on from the caller.
+        unsafe { machine::any(from, to, self.0) }
+    }
+
+    #[inline(always)]
+    fn looks_ahead(&self) -> bool {
+        self.0 > SHORT
+    }
+}
+
+/// Rows that are whole cache lines, and so many that they are not to stay in the caches.
+#[derive(Clone, Copy)]
+struct Streaming(usize);
+
+impl Mover for Streaming {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn apply(&self, from: *const u8, to: *mut u8) {
+        // SAFETY: passed on from the caller; only targets of whole lines are moved so.
+        unsafe { machine::streaming(from, to, self.0) }
+    }
+
+    #[inline(always)]
+    fn finish(&self) {
+        machine::finish();
+    }
+
+    #[inline(always)]
+    fn looks_ahead(&self) -> bool {
+        self.0 > SHORT
+    }
+}
+
+/// Calls `$body` with the first mover whose pattern fits: what there is to ask about a row is asked once for all of them.
+/// So little is left to be done for a row that the processor has many of them under way.
+macro_rules! with_mover {
+    ($what:expr, $mover:ident => $body:expr; $($pattern:pat => $choice:expr,)+) => {
+        match $what {
+            $($pattern => {
+                let $mover = $choice;
+                $body
+            })+
+        }
+    };
+}
+
+/// Copies rows of the table to the dense side; those of bad indices become zero.
+///
+/// # Safety
+/// What the request names is mapped: the indices and the rows of all valid ones readable, the dense side writable. Others
+/// may write all of it meanwhile.
+pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
+    // SAFETY: passed on from the caller; the processor has registers as wide as its widest.
+    unsafe { gather_by::<I>(machine::widest(), request) }
+}
+
+/// As [`gather`], by registers of at most `widest` bytes.
+///
+/// # Safety
+/// As [`gather`]; the processor has such registers.
+unsafe fn gather_by<I: Index>(widest: usize, request: &RowsRequest) {
+    // SAFETY: the directory is among what the request names.
+    let finder = unsafe { Finder::new(request) };
+    let len = usize_of(request.row_len);
+    let whole_lines = (request.rows | request.rows_stride | request.row_len).is_multiple_of(LINE as u64);
+    if whole_lines && request.count.saturating_mul(request.row_len) >= STREAMING {
+        // SAFETY: passed on from the caller.
+        return unsafe { move_all::<I, _, true>(finder, request, Streaming(len)) };
+    }
+    with_mover!((widest, len), mover => {
+        // SAFETY: passed on from the caller.
+        unsafe { move_all::<I, _, true>(finder, request, mover) }
+    };
+        (_, 1) => Exact::<1>,
+        (_, 2) => Exact::<2>,
+        (_, 4) => Exact::<4>,
+        (_, 8) => Exact::<8>,
+        (_, 12) => Exact::<12>,
+        (_, 16) => Exact::<16>,
+        (_, ..16) => Any(len),
+        (_, ..=32) => Ends::<16, 1>(len),
+        (16, _) => Any(len),
+        (_, ..=64) => Ends::<32, 1>(len),
+        (32, ..=128) => Ends::<32, 2>(len),
+        (32, _) => Long::<32>(len),
+        (_, ..=128) => Ends::<64, 1>(len),
+        (_, ..=256) => Ends::<64, 2>(len),
+        _ => Long::<64>(len),
+    );
+}
+
+/// Copies rows of the dense side to the table; those of bad indices are left out.
+///
+/// # Safety
+/// As [`gather`], with the table writable and the dense side readable.
+pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
+    // SAFETY: the directory is among what the request names.
+    let finder = unsafe { Finder::new(request) };
+    let len = usize_of(request.row_len);
+    with_mover!(len, mover => {
+        // SAFETY: passed on from the caller.
+        unsafe { move_all::<I, _, false>(finder, request, mover) }
+    };
+        1 => Exact::<1>,
+        2 => Exact::<2>,
+        4 => Exact::<4>,
+        8 => Exact::<8>,
+        12 => Exact::<12>,
+        16 => Exact::<16>,
+        24 => Exact::<24>,
+        32 => Exact::<32>,
+        48 => Exact::<48>,
+        64 => Exact::<64>,
+        96 => Exact::<96>,
+        128 => Exact::<128>,
+        _ => Any(len),
+    );
+}
+
+/// Moves all rows, by several threads if there are many.
+///
+/// # Safety
+/// As [`gather`] or [`scatter`].
+unsafe fn move_all<I: Index, M: Mover, const GATHER: bool>(
+    finder: Finder<'_>,
+    request: &RowsRequest,
+    mover: M,
+) {
+    walk(request.count, request.row_len, |range| {
+        // SAFETY: passed on from the caller.
+        unsafe { move_rows::<I, M, GATHER>(finder, mover, range) };
+        mover.finish();
+    });
+}
+
+/// Moves the rows of some positions.
+///
+/// The finder is this function's own: what assembly might write through a reference would be read again for each row.
+///
+/// # Safety
+/// As [`gather`] or [`scatter`].
+unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(finder: Finder<'_>, mover: M, range: Range<u64>) {
+    if !mover.looks_ahead() {
+        for position in range {
+            // SAFETY: a position of the request.
+            let row = unsafe { finder.table_row::<I>(position) };
+            // SAFETY: passed on from the caller.
+            unsafe {
+                move_row::<I, M, GATHER>(&finder, mover, position, row.unwrap_or(std::ptr::null_mut()))
+            };
+        }
+        return;
+    }
+    let batch = (BYTES_AHEAD / mover.len()).clamp(1, ROWS_AHEAD) as u64;
+    let (mut found, mut next) = ([std::ptr::null_mut(); ROWS_AHEAD], [std::ptr::null_mut(); ROWS_AHEAD]);
+    let ahead = |start: u64| start..range.end.min(start + batch);
+    // SAFETY: passed on from the caller.
+    unsafe { look_ahead::<I, M, GATHER>(&finder, mover, ahead(range.start), &mut found) };
+    let mut start = range.start;
+    while start < range.end {
+        let now = ahead(start);
+        start = now.end;
+        // SAFETY: passed on from the caller.
+        unsafe { look_ahead::<I, M, GATHER>(&finder, mover, ahead(start), &mut next) };
+        for (position, row) in now.zip(found) {
+            // SAFETY: passed on from the caller.
+            unsafe { move_row::<I, M, GATHER>(&finder, mover, position, row) };
+        }
+        std::mem::swap(&mut found, &mut next);
+    }
+}
+
+/// Moves the row of a position; `row` is the table's, null for a bad index.
+///
+/// # Safety
+/// As [`gather`] or [`scatter`].
+#[inline(always)]
+unsafe fn move_row<I: Index, M: Mover, const GATHER: bool>(
+    finder: &Finder<'_>,
+    mover: M,
+    position: u64,
+    row: *mut u8,
+) {
+    let dense = finder.dense_row(position);
+    if row.is_null() {
+        // SAFETY: passed on from the caller.
+        unsafe { bad::<I, GATHER>(*finder, position, dense, mover.len()) };
+    } else if GATHER {
+        // SAFETY: a row of the table, and one of the dense side.
+        unsafe { mover.apply(row, dense) };
+    } else {
+        // SAFETY: as above.
+        unsafe { mover.apply(dense, row) };
+    }
+}
+
+/// Finds rows, null for bad indices, and tells the processor of their lines.
+///
+/// # Safety
+/// As [`gather`] or [`scatter`].
+#[inline(always)]
+unsafe fn look_ahead<I: Index, M: Mover, const GATHER: bool>(
+    finder: &Finder<'_>,
+    mover: M,
+    range: Range<u64>,
+    found: &mut [*mut u8; ROWS_AHEAD],
+) {
+    for (position, place) in range.zip(found) {
+        // SAFETY: a position of the request.
+        let row = unsafe { finder.table_row::<I>(position) };
+        *place = row.unwrap_or(std::ptr::null_mut());
+        if let Some(row) = row {
+            // As often for each row, wherever it begins in a line: the processor would guess wrong how often.
+            let last = mover.len() - 1;
+            for at in (0..last).step_by(LINE).chain([last]) {
+                let line = row.wrapping_add(at);
+                if GATHER { machine::will_read(line) } else { machine::will_write(line) }
+            }
+        }
+    }
+}
+
+/// Does what is to be done for an index that names no row.
+///
+/// # Safety
+/// As [`gather`] or [`scatter`].
+#[cold]
+unsafe fn bad<I: Index, const GATHER: bool>(finder: Finder<'_>, position: u64, dense: *mut u8, len: usize) {
+    // SAFETY: a position of the request, and the record is among what it names.
+    unsafe { finder.note::<I>(position) };
+    if GATHER {
+        // SAFETY: a row of the dense side, which is not at null.
+        unsafe { zero(dense, len) };
+    }
+}
+
+/// Sets bytes to zero.
+///
+/// # Safety
+/// They are writable, as raw memory.
+pub(super) unsafe fn zero(at: *mut u8, len: usize) {
+    if let Some(at) = std::ptr::NonNull::new(at) {
+        // SAFETY: by the caller's word.
+        let bytes = unsafe { SharedSlice::new(at, len, true) };
+        // A writable view is filled.
+        let _ = bytes.fill(0);
+    }
+}

@@ -1,0 +1,311 @@
+//! Arithmetic of elements: what converting and adding mean, for every type.
+//!
+//! A conversion goes through the widest type of its family, which holds every value of the others exactly, so that it
+//! rounds or truncates once. Every NaN becomes the same one, since devices differ in what else they would keep of it.
+
+use half::{bf16, f16};
+
+use super::Dtype;
+
+/// A type of element.
+pub(crate) trait Element: Copy + 'static {
+    /// The widest type of its family.
+    type Wide;
+
+    /// The element with these bytes, of which there are as many as it takes.
+    fn from_bytes(bytes: &[u8]) -> Self;
+
+    /// Writes its bytes to a place of just their number.
+    fn write_to(self, place: &mut [u8]);
+
+    /// The same value, wide.
+    fn widen(self) -> Self::Wide;
+
+    /// The nearest value to a wide one; of integers, its lower bits.
+    fn narrow(wide: Self::Wide) -> Self;
+
+    /// The sum, rounded once; of integers, its lower bits.
+    fn plus(self, other: Self) -> Self;
+}
+
+macro_rules! bytes {
+    () => {
+        fn from_bytes(bytes: &[u8]) -> Self {
+            let mut copy = [0; size_of::<Self>()];
+            copy.copy_from_slice(bytes);
+            Self::from_ne_bytes(copy)
+        }
+
+        fn write_to(self, place: &mut [u8]) {
+            place.copy_from_slice(&self.to_ne_bytes());
+        }
+    };
+}
+
+macro_rules! integers {
+    ($($type:ident)*) => {$(
+        impl Element for $type {
+            type Wide = u64;
+
+            bytes!();
+
+            #[expect(clippy::allow_attributes, reason = "the casts are none for some of the types")]
+            #[allow(clippy::cast_sign_loss, reason = "the sign is extended, and the bits are what counts")]
+            #[allow(clippy::cast_lossless, reason = "there is no `From` for all of the types")]
+            fn widen(self) -> u64 {
+                self as u64
+            }
+
+            #[expect(clippy::allow_attributes, reason = "the casts are none for some of the types")]
+            #[allow(clippy::cast_possible_truncation, reason = "the lower bits are what is asked for")]
+            #[allow(clippy::cast_possible_wrap, reason = "the bits are what counts")]
+            fn narrow(wide: u64) -> Self {
+                wide as Self
+            }
+
+            fn plus(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+        }
+    )*};
+}
+
+integers!(u8 i8 u16 i16 u32 i32 u64 i64);
+
+macro_rules! floats {
+    ($($type:ident: $narrow:expr, $plus:expr;)*) => {$(
+        impl Element for $type {
+            type Wide = f64;
+
+            bytes!();
+
+            fn widen(self) -> f64 {
+                self.into()
+            }
+
+            fn narrow(wide: f64) -> Self {
+                if wide.is_nan() { Self::NAN } else { $narrow(wide) }
+            }
+
+            fn plus(self, other: Self) -> Self {
+                $plus(self, other)
+            }
+        }
+    )*};
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest is what is asked for")]
+fn to_f32(wide: f64) -> f32 {
+    wide as f32
+}
+
+/// A number in single precision from which a half is rounded as if from `wide` itself: rounded to the odd neighbour, it is
+/// never taken for the middle between two halves.
+fn to_odd_f32(wide: f64) -> f32 {
+    let near = to_f32(wide);
+    let bits = near.to_bits();
+    if near.is_nan() || f64::from(near) == wide || bits & 1 == 1 {
+        return near;
+    }
+    // Magnitudes are ordered as their bits are.
+    let toward = if f64::from(near).abs() < wide.abs() { bits + 1 } else { bits - 1 };
+    f32::from_bits(toward)
+}
+
+// Rounding a sum to single precision first and to a half later is rounding it once: single precision has more than
+// twice their digits.
+floats! {
+    f16: |wide| f16::from_f32(to_odd_f32(wide)), |a: f16, b: f16| f16::from_f32(a.to_f32() + b.to_f32());
+    bf16: |wide| bf16::from_f32(to_odd_f32(wide)), |a: bf16, b: bf16| bf16::from_f32(a.to_f32() + b.to_f32());
+    f32: to_f32, |a, b| a + b;
+    f64: |wide| wide, |a, b| a + b;
+}
+
+/// Names the types behind two [`Dtype`]s of one family, and answers `Some($body)`; `None` for two of different families.
+macro_rules! with_types {
+    ($first:expr, $First:ident, $second:expr, $Second:ident => $body:expr) => {
+        match ($first.is_float(), $second.is_float()) {
+            (true, true) => $crate::dtype::with_floats!($first, $First =>
+                $crate::dtype::with_floats!($second, $Second => Some($body))),
+            (false, false) => $crate::dtype::with_integers!($first, $First =>
+                $crate::dtype::with_integers!($second, $Second => Some($body))),
+            _ => None,
+        }
+    };
+}
+
+macro_rules! with_integers {
+    ($dtype:expr, $Type:ident => $body:expr) => {
+        match $dtype {
+            Dtype::U8 => {
+                type $Type = u8;
+                $body
+            }
+            Dtype::I8 => {
+                type $Type = i8;
+                $body
+            }
+            Dtype::U16 => {
+                type $Type = u16;
+                $body
+            }
+            Dtype::I16 => {
+                type $Type = i16;
+                $body
+            }
+            Dtype::U32 => {
+                type $Type = u32;
+                $body
+            }
+            Dtype::I32 => {
+                type $Type = i32;
+                $body
+            }
+            Dtype::U64 => {
+                type $Type = u64;
+                $body
+            }
+            Dtype::I64 => {
+                type $Type = i64;
+                $body
+            }
+            _ => None,
+        }
+    };
+}
+
+macro_rules! with_floats {
+    ($dtype:expr, $Type:ident => $body:expr) => {
+        match $dtype {
+            Dtype::F16 => {
+                type $Type = half::f16;
+                $body
+            }
+            Dtype::Bf16 => {
+                type $Type = half::bf16;
+                $body
+            }
+            Dtype::F32 => {
+                type $Type = f32;
+                $body
+            }
+            Dtype::F64 => {
+                type $Type = f64;
+                $body
+            }
+            _ => None,
+        }
+    };
+}
+
+pub(crate) use {with_floats, with_integers, with_types};
+
+/// The elements of `source` as elements of another type; `None` where there is no conversion.
+pub(crate) fn convert(source: &[u8], from: Dtype, to: Dtype) -> Option<Vec<u8>> {
+    if from == to {
+        return Some(source.to_vec());
+    }
+    let mut target = vec![0; source.len() / from.len() * to.len()];
+    with_types!(from, From, to, To => {
+        for (place, bytes) in target.chunks_exact_mut(to.len()).zip(source.chunks_exact(from.len())) {
+            To::narrow(From::from_bytes(bytes).widen()).write_to(place);
+        }
+    })?;
+    Some(target)
+}
+
+/// Adds elements of the same type, one by one.
+pub(crate) fn add(target: &mut [u8], source: &[u8], dtype: Dtype) {
+    // A type is of one family with itself.
+    let _ = with_types!(dtype, Type, dtype, _Same => {
+        for (place, bytes) in target.chunks_exact_mut(dtype.len()).zip(source.chunks_exact(dtype.len())) {
+            Type::from_bytes(place).plus(Type::from_bytes(bytes)).write_to(place);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn converted<From: Element, To: Element>(value: From, from: Dtype, to: Dtype) -> To {
+        let mut bytes = vec![0; from.len()];
+        value.write_to(&mut bytes);
+        To::from_bytes(&convert(&bytes, from, to).unwrap())
+    }
+
+    #[test]
+    fn integers_keep_their_lower_bits() {
+        assert_eq!(converted::<i64, i8>(-1, Dtype::I64, Dtype::I8), -1);
+        assert_eq!(converted::<i8, u64>(-1, Dtype::I8, Dtype::U64), u64::MAX);
+        assert_eq!(converted::<u32, u8>(0x1234_5678, Dtype::U32, Dtype::U8), 0x78);
+        assert_eq!(converted::<i16, i32>(-300, Dtype::I16, Dtype::I32), -300);
+    }
+
+    #[test]
+    fn floats_are_rounded_once_and_to_the_nearest() {
+        // Between two halves, and a little above the middle: by way of single precision it would become the middle, and
+        // then the even one below.
+        let above = 1.0 + 2_f64.powi(-11) + 2_f64.powi(-40);
+        assert_eq!(converted::<f64, f16>(above, Dtype::F64, Dtype::F16).to_f64(), 1.0 + 2_f64.powi(-10));
+        let above = 1.0 + 2_f64.powi(-8) + 2_f64.powi(-40);
+        assert_eq!(converted::<f64, bf16>(above, Dtype::F64, Dtype::Bf16).to_f64(), 1.0 + 2_f64.powi(-7));
+        for (huge, half) in [(1e9, f16::INFINITY), (-1e300, f16::NEG_INFINITY), (1e-300, f16::ZERO)] {
+            assert_eq!(converted::<f64, f16>(huge, Dtype::F64, Dtype::F16), half);
+        }
+        let strange = bf16::from_bits(0xffc1);
+        assert_eq!(converted::<bf16, f32>(strange, Dtype::Bf16, Dtype::F32).to_bits(), 0x7fc0_0000);
+        assert_eq!(converted::<bf16, f16>(strange, Dtype::Bf16, Dtype::F16).to_bits(), 0x7e00);
+    }
+
+    #[test]
+    fn floats_and_integers_do_not_mix() {
+        assert_eq!(convert(&[0; 4], Dtype::F32, Dtype::I32), None);
+    }
+
+    #[test]
+    fn sums_wrap_around() {
+        let mut target = [250, 1];
+        add(&mut target, &[10, 2], Dtype::U8);
+        assert_eq!(target, [4, 3]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_half_survives_the_way_through_every_wider_float(bits: u16) {
+            let half = f16::from_bits(bits);
+            for dtype in [Dtype::F32, Dtype::F64] {
+                let wide = convert(&half.to_ne_bytes(), Dtype::F16, dtype).unwrap();
+                let back = convert(&wide, dtype, Dtype::F16).unwrap();
+                let back = f16::from_ne_bytes([back[0], back[1]]);
+                prop_assert!(back == half || back.is_nan() && half.is_nan());
+            }
+        }
+
+        #[test]
+        fn sums_of_halves_are_rounded_once(a: u16, b: u16) {
+            // Doubles hold the sum of two halves exactly.
+            let (a, b) = (f16::from_bits(a), f16::from_bits(b));
+            let exact = f16::narrow(a.to_f64() + b.to_f64());
+            prop_assert!(a.plus(b) == exact || exact.is_nan());
+        }
+
+        #[test]
+        fn no_other_half_is_nearer(bits: u16, away in -1.0_f64..1.0) {
+            // A number somewhere between a half and its neighbours.
+            let half = f16::from_bits(bits & 0x7fff);
+            let next = f16::from_bits((bits & 0x7fff) + 1);
+            prop_assume!(half.is_finite() && next.is_finite());
+            let number = half.to_f64() + (next.to_f64() - half.to_f64()) * away;
+            let distance = |half: f16| (half.to_f64() - number).abs();
+            let rounded = f16::narrow(number);
+            for neighbour in [rounded.to_bits().wrapping_sub(1), rounded.to_bits() + 1].map(f16::from_bits) {
+                // Beyond the largest there is no number, and no distance.
+                let nearer = neighbour.is_finite() && distance(neighbour) < distance(rounded);
+                prop_assert!(!nearer, "{} is nearer to {}", neighbour, number);
+            }
+        }
+    }
+}

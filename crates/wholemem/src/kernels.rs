@@ -1,0 +1,45 @@
+//! The kernels of gather and scatter, loaded on one device.
+//!
+//! Every communicator loads them once, when it is created. `table` launches them; the host functions are in `cpu`.
+
+use wholemem_hal::{Device, Function, KernelImage, Module};
+
+use crate::cpu;
+use crate::error::Result;
+
+/// Kernels that copy rows as bytes.
+const ROWS: KernelImage =
+    KernelImage { ptx: Some(include_str!("../../../kernels/ptx/rows.ptx")), host: cpu::FUNCTIONS };
+
+/// Kernels that read rows as elements: conversion and addition.
+const ELEMENTS: KernelImage =
+    KernelImage { ptx: Some(include_str!("../../../kernels/ptx/elements.ptx")), host: cpu::FUNCTIONS };
+
+/// The kernels of gather and scatter. Each takes a request and its tiles.
+#[derive(Debug)]
+pub(crate) struct RowKernels {
+    pub(crate) gather: Function,
+    pub(crate) scatter: Function,
+    pub(crate) gather_convert: Function,
+    pub(crate) scatter_convert: Function,
+    pub(crate) scatter_add: Function,
+}
+
+impl RowKernels {
+    /// Loads the kernels.
+    pub(crate) fn load(device: &Device) -> Result<Self> {
+        // SAFETY: the functions of the image take a `RowsRequest` and a `RowTiles`. `RowKernels::launch`, their only caller,
+        // passes these.
+        let rows = unsafe { Module::load(device, &ROWS) }?;
+        // SAFETY: the functions of the image take an `ElementsRequest` and a `RowTiles`. `RowKernels::launch`, their only
+        // caller, passes these.
+        let elements = unsafe { Module::load(device, &ELEMENTS) }?;
+        Ok(Self {
+            gather: rows.function("gather_rows")?,
+            scatter: rows.function("scatter_rows")?,
+            gather_convert: elements.function("gather_convert")?,
+            scatter_convert: elements.function("scatter_convert")?,
+            scatter_add: elements.function("scatter_add")?,
+        })
+    }
+}

@@ -1,0 +1,198 @@
+//! The operations of a tensor that move rows by their indices.
+
+use wholemem_hal::Stream;
+use wholemem_os::Deadline;
+
+use super::{Dense, Indices, OnBadIndex, Op, Order};
+use crate::abi::names_a_row;
+use crate::table::memory::Note;
+use crate::{Error, Location, Result, WholeTensor};
+
+impl WholeTensor {
+    /// Enqueues a gather: row `indices[n]` of the tensor becomes row `n` of `output`, for all of them. Any rank may call it
+    /// at any time; it sees what was scattered before the last [`barrier`](crate::Communicator::barrier).
+    ///
+    /// Rows are moved in no order: none that is gathered may lie where the output is. A bad index zeroes its row of the
+    /// output, and is told of by the next call or by [`check`](Self::check).
+    ///
+    /// # Errors
+    /// What is wrong with the call: [`Error::TypesDiffer`], [`Error::TooShort`] and the like,
+    /// before anything is touched; [`Error::BadIndex`] of a call before this one, which is not made then.
+    pub fn gather(&self, stream: &Stream, indices: &Indices, output: &Dense) -> Result<()> {
+        self.call(stream, Op::Gather, indices, output)
+    }
+
+    /// Gathers, and waits until the rows are there.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather); [`Error::BadIndex`] of this call too.
+    pub fn gather_sync(&self, stream: &Stream, indices: &Indices, output: &Dense) -> Result<()> {
+        self.call_sync(stream, Op::Gather, indices, output)
+    }
+
+    /// Enqueues a scatter: row `n` of `input` becomes row `indices[n]` of the tensor, for all of them. Other ranks see it
+    /// behind the next [`barrier`](crate::Communicator::barrier). Rows are moved in no order: none may be written where the input is.
+    ///
+    /// With [`Order::Fixed`] it is collective, and waits until the rows are there.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    pub fn scatter(&self, stream: &Stream, input: &Dense, indices: &Indices, order: Order) -> Result<()> {
+        self.put(stream, Op::Scatter, input, indices, order)
+    }
+
+    /// Scatters, and waits until the rows are there.
+    ///
+    /// # Errors
+    /// As [`scatter`](Self::scatter); [`Error::BadIndex`] of this call too.
+    pub fn scatter_sync(
+        &self,
+        stream: &Stream,
+        input: &Dense,
+        indices: &Indices,
+        order: Order,
+    ) -> Result<()> {
+        self.put_sync(stream, Op::Scatter, input, indices, order)
+    }
+
+    /// Enqueues an addition: row `n` of `input` is added to row `indices[n]` of the tensor, for all of them. Integers wrap
+    /// around; floats are rounded to the tensor's type with each addition.
+    ///
+    /// With [`Order::Fixed`], and for memory of the [machine](Location::Host), it is collective, and waits until all is added.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    pub fn scatter_add(&self, stream: &Stream, input: &Dense, indices: &Indices, order: Order) -> Result<()> {
+        self.put(stream, Op::ScatterAdd, input, indices, order)
+    }
+
+    /// Adds, and waits until all is added.
+    ///
+    /// # Errors
+    /// As [`scatter_add`](Self::scatter_add); [`Error::BadIndex`] of this call too.
+    pub fn scatter_add_sync(
+        &self,
+        stream: &Stream,
+        input: &Dense,
+        indices: &Indices,
+        order: Order,
+    ) -> Result<()> {
+        self.put_sync(stream, Op::ScatterAdd, input, indices, order)
+    }
+
+    /// Whether work that has run so far met an index that names no row, in any view of this tensor's memory. Asked once,
+    /// it is forgotten. Calls that wait tell of their own indices, and nobody else does.
+    ///
+    /// It does not wait: synchronize the stream first to hear of all that was enqueued.
+    ///
+    /// # Errors
+    /// [`Error::BadIndex`] with the smallest such position, and the index there unless it was a GPU
+    /// that met it.
+    pub fn check(&self) -> Result<()> {
+        self.memory().check()
+    }
+
+    fn put(&self, stream: &Stream, op: Op, input: &Dense, indices: &Indices, order: Order) -> Result<()> {
+        if self.is_routed(op, order) {
+            return self.put_in_order(stream, op, input, indices);
+        }
+        self.call(stream, op, indices, input)
+    }
+
+    fn put_sync(
+        &self,
+        stream: &Stream,
+        op: Op,
+        input: &Dense,
+        indices: &Indices,
+        order: Order,
+    ) -> Result<()> {
+        if self.is_routed(op, order) {
+            self.put_in_order(stream, op, input, indices)?;
+            stream.synchronize(Deadline::NEVER)?;
+            return self.check();
+        }
+        self.call_sync(stream, op, indices, input)
+    }
+
+    fn is_routed(&self, op: Op, order: Order) -> bool {
+        // Atomic additions of several devices to memory of the machine are no such thing on every machine.
+        order == Order::Fixed || op == Op::ScatterAdd && self.memory().location() == Location::Host
+    }
+
+    fn call(&self, stream: &Stream, op: Op, indices: &Indices, dense: &Dense) -> Result<()> {
+        self.check()?;
+        self.launch(stream, op, indices, dense, self.memory().note())
+    }
+
+    /// Bad indices of this call are its own error, whoever else calls or checks meanwhile.
+    fn call_sync(&self, stream: &Stream, op: Op, indices: &Indices, dense: &Dense) -> Result<()> {
+        self.check()?;
+        let outcome = self.memory().with_own_note(|note| {
+            self.launch(stream, op, indices, dense, note)?;
+            Ok(stream.synchronize(Deadline::NEVER)?)
+        });
+        outcome.map_err(|error| match error {
+            Error::BadIndex { position, index: None, .. } => self.bad_index(stream, indices, position),
+            error => error,
+        })?;
+        self.check()
+    }
+
+    /// The error for the index at a position, which is read where the call has found it.
+    fn bad_index(&self, stream: &Stream, indices: &Indices, position: u64) -> Error {
+        let rows = self.row_count();
+        let index = indices.read(stream, position).ok();
+        // An index that names a row by now was written since.
+        let index = index.filter(|index| !names_a_row(*index, rows));
+        Error::BadIndex { position, index, rows: Some(rows) }
+    }
+
+    pub(super) fn launch(
+        &self,
+        stream: &Stream,
+        op: Op,
+        indices: &Indices,
+        dense: &Dense,
+        note: &Note,
+    ) -> Result<()> {
+        let note = (indices.on_bad == OnBadIndex::Note).then(|| note.span_for(self.row_count()));
+        let held = self.memory().operands();
+        self.group().kernels().launch(stream, op, (&self.table(), held), indices, dense, note)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
+
+    use super::*;
+    use crate::{Communicator, Dtype, TensorSpec};
+
+    /// What a call that waited says of the position that a kernel of a GPU has noted.
+    #[test]
+    fn the_index_at_a_noted_position_is_read_from_the_call() {
+        let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let group = Communicator::local(std::slice::from_ref(&device)).unwrap().remove(0);
+        let stream = device.stream().unwrap();
+        let tensor = WholeTensor::create(&group, &TensorSpec::new(Dtype::U8, &[10, 4])).unwrap();
+        let buffer = |bytes: &[u8]| {
+            let buffer = PinnedBuffer::create(&device, bytes.len()).unwrap();
+            buffer.bytes().unwrap().write_at(0, bytes).unwrap();
+            buffer
+        };
+        let long = buffer(&[3_i64, 1 << 40, -7].map(i64::to_ne_bytes).concat());
+        let short = buffer(&[3_i32, 10, i32::MIN].map(i32::to_ne_bytes).concat());
+        let (long, short) = (Indices::i64(long.all()), Indices::i32(short.all()));
+        let told = |indices: &Indices, position| tensor.bad_index(&stream, indices, position);
+        let bad = |position, index| Error::BadIndex { position, index, rows: Some(10) };
+        assert_eq!([told(&long, 1), told(&long, 2)], [bad(1, Some(1 << 40)), bad(2, Some(-7))]);
+        assert_eq!([told(&short, 1), told(&short, 2)], [bad(1, Some(10)), bad(2, Some(i32::MIN.into()))]);
+        assert_eq!(told(&short, 0), bad(0, None), "it names a row by now");
+
+        let words = "index 10 at position 1 is out of range: valid indices are 0..10";
+        assert_eq!(told(&short, 1).to_string(), words);
+        let words = "the index at position 0 is out of range: valid indices are 0..10";
+        assert_eq!(told(&short, 0).to_string(), words);
+    }
+}

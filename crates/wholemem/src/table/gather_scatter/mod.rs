@@ -1,0 +1,32 @@
+//! Gather and scatter: copies rows of a table by their indices.
+//!
+//! ```text
+//!   indices     [ 3 | 0 | 3 | 7 ]
+//!                 |   |   |   |          gather: table to dense, one row for each index
+//!   table    0 1 2 3 4 5 6 7 8 9         scatter: dense to table; scatter_add: added to the table
+//!                 |   |   |   |
+//!   dense       [ 3 | 0 | 3 | 7 ]
+//! ```
+//!
+//! `calls` holds the methods of [`WholeTensor`](crate::WholeTensor). A call is checked and turned into one request (`plan`),
+//! divided into tiles (`launch_shape`) and launched (`launch`). A scatter in [fixed order](Order::Fixed) first sends every row
+//! to the rank that stores it (`fixed_order`).
+
+mod calls;
+mod fixed_order;
+#[allow(unsafe_code, reason = "a kernel launch is unsafe")]
+mod launch;
+mod launch_shape;
+mod operands;
+mod plan;
+
+pub use operands::{Dense, Indices, OnBadIndex, Order};
+pub(crate) use plan::Table;
+
+/// The operation on rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Op {
+    Gather,
+    Scatter,
+    ScatterAdd,
+}

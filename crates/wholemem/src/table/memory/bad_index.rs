@@ -1,0 +1,169 @@
+//! Records of bad indices in host memory, which kernels write and the host reads.
+//!
+//! Calls that do not wait share one record of the memory. A call that waits uses a record of its own, and reads the index at the
+//! recorded position from its indices. So only the index of a GPU call that did not wait is unknown.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use wholemem_hal::{Device, PinnedBuffer, Span};
+
+use crate::abi::{BadIndex, BadIndexRecord, NO_BAD_INDEX, RECORD_WORDS};
+use crate::{Error, Result};
+
+/// A record in host memory, which kernels and the processor reach.
+#[derive(Debug)]
+pub(crate) struct Note {
+    words: PinnedBuffer,
+    span: Span,
+    rows: RowsOfCalls,
+}
+
+impl Note {
+    /// A clean record.
+    pub(crate) fn create(device: &Device) -> Result<Self> {
+        let words = PinnedBuffer::create(device, RECORD_WORDS * size_of::<u64>())?;
+        let note = Self { span: words.all(), words, rows: RowsOfCalls::default() };
+        let record = note.record()?;
+        record.recorded_for.store(NO_BAD_INDEX, Ordering::Release);
+        record.position.store(NO_BAD_INDEX, Ordering::Release);
+        Ok(note)
+    }
+
+    /// What kernels are given for a call on a table of `rows` rows.
+    pub(crate) fn span_for(&self, rows: u64) -> &Span {
+        self.rows.add(rows);
+        &self.span
+    }
+
+    /// The error that was noted, which is forgotten.
+    pub(crate) fn take(&self) -> Result<()> {
+        match self.record()?.take() {
+            None => Ok(()),
+            Some(BadIndex { position, index, rows }) => {
+                Err(Error::BadIndex { position, index, rows: rows.or_else(|| self.rows.only()) })
+            }
+        }
+    }
+
+    fn record(&self) -> Result<BadIndexRecord<'_>> {
+        let bytes = self.words.bytes()?;
+        // Words of memory that begins on a page.
+        let word = |at: usize| {
+            bytes.atomic_u64(at * size_of::<u64>()).map_err(|cause| wholemem_hal::Error::Failed {
+                attempt: wholemem_hal::Attempt::Access { len: size_of::<u64>() },
+                cause: cause.into(),
+            })
+        };
+        Ok(BadIndexRecord { position: word(0)?, index: word(1)?, rows: word(2)?, recorded_for: word(3)? })
+    }
+}
+
+/// How many rows the tables of all calls with one record had: views of one memory share it, and differ.
+#[derive(Debug)]
+struct RowsOfCalls(AtomicU64);
+
+impl RowsOfCalls {
+    const NO_CALL: u64 = u64::MAX;
+    /// There are at most 2^63 - 1 rows.
+    const SEVERAL: u64 = u64::MAX - 1;
+
+    fn add(&self, rows: u64) {
+        if self.0.load(Ordering::Relaxed) == rows {
+            return;
+        }
+        let exchange = self.0.compare_exchange(Self::NO_CALL, rows, Ordering::Relaxed, Ordering::Relaxed);
+        if exchange.is_err_and(|others| others != rows) {
+            self.0.store(Self::SEVERAL, Ordering::Relaxed);
+        }
+    }
+
+    /// The number, if it was the same for all calls.
+    fn only(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|rows| *rows < Self::SEVERAL)
+    }
+}
+
+impl Default for RowsOfCalls {
+    fn default() -> Self {
+        Self(AtomicU64::new(Self::NO_CALL))
+    }
+}
+
+/// Records for calls that wait for their own outcome: one for each of those that wait at the same time.
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    /// Clean, and not in use.
+    spare: Mutex<Vec<Note>>,
+}
+
+impl Notes {
+    /// Calls `work`, which waits for what it has enqueued, with a record of its own, and answers what was noted there.
+    pub(super) fn with(&self, device: &Device, work: impl FnOnce(&Note) -> Result<()>) -> Result<()> {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let note = spare.map_or_else(|| Note::create(device), Ok)?;
+        // After a failure nobody knows whether a kernel still writes it: it is not used again.
+        work(&note)?;
+        let noted = note.take();
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(note);
+        noted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Backend, HostConfig};
+
+    use super::*;
+
+    fn note() -> Note {
+        Note::create(&Backend::host(HostConfig::default()).unwrap().device(0).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_index_belongs_to_the_smallest_position() {
+        let note = note();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let note = &note;
+                scope.spawn(move || {
+                    for position in (0..500).rev() {
+                        let position = 4 * position + thread;
+                        note.record().unwrap().note(position, -1 - i64::try_from(position).unwrap(), 7);
+                    }
+                });
+            }
+        });
+        assert_eq!(note.take(), Err(Error::BadIndex { position: 0, index: Some(-1), rows: Some(7) }));
+        assert_eq!(note.take(), Ok(()));
+    }
+
+    /// A kernel of a GPU lowers the position alone.
+    #[test]
+    fn an_index_that_was_not_recorded_is_not_made_up() {
+        let note = note();
+        note.record().unwrap().note(9, -5, 7);
+        note.record().unwrap().position.fetch_min(3, Ordering::AcqRel);
+        assert_eq!(note.take(), Err(Error::BadIndex { position: 3, index: None, rows: None }));
+        note.record().unwrap().position.fetch_min(9, Ordering::AcqRel);
+        assert_eq!(note.take(), Err(Error::BadIndex { position: 9, index: None, rows: None }));
+        note.record().unwrap().note(2, 6, 7);
+        assert_eq!(note.take(), Err(Error::BadIndex { position: 2, index: None, rows: None }), "row 6 of 7");
+    }
+
+    #[test]
+    fn the_range_is_known_where_all_calls_have_the_same() {
+        let note = note();
+        let bad = |rows| Err(Error::BadIndex { position: 3, index: None, rows });
+        let take = || {
+            note.record().unwrap().position.fetch_min(3, Ordering::AcqRel);
+            note.take()
+        };
+        note.span_for(10);
+        note.span_for(10);
+        assert_eq!(take(), bad(Some(10)));
+        note.span_for(4);
+        note.span_for(10);
+        assert_eq!(take(), bad(None));
+    }
+}

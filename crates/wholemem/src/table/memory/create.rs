@@ -1,0 +1,153 @@
+//! Making a memory: each rank its part, all ranks all maps, and the same outcome everywhere.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use wholemem_comm::Rank;
+use wholemem_hal::{Allocation, Device, Granularity, Granule, HandleKind, Mapping, Rights, Span};
+
+use super::address::{reserve, reserve_common};
+use super::bad_index::{Note, Notes};
+use super::maps::{Home, Maps, Part};
+use super::plan::Plan;
+use super::{MemoryCore, MemorySpec, WholeMemory};
+use crate::communicator::{self, Hello, agree, bytes_of};
+use crate::{Communicator, GlobalRef, Kind, Result};
+
+impl WholeMemory {
+    /// Makes a memory. Collective: all ranks of the group call it with the same specification.
+    ///
+    /// Its bytes are zero. On a device that is no part of the machine's own memory, `Location::Host` is memory of the machine
+    /// that is registered with the device's driver.
+    ///
+    /// # Errors
+    /// [`Error::Differs`](crate::Error::Differs); [`Error::OnRank`](crate::Error::OnRank) when a rank has not enough memory,
+    /// for one; the errors of a specification that makes no sense;
+    /// [`Error::NoCommonAddress`](crate::Error::NoCommonAddress); [`Error::Comm`](crate::Error::Comm) when a rank is lost.
+    /// They are the same on all ranks, and nothing is left of the attempt.
+    pub fn create(group: &Communicator, spec: &MemorySpec) -> Result<Self> {
+        Self::create_if(group, Ok(spec.clone()), &[])
+    }
+
+    /// Makes a memory if all ranks know which: one that does not takes part until the others know that. `meaning` is what
+    /// they want to see in it, which is the same on all of them too.
+    pub(crate) fn create_if(group: &Communicator, spec: Result<MemorySpec>, meaning: &[u64]) -> Result<Self> {
+        let comm = group.bootstrap();
+        let met = meet(group, &spec, meaning);
+        let (plan, number) = spec.and_then(|spec| {
+            let (granularity, number) = met?;
+            Ok((Plan::new(&spec, group.size(), granularity)?, number))
+        })?;
+        let memory = plan.location.device(group);
+        let own = agree(comm, allocate(&plan, memory, group.rank()))?;
+        let handles: Vec<_> = own.iter().map(|(_, fd)| fd.as_fd()).collect();
+        let handles = comm.all_gather_fds(&handles)?;
+        let maps = map(group, &plan, memory, own.map(|(allocation, _)| allocation), handles)?;
+        let (table, directory, operands) = agree(comm, look_up(group.device(), &plan, &maps))?;
+        let note = agree(comm, Note::create(group.device()))?;
+        let (group, notes) = (group.clone(), Notes::default());
+        let core =
+            MemoryCore { group, number, plan, maps, _directory: directory, table, operands, note, notes };
+        Ok(Self { core: Arc::new(core) })
+    }
+}
+
+/// Compares the specification and its meaning with every rank's, and finds the granules that suit all of them, and the number
+/// that the memory has: rank 0's.
+fn meet(group: &Communicator, spec: &Result<MemorySpec>, meaning: &[u64]) -> Result<(Granularity, u64)> {
+    let hello = spec.as_ref().map_err(Clone::clone).and_then(|spec| {
+        let Granularity { minimum, recommended } = spec.location.device(group).granularity()?;
+        let own = vec![group.next_memory(), minimum.len() as u64, recommended.len() as u64];
+        let same = [bytes_of(&[meaning.len() as u64]), bytes_of(meaning), spec.to_bytes()].concat();
+        Ok(Hello { own, same })
+    });
+    let owns = communicator::meet(group.bootstrap(), "create", hello)?;
+    let word = |own: &Vec<u64>, index: usize| own.get(index).copied().unwrap_or_default();
+    let granule = |index| {
+        let largest = owns.iter().map(|own| word(own, index)).max().unwrap_or_default();
+        Granule::new(usize::try_from(largest).unwrap_or(usize::MAX))
+    };
+    let number = owns.first().map_or(0, |own| word(own, 0));
+    Ok((Granularity { minimum: granule(1)?, recommended: granule(2)? }, number))
+}
+
+/// This rank's part, and a handle of it.
+fn allocate(plan: &Plan, memory: &Device, rank: Rank) -> Result<Option<(Allocation, OwnedFd)>> {
+    let Some(extent) = plan.placement.on(rank) else { return Ok(None) };
+    let allocation = memory.allocate(extent.allocated)?;
+    let handle = allocation.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd();
+    // What was asked for as a descriptor comes as one.
+    Ok(handle.map(|fd| (allocation, fd)))
+}
+
+/// Maps all parts: one rank of each process for all of them.
+fn map(
+    group: &Communicator,
+    plan: &Plan,
+    memory: &Device,
+    own: Option<Allocation>,
+    handles: Vec<Vec<OwnedFd>>,
+) -> Result<Maps> {
+    let (comm, process_ranks, rank) = (group.bootstrap(), group.process_ranks(), group.rank());
+    let sharing = process_ranks.ranks_on_backend(rank);
+    let leader = sharing.first().copied().unwrap_or(rank);
+    let len = plan.address_len();
+    let mut reservation = None;
+    if plan.equal_addresses && len > 0 {
+        let backend = (leader == rank).then(|| memory.backend());
+        reservation = reserve_common(group, backend, len, plan.granule)?;
+    }
+    let mut mapped = Ok(Maps::default());
+    if leader == rank && len > 0 {
+        let mut parts: Vec<_> =
+            handles.into_iter().map(|fds| fds.into_iter().next().map(Part::Handle)).collect();
+        if let (Some(own), Some(part)) = (own, parts.get_mut(rank.index())) {
+            *part = Some(Part::Own(own));
+        }
+        let grants = if memory.backend() == group.device().backend() {
+            process_ranks.grants(&sharing)
+        } else {
+            vec![wholemem_hal::Grant { device: memory.id(), rights: Rights::ReadWrite }]
+        };
+        let home = Home { memory, device: group.device(), grants: &grants };
+        mapped = reservation
+            .map_or_else(|| Ok(reserve(memory.backend(), len, plan.granule)?), Ok)
+            .and_then(|reservation| Maps::create(plan, &reservation, &mut parts, &home));
+        if let Ok(maps) = &mapped {
+            sharing.iter().skip(1).for_each(|other| process_ranks.put(rank, *other, maps.clone()));
+        }
+    }
+    let agreed = agree(comm, mapped);
+    if leader != rank {
+        let left = process_ranks.take(leader, rank);
+        return agreed.map(|none| left.unwrap_or(none));
+    }
+    if agreed.is_err() {
+        // Those for whom they were left may not come any more.
+        sharing.iter().skip(1).for_each(|other| drop(process_ranks.take::<Maps>(rank, *other)));
+    }
+    agreed
+}
+
+/// What kernels find rows by, and what they touch on the way.
+fn look_up(device: &Device, plan: &Plan, maps: &Maps) -> Result<(GlobalRef, Option<Mapping>, Vec<Span>)> {
+    let (partition, stride) = (&plan.partition, plan.row_len as u64);
+    let Some(all) = maps.all()? else {
+        return Ok((GlobalRef::continuous(0, 0, stride), None, Vec::new()));
+    };
+    if plan.kind == Kind::Continuous {
+        return Ok((GlobalRef::continuous(all.address(), partition.rows(), stride), None, vec![all]));
+    }
+    let bases: Vec<_> = (0..partition.ranks()).map(|rank| maps.address_of(Rank(rank))).collect();
+    if let [base] = bases[..] {
+        return Ok((GlobalRef::continuous(base, partition.rows(), stride), None, vec![all]));
+    }
+    // In the device's own memory, since every row's address is looked up there.
+    let bytes = GlobalRef::directory(&bases, partition);
+    let granule = device.granularity()?.minimum;
+    let len = granule.round_up(bytes.len()).unwrap_or(usize::MAX);
+    let directory = device.allocate(len)?.map(Rights::ReadWrite)?;
+    let span = directory.span(0, bytes.len())?;
+    device.stream()?.write(&span, &bytes)?;
+    Ok((GlobalRef::chunked(span.address(), partition, stride), Some(directory), vec![all, span]))
+}

@@ -1,0 +1,434 @@
+//! Elements over many ranks: a memory with a type and a shape, or a part of one.
+
+use std::ops::Range;
+
+use wholemem_comm::Rank;
+use wholemem_hal::{Span, Stream};
+
+use super::gather_scatter::Table;
+use crate::{
+    Communicator, Dtype, ElementRef, Error, GlobalRef, Kind, Location, Meaning, MemorySpec, Placement,
+    Result, WholeMemory,
+};
+
+/// What tensor to make. It is the same on all ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// What they stand for.
+    pub meaning: Meaning,
+    /// Its shape, rows first.
+    pub shape: Vec<u64>,
+    /// How ranks see it.
+    pub kind: Kind,
+    /// Where its bytes are.
+    pub location: Location,
+    /// How many rows each rank has; evenly shared out if not given.
+    pub rows_of_each: Option<Vec<u64>>,
+    /// Whether it is to have the same addresses on all ranks.
+    pub equal_addresses: bool,
+}
+
+impl TensorSpec {
+    /// A tensor of numbers in continuous memory of the ranks' devices, evenly shared out.
+    #[must_use]
+    pub fn new(dtype: Dtype, shape: &[u64]) -> Self {
+        let (kind, location) = (Kind::Continuous, Location::Device);
+        let shape = shape.to_vec();
+        let meaning = Meaning::Number;
+        Self { dtype, meaning, shape, kind, location, rows_of_each: None, equal_addresses: false }
+    }
+
+    fn memory(&self) -> Result<MemorySpec> {
+        if !self.meaning.is_of(self.dtype) {
+            return Err(Error::NotItsMeaning { meaning: self.meaning, dtype: self.dtype });
+        }
+        let (rows, inner) = self.shape.split_first().ok_or(Error::NoDimensions)?;
+        let elements = inner.iter().try_fold(1_u64, |count, len| count.checked_mul(*len));
+        let row_len = elements.and_then(|count| usize::try_from(count).ok()?.checked_mul(self.dtype.len()));
+        let row_len = row_len.ok_or(Error::TooLong { rows: *rows, row_len: usize::MAX })?;
+        let (kind, location, equal_addresses) = (self.kind, self.location, self.equal_addresses);
+        let rows_of_each = self.rows_of_each.clone();
+        Ok(MemorySpec { rows: *rows, row_len, kind, location, rows_of_each, equal_addresses })
+    }
+}
+
+/// Elements over many ranks, divided in rows: a [`WholeMemory`] with a type and a shape. Clones and parts are views of the
+/// same memory.
+///
+/// ```
+/// use wholemem::{Dtype, Communicator, TensorSpec, WholeTensor};
+/// use wholemem_hal::{Backend, HostConfig};
+///
+/// let backend = Backend::host(HostConfig::virtual_devices(2))?;
+/// let groups = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
+/// let spec = TensorSpec::new(Dtype::F32, &[1000, 16]);
+/// let tables = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec))?;
+///
+/// let part = tables[1].rows(10..20)?.columns(4..8)?;
+/// assert_eq!(part.shape(), [10, 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct WholeTensor {
+    memory: WholeMemory,
+    dtype: Dtype,
+    meaning: Meaning,
+    shape: Vec<u64>,
+    first_row: u64,
+    /// Where a row begins in a row of the memory.
+    offset: usize,
+}
+
+/// Rows of a tensor that are one range of addresses: a rank's, as a rule.
+#[derive(Debug, Clone)]
+pub struct LocalRows {
+    /// Which rows they are, in the tensor's own count.
+    pub rows: Range<u64>,
+    /// Their bytes, from the beginning of the first to the end of the last.
+    pub span: Span,
+    /// Bytes from one row to the next.
+    pub stride: usize,
+}
+
+impl WholeTensor {
+    /// Makes a tensor. Collective: all ranks of the group call it with the same specification. Its elements are zero.
+    ///
+    /// # Errors
+    /// [`Error::NoDimensions`], [`Error::NotItsMeaning`], and as [`WholeMemory::create`].
+    pub fn create(group: &Communicator, spec: &TensorSpec) -> Result<Self> {
+        Self::create_for(group, spec, &[])
+    }
+
+    /// Makes a tensor for something that ranks tell by `whose`.
+    fn create_for(group: &Communicator, spec: &TensorSpec, whose: &[u64]) -> Result<Self> {
+        let TensorSpec { dtype, meaning, shape, .. } = spec;
+        let words = [&[dtype.code(), meaning.code()].map(u64::from), &shape[..], whose].concat();
+        let memory = WholeMemory::create_if(group, spec.memory(), &words)?;
+        Ok(Self { memory, dtype: *dtype, meaning: *meaning, shape: shape.clone(), first_row: 0, offset: 0 })
+    }
+
+    /// Makes a tensor of the same type and shape, whose rows are divided among the ranks in the same way. Collective: all
+    /// ranks call it of the same tensor. Its elements are zero.
+    ///
+    /// ```
+    /// # use wholemem::{Dtype, Error, Communicator, TensorSpec, WholeTensor};
+    /// # use wholemem_hal::Backend;
+    /// # let groups = Communicator::local(&[Backend::auto()?.device(0)?])?;
+    /// let table = WholeTensor::create(&groups[0], &TensorSpec::new(Dtype::F32, &[10, 16]))?;
+    /// let gradients = table.rows(2..10)?.like()?;
+    /// assert_eq!(gradients.shape(), [8, 16]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`WholeMemory::create`]; [`Error::Differs`] also where ranks call it of different tensors.
+    pub fn like(&self) -> Result<Self> {
+        let len_of = |rank| {
+            let own = self.rows_of(Rank(rank))?;
+            Ok(own.map_or(0, |own| own.rows.end - own.rows.start))
+        };
+        let rows_of_each = (0..self.group().size()).map(len_of).collect::<Result<_>>()?;
+        let spec = TensorSpec {
+            dtype: self.dtype,
+            meaning: self.meaning,
+            shape: self.shape.clone(),
+            kind: self.memory.kind(),
+            location: self.memory.location(),
+            rows_of_each: Some(rows_of_each),
+            equal_addresses: false,
+        };
+        Self::create_for(self.group(), &spec, &self.identity())
+    }
+
+    /// What ranks tell it by from other tensors, and from other parts of it: words that are the same on all of them.
+    pub(crate) fn identity(&self) -> Vec<u64> {
+        let words = [self.memory.number(), self.first_row, self.offset as u64, u64::from(self.dtype.code())];
+        [&words[..], &self.shape].concat()
+    }
+
+    /// A view of a memory as rows of numbers: one row for each of the memory's.
+    ///
+    /// # Errors
+    /// [`Error::TooShort`] when the elements of a row are longer than it.
+    pub fn of_memory(memory: &WholeMemory, dtype: Dtype, row_shape: &[u64]) -> Result<Self> {
+        let shape = [&[memory.partition().rows()], row_shape].concat();
+        let spec = TensorSpec::new(dtype, &shape).memory()?;
+        if spec.row_len > memory.row_len() {
+            let (needed, len) = (spec.row_len as u128, memory.row_len());
+            return Err(Error::TooShort {
+                what: "elements of a row",
+                count: spec.row_len as u64,
+                needed,
+                len,
+            });
+        }
+        if spec.row_len == 0 {
+            return Err(Error::EmptyRow);
+        }
+        Ok(Self { memory: memory.clone(), dtype, meaning: Meaning::Number, shape, first_row: 0, offset: 0 })
+    }
+
+    /// The memory it is a view of.
+    #[must_use]
+    pub fn memory(&self) -> &WholeMemory {
+        &self.memory
+    }
+
+    /// The group it is divided among.
+    #[must_use]
+    pub fn group(&self) -> &Communicator {
+        self.memory.group()
+    }
+
+    /// The type of its elements.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// What its elements stand for.
+    #[must_use]
+    pub fn meaning(&self) -> Meaning {
+        self.meaning
+    }
+
+    /// Its shape, rows first.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// How many rows it has.
+    #[must_use]
+    pub fn row_count(&self) -> u64 {
+        self.shape.first().copied().unwrap_or_default()
+    }
+
+    /// How many bytes a row of it has.
+    #[must_use]
+    pub fn row_len(&self) -> usize {
+        // At most the memory's own.
+        usize::try_from(self.elements()).unwrap_or(usize::MAX) * self.dtype.len()
+    }
+
+    /// Bytes from one row to the next, within one rank's rows.
+    #[must_use]
+    pub fn stride(&self) -> usize {
+        self.memory.row_len()
+    }
+
+    /// Where the bytes of the memory really are, this view's among them.
+    #[must_use]
+    pub fn placement(&self) -> &Placement {
+        self.memory.placement()
+    }
+
+    /// What kernels find its rows by, on this rank.
+    ///
+    /// ```
+    /// # use wholemem::{Dtype, Error, Communicator, TensorSpec, WholeTensor};
+    /// # use wholemem_hal::Backend;
+    /// # let groups = Communicator::local(&[Backend::auto()?.device(0)?])?;
+    /// let table = WholeTensor::create(&groups[0], &TensorSpec::new(Dtype::U8, &[10, 16]))?;
+    /// let part = table.rows(2..10)?.columns(4..8)?;
+    /// assert_eq!(part.global_ref().base, table.global_ref().base + 2 * 16 + 4);
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[must_use]
+    pub fn global_ref(&self) -> GlobalRef {
+        self.memory.global_ref().part(self.first_row, self.row_count(), self.offset as u64)
+    }
+
+    /// What kernels find its elements by, on this rank: also those of a view of some columns.
+    #[must_use]
+    pub fn element_ref(&self) -> ElementRef {
+        ElementRef { rows: self.global_ref(), row_len: self.row_len() as u64 }
+    }
+
+    /// Some of its rows, as a tensor.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn rows(&self, rows: Range<u64>) -> Result<Self> {
+        check("rows", &rows, self.row_count())?;
+        let mut part = self.clone();
+        part.first_row += rows.start;
+        part.shape[0] = rows.end - rows.start;
+        Ok(part)
+    }
+
+    /// Some of its columns, as a tensor: a range of the second dimension.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], also for a tensor of one dimension; [`Error::EmptyRow`] for no columns.
+    pub fn columns(&self, columns: Range<u64>) -> Result<Self> {
+        let count = self.shape.get(1).copied().unwrap_or_default();
+        check("columns", &columns, count)?;
+        if columns.is_empty() {
+            return Err(Error::EmptyRow);
+        }
+        let inner: u64 = self.shape[2..].iter().product();
+        let skipped = usize::try_from(columns.start * inner).unwrap_or(usize::MAX);
+        let mut part = self.clone();
+        part.offset += skipped * self.dtype.len();
+        part.shape[1] = columns.end - columns.start;
+        Ok(part)
+    }
+
+    /// This rank's own rows of it; `None` if it has none. They are where this rank's device reaches them fastest, but
+    /// for what [`placement`](Self::placement) says of the first and the last.
+    ///
+    /// # Errors
+    /// [`Error::Hal`].
+    pub fn local(&self) -> Result<Option<LocalRows>> {
+        self.rows_of(self.group().rank())
+    }
+
+    /// A rank's rows of it, as this rank reaches them; `None` if it has none.
+    ///
+    /// ```
+    /// # use wholemem::{Dtype, Error, Communicator, Kind, Rank, TensorSpec, WholeTensor};
+    /// # use wholemem_hal::{Backend, HostConfig};
+    /// # let backend = Backend::host(HostConfig::virtual_devices(2))?;
+    /// # let groups = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
+    /// let spec = TensorSpec { kind: Kind::Chunked, ..TensorSpec::new(Dtype::U8, &[10, 3]) };
+    /// let tables = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec))?;
+    ///
+    /// let part = tables[0].rows(3..7)?;
+    /// assert_eq!(part.rows_of(Rank(1))?.map(|own| (own.rows, own.span.len())), Some((2..4, 6)));
+    /// assert!(part.all_rows().is_err()); // they are in two chunks
+    /// assert!(matches!(part.rows_of(Rank(2)), Err(Error::Comm(_))));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Hal`]; [`Error::Comm`] for a rank that there is not.
+    pub fn rows_of(&self, rank: Rank) -> Result<Option<LocalRows>> {
+        let size = self.group().size();
+        if rank.0 >= size {
+            return Err(wholemem_comm::Error::NoSuchRank { rank, size }.into());
+        }
+        let own = self.memory.partition().range(rank);
+        let start = own.start.clamp(self.first_row, self.first_row + self.row_count());
+        let end = own.end.clamp(self.first_row, self.first_row + self.row_count());
+        self.as_rows(start - self.first_row..end - self.first_row)
+    }
+
+    /// All rows, where they are one range of addresses: in continuous memory, or where one rank has them all; `None` if
+    /// there are none.
+    ///
+    /// # Errors
+    /// [`Error::Hal`] for the rows of several chunks.
+    pub fn all_rows(&self) -> Result<Option<LocalRows>> {
+        self.as_rows(0..self.row_count())
+    }
+
+    fn as_rows(&self, rows: Range<u64>) -> Result<Option<LocalRows>> {
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let (first, last) = (self.offset_of(rows.start), self.offset_of(rows.end - 1));
+        let span = self.memory.span(first, last + self.row_len() - first)?;
+        Ok(Some(LocalRows { rows, span, stride: self.stride() }))
+    }
+
+    /// Copies rows in from the row `first` on, one after the other, and waits until they are there.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::TooShort`] for bytes that are no whole rows; [`Error::Hal`].
+    pub fn write_rows(&self, stream: &Stream, first: u64, source: &[u8]) -> Result<()> {
+        let mut done = 0;
+        self.for_runs(first, source.len(), |offset, len| {
+            self.memory.write(stream, offset, &source[done..done + len])?;
+            done += len;
+            Ok(())
+        })
+    }
+
+    /// Copies rows out from the row `first` on, one after the other, and waits until they are there.
+    ///
+    /// # Errors
+    /// As [`write_rows`](Self::write_rows).
+    pub fn read_rows(&self, stream: &Stream, first: u64, target: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        self.for_runs(first, target.len(), |offset, len| {
+            self.memory.read(stream, offset, &mut target[done..done + len])?;
+            done += len;
+            Ok(())
+        })
+    }
+
+    /// Enqueues a copy of the rows in `from`, one after the other, to the rows from `first` on.
+    ///
+    /// # Errors
+    /// As [`write_rows`](Self::write_rows).
+    pub fn copy_rows_in(&self, stream: &Stream, first: u64, from: &Span) -> Result<()> {
+        let mut done = 0;
+        self.for_runs(first, from.len(), |offset, len| {
+            self.memory.copy_in(stream, offset, &from.part(done, len)?)?;
+            done += len;
+            Ok(())
+        })
+    }
+
+    /// Enqueues a copy of the rows from `first` on to `to`, one after the other.
+    ///
+    /// # Errors
+    /// As [`write_rows`](Self::write_rows).
+    pub fn copy_rows_out(&self, stream: &Stream, first: u64, to: &Span) -> Result<()> {
+        let mut done = 0;
+        self.for_runs(first, to.len(), |offset, len| {
+            self.memory.copy_out(stream, offset, &to.part(done, len)?)?;
+            done += len;
+            Ok(())
+        })
+    }
+
+    /// Calls `work` with each run of bytes that `len` bytes of rows from `first` on are in the memory: one run, or one a
+    /// row where there are other columns between.
+    fn for_runs(
+        &self,
+        first: u64,
+        len: usize,
+        mut work: impl FnMut(usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        let (row_len, rows) = (self.row_len(), (len / self.row_len()) as u64);
+        if !len.is_multiple_of(row_len) {
+            let needed = (u128::from(rows) + 1) * row_len as u128;
+            return Err(Error::TooShort { what: "rows", count: rows + 1, needed, len });
+        }
+        check("rows", &(first..first.saturating_add(rows)), self.row_count())?;
+        if rows == 0 {
+            return Ok(());
+        }
+        if row_len == self.stride() {
+            return work(self.offset_of(first), len);
+        }
+        (first..first + rows).try_for_each(|row| work(self.offset_of(row), row_len))
+    }
+
+    /// Where a row of this view begins in the memory.
+    fn offset_of(&self, row: u64) -> usize {
+        // Within the memory, whose length fits.
+        usize::try_from(self.first_row + row).unwrap_or(usize::MAX) * self.stride() + self.offset
+    }
+
+    pub(crate) fn elements(&self) -> u64 {
+        self.shape[1..].iter().product()
+    }
+
+    pub(crate) fn first_row(&self) -> u64 {
+        self.first_row
+    }
+
+    pub(crate) fn table(&self) -> Table {
+        Table { global: self.global_ref(), dtype: self.dtype, elements: self.elements() }
+    }
+}
+
+fn check(what: &'static str, range: &Range<u64>, count: u64) -> Result<()> {
+    let Range { start, end } = *range;
+    if start <= end && end <= count { Ok(()) } else { Err(Error::OutOfRange { what, start, end, count }) }
+}
