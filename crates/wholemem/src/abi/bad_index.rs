@@ -31,7 +31,7 @@ pub(crate) struct BadIndexRecord<'a> {
 
 impl BadIndexRecord<'_> {
     /// Stores an index that names none of `rows` rows, unless one at a smaller position is stored.
-    pub(crate) fn note(&self, position: u64, index: i64, rows: u64) {
+    pub(crate) fn store(&self, position: u64, index: i64, rows: u64) {
         if position >= self.position.load(Ordering::Acquire) {
             return;
         }

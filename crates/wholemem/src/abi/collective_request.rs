@@ -1,8 +1,8 @@
-//! What a kernel of a collective is asked to do, as the bytes it is given.
+//! The request of a collective call: the argument of its kernels.
 
 use crate::dtype::{Dtype, ReduceOp};
 
-/// Where every rank's part of a window is, as kernels find it. All zero where there is no window.
+/// The addresses of every rank's part of a window. All zero if there is no window.
 ///
 /// ```
 /// use wholemem::WindowRef;
@@ -13,51 +13,51 @@ use crate::dtype::{Dtype, ReduceOp};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WindowRef {
-    /// Where rank 0's part begins; with a table, how far behind each address of it.
+    /// The address of rank 0's part; with a table, the offset from each address of the table.
     pub base: u64,
-    /// From one rank's part to the next one's.
+    /// Bytes from one rank's part to the next rank's.
     pub stride: u64,
-    /// The address of a table of each rank's address, where they are not that far apart.
+    /// The address of a table with each rank's address, if the parts are not `stride` bytes apart; otherwise zero.
     pub table: u64,
 }
 
-/// What kernels know of a lane: the memory through which its ranks meet.
+/// A lane as kernels see it: the memory through which its ranks synchronize and exchange data.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LaneRef {
-    /// Where rank 0's memory of the lane begins.
+    /// The address of rank 0's memory of the lane.
     pub base: u64,
-    /// From one rank's memory to the next one's.
+    /// Bytes from one rank's memory to the next rank's.
     pub stride: u64,
-    /// This rank's counters, which no other rank touches.
+    /// The address of this rank's control words, which no other rank accesses.
     pub control: u64,
-    /// Words between this rank's kernels and its processor.
+    /// The address of the report, which this rank's kernels share with its host.
     pub report: u64,
-    /// What tests want to go wrong; zero for nothing.
+    /// The address of the debug words of a test; zero outside tests.
     pub debug: u64,
-    /// Where in the memory the ranks note that they have given up.
+    /// The offset of the notices, in which ranks store why they have aborted.
     pub notices_at: u64,
-    /// Where the slots for packets begin.
+    /// The offset of the packet slots.
     pub ll_at: u64,
-    /// How many bytes a rank can send in packets.
+    /// The most bytes that a rank can send in packets.
     pub ll_len: u64,
-    /// Where the two staging buffers begin.
+    /// The offset of the two staging buffers.
     pub staging_at: u64,
-    /// How long each of them is.
+    /// The length of each staging buffer.
     pub staging_len: u64,
-    /// Where reduced elements are put for the others.
+    /// The offset of the buffer for reduced elements.
     pub result_at: u64,
     /// This rank.
     pub rank: u32,
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: u32,
-    /// Not zero where all ranks are on one device.
+    /// Nonzero if all ranks are on one device.
     pub near: u32,
     /// Zero.
     pub spare: u32,
 }
 
-/// One rank's part in one call.
+/// One rank's part of one collective call.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CollectiveRequest {
@@ -67,19 +67,19 @@ pub struct CollectiveRequest {
     pub input: u64,
     /// This rank's output.
     pub output: u64,
-    /// How many elements the input has.
+    /// The number of elements of the input.
     pub count: u64,
-    /// Every rank's input, where the others read it directly.
+    /// Every rank's input, if the other ranks read it directly.
     pub inputs: WindowRef,
-    /// Every rank's output, where the others write it directly.
+    /// Every rank's output, if the other ranks write it directly.
     pub outputs: WindowRef,
     /// The [code](Dtype::code) of the elements' type.
     pub dtype: u32,
-    /// The [code](ReduceOp::code) of what is done with them.
+    /// The [code](ReduceOp::code) of the reduction.
     pub op: u32,
-    /// Whose input all get.
+    /// The root of a broadcast.
     pub root: u32,
-    /// Not zero where the kernel is set up while the one before it runs, and lets the next be.
+    /// Nonzero for a programmatic launch: the kernel starts while the previous one runs, and permits the next one to start.
     pub early: u32,
 }
 
@@ -99,10 +99,10 @@ impl WindowRef {
 }
 
 impl LaneRef {
-    /// How many bytes it takes.
+    /// Its length in bytes.
     pub const LEN: usize = 104;
 
-    /// Its bytes, as a kernel is given them.
+    /// Encodes it as a kernel reads it.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let Self { base, stride, control, report, debug, notices_at, ll_at, ll_len, .. } = *self;
@@ -116,10 +116,10 @@ impl LaneRef {
 }
 
 impl CollectiveRequest {
-    /// How many bytes it takes.
+    /// Its length in bytes.
     pub const LEN: usize = 192;
 
-    /// Its bytes, as a kernel is given them.
+    /// Encodes it as a kernel reads it.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let Self { lane, input, output, count, inputs, outputs, dtype, op, root, early } = self;
@@ -130,7 +130,7 @@ impl CollectiveRequest {
         bytes
     }
 
-    /// The request that these bytes are; `None` if they are too few.
+    /// Decodes a request; `None` if there are too few bytes.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.first_chunk()?;
@@ -176,7 +176,7 @@ impl CollectiveRequest {
         })
     }
 
-    /// The type of the elements, and what is done with them.
+    /// The type of the elements and the reduction.
     #[must_use]
     pub fn elements(&self) -> Option<(Dtype, ReduceOp)> {
         Some((Dtype::from_code(self.dtype)?, ReduceOp::from_code(self.op)?))
@@ -189,7 +189,7 @@ fn put(bytes: &mut [u8], words: impl Iterator<Item = u64>) {
     }
 }
 
-/// Two halves as they lie in a word.
+/// Two halves in the order in which they lie in memory, as a word.
 fn pair(first: u32, second: u32) -> u64 {
     let mut bytes = [0; 8];
     bytes[..4].copy_from_slice(&first.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! The address of any element of a table, or of a view of some of its rows and columns, as kernels of one's own take it.
+//! `ElementRef`: from which a user's kernel computes the address of any element of a table or a view.
 //!
 //! ```text
 //!   columns 3 and 4 of 8, of elements of 4 bytes: stride = 32, row_len = 8
@@ -6,35 +6,36 @@
 //!   memory   . . . 0 1 . . .   . . . 2 3 . . .   . . . 4 5 . . .        elements by their number in the view
 //! ```
 //!
-//! A [`GlobalRef`] finds rows, which is all that gather and scatter need. It does not say how long a row is, so that
-//! elements can be counted through the rows only with this.
+//! A [`GlobalRef`] gives the addresses of rows, but not the length of a row, which is needed to number elements through the
+//! rows.
 
 use super::GlobalRef;
 
-/// Where the elements of a table are: `wholemem::ElementRef` of `wholemem/global_ref.cuh`, of which a kernel makes a `PtrGen`.
+/// The addresses of the elements of a table: `wholemem::ElementRef` of `wholemem/global_ref.cuh`, from which a kernel creates a
+/// `PtrGen`.
 #[doc(alias = "WholeChunkedMemoryHandle")]
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ElementRef {
-    /// Where its rows are.
+    /// The addresses of its rows.
     pub rows: GlobalRef,
-    /// How many bytes of a row belong to it: fewer than the stride in a view of some columns.
+    /// Bytes of a row: fewer than the stride in a view of some columns.
     pub row_len: u64,
 }
 
 const _: () = assert!(size_of::<ElementRef>() == ElementRef::LEN);
 
 impl ElementRef {
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub const LEN: usize = 72;
 
-    /// The row of a byte that is counted through all rows as if they were contiguous, and its place in that row.
+    /// The row of a byte, numbered through all rows as if they were contiguous, and its offset in that row.
     #[must_use]
     pub fn locate(&self, byte: u64) -> (u64, u64) {
         (byte / self.row_len, byte % self.row_len)
     }
 
-    /// Its bytes, as a kernel is given them.
+    /// Encodes it as a kernel reads it.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
@@ -43,7 +44,7 @@ impl ElementRef {
         bytes
     }
 
-    /// The value that [`to_bytes`](Self::to_bytes) made these bytes of.
+    /// Decodes what [`to_bytes`](Self::to_bytes) encoded.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
         let (mut rows, mut row_len) = ([0; 64], [0; 8]);

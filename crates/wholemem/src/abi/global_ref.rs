@@ -1,4 +1,4 @@
-//! The address of any row, from a value of sixty-four bytes that kernels are given.
+//! `GlobalRef`: 64 bytes from which a kernel computes the address of any row.
 //!
 //! ```text
 //!   chunks = 1    base ------------------> row 0, row 1, row 2 ...                 one range of addresses
@@ -10,9 +10,9 @@
 //!                         0..4  4..8              otherwise a binary search in the starts
 //! ```
 //!
-//! Division is by multiplication: one instruction instead of some dozens, and exact for every row.
+//! A kernel divides by a multiplication with a precomputed factor, which is exact for every row.
 
-/// Where the rows of a table are, as kernels take it, on the host and on devices.
+/// The addresses of the rows of a table, as CPU and GPU kernels read them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GlobalRef {
@@ -21,11 +21,11 @@ pub struct GlobalRef {
     pub base: u64,
     /// Valid indices are below this.
     pub rows: u64,
-    /// Added to an index before its chunk is looked up; nothing with one chunk.
+    /// Added to an index before its chunk is looked up; zero with one chunk.
     pub first_row: u64,
     /// Bytes from one row to the next.
     pub stride: u64,
-    /// Bytes from where a row begins in its chunk to where it begins here; nothing with one chunk.
+    /// Bytes from the start of a row in its chunk to the start of the row of this view; zero with one chunk.
     pub offset: u64,
     /// The rows of every chunk but the last; zero to search.
     pub chunk_rows: u64,
@@ -33,21 +33,21 @@ pub struct GlobalRef {
     pub magic: u64,
     /// The shift of the division by `chunk_rows`.
     pub shift: u32,
-    /// How many chunks there are; zero for a table without rows.
+    /// The number of chunks; zero for a table without rows.
     pub chunks: u32,
 }
 
 const _: () = assert!(size_of::<GlobalRef>() == 64);
 
 impl GlobalRef {
-    /// Rows one after the other from `base`.
+    /// A table whose rows follow each other from `base` on.
     #[must_use]
     pub fn continuous(base: u64, rows: u64, stride: u64) -> Self {
         let [first_row, offset, chunk_rows, magic] = [0; 4];
         Self { base, rows, first_row, stride, offset, chunk_rows, magic, shift: 0, chunks: 1 }
     }
 
-    /// The same table from another row and another byte of each row on.
+    /// A view of the table: `rows` rows from `first_row` on, each from byte `offset` on.
     #[must_use]
     pub fn part(self, first_row: u64, rows: u64, offset: u64) -> Self {
         if self.chunks == 1 {
@@ -57,9 +57,9 @@ impl GlobalRef {
         }
     }
 
-    /// The chunk of a row and where the row lies in it, given the first row of each chunk.
+    /// The chunk of a row and the number of the row in the chunk, given the first row of each chunk.
     ///
-    /// `row` is a valid index with `first_row` added, and `starts` what the directory says.
+    /// `row` is a valid index with `first_row` added; `starts` is the second half of the directory.
     #[must_use]
     pub fn locate(&self, row: u64, starts: &[u64]) -> (usize, u64) {
         let chunk = if self.chunk_rows == 0 {
@@ -74,7 +74,7 @@ impl GlobalRef {
         Division { by: self.chunk_rows, magic: self.magic, shift: self.shift }
     }
 
-    /// Its bytes, as a kernel is given them.
+    /// Encodes it as a kernel reads it.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; 64] {
         let Self { base, rows, first_row, stride, offset, chunk_rows, magic, shift, chunks } = *self;
@@ -88,7 +88,7 @@ impl GlobalRef {
         bytes
     }
 
-    /// The value that [`to_bytes`](Self::to_bytes) made these bytes of.
+    /// Decodes what [`to_bytes`](Self::to_bytes) encoded.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; 64]) -> Self {
         let word = |at: usize| {
@@ -118,8 +118,8 @@ impl GlobalRef {
 /// An exact division of any 64-bit number by a fixed one.
 ///
 /// With `l = ceil(log2 by)`, `n / by` is the upper part of `n * ceil(2^(64+l) / by)`. That multiplier has 65 bits, of
-/// which the highest is always set: the rest is kept, and `n` itself is added after the multiplication, halved first so
-/// that nothing overflows.
+/// which the highest is always set: only the other bits are stored, and `n` is added after the multiplication, in two halves so
+/// that the sum does not overflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Division {
     pub(crate) by: u64,
@@ -128,8 +128,7 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// `None` for one, by which nobody needs to divide and for which the multiplier is too long, and beyond half the
-    /// range.
+    /// `None` for 0, for 1, whose multiplier has too many bits, and for divisors above 2^63.
     pub(crate) fn by(by: u64) -> Option<Self> {
         if !(2..=1 << 63).contains(&by) {
             return None;

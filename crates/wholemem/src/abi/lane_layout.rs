@@ -1,4 +1,4 @@
-//! Where things lie in the memory through which the ranks of a lane meet: the same on every rank.
+//! The layout of each rank's memory of a lane: the same offsets on every rank.
 //!
 //! ```text
 //!   0          notices_at   ll_at                       staging_at                 result_at             len
@@ -8,19 +8,19 @@
 use super::LaneRef;
 use crate::error::{Error, Result};
 
-/// The most blocks of a call: each has counters of its own.
+/// The most blocks of a call. Each block has signals and a call counter of its own.
 pub(crate) const BLOCKS: u32 = 128;
 
 /// The threads of a block.
 pub(crate) const THREADS: u32 = 512;
 
-/// What a signal takes for itself, so that no two of them are fought over in one cache line.
+/// The distance of signals: no two of them share a cache line.
 pub(crate) const LINE: u64 = 128;
 
-/// Parts begin on pages.
+/// The alignment of the parts.
 const PAGE: u64 = 4096;
 
-/// The places in a lane's memory.
+/// Offsets in a rank's memory of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LaneLayout {
     pub(crate) notices_at: u64,
@@ -29,12 +29,12 @@ pub(crate) struct LaneLayout {
     pub(crate) staging_at: u64,
     pub(crate) staging_len: u64,
     pub(crate) result_at: u64,
-    /// All of it.
+    /// The length of the memory.
     pub(crate) len: u64,
 }
 
 impl LaneLayout {
-    /// The layout for so many ranks, packets of so many bytes in all from each, and staging of so many.
+    /// The layout for `ranks` ranks, each of which sends at most `ll_len` bytes in packets and stages `staging_len` bytes.
     pub(crate) fn new(ranks: u32, ll_len: usize, staging_len: usize) -> Result<Self> {
         let plan = || {
             let ranks = u64::from(ranks);
@@ -52,13 +52,13 @@ impl LaneLayout {
     }
 }
 
-/// How many ranks have their slots at different places of a page.
+/// The number of ranks whose slots have different offsets in a page.
 const STAGGERED: u64 = 16;
 
-/// Where a rank of the processor has its signal and its packets, in its own memory: all ranks read them there, and of the
-/// slots that a GPU's ranks fill for each other the first of each parity is enough.
+/// The offset of a CPU rank's signal and packets, in its own memory. All ranks read them there, so a rank needs only the first of
+/// the slots that GPU ranks fill for each other, for each parity.
 ///
-/// A load waits for an earlier store to the same place of another page, so ranks have theirs at different ones.
+/// The slots of ranks have different offsets in a page: a load is delayed by an earlier store to the same offset of another page.
 pub(crate) fn slot_at(lane: &LaneRef, rank: u32, parity: u64) -> u64 {
     lane.ll_at + parity * 2 * lane.ll_len + u64::from(rank) % STAGGERED * LINE
 }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_of_the_processor_are_within_those_of_the_layout() {
+    fn slots_of_cpu_ranks_are_within_those_of_the_layout() {
         for ranks in [1, 2, 9, 40] {
             let layout = LaneLayout::new(ranks, 1, 1).unwrap();
             let lane = LaneRef { ll_at: layout.ll_at, ll_len: layout.ll_len, ranks, ..LaneRef::default() };

@@ -1,4 +1,4 @@
-//! How the rows of a request are divided into tiles, as kernels read it.
+//! How the rows of a request are divided into tiles: the second argument of the kernels of gather and scatter.
 
 use super::IndexType;
 
@@ -22,7 +22,7 @@ pub(crate) struct RowTiles {
 impl RowTiles {
     pub(crate) const LEN: usize = 56;
 
-    /// Its bytes, as a kernel is given them.
+    /// Encodes it as a kernel reads it.
     pub(crate) fn to_bytes(self) -> [u8; Self::LEN] {
         let Self {
             tiles,
@@ -49,7 +49,7 @@ impl RowTiles {
         bytes
     }
 
-    /// The type of the indices that these bytes tell of.
+    /// Decodes the type of the indices.
     pub(crate) fn index_type(bytes: &[u8]) -> Option<IndexType> {
         match u32::from_ne_bytes(bytes.get(48..52)?.try_into().ok()?) {
             4 => Some(IndexType::I32),

@@ -1,4 +1,4 @@
-//! What a kernel is asked to do, as the bytes it is given.
+//! The requests of gather and scatter: the first argument of their kernels.
 
 use super::GlobalRef;
 use crate::dtype::Dtype;
@@ -13,7 +13,7 @@ pub enum IndexType {
 }
 
 impl IndexType {
-    /// How many bytes an index takes.
+    /// The length of an index in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "an index is never empty")]
     pub fn len(self) -> usize {
@@ -23,7 +23,7 @@ impl IndexType {
         }
     }
 
-    /// The indices in bytes of memory.
+    /// Decodes indices from memory.
     pub(crate) fn decode(self, bytes: &[u8]) -> Vec<i64> {
         match self {
             Self::I32 => bytes.as_chunks().0.iter().map(|index| i32::from_ne_bytes(*index).into()).collect(),
@@ -32,7 +32,7 @@ impl IndexType {
     }
 }
 
-/// Rows to move between a table and a dense array, byte by byte.
+/// A copy of rows between a table and a dense array, as bytes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowsRequest {
@@ -40,25 +40,26 @@ pub struct RowsRequest {
     pub table: GlobalRef,
     /// The address of the indices.
     pub indices: u64,
-    /// How many there are.
+    /// The number of indices.
     pub count: u64,
-    /// The address of the dense side: what a gather writes and a scatter reads.
+    /// The address of the dense array, which a gather writes and a scatter reads.
     pub rows: u64,
-    /// Bytes from one row to the next there.
+    /// Bytes from one row to the next in the dense array.
     pub rows_stride: u64,
     /// Bytes of a row in the table.
     pub row_len: u64,
-    /// The address of the record for bad indices, four words, whose first becomes the smallest position of one; zero for none.
+    /// The address of the record of bad indices, four words, of which the first becomes the smallest position of a bad index;
+    /// zero for no record.
     pub bad: u64,
 }
 
 const _: () = assert!(size_of::<RowsRequest>() == RowsRequest::LEN);
 
 impl RowsRequest {
-    /// How many bytes it takes.
+    /// Its length in bytes.
     pub const LEN: usize = 112;
 
-    /// Its bytes, as a kernel is given them.
+    /// Encodes it as a kernel reads it.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let Self { table, indices, count, rows, rows_stride, row_len, bad } = self;
@@ -72,7 +73,7 @@ impl RowsRequest {
         bytes
     }
 
-    /// The request in the first bytes of these; `None` if they are too few.
+    /// Decodes a request from the first bytes; `None` if there are too few.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (table, words) = bytes.split_first_chunk::<64>()?;
@@ -89,27 +90,27 @@ impl RowsRequest {
     }
 }
 
-/// Rows to move element by element: converted on the way, or added.
+/// A copy of rows element by element, with conversion or addition.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ElementsRequest {
     /// The rows.
     pub rows: RowsRequest,
-    /// How many elements a row has.
+    /// The number of elements of a row.
     pub elements: u64,
     /// The type of the table's elements.
     pub table_dtype: u32,
-    /// The type of the dense side's elements.
+    /// The type of the dense array's elements.
     pub rows_dtype: u32,
 }
 
 const _: () = assert!(size_of::<ElementsRequest>() == ElementsRequest::LEN);
 
 impl ElementsRequest {
-    /// How many bytes it takes.
+    /// Its length in bytes.
     pub const LEN: usize = 128;
 
-    /// Its bytes, as a kernel is given them.
+    /// Encodes it as a kernel reads it.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
@@ -120,7 +121,7 @@ impl ElementsRequest {
         bytes
     }
 
-    /// The request that these bytes are; `None` if they are none.
+    /// Decodes a request; `None` if there are too few bytes.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (rows, rest) = bytes.split_at_checked(RowsRequest::LEN)?;
@@ -135,7 +136,7 @@ impl ElementsRequest {
         })
     }
 
-    /// The types of the table's and of the dense side's elements.
+    /// The types of the table's and of the dense array's elements.
     #[must_use]
     pub fn dtypes(&self) -> Option<(Dtype, Dtype)> {
         Some((Dtype::from_code(self.table_dtype)?, Dtype::from_code(self.rows_dtype)?))

@@ -1,4 +1,4 @@
-//! The calls: what is asked for is checked and planned here, and then launched.
+//! The collective calls of a lane: checks the arguments, plans the call and launches it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

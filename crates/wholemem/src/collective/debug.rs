@@ -1,6 +1,6 @@
-//! What tests want to go wrong: delays, counters near their end, and rules of synchronization that are not kept.
+//! Fault injection for tests: delays, call counters close to their wrap, and broken synchronization rules.
 //!
-//! A rule that no test misses is no rule. Each has a bit here that makes kernels break it, and a test that must fail then.
+//! Every synchronization rule has a bit that makes kernels break it, and a test that then fails.
 
 use std::sync::atomic::Ordering;
 

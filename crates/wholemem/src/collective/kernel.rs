@@ -1,4 +1,4 @@
-//! The kernels of collectives on one device, and the one place where they are launched.
+//! The kernels of collective calls on one device: loading and launching.
 
 use wholemem_hal::{Args, Device, Function, KernelImage, LaunchShape, Module, Span, Stream};
 
@@ -39,7 +39,7 @@ pub(super) struct Kernels {
 #[derive(Debug)]
 struct Kernel {
     function: Function,
-    here: cpu::Part,
+    here: cpu::CollectiveFunction,
 }
 
 impl Kernels {
@@ -62,7 +62,7 @@ impl Kernels {
                 kernel("broadcast_ll", cpu::copy_root_packets)?,
                 kernel("broadcast", cpu::copy_root)?,
             ],
-            barrier: kernel("barrier", cpu::only_meet)?,
+            barrier: kernel("barrier", cpu::barrier)?,
             wait,
         })
     }

@@ -1,4 +1,4 @@
-//! What the calls of one sequence need: the memory through which the ranks meet, and the words in which they fail.
+//! A lane: one sequence of collective calls, with its memory on all ranks and its report.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,16 +1,16 @@
-//! Memory that every rank has, and what ranks do together through it: reduce, gather, broadcast, wait for each other.
+//! Collective calls over memory that every rank has: reduce, gather, broadcast, barrier.
 //!
 //! ```text
-//!   Symmetric ── space: addresses of all windows ── book: which window is where (pure)
-//!       └─ lanes: one sequence of calls each ── tuning: which algorithm (pure) ── kernel: the one launch
-//!                    └─ report: how a call fails, and is told to
+//!   Symmetric   space: the addresses of all windows ── window_table: the offset of each window (pure)
+//!      └─ Lane  one sequence of calls ── call ── tuning: the algorithm (pure) ── kernel: launches
+//!                  └─ report: how a call fails, and how the host aborts it
 //! ```
 //!
-//! Why no call hangs, and none is wrong: every call is a meeting. Before it ends, every rank has heard from every rank in
-//! that call; so who has heard from a rank in call k + 1 knows that it has finished call k. Buffers alternate between two,
-//! and need no acknowledgement. Where ranks read each other's memory directly, a barrier at the end says that they have.
-//! A kernel that waits in vain looks now and then whether it has been told to give up, or its time is over; then it says
-//! who is missing, tells the others, and ends.
+//! Guarantees: no call waits for ever, and no call reads data of another call. Before a call ends, every rank has a signal of
+//! that call from every other rank. So a signal of call k + 1 from a rank proves that the rank has finished call k, and two
+//! alternating buffers need no acknowledgement. If ranks read each other's windows directly, the call ends with a barrier. A
+//! kernel that waits polls for an abort request and for its timeout; then it reports the missing ranks, notifies the other
+//! ranks, and ends.
 
 mod call;
 mod debug;

@@ -1,11 +1,6 @@
-//! The words between a lane's kernels and the processor: the order to give up, and why a kernel did.
+//! The report of a lane: how the host aborts its kernels, and why a kernel has aborted.
 //!
-//! ```text
-//!   [0] abort: a cause, stored by the processor     [1] whether a kernel has given up, stored last
-//!   [2] call   [3] phase   [4] cause                [5] somebody sleeps     [6..] bits of missing ranks
-//! ```
-//!
-//! A cause is what happened in its upper half, and 1 + the rank to blame in its lower one.
+//! The words are defined in `abi`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Addresses in which every rank's windows are side by side, and how all ranks make a window together.
+//! The address space of windows: one reservation in each process, and the creation of windows by all ranks together.
 //!
 //! ```text
 //!   base            base + stride        base + 2 * stride
@@ -18,8 +18,8 @@ use wholemem_hal::{
 use wholemem_os::Deadline;
 
 use super::window::{Dropped, Window, WindowCore};
-use super::window_part::{Offer, PlainOffer};
-use super::window_table::Book;
+use super::window_part::{PlainWindowPart, WindowPart};
+use super::window_table::WindowTable;
 use crate::communicator::{agree, from_text, to_text};
 use crate::{Communicator, Error, Kind, Location, MemorySpec, Result, WholeMemory, WindowRef};
 
@@ -40,7 +40,7 @@ pub(super) struct Space {
     stride: usize,
     /// Shared with the other ranks of this process, which map nothing themselves.
     reservation: Reservation,
-    book: Mutex<Book>,
+    window_table: Mutex<WindowTable>,
     dropped: Dropped,
     /// Every rank's heap of small windows, from the first of them on.
     heap: Mutex<Option<Vec<Pieces>>>,
@@ -65,9 +65,9 @@ impl Space {
             Ok(Reservation::create_aligned(group.device().backend(), len, STEP.max(granule.len()))?)
         })?;
         let heap_len = HEAP_GRANULES * granule.len();
-        let book = Mutex::new(Book::new(group.size(), granule, stride, heap_len));
+        let window_table = Mutex::new(WindowTable::new(group.size(), granule, stride, heap_len));
         let (dropped, heap) = (Dropped::default(), Mutex::default());
-        Ok(Self { group: group.clone(), granule, stride, reservation, book, dropped, heap })
+        Ok(Self { group: group.clone(), granule, stride, reservation, window_table, dropped, heap })
     }
 
     /// What one rank of each process makes for all of them. Collective.
@@ -95,15 +95,15 @@ impl Space {
 
     /// Makes a window of `len` bytes on this rank. Collective; the lengths may differ.
     pub(super) fn allocate(&self, len: usize) -> Result<Window> {
-        let offers = self.meet_with(Ok(Offer::new(self.granule, len)))?;
-        let most = offers.iter().map(|offer| offer.len).max().unwrap_or(0);
+        let parts = self.exchange_parts(Ok(WindowPart::new(self.granule, len)))?;
+        let most = parts.iter().map(|part| part.len).max().unwrap_or(0);
         if most == 0 {
             return Err(Error::EmptyWindow);
         }
-        if self.book().is_small(most) {
-            return self.carve(&offers, most);
+        if self.window_table().is_small(most) {
+            return self.carve(&parts, most);
         }
-        self.make(&offers, || self.fresh(&offers))
+        self.make(&parts, || self.fresh(&parts))
     }
 
     /// Makes a window of `len` bytes of the machine's memory on this rank. Collective; the lengths may differ.
@@ -111,8 +111,8 @@ impl Space {
         if self.group.device().backend().kind() == BackendKind::Host {
             return self.allocate(len);
         }
-        let lens: Vec<_> = self.meet_with(Ok(Offer { len, ..Offer::default() }))?;
-        let lens: Vec<_> = lens.iter().map(|offer| offer.len as u64).collect();
+        let lens: Vec<_> = self.exchange_parts(Ok(WindowPart { len, ..WindowPart::default() }))?;
+        let lens: Vec<_> = lens.iter().map(|part| part.len as u64).collect();
         let all = lens.iter().fold(0, |sum: u64, len| sum.saturating_add(*len));
         if all == 0 {
             return Err(Error::EmptyWindow);
@@ -127,21 +127,21 @@ impl Space {
         };
         let spans = (0..self.group.size()).map(Rank).map(part).collect::<Result<Vec<_>>>();
         let spans = agree(self.group.bootstrap(), spans)?;
-        let (id, _) = self.book().enter_own(0)?;
-        self.scattered(id, spans).inspect_err(|_| self.book().strike(id))
+        let (id, _) = self.window_table().insert_own(0)?;
+        self.scattered(id, spans).inspect_err(|_| self.window_table().remove(id))
     }
 
     /// Makes a window of memory that is there. Collective.
-    pub(super) fn register(&self, offer: Result<(Offer, Vec<Allocation>)>) -> Result<Window> {
-        let (offer, pieces) = match offer {
-            Ok((offer, pieces)) => (Ok(offer), pieces),
+    pub(super) fn register(&self, part: Result<(WindowPart, Vec<Allocation>)>) -> Result<Window> {
+        let (part, pieces) = match part {
+            Ok((part, pieces)) => (Ok(part), pieces),
             Err(error) => (Err(error), Vec::new()),
         };
-        let offers = self.meet_with(offer)?;
-        if offers.iter().all(|offer| offer.len == 0) {
+        let parts = self.exchange_parts(part)?;
+        if parts.iter().all(|part| part.len == 0) {
             return Err(Error::EmptyWindow);
         }
-        self.make(&offers, || Ok(pieces))
+        self.make(&parts, || Ok(pieces))
     }
 
     /// Makes a window of buffers of the driver's older kind. Collective.
@@ -151,27 +151,27 @@ impl Space {
         let relatives: Vec<_> =
             process_ranks.ranks_on_backend(rank).into_iter().filter(|other| *other != rank).collect();
         relatives.iter().for_each(|other| process_ranks.put(rank, *other, buffer.clone()));
-        let met = self.meet(PlainOffer::of(buffer).map(|offer| offer.to_bytes()));
+        let messages = self.exchange_messages(PlainWindowPart::of(buffer).map(|part| part.to_bytes()));
         let left: BTreeMap<_, _> = relatives
             .iter()
             .filter_map(|other| Some((*other, process_ranks.take::<PlainBuffer>(*other, rank)?)))
             .collect();
-        let decode = |(rank, bytes): (Rank, &Vec<u8>)| PlainOffer::from_bytes(rank, bytes);
-        let offers = (0..).map(Rank).zip(&met?).map(decode).collect::<Result<Vec<_>>>()?;
-        let open = |(peer, offer): (Rank, &PlainOffer)| match left.get(&peer) {
+        let decode = |(rank, bytes): (Rank, &Vec<u8>)| PlainWindowPart::from_bytes(rank, bytes);
+        let parts = (0..).map(Rank).zip(&messages?).map(decode).collect::<Result<Vec<_>>>()?;
+        let open = |(peer, part): (Rank, &PlainWindowPart)| match left.get(&peer) {
             _ if peer == rank => Ok(Some(buffer.all())),
             Some(left) => Ok(Some(left.all())),
-            None => Ok(Some(offer.open(self.group.device())?.all())),
+            None => Ok(Some(part.open(self.group.device())?.all())),
         };
-        let spans = (0..).map(Rank).zip(&offers).map(open).collect::<Result<Vec<_>>>();
+        let spans = (0..).map(Rank).zip(&parts).map(open).collect::<Result<Vec<_>>>();
         let spans = agree(self.group.bootstrap(), spans)?;
-        let (id, _) = self.book().enter_own(0)?;
-        self.scattered(id, spans).inspect_err(|_| self.book().strike(id))
+        let (id, _) = self.window_table().insert_own(0)?;
+        self.scattered(id, spans).inspect_err(|_| self.window_table().remove(id))
     }
 
     /// New memory for this rank's part, zero.
-    fn fresh(&self, offers: &[Offer]) -> Result<Vec<Allocation>> {
-        let own = offers.get(self.group.rank().index()).map_or(0, Offer::address_len);
+    fn fresh(&self, parts: &[WindowPart]) -> Result<Vec<Allocation>> {
+        let own = parts.get(self.group.rank().index()).map_or(0, WindowPart::address_len);
         if own == 0 {
             return Ok(Vec::new());
         }
@@ -182,10 +182,10 @@ impl Space {
     ///
     /// It is zeroed before any other rank gets it: one that did so later would wipe out what others have already said.
     pub(super) fn make_zeroed(&self, len: usize) -> Result<(Vec<Pieces>, u64, u64)> {
-        let offers = vec![Offer::new(self.granule, len); self.group.size() as usize];
-        let (_, offset) = self.book().enter_own(len)?;
-        let pieces = self.exchange(&offers, offset, || {
-            let memory = self.fresh(&offers)?;
+        let parts = vec![WindowPart::new(self.granule, len); self.group.size() as usize];
+        let (_, offset) = self.window_table().insert_own(len)?;
+        let pieces = self.exchange(&parts, offset, || {
+            let memory = self.fresh(&parts)?;
             let stream = self.group.device().stream()?;
             for piece in &memory {
                 stream.fill(&piece.map(Rights::ReadWrite)?.all(), 0)?;
@@ -196,35 +196,35 @@ impl Space {
         Ok((pieces, self.reservation.address() + offset as u64, self.stride as u64))
     }
 
-    fn meet_with(&self, own: Result<Offer>) -> Result<Vec<Offer>> {
-        let offers = self.meet(own.map(|offer| offer.to_bytes()))?;
-        (0..).map(Rank).zip(&offers).map(|(rank, bytes)| Offer::from_bytes(rank, bytes)).collect()
+    fn exchange_parts(&self, own: Result<WindowPart>) -> Result<Vec<WindowPart>> {
+        let parts = self.exchange_messages(own.map(|part| part.to_bytes()))?;
+        (0..).map(Rank).zip(&parts).map(|(rank, bytes)| WindowPart::from_bytes(rank, bytes)).collect()
     }
 
     /// Compares notes with all ranks: what each brings along, and what each has dropped.
-    fn meet(&self, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+    fn exchange_messages(&self, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         const FINE: u8 = 0;
         const FAILED: u8 = 1;
         let dropped = std::mem::take(&mut *lock(&self.dropped));
         let ids: Vec<u8> = dropped.iter().flat_map(|id| id.to_le_bytes()).collect();
         let ids = [&(dropped.len() as u64).to_le_bytes()[..], &ids].concat();
-        let hello = match &own {
-            Ok(offer) => [&[FINE][..], &ids, offer].concat(),
+        let message = match &own {
+            Ok(part) => [&[FINE][..], &ids, part].concat(),
             Err(error) => [&[FAILED][..], &ids, to_text(error).as_bytes()].concat(),
         };
-        let mut offers = Vec::new();
+        let mut parts = Vec::new();
         let mut failed = None;
-        for (rank, hello) in (0..).map(Rank).zip(self.group.bootstrap().all_gather(&hello)?) {
-            let (outcome, rest) = hello.split_first().unwrap_or((&FAILED, &[]));
+        for (rank, message) in (0..).map(Rank).zip(self.group.bootstrap().all_gather(&message)?) {
+            let (outcome, rest) = message.split_first().unwrap_or((&FAILED, &[]));
             let (count, rest) = rest.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
             let len = usize::try_from(u64::from_le_bytes(*count)).unwrap_or(usize::MAX).saturating_mul(8);
             let (ids, rest) = rest.split_at_checked(len).unwrap_or_default();
-            let mut book = self.book();
+            let mut windows = self.window_table();
             for id in ids.chunks_exact(8) {
-                book.hear_dropped(id.try_into().map_or(u64::MAX, u64::from_le_bytes));
+                windows.record_drop(id.try_into().map_or(u64::MAX, u64::from_le_bytes));
             }
             if *outcome == FINE {
-                offers.push(rest.to_vec());
+                parts.push(rest.to_vec());
             } else {
                 failed.get_or_insert_with(|| from_text(rank, &String::from_utf8_lossy(rest)));
             }
@@ -232,25 +232,25 @@ impl Space {
         match (own, failed) {
             (Err(error), _) if self.group.size() == 1 => Err(error),
             (_, Some(error)) => Err(error),
-            _ => Ok(offers),
+            _ => Ok(parts),
         }
     }
 
     /// Maps every rank's pieces at a place of their own.
-    fn make(&self, offers: &[Offer], own: impl FnOnce() -> Result<Vec<Allocation>>) -> Result<Window> {
-        let most = offers.iter().map(Offer::address_len).max().unwrap_or(0);
-        let (id, offset) = self.book().enter_own(most)?;
-        let made = self.exchange(offers, offset, own).and_then(|maps| {
-            let spans = maps.iter().zip(offers).map(|(pieces, offer)| span(pieces, offer.skip, offer.len));
+    fn make(&self, parts: &[WindowPart], own: impl FnOnce() -> Result<Vec<Allocation>>) -> Result<Window> {
+        let most = parts.iter().map(WindowPart::address_len).max().unwrap_or(0);
+        let (id, offset) = self.window_table().insert_own(most)?;
+        let made = self.exchange(parts, offset, own).and_then(|maps| {
+            let spans = maps.iter().zip(parts).map(|(pieces, part)| span(pieces, part.skip, part.len));
             let spans = spans.collect::<Result<Vec<_>>>()?;
-            let skip = offers.first().map_or(0, |offer| offer.skip);
-            if offers.iter().any(|offer| offer.skip != skip) {
+            let skip = parts.first().map_or(0, |part| part.skip);
+            if parts.iter().any(|part| part.skip != skip) {
                 return self.scattered(id, spans);
             }
             self.window(id, spans, offset + skip)
         });
         if made.is_err() {
-            self.book().strike(id);
+            self.window_table().remove(id);
         }
         made
     }
@@ -285,7 +285,7 @@ impl Space {
     /// Gives every rank's pieces to every rank, and maps them from `offset` of each rank's share on.
     fn exchange(
         &self,
-        offers: &[Offer],
+        parts: &[WindowPart],
         offset: usize,
         own: impl FnOnce() -> Result<Vec<Allocation>>,
     ) -> Result<Vec<Pieces>> {
@@ -298,11 +298,11 @@ impl Space {
             let grants =
                 self.group.process_ranks().grants(&self.group.process_ranks().ranks_on_backend(rank));
             let mut all = Vec::new();
-            for (peer, offer) in offers.iter().enumerate() {
+            for (peer, part) in parts.iter().enumerate() {
                 let fds = handles.get_mut(peer).map(std::mem::take).unwrap_or_default();
                 let mut at = peer * self.stride + offset;
                 let mut pieces = Vec::new();
-                for (index, (fd, len)) in fds.into_iter().zip(&offer.pieces).enumerate() {
+                for (index, (fd, len)) in fds.into_iter().zip(&part.pieces).enumerate() {
                     let mine = own.get(index).filter(|_| peer == rank.index());
                     let memory = match mine {
                         Some((memory, _)) => memory.clone(),
@@ -318,15 +318,15 @@ impl Space {
     }
 
     /// A slot of the heap, which is made for the first.
-    fn carve(&self, offers: &[Offer], most: usize) -> Result<Window> {
+    fn carve(&self, parts: &[WindowPart], most: usize) -> Result<Window> {
         let mut kept = lock(&self.heap);
         let heap = match kept.take() {
             Some(heap) => heap,
-            None => self.make_heap(offers.len())?,
+            None => self.make_heap(parts.len())?,
         };
         let heap = kept.insert(heap);
-        let (id, at) = self.book().enter_slot(most)?;
-        let spans = heap.iter().zip(offers).map(|(pieces, offer)| span(pieces, at, offer.len));
+        let (id, at) = self.window_table().insert_slot(most)?;
+        let spans = heap.iter().zip(parts).map(|(pieces, part)| span(pieces, at, part.len));
         let spans = spans.collect::<Result<Vec<_>>>()?;
         let base = heap.first().and_then(|pieces| pieces.first()).map_or(0, Mapping::address);
         let offset = usize::try_from(base - self.reservation.address()).unwrap_or(0) + at;
@@ -336,18 +336,18 @@ impl Space {
     /// Every rank's heap of small windows. Collective.
     fn make_heap(&self, ranks: usize) -> Result<Vec<Pieces>> {
         let len = HEAP_GRANULES * self.granule.len();
-        let shares = vec![Offer::new(self.granule, len); ranks];
-        let (id, offset) = self.book().enter_own(len)?;
+        let shares = vec![WindowPart::new(self.granule, len); ranks];
+        let (id, offset) = self.window_table().insert_own(len)?;
         let made = self.exchange(&shares, offset, || self.fresh(&shares));
-        made.inspect_err(|_| self.book().strike(id))
+        made.inspect_err(|_| self.window_table().remove(id))
     }
 
     pub(super) fn dropped(&self) -> &Dropped {
         &self.dropped
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        lock(&self.book)
+    fn window_table(&self) -> MutexGuard<'_, WindowTable> {
+        lock(&self.window_table)
     }
 }
 

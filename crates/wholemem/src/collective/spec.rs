@@ -1,4 +1,4 @@
-//! What a group's symmetric memory is to be like, and what the environment says about it.
+//! The options of symmetric memory, and the environment variables that override them.
 
 use std::time::Duration;
 

@@ -12,7 +12,7 @@ use super::space::Space;
 use super::spec::SymmetricSpec;
 use super::tuning::{Limits, Tuning};
 use super::window::Window;
-use super::window_part::Offer;
+use super::window_part::WindowPart;
 use crate::abi::{BLOCKS, LaneLayout};
 use crate::communicator::agree;
 use crate::{Communicator, Error, Result};
@@ -118,7 +118,7 @@ impl Symmetric {
     /// As [`mem_alloc`](Self::mem_alloc).
     #[doc(alias("ncclCommWindowRegister", "register_buffer"))]
     pub fn window_register(&self, memory: &Allocation) -> Result<Window> {
-        self.core.space.register(Ok(Offer::of(memory)))
+        self.core.space.register(Ok(WindowPart::of(memory)))
     }
 
     /// Makes a window of `len` bytes that something else in this process has mapped at `address`: memory of a framework
@@ -128,7 +128,7 @@ impl Symmetric {
     /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] on the rank whose address is of no such memory, and
     /// [`Error::OnRank`] on the others.
     pub fn window_register_mapped(&self, address: u64, len: usize) -> Result<Window> {
-        self.core.space.register(Offer::adopt(self.core.group.device(), address, len))
+        self.core.space.register(WindowPart::adopt(self.core.group.device(), address, len))
     }
 
     /// Makes a window of buffers that came from the driver's older allocator. Collective; each rank's buffer must outlive

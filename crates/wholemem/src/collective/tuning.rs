@@ -1,9 +1,9 @@
-//! Which algorithm a call takes: a pure function of its size and of a table that all ranks have agreed on.
+//! The choice of an algorithm: a pure function of the call and of thresholds that are equal on all ranks.
 //!
 //! ```text
-//!   packets     data and flags travel together; nobody waits for a barrier           shortest
-//!   one-shot    every rank reads all inputs                                           short
-//!   two-shot    every rank reduces a part of all inputs, and gives it to the others   long
+//!   packets     data and flags in the same words; no barrier                           shortest calls
+//!   one-shot    every rank reads all inputs                                            short calls
+//!   two-shot    every rank reduces one part of all inputs; all ranks gather the parts  long calls
 //! ```
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Memory that every rank of a group has, and that all of them reach.
+//! Windows: memory of which every rank has a part, and that every rank maps.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};

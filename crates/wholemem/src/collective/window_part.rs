@@ -1,33 +1,33 @@
-//! What a rank brings along to a window: how long its part is, and the pieces of memory it is made of.
+//! One rank's part of a window: its length and the pieces of memory that it consists of.
 
 use wholemem_comm::Rank;
 use wholemem_hal::{Allocation, Device, Granule, PlainBuffer, ShareHandle};
 
 use crate::{Error, Result};
 
-/// One rank's part of a window that is to be.
+/// One rank's part of a window, as ranks exchange it when they create the window.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Offer {
-    /// How many bytes it has.
+pub(super) struct WindowPart {
+    /// Its length in bytes.
     pub(super) len: usize,
-    /// How many bytes of the pieces come before it.
+    /// The number of bytes of the pieces before it.
     pub(super) skip: usize,
     /// The lengths of the pieces, in whole granules.
     pub(super) pieces: Vec<usize>,
 }
 
-/// One rank's part of a window of the driver's older memory: a token instead of pieces.
+/// One rank's part of a window of memory with a CUDA IPC handle: a token instead of pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct PlainOffer {
-    /// How many bytes it has.
+pub(super) struct PlainWindowPart {
+    /// Its length in bytes.
     pub(super) len: usize,
-    /// Where it begins behind the token.
+    /// Its offset in the memory of the token.
     pub(super) offset: usize,
     pub(super) token: [u8; 64],
 }
 
-impl PlainOffer {
-    /// What other processes open a buffer by.
+impl PlainWindowPart {
+    /// Exports a buffer for other processes.
     pub(super) fn of(buffer: &PlainBuffer) -> Result<Self> {
         match buffer.export()? {
             ShareHandle::CudaIpc { token, offset } => Ok(Self { len: buffer.len(), offset, token }),
@@ -46,15 +46,15 @@ impl PlainOffer {
         [&words.concat()[..], &self.token].concat()
     }
 
-    /// What a rank has told of its part.
+    /// Decodes the part of a rank.
     pub(super) fn from_bytes(rank: Rank, bytes: &[u8]) -> Result<Self> {
         let (words, token) = bytes.split_at_checked(16).ok_or_else(|| malformed(rank))?;
-        let Offer { len, skip: offset, .. } = Offer::from_bytes(rank, words)?;
+        let WindowPart { len, skip: offset, .. } = WindowPart::from_bytes(rank, words)?;
         Ok(Self { len, offset, token: token.try_into().map_err(|_| malformed(rank))? })
     }
 }
 
-impl Offer {
+impl WindowPart {
     /// New memory, in one piece.
     pub(super) fn new(granule: Granule, len: usize) -> Self {
         let piece = granule.round_up(len).unwrap_or(usize::MAX);
@@ -79,7 +79,7 @@ impl Offer {
         Ok((Self { len, skip, pieces }, memory))
     }
 
-    /// How many addresses it takes.
+    /// The length of the addresses that it needs.
     pub(super) fn address_len(&self) -> usize {
         self.pieces.iter().fold(0, |sum, len| sum.saturating_add(*len))
     }
@@ -89,7 +89,7 @@ impl Offer {
         words.flat_map(|word| (word as u64).to_le_bytes()).collect()
     }
 
-    /// What a rank has told of its part.
+    /// Decodes the part of a rank.
     pub(super) fn from_bytes(rank: Rank, bytes: &[u8]) -> Result<Self> {
         let (words, []) = bytes.as_chunks() else { return Err(malformed(rank)) };
         let word = |word: &[u8; 8]| usize::try_from(u64::from_le_bytes(*word)).map_err(|_| malformed(rank));
@@ -108,30 +108,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offers_are_read_as_they_were_written() {
+    fn parts_are_read_as_they_were_written() {
         let granule = Granule::new(4096).unwrap();
-        let offers = [
-            Offer::new(granule, 5000),
-            Offer::new(granule, 0),
-            Offer { len: 7, skip: 9, pieces: vec![4096; 3] },
+        let parts = [
+            WindowPart::new(granule, 5000),
+            WindowPart::new(granule, 0),
+            WindowPart { len: 7, skip: 9, pieces: vec![4096; 3] },
         ];
-        assert_eq!(offers.each_ref().map(Offer::address_len), [8192, 0, 12_288]);
-        for offer in offers {
-            assert_eq!(Offer::from_bytes(Rank(1), &offer.to_bytes()), Ok(offer));
+        assert_eq!(parts.each_ref().map(WindowPart::address_len), [8192, 0, 12_288]);
+        for part in parts {
+            assert_eq!(WindowPart::from_bytes(Rank(1), &part.to_bytes()), Ok(part));
         }
-        let plain = PlainOffer { len: 5, offset: 6, token: [7; 64] };
-        assert_eq!(PlainOffer::from_bytes(Rank(1), &plain.to_bytes()), Ok(plain));
+        let plain = PlainWindowPart { len: 5, offset: 6, token: [7; 64] };
+        assert_eq!(PlainWindowPart::from_bytes(Rank(1), &plain.to_bytes()), Ok(plain));
     }
 
     #[test]
-    fn an_offer_of_another_form_is_an_error_and_not_an_empty_one() {
-        let bytes = Offer { len: 7, skip: 9, pieces: vec![4096] }.to_bytes();
+    fn a_part_of_another_form_is_an_error_and_not_an_empty_one() {
+        let bytes = WindowPart { len: 7, skip: 9, pieces: vec![4096] }.to_bytes();
         for len in [0, 8, 15, 23] {
-            assert_eq!(Offer::from_bytes(Rank(1), &bytes[..len]), Err(malformed(Rank(1))), "{len}");
+            assert_eq!(WindowPart::from_bytes(Rank(1), &bytes[..len]), Err(malformed(Rank(1))), "{len}");
         }
-        let bytes = PlainOffer { len: 5, offset: 6, token: [7; 64] }.to_bytes();
+        let bytes = PlainWindowPart { len: 5, offset: 6, token: [7; 64] }.to_bytes();
         for len in [0, 15, 16, 79] {
-            assert_eq!(PlainOffer::from_bytes(Rank(1), &bytes[..len]), Err(malformed(Rank(1))), "{len}");
+            assert_eq!(PlainWindowPart::from_bytes(Rank(1), &bytes[..len]), Err(malformed(Rank(1))), "{len}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Steps that all ranks take together: they succeed on all of them, or fail on all of them with the same error.
+//! Agreement among ranks: a step of a collective call succeeds on every rank, or fails on every rank with the same error.
 
 use std::error::Error as _;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use wholemem_comm::{Bootstrap, Rank, Verdict};
 
 use crate::error::{Error, Result};
 
-/// What this rank's step came to, if every rank's succeeded; otherwise the error of the lowest rank whose did not.
+/// Returns this rank's outcome if the step succeeded on every rank, and otherwise the error of the lowest rank on which it failed.
 /// Collective.
 pub(crate) fn agree<T>(comm: &Bootstrap, outcome: Result<T>) -> Result<T> {
     let vote = outcome.as_ref().map(drop).map_err(to_text);
@@ -17,32 +17,37 @@ pub(crate) fn agree<T>(comm: &Bootstrap, outcome: Result<T>) -> Result<T> {
     }
 }
 
-/// What a rank brings to a call that all ranks make together.
+/// The arguments with which a rank enters a collective call.
 #[derive(Debug, Clone)]
-pub(crate) struct Hello {
-    /// What is its own: as many words on all ranks.
+pub(crate) struct CallTerms {
+    /// Values of this rank alone: the same number of words on all ranks.
     pub(crate) own: Vec<u64>,
-    /// What is the same on all ranks, or they do not mean the same call.
+    /// Arguments that must be equal on all ranks.
     pub(crate) same: Vec<u8>,
 }
 
-/// What is each rank's own, if all ranks have something to bring to the same call, and mean the same; otherwise the error of the
-/// lowest rank that has none, or [`Error::Differs`]. Collective.
-pub(crate) fn meet(comm: &Bootstrap, call: &str, hello: Result<Hello>) -> Result<Vec<Vec<u64>>> {
+/// Exchanges the terms of a collective call and returns every rank's own values. If a rank enters with an error, all ranks
+/// return the error of the lowest such rank; if a rank makes another call or its `same` differs, [`Error::Differs`].
+/// Collective.
+pub(crate) fn exchange_terms(
+    comm: &Bootstrap,
+    call: &str,
+    terms: Result<CallTerms>,
+) -> Result<Vec<Vec<u64>>> {
     const FINE: u8 = 0;
     const FAILED: u8 = 1;
-    let said = match &hello {
-        Ok(Hello { own, same }) => [&[FINE][..], &bytes_of(own), call.as_bytes(), same].concat(),
+    let message = match &terms {
+        Ok(CallTerms { own, same }) => [&[FINE][..], &bytes_of(own), call.as_bytes(), same].concat(),
         Err(error) => [&[FAILED], to_text(error).as_bytes()].concat(),
     };
-    let all = comm.all_gather(&said)?;
+    let all = comm.all_gather(&message)?;
     let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
     let mut owns = Vec::new();
     let (mut common, mut differs) = (None, None);
-    for (rank, said) in (0..).map(Rank).zip(&all) {
-        match said.split_first() {
+    for (rank, message) in (0..).map(Rank).zip(&all) {
+        match message.split_first() {
             Some((&FINE, words)) => {
-                let own_len = hello.as_ref().map_or(0, |hello| hello.own.len() * 8);
+                let own_len = terms.as_ref().map_or(0, |terms| terms.own.len() * 8);
                 let (own, same) = words.split_at_checked(own_len).unwrap_or((&[], words));
                 owns.push(own.chunks_exact(8).map(word).collect());
                 if *common.get_or_insert(same) != same {
@@ -58,15 +63,15 @@ pub(crate) fn meet(comm: &Bootstrap, call: &str, hello: Result<Hello>) -> Result
     differs.map_or(Ok(owns), Err)
 }
 
-/// Words as they travel.
+/// Encodes words for the wire.
 pub(crate) fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// An error as it travels: its number, its hint, if there is one, and its words with all that is behind them.
+/// Encodes an error for the wire: its code, its hint if it has one, its message and the messages of its sources.
 pub(crate) fn to_text(error: &Error) -> String {
     let mut text = format!("{} {}\n{error}", error.code(), error.hint().unwrap_or_default());
-    // Those that are transparent have said their own words already.
+    // The source of a transparent error comes after the message that the error took from it.
     let mut source = error.source();
     while let Some(error) = source {
         let _ = write!(text, ": {error}");
@@ -75,7 +80,7 @@ pub(crate) fn to_text(error: &Error) -> String {
     text
 }
 
-/// The error that a rank has told of.
+/// Decodes the error of a rank.
 pub(crate) fn from_text(rank: Rank, text: &str) -> Error {
     let (about, why) = text.split_once('\n').unwrap_or(("", text));
     let (code, hint) = about.split_once(' ').unwrap_or_default();

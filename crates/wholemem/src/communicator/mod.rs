@@ -10,7 +10,7 @@ use wholemem_comm::{Bootstrap, Rank};
 use wholemem_hal::{Backend, BackendKind, Device, HostConfig, Stream};
 use wholemem_os::Deadline;
 
-pub(crate) use agreement::{Hello, agree, bytes_of, from_text, meet, to_text};
+pub(crate) use agreement::{CallTerms, agree, bytes_of, exchange_terms, from_text, to_text};
 use process_ranks::{GroupId, ProcessRanks};
 
 use crate::error::{Error, Result};

@@ -1,16 +1,15 @@
-//! One collective call, as ranks of the processor meet in it: a word that only grows, spun on for a while and slept on
-//! after that.
+//! One collective call on one CPU rank: counters that only grow, polled for a while and then waited on with a futex.
 //!
 //! ```text
-//!   rank r's memory of the lane:  line r            how far r has come; who sleeps until it comes farther, sleeps here
-//!                                 line ranks + r    how many do
-//!                                 slot r            how far r has come in calls of packets, which follow it
+//!   memory of rank r in the lane:  line r           the progress of r (call, phase); ranks that wait for r sleep on it
+//!                                  line ranks + r   the number of ranks that sleep on it
+//!                                  slot r           the progress of r in calls that use packets; the packets follow
 //! ```
 //!
-//! A GPU's ranks store their flags into each other's memory; here each stores one word, and its cache line goes to
-//! whoever looks, with the packets that are in it. Who has come looks whether anybody sleeps, who goes to sleep says so
-//! first and looks again: one of the two sees the other. That look has to wait until the word has left this core, so it
-//! is taken only when there is nothing better to do: when the others have come too, or before this rank lets others run.
+//! Ranks on GPUs store flags into each other's memory. A CPU rank stores one word in its own memory, and the others read
+//! its cache line. A waiter registers itself, fences and re-checks the progress; a signaller stores its progress, fences and checks
+//! for waiters. At least one of them sees the other (Dekker). The fence of the signaller waits until its store is visible, so it
+//! is executed late: after all other ranks have arrived, or before this rank yields.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -19,104 +18,105 @@ use std::time::{Duration, Instant};
 use wholemem_comm::Rank;
 use wholemem_os::{Deadline, futex, interrupt};
 
-use super::call_lock::Turn;
+use super::call_lock::CallLock;
 use crate::abi::{
     ABORT, ABORTED, ASLEEP, BLOCKS, CALL_LOCK, CAUSE, DELAYS, FIRST_COUNTER, GIVEN_UP, LINE, LaneRef, MISSED,
     MISSING, Mutants, PHASE, POISON, SEQUENCE, SPINS, TIMEOUT, cause, slot_at,
 };
 
-/// How often a rank looks before it lets others run, where each rank has a core, and where they share them: then whoever is
-/// waited for may need this core, or be about to come on another.
+/// How often a rank polls before it yields, if each rank has a core, and if ranks share cores: then the rank that it waits
+/// for may need this core.
 const SPINS_ALONE: u64 = 2000;
 const SPINS_SHARED: u64 = 20;
 
-/// How often it lets others run before it sleeps.
+/// How often a rank yields before it sleeps.
 const YIELDS: u32 = 50;
 
-/// How long it sleeps at a time: who gives up wakes all who sleep, and misses who was about to.
-const NAP: Duration = Duration::from_millis(50);
+/// The longest single sleep. An aborting rank wakes all sleeping ranks, but misses one that is about to sleep.
+const WAIT_SLICE: Duration = Duration::from_millis(50);
 
-/// Delays that the kernel would make ten times as long.
+/// Shorter delays are polled: a sleep would take ten times as long.
 const SHORT: Duration = Duration::from_micros(20);
 
-/// How often ranks look before they let others run.
+/// How often ranks poll before they yield.
 pub(crate) fn spins(share_cores: bool) -> u64 {
     if share_cores { SPINS_SHARED } else { SPINS_ALONE }
 }
 
-/// Why a meeting came to nothing. The report says the rest.
+/// The call was aborted. The report of the lane holds the cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct GaveUp;
+pub(super) struct Aborted;
 
-/// Where ranks say how far they have come in a call.
+/// Where ranks store their progress in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Signals {
-    /// In a line of their own.
+    /// In a cache line of its own.
     Lines,
-    /// Before their packets, which whoever hears of them needs next.
+    /// Before the packets, which the readers of the progress need next.
     Packets,
 }
 
-/// One call, on one rank.
+/// One call of a lane, on one rank.
 #[derive(Debug)]
-pub(super) struct Meeting<'a> {
+pub(super) struct CollectiveCall<'a> {
     lane: &'a LaneRef,
     signals: Signals,
     /// The number of the call.
     number: u64,
     mutants: u64,
-    /// When this rank first looked whether it should go on.
+    /// When this rank first computed its deadline.
     began: Option<Instant>,
-    _turn: Turn<'a>,
+    _lock: CallLock<'a>,
 }
 
-impl<'a> Meeting<'a> {
-    /// Begins the next call of a lane, when those of other threads are over; none that has failed before.
+impl<'a> CollectiveCall<'a> {
+    /// Begins the next call of a lane, after the calls of other threads of this rank. Fails if a call of the lane has failed.
     ///
     /// # Safety
-    /// The lane's memory, counters and report are accessible for as long as this lives.
-    pub(super) unsafe fn begin(lane: &'a LaneRef, signals: Signals) -> Result<Self, GaveUp> {
-        // SAFETY: the caller answers for the counters.
+    /// The lane's memory on all ranks, its control words, its report and, if `debug` is not zero, its debug words are mapped for
+    /// `'a`, aligned to words, and accessed as atomics only.
+    pub(super) unsafe fn begin(lane: &'a LaneRef, signals: Signals) -> Result<Self, Aborted> {
+        // SAFETY: the caller guarantees that the control words are mapped for `'a`, aligned and accessed as atomics only.
         let control = |index: usize| unsafe { word_at(lane.control + index as u64 * 8) };
         let has_failed = || control(POISON).load(Ordering::Relaxed) != 0;
-        // Before a lane is ready, nobody has a turn.
+        // A lane that is not ready yet is poisoned, and its lock is not initialized.
         if has_failed() {
-            return Err(GaveUp);
+            return Err(Aborted);
         }
-        let turn = Turn::take(lower_half(control(CALL_LOCK)));
-        // The call before this one may have.
+        let lock = CallLock::acquire(lower_half(control(CALL_LOCK)));
+        // The previous call may have failed while this thread waited for the lock.
         if has_failed() {
-            return Err(GaveUp);
+            return Err(Aborted);
         }
         let number = control(FIRST_COUNTER).load(Ordering::Relaxed);
-        let mut meeting = Self { lane, signals, number, mutants: 0, began: None, _turn: turn };
+        let mut call = Self { lane, signals, number, mutants: 0, began: None, _lock: lock };
         if lane.debug != 0 {
-            meeting.mutants = meeting.word(lane.debug).load(Ordering::Relaxed);
+            call.mutants = call.word(lane.debug).load(Ordering::Relaxed);
         }
-        meeting.pause(0);
-        // What others have brought along is of no use to a group that has fallen.
-        match meeting.report(ABORT).load(Ordering::Acquire) {
-            0 => Ok(meeting),
-            why => Err(meeting.give_up(0, why)),
+        call.pause(0);
+        // If the group has failed, the other ranks may not arrive.
+        match call.report(ABORT).load(Ordering::Acquire) {
+            0 => Ok(call),
+            why => Err(call.abort(0, why)),
         }
     }
 
-    /// Which of two buffers the `piece`th piece of this call takes.
+    /// Which of two buffers the `piece`th piece of this call uses.
     pub(super) fn parity(&self, piece: u64) -> u64 {
         if self.breaks(Mutants::ONE_BUFFER) { 0 } else { (self.number + piece) & 1 }
     }
 
-    /// Whether a test wants a rule to be broken.
+    /// Whether a test asks this rank to break a rule.
     pub(super) fn breaks(&self, mutant: Mutants) -> bool {
         self.mutants & mutant.0 != 0
     }
 
-    /// What others see of this rank when it has announced a phase.
+    /// The progress of a rank that has announced a phase of this call.
     pub(super) fn flag(&self, phase: u64) -> u64 {
         self.number << 16 | phase
     }
 
-    /// A place in a rank's memory of the lane.
+    /// The address at an offset in a rank's memory of the lane.
     pub(super) fn place(&self, rank: u32, at: u64) -> u64 {
         self.lane.base + u64::from(rank) * self.lane.stride + at
     }
@@ -127,7 +127,7 @@ impl<'a> Meeting<'a> {
         (0..self.lane.ranks).filter(move |rank| *rank != own)
     }
 
-    /// Where a rank says how far it has come in this call.
+    /// Where a rank stores its progress in this call.
     pub(super) fn signal_at(&self, rank: u32) -> u64 {
         match self.signals {
             Signals::Lines => self.place(rank, u64::from(rank) * LINE),
@@ -135,37 +135,37 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    /// Says that this rank has come to a phase: what it has written before can be read by those who hear it.
+    /// Announces that this rank has reached a phase. Ranks that see this also see what it has written before.
     pub(super) fn announce(&self, phase: u64) {
         self.pause(2 * phase);
         self.signal(self.lane.rank).store(self.flag(phase), Ordering::Release);
     }
 
-    /// Waits until all ranks have come to a phase that this one has announced.
-    pub(super) fn await_all(&mut self, phase: u64) -> Result<(), GaveUp> {
+    /// Waits until all ranks have reached a phase that this rank has announced.
+    pub(super) fn await_all(&mut self, phase: u64) -> Result<(), Aborted> {
         for rank in self.others() {
             self.wait(rank, phase)?;
         }
-        self.rouse(phase);
+        self.wake_waiters(phase);
         self.pause(2 * phase + 1);
         Ok(())
     }
 
-    /// A barrier. `mutant` is the wish that it be none.
-    pub(super) fn sync(&mut self, phase: u64, mutant: Mutants) -> Result<(), GaveUp> {
+    /// A barrier, unless a test asks this rank to break the rule `mutant`.
+    pub(super) fn sync(&mut self, phase: u64, mutant: Mutants) -> Result<(), Aborted> {
         self.announce(phase);
         if self.breaks(mutant) {
-            self.rouse(phase);
+            self.wake_waiters(phase);
             return Ok(());
         }
         self.await_all(phase)
     }
 
-    /// Waits until a rank has come to a phase.
-    fn wait(&mut self, rank: u32, phase: u64) -> Result<(), GaveUp> {
+    /// Waits until a rank has reached a phase.
+    fn wait(&mut self, rank: u32, phase: u64) -> Result<(), Aborted> {
         let (signal, flag) = (self.signal(rank), self.flag(phase));
         for _ in 0..self.control(SPINS).load(Ordering::Relaxed) {
-            if has_come(signal.load(Ordering::Acquire), flag) {
+            if has_reached(signal.load(Ordering::Acquire), flag) {
                 return Ok(());
             }
             spin_loop();
@@ -173,45 +173,45 @@ impl<'a> Meeting<'a> {
         self.wait_long(rank, phase)
     }
 
-    /// Waits, and lets others run meanwhile.
+    /// Waits with yields, then sleeps.
     #[cold]
-    fn wait_long(&mut self, rank: u32, phase: u64) -> Result<(), GaveUp> {
-        self.rouse(phase);
+    fn wait_long(&mut self, rank: u32, phase: u64) -> Result<(), Aborted> {
+        self.wake_waiters(phase);
         let (signal, flag) = (self.signal(rank), self.flag(phase));
         for _ in 0..YIELDS {
             std::thread::yield_now();
-            if has_come(signal.load(Ordering::Acquire), flag) {
+            if has_reached(signal.load(Ordering::Acquire), flag) {
                 return Ok(());
             }
         }
-        self.sleep(rank, phase)
+        self.sleep_until(rank, phase)
     }
 
-    /// Wakes who sleeps until this rank comes to the phase that it has announced.
-    fn rouse(&self, phase: u64) {
+    /// Wakes the ranks that sleep until this rank reaches the phase that it has announced.
+    fn wake_waiters(&self, phase: u64) {
         let own = self.lane.rank;
-        // In one order: the announcement, and the look at who sleeps.
+        // Orders the announcement before the check for waiters.
         fence(Ordering::SeqCst);
-        if self.sleepers(own).load(Ordering::Relaxed) != 0 {
-            // The word that they sleep on changes, also where it is not what they wait for.
-            self.said(own).store(self.flag(phase), Ordering::SeqCst);
-            wake(self.said(own));
+        if self.waiters(own).load(Ordering::Relaxed) != 0 {
+            // Waiters sleep on this word even if the call signals in its packet slots, so it has to change.
+            self.progress(own).store(self.flag(phase), Ordering::SeqCst);
+            wake(self.progress(own));
         }
     }
 
     #[cold]
-    fn sleep(&mut self, rank: u32, phase: u64) -> Result<(), GaveUp> {
+    fn sleep_until(&mut self, rank: u32, phase: u64) -> Result<(), Aborted> {
         let (signal, flag) = (self.signal(rank), self.flag(phase));
-        let (said, sleepers, asleep) = (self.said(rank), self.sleepers(rank), self.report(ASLEEP));
+        let (progress, waiters, asleep) = (self.progress(rank), self.waiters(rank), self.report(ASLEEP));
         let deadline = self.deadline();
-        sleepers.fetch_add(1, Ordering::SeqCst);
+        waiters.fetch_add(1, Ordering::SeqCst);
         asleep.store(1, Ordering::SeqCst);
         let outcome = loop {
-            let seen = said.load(Ordering::SeqCst);
-            // In this order: who has left, or died, may have come before.
-            let why = self.cause_to_give_up();
-            let is_there = || has_come(signal.load(Ordering::SeqCst), flag);
-            if is_there() {
+            let seen = progress.load(Ordering::SeqCst);
+            // The cause is read before the progress: a rank that left or died may have arrived before.
+            let why = self.abort_cause();
+            let has_arrived = || has_reached(signal.load(Ordering::SeqCst), flag);
+            if has_arrived() {
                 break Ok(());
             }
             if let Some(why) = why {
@@ -219,10 +219,10 @@ impl<'a> Meeting<'a> {
             }
             // The lower half of the word changes with every phase.
             let half = u32::try_from(seen & 0xffff_ffff).unwrap_or_default();
-            // It fails when its time is over, which is looked at, or where the memory is gone, and then nobody comes.
-            let slept = futex::wait(lower_half(said), half, nap(deadline));
+            // It fails if the wait slice is over, or if the memory is unmapped, and then the deadline ends the loop.
+            let slept = futex::wait(lower_half(progress), half, wait_end(deadline));
             if slept == Err(wholemem_os::Error::TimedOut) {
-                // Awake: the answer may take what somebody holds who waits until nobody sleeps, or be given by one who does.
+                // Marked awake: the interrupt check may need a lock whose holder waits until no thread of this rank sleeps.
                 asleep.store(0, Ordering::SeqCst);
                 let is_interrupted = interrupt::is_interrupted();
                 asleep.store(1, Ordering::SeqCst);
@@ -231,15 +231,15 @@ impl<'a> Meeting<'a> {
                 }
             }
             if deadline.has_passed() {
-                break if is_there() { Ok(()) } else { Err(cause(MISSED, Rank(rank))) };
+                break if has_arrived() { Ok(()) } else { Err(cause(MISSED, Rank(rank))) };
             }
         };
         asleep.store(0, Ordering::SeqCst);
-        sleepers.fetch_sub(1, Ordering::SeqCst);
-        outcome.map_err(|cause| self.give_up(phase, cause))
+        waiters.fetch_sub(1, Ordering::SeqCst);
+        outcome.map_err(|cause| self.abort(phase, cause))
     }
 
-    /// When this rank's patience is over.
+    /// When this rank stops waiting.
     fn deadline(&mut self) -> Deadline {
         let nanoseconds = self.control(TIMEOUT).load(Ordering::Relaxed);
         if nanoseconds == 0 {
@@ -249,20 +249,20 @@ impl<'a> Meeting<'a> {
         Deadline::after(Duration::from_nanos(nanoseconds).saturating_sub(began.elapsed()))
     }
 
-    /// Whether this rank was told to give up, or another has.
-    fn cause_to_give_up(&self) -> Option<u64> {
+    /// The cause to abort, if the host or another rank has stored one.
+    fn abort_cause(&self) -> Option<u64> {
         let notice = |rank: u32| self.notice(self.lane.rank, rank).load(Ordering::Acquire);
         let told = self.report(ABORT).load(Ordering::SeqCst);
         [told].into_iter().chain(self.others().map(notice)).find(|cause| *cause != 0)
     }
 
-    /// Says why, here and to the others, and that no further call is to begin.
+    /// Stores the cause in the report and in the notices of the other ranks, and poisons the lane.
     #[cold]
-    fn give_up(&self, phase: u64, why: u64) -> GaveUp {
+    fn abort(&self, phase: u64, why: u64) -> Aborted {
         self.control(POISON).store(1, Ordering::Relaxed);
         let flag = self.flag(phase);
         for rank in self.others() {
-            if why >> 32 == MISSED && !has_come(self.signal(rank).load(Ordering::Acquire), flag) {
+            if why >> 32 == MISSED && !has_reached(self.signal(rank).load(Ordering::Acquire), flag) {
                 self.report(MISSING + rank as usize / 64).fetch_or(1 << (rank % 64), Ordering::Relaxed);
             }
             self.notice(rank, self.lane.rank).store(why, Ordering::Release);
@@ -271,9 +271,9 @@ impl<'a> Meeting<'a> {
         self.report(PHASE).store(phase, Ordering::Relaxed);
         self.report(CAUSE).store(why, Ordering::Relaxed);
         self.report(GIVEN_UP).store(1, Ordering::Release);
-        // Whoever sleeps looks at the notices.
-        (0..self.lane.ranks).for_each(|rank| wake(self.said(rank)));
-        GaveUp
+        // Sleeping ranks check the notices when they wake.
+        (0..self.lane.ranks).for_each(|rank| wake(self.progress(rank)));
+        Aborted
     }
 
     /// Ends the call.
@@ -281,18 +281,18 @@ impl<'a> Meeting<'a> {
         self.control(FIRST_COUNTER).store(self.number.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Waits as long as a test wants this rank to, at a point of a call.
+    /// Delays this rank at a point of a call if a test asks for it.
     pub(super) fn pause(&self, point: u64) {
         if self.lane.debug != 0 {
-            self.pause_as_wanted(point);
+            self.pause_for_test(point);
         }
     }
 
     #[cold]
-    fn pause_as_wanted(&self, point: u64) {
-        let wish = |index: u64| self.word(self.lane.debug + 8 * index).load(Ordering::Relaxed);
-        let (seed, most) = (wish(1), wish(2));
-        let fixed = wish(DELAYS as u64 + point.min(7) * u64::from(BLOCKS));
+    fn pause_for_test(&self, point: u64) {
+        let word = |index: u64| self.word(self.lane.debug + 8 * index).load(Ordering::Relaxed);
+        let (seed, most) = (word(1), word(2));
+        let fixed = word(DELAYS as u64 + point.min(7) * u64::from(BLOCKS));
         let random =
             if most == 0 { 0 } else { scramble(seed ^ scramble(self.number << 3 | point)) % (most + 1) };
         let delay = Duration::from_nanos(fixed + random);
@@ -305,10 +305,10 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    /// A word of the lane's memory, counters, report or wishes.
+    /// A word of the lane's memory, control, report or debug words.
     fn word(&self, address: u64) -> &'a AtomicU64 {
-        // SAFETY: whoever began the meeting answers for all of them, in which words are aligned, and accessed as atomics
-        // alone.
+        // SAFETY: the caller of `begin` guarantees that all of these words are mapped for `'a`, aligned and accessed as atomics
+        // only.
         unsafe { word_at(address) }
     }
 
@@ -316,16 +316,16 @@ impl<'a> Meeting<'a> {
         self.word(self.signal_at(rank))
     }
 
-    /// What who waits for a rank sleeps on.
-    fn said(&self, rank: u32) -> &'a AtomicU64 {
+    /// The word on which ranks that wait for `rank` sleep.
+    fn progress(&self, rank: u32) -> &'a AtomicU64 {
         self.word(self.place(rank, u64::from(rank) * LINE))
     }
 
-    fn sleepers(&self, rank: u32) -> &'a AtomicU32 {
+    fn waiters(&self, rank: u32) -> &'a AtomicU32 {
         lower_half(self.word(self.place(rank, u64::from(self.lane.ranks + rank) * LINE)))
     }
 
-    /// Where `from` tells `rank` that it has given up.
+    /// Where `from` stores for `rank` why it has aborted.
     fn notice(&self, rank: u32, from: u32) -> &'a AtomicU64 {
         self.word(self.place(rank, self.lane.notices_at + u64::from(from) * 8))
     }
@@ -339,39 +339,44 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// A word of a lane's memory, counters, report or wishes.
+/// A word of a lane's memory, control, report or debug words.
 ///
 /// # Safety
-/// It is accessible for all of `'a`, and aligned, and accessed as an atomic alone.
+/// The word is mapped for `'a`, aligned, and accessed as an atomic only.
 unsafe fn word_at<'a>(address: u64) -> &'a AtomicU64 {
     let at = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0));
     // SAFETY: passed on from the caller.
     unsafe { AtomicU64::from_ptr(at) }
 }
 
-/// Whether a word that only grows has reached another, also behind its largest number.
-fn has_come(said: u64, flag: u64) -> bool {
-    said.wrapping_sub(flag) < 1 << 63
+/// Whether a counter has reached a value. The counter may have wrapped around.
+fn has_reached(progress: u64, flag: u64) -> bool {
+    progress.wrapping_sub(flag) < 1 << 63
 }
 
-/// The half of a word that the kernel compares before it puts anybody to sleep.
+/// The half of a word that a futex compares.
 fn lower_half(word: &AtomicU64) -> &AtomicU32 {
     const { assert!(cfg!(target_endian = "little"), "the lower half comes first") };
-    // SAFETY: the lower half of a word that lives as long; it is a word's own, or passed to the kernel alone.
+    // SAFETY: the pointer is to the lower half of an atomic that lives for the returned lifetime, and is aligned to four bytes.
+    // The half is either all that is used of the word, or only passed to the futex call.
     unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
 }
 
-/// When who sleeps looks again in any case: the deadline, or sooner.
-fn nap(deadline: Deadline) -> Deadline {
-    if deadline.remaining().is_some_and(|left| left < NAP) { deadline } else { Deadline::after(NAP) }
+/// The end of the next sleep: the deadline, or after a wait slice.
+fn wait_end(deadline: Deadline) -> Deadline {
+    if deadline.remaining().is_some_and(|left| left < WAIT_SLICE) {
+        deadline
+    } else {
+        Deadline::after(WAIT_SLICE)
+    }
 }
 
-fn wake(said: &AtomicU64) {
-    // It fails only where the memory is gone, and then nobody sleeps on it.
-    let _ = futex::wake_all(lower_half(said));
+fn wake(word: &AtomicU64) {
+    // It fails only if the memory is unmapped, and then no rank sleeps on it.
+    let _ = futex::wake_all(lower_half(word));
 }
 
-/// Numbers that look random.
+/// A hash of a number, for random delays.
 fn scramble(number: u64) -> u64 {
     let mixed = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -383,8 +388,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_compared_over_their_end() {
-        assert!(has_come(5, 5) && has_come(6, 5) && !has_come(4, 5));
-        assert!(has_come(1, u64::MAX) && !has_come(u64::MAX, 1));
+    fn counters_are_compared_across_a_wrap() {
+        assert!(has_reached(5, 5) && has_reached(6, 5) && !has_reached(4, 5));
+        assert!(has_reached(1, u64::MAX) && !has_reached(u64::MAX, 1));
     }
 }

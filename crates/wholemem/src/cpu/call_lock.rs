@@ -1,25 +1,25 @@
-//! Whose turn it is on a lane: of the threads of a rank that call at once, eagerly or by a graph, one goes on.
+//! The lock of a lane: serializes the calls of threads of one CPU rank, whether eager or replayed from a graph.
 //!
-//! The word lies beside the lane's counters, so that a recorded call finds it as any other does.
+//! The lock is a control word of the lane, so that replayed calls find it too.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use wholemem_os::{Deadline, futex};
 
-/// Nobody's.
+/// Not held.
 const FREE: u32 = 0;
-/// Somebody's.
+/// Held.
 const TAKEN: u32 = 1;
-/// Somebody's, and others sleep until it is free.
+/// Held, and other threads sleep until it is released.
 const AWAITED: u32 = 2;
 
-/// A turn, which ends when this is dropped.
+/// The lock, held. Dropping it releases the lock.
 #[derive(Debug)]
-pub(super) struct Turn<'a>(&'a AtomicU32);
+pub(super) struct CallLock<'a>(&'a AtomicU32);
 
-impl<'a> Turn<'a> {
-    /// Waits for a turn.
-    pub(super) fn take(word: &'a AtomicU32) -> Self {
+impl<'a> CallLock<'a> {
+    /// Waits for the lock.
+    pub(super) fn acquire(word: &'a AtomicU32) -> Self {
         if word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
             wait(word);
         }
@@ -30,15 +30,15 @@ impl<'a> Turn<'a> {
 #[cold]
 fn wait(word: &AtomicU32) {
     while word.swap(AWAITED, Ordering::Acquire) != FREE {
-        // The call whose turn it is has a deadline. This fails only where the memory is gone, and with it the lane.
+        // The call that holds the lock has a deadline. This fails only if the memory of the lane is unmapped.
         let _ = futex::wait(word, AWAITED, Deadline::NEVER);
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for CallLock<'_> {
     fn drop(&mut self) {
         if self.0.swap(FREE, Ordering::Release) == AWAITED {
-            // As above.
+            // It fails only if the memory of the lane is unmapped, and then no thread waits.
             let _ = futex::wake(self.0, 1);
         }
     }
@@ -51,18 +51,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_threads_one_has_its_turn() {
+    fn one_thread_at_a_time_holds_the_lock() {
         const THREADS: u64 = 4;
-        const TURNS: u64 = if cfg!(miri) { 10 } else { 5000 };
+        const ROUNDS: u64 = if cfg!(miri) { 10 } else { 5000 };
         let (word, count) = (AtomicU32::new(FREE), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for _ in 0..THREADS {
                 scope.spawn(|| {
-                    for turn in 0..TURNS {
-                        let _turn = Turn::take(&word);
+                    for round in 0..ROUNDS {
+                        let _lock = CallLock::acquire(&word);
                         let seen = count.load(Ordering::Relaxed);
-                        if turn % 64 == 0 {
-                            // Somebody else wants it meanwhile, as a rule.
+                        if round % 64 == 0 {
+                            // Usually another thread waits for the lock meanwhile.
                             std::thread::yield_now();
                         }
                         count.store(seen + 1, Ordering::Relaxed);
@@ -70,6 +70,6 @@ mod tests {
                 });
             }
         });
-        assert_eq!((count.into_inner(), word.into_inner()), (THREADS * TURNS, FREE));
+        assert_eq!((count.into_inner(), word.into_inner()), (THREADS * ROUNDS, FREE));
     }
 }

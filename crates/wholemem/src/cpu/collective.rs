@@ -1,18 +1,19 @@
-//! Collectives as the processor's ranks do them: the same requests, and the same bits.
+//! The collective kernels on the CPU: the same requests and bitwise the same results as on a GPU.
 //!
 //! ```text
-//!   packets    own elements beside a flag, in this rank's own slot; every rank reads all slots
-//!   one-shot   own elements staged, or read where they are; every rank reads all of them
-//!   two-shot   every rank reduces its slice of all ranks' elements; then all gather the slices, or each was stored everywhere
+//!   packets    each rank stores its elements behind a flag, in its own slot; every rank reads all slots
+//!   one-shot   each rank stages its elements, or they are read in their window; every rank reads those of all ranks
+//!   two-shot   each rank reduces its slice of all ranks' elements; then all ranks gather the slices, or each rank has
+//!              stored its slice to all outputs
 //! ```
 //!
-//! Long staged calls go piece by piece, each as long as the staging buffer, which stays in the caches.
+//! A staged call that is longer than the staging buffer runs in pieces of the length of the buffer, which stays in the caches.
 
 use std::ops::Range;
 
 use wholemem_hal::HostFunction;
 
-use super::call::{GaveUp, Meeting, Signals};
+use super::call::{Aborted, CollectiveCall, Signals};
 use super::combine::{Stores, combine};
 use super::copy::machine;
 use crate::abi::{CollectiveRequest, Mutants, WindowRef};
@@ -24,30 +25,31 @@ const STREAMING: u64 = 8 << 20;
 /// Slices of two shots begin on cache lines.
 const SLICE: u64 = 64;
 
-/// One rank's part in a call.
+/// Runs one rank's part of a collective call.
 ///
-/// It asks for what a launch asks for: the request names memory that is there.
-pub(crate) type Part = unsafe fn(&CollectiveRequest);
+/// # Safety
+/// The addresses of the request are valid, for the lengths that the request gives.
+pub(crate) type CollectiveFunction = unsafe fn(&CollectiveRequest);
 
 macro_rules! collectives {
     ($($name:literal: $part:ident by $signals:ident;)*) => {
         /// Every kernel, by name.
         pub(crate) const COLLECTIVES: &[(&str, HostFunction)] = &[$(($name, |_, args| {
             let request = args.read(0).and_then(CollectiveRequest::from_bytes).expect("a request");
-            // SAFETY: whoever launches a kernel answers for what its request names.
+            // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
             unsafe { $part(&request) }
         })),*];
 
         $(
             /// # Safety
-            /// As [`Part`].
+            /// As [`CollectiveFunction`].
             pub(crate) unsafe fn $part(request: &CollectiveRequest) {
                 // SAFETY: passed on from the caller.
-                let Ok(meeting) = (unsafe { Meeting::begin(&request.lane, Signals::$signals) }) else { return };
-                let mut call = Call { request, meeting };
+                let Ok(call) = (unsafe { CollectiveCall::begin(&request.lane, Signals::$signals) }) else { return };
+                let mut rank_call = RankCall { request, call };
                 // SAFETY: as above. What went wrong is in the report.
-                if unsafe { call.$part() }.is_ok() {
-                    call.meeting.end();
+                if unsafe { rank_call.$part() }.is_ok() {
+                    rank_call.call.end();
                 }
             }
         )*
@@ -62,13 +64,13 @@ collectives! {
     "all_gather": gather by Lines;
     "broadcast_ll": copy_root_packets by Packets;
     "broadcast": copy_root by Lines;
-    "barrier": only_meet by Lines;
+    "barrier": barrier by Lines;
 }
 
-/// One call.
-struct Call<'a> {
+/// One rank's part of a call.
+struct RankCall<'a> {
     request: &'a CollectiveRequest,
-    meeting: Meeting<'a>,
+    call: CollectiveCall<'a>,
 }
 
 /// A piece of a call that is longer than the staging buffer.
@@ -79,13 +81,13 @@ struct Piece {
     len: u64,
 }
 
-// Every `unsafe fn` here asks for what a launch asks for: the request names memory that is there.
-impl Call<'_> {
-    unsafe fn only_meet(&mut self) -> Result<(), GaveUp> {
-        self.meeting.sync(1, Mutants::NO_FIRST_BARRIER)
+// The precondition of every `unsafe fn` here: the addresses of the request are valid, for the lengths that it gives.
+impl RankCall<'_> {
+    unsafe fn barrier(&mut self) -> Result<(), Aborted> {
+        self.call.sync(1, Mutants::NO_FIRST_BARRIER)
     }
 
-    unsafe fn reduce_packets(&mut self) -> Result<(), GaveUp> {
+    unsafe fn reduce_packets(&mut self) -> Result<(), Aborted> {
         // SAFETY: passed on from the caller.
         unsafe { self.send(true) }?;
         let to = Targets { count: 1, at: &|_| self.request.output };
@@ -94,7 +96,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    unsafe fn gather_packets(&mut self) -> Result<(), GaveUp> {
+    unsafe fn gather_packets(&mut self) -> Result<(), Aborted> {
         // SAFETY: passed on from the caller.
         unsafe { self.send(true) }?;
         for rank in 0..self.ranks() {
@@ -105,7 +107,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    unsafe fn copy_root_packets(&mut self) -> Result<(), GaveUp> {
+    unsafe fn copy_root_packets(&mut self) -> Result<(), Aborted> {
         let root = self.request.root;
         // SAFETY: passed on from the caller.
         unsafe { self.send(self.own() == root) }?;
@@ -115,27 +117,27 @@ impl Call<'_> {
     }
 
     /// Puts this rank's elements, or nothing, into its slot, and waits for those of all others.
-    unsafe fn send(&mut self, anything: bool) -> Result<(), GaveUp> {
+    unsafe fn send(&mut self, anything: bool) -> Result<(), Aborted> {
         if anything {
             // SAFETY: a slot has room for whatever goes in packets, and nobody reads it: all have finished the call before
             // the last.
             unsafe { copy(self.request.input, self.slot(self.own()), self.len()) };
         }
-        self.meeting.announce(1);
-        self.meeting.pause(1);
-        if self.meeting.breaks(Mutants::ANY_FLAG) { Ok(()) } else { self.meeting.await_all(1) }
+        self.call.announce(1);
+        self.call.pause(1);
+        if self.call.breaks(Mutants::ANY_FLAG) { Ok(()) } else { self.call.await_all(1) }
     }
 
-    unsafe fn reduce_one_shot(&mut self) -> Result<(), GaveUp> {
+    unsafe fn reduce_one_shot(&mut self) -> Result<(), Aborted> {
         let CollectiveRequest { inputs, output, .. } = *self.request;
         if inputs.is_none() {
-            return self.staged(true, |call, piece| {
+            return self.staged(true, |own, piece| {
                 let to = Targets { count: 1, at: &|_| output + piece.at };
                 // SAFETY: every rank has staged as many elements, and the output has as many.
-                unsafe { call.combine(|rank| call.found(rank, piece), &to, piece.len, Stores::Cached) };
+                unsafe { own.combine(|rank| own.found(rank, piece), &to, piece.len, Stores::Cached) };
             });
         }
-        self.meeting.sync(1, Mutants::NO_FIRST_BARRIER)?;
+        self.call.sync(1, Mutants::NO_FIRST_BARRIER)?;
         // SAFETY: every rank's part of the window has as many elements as the call.
         unsafe {
             self.combine(
@@ -145,13 +147,13 @@ impl Call<'_> {
                 self.stores(),
             );
         }
-        self.meeting.sync(2, Mutants::NO_SECOND_BARRIER)
+        self.call.sync(2, Mutants::NO_SECOND_BARRIER)
     }
 
-    unsafe fn reduce_two_shot(&mut self) -> Result<(), GaveUp> {
+    unsafe fn reduce_two_shot(&mut self) -> Result<(), Aborted> {
         let CollectiveRequest { inputs, outputs, output, .. } = *self.request;
         if !inputs.is_none() && !outputs.is_none() {
-            self.meeting.sync(1, Mutants::NO_FIRST_BARRIER)?;
+            self.call.sync(1, Mutants::NO_FIRST_BARRIER)?;
             let slice = self.slice(self.own(), self.len());
             let from = |rank| address(&inputs, rank) + slice.start;
             let to = |rank| address(&outputs, rank) + slice.start;
@@ -159,16 +161,16 @@ impl Call<'_> {
             // SAFETY: every rank's parts of the windows have as many elements as the call; where both are one, nobody but this
             // rank reads or writes this slice of it.
             unsafe { self.combine(from, &to, slice.end - slice.start, self.stores()) };
-            return self.meeting.sync(2, Mutants::NO_SECOND_BARRIER);
+            return self.call.sync(2, Mutants::NO_SECOND_BARRIER);
         }
         for piece in self.pieces() {
             if inputs.is_none() {
-                for rank in self.meeting.others() {
+                for rank in self.call.others() {
                     // SAFETY: nobody reads this buffer: all have finished the piece before the last.
                     unsafe { self.stage(piece, self.slice(rank, piece.len)) };
                 }
             }
-            self.meeting.sync(2 * piece.number + 1, Mutants::NO_FIRST_BARRIER)?;
+            self.call.sync(2 * piece.number + 1, Mutants::NO_FIRST_BARRIER)?;
             let slice = self.slice(self.own(), piece.len);
             let at = slice.start;
             let from = |rank| self.found(rank, piece) + at;
@@ -181,9 +183,9 @@ impl Call<'_> {
             };
             // SAFETY: every rank has as many elements there; nobody else reads or writes this slice of what is stored to.
             unsafe { self.combine(from, &to, slice.end - at, Stores::Cached) };
-            self.meeting.sync(2 * piece.number + 2, Mutants::NO_SECOND_BARRIER)?;
+            self.call.sync(2 * piece.number + 2, Mutants::NO_SECOND_BARRIER)?;
             if outputs.is_none() {
-                for rank in self.meeting.others() {
+                for rank in self.call.others() {
                     let slice = self.slice(rank, piece.len);
                     let to = output + piece.at + slice.start;
                     // SAFETY: the rank has put its slice there, and the output has room for all of them.
@@ -194,7 +196,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    unsafe fn gather(&mut self) -> Result<(), GaveUp> {
+    unsafe fn gather(&mut self) -> Result<(), Aborted> {
         let CollectiveRequest { inputs, input, output, .. } = *self.request;
         let (len, own) = (self.len(), self.own());
         let to = |rank: u32, at: u64| output + u64::from(rank) * len + at;
@@ -203,22 +205,22 @@ impl Call<'_> {
             unsafe { copy(input, to(own, 0), len) };
         }
         if inputs.is_none() {
-            return self.staged(true, |call, piece| {
-                for rank in call.meeting.others() {
+            return self.staged(true, |own, piece| {
+                for rank in own.call.others() {
                     // SAFETY: as above; the rank has staged as many bytes.
-                    unsafe { copy(call.staging(rank, piece.number), to(rank, piece.at), piece.len) };
+                    unsafe { copy(own.staging(rank, piece.number), to(rank, piece.at), piece.len) };
                 }
             });
         }
-        self.meeting.sync(1, Mutants::NO_FIRST_BARRIER)?;
-        for rank in self.meeting.others() {
+        self.call.sync(1, Mutants::NO_FIRST_BARRIER)?;
+        for rank in self.call.others() {
             // SAFETY: as above; every rank's part of the window has as many bytes.
             unsafe { copy(address(&inputs, rank), to(rank, 0), len) };
         }
-        self.meeting.sync(2, Mutants::NO_SECOND_BARRIER)
+        self.call.sync(2, Mutants::NO_SECOND_BARRIER)
     }
 
-    unsafe fn copy_root(&mut self) -> Result<(), GaveUp> {
+    unsafe fn copy_root(&mut self) -> Result<(), Aborted> {
         let CollectiveRequest { inputs, input, output, root, .. } = *self.request;
         let is_root = self.own() == root;
         if is_root && input != output {
@@ -226,36 +228,36 @@ impl Call<'_> {
             unsafe { copy(input, output, self.len()) };
         }
         if inputs.is_none() {
-            return self.staged(is_root, |call, piece| {
+            return self.staged(is_root, |own, piece| {
                 if !is_root {
                     // SAFETY: the root has staged as many bytes.
-                    unsafe { copy(call.staging(root, piece.number), output + piece.at, piece.len) };
+                    unsafe { copy(own.staging(root, piece.number), output + piece.at, piece.len) };
                 }
             });
         }
-        self.meeting.sync(1, Mutants::NO_FIRST_BARRIER)?;
+        self.call.sync(1, Mutants::NO_FIRST_BARRIER)?;
         if !is_root {
             // SAFETY: the root's part of the window has as many bytes.
             unsafe { copy(address(&inputs, root), output, self.len()) };
         }
-        self.meeting.sync(2, Mutants::NO_SECOND_BARRIER)
+        self.call.sync(2, Mutants::NO_SECOND_BARRIER)
     }
 
     /// Puts piece after piece of the input where the others find it, and uses theirs when all have.
-    fn staged(&mut self, anything: bool, use_it: impl Fn(&Self, Piece)) -> Result<(), GaveUp> {
+    fn staged(&mut self, anything: bool, use_it: impl Fn(&Self, Piece)) -> Result<(), Aborted> {
         let mut count = 0;
         for piece in self.pieces() {
             if anything {
                 // SAFETY: nobody reads this buffer: all have finished the piece before the last.
                 unsafe { self.stage(piece, 0..piece.len) };
             }
-            self.meeting.sync(piece.number + 1, Mutants::NO_FIRST_BARRIER)?;
+            self.call.sync(piece.number + 1, Mutants::NO_FIRST_BARRIER)?;
             use_it(self, piece);
             count += 1;
         }
         if count > 1 {
             // The next call begins with either buffer.
-            self.meeting.sync(count + 1, Mutants::NO_LAST_BARRIER)?;
+            self.call.sync(count + 1, Mutants::NO_LAST_BARRIER)?;
         }
         Ok(())
     }
@@ -320,7 +322,7 @@ impl Call<'_> {
 
     /// Where a rank's packets are: behind its signal.
     fn slot(&self, rank: u32) -> u64 {
-        self.meeting.signal_at(rank) + 8
+        self.call.signal_at(rank) + 8
     }
 
     /// Where this rank finds what a rank has sent. Its own elements it takes from where they were before: who reads a line
@@ -331,11 +333,11 @@ impl Call<'_> {
 
     fn staging(&self, rank: u32, piece: u64) -> u64 {
         let lane = &self.request.lane;
-        self.meeting.place(rank, lane.staging_at + self.meeting.parity(piece) * lane.staging_len)
+        self.call.place(rank, lane.staging_at + self.call.parity(piece) * lane.staging_len)
     }
 
     fn result(&self, rank: u32) -> u64 {
-        self.meeting.place(rank, self.request.lane.result_at)
+        self.call.place(rank, self.request.lane.result_at)
     }
 
     /// Where results of a call that is not done in pieces are stored. In place they have just been read, and lie in the

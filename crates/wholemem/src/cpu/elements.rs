@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use half::{bf16, f16};
 
-use super::parallel::walk;
-use super::row_lookup::{Finder, Index, usize_of};
+use super::parallel::for_each_range;
+use super::row_lookup::{Index, RowLookup, usize_of};
 use super::rows::zero;
 use crate::abi::ElementsRequest;
 use crate::dtype::{Dtype, Element, with_types};
@@ -77,16 +77,16 @@ unsafe fn for_found_rows<I: Index>(request: &ElementsRequest, function: RowFunct
 /// As [`gather`]; `work` touches these rows alone.
 unsafe fn for_rows<I: Index>(request: &ElementsRequest, work: impl Fn(Option<*mut u8>, *mut u8) + Sync) {
     // SAFETY: the directory is among what the request names.
-    let finder = unsafe { Finder::new(&request.rows) };
-    walk(request.rows.count, request.rows.row_len, |range| {
+    let lookup = unsafe { RowLookup::new(&request.rows) };
+    for_each_range(request.rows.count, request.rows.row_len, |range| {
         for position in range {
             // SAFETY: a position of the request.
-            let row = unsafe { finder.table_row::<I>(position) };
+            let row = unsafe { lookup.table_row::<I>(position) };
             if row.is_none() {
                 // SAFETY: a position of the request, and the record is among what it names.
-                unsafe { finder.note::<I>(position) };
+                unsafe { lookup.store_bad_index::<I>(position) };
             }
-            work(row, finder.dense_row(position));
+            work(row, lookup.dense_row(position));
         }
     });
 }

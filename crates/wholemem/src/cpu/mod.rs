@@ -1,8 +1,14 @@
-//! The kernels as the processor runs them: the same requests, the same answers, byte for byte.
+//! The kernels on the CPU: the same requests as on a GPU, and bitwise the same results.
 //!
-//! Other ranks may write the same memory at any moment. Bytes are moved by instructions that the compiler does not see
-//! into (`copy`), elements by volatile and atomic accesses: a race shows as old bytes among new ones, never as anything
-//! else. Indices are read once and checked after that.
+//! ```text
+//!   rows, elements   gather and scatter ── row_lookup: index to address ── parallel: division among threads
+//!   collective       collective calls ── call: waiting for other ranks ── call_lock: one thread at a time
+//!   copy             one row              combine: the elements of several ranks
+//! ```
+//!
+//! Other ranks may write the same memory concurrently. Bytes are copied by assembly or volatile accesses (`copy`), elements
+//! by volatile and atomic accesses: a race yields a mix of old and new bytes, and no undefined behaviour. Each index is read
+//! once, and the value that was read is checked.
 
 mod call;
 mod call_lock;
@@ -16,8 +22,8 @@ mod rows;
 
 pub(crate) use call::spins;
 pub(crate) use collective::{
-    COLLECTIVES, Part, copy_root, copy_root_packets, gather, gather_packets, only_meet, reduce_one_shot,
-    reduce_packets, reduce_two_shot,
+    COLLECTIVES, CollectiveFunction, barrier, copy_root, copy_root_packets, gather, gather_packets,
+    reduce_one_shot, reduce_packets, reduce_two_shot,
 };
 
 use wholemem_hal::{Args, HostFunction, LaunchShape};
@@ -47,45 +53,45 @@ fn index_type(args: &Args) -> IndexType {
 
 unsafe fn gather_rows(_: &LaunchShape, args: &Args) {
     match index_type(args) {
-        // SAFETY: whoever launches a kernel answers for what its request names.
+        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
         IndexType::I32 => unsafe { rows::gather::<i32>(&rows(args)) },
-        // SAFETY: as above.
+        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
         IndexType::I64 => unsafe { rows::gather::<i64>(&rows(args)) },
     }
 }
 
 unsafe fn scatter_rows(_: &LaunchShape, args: &Args) {
     match index_type(args) {
-        // SAFETY: as above.
+        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
         IndexType::I32 => unsafe { rows::scatter::<i32>(&rows(args)) },
-        // SAFETY: as above.
+        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
         IndexType::I64 => unsafe { rows::scatter::<i64>(&rows(args)) },
     }
 }
 
 unsafe fn gather_convert(_: &LaunchShape, args: &Args) {
     match index_type(args) {
-        // SAFETY: as above.
+        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
         IndexType::I32 => unsafe { elements::gather::<i32>(&elements(args)) },
-        // SAFETY: as above.
+        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
         IndexType::I64 => unsafe { elements::gather::<i64>(&elements(args)) },
     }
 }
 
 unsafe fn scatter_convert(_: &LaunchShape, args: &Args) {
     match index_type(args) {
-        // SAFETY: as above.
+        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
         IndexType::I32 => unsafe { elements::scatter::<i32>(&elements(args)) },
-        // SAFETY: as above.
+        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
         IndexType::I64 => unsafe { elements::scatter::<i64>(&elements(args)) },
     }
 }
 
 unsafe fn scatter_add(_: &LaunchShape, args: &Args) {
     match index_type(args) {
-        // SAFETY: as above.
+        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
         IndexType::I32 => unsafe { elements::add::<i32>(&elements(args)) },
-        // SAFETY: as above.
+        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
         IndexType::I64 => unsafe { elements::add::<i64>(&elements(args)) },
     }
 }

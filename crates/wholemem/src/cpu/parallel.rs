@@ -1,18 +1,18 @@
-//! Dividing positions among threads.
+//! Divides the positions of a call among threads.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Below this many bytes one thread is done before a second would have been worth waking.
+/// Below this many bytes, one thread finishes before a second one has woken up.
 const ALONE: u64 = 1 << 20;
 
-/// How many bytes a thread takes at a time.
+/// How many bytes a thread takes from the common counter at a time.
 const SHARE: u64 = 128 << 10;
 
-/// Calls `work` with ranges that are all of `0..count`, by several threads if there is work for them. `row_len` is what
-/// one position costs, in bytes.
-pub(super) fn walk(count: u64, row_len: u64, work: impl Fn(Range<u64>) + Sync) {
-    // A position costs a cache line at least, however short its row is.
+/// Calls `work` with ranges that together are `0..count`, in several threads if there is enough work. `row_len` is the cost of one
+/// position, in bytes.
+pub(super) fn for_each_range(count: u64, row_len: u64, work: impl Fn(Range<u64>) + Sync) {
+    // A position costs at least a cache line.
     let cost = row_len.max(64);
     if count.saturating_mul(cost) < ALONE {
         return work(0..count);
@@ -24,7 +24,7 @@ pub(super) fn walk(count: u64, row_len: u64, work: impl Fn(Range<u64>) + Sync) {
         shares.take_while(|start| *start < count).for_each(|start| work(start..count.min(start + step)));
     };
     let threads = rayon::current_num_threads() as u64;
-    // This thread is one of them: it begins at once, while others are still waking up.
+    // This thread takes part, and begins while the others wake up.
     rayon::in_place_scope(|scope| {
         (1..threads.min(count.div_ceil(step))).for_each(|_| scope.spawn(|_| take_shares()));
         take_shares();
@@ -38,10 +38,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_position_is_walked_once() {
+    fn every_position_is_visited_once() {
         for (count, row_len) in [(0, 8), (1, 8), (100, 1), (100_000, 1), (100_001, 100), (7, 4 << 20)] {
             let seen = Mutex::new(Vec::new());
-            walk(count, row_len, |range| seen.lock().unwrap().extend(range));
+            for_each_range(count, row_len, |range| seen.lock().unwrap().extend(range));
             let mut seen = seen.into_inner().unwrap();
             seen.sort_unstable();
             assert!(seen.into_iter().eq(0..count));

@@ -1,4 +1,4 @@
-//! Finding rows: from an index in memory to the address of its row.
+//! Row lookup: from an index in memory to the address of its row.
 
 use std::sync::atomic::AtomicU64;
 
@@ -21,11 +21,11 @@ impl Index for i64 {
     }
 }
 
-/// A request, ready to be walked.
+/// The addresses of a request, decoded.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Finder<'a> {
+pub(super) struct RowLookup<'a> {
     table: GlobalRef,
-    /// The address of each chunk, and the first row of each; none where there is but one.
+    /// The address and the first row of each chunk; empty if there is one chunk.
     bases: &'a [u64],
     starts: &'a [u64],
     indices: u64,
@@ -34,8 +34,8 @@ pub(super) struct Finder<'a> {
     bad: u64,
 }
 
-impl<'a> Finder<'a> {
-    /// Looks at what a request names.
+impl<'a> RowLookup<'a> {
+    /// Decodes a request.
     ///
     /// # Safety
     /// A directory that the request's table names is readable, and does not change, for all of `'a`.
@@ -59,7 +59,7 @@ impl<'a> Finder<'a> {
     /// The index is readable and aligned; others may write it meanwhile.
     #[inline(always)]
     pub(super) unsafe fn table_row<I: Index>(&self, position: u64) -> Option<*mut u8> {
-        // SAFETY: by the caller's word. Once: what is checked below is what is used.
+        // SAFETY: the caller guarantees that the index is readable and aligned. It is read once, so the checked value is the used one.
         let index = unsafe { self.index_at::<I>(position) };
         // Negative numbers are larger than all rows.
         let row = index.cast_unsigned();
@@ -82,7 +82,7 @@ impl<'a> Finder<'a> {
     #[inline(always)]
     unsafe fn index_at<I: Index>(&self, position: u64) -> i64 {
         let at = pointer(self.indices).cast::<I>().wrapping_add(usize_of(position));
-        // SAFETY: by the caller's word.
+        // SAFETY: the caller guarantees that the index is readable and aligned.
         unsafe { at.read_volatile() }.widen()
     }
 
@@ -92,37 +92,38 @@ impl<'a> Finder<'a> {
         pointer(self.rows + position * self.rows_stride)
     }
 
-    /// Notes that the index at `position` names no row.
+    /// Records that the index at `position` names no row.
     ///
     /// # Safety
     /// As [`table_row`](Self::table_row); the request's record for bad indices, if it names one, is four aligned words that are
-    /// reached as atomics alone.
+    /// accessed as atomics only.
     #[cold]
-    pub(super) unsafe fn note<I: Index>(&self, position: u64) {
+    pub(super) unsafe fn store_bad_index<I: Index>(&self, position: u64) {
         if self.bad == 0 {
             return;
         }
         let words = pointer(self.bad).cast::<u64>();
         let word = |at: usize| {
             let word = words.wrapping_add(at);
-            // SAFETY: by the caller's word.
+            // SAFETY: the caller guarantees that the record has four aligned words, which are accessed as atomics only.
             unsafe { AtomicU64::from_ptr(word) }
         };
         let record =
             BadIndexRecord { position: word(0), index: word(1), rows: word(2), recorded_for: word(3) };
-        // SAFETY: by the caller's word. A concurrent writer may have replaced it since it was checked.
+        // SAFETY: the caller guarantees that the index is readable and aligned. A concurrent writer may have replaced it since
+        // it was checked.
         let index = unsafe { self.index_at::<I>(position) };
-        record.note(position, index, self.table.rows);
+        record.store(position, index, self.table.rows);
     }
 }
 
-/// An address of this process as a pointer. Requests carry numbers, which came from maps whose addresses are exposed.
+/// The pointer to an address of this process. Requests hold integers, of mappings whose addresses were exposed.
 #[inline(always)]
 pub(super) fn pointer(address: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(usize_of(address))
 }
 
-/// A number of things in memory: it fits.
+/// A 64-bit number as a `usize`.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "wholemem runs where addresses have 64 bits")]
 pub(super) fn usize_of(number: u64) -> usize {

@@ -13,8 +13,8 @@ use std::ops::Range;
 use wholemem_os::SharedSlice;
 
 use super::copy::machine;
-use super::parallel::walk;
-use super::row_lookup::{Finder, Index, usize_of};
+use super::parallel::for_each_range;
+use super::row_lookup::{Index, RowLookup, usize_of};
 use crate::abi::RowsRequest;
 
 /// A cache line.
@@ -188,16 +188,16 @@ pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
 /// As [`gather`]; the processor has such registers.
 unsafe fn gather_by<I: Index>(widest: usize, request: &RowsRequest) {
     // SAFETY: the directory is among what the request names.
-    let finder = unsafe { Finder::new(request) };
+    let lookup = unsafe { RowLookup::new(request) };
     let len = usize_of(request.row_len);
     let whole_lines = (request.rows | request.rows_stride | request.row_len).is_multiple_of(LINE as u64);
     if whole_lines && request.count.saturating_mul(request.row_len) >= STREAMING {
         // SAFETY: passed on from the caller.
-        return unsafe { move_all::<I, _, true>(finder, request, Streaming(len)) };
+        return unsafe { move_all::<I, _, true>(lookup, request, Streaming(len)) };
     }
     with_mover!((widest, len), mover => {
         // SAFETY: passed on from the caller.
-        unsafe { move_all::<I, _, true>(finder, request, mover) }
+        unsafe { move_all::<I, _, true>(lookup, request, mover) }
     };
         (_, 1) => Exact::<1>,
         (_, 2) => Exact::<2>,
@@ -223,11 +223,11 @@ unsafe fn gather_by<I: Index>(widest: usize, request: &RowsRequest) {
 /// As [`gather`], with the table writable and the dense side readable.
 pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
     // SAFETY: the directory is among what the request names.
-    let finder = unsafe { Finder::new(request) };
+    let lookup = unsafe { RowLookup::new(request) };
     let len = usize_of(request.row_len);
     with_mover!(len, mover => {
         // SAFETY: passed on from the caller.
-        unsafe { move_all::<I, _, false>(finder, request, mover) }
+        unsafe { move_all::<I, _, false>(lookup, request, mover) }
     };
         1 => Exact::<1>,
         2 => Exact::<2>,
@@ -250,31 +250,35 @@ pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
 /// # Safety
 /// As [`gather`] or [`scatter`].
 unsafe fn move_all<I: Index, M: Mover, const GATHER: bool>(
-    finder: Finder<'_>,
+    lookup: RowLookup<'_>,
     request: &RowsRequest,
     mover: M,
 ) {
-    walk(request.count, request.row_len, |range| {
+    for_each_range(request.count, request.row_len, |range| {
         // SAFETY: passed on from the caller.
-        unsafe { move_rows::<I, M, GATHER>(finder, mover, range) };
+        unsafe { move_rows::<I, M, GATHER>(lookup, mover, range) };
         mover.finish();
     });
 }
 
 /// Moves the rows of some positions.
 ///
-/// The finder is this function's own: what assembly might write through a reference would be read again for each row.
+/// The lookup is this function's own: what assembly might write through a reference would be read again for each row.
 ///
 /// # Safety
 /// As [`gather`] or [`scatter`].
-unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(finder: Finder<'_>, mover: M, range: Range<u64>) {
+unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(
+    lookup: RowLookup<'_>,
+    mover: M,
+    range: Range<u64>,
+) {
     if !mover.looks_ahead() {
         for position in range {
             // SAFETY: a position of the request.
-            let row = unsafe { finder.table_row::<I>(position) };
+            let row = unsafe { lookup.table_row::<I>(position) };
             // SAFETY: passed on from the caller.
             unsafe {
-                move_row::<I, M, GATHER>(&finder, mover, position, row.unwrap_or(std::ptr::null_mut()))
+                move_row::<I, M, GATHER>(&lookup, mover, position, row.unwrap_or(std::ptr::null_mut()))
             };
         }
         return;
@@ -283,16 +287,16 @@ unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(finder: Finder<'_>, 
     let (mut found, mut next) = ([std::ptr::null_mut(); ROWS_AHEAD], [std::ptr::null_mut(); ROWS_AHEAD]);
     let ahead = |start: u64| start..range.end.min(start + batch);
     // SAFETY: passed on from the caller.
-    unsafe { look_ahead::<I, M, GATHER>(&finder, mover, ahead(range.start), &mut found) };
+    unsafe { look_ahead::<I, M, GATHER>(&lookup, mover, ahead(range.start), &mut found) };
     let mut start = range.start;
     while start < range.end {
         let now = ahead(start);
         start = now.end;
         // SAFETY: passed on from the caller.
-        unsafe { look_ahead::<I, M, GATHER>(&finder, mover, ahead(start), &mut next) };
+        unsafe { look_ahead::<I, M, GATHER>(&lookup, mover, ahead(start), &mut next) };
         for (position, row) in now.zip(found) {
             // SAFETY: passed on from the caller.
-            unsafe { move_row::<I, M, GATHER>(&finder, mover, position, row) };
+            unsafe { move_row::<I, M, GATHER>(&lookup, mover, position, row) };
         }
         std::mem::swap(&mut found, &mut next);
     }
@@ -304,15 +308,15 @@ unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(finder: Finder<'_>, 
 /// As [`gather`] or [`scatter`].
 #[inline(always)]
 unsafe fn move_row<I: Index, M: Mover, const GATHER: bool>(
-    finder: &Finder<'_>,
+    lookup: &RowLookup<'_>,
     mover: M,
     position: u64,
     row: *mut u8,
 ) {
-    let dense = finder.dense_row(position);
+    let dense = lookup.dense_row(position);
     if row.is_null() {
         // SAFETY: passed on from the caller.
-        unsafe { bad::<I, GATHER>(*finder, position, dense, mover.len()) };
+        unsafe { bad::<I, GATHER>(*lookup, position, dense, mover.len()) };
     } else if GATHER {
         // SAFETY: a row of the table, and one of the dense side.
         unsafe { mover.apply(row, dense) };
@@ -328,14 +332,14 @@ unsafe fn move_row<I: Index, M: Mover, const GATHER: bool>(
 /// As [`gather`] or [`scatter`].
 #[inline(always)]
 unsafe fn look_ahead<I: Index, M: Mover, const GATHER: bool>(
-    finder: &Finder<'_>,
+    lookup: &RowLookup<'_>,
     mover: M,
     range: Range<u64>,
     found: &mut [*mut u8; ROWS_AHEAD],
 ) {
     for (position, place) in range.zip(found) {
         // SAFETY: a position of the request.
-        let row = unsafe { finder.table_row::<I>(position) };
+        let row = unsafe { lookup.table_row::<I>(position) };
         *place = row.unwrap_or(std::ptr::null_mut());
         if let Some(row) = row {
             // As often for each row, wherever it begins in a line: the processor would guess wrong how often.
@@ -353,9 +357,14 @@ unsafe fn look_ahead<I: Index, M: Mover, const GATHER: bool>(
 /// # Safety
 /// As [`gather`] or [`scatter`].
 #[cold]
-unsafe fn bad<I: Index, const GATHER: bool>(finder: Finder<'_>, position: u64, dense: *mut u8, len: usize) {
+unsafe fn bad<I: Index, const GATHER: bool>(
+    lookup: RowLookup<'_>,
+    position: u64,
+    dense: *mut u8,
+    len: usize,
+) {
     // SAFETY: a position of the request, and the record is among what it names.
-    unsafe { finder.note::<I>(position) };
+    unsafe { lookup.store_bad_index::<I>(position) };
     if GATHER {
         // SAFETY: a row of the dense side, which is not at null.
         unsafe { zero(dense, len) };

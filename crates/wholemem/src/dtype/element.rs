@@ -1,7 +1,7 @@
-//! Arithmetic of elements: what converting and adding mean, for every type.
+//! Conversion and addition of elements, for every type.
 //!
-//! A conversion goes through the widest type of its family, which holds every value of the others exactly, so that it
-//! rounds or truncates once. Every NaN becomes the same one, since devices differ in what else they would keep of it.
+//! A conversion goes through the widest type of its kind (integer or float), which represents every value of the others
+//! exactly, so it rounds or truncates once. Every NaN becomes the same NaN, because devices differ in the payload they keep.
 
 use half::{bf16, f16};
 

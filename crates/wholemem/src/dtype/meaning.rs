@@ -1,4 +1,4 @@
-//! What elements stand for.
+//! `Meaning`: logical types that are stored as another type.
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
-//! What combining the elements of several ranks means: the operations, and the plainest way to do them.
+//! Reductions of the elements of several ranks: the operations, and a naive implementation as the reference.
 //!
-//! Bits do not depend on who combines. Ranks are taken in their order, beginning with the value of rank 0. Halves are
-//! combined in single precision and rounded once, at the end. Integers keep their lower bits, and an average is the sum
-//! divided by the number of ranks, of integers towards zero. A NaN among the values makes a NaN, and every NaN comes out
-//! as the same one; -0 is smaller than +0.
+//! The result is bitwise the same on every device. Ranks are combined in order, beginning with the value of rank 0. 16-bit
+//! floats are combined in single precision and rounded once, at the end. Integers wrap around. An average is the sum divided by
+//! the number of ranks; for integers it rounds towards zero. If a value is NaN, the result is the canonical NaN. -0 is smaller
+//! than +0.
 
 use std::fmt;
 use std::str::FromStr;

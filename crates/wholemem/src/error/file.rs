@@ -1,4 +1,4 @@
-//! What can be wrong with a file of rows.
+//! The errors of files of tensors.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What can go wrong with memory over many ranks, with the values it went wrong on.
+//! The errors of this crate, with the values of the failed operation.
 
 mod file;
 

@@ -6,7 +6,7 @@ use super::FileError;
 use super::identity::Identity;
 use super::parallel::{Watch, in_parallel, threads_of};
 use super::stored::{Piece, Source, Stored};
-use crate::communicator::{Hello, agree, meet};
+use crate::communicator::{CallTerms, agree, exchange_terms};
 use crate::{Communicator, Error, Kind, Location, Result, TensorSpec, WholeTensor};
 
 /// How a tensor is to be divided among the ranks that load it. It is the same on all of them.
@@ -93,8 +93,8 @@ fn on_one_save(comm: &Bootstrap, opened: Result<Stored, FileError>) -> Result<St
     let opened = opened.map_err(Error::from);
     let words =
         |stored: &Stored| [stored.identity(), stored.layout()].map(|identity| identity.words()).concat();
-    let hello = opened.as_ref().map(|stored| Hello { own: words(stored), same: Vec::new() });
-    let all = meet(comm, "load", hello.map_err(Clone::clone))?;
+    let terms = opened.as_ref().map(|stored| CallTerms { own: words(stored), same: Vec::new() });
+    let all = exchange_terms(comm, "load", terms.map_err(Clone::clone))?;
     let Some(first) = all.first() else { return opened };
     let save = |words: &[u64]| words.get(..Identity::WORDS).map(<[u64]>::to_vec);
     let ranks = || (0..).map(Rank).zip(&all);

@@ -8,7 +8,7 @@ use wholemem_comm::Rank;
 use super::FileError;
 use super::parallel::{Watch, in_parallel, threads_of};
 use super::writer::{Cut, Partial, SaveId, SaveSpec, ShardWriter, fresh_id};
-use crate::communicator::{Hello, agree, bytes_of, meet};
+use crate::communicator::{CallTerms, agree, bytes_of, exchange_terms};
 use crate::{Error, Partition, Result, WholeTensor};
 
 impl WholeTensor {
@@ -49,7 +49,8 @@ impl WholeTensor {
         let comm = self.group().bootstrap();
         let is_first = comm.rank() == Rank(0);
         let own = fresh_id(path).map(words_of).map_err(Error::from);
-        let ids = meet(comm, "save", own.map(|own| Hello { own, same: bytes_of(&self.identity()) }))?;
+        let ids =
+            exchange_terms(comm, "save", own.map(|own| CallTerms { own, same: bytes_of(&self.identity()) }))?;
         let save = id_of_first(&ids)?;
         let mut partial = Partial::beside(path, save);
         let on_first = |work: &mut dyn FnMut() -> Result<(), FileError>| {

@@ -8,7 +8,7 @@ use super::Partition;
 use crate::abi::{Division, GlobalRef};
 
 impl GlobalRef {
-    /// Rows in a chunk for each rank, whose addresses and starts are written at `directory`.
+    /// A table with a chunk for each rank, whose [directory](Self::directory) is at the address `directory`.
     #[must_use]
     pub fn chunked(directory: u64, partition: &Partition, stride: u64) -> Self {
         let step = partition.step().and_then(Division::by);
@@ -23,7 +23,7 @@ impl GlobalRef {
         }
     }
 
-    /// What is written at the address of a directory: where each chunk begins, then the first row of each.
+    /// The bytes of a directory: the address of each chunk, then the first row of each chunk and the number of rows.
     #[must_use]
     pub fn directory(bases: &[u64], partition: &Partition) -> Vec<u8> {
         bases.iter().chain(partition.starts()).flat_map(|word| word.to_ne_bytes()).collect()

@@ -1,4 +1,4 @@
-//! How a memory looks to those who use it, and where its bytes are.
+//! `Kind`: how ranks address a memory. `Location`: where its bytes are stored.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Elements over many ranks: a memory with a type and a shape, or a part of one.
+//! `WholeTensor`: a memory over all ranks with an element type and a shape, or a view of one.
 
 use std::ops::Range;
 

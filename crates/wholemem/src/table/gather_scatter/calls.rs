@@ -1,11 +1,11 @@
-//! The operations of a tensor that move rows by their indices.
+//! The gather and scatter methods of `WholeTensor`.
 
 use wholemem_hal::Stream;
 use wholemem_os::Deadline;
 
 use super::{Dense, Indices, OnBadIndex, Op, Order};
 use crate::abi::names_a_row;
-use crate::table::memory::Note;
+use crate::table::memory::BadIndexFlag;
 use crate::{Error, Location, Result, WholeTensor};
 
 impl WholeTensor {
@@ -122,14 +122,14 @@ impl WholeTensor {
 
     fn call(&self, stream: &Stream, op: Op, indices: &Indices, dense: &Dense) -> Result<()> {
         self.check()?;
-        self.launch(stream, op, indices, dense, self.memory().note())
+        self.launch(stream, op, indices, dense, self.memory().bad_index_flag())
     }
 
     /// Bad indices of this call are its own error, whoever else calls or checks meanwhile.
     fn call_sync(&self, stream: &Stream, op: Op, indices: &Indices, dense: &Dense) -> Result<()> {
         self.check()?;
-        let outcome = self.memory().with_own_note(|note| {
-            self.launch(stream, op, indices, dense, note)?;
+        let outcome = self.memory().with_own_bad_index_flag(|flag| {
+            self.launch(stream, op, indices, dense, flag)?;
             Ok(stream.synchronize(Deadline::NEVER)?)
         });
         outcome.map_err(|error| match error {
@@ -154,11 +154,11 @@ impl WholeTensor {
         op: Op,
         indices: &Indices,
         dense: &Dense,
-        note: &Note,
+        flag: &BadIndexFlag,
     ) -> Result<()> {
-        let note = (indices.on_bad == OnBadIndex::Note).then(|| note.span_for(self.row_count()));
+        let flag = (indices.on_bad == OnBadIndex::Note).then(|| flag.span_for(self.row_count()));
         let held = self.memory().operands();
-        self.group().kernels().launch(stream, op, (&self.table(), held), indices, dense, note)
+        self.group().kernels().launch(stream, op, (&self.table(), held), indices, dense, flag)
     }
 }
 

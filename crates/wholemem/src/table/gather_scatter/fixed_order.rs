@@ -1,12 +1,12 @@
-//! Scatters in a fixed order: every row goes to the rank that has its place, which applies them one after the other.
+//! Scatters in a fixed order: every row is sent to the rank that owns its place, which applies the rows in order.
 //!
 //! ```text
 //!   rank 0   [ row 5, row 90, row 5 ] --+--> rank 0 (rows 0..50):    5 of rank 0, 5 of rank 0, 7 of rank 1
 //!   rank 1   [ row 7, row 90 ] ---------+--> rank 1 (rows 50..100): 90 of rank 0, 90 of rank 1
 //! ```
 //!
-//! The owner fetches the rows concerned once, applies everything to its copy in (rank, position) order, and writes each row
-//! back once: no two writes of a kernel meet, so the outcome does not depend on how it runs.
+//! The owner reads the affected rows once, applies all updates to its copy in (rank, position) order, and writes each row back
+//! once. No two writes of a kernel are to the same row, so the result does not depend on scheduling.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use wholemem_os::Deadline;
 
 use super::plan::plan;
 use super::{Dense, Indices, OnBadIndex, Op};
-use crate::communicator::{Hello, agree, bytes_of, meet};
+use crate::communicator::{CallTerms, agree, bytes_of, exchange_terms};
 use crate::dtype::{add, convert};
 use crate::{Dtype, Error, Result, WholeTensor};
 
@@ -48,8 +48,8 @@ impl WholeTensor {
         let load = self.check().and_then(|()| self.pack(stream, op, input, indices));
         let call = if op == Op::ScatterAdd { "add" } else { "put" };
         let same = || bytes_of(&self.identity());
-        let hello = |load: &Load| Hello { own: vec![load.places.len() as u64], same: same() };
-        let owns = meet(comm, call, load.as_ref().map(hello).map_err(Clone::clone))?;
+        let terms = |load: &Load| CallTerms { own: vec![load.places.len() as u64], same: same() };
+        let owns = exchange_terms(comm, call, load.as_ref().map(terms).map_err(Clone::clone))?;
         let counts: Vec<_> = owns.into_iter().flatten().collect();
         let load = load?;
         let mut applied = Ok(());
@@ -139,12 +139,12 @@ impl WholeTensor {
         let dense = Dense::new(buffer.all(), self.dtype());
         let mut rows = vec![0; buffer.len()];
         if op == Op::ScatterAdd {
-            self.launch(stream, Op::Gather, &indices, &dense, self.memory().note())?;
+            self.launch(stream, Op::Gather, &indices, &dense, self.memory().bad_index_flag())?;
             stream.read(&buffer.all(), &mut rows)?;
         }
         merge(op, self.dtype(), &mut rows, &incoming);
         stream.write(&buffer.all(), &rows)?;
-        self.launch(stream, Op::Scatter, &indices, &dense, self.memory().note())?;
+        self.launch(stream, Op::Scatter, &indices, &dense, self.memory().bad_index_flag())?;
         Ok(stream.synchronize(Deadline::NEVER)?)
     }
 }

@@ -10,7 +10,7 @@ use crate::kernels::RowKernels;
 
 impl RowKernels {
     /// Enqueues `op` on the rows of a table. `table` and `held` are a memory's own: every valid index of the one is a row
-    /// within the other. `note` is a word for bad indices.
+    /// within the other. `flag` is the record for bad indices.
     pub(crate) fn launch(
         &self,
         stream: &Stream,
@@ -18,9 +18,9 @@ impl RowKernels {
         (table, held): (&Table, &[Span]),
         indices: &Indices,
         dense: &Dense,
-        note: Option<&Span>,
+        flag: Option<&Span>,
     ) -> Result<()> {
-        let bad = note.map_or(0, Span::address);
+        let bad = flag.map_or(0, Span::address);
         let Some(request) = plan(op, table, &indices.place(), &dense.place(), bad)? else { return Ok(()) };
         let function = match (op, &request) {
             (Op::Gather, Request::Rows(_)) => &self.gather,
@@ -43,7 +43,7 @@ impl RowKernels {
         indices.span.check(device, Rights::Read, attempt)?;
         let needed = if op == Op::Gather { Rights::ReadWrite } else { Rights::Read };
         dense.span.check(device, needed, attempt)?;
-        let operands = held.iter().chain([&indices.span, &dense.span]).chain(note);
+        let operands = held.iter().chain([&indices.span, &dense.span]).chain(flag);
         // SAFETY: the request and its tiles are what the function of its operation takes, and the plan made it of spans that are all
         // among the operands: indices and rows within theirs, rights checked above; the table's rows within `held`, which
         // this rank's device may read and write, and a launch on another device is refused.

@@ -1,11 +1,11 @@
-//! How a GPU runs a request: cut into tiles of units, each of which one warp moves.
+//! How a GPU runs a request: divided into tiles of units, one tile for a warp at a time.
 //!
-//! A unit is as wide as all addresses allow, so that loads are wide; a tile has as many of them as a warp keeps under way.
-//! Rows whose addresses have nothing in common are staged: they are read in aligned vectors and written in others
+//! A unit is as wide as the alignment of all addresses allows; a tile has as many units as a warp keeps in flight. Rows
+//! without common alignment are staged in shared memory: they are read in aligned vectors and written in others
 //! (`kernels/rows.cu`). The sizes are those that measured best on an H200, over rows of 1 byte to 2 MiB.
 //!
-//! Host functions take the whole request in one call. Of all this they read the type of the indices
-//! alone, and nothing else is worked out for them (`whole`).
+//! CPU kernels take the whole request in one call and use only the type of the indices, so nothing else is computed for them
+//! (`whole`).
 
 use wholemem_hal::LaunchShape;
 

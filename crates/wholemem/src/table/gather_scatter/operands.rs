@@ -1,4 +1,4 @@
-//! What a gather or a scatter is given beside the table: indices, and rows one after the other.
+//! The operands of gather and scatter beside the table: indices and a buffer of rows.
 
 use wholemem_hal::{Span, Stream};
 

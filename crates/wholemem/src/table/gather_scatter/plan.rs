@@ -1,4 +1,4 @@
-//! Checks that a gather or a scatter makes sense, and what it asks of a kernel then: pure.
+//! Checks the operands of a gather or scatter and plans the request to a kernel. Pure.
 
 use super::Op;
 use crate::abi::{ElementsRequest, GlobalRef, IndexType, RowsRequest};

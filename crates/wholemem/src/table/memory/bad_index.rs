@@ -11,32 +11,32 @@ use wholemem_hal::{Device, PinnedBuffer, Span};
 use crate::abi::{BadIndex, BadIndexRecord, NO_BAD_INDEX, RECORD_WORDS};
 use crate::{Error, Result};
 
-/// A record in host memory, which kernels and the processor reach.
+/// A record of bad indices in pinned host memory.
 #[derive(Debug)]
-pub(crate) struct Note {
+pub(crate) struct BadIndexFlag {
     words: PinnedBuffer,
     span: Span,
     rows: RowsOfCalls,
 }
 
-impl Note {
-    /// A clean record.
+impl BadIndexFlag {
+    /// Creates a clean record.
     pub(crate) fn create(device: &Device) -> Result<Self> {
         let words = PinnedBuffer::create(device, RECORD_WORDS * size_of::<u64>())?;
-        let note = Self { span: words.all(), words, rows: RowsOfCalls::default() };
-        let record = note.record()?;
+        let flag = Self { span: words.all(), words, rows: RowsOfCalls::default() };
+        let record = flag.record()?;
         record.recorded_for.store(NO_BAD_INDEX, Ordering::Release);
         record.position.store(NO_BAD_INDEX, Ordering::Release);
-        Ok(note)
+        Ok(flag)
     }
 
-    /// What kernels are given for a call on a table of `rows` rows.
+    /// The memory of the record, for a call on a table of `rows` rows.
     pub(crate) fn span_for(&self, rows: u64) -> &Span {
         self.rows.add(rows);
         &self.span
     }
 
-    /// The error that was noted, which is forgotten.
+    /// Returns the recorded error and clears the record.
     pub(crate) fn take(&self) -> Result<()> {
         match self.record()?.take() {
             None => Ok(()),
@@ -48,7 +48,7 @@ impl Note {
 
     fn record(&self) -> Result<BadIndexRecord<'_>> {
         let bytes = self.words.bytes()?;
-        // Words of memory that begins on a page.
+        // The buffer begins on a page, so its words are aligned.
         let word = |at: usize| {
             bytes.atomic_u64(at * size_of::<u64>()).map_err(|cause| wholemem_hal::Error::Failed {
                 attempt: wholemem_hal::Attempt::Access { len: size_of::<u64>() },
@@ -59,7 +59,7 @@ impl Note {
     }
 }
 
-/// How many rows the tables of all calls with one record had: views of one memory share it, and differ.
+/// The number of rows of the tables of all calls with one record: views of one memory share the record and can differ.
 #[derive(Debug)]
 struct RowsOfCalls(AtomicU64);
 
@@ -78,7 +78,7 @@ impl RowsOfCalls {
         }
     }
 
-    /// The number, if it was the same for all calls.
+    /// The number of rows, if it was the same for all calls.
     fn only(&self) -> Option<u64> {
         Some(self.0.load(Ordering::Relaxed)).filter(|rows| *rows < Self::SEVERAL)
     }
@@ -90,23 +90,23 @@ impl Default for RowsOfCalls {
     }
 }
 
-/// Records for calls that wait for their own outcome: one for each of those that wait at the same time.
+/// Records for calls that wait for their own outcome: one for each call that waits at the same time.
 #[derive(Debug, Default)]
-pub(super) struct Notes {
-    /// Clean, and not in use.
-    spare: Mutex<Vec<Note>>,
+pub(super) struct BadIndexFlags {
+    /// Clean records that are not in use.
+    spare: Mutex<Vec<BadIndexFlag>>,
 }
 
-impl Notes {
-    /// Calls `work`, which waits for what it has enqueued, with a record of its own, and answers what was noted there.
-    pub(super) fn with(&self, device: &Device, work: impl FnOnce(&Note) -> Result<()>) -> Result<()> {
+impl BadIndexFlags {
+    /// Calls `work`, which waits for what it has enqueued, with a record of its own, and returns the recorded error.
+    pub(super) fn with(&self, device: &Device, work: impl FnOnce(&BadIndexFlag) -> Result<()>) -> Result<()> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let note = spare.map_or_else(|| Note::create(device), Ok)?;
-        // After a failure nobody knows whether a kernel still writes it: it is not used again.
-        work(&note)?;
-        let noted = note.take();
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(note);
-        noted
+        let flag = spare.map_or_else(|| BadIndexFlag::create(device), Ok)?;
+        // After a failure a kernel may still write the record, so it is not used again.
+        work(&flag)?;
+        let outcome = flag.take();
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(flag);
+        outcome
     }
 }
 
@@ -116,54 +116,54 @@ mod tests {
 
     use super::*;
 
-    fn note() -> Note {
-        Note::create(&Backend::host(HostConfig::default()).unwrap().device(0).unwrap()).unwrap()
+    fn flag() -> BadIndexFlag {
+        BadIndexFlag::create(&Backend::host(HostConfig::default()).unwrap().device(0).unwrap()).unwrap()
     }
 
     #[test]
     fn the_index_belongs_to_the_smallest_position() {
-        let note = note();
+        let flag = flag();
         std::thread::scope(|scope| {
             for thread in 0..4 {
-                let note = &note;
+                let flag = &flag;
                 scope.spawn(move || {
                     for position in (0..500).rev() {
                         let position = 4 * position + thread;
-                        note.record().unwrap().note(position, -1 - i64::try_from(position).unwrap(), 7);
+                        flag.record().unwrap().store(position, -1 - i64::try_from(position).unwrap(), 7);
                     }
                 });
             }
         });
-        assert_eq!(note.take(), Err(Error::BadIndex { position: 0, index: Some(-1), rows: Some(7) }));
-        assert_eq!(note.take(), Ok(()));
+        assert_eq!(flag.take(), Err(Error::BadIndex { position: 0, index: Some(-1), rows: Some(7) }));
+        assert_eq!(flag.take(), Ok(()));
     }
 
     /// A kernel of a GPU lowers the position alone.
     #[test]
     fn an_index_that_was_not_recorded_is_not_made_up() {
-        let note = note();
-        note.record().unwrap().note(9, -5, 7);
-        note.record().unwrap().position.fetch_min(3, Ordering::AcqRel);
-        assert_eq!(note.take(), Err(Error::BadIndex { position: 3, index: None, rows: None }));
-        note.record().unwrap().position.fetch_min(9, Ordering::AcqRel);
-        assert_eq!(note.take(), Err(Error::BadIndex { position: 9, index: None, rows: None }));
-        note.record().unwrap().note(2, 6, 7);
-        assert_eq!(note.take(), Err(Error::BadIndex { position: 2, index: None, rows: None }), "row 6 of 7");
+        let flag = flag();
+        flag.record().unwrap().store(9, -5, 7);
+        flag.record().unwrap().position.fetch_min(3, Ordering::AcqRel);
+        assert_eq!(flag.take(), Err(Error::BadIndex { position: 3, index: None, rows: None }));
+        flag.record().unwrap().position.fetch_min(9, Ordering::AcqRel);
+        assert_eq!(flag.take(), Err(Error::BadIndex { position: 9, index: None, rows: None }));
+        flag.record().unwrap().store(2, 6, 7);
+        assert_eq!(flag.take(), Err(Error::BadIndex { position: 2, index: None, rows: None }), "row 6 of 7");
     }
 
     #[test]
     fn the_range_is_known_where_all_calls_have_the_same() {
-        let note = note();
+        let flag = flag();
         let bad = |rows| Err(Error::BadIndex { position: 3, index: None, rows });
         let take = || {
-            note.record().unwrap().position.fetch_min(3, Ordering::AcqRel);
-            note.take()
+            flag.record().unwrap().position.fetch_min(3, Ordering::AcqRel);
+            flag.take()
         };
-        note.span_for(10);
-        note.span_for(10);
+        flag.span_for(10);
+        flag.span_for(10);
         assert_eq!(take(), bad(Some(10)));
-        note.span_for(4);
-        note.span_for(10);
+        flag.span_for(4);
+        flag.span_for(10);
         assert_eq!(take(), bad(None));
     }
 }

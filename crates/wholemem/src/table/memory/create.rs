@@ -1,4 +1,4 @@
-//! Making a memory: each rank its part, all ranks all maps, and the same outcome everywhere.
+//! Creation of a memory: each rank allocates its part and maps all parts; all ranks succeed or all fail.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use wholemem_comm::Rank;
 use wholemem_hal::{Allocation, Device, Granularity, Granule, HandleKind, Mapping, Rights, Span};
 
 use super::address::{reserve, reserve_common};
-use super::bad_index::{Note, Notes};
+use super::bad_index::{BadIndexFlag, BadIndexFlags};
 use super::maps::{Home, Maps, Part};
 use super::plan::Plan;
 use super::{MemoryCore, MemorySpec, WholeMemory};
-use crate::communicator::{self, Hello, agree, bytes_of};
+use crate::communicator::{CallTerms, agree, bytes_of, exchange_terms};
 use crate::{Communicator, GlobalRef, Kind, Result};
 
 impl WholeMemory {
@@ -33,9 +33,9 @@ impl WholeMemory {
     /// they want to see in it, which is the same on all of them too.
     pub(crate) fn create_if(group: &Communicator, spec: Result<MemorySpec>, meaning: &[u64]) -> Result<Self> {
         let comm = group.bootstrap();
-        let met = meet(group, &spec, meaning);
+        let exchanged = exchange_spec(group, &spec, meaning);
         let (plan, number) = spec.and_then(|spec| {
-            let (granularity, number) = met?;
+            let (granularity, number) = exchanged?;
             Ok((Plan::new(&spec, group.size(), granularity)?, number))
         })?;
         let memory = plan.location.device(group);
@@ -44,24 +44,37 @@ impl WholeMemory {
         let handles = comm.all_gather_fds(&handles)?;
         let maps = map(group, &plan, memory, own.map(|(allocation, _)| allocation), handles)?;
         let (table, directory, operands) = agree(comm, look_up(group.device(), &plan, &maps))?;
-        let note = agree(comm, Note::create(group.device()))?;
-        let (group, notes) = (group.clone(), Notes::default());
-        let core =
-            MemoryCore { group, number, plan, maps, _directory: directory, table, operands, note, notes };
+        let bad_index_flag = agree(comm, BadIndexFlag::create(group.device()))?;
+        let (group, bad_index_flags) = (group.clone(), BadIndexFlags::default());
+        let core = MemoryCore {
+            group,
+            number,
+            plan,
+            maps,
+            _directory: directory,
+            table,
+            operands,
+            bad_index_flag,
+            bad_index_flags,
+        };
         Ok(Self { core: Arc::new(core) })
     }
 }
 
 /// Compares the specification and its meaning with every rank's, and finds the granules that suit all of them, and the number
 /// that the memory has: rank 0's.
-fn meet(group: &Communicator, spec: &Result<MemorySpec>, meaning: &[u64]) -> Result<(Granularity, u64)> {
-    let hello = spec.as_ref().map_err(Clone::clone).and_then(|spec| {
+fn exchange_spec(
+    group: &Communicator,
+    spec: &Result<MemorySpec>,
+    meaning: &[u64],
+) -> Result<(Granularity, u64)> {
+    let terms = spec.as_ref().map_err(Clone::clone).and_then(|spec| {
         let Granularity { minimum, recommended } = spec.location.device(group).granularity()?;
         let own = vec![group.next_memory(), minimum.len() as u64, recommended.len() as u64];
         let same = [bytes_of(&[meaning.len() as u64]), bytes_of(meaning), spec.to_bytes()].concat();
-        Ok(Hello { own, same })
+        Ok(CallTerms { own, same })
     });
-    let owns = communicator::meet(group.bootstrap(), "create", hello)?;
+    let owns = exchange_terms(group.bootstrap(), "create", terms)?;
     let word = |own: &Vec<u64>, index: usize| own.get(index).copied().unwrap_or_default();
     let granule = |index| {
         let largest = owns.iter().map(|own| word(own, index)).max().unwrap_or_default();

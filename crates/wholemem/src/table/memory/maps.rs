@@ -1,4 +1,4 @@
-//! All parts of a memory, mapped side by side in this process.
+//! The mappings of all parts of a memory in this process, at adjacent addresses.
 
 use std::os::fd::OwnedFd;
 

@@ -1,9 +1,9 @@
-//! Bytes over many ranks: divided in rows, stored on the ranks' devices, mapped by all.
+//! Memory over all ranks: divided in rows, stored on the ranks' devices, mapped by every rank.
 //!
 //! ```text
 //!   spec on every rank ── the same? ──> plan (pure): partition, placement
 //!        each rank allocates its part ──> agree ──> every rank gets every handle ──> maps ──> agree
-//!                              \_____ one rank's error is everybody's, and nothing is left behind _____/
+//!                              \_____ an error of one rank is the error of all, and nothing is left allocated _____/
 //! ```
 
 mod address;
@@ -18,8 +18,8 @@ use std::sync::Arc;
 use wholemem_comm::Rank;
 use wholemem_hal::{Mapping, Span, Stream};
 
-pub(crate) use bad_index::Note;
-use bad_index::Notes;
+pub(crate) use bad_index::BadIndexFlag;
+use bad_index::BadIndexFlags;
 use maps::Maps;
 use plan::Plan;
 
@@ -96,8 +96,8 @@ struct MemoryCore {
     table: GlobalRef,
     /// All that kernels touch when they use the table.
     operands: Vec<Span>,
-    note: Note,
-    notes: Notes,
+    bad_index_flag: BadIndexFlag,
+    bad_index_flags: BadIndexFlags,
 }
 
 impl WholeMemory {
@@ -264,7 +264,7 @@ impl WholeMemory {
     /// [`Error::BadIndex`](crate::Error::BadIndex) with the smallest such position, and the index there unless it was a GPU
     /// that met it.
     pub fn check(&self) -> Result<()> {
-        self.core.note.take()
+        self.core.bad_index_flag.take()
     }
 
     /// The bytes of a range, divided where maps meet. Copies are made piece by piece, since pieces may lie on different
@@ -278,12 +278,15 @@ impl WholeMemory {
     }
 
     /// The record for calls that do not wait.
-    pub(crate) fn note(&self) -> &Note {
-        &self.core.note
+    pub(crate) fn bad_index_flag(&self) -> &BadIndexFlag {
+        &self.core.bad_index_flag
     }
 
     /// Calls `work`, which waits for what it has enqueued, with a record for it alone, and answers what was noted there.
-    pub(crate) fn with_own_note(&self, work: impl FnOnce(&Note) -> Result<()>) -> Result<()> {
-        self.core.notes.with(self.group().device(), work)
+    pub(crate) fn with_own_bad_index_flag(
+        &self,
+        work: impl FnOnce(&BadIndexFlag) -> Result<()>,
+    ) -> Result<()> {
+        self.core.bad_index_flags.with(self.group().device(), work)
     }
 }
