@@ -7,7 +7,7 @@
 
 use std::error::Error;
 
-use wholemem::{Communicator, Symmetric, SymmetricSpec, WindowRef};
+use wholemem::{Communicator, SymmetricMemory, SymmetricSpec, WindowRef};
 use wholemem_hal::{Args, Backend, HostConfig, KernelImage, LaunchShape, Module, PinnedBuffer};
 use wholemem_os::Deadline;
 
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = Backend::host(HostConfig::default())?.device(0)?;
     let comms = Communicator::local(&vec![device; RANKS as usize])?;
     let sums = Communicator::on_each(&comms, |comm| {
-        let symmetric = Symmetric::create(comm, &SymmetricSpec::default())?;
+        let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
         let inputs = symmetric.mem_alloc(COUNT * size_of::<f32>())?;
         let output = PinnedBuffer::create(comm.device(), COUNT * size_of::<f32>())?;
         let stream = comm.device().stream()?;

@@ -4,7 +4,7 @@
 
 use std::error::Error;
 
-use wholemem::{Communicator, Dtype, ReduceOp, Symmetric, SymmetricSpec};
+use wholemem::{Communicator, Dtype, ReduceOp, SymmetricMemory, SymmetricSpec};
 use wholemem_hal::Backend;
 use wholemem_os::Deadline;
 
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = Backend::auto()?.device(0)?;
     let comms = Communicator::local(&vec![device; 4])?;
     let sums = Communicator::on_each(&comms, |comm| {
-        let symmetric = Symmetric::create(comm, &SymmetricSpec::default())?;
+        let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
         let gradients = symmetric.mem_alloc(COUNT * size_of::<f32>())?; // the same window on every rank
         let stream = comm.device().stream()?;
         let own = 0.1 * (comm.rank().0 + 1) as f32;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use wholemem::files::{LoadSpec, SaveSpec, Source, unwatched};
-use wholemem::{Communicator, Dense, Dtype, Indices, WholeTensor};
+use wholemem::{Communicator, Dtype, Indices, RowBuffer, WholeTensor};
 use wholemem_hal::{Backend, PinnedBuffer};
 
 const NODES: usize = 2000;
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stream = device.stream()?;
     let (at, batch) = (PinnedBuffer::create(&device, 24)?, PinnedBuffer::create(&device, 3 * WIDTH * 2)?);
     stream.write(&at.all(), nodes.map(i64::to_ne_bytes).as_flattened())?;
-    let output = Dense::new(batch.all(), Dtype::Bf16).converted();
+    let output = RowBuffer::new(batch.all(), Dtype::Bf16).converted();
     tables[1].gather_sync(&stream, &Indices::i64(at.all()), &output)?;
     let mut bytes = [0; 3 * WIDTH * 2];
     stream.read(&batch.all(), &mut bytes)?;

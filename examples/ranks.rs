@@ -4,7 +4,7 @@
 
 use std::error::Error;
 
-use wholemem::{Communicator, Dense, Dtype, Indices, Order, TensorSpec, WholeTensor};
+use wholemem::{Communicator, Dtype, Indices, Order, RowBuffer, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, PinnedBuffer};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -19,7 +19,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (at, one) = (PinnedBuffer::create(device, 12)?, PinnedBuffer::create(device, 24)?);
     stream.write(&at.all(), [7_i32, 90, 90].map(i32::to_ne_bytes).as_flattened())?;
     stream.write(&one.all(), [1_i64; 3].map(i64::to_ne_bytes).as_flattened())?;
-    counters.scatter_add(&stream, &Dense::new(one.all(), Dtype::I64), &Indices::i32(at.all()), Order::Any)?;
+    counters.scatter_add(
+        &stream,
+        &RowBuffer::new(one.all(), Dtype::I64),
+        &Indices::i32(at.all()),
+        Order::Any,
+    )?;
     comm.barrier(&stream)?;
 
     // What all of them counted.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use wholemem::{Buffer, Rank, ReduceOp, Symmetric, SymmetricSpec, UnknownReduceOp};
+use wholemem::{Buffer, Rank, ReduceOp, SymmetricMemory, SymmetricSpec, UnknownReduceOp};
 use wholemem_hal::{Rights, Span};
 
 use crate::array::{Array, Layout, View};
@@ -17,12 +17,12 @@ use crate::window::Kept;
 
 impl Open {
     /// What the ranks meet through. The first call makes it, which all ranks do together.
-    pub(crate) fn symmetric(&self) -> Result<&Symmetric, Raised> {
+    pub(crate) fn symmetric(&self) -> Result<&SymmetricMemory, Raised> {
         if let Some(symmetric) = self.symmetric.get() {
             return Ok(symmetric);
         }
         let spec = SymmetricSpec { timeout: self.comm.bootstrap().timeout(), ..SymmetricSpec::default() };
-        let made = Symmetric::create(&self.comm, &spec)?;
+        let made = SymmetricMemory::create(&self.comm, &spec)?;
         Ok(self.symmetric.get_or_init(|| made))
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyType;
-use wholemem::{Rank, Symmetric};
+use wholemem::{Rank, SymmetricMemory};
 use wholemem_comm::{Bootstrap, UniqueId};
 use wholemem_hal::{BackendKind, Device, PlainBuffer, Stream};
 use wholemem_os::{Deadline, ForkEpoch};
@@ -27,7 +27,7 @@ pub(crate) struct Open {
     /// Where work runs for which the caller names no stream.
     pub(crate) stream: Stream,
     /// What the ranks meet through, made by the first call that needs it.
-    pub(crate) symmetric: OnceLock<Symmetric>,
+    pub(crate) symmetric: OnceLock<SymmetricMemory>,
     pub(crate) windows: Windows,
     pub(crate) streams: Streams,
     /// What frameworks name by addresses.

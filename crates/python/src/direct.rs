@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use wholemem::{Buffer, Dense, Dtype, Indices, Order, Rank, ReduceOp};
+use wholemem::{Buffer, Dtype, Indices, Order, Rank, ReduceOp, RowBuffer};
 use wholemem_hal::Span;
 
 use crate::array::{Element, Exchange, Place};
@@ -147,7 +147,7 @@ impl WholeTensor {
         Ok(true)
     }
 
-    fn gather_on(&self, py: Python<'_>, stream: u64, indices: &Indices, rows: &Dense) -> PyResult<()> {
+    fn gather_on(&self, py: Python<'_>, stream: u64, indices: &Indices, rows: &RowBuffer) -> PyResult<()> {
         let (table, on) = (&self.rows, &self.open.stream_at(stream));
         waiting(py, || {
             if on.runs_inline() {
@@ -193,7 +193,7 @@ impl WholeTensor {
         stride: usize,
         dtype: Option<u32>,
         device: i32,
-    ) -> Result<Dense, Raised> {
+    ) -> Result<RowBuffer, Raised> {
         let own = self.element.stored()?;
         let (dtype, row_len) = match dtype.map(dtype_of).transpose()? {
             Some(other) => (other, self.rows.row_len() / own.len() * other.len()),
@@ -204,7 +204,7 @@ impl WholeTensor {
         let len = if count == 0 { 0 } else { stride.saturating_mul(count - 1).saturating_add(row_len) };
         // SAFETY: as the caller promises.
         let span = unsafe { self.open.memory(device, address, len) }?;
-        let dense = Dense::new(span, dtype).stride(stride);
+        let dense = RowBuffer::new(span, dtype).stride(stride);
         if dtype == own {
             return Ok(dense);
         }

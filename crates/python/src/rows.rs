@@ -1,7 +1,7 @@
 //! Rows moved by their indices: the gathers and scatters of a `WholeTensor`.
 
 use pyo3::prelude::*;
-use wholemem::{Dense, Indices, OnBadIndex, Order};
+use wholemem::{Indices, OnBadIndex, Order, RowBuffer};
 use wholemem_hal::Rights;
 
 use crate::array::{Array, Element, Layout};
@@ -162,7 +162,7 @@ impl WholeTensor {
         shape: &[i64],
         rights: Rights,
         convert: bool,
-    ) -> PyResult<Dense> {
+    ) -> PyResult<RowBuffer> {
         let view = target.take(given)?;
         view.layout.check_shape(what, &self.shape_of(shape)).raised()?;
         let element = view.layout.element;
@@ -170,10 +170,10 @@ impl WholeTensor {
         let dense = if convert && element != self.element {
             // Both must be numbers, and of one kind.
             self.element.number().raised()?;
-            Dense::new(span, element.number().raised()?).converted()
+            RowBuffer::new(span, element.number().raised()?).converted()
         } else {
             self.check_element(what, element)?;
-            Dense::new(span, self.element.stored().raised()?)
+            RowBuffer::new(span, self.element.stored().raised()?)
         };
         if shape.len() == 1 {
             let rows = view.layout.rows(what, rights).raised()?;

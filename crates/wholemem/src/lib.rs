@@ -47,13 +47,13 @@
 //!
 //! # Gather and scatter
 //!
-//! [`gather`](WholeTensor::gather) fetches the rows that [`Indices`] name, wherever they are, into a [`Dense`] array;
+//! [`gather`](WholeTensor::gather) fetches the rows that [`Indices`] name, wherever they are, into a [`RowBuffer`];
 //! [`scatter`](WholeTensor::scatter) writes them, and [`scatter_add`](WholeTensor::scatter_add) adds. They are work of a
 //! stream, and can be captured in a graph; those whose names end in `_sync` wait. What a rank scattered is seen by the
 //! others behind a [`Communicator::barrier`].
 //!
 //! ```
-//! # use wholemem::{Dense, Dtype, Communicator, Indices, Order, TensorSpec, WholeTensor};
+//! # use wholemem::{Communicator, Dtype, Indices, Order, RowBuffer, TensorSpec, WholeTensor};
 //! # use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
 //! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
 //! # let comms = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
@@ -66,7 +66,7 @@
 //!     let bytes = |values: &[i64]| values.iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<_>>();
 //!     stream.write(&indices.all(), &bytes(&[7, 999, 7]))?;
 //!     stream.write(&rows.all(), &[1, 0, 0, 0].repeat(6))?; // six times the number one
-//!     let (indices, rows) = (Indices::i64(indices.all()), Dense::new(rows.all(), Dtype::I32));
+//!     let (indices, rows) = (Indices::i64(indices.all()), RowBuffer::new(rows.all(), Dtype::I32));
 //!
 //!     // Both ranks add one to both elements of rows 7, 999 and 7.
 //!     table.scatter_add(&stream, &rows, &indices, Order::Any)?;
@@ -84,7 +84,7 @@
 //!
 //! # Windows, and what ranks do through them
 //!
-//! A [`Window`] is memory that every rank has and every rank reaches: new, by [`Symmetric::mem_alloc`], or of memory that is
+//! A [`Window`] is memory that every rank has and every rank reaches: new, by [`SymmetricMemory::mem_alloc`], or of memory that is
 //! there already. Through windows, and through memory of their own that is staged, ranks
 //! [reduce](Lane::all_reduce), [gather](Lane::all_gather) and [broadcast](Lane::broadcast), and
 //! [wait for each other](Lane::barrier). The outcome of a reduction is the same to the bit on every rank, whatever the
@@ -92,12 +92,12 @@
 //! come is an error that names it, never a wait without end.
 //!
 //! ```
-//! # use wholemem::{Dtype, Communicator, ReduceOp, Symmetric, SymmetricSpec};
+//! # use wholemem::{Communicator, Dtype, ReduceOp, SymmetricMemory, SymmetricSpec};
 //! # use wholemem_hal::{Backend, HostConfig};
 //! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
 //! # let comms = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
 //! let sums = Communicator::on_each(&comms, |comm| {
-//!     let symmetric = Symmetric::create(comm, &SymmetricSpec::default())?;
+//!     let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
 //!     let window = symmetric.mem_alloc(1000 * 4)?;
 //!     let stream = comm.device().stream()?;
 //!     stream.write(window.local(), &1.5_f32.to_ne_bytes().repeat(1000))?;
@@ -137,7 +137,7 @@
 //!
 //! ```text
 //!   files           saves and loads tensors; reads .npy and .safetensors files
-//!   collective      Symmetric, Window, Lane: memory that every rank has, and collective calls over it
+//!   collective      SymmetricMemory, Window, Lane: memory that every rank has, and collective calls over it
 //!   table           WholeMemory, WholeTensor, Partition, Placement: memory divided among ranks; gather and scatter
 //!   communicator    Communicator: ranks with devices; errors that are the same on all ranks
 //!   kernels         the kernels of gather and scatter, loaded on a device
@@ -170,14 +170,16 @@ pub use abi::{
 };
 #[doc(hidden)]
 pub use collective::Chaos;
-pub use collective::{Algorithm, Buffer, Lane, Symmetric, SymmetricSpec, Tuning, UnknownAlgorithm, Window};
+pub use collective::{
+    Algorithm, Buffer, Lane, SymmetricMemory, SymmetricSpec, Tuning, UnknownAlgorithm, Window,
+};
 pub use communicator::Communicator;
 #[doc(hidden)]
 pub use dtype::combine_naive;
 pub use dtype::{Dtype, Meaning, ReduceOp, UnknownDtype, UnknownReduceOp};
 pub use error::{Error, Result};
 pub use table::{
-    Dense, Extent, Indices, Kind, LocalRows, Location, MemorySpec, OnBadIndex, Order, Partition, Placement,
-    TensorSpec, WholeMemory, WholeTensor,
+    Extent, Indices, Kind, LocalRows, Location, MemorySpec, OnBadIndex, Order, Partition, Placement,
+    RowBuffer, TensorSpec, WholeMemory, WholeTensor,
 };
 pub use wholemem_comm::{Bootstrap, Rank};

@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use wholemem::{
-    Bootstrap, Communicator, Dense, Dtype, Error, Indices, Kind, Location, Meaning, MemorySpec, Order, Rank,
-    TensorSpec, WholeMemory, WholeTensor,
+    Bootstrap, Communicator, Dtype, Error, Indices, Kind, Location, Meaning, MemorySpec, Order, Rank,
+    RowBuffer, TensorSpec, WholeMemory, WholeTensor,
 };
 use wholemem_hal::{Backend, Granule, HostConfig, PinnedBuffer};
 
@@ -259,7 +259,7 @@ fn elements_of_rows_that_are_not_aligned_are_refused() {
         let indices = Indices::i64(indices.all());
         let rows = PinnedBuffer::create(device, 12).unwrap();
         let (same, half) =
-            (Dense::new(rows.all(), Dtype::F32), Dense::new(rows.all(), Dtype::F16).converted());
+            (RowBuffer::new(rows.all(), Dtype::F32), RowBuffer::new(rows.all(), Dtype::F16).converted());
         memory.write(&stream, 7 * 13, b"twelve bytes").unwrap();
         assert_eq!(tensor.gather_sync(&stream, &indices, &same), Ok(()));
         let mut seen = [0; 12];
@@ -286,7 +286,7 @@ fn a_bad_index_is_told_of_once_and_by_whoever_comes_next() {
         Indices::i64(numbers.all())
     };
     let rows = PinnedBuffer::create(device, 16).unwrap();
-    let dense = Dense::new(rows.all(), Dtype::U8);
+    let dense = RowBuffer::new(rows.all(), Dtype::U8);
     let bad = |index, rows| Err(Error::BadIndex { position: 1, index: Some(index), rows: Some(rows) });
     assert_eq!(tensor.gather(&stream, &indices([0, -1, 10, 3]), &dense), Ok(()), "not known yet");
     assert_eq!(tensor.gather(&stream, &indices([0, 1, 2, 3]), &dense), bad(-1, 10), "of the call before");
@@ -317,7 +317,7 @@ fn threads_that_wait_hear_of_their_own_indices_alone() {
                 indices.bytes().unwrap().write_at(0, &bytes).unwrap();
                 let indices = Indices::i64(indices.all());
                 let rows = PinnedBuffer::create(device, bytes.len() * 8).unwrap();
-                let dense = Dense::new(rows.all(), Dtype::U8);
+                let dense = RowBuffer::new(rows.all(), Dtype::U8);
                 let position = u64::try_from(7 + thread).unwrap();
                 let expected = if is_bad {
                     Err(Error::BadIndex { position, index: Some(-1), rows: Some(1000) })

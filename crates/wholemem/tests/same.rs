@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use wholemem::files::{SaveSpec, unwatched};
-use wholemem::{Communicator, Dense, Dtype, Error, Indices, Order, Rank, Result, TensorSpec, WholeTensor};
+use wholemem::{
+    Communicator, Dtype, Error, Indices, Order, Rank, Result, RowBuffer, TensorSpec, WholeTensor,
+};
 use wholemem_hal::{Backend, HostConfig, PinnedBuffer, Stream};
 
 /// Two tensors of a kind on each of three ranks, and what each rank makes of the one that it means.
@@ -48,7 +50,7 @@ fn put(tensor: &WholeTensor, stream: &Stream, adds: bool) -> Result<()> {
     let device = tensor.group().device();
     let (index, row) = (PinnedBuffer::create(device, 8)?, PinnedBuffer::create(device, 8)?);
     stream.write(&row.all(), &[1_f32; 2].map(f32::to_ne_bytes).concat())?;
-    let (indices, row) = (Indices::i64(index.all()), Dense::new(row.all(), Dtype::F32));
+    let (indices, row) = (Indices::i64(index.all()), RowBuffer::new(row.all(), Dtype::F32));
     if adds {
         tensor.scatter_add_sync(stream, &row, &indices, Order::Fixed)
     } else {

@@ -36,13 +36,13 @@ impl Lane {
     /// `output` are the same buffer, or do not overlap.
     ///
     /// ```
-    /// use wholemem::{Dtype, Communicator, ReduceOp, Symmetric, SymmetricSpec};
+    /// use wholemem::{Communicator, Dtype, ReduceOp, SymmetricMemory, SymmetricSpec};
     /// use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
     ///
     /// let device = Backend::host(HostConfig::default())?.device(0)?;
     /// let groups = Communicator::local(&[device.clone(), device])?;
     /// let sums = Communicator::on_each(&groups, |group| {
-    ///     let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
+    ///     let symmetric = SymmetricMemory::create(group, &SymmetricSpec::default())?;
     ///     let stream = group.device().stream()?;
     ///     let buffer = PinnedBuffer::create(group.device(), 12)?.all();
     ///     let own = (group.rank().0 + 1) as f32;

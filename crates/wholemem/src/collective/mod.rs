@@ -1,9 +1,9 @@
 //! Collective calls over memory that every rank has: reduce, gather, broadcast, barrier.
 //!
 //! ```text
-//!   Symmetric   space: the addresses of all windows ── window_table: the offset of each window (pure)
-//!      └─ Lane  one sequence of calls ── call ── tuning: the algorithm (pure) ── kernel: launches
-//!                  └─ report: how a call fails, and how the host aborts it
+//!   SymmetricMemory ── space: the addresses of all windows ── window_table: the offset of each window (pure)
+//!      └─ Lane ── one sequence of calls ── call ── tuning: the algorithm (pure) ── kernel: launches
+//!            └─ report: how a call fails, and how the host aborts it
 //! ```
 //!
 //! Guarantees: no call waits for ever, and no call reads data of another call. Before a call ends, every rank has a signal of
@@ -20,7 +20,7 @@ mod lane;
 mod report;
 mod space;
 mod spec;
-mod symmetric;
+mod symmetric_memory;
 mod tuning;
 mod window;
 mod window_part;
@@ -29,6 +29,6 @@ mod window_table;
 pub use debug::Chaos;
 pub use lane::Lane;
 pub use spec::SymmetricSpec;
-pub use symmetric::Symmetric;
+pub use symmetric_memory::SymmetricMemory;
 pub use tuning::{Algorithm, Tuning, UnknownAlgorithm};
 pub use window::{Buffer, Window};

@@ -16,13 +16,13 @@ pub(super) type Dropped = Arc<Mutex<Vec<WindowId>>>;
 /// this rank's hold of it, and asks nobody. Its place is used again when all ranks have: finish the work that uses it first.
 ///
 /// ```
-/// use wholemem::{Communicator, Rank, Symmetric, SymmetricSpec};
+/// use wholemem::{Communicator, Rank, SymmetricMemory, SymmetricSpec};
 /// use wholemem_hal::{Backend, HostConfig};
 ///
 /// let device = Backend::host(HostConfig::default())?.device(0)?;
 /// let groups = Communicator::local(&[device.clone(), device])?;
 /// let seen = Communicator::on_each(&groups, |group| {
-///     let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
+///     let symmetric = SymmetricMemory::create(group, &SymmetricSpec::default())?;
 ///     let window = symmetric.mem_alloc(1 << 20)?;
 ///     let stream = group.device().stream()?;
 ///

@@ -17,7 +17,7 @@ mod partition;
 mod placement;
 mod tensor;
 
-pub use gather_scatter::{Dense, Indices, OnBadIndex, Order};
+pub use gather_scatter::{Indices, OnBadIndex, Order, RowBuffer};
 pub use kind::{Kind, Location};
 pub use memory::{MemorySpec, WholeMemory};
 pub use partition::Partition;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 use wholemem::{
-    Communicator, Dense, Dtype, Error, IndexType, Indices, Kind, Location, OnBadIndex, Order, Rank,
+    Communicator, Dtype, Error, IndexType, Indices, Kind, Location, OnBadIndex, Order, Rank, RowBuffer,
     TensorSpec, WholeTensor,
 };
 use wholemem_hal::{Backend, Granule, HostConfig, PinnedBuffer, Span, Stream};
@@ -267,7 +267,7 @@ impl World {
     }
 
     /// A dense side with these rows, guards around them and between them.
-    fn dense(&self, rank: Rank, rows: &[Vec<u8>]) -> (PinnedBuffer, Dense) {
+    fn dense(&self, rank: Rank, rows: &[Vec<u8>]) -> (PinnedBuffer, RowBuffer) {
         let (row_len, stride, len) = self.dense_layout(rows.len());
         let buffer = PinnedBuffer::create(self.groups[rank.index()].device(), len + 2 * GUARD_LEN).unwrap();
         let bytes = buffer.bytes().unwrap();
@@ -275,7 +275,8 @@ impl World {
         for (at, row) in rows.iter().enumerate() {
             bytes.write_at(GUARD_LEN + at * stride, &row[..row_len]).unwrap();
         }
-        let dense = Dense::new(buffer.all().part(GUARD_LEN, len).unwrap(), self.case.dense).stride(stride);
+        let dense =
+            RowBuffer::new(buffer.all().part(GUARD_LEN, len).unwrap(), self.case.dense).stride(stride);
         (buffer, if self.case.dense == self.case.dtype { dense } else { dense.converted() })
     }
 
@@ -395,7 +396,7 @@ impl World {
     }
 }
 
-type Put = fn(&WholeTensor, &Stream, &Dense, &Indices, Order) -> Result<(), Error>;
+type Put = fn(&WholeTensor, &Stream, &RowBuffer, &Indices, Order) -> Result<(), Error>;
 
 fn index(row: u64) -> usize {
     usize::try_from(row).unwrap()

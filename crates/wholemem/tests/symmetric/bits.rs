@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use wholemem::{Algorithm, Buffer, Dtype, Rank, ReduceOp, Symmetric, Window, combine_naive};
+use wholemem::{Algorithm, Buffer, Dtype, Rank, ReduceOp, SymmetricMemory, Window, combine_naive};
 use wholemem_hal::{Span, Stream};
 use wholemem_testkit::{Ranks, cuda, exhaustive, seed, test_name};
 
@@ -39,7 +39,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(symmetric: &Symmetric, len: usize) -> Self {
+    fn new(symmetric: &SymmetricMemory, len: usize) -> Self {
         let own = [(); 2].map(|()| Guarded::buffer(symmetric, len));
         Self { own, windows: [(); 2].map(|()| symmetric.mem_alloc(len).unwrap()) }
     }
@@ -98,7 +98,7 @@ fn cases(ranks: usize, chance: u64, all: bool) -> Vec<Case> {
 }
 
 /// All cases as one rank plays them, each in another kind of place than the one before, and than with another algorithm.
-fn reductions_agree(symmetric: &Symmetric, cases: &[Case], algorithm: Algorithm) {
+fn reductions_agree(symmetric: &SymmetricMemory, cases: &[Case], algorithm: Algorithm) {
     let memory = Memory::new(symmetric, (6 * STAGING + 2 * ROOM * 8).max(1 << 10));
     let stream = symmetric.group().device().stream().unwrap();
     for (index, case) in cases.iter().enumerate() {
@@ -107,7 +107,7 @@ fn reductions_agree(symmetric: &Symmetric, cases: &[Case], algorithm: Algorithm)
     }
 }
 
-fn reduce(symmetric: &Symmetric, stream: &Stream, memory: &Memory, case: &Case, places: Places) {
+fn reduce(symmetric: &SymmetricMemory, stream: &Stream, memory: &Memory, case: &Case, places: Places) {
     let Case { dtype, op, count, seed, inputs, expected } = case;
     let (dtype, op, count, seed) = (*dtype, *op, *count, *seed);
     let what = || format!("{op} of {count} {dtype} {places:?}, seed {seed}");
@@ -195,7 +195,7 @@ fn gpu_reductions_of_processes_agree_with_the_plainest_loop() {
 }
 
 /// Ranks that are processes on one GPU, with every algorithm.
-fn of_processes(ranks: usize, test: &str, work: impl Fn(&Symmetric, Algorithm, u64)) {
+fn of_processes(ranks: usize, test: &str, work: impl Fn(&SymmetricMemory, Algorithm, u64)) {
     if !Ranks::is_rank() && cuda::backend().is_none() {
         return;
     }
@@ -205,7 +205,7 @@ fn of_processes(ranks: usize, test: &str, work: impl Fn(&Symmetric, Algorithm, u
         let group = super::deaths::join(rank, &members, &backend);
         for algorithm in Algorithm::ALL {
             let symmetric =
-                Symmetric::create(&group, &spec(&backend, group.size(), Some(algorithm))).unwrap();
+                SymmetricMemory::create(&group, &spec(&backend, group.size(), Some(algorithm))).unwrap();
             work(&symmetric, algorithm, rank.parameter().parse().unwrap());
             group.bootstrap().barrier().unwrap();
         }
@@ -213,7 +213,7 @@ fn of_processes(ranks: usize, test: &str, work: impl Fn(&Symmetric, Algorithm, u
 }
 
 /// Gathers and broadcasts of bytes, long and short, aligned and not, staged and from windows.
-fn copies_agree(symmetric: &Symmetric, chance: u64) {
+fn copies_agree(symmetric: &SymmetricMemory, chance: u64) {
     let group = symmetric.group();
     let (own, stream) = (group.rank().index(), &group.device().stream().unwrap());
     let mut random = Random(chance);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wholemem::{Algorithm, Bootstrap, Chaos, Communicator, Dtype, Error, Rank, ReduceOp, Symmetric};
+use wholemem::{Algorithm, Bootstrap, Chaos, Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory};
 use wholemem_comm::{Error as CommError, UniqueId};
 use wholemem_hal::Backend;
 use wholemem_os::Deadline;
@@ -29,7 +29,7 @@ pub(crate) fn join(rank: &wholemem_testkit::Rank, members: &[usize], backend: &B
     Communicator::create(comm, &backend.device(0).unwrap()).unwrap()
 }
 
-fn sum(symmetric: &Symmetric, value: u32) -> Result<u32, Error> {
+fn sum(symmetric: &SymmetricMemory, value: u32) -> Result<u32, Error> {
     const COUNT: usize = 1000;
     let stream = symmetric.group().device().stream()?;
     let buffer = Guarded::buffer(symmetric, COUNT * 4);
@@ -49,7 +49,7 @@ fn survive(rank: &wholemem_testkit::Rank, backend: &Backend, algorithm: Algorith
     const VICTIM: usize = 1;
     let group = join(rank, &[0, 1, 2], backend);
     let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(backend, 3, Some(algorithm)) };
-    let symmetric = Symmetric::create(&group, &spec).unwrap();
+    let symmetric = SymmetricMemory::create(&group, &spec).unwrap();
     assert_eq!(sum(&symmetric, 1 << group.rank().0).unwrap(), 7);
     if rank.id() == VICTIM {
         rank.barrier();
@@ -71,7 +71,7 @@ fn survive(rank: &wholemem_testkit::Rank, backend: &Backend, algorithm: Algorith
     assert_eq!(sum(&symmetric, 1), Err(lost), "and so says every later call");
     rank.barrier_with(&[2 - rank.id()]);
     let group = join(rank, &survivors, backend);
-    let symmetric = Symmetric::create(&group, &spec).unwrap();
+    let symmetric = SymmetricMemory::create(&group, &spec).unwrap();
     assert_eq!(sum(&symmetric, 5 + group.rank().0).unwrap(), 11);
     group.bootstrap().barrier().unwrap();
 }
@@ -82,7 +82,7 @@ fn a_rank_whose_caller_is_interrupted_gives_up_and_so_do_the_others() {
     let device = backend.device(0).unwrap();
     let groups = Communicator::local(&[device.clone(), device]).unwrap();
     let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&backend, 2, None) };
-    let symmetric = Communicator::on_each(&groups, |group| Symmetric::create(group, &spec)).unwrap();
+    let symmetric = Communicator::on_each(&groups, |group| SymmetricMemory::create(group, &spec)).unwrap();
     let aborted = || Err(Error::Comm(CommError::Aborted { by: Rank(1) }));
     assert_eq!(interruptible(|| true, || sum(&symmetric[1], 1)), aborted(), "nobody else comes meanwhile");
     assert_eq!(groups[0].bootstrap().barrier().map_err(Error::from), aborted().map(drop), "nor will anybody");
@@ -156,7 +156,7 @@ fn survive_at(rank: &wholemem_testkit::Rank, death: Death) {
     let count = if death.algorithm == Algorithm::Packets { 1000 } else { 3000 };
     let (group, len) = (join(rank, &[0, 1, 2], &host()), count * 4);
     let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&host(), 3, Some(death.algorithm)) };
-    let symmetric = Symmetric::create(&group, &spec).unwrap();
+    let symmetric = SymmetricMemory::create(&group, &spec).unwrap();
     let (stream, own) = (group.device().stream().unwrap(), group.rank().0);
     let windows = [(); 2].map(|()| symmetric.mem_alloc(len).unwrap());
     let spans = [(); 2].map(|()| Guarded::buffer(&symmetric, len));
@@ -199,7 +199,7 @@ fn survive_at(rank: &wholemem_testkit::Rank, death: Death) {
     assert_eq!(sum(), lost, "{death:?}: and so says every later call");
     rank.barrier_with(&[2 - rank.id()]);
     let group = join(rank, &[0, 2], &host());
-    let symmetric = Symmetric::create(&group, &spec).unwrap();
+    let symmetric = SymmetricMemory::create(&group, &spec).unwrap();
     assert_eq!(self::sum(&symmetric, 5).unwrap(), 10);
     group.bootstrap().barrier().unwrap();
 }
@@ -227,7 +227,7 @@ fn groups_called_in_opposite_orders_end_in_time() {
             let groups = [first[own].clone(), second[own].clone()];
             let spec = spec.clone();
             scope.spawn(move || {
-                let both = groups.each_ref().map(|group| Symmetric::create(group, &spec).unwrap());
+                let both = groups.each_ref().map(|group| SymmetricMemory::create(group, &spec).unwrap());
                 let outcome = sum(&both[own], 1);
                 // Until both have given up, or the memory that the other sleeps on goes.
                 groups.iter().for_each(|group| group.bootstrap().barrier().unwrap());
@@ -250,7 +250,7 @@ fn miss(backend: &Backend) {
         };
         let groups = super::world::groups(backend, 3);
         let outcomes = Communicator::on_each(&groups, |group| {
-            let symmetric = Symmetric::create(group, &spec)?;
+            let symmetric = SymmetricMemory::create(group, &spec)?;
             assert_eq!(sum(&symmetric, 1)?, 3);
             let outcome = if group.rank() == Rank(2) { Ok(0) } else { sum(&symmetric, 1) };
             group.bootstrap().barrier()?;
@@ -284,7 +284,7 @@ fn who_has_no_patience_does_not_wait_for_ever() {
     let backend = host();
     let spec = wholemem::SymmetricSpec { timeout: Duration::ZERO, ..spec(&backend, 2, None) };
     let outcomes = Communicator::on_each(&super::world::groups(&backend, 2), |group| {
-        let symmetric = Symmetric::create(group, &spec)?;
+        let symmetric = SymmetricMemory::create(group, &spec)?;
         let outcome = (group.rank() == Rank(0)).then(|| sum(&symmetric, 1));
         group.bootstrap().barrier()?;
         Ok(outcome)
@@ -300,7 +300,7 @@ fn who_waits_is_woken_when_another_aborts() {
     let groups = super::world::groups(&backend, 2);
     let spec = spec(&backend, 2, None);
     let outcomes = Communicator::on_each(&groups, |group| {
-        let symmetric = Symmetric::create(group, &spec)?;
+        let symmetric = SymmetricMemory::create(group, &spec)?;
         if group.rank() == Rank(1) {
             group.bootstrap().abort();
             return Ok(None);
@@ -317,7 +317,7 @@ fn who_leaves_is_named_at_once_by_those_who_wait_for_it() {
     for algorithm in Algorithm::ALL {
         let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&host(), 3, Some(algorithm)) };
         let outcomes = Communicator::on_each(&super::world::groups(&host(), 3), |group| {
-            let symmetric = Symmetric::create(group, &spec)?;
+            let symmetric = SymmetricMemory::create(group, &spec)?;
             assert_eq!(sum(&symmetric, 1)?, 3);
             if group.rank() == Rank(1) {
                 group.bootstrap().leave();
@@ -335,7 +335,7 @@ fn who_leaves_is_named_at_once_by_those_who_wait_for_it() {
 fn who_leaves_ends_what_its_own_threads_wait_for() {
     let groups = super::world::groups(&host(), 2);
     let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..spec(&host(), 2, None) };
-    let symmetric = Communicator::on_each(&groups, |group| Symmetric::create(group, &spec)).unwrap();
+    let symmetric = Communicator::on_each(&groups, |group| SymmetricMemory::create(group, &spec)).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| sum(&symmetric[0], 1));
         groups[0].bootstrap().leave();
@@ -355,7 +355,7 @@ fn who_leaves_behind_its_last_call_fails_nobody() {
         let spec = wholemem::SymmetricSpec { timeout: PATIENCE, ..fragile(&host(), 3, Some(algorithm)) };
         let seed = chance.next();
         let outcomes = Communicator::on_each(&super::world::groups(&host(), 3), |group| {
-            let symmetric = Symmetric::create(group, &spec)?;
+            let symmetric = SymmetricMemory::create(group, &spec)?;
             let chaos =
                 Chaos { seed: seed ^ u64::from(group.rank().0), random: 2_000_000, ..Chaos::default() };
             symmetric.disturb(&chaos)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wholemem::{Communicator, Dtype, Error, ReduceOp, Symmetric, SymmetricSpec};
+use wholemem::{Communicator, Dtype, Error, ReduceOp, SymmetricMemory, SymmetricSpec};
 use wholemem_comm::Error as CommError;
 use wholemem_hal::{Span, Stream};
 use wholemem_os::Deadline;
@@ -31,18 +31,18 @@ fn patient(group: &Communicator, timeout: Duration) -> SymmetricSpec {
     SymmetricSpec { timeout, ..spec(group.device().backend(), group.size(), None) }
 }
 
-fn buffer(symmetric: &Symmetric, value: u32) -> Span {
+fn buffer(symmetric: &SymmetricMemory, value: u32) -> Span {
     let buffer = Guarded::buffer(symmetric, COUNT * 4);
     symmetric.group().device().stream().unwrap().write(&buffer, &value.to_ne_bytes().repeat(COUNT)).unwrap();
     buffer
 }
 
-fn enqueue(symmetric: &Symmetric, stream: &Stream, buffer: &Span) -> Result<(), Error> {
+fn enqueue(symmetric: &SymmetricMemory, stream: &Stream, buffer: &Span) -> Result<(), Error> {
     symmetric.all_reduce(stream, buffer, buffer, Dtype::U32, ReduceOp::Sum)
 }
 
 /// What is in a buffer when all is over, if nothing has failed.
-fn outcome(symmetric: &Symmetric, stream: &Stream, buffer: &Span) -> Result<u32, Error> {
+fn outcome(symmetric: &SymmetricMemory, stream: &Stream, buffer: &Span) -> Result<u32, Error> {
     stream.synchronize(Deadline::NEVER)?;
     symmetric.check()?;
     let mut seen = vec![0; COUNT * 4];
@@ -62,7 +62,8 @@ fn streams_are_bound() -> bool {
 #[test]
 fn gpu_calls_of_processes_on_two_streams_are_in_order() {
     with_groups(2, 1, test_name!(), |groups| {
-        let symmetric = Symmetric::create(&groups[0], &patient(&groups[0], Duration::from_secs(20))).unwrap();
+        let symmetric =
+            SymmetricMemory::create(&groups[0], &patient(&groups[0], Duration::from_secs(20))).unwrap();
         let streams = [(); 2].map(|()| groups[0].device().stream().unwrap());
         let buffers: Vec<_> = (0..200).map(|call| buffer(&symmetric, call + groups[0].rank().0)).collect();
         for (call, buffer) in buffers.iter().enumerate() {
@@ -85,8 +86,8 @@ fn gpu_calls_of_processes_on_two_streams_are_in_order() {
 fn gpu_groups_of_processes_in_opposite_orders_pass_each_other_on_two_streams() {
     with_groups(2, 2, test_name!(), |groups| {
         let timeout = Duration::from_secs(3);
-        let both =
-            [&groups[0], &groups[1]].map(|group| Symmetric::create(group, &patient(group, timeout)).unwrap());
+        let both = [&groups[0], &groups[1]]
+            .map(|group| SymmetricMemory::create(group, &patient(group, timeout)).unwrap());
         let own = groups[0].rank().0 as usize;
         let streams = [(); 2].map(|()| groups[0].device().stream().unwrap());
         let buffers = [0, 1].map(|group| buffer(&both[group], 5));
@@ -106,8 +107,8 @@ fn gpu_groups_of_processes_in_opposite_orders_pass_each_other_on_two_streams() {
 fn gpu_groups_of_processes_in_opposite_orders_on_one_stream_end_in_time() {
     with_groups(2, 2, test_name!(), |groups| {
         let timeout = Duration::from_millis(500);
-        let both =
-            [&groups[0], &groups[1]].map(|group| Symmetric::create(group, &patient(group, timeout)).unwrap());
+        let both = [&groups[0], &groups[1]]
+            .map(|group| SymmetricMemory::create(group, &patient(group, timeout)).unwrap());
         let own = groups[0].rank().0 as usize;
         let stream = groups[0].device().stream().unwrap();
         let buffers = [0, 1].map(|group| buffer(&both[group], 5));
@@ -123,7 +124,8 @@ fn gpu_groups_of_processes_in_opposite_orders_on_one_stream_end_in_time() {
         assert!(gave_up.iter().any(|told| told[..] == [1]), "somebody has to");
         // The device works, and so does a new sequence of calls.
         groups.iter().for_each(|group| group.bootstrap().barrier().unwrap());
-        let again = Symmetric::create(&groups[0], &patient(&groups[0], Duration::from_secs(20))).unwrap();
+        let again =
+            SymmetricMemory::create(&groups[0], &patient(&groups[0], Duration::from_secs(20))).unwrap();
         let buffer = buffer(&again, 5);
         enqueue(&again, &stream, &buffer).unwrap();
         assert_eq!(outcome(&again, &stream, &buffer), Ok(10));
@@ -142,7 +144,7 @@ fn gpu_calls_of_processes_that_fill_the_device_leave_each_other_room() {
     with_groups(4, 1, test_name!(), |groups| {
         let group = &groups[0];
         let spec = SymmetricSpec { timeout: Duration::from_secs(20), ..SymmetricSpec::default() };
-        let symmetric = Symmetric::create(group, &spec).unwrap();
+        let symmetric = SymmetricMemory::create(group, &spec).unwrap();
         let stream = group.device().stream().unwrap();
         let memory = Guarded::buffer(&symmetric, LONGEST);
         for round in 0..50_u32 {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wholemem::{Algorithm, Chaos, Dtype, Mutants, Rank, ReduceOp, Symmetric, SymmetricSpec};
+use wholemem::{Algorithm, Chaos, Dtype, Mutants, Rank, ReduceOp, SymmetricMemory, SymmetricSpec};
 use wholemem_hal::Backend;
 use wholemem_os::Deadline;
 use wholemem_testkit::{cuda, exhaustive, seed};
@@ -61,7 +61,7 @@ fn goes_wrong(backend: &Backend, course: &Course, mutants: Mutants, (late, delay
 }
 
 /// One call, whose input is overwritten as soon as the stream comes to it.
-fn is_right(symmetric: &Symmetric, course: &Course, round: u32) -> bool {
+fn is_right(symmetric: &SymmetricMemory, course: &Course, round: u32) -> bool {
     let (group, len) = (symmetric.group(), course.count * 4);
     let stream = group.device().stream().unwrap();
     thread_local!(static WINDOW: std::cell::RefCell<Option<wholemem::Window>> = const { std::cell::RefCell::new(None) });

@@ -1,6 +1,6 @@
 //! Windows: made, registered, dropped, of different lengths, and whatever is asked of them that makes no sense.
 
-use wholemem::{Algorithm, Communicator, Dtype, Error, Rank, ReduceOp, Symmetric, SymmetricSpec};
+use wholemem::{Algorithm, Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory, SymmetricSpec};
 use wholemem_hal::{Backend, PlainBuffer, Rights};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
@@ -8,7 +8,7 @@ use wholemem_testkit::{Census, Ranks, cuda, test_name};
 use super::world::{Guarded, groups, host, on_ranks};
 
 /// Each rank writes its number into every rank's part, behind the numbers of the ranks before it.
-fn everybody_reaches_everybody(symmetric: &Symmetric, window: &wholemem::Window) {
+fn everybody_reaches_everybody(symmetric: &SymmetricMemory, window: &wholemem::Window) {
     let group = symmetric.group();
     let (own, stream) = (group.rank().0, group.device().stream().unwrap());
     for rank in (0..group.size()).map(Rank) {
@@ -153,7 +153,7 @@ fn memory_is_registered(backend: &Backend) {
 }
 
 /// Buffers of the older kind, of ranks in one process and in several.
-fn plain_memory_is_registered(symmetric: &Symmetric) {
+fn plain_memory_is_registered(symmetric: &SymmetricMemory) {
     let device = symmetric.group().device();
     let buffer = PlainBuffer::create(device, 5000).unwrap();
     let window = symmetric.window_register_plain(&buffer).unwrap();
@@ -184,7 +184,7 @@ fn gpu_plain_memory_of_processes_becomes_a_window() {
     }
     Ranks::of(2).run(test_name!(), |rank| {
         let group = super::deaths::join(rank, &[0, 1], &cuda::backend().unwrap());
-        plain_memory_is_registered(&Symmetric::create(&group, &SymmetricSpec::default()).unwrap());
+        plain_memory_is_registered(&SymmetricMemory::create(&group, &SymmetricSpec::default()).unwrap());
         group.bootstrap().barrier().unwrap();
     });
 }
@@ -212,11 +212,11 @@ fn what_makes_no_sense_is_refused_and_nothing_is_waited_for() {
     let backend = host();
     let all = groups(&backend, 2);
     let others = Communicator::on_each(&groups(&backend, 2), |group| {
-        Symmetric::create(group, &SymmetricSpec::default())?.mem_alloc(64)
+        SymmetricMemory::create(group, &SymmetricSpec::default())?.mem_alloc(64)
     });
     let others = others.unwrap();
     Communicator::on_each(&all, |group| {
-        let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
+        let symmetric = SymmetricMemory::create(group, &SymmetricSpec::default())?;
         let stream = group.device().stream()?;
         let buffer = Guarded::buffer(&symmetric, 64);
         let part = |at, len| buffer.part(at, len).unwrap();
@@ -252,7 +252,7 @@ fn what_makes_no_sense_is_refused_and_nothing_is_waited_for() {
 fn a_rank_without_memory_is_everybodys_error_and_nothing_is_left() {
     Ranks::of(2).run(test_name!(), |rank| {
         let group = super::deaths::join(rank, &[0, 1], &host());
-        let symmetric = Symmetric::create(&group, &SymmetricSpec::default()).unwrap();
+        let symmetric = SymmetricMemory::create(&group, &SymmetricSpec::default()).unwrap();
         let mut before = None;
         for _ in 0..3 {
             // All that the machine has, of which some is taken.
@@ -274,7 +274,7 @@ fn lanes_do_not_wait_for_each_other() {
     let backend = host();
     let spec = SymmetricSpec { lanes: 2, ..SymmetricSpec::default() };
     Communicator::on_each(&groups(&backend, 2), |group| {
-        let symmetric = Symmetric::create(group, &spec)?;
+        let symmetric = SymmetricMemory::create(group, &spec)?;
         // One rank begins with the one lane, the other with the other: on one lane they would wait for ever.
         let order = if group.rank() == Rank(0) { [0, 1] } else { [1, 0] };
         std::thread::scope(|scope| {
@@ -342,7 +342,7 @@ fn ranks_that_want_something_else_are_told() {
     let backend = host();
     let outcomes = Communicator::on_each(&groups(&backend, 3), |group| {
         let lanes = if group.rank() == Rank(1) { 2 } else { 1 };
-        Ok(Symmetric::create(group, &SymmetricSpec { lanes, ..SymmetricSpec::default() }).unwrap_err())
+        Ok(SymmetricMemory::create(group, &SymmetricSpec { lanes, ..SymmetricSpec::default() }).unwrap_err())
     });
     assert_eq!(outcomes.unwrap(), vec![Error::Differs { rank: Rank(1) }; 3]);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wholemem::{Algorithm, Communicator, Symmetric, SymmetricSpec, Tuning};
+use wholemem::{Algorithm, Communicator, SymmetricMemory, SymmetricSpec, Tuning};
 use wholemem_hal::{Backend, BackendKind, HostConfig, Rights, Span, Stream};
 use wholemem_testkit::cuda;
 
@@ -44,7 +44,7 @@ pub(crate) fn on_ranks<T: Send>(
     backend: &Backend,
     ranks: u32,
     always: Option<Algorithm>,
-    work: impl Fn(&Symmetric) -> T + Sync,
+    work: impl Fn(&SymmetricMemory) -> T + Sync,
 ) -> Vec<T> {
     on_ranks_like(backend, ranks, &spec(backend, ranks, always), work)
 }
@@ -54,9 +54,9 @@ pub(crate) fn on_ranks_like<T: Send>(
     backend: &Backend,
     ranks: u32,
     spec: &SymmetricSpec,
-    work: impl Fn(&Symmetric) -> T + Sync,
+    work: impl Fn(&SymmetricMemory) -> T + Sync,
 ) -> Vec<T> {
-    Communicator::on_each(&groups(backend, ranks), |group| Ok(work(&Symmetric::create(group, spec)?)))
+    Communicator::on_each(&groups(backend, ranks), |group| Ok(work(&SymmetricMemory::create(group, spec)?)))
         .unwrap()
 }
 
@@ -76,7 +76,7 @@ impl Guarded {
         Self { memory, stream: stream.clone(), at, len }
     }
 
-    pub(crate) fn buffer(symmetric: &Symmetric, len: usize) -> Span {
+    pub(crate) fn buffer(symmetric: &SymmetricMemory, len: usize) -> Span {
         let device = symmetric.group().device();
         let room = device.granularity().unwrap().minimum.round_up(len).unwrap();
         device.allocate(room).unwrap().map(Rights::ReadWrite).unwrap().span(0, len).unwrap()

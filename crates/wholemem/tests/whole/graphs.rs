@@ -1,6 +1,8 @@
 //! Order: what is captured and repeated, what runs late, and what a barrier promises.
 
-use wholemem::{Communicator, Dense, Dtype, Error, Indices, Kind, Location, Order, TensorSpec, WholeTensor};
+use wholemem::{
+    Communicator, Dtype, Error, Indices, Kind, Location, Order, RowBuffer, TensorSpec, WholeTensor,
+};
 use wholemem_hal::{Backend, BackendKind, HostConfig, PinnedBuffer, Stream};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Deferred, cuda, seed};
@@ -67,7 +69,7 @@ fn repeat_with_changing_indices(backends: &[Backend]) {
             let stream = device.stream().unwrap();
             let [from, to] = [(); 2].map(|()| PinnedBuffer::create(device, COUNT * 8).unwrap());
             let rows = PinnedBuffer::create(device, COUNT * ROW_LEN).unwrap();
-            let dense = Dense::new(rows.all(), Dtype::U8);
+            let dense = RowBuffer::new(rows.all(), Dtype::U8);
             let graph = stream
                 .capture(|stream| {
                     let captured = tensor
@@ -126,12 +128,12 @@ fn a_gather_sees_the_scatters_before_a_barrier() {
             rows.bytes().unwrap().fill(mark(own)).unwrap();
             tensor.scatter(
                 &stream,
-                &Dense::new(rows.all(), Dtype::U8),
+                &RowBuffer::new(rows.all(), Dtype::U8),
                 &Indices::i64(to.all()),
                 Order::Any,
             )?;
             group.barrier(&stream)?;
-            tensor.gather_sync(&stream, &Indices::i64(from.all()), &Dense::new(seen.all(), Dtype::U8))?;
+            tensor.gather_sync(&stream, &Indices::i64(from.all()), &RowBuffer::new(seen.all(), Dtype::U8))?;
             assert_eq!(read(&seen), [mark(other); COUNT * ROW_LEN], "round {round}");
             group.barrier(&stream)?;
         }
@@ -149,7 +151,7 @@ fn work_is_not_waited_for_unless_it_is_asked_for() {
     let numbers_at = PinnedBuffer::create(device, COUNT * 8).unwrap();
     numbers(&numbers_at, (0..COUNT as u64).map(|at| at + 300));
     let rows = PinnedBuffer::create(device, COUNT * ROW_LEN).unwrap();
-    let dense = Dense::new(rows.all(), Dtype::U8);
+    let dense = RowBuffer::new(rows.all(), Dtype::U8);
     tensors[0].gather(&stream, &Indices::i64(numbers_at.all()), &dense).unwrap();
     assert_eq!(read(&rows), [0; COUNT * ROW_LEN], "it has not run yet");
     // What it uses stays, whoever lets go of it.
@@ -171,7 +173,7 @@ fn what_needs_the_other_ranks_cannot_be_captured() {
         let indices = PinnedBuffer::create(device, 8)?;
         let rows = PinnedBuffer::create(device, 4)?;
         let put = |stream: &Stream| {
-            let dense = Dense::new(rows.all(), Dtype::U8);
+            let dense = RowBuffer::new(rows.all(), Dtype::U8);
             tensor.scatter_add(stream, &dense, &Indices::i64(indices.all()), Order::Any)
         };
         if group.rank().0 == 0 {

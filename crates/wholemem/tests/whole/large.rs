@@ -1,6 +1,6 @@
 //! A table of more than four gibibytes, for whole runs on machines that have the memory.
 
-use wholemem::{Communicator, Dense, Dtype, Error, Indices, Kind, Order, TensorSpec, WholeTensor};
+use wholemem::{Communicator, Dtype, Error, Indices, Kind, Order, RowBuffer, TensorSpec, WholeTensor};
 use wholemem_hal::{Backend, Device, HostConfig, PinnedBuffer};
 use wholemem_os::meminfo;
 use wholemem_testkit::{cuda, exhaustive, skipped};
@@ -45,7 +45,7 @@ fn reach_beyond(devices: &[Device]) {
             let mark = place.to_ne_bytes().repeat(ROW_LEN / 4);
             rows.bytes().unwrap().write_at(at * ROW_LEN, &mark).unwrap();
         }
-        let (indices, dense) = (Indices::i32(indices.all()), Dense::new(rows.all(), Dtype::U8));
+        let (indices, dense) = (Indices::i32(indices.all()), RowBuffer::new(rows.all(), Dtype::U8));
         tensors[0].scatter_sync(&stream, &dense, &indices, Order::Any).unwrap();
         rows.bytes().unwrap().fill(0).unwrap();
         tensors[0].gather_sync(&stream, &indices, &dense).unwrap();

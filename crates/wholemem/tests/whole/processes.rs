@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use wholemem::{
-    Bootstrap, Communicator, Dense, Dtype, Error, Indices, Kind, Location, MemorySpec, Order, Rank,
+    Bootstrap, Communicator, Dtype, Error, Indices, Kind, Location, MemorySpec, Order, Rank, RowBuffer,
     TensorSpec, WholeMemory, WholeTensor,
 };
 use wholemem_comm::UniqueId;
@@ -50,7 +50,7 @@ fn exchange(group: &Communicator, kind: Kind, location: Location, order: Order) 
     let row = |number: u64| [i32::try_from(number).unwrap().to_ne_bytes(); 25].concat();
     let bytes: Vec<u8> = mine.iter().flat_map(|number| row(*number)).collect();
     rows.bytes().unwrap().write_at(0, &bytes).unwrap();
-    let dense = Dense::new(rows.all(), Dtype::I32);
+    let dense = RowBuffer::new(rows.all(), Dtype::I32);
     tensor.scatter(&stream, &dense, &Indices::i64(numbers.all()), order).unwrap();
     group.barrier(&stream).unwrap();
 
@@ -59,7 +59,9 @@ fn exchange(group: &Communicator, kind: Kind, location: Location, order: Order) 
     let bytes: Vec<u8> = wanted.iter().flat_map(|row| row.to_ne_bytes()).collect();
     numbers.bytes().unwrap().write_at(0, &bytes).unwrap();
     let out = PinnedBuffer::create(device, wanted.len() * 100).unwrap();
-    tensor.gather_sync(&stream, &Indices::i32(numbers.all()), &Dense::new(out.all(), Dtype::I32)).unwrap();
+    tensor
+        .gather_sync(&stream, &Indices::i32(numbers.all()), &RowBuffer::new(out.all(), Dtype::I32))
+        .unwrap();
     let mut seen = vec![0; out.len()];
     out.bytes().unwrap().read_at(0, &mut seen).unwrap();
     let expected: Vec<u8> = wanted.iter().flat_map(|number| row(u64::try_from(*number).unwrap())).collect();

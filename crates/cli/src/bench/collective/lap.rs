@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use wholemem::{Buffer, Rank, Symmetric, Window};
+use wholemem::{Buffer, Rank, SymmetricMemory, Window};
 use wholemem_hal::{BackendKind, Event, EventKind, Graph, PinnedBuffer, Rights, Span, Stream};
 use wholemem_os::Deadline;
 
@@ -23,7 +23,7 @@ const WARM_UP: u32 = 2;
 
 /// Plays a course as one rank, and tells of each round that counts.
 pub(super) fn play(
-    symmetric: &Symmetric,
+    symmetric: &SymmetricMemory,
     course: &Course,
     limits: &Limits,
     tell: Tell<'_>,
@@ -43,7 +43,7 @@ pub(super) fn play(
 
 /// A rank, and what its calls take.
 struct Player<'a> {
-    symmetric: &'a Symmetric,
+    symmetric: &'a SymmetricMemory,
     course: &'a Course,
     stream: Stream,
     events: [Event; 2],
@@ -92,7 +92,7 @@ impl Slot {
 }
 
 impl<'a> Player<'a> {
-    fn new(symmetric: &'a Symmetric, course: &'a Course) -> Result<Self> {
+    fn new(symmetric: &'a SymmetricMemory, course: &'a Course) -> Result<Self> {
         let device = symmetric.group().device();
         let count = if course.what == What::Barrier { 0 } else { course.slots as usize };
         let inputs = parts(symmetric, course.buffers, course.len, count)?;
@@ -235,7 +235,7 @@ impl<'a> Player<'a> {
 const ROOT: Rank = Rank(0);
 
 /// Memory for `count` buffers of `len` bytes. Collective.
-fn parts(symmetric: &Symmetric, buffers: Buffers, len: usize, count: usize) -> Result<Vec<Memory>> {
+fn parts(symmetric: &SymmetricMemory, buffers: Buffers, len: usize, count: usize) -> Result<Vec<Memory>> {
     if count == 0 {
         return Ok(Vec::new());
     }
@@ -257,7 +257,7 @@ fn parts(symmetric: &Symmetric, buffers: Buffers, len: usize, count: usize) -> R
 }
 
 /// Memory of this rank alone.
-fn own(symmetric: &Symmetric, len: usize) -> Result<Span> {
+fn own(symmetric: &SymmetricMemory, len: usize) -> Result<Span> {
     let device = symmetric.group().device();
     if device.backend().kind() == BackendKind::Host {
         return Ok(PinnedBuffer::create(device, len)?.all());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-use wholemem::{Communicator, Rank, Symmetric};
+use wholemem::{Communicator, Rank, SymmetricMemory};
 use wholemem_hal::limits::Raw;
 use wholemem_hal::{Allocation, BackendKind, Event, EventKind, HandleKind, Rights, Span};
 use wholemem_os::Deadline;
@@ -62,7 +62,7 @@ pub(super) enum FlagBy {
 
 impl Limits {
     /// Measures. Collective.
-    pub(super) fn measure(symmetric: &Symmetric) -> Result<Self> {
+    pub(super) fn measure(symmetric: &SymmetricMemory) -> Result<Self> {
         let group = symmetric.group();
         if group.device().backend().kind() == BackendKind::Host {
             let took = ping_pong(group)?;
@@ -141,7 +141,7 @@ fn await_word(word: &AtomicU64, wanted: u64) {
 }
 
 /// One of many barriers in a graph: no flag can go to another rank and back within less than half of it.
-fn barriers(symmetric: &Symmetric) -> Result<Duration> {
+fn barriers(symmetric: &SymmetricMemory) -> Result<Duration> {
     let group = symmetric.group();
     let stream = group.device().stream()?;
     let graph = captured(&stream, |stream| (0..CALLS).try_for_each(|_| Ok(symmetric.barrier(stream)?)))?;

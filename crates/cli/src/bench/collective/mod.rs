@@ -22,7 +22,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
-use wholemem::{Communicator, Symmetric, SymmetricSpec, Tuning};
+use wholemem::{Communicator, SymmetricMemory, SymmetricSpec, Tuning};
 use wholemem_hal::Device;
 
 use self::course::{Course, Machine};
@@ -152,7 +152,8 @@ fn play(group: &Communicator, courses: &[Course], tell: Tell<'_>) -> Result<()> 
         let Some(first) = same.first() else { continue };
         let usual = Tuning::measured(group.device().backend().kind(), group.size());
         let tuning = first.wanted().map(|always| Tuning { always: Some(always), ..usual });
-        let symmetric = Symmetric::create(group, &SymmetricSpec { tuning, ..SymmetricSpec::default() })?;
+        let symmetric =
+            SymmetricMemory::create(group, &SymmetricSpec { tuning, ..SymmetricSpec::default() })?;
         let limits = match &limits {
             Some(limits) => limits,
             None => limits.insert(Limits::measure(&symmetric)?),
@@ -231,7 +232,7 @@ mod tests {
         let mut course = courses.iter().find(staged).unwrap().clone();
         course.calls = 1;
         let played = on_each(groups(2), |group| {
-            let symmetric = Symmetric::create(group, &SymmetricSpec::default())?;
+            let symmetric = SymmetricMemory::create(group, &SymmetricSpec::default())?;
             let limits = Limits::measure(&symmetric)?;
             if group.rank().0 == 0 {
                 symmetric.disturb(&Chaos { delays: vec![(0, 0, 3_000_000)], ..Chaos::default() })?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
-use wholemem::{Dense, Dtype, Indices, Order};
+use wholemem::{Dtype, Indices, Order, RowBuffer};
 use wholemem_hal::limits::Raw;
 use wholemem_hal::pattern::{Pattern, word};
 use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Rights, Span, Stream};
@@ -349,12 +349,12 @@ fn indices(kind: IndexChoice, span: Span) -> Indices {
     }
 }
 
-fn dense(span: Span) -> Dense {
-    Dense::new(span, Dtype::U8)
+fn dense(span: Span) -> RowBuffer {
+    RowBuffer::new(span, Dtype::U8)
 }
 
 /// The calls of a round, one behind the other in its memory.
-fn calls(course: &Course, rows: &Span, numbers: &Span) -> Result<Vec<(Indices, Dense)>> {
+fn calls(course: &Course, rows: &Span, numbers: &Span) -> Result<Vec<(Indices, RowBuffer)>> {
     let count = usize::try_from(course.rows)?;
     (0..usize::try_from(course.calls)?)
         .map(|call| {

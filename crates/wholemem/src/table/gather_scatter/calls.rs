@@ -3,7 +3,7 @@
 use wholemem_hal::Stream;
 use wholemem_os::Deadline;
 
-use super::{Dense, Indices, OnBadIndex, Op, Order};
+use super::{Indices, OnBadIndex, Op, Order, RowBuffer};
 use crate::abi::names_a_row;
 use crate::table::memory::BadIndexFlag;
 use crate::{Error, Location, Result, WholeTensor};
@@ -18,7 +18,7 @@ impl WholeTensor {
     /// # Errors
     /// What is wrong with the call: [`Error::TypesDiffer`], [`Error::TooShort`] and the like,
     /// before anything is touched; [`Error::BadIndex`] of a call before this one, which is not made then.
-    pub fn gather(&self, stream: &Stream, indices: &Indices, output: &Dense) -> Result<()> {
+    pub fn gather(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
         self.call(stream, Op::Gather, indices, output)
     }
 
@@ -26,7 +26,7 @@ impl WholeTensor {
     ///
     /// # Errors
     /// As [`gather`](Self::gather); [`Error::BadIndex`] of this call too.
-    pub fn gather_sync(&self, stream: &Stream, indices: &Indices, output: &Dense) -> Result<()> {
+    pub fn gather_sync(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
         self.call_sync(stream, Op::Gather, indices, output)
     }
 
@@ -37,7 +37,7 @@ impl WholeTensor {
     ///
     /// # Errors
     /// As [`gather`](Self::gather).
-    pub fn scatter(&self, stream: &Stream, input: &Dense, indices: &Indices, order: Order) -> Result<()> {
+    pub fn scatter(&self, stream: &Stream, input: &RowBuffer, indices: &Indices, order: Order) -> Result<()> {
         self.put(stream, Op::Scatter, input, indices, order)
     }
 
@@ -48,7 +48,7 @@ impl WholeTensor {
     pub fn scatter_sync(
         &self,
         stream: &Stream,
-        input: &Dense,
+        input: &RowBuffer,
         indices: &Indices,
         order: Order,
     ) -> Result<()> {
@@ -62,7 +62,13 @@ impl WholeTensor {
     ///
     /// # Errors
     /// As [`gather`](Self::gather).
-    pub fn scatter_add(&self, stream: &Stream, input: &Dense, indices: &Indices, order: Order) -> Result<()> {
+    pub fn scatter_add(
+        &self,
+        stream: &Stream,
+        input: &RowBuffer,
+        indices: &Indices,
+        order: Order,
+    ) -> Result<()> {
         self.put(stream, Op::ScatterAdd, input, indices, order)
     }
 
@@ -73,7 +79,7 @@ impl WholeTensor {
     pub fn scatter_add_sync(
         &self,
         stream: &Stream,
-        input: &Dense,
+        input: &RowBuffer,
         indices: &Indices,
         order: Order,
     ) -> Result<()> {
@@ -92,7 +98,7 @@ impl WholeTensor {
         self.memory().check()
     }
 
-    fn put(&self, stream: &Stream, op: Op, input: &Dense, indices: &Indices, order: Order) -> Result<()> {
+    fn put(&self, stream: &Stream, op: Op, input: &RowBuffer, indices: &Indices, order: Order) -> Result<()> {
         if self.is_routed(op, order) {
             return self.put_in_order(stream, op, input, indices);
         }
@@ -103,7 +109,7 @@ impl WholeTensor {
         &self,
         stream: &Stream,
         op: Op,
-        input: &Dense,
+        input: &RowBuffer,
         indices: &Indices,
         order: Order,
     ) -> Result<()> {
@@ -120,13 +126,13 @@ impl WholeTensor {
         order == Order::Fixed || op == Op::ScatterAdd && self.memory().location() == Location::Host
     }
 
-    fn call(&self, stream: &Stream, op: Op, indices: &Indices, dense: &Dense) -> Result<()> {
+    fn call(&self, stream: &Stream, op: Op, indices: &Indices, dense: &RowBuffer) -> Result<()> {
         self.check()?;
         self.launch(stream, op, indices, dense, self.memory().bad_index_flag())
     }
 
     /// Bad indices of this call are its own error, whoever else calls or checks meanwhile.
-    fn call_sync(&self, stream: &Stream, op: Op, indices: &Indices, dense: &Dense) -> Result<()> {
+    fn call_sync(&self, stream: &Stream, op: Op, indices: &Indices, dense: &RowBuffer) -> Result<()> {
         self.check()?;
         let outcome = self.memory().with_own_bad_index_flag(|flag| {
             self.launch(stream, op, indices, dense, flag)?;
@@ -153,7 +159,7 @@ impl WholeTensor {
         stream: &Stream,
         op: Op,
         indices: &Indices,
-        dense: &Dense,
+        dense: &RowBuffer,
         flag: &BadIndexFlag,
     ) -> Result<()> {
         let flag = (indices.on_bad == OnBadIndex::Note).then(|| flag.span_for(self.row_count()));

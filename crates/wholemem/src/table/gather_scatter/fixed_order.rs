@@ -16,7 +16,7 @@ use wholemem_hal::{PinnedBuffer, Stream};
 use wholemem_os::Deadline;
 
 use super::plan::plan;
-use super::{Dense, Indices, OnBadIndex, Op};
+use super::{Indices, OnBadIndex, Op, RowBuffer};
 use crate::communicator::{CallTerms, agree, bytes_of, exchange_terms};
 use crate::dtype::{add, convert};
 use crate::{Dtype, Error, Result, WholeTensor};
@@ -40,7 +40,7 @@ impl WholeTensor {
         &self,
         stream: &Stream,
         op: Op,
-        input: &Dense,
+        input: &RowBuffer,
         indices: &Indices,
     ) -> Result<()> {
         let comm = self.group().bootstrap();
@@ -71,7 +71,7 @@ impl WholeTensor {
     }
 
     /// Reads indices and rows.
-    fn pack(&self, stream: &Stream, op: Op, input: &Dense, indices: &Indices) -> Result<Load> {
+    fn pack(&self, stream: &Stream, op: Op, input: &RowBuffer, indices: &Indices) -> Result<Load> {
         let dtype = self.dtype();
         let request = plan(op, &self.table(), &indices.place(), &input.place(), 0)?;
         let Some(request) = request else { return Ok(Load::default()) };
@@ -136,7 +136,7 @@ impl WholeTensor {
         stream.write(&index_buffer.all(), &index_bytes)?;
         let indices = Indices::i64(index_buffer.all()).on_bad(OnBadIndex::Skip);
         let buffer = PinnedBuffer::create(device, places.len() * row_len)?;
-        let dense = Dense::new(buffer.all(), self.dtype());
+        let dense = RowBuffer::new(buffer.all(), self.dtype());
         let mut rows = vec![0; buffer.len()];
         if op == Op::ScatterAdd {
             self.launch(stream, Op::Gather, &indices, &dense, self.memory().bad_index_flag())?;

@@ -4,7 +4,7 @@ use wholemem_hal::{Args, Attempt, BackendKind, Rights, Span, Stream};
 
 use super::launch_shape::{Shape, shape, whole};
 use super::plan::{Request, Table, plan};
-use super::{Dense, Indices, Op};
+use super::{Indices, Op, RowBuffer};
 use crate::Result;
 use crate::kernels::RowKernels;
 
@@ -17,7 +17,7 @@ impl RowKernels {
         op: Op,
         (table, held): (&Table, &[Span]),
         indices: &Indices,
-        dense: &Dense,
+        dense: &RowBuffer,
         flag: Option<&Span>,
     ) -> Result<()> {
         let bad = flag.map_or(0, Span::address);

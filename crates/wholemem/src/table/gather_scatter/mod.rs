@@ -20,7 +20,7 @@ mod launch_shape;
 mod operands;
 mod plan;
 
-pub use operands::{Dense, Indices, OnBadIndex, Order};
+pub use operands::{Indices, OnBadIndex, Order, RowBuffer};
 pub(crate) use plan::Table;
 
 /// The operation on rows.

@@ -79,14 +79,14 @@ impl Indices {
 
 /// Rows at equal distances, in memory that the device reaches: what a gather writes and a scatter reads.
 #[derive(Debug, Clone)]
-pub struct Dense {
+pub struct RowBuffer {
     pub(crate) span: Span,
     pub(crate) dtype: Dtype,
     pub(crate) stride: Option<usize>,
     pub(crate) convert: bool,
 }
 
-impl Dense {
+impl RowBuffer {
     /// Rows of elements of a type, one directly after the other.
     #[must_use]
     pub fn new(span: Span, dtype: Dtype) -> Self {

@@ -33,7 +33,7 @@ const ALL_PACKETS: usize = 4 << 20;
 /// The calls of its first [lane](Self::lane) are its own.
 #[derive(Debug, Clone)]
 #[doc(alias("ncclComm_t", "ncclDevComm"))]
-pub struct Symmetric {
+pub struct SymmetricMemory {
     core: Arc<Core>,
 }
 
@@ -45,7 +45,7 @@ struct Core {
     lanes: Vec<Lane>,
 }
 
-impl Symmetric {
+impl SymmetricMemory {
     /// Makes what the ranks of a group meet through. Collective, with the same specification on all ranks.
     ///
     /// `WHOLEMEM_ALGO` and `WHOLEMEM_WINDOW_SPACE` in the environment come before the specification.
@@ -169,7 +169,7 @@ impl Symmetric {
     }
 }
 
-impl Deref for Symmetric {
+impl Deref for SymmetricMemory {
     type Target = Lane;
 
     fn deref(&self) -> &Lane {
