@@ -11,6 +11,7 @@ use super::tuning::{Algorithm, Shape, blocks, choose};
 use super::window::Window;
 use super::{Buffer, Lane};
 use crate::{CollectiveRequest, Dtype, Error, LaneRef, ReduceOp, Result, WindowRef};
+use wholemem_os::width::to_usize;
 
 /// The most pieces of a staged call: its phases are told apart by 16 bits, and two shots have two for each. Devices have
 /// pieces so long that half of that is more than their memory.
@@ -148,7 +149,7 @@ impl Lane {
         let shape = Shape { ranks: self.group.size(), len, window, in_place: in_place && reduces, reduces };
         let algorithm = choose(&shape, &self.tuning, &self.limits);
         if !window && len > self.reference.staging_len.saturating_mul(most_pieces(stream.runs_inline())) {
-            return Err(Error::TooLong { rows: 1, row_len: usize::try_from(len).unwrap_or(usize::MAX) });
+            return Err(Error::TooLong { rows: 1, row_len: to_usize(len) });
         }
         let request = CollectiveRequest {
             lane: self.current(),
@@ -243,7 +244,7 @@ impl Lane {
         if !Arc::ptr_eq(&window.core().dropped, &self.dropped) {
             return Err(Error::ForeignWindow);
         }
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let len = to_usize(len);
         for rank in (0..self.group.size()).map(Rank) {
             let end = offset.saturating_add(len.max(has));
             if len > has || end > window.len_of(rank) {

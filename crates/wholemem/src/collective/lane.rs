@@ -17,6 +17,7 @@ use crate::abi::{
     BLOCKS, CollectiveRequest, FIRST_COUNTER, LINE, LaneLayout, LaneRef, SPINS, TIMEOUT, slot_at,
 };
 use crate::{Communicator, Result, cpu};
+use wholemem_os::width::to_usize;
 
 /// What a lane takes of a rank's own memory: its counters, and what tests want to go wrong.
 pub(super) const PRIVATE_LEN: usize = CONTROL_LEN + DEBUG_LEN;
@@ -82,7 +83,7 @@ impl Lane {
         let mut set = |index: usize, value: u64| {
             counters[index * 8..index * 8 + 8].copy_from_slice(&value.to_ne_bytes());
         };
-        // None at all would mean no limit.
+        // Zero would mean no limit. 584 years and more saturate.
         set(TIMEOUT, u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX).max(1));
         set(SPINS, cpu::spins(share_cores));
         (0..BLOCKS as usize).for_each(|block| set(FIRST_COUNTER + block, 1));
@@ -189,7 +190,7 @@ impl Lane {
         let on_host = stream.runs_inline();
         let blocks = if on_host { 1 } else { u64::from(BLOCKS) };
         let set = |(memory, offset): &(Span, usize), at: u64| {
-            let at = offset + usize::try_from(at).unwrap_or(usize::MAX);
+            let at = offset + to_usize(at);
             Ok::<_, crate::Error>(stream.write(&memory.part(at, 8)?, &flag.to_ne_bytes())?)
         };
         for memory in &self.memory {
@@ -230,7 +231,7 @@ fn watch(group: &Communicator, report: Report, maps: Vec<Mapping>, offset: usize
         while report.is_asleep() {
             for (rank, map) in maps.iter().enumerate() {
                 if let Ok(bytes) = map.bytes()
-                    && let Ok(word) = bytes.atomic_u32(offset + rank * usize::try_from(LINE).unwrap_or(0))
+                    && let Ok(word) = bytes.atomic_u32(offset + rank * to_usize(LINE))
                 {
                     let _ = futex::wake_all(word);
                 }

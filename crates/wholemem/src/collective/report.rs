@@ -56,12 +56,14 @@ impl Report {
             return Ok(());
         }
         let cause = self.with(CAUSE, |word| word.load(Ordering::Relaxed))?;
-        let blamed = Rank(u32::try_from(cause & 0xffff_ffff).unwrap_or(0).saturating_sub(1));
-        let error = match cause >> 32 {
-            MISSED => CommError::Timeout { missing: self.missing(blamed)?, timeout, joining: false },
-            LOST => CommError::PeerLost { rank: blamed },
-            LEFT => CommError::PeerLeft { rank: blamed },
-            _ => CommError::Aborted { by: blamed },
+        let error = match blamed(cause) {
+            Some((MISSED, rank)) => {
+                CommError::Timeout { missing: self.missing(rank)?, timeout, joining: false }
+            }
+            Some((LOST, rank)) => CommError::PeerLost { rank },
+            Some((LEFT, rank)) => CommError::PeerLeft { rank },
+            Some((ABORTED, by)) => CommError::Aborted { by },
+            _ => CommError::Protocol { rank: comm.rank(), what: "the cause in its report has another form" },
         };
         // What the communicator itself has heard of comes first: all survivors then say the same.
         comm.check()?;
@@ -87,5 +89,24 @@ impl Report {
             cause: cause.into(),
         })?;
         Ok(use_it(word))
+    }
+}
+
+/// Decodes a [cause](cause): what happened, and the rank that caused it.
+fn blamed(cause: u64) -> Option<(u64, Rank)> {
+    let rank = u32::try_from(cause & 0xffff_ffff).expect("masked to 32 bits").checked_sub(1)?;
+    Some((cause >> 32, Rank(rank)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_decoded_as_it_was_encoded() {
+        for rank in [Rank(0), Rank(7), Rank(u32::MAX - 1)] {
+            assert_eq!(blamed(cause(LOST, rank)), Some((LOST, rank)));
+        }
+        assert_eq!(blamed(LOST << 32), None, "a cause without a rank");
     }
 }

@@ -18,10 +18,11 @@ use wholemem_hal::{
 use wholemem_os::Deadline;
 
 use super::window::{Dropped, Window, WindowCore};
-use super::window_part::{PlainWindowPart, WindowPart};
+use super::window_part::{PlainWindowPart, WindowPart, malformed};
 use super::window_table::WindowTable;
-use crate::communicator::{agree, from_text, to_text};
+use crate::communicator::{agree, from_text, to_text, words_of};
 use crate::{Communicator, Error, Kind, Location, MemorySpec, Result, WholeMemory, WindowRef};
+use wholemem_os::width::to_usize;
 
 /// The step of strides: a pointer's upper half alone then tells the ranks apart.
 const STEP: usize = 4 << 30;
@@ -53,13 +54,14 @@ impl Space {
         let granularity = agree(comm, group.device().granularity().map_err(Error::from))?;
         let own = [granularity.minimum.len() as u64, group.device().info().memory_len as u64];
         let own: Vec<u8> = own.into_iter().flat_map(u64::to_le_bytes).collect();
-        let most = |at: usize, all: &[Vec<u8>]| {
-            let words = all.iter().filter_map(|words| words.get(at * 8..at * 8 + 8)?.try_into().ok());
-            usize::try_from(words.map(u64::from_le_bytes).max().unwrap_or(0)).unwrap_or(usize::MAX)
-        };
-        let all = comm.all_gather(&own)?;
-        let granule = Granule::new(most(0, &all))?;
-        let stride = stride(group.size(), most(1, &all), wanted)?;
+        let (mut granule_len, mut memory_len) = (0, 0);
+        for (rank, bytes) in (0..).map(Rank).zip(comm.all_gather(&own)?) {
+            let [granule, memory] = words_of(rank, &bytes)?;
+            (granule_len, memory_len) =
+                (to_usize(granule).max(granule_len), to_usize(memory).max(memory_len));
+        }
+        let granule = Granule::new(granule_len)?;
+        let stride = stride(group.size(), memory_len, wanted)?;
         let reservation = Self::share(group, || {
             let len = stride.saturating_mul(group.size() as usize);
             Ok(Reservation::create_aligned(group.device().backend(), len, STEP.max(granule.len()))?)
@@ -74,7 +76,7 @@ impl Space {
     fn share<T: Clone + Send + 'static>(group: &Communicator, make: impl FnOnce() -> Result<T>) -> Result<T> {
         let (process_ranks, rank) = (group.process_ranks(), group.rank());
         let sharing = process_ranks.ranks_on_backend(rank);
-        let leader = sharing.first().copied().unwrap_or(rank);
+        let leader = *sharing.first().expect("it includes this rank");
         let mut made = Ok(None);
         if leader == rank {
             made = make().map(Some);
@@ -95,7 +97,7 @@ impl Space {
 
     /// Makes a window of `len` bytes on this rank. Collective; the lengths may differ.
     pub(super) fn allocate(&self, len: usize) -> Result<Window> {
-        let parts = self.exchange_parts(Ok(WindowPart::new(self.granule, len)))?;
+        let parts = self.exchange_parts(WindowPart::new(self.granule, len))?;
         let most = parts.iter().map(|part| part.len).max().unwrap_or(0);
         if most == 0 {
             return Err(Error::EmptyWindow);
@@ -122,8 +124,7 @@ impl Space {
         let memory = WholeMemory::create(&self.group, &spec)?;
         let part = |rank| {
             let Range { start, end } = memory.partition().range(rank);
-            let place = |byte| usize::try_from(byte).unwrap_or(usize::MAX);
-            (start < end).then(|| memory.span(place(start), place(end - start))).transpose()
+            (start < end).then(|| memory.span(to_usize(start), to_usize(end - start))).transpose()
         };
         let spans = (0..self.group.size()).map(Rank).map(part).collect::<Result<Vec<_>>>();
         let spans = agree(self.group.bootstrap(), spans)?;
@@ -182,7 +183,7 @@ impl Space {
     ///
     /// It is zeroed before any other rank gets it: one that did so later would wipe out what others have already said.
     pub(super) fn make_zeroed(&self, len: usize) -> Result<(Vec<Pieces>, u64, u64)> {
-        let parts = vec![WindowPart::new(self.granule, len); self.group.size() as usize];
+        let parts = vec![WindowPart::new(self.granule, len)?; self.group.size() as usize];
         let (_, offset) = self.window_table().insert_own(len)?;
         let pieces = self.exchange(&parts, offset, || {
             let memory = self.fresh(&parts)?;
@@ -215,18 +216,16 @@ impl Space {
         let mut parts = Vec::new();
         let mut failed = None;
         for (rank, message) in (0..).map(Rank).zip(self.group.bootstrap().all_gather(&message)?) {
-            let (outcome, rest) = message.split_first().unwrap_or((&FAILED, &[]));
-            let (count, rest) = rest.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
-            let len = usize::try_from(u64::from_le_bytes(*count)).unwrap_or(usize::MAX).saturating_mul(8);
-            let (ids, rest) = rest.split_at_checked(len).unwrap_or_default();
+            let Message { outcome, dropped, rest } =
+                Message::decode(&message).ok_or_else(|| malformed(rank))?;
             let mut windows = self.window_table();
-            for id in ids.chunks_exact(8) {
-                windows.record_drop(id.try_into().map_or(u64::MAX, u64::from_le_bytes));
-            }
-            if *outcome == FINE {
-                parts.push(rest.to_vec());
-            } else {
-                failed.get_or_insert_with(|| from_text(rank, &String::from_utf8_lossy(rest)));
+            dropped.iter().for_each(|id| windows.record_drop(u64::from_le_bytes(*id)));
+            match outcome {
+                FINE => parts.push(rest.to_vec()),
+                FAILED => {
+                    failed.get_or_insert_with(|| from_text(rank, &String::from_utf8_lossy(rest)));
+                }
+                _ => return Err(malformed(rank)),
             }
         }
         match (own, failed) {
@@ -270,7 +269,7 @@ impl Space {
         let addresses: Vec<u8> =
             spans.iter().flat_map(|span| span.as_ref().map_or(0, Span::address).to_ne_bytes()).collect();
         let written = || {
-            let len = device.granularity()?.minimum.round_up(addresses.len()).unwrap_or(usize::MAX);
+            let len = device.granularity()?.minimum.round_up(addresses.len()).expect("bytes in memory");
             let table = device.allocate(len)?.map(Rights::ReadWrite)?;
             device.stream()?.write(&table.span(0, addresses.len())?, &addresses)?;
             Ok(table)
@@ -292,14 +291,16 @@ impl Space {
         let (comm, rank) = (self.group.bootstrap(), self.group.rank());
         let own = agree(comm, own().and_then(export))?;
         let handles: Vec<_> = own.iter().map(|(_, fd)| fd.as_fd()).collect();
-        let mut handles = comm.all_gather_fds(&handles)?;
+        let handles = comm.all_gather_fds(&handles)?;
         let device = self.group.device();
         Self::share(&self.group, || {
             let grants =
                 self.group.process_ranks().grants(&self.group.process_ranks().ranks_on_backend(rank));
             let mut all = Vec::new();
-            for (peer, part) in parts.iter().enumerate() {
-                let fds = handles.get_mut(peer).map(std::mem::take).unwrap_or_default();
+            for (peer, (part, fds)) in parts.iter().zip(handles).enumerate() {
+                if fds.len() != part.pieces.len() {
+                    return Err(malformed((0..).map(Rank).nth(peer).expect("ranks are numbered by a u32")));
+                }
                 let mut at = peer * self.stride + offset;
                 let mut pieces = Vec::new();
                 for (index, (fd, len)) in fds.into_iter().zip(&part.pieces).enumerate() {
@@ -328,15 +329,16 @@ impl Space {
         let (id, at) = self.window_table().insert_slot(most)?;
         let spans = heap.iter().zip(parts).map(|(pieces, part)| span(pieces, at, part.len));
         let spans = spans.collect::<Result<Vec<_>>>()?;
-        let base = heap.first().and_then(|pieces| pieces.first()).map_or(0, Mapping::address);
-        let offset = usize::try_from(base - self.reservation.address()).unwrap_or(0) + at;
+        let first =
+            heap.first().and_then(|pieces| pieces.first()).expect("every rank has a heap of one piece");
+        let offset = to_usize(first.address() - self.reservation.address()) + at;
         self.window(id, spans, offset)
     }
 
     /// Every rank's heap of small windows. Collective.
     fn make_heap(&self, ranks: usize) -> Result<Vec<Pieces>> {
         let len = HEAP_GRANULES * self.granule.len();
-        let shares = vec![WindowPart::new(self.granule, len); ranks];
+        let shares = vec![WindowPart::new(self.granule, len)?; ranks];
         let (id, offset) = self.window_table().insert_own(len)?;
         let made = self.exchange(&shares, offset, || self.fresh(&shares));
         made.inspect_err(|_| self.window_table().remove(id))
@@ -348,6 +350,26 @@ impl Space {
 
     fn window_table(&self) -> MutexGuard<'_, WindowTable> {
         lock(&self.window_table)
+    }
+}
+
+/// What a rank sends in the exchange that begins the creation of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Message<'a> {
+    outcome: u8,
+    /// The ids of the windows that the rank has dropped since the last exchange.
+    dropped: &'a [[u8; 8]],
+    /// Its part of the window, or its error.
+    rest: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    /// `None` for bytes of another form.
+    fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let (outcome, rest) = bytes.split_first()?;
+        let (count, rest) = rest.split_first_chunk::<8>()?;
+        let (ids, rest) = rest.split_at_checked(to_usize(u64::from_le_bytes(*count)).checked_mul(8)?)?;
+        Some(Self { outcome: *outcome, dropped: ids.as_chunks().0, rest })
     }
 }
 
@@ -394,5 +416,16 @@ mod tests {
         assert_eq!(stride(2, 1, 8 << 40).unwrap(), STEP);
         let refused = Error::NoWindowSpace { len: 16 << 30, free: 12 << 30 };
         assert_eq!(stride(4, 1, 12 << 30), Err(refused));
+    }
+
+    #[test]
+    fn a_message_of_another_form_is_refused() {
+        let message = [&[0][..], &2_u64.to_le_bytes(), &[1; 16], b"rest"].concat();
+        let decoded = Message { outcome: 0, dropped: &[[1; 8]; 2], rest: b"rest" };
+        assert_eq!(Message::decode(&message), Some(decoded));
+        for len in [0, 1, 8, 9, 24] {
+            assert_eq!(Message::decode(&message[..len]), None, "{len}");
+        }
+        assert_eq!(Message::decode(&[&[0][..], &u64::MAX.to_le_bytes()].concat()), None);
     }
 }

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use wholemem_comm::Rank;
 use wholemem_hal::{Allocation, BackendKind, PlainBuffer, Rights};
+use wholemem_os::width::{to_u64, to_usize};
 
 use super::kernel::Kernels;
 use super::lane::{Common, Lane, PRIVATE_LEN};
@@ -61,9 +63,8 @@ impl SymmetricMemory {
         let (spec, tuning) = agree(comm, heard)?;
         let terms = [spec.to_bytes(), tuning.to_bytes()].concat();
         let others = comm.all_gather(&terms)?;
-        if let Some(rank) = others.iter().position(|other| *other != terms) {
-            let rank = u32::try_from(rank).unwrap_or(u32::MAX).max(1);
-            return Err(Error::Differs { rank: wholemem_comm::Rank(rank) });
+        if let Some((rank, _)) = (0..).map(Rank).zip(&others).find(|(_, other)| **other != terms) {
+            return Err(Error::Differs { rank: Rank(rank.0.max(1)) });
         }
         let kernels = Arc::new(agree(comm, Kernels::load(group.device(), spec.kernels))?);
         let (blocks, near) = resident(group, &kernels, spec.lanes.max(1))?;
@@ -180,11 +181,14 @@ impl Deref for SymmetricMemory {
 /// The lanes: their memory on all ranks, zeroed before anybody else gets it, and each rank's own counters.
 fn lanes(common: &Common, space: &Space, count: usize) -> Result<Vec<Lane>> {
     let (group, layout) = (&common.group, &common.layout);
-    let len = usize::try_from(layout.len).unwrap_or(usize::MAX);
-    let (memory, base, stride) = space.make_zeroed(len.saturating_mul(count))?;
+    let len = to_usize(layout.len);
+    let all_len =
+        len.checked_mul(count).ok_or_else(|| Error::TooLong { rows: to_u64(count), row_len: len })?;
+    let (memory, base, stride) = space.make_zeroed(all_len)?;
     let made = || {
         let device = group.device();
-        let private_len = device.granularity()?.minimum.round_up(PRIVATE_LEN * count).unwrap_or(usize::MAX);
+        let private_len = device.granularity()?.minimum.round_up(PRIVATE_LEN * count);
+        let private_len = private_len.expect("2^32 lanes of 16 KiB fit in the address space");
         let private = device.allocate(private_len)?.map(Rights::ReadWrite)?;
         let lane = |index: usize| {
             let private = private.span(index * PRIVATE_LEN, PRIVATE_LEN)?;
@@ -202,26 +206,29 @@ fn share_cores(group: &Communicator) -> Result<bool> {
     }
     // Who does not know has none.
     let cpus = wholemem_os::numa::usable_cpus().unwrap_or_default();
-    let most =
-        std::thread::available_parallelism().map_or(0, |most| u32::try_from(most.get()).unwrap_or(u32::MAX));
+    let most = std::thread::available_parallelism()
+        .map_or(0, |most| u32::try_from(most.get()).expect("a number of CPUs"));
     let own: Vec<u8> = std::iter::once(most).chain(cpus).flat_map(u32::to_le_bytes).collect();
-    Ok(are_too_few(&group.bootstrap().all_gather(&own)?))
+    are_too_few(&group.bootstrap().all_gather(&own)?)
 }
 
 /// Whether there are more ranks than processors on which any of them may run; or than a control group has time for, if it
 /// has less than all that a rank may run on. Each tells how many run at once, and which.
-fn are_too_few(all: &[Vec<u8>]) -> bool {
-    let mut cpus = HashSet::new();
+fn are_too_few(all: &[Vec<u8>]) -> Result<bool> {
+    let mut cpus: HashSet<&[u8; 4]> = HashSet::new();
     let mut most = usize::MAX;
-    for words in all {
-        let (at_once, own) = words.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
-        let at_once = usize::try_from(u32::from_le_bytes(*at_once)).unwrap_or(usize::MAX);
-        if at_once < own.len() / 4 {
+    for (rank, bytes) in (0..).map(Rank).zip(all) {
+        let ([at_once, own @ ..], []) = bytes.as_chunks::<4>() else {
+            let what = "the list of its CPUs has another form";
+            return Err(wholemem_comm::Error::Protocol { rank, what }.into());
+        };
+        let at_once = u32::from_le_bytes(*at_once) as usize;
+        if at_once < own.len() {
             most = most.min(at_once);
         }
-        cpus.extend(own.chunks_exact(4));
+        cpus.extend(own);
     }
-    cpus.len().min(most) < all.len()
+    Ok(cpus.len().min(most) < all.len())
 }
 
 /// How many blocks of one rank's call run at once, on the device that has the least room for a call in each lane of each of
@@ -230,37 +237,54 @@ fn resident(group: &Communicator, kernels: &Kernels, lanes: u32) -> Result<(u32,
     let comm = group.bootstrap();
     let fit = agree(comm, kernels.resident_blocks())?;
     let own = [&group.device().info().uuid[..], &fit.to_le_bytes()].concat();
-    let all = comm.all_gather(&own)?;
-    let uuid = |words: &[u8]| words.get(..16).map(<[u8]>::to_vec);
+    let mut all = Vec::new();
+    for (rank, bytes) in (0..).map(Rank).zip(comm.all_gather(&own)?) {
+        let Ok(device) = <[u8; 20]>::try_from(bytes) else {
+            let what = "what it says of its device has another length";
+            return Err(wholemem_comm::Error::Protocol { rank, what }.into());
+        };
+        let [uuid @ .., a, b, c, d] = device;
+        all.push((uuid, u32::from_le_bytes([a, b, c, d])));
+    }
     let mut least = BLOCKS;
-    for (rank, words) in (0..).map(wholemem_comm::Rank).zip(&all) {
-        let fits = words.get(16..20).and_then(|fit| fit.try_into().ok()).map_or(0, u32::from_le_bytes);
-        let sharing = all.iter().filter(|other| uuid(other) == uuid(words)).count();
+    for (rank, (uuid, fits)) in (0..).map(Rank).zip(all.iter().copied()) {
+        let sharing = all.iter().filter(|(other, _)| *other == uuid).count();
         let calls = lanes.saturating_mul(kernels.calls_at_once());
-        let each = fits / u32::try_from(sharing).unwrap_or(u32::MAX).saturating_mul(calls).max(1);
+        let each = fits / u32::try_from(sharing).expect("a number of ranks").saturating_mul(calls).max(1);
         let inline = group.device().backend().kind() == BackendKind::Host;
         if each == 0 && !inline {
             return Err(Error::NotResident { rank, sharing, fits });
         }
         least = least.min(each.max(1));
     }
-    Ok((least, all.iter().all(|words| uuid(words) == uuid(&own))))
+    let (first, _) = all[0];
+    Ok((least, all.iter().all(|(uuid, _)| *uuid == first)))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::are_too_few;
+    use super::*;
 
     #[test]
     fn ranks_share_processors_where_there_are_fewer_or_less_time() {
         let rank = |at_once: u32, cpus: &[u32]| {
             std::iter::once(&at_once).chain(cpus).flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>()
         };
+        let are_too_few = |all: &[Vec<u8>]| are_too_few(all).unwrap();
         assert!(!are_too_few(&[rank(1, &[0]), rank(1, &[1])]), "each is bound to one");
         assert!(are_too_few(&[rank(1, &[1]), rank(1, &[1])]), "both to the same");
         assert!(!are_too_few(&[rank(2, &[0, 1]), rank(2, &[0, 1])]));
         assert!(are_too_few(&[rank(2, &[0, 1]), rank(2, &[0, 1]), rank(2, &[0, 1])]));
         assert!(are_too_few(&[rank(2, &[0, 1, 2, 3]), rank(2, &[0, 1, 2, 3]), rank(2, &[0, 1, 2, 3])]));
-        assert!(are_too_few(&[rank(0, &[]), Vec::new()]), "nobody knows");
+        assert!(are_too_few(&[rank(0, &[]), rank(0, &[])]), "no rank knows");
+    }
+
+    #[test]
+    fn a_list_of_cpus_of_another_form_is_refused() {
+        let what = "the list of its CPUs has another form";
+        let error = Error::Comm(wholemem_comm::Error::Protocol { rank: Rank(1), what });
+        for len in [0, 3, 5] {
+            assert_eq!(are_too_few(&[vec![0; 8], vec![0; len]]), Err(error.clone()), "{len}");
+        }
     }
 }

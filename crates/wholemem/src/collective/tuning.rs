@@ -178,7 +178,7 @@ pub(super) fn blocks(algorithm: Algorithm, shape: &Shape, limits: &Limits) -> u3
         Algorithm::TwoShot => shape.len.div_ceil(16 * threads * u64::from(shape.ranks.max(1))),
     };
     let most = limits.blocks.clamp(1, BLOCKS);
-    u32::try_from(tiles).unwrap_or(u32::MAX).clamp(1, most)
+    u32::try_from(tiles.clamp(1, most.into())).expect("clamped to a u32")
 }
 
 #[cfg(test)]

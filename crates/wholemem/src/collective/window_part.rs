@@ -4,6 +4,7 @@ use wholemem_comm::Rank;
 use wholemem_hal::{Allocation, Device, Granule, PlainBuffer, ShareHandle};
 
 use crate::{Error, Result};
+use wholemem_os::width::to_usize;
 
 /// One rank's part of a window, as ranks exchange it when they create the window.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -56,9 +57,12 @@ impl PlainWindowPart {
 
 impl WindowPart {
     /// New memory, in one piece.
-    pub(super) fn new(granule: Granule, len: usize) -> Self {
-        let piece = granule.round_up(len).unwrap_or(usize::MAX);
-        Self { len, skip: 0, pieces: if len == 0 { Vec::new() } else { vec![piece] } }
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] if whole granules of it do not fit in an address space.
+    pub(super) fn new(granule: Granule, len: usize) -> Result<Self> {
+        let piece = granule.round_up(len).ok_or(Error::TooLong { rows: 1, row_len: len })?;
+        Ok(Self { len, skip: 0, pieces: if len == 0 { Vec::new() } else { vec![piece] } })
     }
 
     /// A whole allocation.
@@ -73,7 +77,8 @@ impl WindowPart {
         let Some(first) = segments.first() else {
             unreachable!("at least one segment is at an address, or adopting it fails")
         };
-        let skip = usize::try_from(address.saturating_sub(first.address)).unwrap_or(usize::MAX);
+        let skip = address.checked_sub(first.address).expect("the first segment contains the address");
+        let skip = to_usize(skip);
         let pieces = segments.iter().map(|segment| segment.allocation.len()).collect();
         let memory = segments.iter().map(|segment| segment.allocation.clone()).collect();
         Ok((Self { len, skip, pieces }, memory))
@@ -99,7 +104,8 @@ impl WindowPart {
     }
 }
 
-fn malformed(rank: Rank) -> Error {
+/// The error for a rank that sends a part of another form.
+pub(super) fn malformed(rank: Rank) -> Error {
     wholemem_comm::Error::Protocol { rank, what: "its part of a window has another form" }.into()
 }
 
@@ -111,8 +117,8 @@ mod tests {
     fn parts_are_read_as_they_were_written() {
         let granule = Granule::new(4096).unwrap();
         let parts = [
-            WindowPart::new(granule, 5000),
-            WindowPart::new(granule, 0),
+            WindowPart::new(granule, 5000).unwrap(),
+            WindowPart::new(granule, 0).unwrap(),
             WindowPart { len: 7, skip: 9, pieces: vec![4096; 3] },
         ];
         assert_eq!(parts.each_ref().map(WindowPart::address_len), [8192, 0, 12_288]);
@@ -121,6 +127,12 @@ mod tests {
         }
         let plain = PlainWindowPart { len: 5, offset: 6, token: [7; 64] };
         assert_eq!(PlainWindowPart::from_bytes(Rank(1), &plain.to_bytes()), Ok(plain));
+    }
+
+    #[test]
+    fn a_part_longer_than_the_address_space_is_refused() {
+        let error = Error::TooLong { rows: 1, row_len: usize::MAX };
+        assert_eq!(WindowPart::new(Granule::new(4096).unwrap(), usize::MAX), Err(error));
     }
 
     #[test]

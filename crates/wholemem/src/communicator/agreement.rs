@@ -41,15 +41,17 @@ pub(crate) fn exchange_terms(
         Err(error) => [&[FAILED], to_text(error).as_bytes()].concat(),
     };
     let all = comm.all_gather(&message)?;
-    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
     let mut owns = Vec::new();
     let (mut common, mut differs) = (None, None);
     for (rank, message) in (0..).map(Rank).zip(&all) {
         match message.split_first() {
             Some((&FINE, words)) => {
                 let own_len = terms.as_ref().map_or(0, |terms| terms.own.len() * 8);
-                let (own, same) = words.split_at_checked(own_len).unwrap_or((&[], words));
-                owns.push(own.chunks_exact(8).map(word).collect());
+                let Some((own, same)) = words.split_at_checked(own_len) else {
+                    differs.get_or_insert(Error::Differs { rank });
+                    continue;
+                };
+                owns.push(own.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect());
                 if *common.get_or_insert(same) != same {
                     differs.get_or_insert(Error::Differs { rank });
                 }
@@ -80,12 +82,27 @@ pub(crate) fn to_text(error: &Error) -> String {
     text
 }
 
+/// Decodes words that a rank has sent.
+pub(crate) fn words_of<const COUNT: usize>(rank: Rank, bytes: &[u8]) -> Result<[u64; COUNT]> {
+    let words = match bytes.as_chunks() {
+        (words, []) => <[[u8; 8]; COUNT]>::try_from(words).ok(),
+        _ => None,
+    };
+    let what = "it sends another number of words";
+    let words = words.ok_or(wholemem_comm::Error::Protocol { rank, what })?;
+    Ok(words.map(u64::from_le_bytes))
+}
+
 /// Decodes the error of a rank.
 pub(crate) fn from_text(rank: Rank, text: &str) -> Error {
-    let (about, why) = text.split_once('\n').unwrap_or(("", text));
-    let (code, hint) = about.split_once(' ').unwrap_or_default();
-    let hint = (!hint.is_empty()).then(|| hint.to_owned());
-    Error::OnRank { rank, code: code.parse().unwrap_or_default(), why: why.to_owned(), hint }
+    let decode = || {
+        let (about, why) = text.split_once('\n')?;
+        let (code, hint) = about.split_once(' ')?;
+        let hint = (!hint.is_empty()).then(|| hint.to_owned());
+        Some(Error::OnRank { rank, code: code.parse().ok()?, why: why.to_owned(), hint })
+    };
+    let what = "the error that it sends has another form";
+    decode().unwrap_or(Error::Comm(wholemem_comm::Error::Protocol { rank, what }))
 }
 
 #[cfg(test)]
@@ -110,6 +127,23 @@ mod tests {
         let told = from_text(Rank(1), &to_text(&error));
         assert!(told.hint().is_some() && told.hint() == error.hint(), "{told:?}");
         assert_eq!(told.to_string(), format!("rank 1 failed: {error}"));
+    }
+
+    #[test]
+    fn what_a_rank_sends_in_another_form_is_an_error_of_that_rank() {
+        let protocol = |what| Error::Comm(wholemem_comm::Error::Protocol { rank: Rank(2), what });
+        for text in ["", "1005", "1005 \u{0}", "five \nwhy"] {
+            assert_eq!(
+                from_text(Rank(2), text),
+                protocol("the error that it sends has another form"),
+                "{text}"
+            );
+        }
+        assert_eq!(words_of(Rank(2), &bytes_of(&[7, 9])), Ok([7, 9]));
+        for len in [0, 8, 15, 24] {
+            let words = words_of::<2>(Rank(2), &vec![0; len]);
+            assert_eq!(words, Err(protocol("it sends another number of words")), "{len}");
+        }
     }
 
     #[test]

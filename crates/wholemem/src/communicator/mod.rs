@@ -10,7 +10,7 @@ use wholemem_comm::{Bootstrap, Rank};
 use wholemem_hal::{Backend, BackendKind, Device, HostConfig, Stream};
 use wholemem_os::Deadline;
 
-pub(crate) use agreement::{CallTerms, agree, bytes_of, exchange_terms, from_text, to_text};
+pub(crate) use agreement::{CallTerms, agree, bytes_of, exchange_terms, from_text, to_text, words_of};
 use process_ranks::{GroupId, ProcessRanks};
 
 use crate::error::{Error, Result};
@@ -94,7 +94,7 @@ impl Communicator {
     /// [`Error::Comm`] if the launcher's variable is not a number; [`Error::Hal`] if there is no device.
     pub fn choose_device(backend: &Backend, bootstrap: &Bootstrap) -> Result<Device> {
         let number = Bootstrap::local_rank_from_env()?.unwrap_or_else(|| bootstrap.rank().0);
-        let visible = u32::try_from(backend.devices().len()).unwrap_or(u32::MAX).max(1);
+        let visible = u32::try_from(backend.devices().len()).expect("a number of devices").max(1);
         Ok(backend.device(number % visible)?)
     }
 
@@ -105,7 +105,7 @@ impl Communicator {
     /// As [`create`](Self::create).
     #[doc(alias = "WmspMalloc")]
     pub fn local(devices: &[Device]) -> Result<Vec<Self>> {
-        let count = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+        let count = u32::try_from(devices.len()).expect("a number of devices");
         if count == 0 {
             return Err(Error::NoRanks);
         }

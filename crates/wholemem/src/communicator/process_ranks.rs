@@ -76,7 +76,7 @@ impl ProcessRanks {
     /// The ranks on the same backend as `rank`, including itself, in ascending order. They share mappings. All ranks have joined.
     pub(crate) fn ranks_on_backend(&self, rank: Rank) -> Vec<Rank> {
         let state = self.state();
-        let Some(own) = state.members.get(&rank) else { return vec![rank] };
+        let own = state.members.get(&rank).expect("a rank joins before its communicator is created");
         let on_backend = state.members.iter().filter(|(_, device)| device.backend() == own.backend());
         on_backend.map(|(rank, _)| *rank).collect()
     }

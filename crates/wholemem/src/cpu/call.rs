@@ -23,6 +23,7 @@ use crate::abi::{
     ABORT, ABORTED, ASLEEP, BLOCKS, CALL_LOCK, CAUSE, DELAYS, FIRST_COUNTER, GIVEN_UP, LINE, LaneRef, MISSED,
     MISSING, Mutants, PHASE, POISON, SEQUENCE, SPINS, TIMEOUT, cause, slot_at,
 };
+use wholemem_os::width::to_usize;
 
 /// How often a rank polls before it yields, if each rank has a core, and if ranks share cores: then the rank that it waits
 /// for may need this core.
@@ -218,7 +219,7 @@ impl<'a> CollectiveCall<'a> {
                 break Err(why);
             }
             // The lower half of the word changes with every phase.
-            let half = u32::try_from(seen & 0xffff_ffff).unwrap_or_default();
+            let half = u32::try_from(seen & 0xffff_ffff).expect("masked to 32 bits");
             // It fails if the wait slice is over, or if the memory is unmapped, and then the deadline ends the loop.
             let slept = futex::wait(lower_half(progress), half, wait_end(deadline));
             if slept == Err(wholemem_os::Error::TimedOut) {
@@ -344,7 +345,7 @@ impl<'a> CollectiveCall<'a> {
 /// # Safety
 /// The word is mapped for `'a`, aligned, and accessed as an atomic only.
 unsafe fn word_at<'a>(address: u64) -> &'a AtomicU64 {
-    let at = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0));
+    let at = std::ptr::with_exposed_provenance_mut(to_usize(address));
     // SAFETY: passed on from the caller.
     unsafe { AtomicU64::from_ptr(at) }
 }

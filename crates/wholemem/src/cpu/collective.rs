@@ -16,8 +16,10 @@ use wholemem_hal::HostFunction;
 use super::call::{Aborted, CollectiveCall, Signals};
 use super::combine::{Stores, combine};
 use super::copy::machine;
+use super::row_lookup::pointer;
 use crate::abi::{CollectiveRequest, Mutants, WindowRef};
 use crate::dtype::Dtype;
+use wholemem_os::width::to_usize;
 
 /// What is longer than this goes past the caches.
 const STREAMING: u64 = 8 << 20;
@@ -284,7 +286,7 @@ impl RankCall<'_> {
     /// Combines `len` bytes of all ranks, and stores the outcome to every target.
     unsafe fn combine(&self, from: impl Fn(u32) -> u64, to: &Targets<'_>, len: u64, stores: Stores) {
         let (dtype, op) = self.request.elements().expect("elements that the plan has checked");
-        let count = size(len) / dtype.len();
+        let count = to_usize(len) / dtype.len();
         if count == 0 {
             return;
         }
@@ -349,7 +351,8 @@ impl RankCall<'_> {
 
     /// Bytes of the input.
     fn len(&self) -> u64 {
-        self.request.count * Dtype::from_code(self.request.dtype).map_or(0, Dtype::len) as u64
+        let dtype = Dtype::from_code(self.request.dtype).expect("a type that the plan has checked");
+        self.request.count * dtype.len() as u64
     }
 
     fn own(&self) -> u32 {
@@ -385,16 +388,8 @@ fn address(window: &WindowRef, rank: u32) -> u64 {
 unsafe fn copy(from: u64, to: u64, len: u64) {
     if from != to {
         // SAFETY: passed on from the caller.
-        unsafe { machine::over(pointer(from), pointer(to), size(len)) };
+        unsafe { machine::over(pointer(from), pointer(to), to_usize(len)) };
     }
-}
-
-fn pointer(address: u64) -> *mut u8 {
-    std::ptr::with_exposed_provenance_mut(size(address))
-}
-
-fn size(number: u64) -> usize {
-    usize::try_from(number).expect("addresses are as wide as this")
 }
 
 /// Calls with a pointer for each rank, which few ranks take no allocation for.

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use half::{bf16, f16};
 
 use super::parallel::for_each_range;
-use super::row_lookup::{Index, RowLookup, usize_of};
+use super::row_lookup::{Index, RowLookup};
 use super::rows::zero;
 use crate::abi::ElementsRequest;
 use crate::dtype::{Dtype, Element, with_types};
+use wholemem_os::width::to_usize;
 
 /// Takes elements one by one from one row to another.
 type RowFunction = unsafe fn(from: *const u8, to: *mut u8, elements: usize);
@@ -22,7 +23,7 @@ type RowFunction = unsafe fn(from: *const u8, to: *mut u8, elements: usize);
 pub(super) unsafe fn gather<I: Index>(request: &ElementsRequest) {
     let (table, dense) = request.dtypes().expect("types that the plan knows");
     let convert = converter(table, dense).expect("types that convert");
-    let (elements, len) = (usize_of(request.elements), usize_of(request.elements) * dense.len());
+    let (elements, len) = (to_usize(request.elements), to_usize(request.elements) * dense.len());
     let row = |row: Option<*mut u8>, dense| match row {
         // SAFETY: a row of either side.
         Some(row) => unsafe { convert(row, dense, elements) },
@@ -60,7 +61,7 @@ pub(super) unsafe fn add<I: Index>(request: &ElementsRequest) {
 /// # Safety
 /// As [`scatter`].
 unsafe fn for_found_rows<I: Index>(request: &ElementsRequest, function: RowFunction) {
-    let elements = usize_of(request.elements);
+    let elements = to_usize(request.elements);
     let row = |row: Option<*mut u8>, dense: *mut u8| {
         if let Some(row) = row {
             // SAFETY: a row of either side.

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use crate::abi::{BadIndexRecord, GlobalRef, RowsRequest};
+use wholemem_os::width::to_usize;
 
 /// A type of index.
 pub(super) trait Index: Copy + 'static {
@@ -81,7 +82,7 @@ impl<'a> RowLookup<'a> {
     /// As [`table_row`](Self::table_row).
     #[inline(always)]
     unsafe fn index_at<I: Index>(&self, position: u64) -> i64 {
-        let at = pointer(self.indices).cast::<I>().wrapping_add(usize_of(position));
+        let at = pointer(self.indices).cast::<I>().wrapping_add(to_usize(position));
         // SAFETY: the caller guarantees that the index is readable and aligned.
         unsafe { at.read_volatile() }.widen()
     }
@@ -120,12 +121,5 @@ impl<'a> RowLookup<'a> {
 /// The pointer to an address of this process. Requests hold integers, of mappings whose addresses were exposed.
 #[inline(always)]
 pub(super) fn pointer(address: u64) -> *mut u8 {
-    std::ptr::with_exposed_provenance_mut(usize_of(address))
-}
-
-/// A 64-bit number as a `usize`.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "wholemem runs where addresses have 64 bits")]
-pub(super) fn usize_of(number: u64) -> usize {
-    number as usize
+    std::ptr::with_exposed_provenance_mut(to_usize(address))
 }

@@ -14,8 +14,9 @@ use wholemem_os::SharedSlice;
 
 use super::copy::machine;
 use super::parallel::for_each_range;
-use super::row_lookup::{Index, RowLookup, usize_of};
+use super::row_lookup::{Index, RowLookup};
 use crate::abi::RowsRequest;
+use wholemem_os::width::to_usize;
 
 /// A cache line.
 const LINE: usize = 64;
@@ -189,7 +190,7 @@ pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
 unsafe fn gather_by<I: Index>(widest: usize, request: &RowsRequest) {
     // SAFETY: the directory is among what the request names.
     let lookup = unsafe { RowLookup::new(request) };
-    let len = usize_of(request.row_len);
+    let len = to_usize(request.row_len);
     let whole_lines = (request.rows | request.rows_stride | request.row_len).is_multiple_of(LINE as u64);
     if whole_lines && request.count.saturating_mul(request.row_len) >= STREAMING {
         // SAFETY: passed on from the caller.
@@ -224,7 +225,7 @@ unsafe fn gather_by<I: Index>(widest: usize, request: &RowsRequest) {
 pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
     // SAFETY: the directory is among what the request names.
     let lookup = unsafe { RowLookup::new(request) };
-    let len = usize_of(request.row_len);
+    let len = to_usize(request.row_len);
     with_mover!(len, mover => {
         // SAFETY: passed on from the caller.
         unsafe { move_all::<I, _, false>(lookup, request, mover) }

@@ -14,6 +14,7 @@ use super::stored::Stored;
 use super::writer::{Cut, Partial, SaveSpec, ShardWriter, fresh_id};
 use super::{FileError, FileProblem};
 use crate::{Error, Result};
+use wholemem_os::width::to_usize;
 
 impl Stored {
     /// Saves these rows as a folder of `parts` files at `path`, as [`WholeTensor::save`](crate::WholeTensor::save) does; without ranks, and without
@@ -27,23 +28,21 @@ impl Stored {
         partial.create(path, spec)?;
         let rows = self.shape()[0];
         let parts = u64::from(parts).min(rows).max(1);
-        let bound = |part: u64| u64::try_from(u128::from(rows) * u128::from(part) / u128::from(parts));
+        let bound = |part: u64| {
+            let bound = u128::from(rows) * u128::from(part) / u128::from(parts);
+            u64::try_from(bound).expect("at most the number of rows")
+        };
         let cut = Cut {
             dtype: self.dtype(),
             meaning: self.meaning(),
             shape: self.shape(),
             save,
-            count: usize::try_from(parts).unwrap_or(1),
+            count: to_usize(parts),
         };
         let mut writers = Vec::new();
         for part in 0..parts {
-            let rows = bound(part).unwrap_or(rows)..bound(part + 1).unwrap_or(rows);
-            writers.push(ShardWriter::create(
-                &partial.folder,
-                cut,
-                usize::try_from(part).unwrap_or(0),
-                &rows,
-            )?);
+            let rows = bound(part)..bound(part + 1);
+            writers.push(ShardWriter::create(&partial.folder, cut, to_usize(part), &rows)?);
         }
         let blocks: Vec<_> = writers
             .iter()

@@ -11,6 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use super::FileProblem;
 use super::identity::FileVersion;
 use super::shard::{DIGEST, Digest, Shard};
+use wholemem_os::width::to_usize;
 
 /// Opens the folder of a saved tensor.
 pub(super) fn open_folder(path: &Path) -> Result<File, FileProblem> {
@@ -44,7 +45,7 @@ pub(super) fn open(folder: BorrowedFd<'_>, path: &Path) -> Result<Found, FilePro
 pub(super) fn open_shard(folder: BorrowedFd<'_>, name: &Path) -> Result<(File, Shard, Digest), FileProblem> {
     let Found { file, len, .. } = open(folder, name)?;
     let refused = |error| FileProblem::refused("read its header", &error);
-    let mut front = vec![0; usize::try_from(len).map_or(4096, |len| len.min(4096))];
+    let mut front = vec![0; to_usize(len).min(4096)];
     file.read_exact_at(&mut front, 0).map_err(refused)?;
     let header_len = Shard::len_of_header(&front)?;
     if header_len as u64 > len {

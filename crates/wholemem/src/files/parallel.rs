@@ -68,5 +68,5 @@ pub(super) fn in_parallel<P: Sync, S>(
 /// How many threads each of some ranks has: they share the machine.
 pub(super) fn threads_of(ranks: u32) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
-    cores.div_ceil(usize::try_from(ranks).unwrap_or(usize::MAX).max(1))
+    cores.div_ceil((ranks as usize).max(1))
 }

@@ -10,6 +10,7 @@ use super::parallel::{Watch, in_parallel, threads_of};
 use super::writer::{Cut, Partial, SaveId, SaveSpec, ShardWriter, fresh_id};
 use crate::communicator::{CallTerms, agree, bytes_of, exchange_terms};
 use crate::{Error, Partition, Result, WholeTensor};
+use wholemem_os::width::to_usize;
 
 impl WholeTensor {
     /// Saves the tensor as a folder at `path`. Collective: each rank writes the rows that it has, several at a time, and
@@ -84,7 +85,7 @@ impl WholeTensor {
             start,
             |block, own| {
                 let (stream, buffer) = own;
-                buffer.resize(usize::try_from(writer.len_of(*block)).unwrap_or(usize::MAX), 0);
+                buffer.resize(to_usize(writer.len_of(*block)), 0);
                 self.read_rows(stream, writer.shard.rows_of(*block).start, buffer)?;
                 Ok(writer.write(*block, buffer)?)
             },

@@ -17,6 +17,7 @@ use super::shard::{self, Digest, Shard};
 use super::{FileError, FileProblem};
 use super::{npy, safetensors};
 use crate::{Dtype, Meaning};
+use wholemem_os::width::to_usize;
 
 /// Which rows to read, in which files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -179,6 +180,7 @@ impl Stored {
         let found = open(CWD, path)?;
         let len = found.len;
         let row_len = row_shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
+        // A length beyond all numbers saturates: no file has as many bytes.
         let row_len = row_len.unwrap_or(u64::MAX);
         let Some(rows) = len.checked_div(row_len) else { return Err(FileProblem::EmptyRow) };
         if !len.is_multiple_of(row_len) {
@@ -190,7 +192,7 @@ impl Stored {
 
     fn open_npy(path: &Path) -> Result<Self, FileProblem> {
         let found = open(CWD, path)?;
-        let mut front = vec![0; usize::try_from(found.len).map_or(npy::LONGEST, |len| len.min(npy::LONGEST))];
+        let mut front = vec![0; to_usize(found.len).min(npy::LONGEST)];
         found
             .file
             .read_exact_at(&mut front, 0)
@@ -234,6 +236,7 @@ impl Stored {
         }
         let needed = row_len.and_then(|row_len| row_len.checked_mul(shape[0])?.checked_add(offset));
         let Some(_) = needed.filter(|needed| *needed <= len) else {
+            // A length beyond all numbers saturates: no file has as many bytes.
             return Err(FileProblem::WrongLength { len, needed: needed.unwrap_or(u64::MAX) });
         };
         let rows = 0..shape[0];
@@ -357,7 +360,7 @@ impl Stored {
     pub(super) fn read<'b>(&self, piece: &Piece, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], FileError> {
         let part = &self.parts[piece.part];
         let row_len = self.row_len();
-        let bytes = |rows: u64| usize::try_from(rows * row_len).unwrap_or(usize::MAX);
+        let bytes = |rows: u64| to_usize(rows * row_len);
         let len = bytes(piece.block.end - piece.block.start);
         // A block is short, but for a row that is longer, and a file may say that of any.
         let too_long = |_| FileProblem::Refused { attempt: "read it", errno: Errno::NOMEM }.at(&part.path);

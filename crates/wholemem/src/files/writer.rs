@@ -13,6 +13,7 @@ use wholemem_os::Errno;
 use super::shard::{self, DIGEST, Digest, Shard};
 use super::{FileError, FileProblem};
 use crate::{Dtype, Meaning};
+use wholemem_os::width::to_usize;
 
 /// How a tensor is to be saved. It is the same on all ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -58,12 +59,12 @@ impl ShardWriter {
             meaning,
             shape: shape.to_vec(),
             save,
-            number: u32::try_from(number).unwrap_or(u32::MAX),
-            count: u32::try_from(count).unwrap_or(u32::MAX),
+            number: u32::try_from(number).expect("a file for each rank, or for each of a `u32` of parts"),
+            count: u32::try_from(count).expect("a file for each rank, or for each of a `u32` of parts"),
             first_row: rows.start,
             rows: rows.end - rows.start,
             block_rows,
-            digests: vec![[0; DIGEST]; usize::try_from(blocks).unwrap_or(usize::MAX)],
+            digests: vec![[0; DIGEST]; to_usize(blocks)],
         };
         let path = folder.join(format!("{number:05}-of-{count:05}.{}", super::ENDING));
         let failed = |attempt| move |error: io::Error| FileProblem::refused(attempt, &error);

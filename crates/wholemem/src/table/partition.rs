@@ -93,13 +93,13 @@ impl Partition {
     /// How many ranks there are.
     #[must_use]
     pub fn ranks(&self) -> u32 {
-        u32::try_from(self.starts.len() - 1).unwrap_or(u32::MAX)
+        u32::try_from(self.starts.len() - 1).expect("a number of ranks")
     }
 
     /// How many rows there are.
     #[must_use]
     pub fn rows(&self) -> u64 {
-        self.starts.last().copied().unwrap_or_default()
+        *self.starts.last().expect("a partition has a first row")
     }
 
     /// The rows of one rank; none for a rank that is not there.
@@ -116,7 +116,7 @@ impl Partition {
     pub fn owner(&self, row: u64) -> Option<Rank> {
         // Of several ranks that begin at the same row, the last one has it, and the others are empty.
         let behind = self.starts.partition_point(|start| *start <= row);
-        (row < self.rows()).then(|| Rank(u32::try_from(behind - 1).unwrap_or(u32::MAX)))
+        (row < self.rows()).then(|| Rank(u32::try_from(behind - 1).expect("a number of ranks")))
     }
 
     /// The first row of each rank, and behind the last one how many rows there are.

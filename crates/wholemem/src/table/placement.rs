@@ -16,6 +16,7 @@ use wholemem_comm::Rank;
 use wholemem_hal::Granule;
 
 use crate::{Error, Kind, Partition, Result};
+use wholemem_os::width::to_usize;
 
 /// Bytes that are stored on one rank's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,10 +61,8 @@ impl Placement {
             return Err(Error::EmptyRow);
         }
         let len = checked_len(partition.rows(), row_len, granule)?;
-        let bytes = |row: u64| {
-            // No row is beyond the last, whose end was just found to fit.
-            usize::try_from(row).unwrap_or(usize::MAX) * row_len
-        };
+        // No row is after the last one, whose end has been checked.
+        let bytes = |row: u64| to_usize(row) * row_len;
         let ranks = (0..partition.ranks()).map(Rank);
         let extents = ranks.filter_map(|rank| {
             let rows = partition.range(rank);

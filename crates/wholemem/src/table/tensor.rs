@@ -10,6 +10,7 @@ use crate::{
     Communicator, Dtype, ElementRef, Error, GlobalRef, Kind, Location, Meaning, MemorySpec, Placement,
     Result, WholeMemory,
 };
+use wholemem_os::width::to_usize;
 
 /// What tensor to make. It is the same on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -203,14 +204,14 @@ impl WholeTensor {
     /// How many rows it has.
     #[must_use]
     pub fn row_count(&self) -> u64 {
-        self.shape.first().copied().unwrap_or_default()
+        self.shape[0]
     }
 
     /// How many bytes a row of it has.
     #[must_use]
     pub fn row_len(&self) -> usize {
         // At most the memory's own.
-        usize::try_from(self.elements()).unwrap_or(usize::MAX) * self.dtype.len()
+        to_usize(self.elements()) * self.dtype.len()
     }
 
     /// Bytes from one row to the next, within one rank's rows.
@@ -270,7 +271,7 @@ impl WholeTensor {
             return Err(Error::EmptyRow);
         }
         let inner: u64 = self.shape[2..].iter().product();
-        let skipped = usize::try_from(columns.start * inner).unwrap_or(usize::MAX);
+        let skipped = to_usize(columns.start * inner);
         let mut part = self.clone();
         part.offset += skipped * self.dtype.len();
         part.shape[1] = columns.end - columns.start;
@@ -412,7 +413,7 @@ impl WholeTensor {
     /// Where a row of this view begins in the memory.
     fn offset_of(&self, row: u64) -> usize {
         // Within the memory, whose length fits.
-        usize::try_from(self.first_row + row).unwrap_or(usize::MAX) * self.stride() + self.offset
+        to_usize(self.first_row + row) * self.stride() + self.offset
     }
 
     pub(crate) fn elements(&self) -> u64 {

@@ -20,6 +20,7 @@ use super::{Indices, OnBadIndex, Op, RowBuffer};
 use crate::communicator::{CallTerms, agree, bytes_of, exchange_terms};
 use crate::dtype::{add, convert};
 use crate::{Dtype, Error, Result, WholeTensor};
+use wholemem_os::width::to_usize;
 
 /// The most bytes of rows that a rank sends in one exchange.
 const MOST_AT_ONCE: u64 = 256 << 20;
@@ -54,7 +55,7 @@ impl WholeTensor {
         let load = load?;
         let mut applied = Ok(());
         for round in rounds(&counts, (MOST_AT_ONCE / self.row_len() as u64).max(1)) {
-            let mine = round.get(comm.rank().index()).cloned().unwrap_or_default();
+            let mine = round[comm.rank().index()].clone();
             let parts = self.parts(&load, mine);
             let parts: Vec<_> = parts.iter().map(Vec::as_slice).collect();
             let received = comm.all_to_allv(&parts)?;
@@ -75,10 +76,8 @@ impl WholeTensor {
         let dtype = self.dtype();
         let request = plan(op, &self.table(), &indices.place(), &input.place(), 0)?;
         let Some(request) = request else { return Ok(Load::default()) };
-        // What was found to lie within a span fits.
-        let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-        let (count, stride) = (size(request.rows().count), size(request.rows().rows_stride));
-        let dense_len = size(self.elements()) * input.dtype.len();
+        let (count, stride) = (to_usize(request.rows().count), to_usize(request.rows().rows_stride));
+        let dense_len = to_usize(self.elements()) * input.dtype.len();
         let mut index_bytes = vec![0; indices.span.len()];
         stream.read(&indices.span, &mut index_bytes)?;
         let mut dense = vec![0; (count - 1) * stride + dense_len];
@@ -100,9 +99,9 @@ impl WholeTensor {
         let mut places = vec![Vec::new(); partition.ranks() as usize];
         let mut rows = places.clone();
         for position in positions {
-            let position = usize::try_from(position).unwrap_or(usize::MAX);
-            let Some(Some(place)) = load.places.get(position) else { continue };
-            let Some(owner) = partition.owner(place + self.first_row()) else { continue };
+            let position = to_usize(position);
+            let Some(place) = load.places[position] else { continue };
+            let owner = partition.owner(place + self.first_row()).expect("the place is a row of the tensor");
             places[owner.index()].extend(place.to_le_bytes());
             rows[owner.index()].extend(&load.rows[position * self.row_len()..][..self.row_len()]);
         }
@@ -162,7 +161,7 @@ fn entries(rank: Rank, part: &[u8], row_len: usize) -> Result<impl Iterator<Item
     let what = "the rows that it sends have another length";
     let malformed = || Error::from(wholemem_comm::Error::Protocol { rank, what });
     let (count, rest) = part.split_first_chunk::<8>().ok_or_else(malformed)?;
-    let count = usize::try_from(u64::from_le_bytes(*count)).map_err(|_| malformed())?;
+    let count = to_usize(u64::from_le_bytes(*count));
     let places_len = count.checked_mul(8).ok_or_else(malformed)?;
     let (places, rows) = rest.split_at_checked(places_len).ok_or_else(malformed)?;
     if count.checked_mul(row_len) != Some(rows.len()) {

@@ -188,7 +188,7 @@ fn table_bits(request: &RowsRequest) -> u64 {
 }
 
 fn element_lens(request: &ElementsRequest) -> [u64; 2] {
-    let len = |code| Dtype::from_code(code).map_or(1, |dtype| dtype.len() as u64);
+    let len = |code| Dtype::from_code(code).expect("the plan stored the code of a type").len() as u64;
     [len(request.table_dtype), len(request.rows_dtype)]
 }
 
@@ -196,9 +196,9 @@ fn division(by: u64) -> (u64, u32) {
     Division::by(by).map_or((0, 0), |division| (division.magic, division.shift))
 }
 
-/// A number that is known to be small.
+/// A number that is below 2^32 for all rows that fit in the memory of a device.
 fn number(small: u64) -> u32 {
-    u32::try_from(small).unwrap_or(u32::MAX)
+    u32::try_from(small).expect("below 2^32 for all rows that fit in the memory of a device")
 }
 
 #[cfg(test)]

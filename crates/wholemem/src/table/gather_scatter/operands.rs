@@ -5,6 +5,7 @@ use wholemem_hal::{Span, Stream};
 use super::plan::{DensePlace, IndexPlace};
 use crate::abi::IndexType;
 use crate::{Dtype, Result};
+use wholemem_os::width::to_usize;
 
 /// What becomes of an index that names no row. Either way nothing is read or written for it, but that a gather zeroes
 /// its row of the output.
@@ -60,8 +61,7 @@ impl Indices {
     pub(super) fn read(&self, stream: &Stream, position: u64) -> Result<i64> {
         let mut bytes = [0; 8];
         let bytes = &mut bytes[..self.kind.len()];
-        // Within the span, whose length fits.
-        let at = usize::try_from(position).unwrap_or(usize::MAX).saturating_mul(self.kind.len());
+        let at = to_usize(position) * self.kind.len();
         stream.read(&self.span.part(at, bytes.len())?, bytes)?;
         Ok(self.kind.decode(bytes)[0])
     }

@@ -3,6 +3,7 @@
 use super::Op;
 use crate::abi::{ElementsRequest, GlobalRef, IndexType, RowsRequest};
 use crate::{Dtype, Error, Result};
+use wholemem_os::width::to_usize;
 
 /// The table's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,8 +20,7 @@ impl Table {
         let GlobalRef { base, offset, stride, chunks, .. } = self.global;
         // Chunks begin on granules.
         let first = if chunks == 1 { base } else { offset };
-        let stride = usize::try_from(stride).unwrap_or(usize::MAX);
-        check_aligned("rows of the table", first, stride, self.dtype.len())
+        check_aligned("rows of the table", first, to_usize(stride), self.dtype.len())
     }
 }
 

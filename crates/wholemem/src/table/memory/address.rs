@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use wholemem_comm::Rank;
 use wholemem_hal::{Backend, Granule, Reservation};
 
+use crate::communicator::words_of;
 use crate::{Communicator, Error, Result};
 
 /// How many places are tried. Each is free with a good chance: address spaces are nearly empty.
@@ -40,7 +41,7 @@ pub(super) fn reserve_common(
         };
         let address =
             comm.broadcast(Rank(0), &proposed.as_ref().map_or(0, Reservation::address).to_le_bytes())?;
-        let address = <[u8; 8]>::try_from(address).map_or(0, u64::from_le_bytes);
+        let [address] = words_of(Rank(0), &address)?;
         let (reserved, done) = match (backend, proposed) {
             _ if address == 0 => (None, false),
             (None, _) => (None, true),

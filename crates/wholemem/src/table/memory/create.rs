@@ -13,6 +13,7 @@ use super::plan::Plan;
 use super::{MemoryCore, MemorySpec, WholeMemory};
 use crate::communicator::{CallTerms, agree, bytes_of, exchange_terms};
 use crate::{Communicator, GlobalRef, Kind, Result};
+use wholemem_os::width::to_usize;
 
 impl WholeMemory {
     /// Makes a memory. Collective: all ranks of the group call it with the same specification.
@@ -75,22 +76,21 @@ fn exchange_spec(
         Ok(CallTerms { own, same })
     });
     let owns = exchange_terms(group.bootstrap(), "create", terms)?;
-    let word = |own: &Vec<u64>, index: usize| own.get(index).copied().unwrap_or_default();
-    let granule = |index| {
-        let largest = owns.iter().map(|own| word(own, index)).max().unwrap_or_default();
-        Granule::new(usize::try_from(largest).unwrap_or(usize::MAX))
+    // Every rank has sent as many words as this one, or the exchange has failed.
+    let granule = |index: usize| {
+        let largest = owns.iter().map(|own| own[index]).max().expect("there is at least this rank");
+        Granule::new(to_usize(largest))
     };
-    let number = owns.first().map_or(0, |own| word(own, 0));
-    Ok((Granularity { minimum: granule(1)?, recommended: granule(2)? }, number))
+    Ok((Granularity { minimum: granule(1)?, recommended: granule(2)? }, owns[0][0]))
 }
 
 /// This rank's part, and a handle of it.
 fn allocate(plan: &Plan, memory: &Device, rank: Rank) -> Result<Option<(Allocation, OwnedFd)>> {
     let Some(extent) = plan.placement.on(rank) else { return Ok(None) };
     let allocation = memory.allocate(extent.allocated)?;
-    let handle = allocation.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd();
-    // What was asked for as a descriptor comes as one.
-    Ok(handle.map(|fd| (allocation, fd)))
+    let handle = allocation.export(HandleKind::Fd, Rights::ReadWrite)?;
+    let fd = handle.into_fd().expect("a handle of kind `Fd` is a file descriptor");
+    Ok(Some((allocation, fd)))
 }
 
 /// Maps all parts: one rank of each process for all of them.
@@ -103,7 +103,7 @@ fn map(
 ) -> Result<Maps> {
     let (comm, process_ranks, rank) = (group.bootstrap(), group.process_ranks(), group.rank());
     let sharing = process_ranks.ranks_on_backend(rank);
-    let leader = sharing.first().copied().unwrap_or(rank);
+    let leader = *sharing.first().expect("it includes this rank");
     let len = plan.address_len();
     let mut reservation = None;
     if plan.equal_addresses && len > 0 {
@@ -133,7 +133,9 @@ fn map(
     let agreed = agree(comm, mapped);
     if leader != rank {
         let left = process_ranks.take(leader, rank);
-        return agreed.map(|none| left.unwrap_or(none));
+        // The leader has mapped something only if there is something to map.
+        return agreed
+            .map(|none| if len == 0 { none } else { left.expect("the leader put it before the vote") });
     }
     if agreed.is_err() {
         // Those for whom they were left may not come any more.
@@ -158,7 +160,7 @@ fn look_up(device: &Device, plan: &Plan, maps: &Maps) -> Result<(GlobalRef, Opti
     // In the device's own memory, since every row's address is looked up there.
     let bytes = GlobalRef::directory(&bases, partition);
     let granule = device.granularity()?.minimum;
-    let len = granule.round_up(bytes.len()).unwrap_or(usize::MAX);
+    let len = granule.round_up(bytes.len()).expect("bytes in memory");
     let directory = device.allocate(len)?.map(Rights::ReadWrite)?;
     let span = directory.span(0, bytes.len())?;
     device.stream()?.write(&span, &bytes)?;

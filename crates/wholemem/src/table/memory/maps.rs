@@ -37,8 +37,11 @@ impl Maps {
         let mut pieces = Vec::new();
         let mut offset = 0;
         for extent in plan.placement.extents() {
-            // Every rank that stores something has sent a handle: they have agreed that they all could.
-            let Some(part) = parts.get_mut(extent.rank.index()).and_then(Option::take) else { continue };
+            let rank = extent.rank;
+            let Some(part) = parts.get_mut(rank.index()).and_then(Option::take) else {
+                let what = "it has sent no handle of its part of the memory";
+                return Err(wholemem_comm::Error::Protocol { rank, what }.into());
+            };
             let allocation = match part {
                 Part::Own(allocation) => allocation,
                 Part::Handle(fd) => Allocation::import(home.memory, fd.into(), extent.allocated)?,

@@ -7,6 +7,7 @@ use wholemem_hal::{Granularity, Granule};
 
 use super::MemorySpec;
 use crate::{Error, Kind, Location, Partition, Placement, Result};
+use wholemem_os::width::to_usize;
 
 /// A rank's share takes the better granule if it has at least so many of them: what it has too much is less than a
 /// sixteenth.
@@ -52,7 +53,7 @@ impl Plan {
     /// The bytes of a rank's rows.
     pub(crate) fn bytes_of(&self, rank: Rank) -> Range<usize> {
         let rows = self.partition.range(rank);
-        let bytes = |row: u64| usize::try_from(row).unwrap_or(usize::MAX) * self.row_len;
+        let bytes = |row: u64| to_usize(row) * self.row_len;
         bytes(rows.start)..bytes(rows.end)
     }
 
