@@ -63,8 +63,8 @@ impl SymmetricMemory {
         let (spec, tuning) = agree(comm, heard)?;
         let terms = [spec.to_bytes(), tuning.to_bytes()].concat();
         let others = comm.all_gather(&terms)?;
-        if let Some((rank, _)) = (0..).map(Rank).zip(&others).find(|(_, other)| **other != terms) {
-            return Err(Error::Differs { rank: Rank(rank.0.max(1)) });
+        if let Some((rank, _)) = (0..).map(Rank).zip(&others).find(|(_, other)| **other != others[0]) {
+            return Err(Error::Differs { rank });
         }
         let kernels = Arc::new(agree(comm, Kernels::load(group.device(), spec.kernels))?);
         let (blocks, near) = resident(group, &kernels, spec.lanes.max(1))?;

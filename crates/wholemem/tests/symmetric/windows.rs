@@ -340,9 +340,12 @@ fn calls_of_several_threads_and_graphs_come_one_after_the_other() {
 #[test]
 fn ranks_that_want_something_else_are_told() {
     let backend = host();
-    let outcomes = Communicator::on_each(&groups(&backend, 3), |group| {
-        let lanes = if group.rank() == Rank(1) { 2 } else { 1 };
-        Ok(SymmetricMemory::create(group, &SymmetricSpec { lanes, ..SymmetricSpec::default() }).unwrap_err())
-    });
-    assert_eq!(outcomes.unwrap(), vec![Error::Differs { rank: Rank(1) }; 3]);
+    for rank in [Rank(1), Rank(2)] {
+        let outcomes = Communicator::on_each(&groups(&backend, 3), |group| {
+            let lanes = if group.rank() == rank { 2 } else { 1 };
+            let spec = SymmetricSpec { lanes, ..SymmetricSpec::default() };
+            Ok(SymmetricMemory::create(group, &spec).unwrap_err())
+        });
+        assert_eq!(outcomes.unwrap(), vec![Error::Differs { rank }; 3]);
+    }
 }
