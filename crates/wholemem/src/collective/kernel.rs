@@ -48,7 +48,7 @@ impl Kernels {
         let wait = device.info().compute >= 90;
         let usual = if wait { COLLECTIVE_90 } else { COLLECTIVE };
         let image = KernelImage { ptx: others.or(usual.ptx), ..usual };
-        // SAFETY: the functions of the image take a request, and are launched with one below.
+        // SAFETY: the functions of the image take a `CollectiveRequest`. `launch`, their only caller, passes one.
         let module = unsafe { Module::load(device, &image) }?;
         let kernel = |name, here| Ok::<_, crate::Error>(Kernel { function: module.function(name)?, here });
         Ok(Self {
@@ -115,7 +115,7 @@ impl Kernels {
         request: &CollectiveRequest,
     ) -> Result<bool> {
         let kernel = self.kernel(what, algorithm);
-        // SAFETY: what the request names was checked, and is held, as said above.
+        // SAFETY: the caller of `run` has checked that the addresses of the request are valid, and holds their memory.
         Ok(stream.run_inline(kernel.function.name(), || unsafe { (kernel.here)(request) })?)
     }
 
@@ -132,7 +132,8 @@ impl Kernels {
         let request = CollectiveRequest { early: u32::from(self.wait), ..*request };
         let args = Args::new().bytes(&request.to_bytes(), align_of::<u64>());
         let function = &self.kernel(what, algorithm).function;
-        // SAFETY: the functions take a request, and what it names was checked, and is held as said above.
+        // SAFETY: the functions take a `CollectiveRequest`. The caller has checked that its addresses are valid, and their memory
+        // is among the operands, which the stream holds until the kernel has ended.
         Ok(unsafe { stream.launch(function, &shape, &args, operands) }?)
     }
 }

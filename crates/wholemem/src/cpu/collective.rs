@@ -49,7 +49,7 @@ macro_rules! collectives {
                 // SAFETY: passed on from the caller.
                 let Ok(call) = (unsafe { CollectiveCall::begin(&request.lane, Signals::$signals) }) else { return };
                 let mut rank_call = RankCall { request, call };
-                // SAFETY: as above. What went wrong is in the report.
+                // SAFETY: the caller guarantees that the addresses of the request are valid. The report holds the cause of an abort.
                 if unsafe { rank_call.$part() }.is_ok() {
                     rank_call.call.end();
                 }
@@ -93,7 +93,7 @@ impl RankCall<'_> {
         // SAFETY: passed on from the caller.
         unsafe { self.send(true) }?;
         let to = Targets { count: 1, at: &|_| self.request.output };
-        // SAFETY: all ranks have sent as many elements; as above.
+        // SAFETY: all ranks have sent `len` bytes to their slots, and the output has `len` bytes.
         unsafe { self.combine(|rank| self.sent(rank), &to, self.len(), Stores::Cached) };
         Ok(())
     }
@@ -209,14 +209,14 @@ impl RankCall<'_> {
         if inputs.is_none() {
             return self.staged(true, |own, piece| {
                 for rank in own.call.others() {
-                    // SAFETY: as above; the rank has staged as many bytes.
+                    // SAFETY: the rank has staged `piece.len` bytes; the output has `len` bytes for every rank.
                     unsafe { copy(own.staging(rank, piece.number), to(rank, piece.at), piece.len) };
                 }
             });
         }
         self.call.sync(1, Mutants::NO_FIRST_BARRIER)?;
         for rank in self.call.others() {
-            // SAFETY: as above; every rank's part of the window has as many bytes.
+            // SAFETY: every rank's part of the window has `len` bytes; the output has `len` bytes for every rank.
             unsafe { copy(address(&inputs, rank), to(rank, 0), len) };
         }
         self.call.sync(2, Mutants::NO_SECOND_BARRIER)

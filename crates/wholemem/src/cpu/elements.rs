@@ -110,7 +110,7 @@ unsafe fn convert<From: Element, To: Element<Wide = From::Wide>>(
     for at in 0..elements {
         // SAFETY: an aligned element of the row.
         let element = unsafe { from.cast::<From>().wrapping_add(at).read_volatile() };
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that `to` is aligned and writable for `elements` elements, and `at` is below that.
         unsafe { to.cast::<To>().wrapping_add(at).write_volatile(To::narrow(element.widen())) };
     }
 }
@@ -125,7 +125,7 @@ unsafe fn add_row<From: Element, To: AtomicElement<Wide = From::Wide>>(
     for at in 0..elements {
         // SAFETY: an aligned element of the row.
         let element = unsafe { from.cast::<From>().wrapping_add(at).read_volatile() };
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that `to` is aligned and writable for `elements` elements, and `at` is below that.
         unsafe { To::add_at(to.cast::<To>().wrapping_add(at), To::narrow(element.widen())) };
     }
 }
@@ -141,7 +141,8 @@ macro_rules! atomic {
     ($($type:ident as $bits:ident in $atomic:ident: $from:expr, $to:expr;)*) => {$(
         impl AtomicElement for $type {
             unsafe fn add_at(at: *mut Self, value: Self) {
-                // SAFETY: aligned and writable by the caller's word, and reached by atomics, or by whoever races for it.
+                // SAFETY: the caller guarantees that `at` is aligned and writable. Other ranks add with atomics too; an access of
+                // another kind is a race that the caller of the scatter answers for.
                 let word = unsafe { $atomic::from_ptr(at.cast::<$bits>()) };
                 let sum = |bits: $bits| Some($to($from(bits).plus(value)));
                 // It does not say no.

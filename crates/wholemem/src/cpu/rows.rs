@@ -319,10 +319,12 @@ unsafe fn move_row<I: Index, M: Mover, const GATHER: bool>(
         // SAFETY: passed on from the caller.
         unsafe { bad::<I, GATHER>(*lookup, position, dense, mover.len()) };
     } else if GATHER {
-        // SAFETY: a row of the table, and one of the dense side.
+        // SAFETY: `row` is a row of the table and `dense` one of the dense array; the caller guarantees that both are mapped for
+        // the length of a row, with the rights of a gather.
         unsafe { mover.apply(row, dense) };
     } else {
-        // SAFETY: as above.
+        // SAFETY: `row` is a row of the table and `dense` one of the dense array; the caller guarantees that both are mapped for
+        // the length of a row, with the rights of a scatter.
         unsafe { mover.apply(dense, row) };
     }
 }
@@ -378,7 +380,7 @@ unsafe fn bad<I: Index, const GATHER: bool>(
 /// They are writable, as raw memory.
 pub(super) unsafe fn zero(at: *mut u8, len: usize) {
     if let Some(at) = std::ptr::NonNull::new(at) {
-        // SAFETY: by the caller's word.
+        // SAFETY: the caller guarantees that `len` bytes are writable at `at`, as raw memory.
         let bytes = unsafe { SharedSlice::new(at, len, true) };
         // A writable view is filled.
         let _ = bytes.fill(0);

@@ -71,7 +71,7 @@ impl Machine for Any {
     #[inline(always)]
     unsafe fn load<T: Copy, const COUNT: usize>(from: *const u8) -> [T; COUNT] {
         let mut elements = MaybeUninit::<[T; COUNT]>::uninit();
-        // SAFETY: readable by the caller's word, and a place of our own for as many bytes.
+        // SAFETY: the caller guarantees that `from` is readable for the elements; `elements` is a local of the same length.
         unsafe { copy::machine::any(from, elements.as_mut_ptr().cast(), size_of::<[T; COUNT]>()) };
         // SAFETY: every byte was written, and any bits are an element.
         unsafe { elements.assume_init() }
@@ -79,7 +79,7 @@ impl Machine for Any {
 
     #[inline(always)]
     unsafe fn store<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8) {
-        // SAFETY: writable by the caller's word, and elements of our own of as many bytes.
+        // SAFETY: the caller guarantees that `to` is writable for the elements; `elements` is a local of the same length.
         unsafe { copy::machine::any(elements.as_ptr().cast(), to, size_of::<[T; COUNT]>()) }
     }
 
@@ -93,7 +93,7 @@ impl Machine for Any {
     unsafe fn load_some<T: Copy, const COUNT: usize>(from: *const u8, len: usize) -> [T; COUNT] {
         const { assert!(size_of::<[T; COUNT]>() == 16) };
         let mut elements = MaybeUninit::<[T; COUNT]>::zeroed();
-        // SAFETY: readable by the caller's word, and there is room for 16 bytes.
+        // SAFETY: the caller guarantees that `from` is readable for `len` bytes, fewer than the 16 of the local `elements`.
         unsafe { copy::machine::any(from, elements.as_mut_ptr().cast(), len) };
         // SAFETY: every byte was written, and any bits are an element.
         unsafe { elements.assume_init() }
@@ -102,7 +102,7 @@ impl Machine for Any {
     #[inline(always)]
     unsafe fn store_some<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8, len: usize) {
         const { assert!(size_of::<[T; COUNT]>() == 16) };
-        // SAFETY: writable by the caller's word, and there are 16 bytes of elements.
+        // SAFETY: the caller guarantees that `to` is writable for `len` bytes, fewer than the 16 of the local `elements`.
         unsafe { copy::machine::any(elements.as_ptr().cast(), to, len) }
     }
 

@@ -95,11 +95,11 @@ pub(crate) unsafe fn combine(
 unsafe fn combine_by(call: &Call<'_>, dtype: Dtype, op: ReduceOp) {
     assert!(!call.sources.is_empty(), "there is nothing to combine");
     let done = if dtype.is_float() {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
         with_floats!(dtype, Type => unsafe {
  combine_numbers::<Type, { SMALL / size_of::<Type>() }>(call, op) })
     } else {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
         with_integers!(dtype, Type => unsafe {
  combine_integers::<Type, { SMALL / size_of::<Type>() }>(call, op) })
     };
@@ -116,13 +116,13 @@ unsafe fn combine_integers<T: Number<Total: Arithmetic + Bits>, const FEW: usize
     op: ReduceOp,
 ) -> Option<()> {
     match op {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
         ReduceOp::And => unsafe { choose::<T, And, FEW>(call) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
         ReduceOp::Or => unsafe { choose::<T, Or, FEW>(call) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
         ReduceOp::Xor => unsafe { choose::<T, Xor, FEW>(call) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
         _ => unsafe { return combine_numbers::<T, FEW>(call, op) },
     }
     Some(())
@@ -135,15 +135,15 @@ unsafe fn combine_numbers<T: Number<Total: Arithmetic>, const FEW: usize>(
     op: ReduceOp,
 ) -> Option<()> {
     match op {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
         ReduceOp::Sum => unsafe { choose::<T, Sum, FEW>(call) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
         ReduceOp::Avg => unsafe { choose::<T, Avg, FEW>(call) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
         ReduceOp::Min => unsafe { choose::<T, Min, FEW>(call) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
         ReduceOp::Max => unsafe { choose::<T, Max, FEW>(call) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees what `combine_by` requires, which this call requires too.
         ReduceOp::Prod => unsafe { choose::<T, Prod, FEW>(call) },
         ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => return None,
     }
@@ -161,10 +161,12 @@ unsafe fn choose<T: Number, O: Operation<T::Total>, const FEW: usize>(call: &Cal
     let mut start = 0;
     if call.stores == Stores::Streaming {
         start = to_line::<T>(call.targets).min(call.count);
-        // SAFETY: passed on from the caller.
+        // SAFETY: `start` is at most `call.count`; the caller guarantees what `combine_by` requires, and the CPU has the
+        // instructions of the call.
         unsafe { run(call, 0, start) };
     }
-    // SAFETY: as above.
+    // SAFETY: `start` is at most `call.count`; the caller guarantees what `combine_by` requires, and the CPU has the
+    // instructions of the call.
     unsafe { run(call, start, call.count) };
 }
 
@@ -206,17 +208,17 @@ unsafe fn blocks<M: Machine, T: Number, O: Operation<T::Total>, const FEW: usize
     end: usize,
 ) {
     while end - at >= BLOCK {
-        // SAFETY: as many elements are left.
+        // SAFETY: at least `BLOCK` elements of the call are left from `at` on.
         unsafe { block::<M, T, O, BLOCK>(call, at) };
         at += BLOCK;
     }
     while end - at >= FEW {
-        // SAFETY: as above.
+        // SAFETY: at least `FEW` elements of the call are left from `at` on.
         unsafe { block::<M, T, O, FEW>(call, at) };
         at += FEW;
     }
     if at < end {
-        // SAFETY: as above, and fewer than a small block has.
+        // SAFETY: `end - at` elements of the call are left from `at` on, fewer than `FEW`.
         unsafe { rest::<M, T, O, FEW>(call, at, end - at) };
     }
 }
@@ -238,7 +240,8 @@ unsafe fn block<M: Machine, T: Number, O: Operation<T::Total>, const COUNT: usiz
             // SAFETY: a block within the caller's range, and aligned.
             unsafe { M::stream(result, target) };
         } else {
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees that the target is writable for `COUNT` elements from `at` on, and that the CPU
+            // is this machine.
             unsafe { M::store(result, target) };
         }
     }
@@ -257,7 +260,8 @@ unsafe fn rest<M: Machine, T: Number, O: Operation<T::Total>, const FEW: usize>(
     let load = |source: *const u8| T::widen::<M, FEW>(unsafe { M::load_some(source.wrapping_add(at), len) });
     let result = combined::<M, T, O, FEW>(call.sources, load);
     for target in call.targets {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that the target is writable for `count` elements from `at` on, which have `len`
+        // bytes, fewer than 16, and that the CPU is this machine.
         unsafe { M::store_some(result, target.wrapping_add(at), len) };
     }
 }

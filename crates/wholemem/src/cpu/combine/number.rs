@@ -133,7 +133,7 @@ macro_rules! integers {
             #[inline(always)]
             #[expect(clippy::allow_attributes, reason = "the casts are none for some of the types")]
             #[allow(clippy::cast_possible_truncation, reason = "a quotient is no larger; ranks are not billions")]
-            #[allow(clippy::cast_possible_wrap, reason = "as above")]
+            #[allow(clippy::cast_possible_wrap, reason = "the bits are what counts")]
             fn over(self, ranks: usize) -> Self {
                 // There may be more ranks than the type can count.
                 ($divisor::from(self) / ranks as $divisor) as Self

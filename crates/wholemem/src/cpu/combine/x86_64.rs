@@ -22,7 +22,7 @@ pub(super) struct Avx2;
 #[target_feature(enable = "avx2")]
 unsafe fn load(from: *const u8) -> __m256i {
     let register;
-    // SAFETY: readable by the caller's word.
+    // SAFETY: the caller guarantees that `from` is readable for 32 bytes; the asm loads them and writes no memory.
     unsafe {
         asm!(
             "vmovdqu {register}, [{from}]",
@@ -42,7 +42,7 @@ unsafe fn load(from: *const u8) -> __m256i {
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn load_halves(from: *const u8) -> __m256 {
     let register;
-    // SAFETY: readable by the caller's word.
+    // SAFETY: the caller guarantees that `from` is readable for 16 bytes; the asm loads them and writes no memory.
     unsafe {
         asm!(
             "vcvtph2ps {register}, xmmword ptr [{from}]",
@@ -59,7 +59,7 @@ unsafe fn load_halves(from: *const u8) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn store(register: __m256i, to: *mut u8) {
-    // SAFETY: writable by the caller's word.
+    // SAFETY: the caller guarantees that `to` is writable for 32 bytes, which is what the asm stores.
     unsafe {
         asm!(
             "vmovdqu [{to}], {register}",
@@ -75,7 +75,7 @@ unsafe fn store(register: __m256i, to: *mut u8) {
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn stream(register: __m256i, to: *mut u8) {
-    // SAFETY: writable and aligned by the caller's word.
+    // SAFETY: the caller guarantees that `to` is writable for 32 bytes and aligned to 32, which the store requires.
     unsafe {
         asm!(
             "vmovntdq [{to}], {register}",
@@ -92,7 +92,7 @@ unsafe fn stream(register: __m256i, to: *mut u8) {
 #[target_feature(enable = "avx2")]
 unsafe fn load_half(from: *const u8) -> __m128i {
     let register;
-    // SAFETY: readable by the caller's word.
+    // SAFETY: the caller guarantees that `from` is readable for 16 bytes; the asm loads them and writes no memory.
     unsafe {
         asm!(
             "vmovdqu {register}, [{from}]",
@@ -109,7 +109,7 @@ unsafe fn load_half(from: *const u8) -> __m128i {
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn store_half(register: __m128i, to: *mut u8) {
-    // SAFETY: writable by the caller's word.
+    // SAFETY: the caller guarantees that `to` is writable for 16 bytes, which is what the asm stores.
     unsafe {
         asm!(
             "vmovdqu [{to}], {register}",
@@ -129,7 +129,7 @@ macro_rules! pieces {
         #[inline(always)]
         unsafe fn $load(from: *const u8) -> u128 {
             let value: u64;
-            // SAFETY: readable by the caller's word.
+            // SAFETY: the caller guarantees that `from` is readable for the type; the asm loads that and writes no memory.
             unsafe {
                 asm!($read, from = in(reg) from, value = out(reg) value, options(nostack, preserves_flags, readonly));
             }
@@ -142,7 +142,7 @@ macro_rules! pieces {
         #[expect(clippy::allow_attributes, reason = "the cast is none for some of the types")]
         #[allow(clippy::cast_possible_truncation, reason = "the lower bits are what is stored")]
         unsafe fn $store(value: u128, to: *mut u8) {
-            // SAFETY: writable by the caller's word.
+            // SAFETY: the caller guarantees that `to` is writable for the type, which is what the asm stores.
             unsafe {
                 asm!($write, to = in(reg) to, value = in($register) value as $type, options(nostack, preserves_flags));
             }
@@ -183,9 +183,10 @@ impl Machine for Avx2 {
                 unsafe { place.wrapping_add(at).cast::<__m256i>().write_unaligned(register) };
             },
             |at| {
-                // SAFETY: as above.
+                // SAFETY: the elements have 16 bytes, and the caller guarantees that `from` is readable for all of them; the CPU has
+                // AVX2, because this is `Avx2`.
                 let register = unsafe { load_half(from.wrapping_add(at)) };
-                // SAFETY: as above.
+                // SAFETY: the elements have 16 bytes, and `place` is their address.
                 unsafe { place.wrapping_add(at).cast::<__m128i>().write_unaligned(register) };
             },
         );
@@ -204,9 +205,10 @@ impl Machine for Avx2 {
                 unsafe { store(register, to.wrapping_add(at)) };
             },
             |at| {
-                // SAFETY: as above.
+                // SAFETY: the elements have 16 bytes, and `place` is their address.
                 let register = unsafe { place.wrapping_add(at).cast::<__m128i>().read_unaligned() };
-                // SAFETY: as above.
+                // SAFETY: the elements have 16 bytes, and the caller guarantees that `to` is writable for all of them; the CPU has
+                // AVX2, because this is `Avx2`.
                 unsafe { store_half(register, to.wrapping_add(at)) };
             },
         );

@@ -126,7 +126,7 @@ mod tests {
                     // SAFETY: `check` passes ranges of the length that it is given.
                     let copy: Copy = |from, to, _| unsafe { machine::exact::<$len>(from, to) };
                     check(copy, $len, from, to, seed)?;
-                    // SAFETY: as above.
+                    // SAFETY: `check` passes ranges of the length that it is given.
                     let copy: Copy = |from, to, _| unsafe { portable::exact::<$len>(from, to) };
                     check(copy, $len, from, to, seed)?;
                 )*};

@@ -12,17 +12,17 @@ pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
     // A volatile access is aligned, so words only where both sides are.
     if (from.addr() | to.addr()).is_multiple_of(WORD) {
         while len - at >= WORD {
-            // SAFETY: within the caller's range, and aligned because both sides are and whole words were moved.
+            // SAFETY: the word is within the caller's `len` bytes, and aligned because `from` is and `at` is a multiple of a word.
             let word = unsafe { from.wrapping_add(at).cast::<u64>().read_volatile() };
-            // SAFETY: as above.
+            // SAFETY: the word is within the caller's `len` bytes, and aligned because `to` is and `at` is a multiple of a word.
             unsafe { to.wrapping_add(at).cast::<u64>().write_volatile(word) };
             at += WORD;
         }
     }
     while at < len {
-        // SAFETY: within the caller's range.
+        // SAFETY: the byte is within the caller's `len` bytes.
         let byte = unsafe { from.wrapping_add(at).read_volatile() };
-        // SAFETY: as above.
+        // SAFETY: the byte is within the caller's `len` bytes.
         unsafe { to.wrapping_add(at).write_volatile(byte) };
         at += 1;
     }

@@ -129,15 +129,15 @@ pub(in crate::cpu) unsafe fn ends<const WIDTH: usize, const COUNT: usize>(
     const { assert!(matches!((WIDTH, COUNT), (16 | 32 | 64, 1) | (32 | 64, 2)), "no such group of registers") };
     debug_assert!((WIDTH * COUNT..=2 * WIDTH * COUNT).contains(&len) && WIDTH <= widest());
     match (WIDTH, COUNT) {
-        // SAFETY: within the caller's range.
+        // SAFETY: the caller guarantees `len` bytes on both sides, and 16 to 32 of them: both registers are within them.
         (16, _) => unsafe { two!("movdqu", "xmm", "16", from, to, len) },
-        // SAFETY: as above; the processor has such registers.
+        // SAFETY: the caller guarantees `len` bytes on both sides, 32 to 64 of them, and a CPU with such registers.
         (32, 1) => unsafe { two!("vmovdqu", "ymm", "32", from, to, len) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees `len` bytes on both sides, 64 to 128 of them, and a CPU with such registers.
         (32, _) => unsafe { four!("vmovdqu", "ymm", "32", "64", from, to, len) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees `len` bytes on both sides, 64 to 128 of them, and a CPU with such registers.
         (_, 1) => unsafe { two!("vmovdqu64", "zmm", "64", from, to, len) },
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees `len` bytes on both sides, 128 to 256 of them, and a CPU with such registers.
         _ => unsafe { four!("vmovdqu64", "zmm", "64", "128", from, to, len) },
     }
 }
@@ -264,7 +264,7 @@ pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
     }
     if len >= STRING && *STRINGS {
         // Later stores are seen after all of it, as after any other.
-        // SAFETY: by the caller's word.
+        // SAFETY: the caller guarantees `len` bytes on both sides, which do not overlap; the direction flag is clear.
         unsafe {
             asm!(
                 "rep movsb",
@@ -368,13 +368,13 @@ pub(in crate::cpu) fn finish() {
 /// Says that a cache line will be read soon.
 #[inline(always)]
 pub(in crate::cpu) fn will_read(line: *const u8) {
-    // SAFETY: a hint, which an address that is not mapped leaves without effect.
+    // SAFETY: a hint, which has no effect for an address that is not mapped.
     unsafe { asm!("prefetcht0 [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) }
 }
 
 /// Says that a cache line will be written soon.
 #[inline(always)]
 pub(in crate::cpu) fn will_write(line: *const u8) {
-    // SAFETY: as above.
+    // SAFETY: a hint, which has no effect for an address that is not mapped.
     unsafe { asm!("prefetchw [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) }
 }
