@@ -4,7 +4,6 @@ use std::ops::ControlFlow;
 
 use anyhow::Result;
 use serde::Serialize;
-use wholemem::Meaning;
 use wholemem::files::{Copied, FileError, SaveSpec, Source, Stored};
 use wholemem_os::pidfd::Signal;
 use wholemem_os::signal::Signals;
@@ -84,10 +83,7 @@ impl Told {
     fn of(source: &TableSource, stored: &Stored, done: Option<&'static str>) -> Self {
         Self {
             path: source.path.display().to_string(),
-            dtype: match stored.meaning() {
-                Meaning::Number => stored.dtype().to_string(),
-                meaning => meaning.to_string(),
-            },
+            dtype: stored.dtype().to_string(),
             shape: stored.shape().to_vec(),
             bytes: stored.shape()[0] * stored.row_len(),
             files: stored.files(),

@@ -111,7 +111,6 @@ impl WholeTensor {
         let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
         let spec = TensorSpec {
             dtype: dtype.stored().raised()?,
-            meaning: dtype.meaning(),
             shape: shape.0,
             kind,
             location,
@@ -147,7 +146,7 @@ impl WholeTensor {
         let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
         let spec = LoadSpec { kind, location, rows_of_each: rows_of_each.map(|rows| rows.0) };
         let rows = waiting(py, || Rows::load(&open.comm, &source, &spec, &unless_interrupted))?;
-        let element = Element::of(rows.dtype(), rows.meaning());
+        let element = Element::of(rows.dtype());
         Ok(Self::new(rows, element, open))
     }
 

@@ -144,7 +144,7 @@
 //!   cpu             all kernels as the CPU runs them, and the reference for those of GPUs
 //!   abi             GlobalRef, ElementRef, LaneRef, WindowRef, requests: what host and device code both know
 //!   error           Error, FileError
-//!   dtype           Dtype, Meaning, ReduceOp: types of elements and their arithmetic
+//!   dtype           Dtype, ReduceOp: element types, the table of their names and codes, and their arithmetic
 //! ```
 //!
 //! This crate does not move rows between nodes: the ranks of a group share memory, so they are on one node.
@@ -176,7 +176,7 @@ pub use collective::{
 pub use communicator::Communicator;
 #[doc(hidden)]
 pub use dtype::combine_naive;
-pub use dtype::{Dtype, Meaning, ReduceOp, UnknownDtype, UnknownReduceOp};
+pub use dtype::{Dtype, DtypeInfo, DtypeKind, ReduceOp, UnknownDtype, UnknownReduceOp};
 pub use error::{Error, Result};
 pub use table::{
     Extent, Indices, Kind, LocalRows, Location, MemorySpec, OnBadIndex, Order, Partition, Placement,

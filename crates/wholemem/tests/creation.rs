@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use wholemem::{
-    Bootstrap, Communicator, Dtype, Error, Indices, Kind, Location, Meaning, MemorySpec, Order, Rank,
-    RowBuffer, TensorSpec, WholeMemory, WholeTensor,
+    Bootstrap, Communicator, Dtype, Error, Indices, Kind, Location, MemorySpec, Order, Rank, RowBuffer,
+    TensorSpec, WholeMemory, WholeTensor,
 };
 use wholemem_hal::{Backend, Granule, HostConfig, PinnedBuffer};
 
@@ -188,18 +188,12 @@ fn what_ranks_do_not_agree_on_is_refused_by_all() {
         assert_eq!(outcomes.unwrap(), vec![Err(Error::Differs { rank: Rank(2) }); 3]);
     }
 
-    // Bytes that only some ranks take for truth values; and numbers of four that cannot be such.
-    let meant = |meaning| TensorSpec { meaning, ..TensorSpec::new(Dtype::U8, &[10, 8]) };
+    // Types that are stored alike.
     let outcomes = Communicator::on_each(&groups, |group| {
-        let is_odd = group.rank() == Rank(2);
-        let spec = meant(if is_odd { Meaning::Bool } else { Meaning::Number });
-        Ok(WholeTensor::create(group, &spec).map(drop))
+        let dtype = if group.rank() == Rank(2) { Dtype::Bool } else { Dtype::U8 };
+        Ok(WholeTensor::create(group, &TensorSpec::new(dtype, &[10, 8])).map(drop))
     });
     assert_eq!(outcomes.unwrap(), vec![Err(Error::Differs { rank: Rank(2) }); 3]);
-    let spec = TensorSpec { dtype: Dtype::F32, ..meant(Meaning::Bool) };
-    let outcomes = Communicator::on_each(&groups, |group| Ok(WholeTensor::create(group, &spec).unwrap_err()));
-    let refused = Error::NotItsMeaning { meaning: Meaning::Bool, dtype: Dtype::F32 };
-    assert_eq!(outcomes.unwrap(), vec![refused; 3]);
 
     let outcomes = Communicator::on_each(&groups, |group| {
         let shape: &[u64] = if group.rank() == Rank(2) { &[] } else { &[10, 8] };

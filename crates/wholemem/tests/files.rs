@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, MemfdFlags, Mode};
 use wholemem::files::{Copied, FileError, FileProblem, LoadSpec, SaveSpec, Source, Stored, unwatched};
 use wholemem::{
-    Bootstrap, Communicator, Dtype, Error, Kind, Location, Meaning, Rank, Result, TensorSpec, WholeTensor,
+    Bootstrap, Communicator, Dtype, Error, Kind, Location, Rank, Result, TensorSpec, WholeTensor,
 };
 use wholemem_comm::UniqueId;
 use wholemem_hal::{Backend, HostConfig};
@@ -89,18 +89,16 @@ proptest! {
         writers in prop::collection::vec(0u64..40, 1..6),
         readers in prop::collection::vec(1u64..10, 1..6),
         columns in 1u64..9,
-        code in 0u32..12,
-        meaning in prop::sample::select(&Meaning::ALL[..]),
+        dtype in prop::sample::select(&Dtype::ALL[..]),
         chunked: bool,
         host: bool,
     ) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("table");
-        let dtype = meaning.stored_as().or_else(|| Dtype::from_code(code)).unwrap();
         let rows: u64 = writers.iter().sum();
         let kind = if chunked { Kind::Chunked } else { Kind::Continuous };
         let spec = TensorSpec::new(dtype, &[rows, columns]);
-        let spec = TensorSpec { meaning, kind, rows_of_each: Some(writers.clone()), ..spec };
+        let spec = TensorSpec { kind, rows_of_each: Some(writers.clone()), ..spec };
         let written = filled(&groups(u32::try_from(writers.len()).unwrap()), &spec);
         save(&written, &path, SaveSpec::default()).unwrap();
 
@@ -112,11 +110,51 @@ proptest! {
         let spec = LoadSpec { kind, location, rows_of_each: Some(shares) };
         let read = load(u32::try_from(readers.len()).unwrap(), &Source::new(&path), &spec).unwrap();
         for tensor in &read {
-            prop_assert_eq!((tensor.dtype(), tensor.meaning()), (dtype, meaning));
+            prop_assert_eq!(tensor.dtype(), dtype);
             prop_assert_eq!(tensor.shape(), &[rows, columns][..]);
             prop_assert_eq!(all_rows(tensor), all_rows(&written[0]));
         }
         prop_assert_eq!(listed(folder.path()), [path], "nothing else is left");
+    }
+}
+
+/// What earlier versions have written: the names and codes of every type in every format.
+#[test]
+fn the_names_and_codes_of_types_in_files_do_not_change() {
+    // The type, its code and meaning in a saved tensor, its `descr` in `.npy`, its name in `.safetensors`.
+    let stored = [
+        ("u8", 0, 0, Some("|u1"), Some("U8")),
+        ("i8", 1, 0, Some("|i1"), Some("I8")),
+        ("u16", 2, 0, Some("<u2"), Some("U16")),
+        ("i16", 3, 0, Some("<i2"), Some("I16")),
+        ("u32", 4, 0, Some("<u4"), Some("U32")),
+        ("i32", 5, 0, Some("<i4"), Some("I32")),
+        ("u64", 6, 0, Some("<u8"), Some("U64")),
+        ("i64", 7, 0, Some("<i8"), Some("I64")),
+        ("f16", 8, 0, Some("<f2"), Some("F16")),
+        ("bf16", 9, 0, None, Some("BF16")),
+        ("f32", 10, 0, Some("<f4"), Some("F32")),
+        ("f64", 11, 0, Some("<f8"), Some("F64")),
+        ("bool", 0, 1, Some("|b1"), Some("BOOL")),
+        ("complex64", 6, 2, Some("<c8"), Some("C64")),
+        ("float8_e4m3fn", 0, 3, None, Some("F8_E4M3")),
+        ("float8_e4m3fnuz", 0, 4, None, None),
+        ("float8_e5m2", 0, 5, None, Some("F8_E5M2")),
+        ("float8_e5m2fnuz", 0, 6, None, None),
+        ("float8_e8m0fnu", 0, 7, None, Some("F8_E8M0")),
+    ];
+    assert_eq!(stored.map(|(name, ..)| name.parse()), Dtype::ALL.map(Ok));
+    let folder = tempfile::tempdir().unwrap();
+    for (name, code, meaning, npy, safetensors) in stored {
+        let dtype: Dtype = name.parse().unwrap();
+        let path = folder.path().join(name);
+        save(&filled(&groups(1), &TensorSpec::new(dtype, &[3, 2])), &path, SaveSpec::default()).unwrap();
+        let shard = fs::read(path.join("00000-of-00001.rows")).unwrap();
+        let word = |at: usize| u32::from_le_bytes(shard[at..at + 4].try_into().unwrap());
+        assert_eq!((word(12), word(84)), (code, meaning), "{name}");
+        assert_eq!((dtype.info().npy, dtype.info().safetensors), (npy, safetensors), "{name}");
+        assert_eq!(npy.and_then(Dtype::from_npy), npy.map(|_| dtype), "{name}");
+        assert_eq!(safetensors.and_then(Dtype::from_safetensors), safetensors.map(|_| dtype), "{name}");
     }
 }
 

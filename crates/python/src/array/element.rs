@@ -1,24 +1,9 @@
-//! The types of an array's elements: how Python, numpy and DLPack call each, and what the tensors below store it as.
+//! The element types of arrays: those of `wholemem`'s table, and `complex128`, which no tensor holds.
 
 use pyo3::prelude::*;
-use wholemem::{Dtype, Meaning};
+use wholemem::{Dtype, DtypeInfo};
 
 use crate::error::Raised;
-
-/// Kinds of numbers, by DLPack's code.
-mod code {
-    pub(super) const INT: u8 = 0;
-    pub(super) const UINT: u8 = 1;
-    pub(super) const FLOAT: u8 = 2;
-    pub(super) const BFLOAT: u8 = 4;
-    pub(super) const COMPLEX: u8 = 5;
-    pub(super) const BOOL: u8 = 6;
-    pub(super) const FLOAT8_E4M3FN: u8 = 10;
-    pub(super) const FLOAT8_E4M3FNUZ: u8 = 11;
-    pub(super) const FLOAT8_E5M2: u8 = 12;
-    pub(super) const FLOAT8_E5M2FNUZ: u8 = 13;
-    pub(super) const FLOAT8_E8M0FNU: u8 = 14;
-}
 
 /// The type of an array's elements.
 #[derive(Debug, Clone, Copy)]
@@ -30,8 +15,10 @@ pub(crate) struct Element {
     pub(crate) bits: u8,
     /// numpy's name for it in interfaces, where numpy has it.
     pub(crate) typestr: Option<&'static str>,
-    /// What tensors store it as, and what that stands for: they count with numbers, and move the others.
-    stored: Option<(Dtype, Meaning)>,
+    /// The format of the buffer protocol, where it has one.
+    format: Option<&'static str>,
+    /// The type of a tensor's elements, if tensors hold it.
+    dtype: Option<Dtype>,
 }
 
 /// Code and bits tell one from another.
@@ -43,45 +30,31 @@ impl PartialEq for Element {
 
 impl Eq for Element {}
 
-const fn element(
-    name: &'static str,
-    (code, bits): (u8, u8),
-    typestr: Option<&'static str>,
-    stored: Option<(Dtype, Meaning)>,
-) -> Element {
-    Element { name, code, bits, typestr, stored }
+const fn element(dtype: Dtype) -> Element {
+    let DtypeInfo { python_name: name, npy: typestr, buffer_format: format, dlpack, .. } = *dtype.info();
+    let (code, bits) = dlpack;
+    Element { name, code, bits, typestr, format, dtype: Some(dtype) }
 }
 
-const fn number(name: &'static str, kind: (u8, u8), typestr: &'static str, dtype: Dtype) -> Element {
-    element(name, kind, Some(typestr), Some((dtype, Meaning::Number)))
-}
+/// Two double precision numbers, in sixteen bytes.
+const COMPLEX128: Element = Element {
+    name: "complex128",
+    bits: 128,
+    typestr: Some("<c16"),
+    format: Some("Zd"),
+    dtype: None,
+    ..element(Dtype::Complex64)
+};
 
-const fn small_float(name: &'static str, code: u8, meaning: Meaning) -> Element {
-    element(name, (code, 8), None, Some((Dtype::U8, meaning)))
-}
-
-static ALL: [Element; 20] = [
-    Element::BYTE,
-    number("int8", (code::INT, 8), "|i1", Dtype::I8),
-    number("uint16", (code::UINT, 16), "<u2", Dtype::U16),
-    number("int16", (code::INT, 16), "<i2", Dtype::I16),
-    number("uint32", (code::UINT, 32), "<u4", Dtype::U32),
-    number("int32", (code::INT, 32), "<i4", Dtype::I32),
-    number("uint64", (code::UINT, 64), "<u8", Dtype::U64),
-    number("int64", (code::INT, 64), "<i8", Dtype::I64),
-    number("float16", (code::FLOAT, 16), "<f2", Dtype::F16),
-    number("float32", (code::FLOAT, 32), "<f4", Dtype::F32),
-    number("float64", (code::FLOAT, 64), "<f8", Dtype::F64),
-    element("bfloat16", (code::BFLOAT, 16), None, Some((Dtype::Bf16, Meaning::Number))),
-    element("bool", (code::BOOL, 8), Some("|b1"), Some((Dtype::U8, Meaning::Bool))),
-    element("complex64", (code::COMPLEX, 64), Some("<c8"), Some((Dtype::U64, Meaning::Complex64))),
-    element("complex128", (code::COMPLEX, 128), Some("<c16"), None),
-    small_float("float8_e4m3fn", code::FLOAT8_E4M3FN, Meaning::Float8E4m3fn),
-    small_float("float8_e4m3fnuz", code::FLOAT8_E4M3FNUZ, Meaning::Float8E4m3fnuz),
-    small_float("float8_e5m2", code::FLOAT8_E5M2, Meaning::Float8E5m2),
-    small_float("float8_e5m2fnuz", code::FLOAT8_E5M2FNUZ, Meaning::Float8E5m2fnuz),
-    small_float("float8_e8m0fnu", code::FLOAT8_E8M0FNU, Meaning::Float8E8m0fnu),
-];
+static ALL: [Element; Dtype::ALL.len() + 1] = {
+    let mut all = [COMPLEX128; Dtype::ALL.len() + 1];
+    let mut code = 0;
+    while code < Dtype::ALL.len() {
+        all[code] = element(Dtype::ALL[code]);
+        code += 1;
+    }
+    all
+};
 
 /// Where each is among all, by its code and the logarithm of its bits: calls that take a microsecond ask.
 static PLACES: [[u8; 8]; 16] = {
@@ -100,7 +73,7 @@ static PLACES: [[u8; 8]; 16] = {
 
 impl Element {
     /// What anything else is made of.
-    pub(crate) const BYTE: Self = number("uint8", (code::UINT, 8), "|u1", Dtype::U8);
+    pub(crate) const BYTE: Self = element(Dtype::U8);
 
     /// The element that Python calls so.
     pub(crate) fn named(name: &str) -> Option<Self> {
@@ -114,47 +87,39 @@ impl Element {
 
     /// Whether it can name rows.
     pub(crate) fn is_index(self) -> bool {
-        self.code == code::INT && matches!(self.bits, 32 | 64)
+        matches!(self.dtype, Some(Dtype::I32 | Dtype::I64))
     }
 
     /// Whether it is a complex number.
     pub(crate) fn is_complex(self) -> bool {
-        self.code == code::COMPLEX
+        self.code == COMPLEX128.code
     }
 
     /// Whether complex numbers are made of it: such elements can be the negatives of what is in memory.
     pub(crate) fn is_part_of_complex(self) -> bool {
-        self.code == code::FLOAT
+        matches!(self.dtype, Some(Dtype::F16 | Dtype::F32 | Dtype::F64))
     }
 
-    /// What a tensor stores it as.
+    /// The type of the elements of a tensor that holds it.
     pub(crate) fn stored(self) -> Result<Dtype, Raised> {
         let refused = || {
             let message = format!("tensors do not hold {}", self.name);
             Raised::new("WrongType", message).hint("convert the elements to another type first")
         };
-        self.stored.map(|(dtype, _)| dtype).ok_or_else(refused)
+        self.dtype.ok_or_else(refused)
     }
 
-    /// What that stands for.
-    pub(crate) fn meaning(self) -> Meaning {
-        self.stored.map(|(_, meaning)| meaning).unwrap_or_default()
-    }
-
-    /// What it is to those who count with it.
+    /// The number type that it is, if it is one.
     pub(crate) fn number(self) -> Result<Dtype, Raised> {
-        let number = self.stored.filter(|(_, meaning)| *meaning == Meaning::Number).map(|(dtype, _)| dtype);
-        number.ok_or_else(|| {
+        self.dtype.filter(|dtype| dtype.is_number()).ok_or_else(|| {
             let message = format!("cannot compute with {}", self.name);
             Raised::new("WrongType", message).hint("convert the array to another type first")
         })
     }
 
-    /// The element that a tensor's type is, where it stands for that.
-    pub(crate) fn of(dtype: Dtype, meaning: Meaning) -> Self {
-        let found = ALL.iter().find(|element| element.stored == Some((dtype, meaning)));
-        // Every type and every meaning has a row of its own above.
-        found.copied().unwrap_or(Self::BYTE)
+    /// The element of a tensor's type.
+    pub(crate) fn of(dtype: Dtype) -> Self {
+        element(dtype)
     }
 
     /// The element with DLPack's code and bits.
@@ -184,30 +149,20 @@ impl Element {
     pub(crate) fn of_format(format: &str) -> Result<Self, Raised> {
         let (order, letters) =
             format.split_at(format.len() - format.trim_start_matches(['@', '=', '<']).len());
-        let long = if order.starts_with(['=', '<']) { 32 } else { 64 };
-        let (code, bits) = match letters {
-            "b" => (code::INT, 8),
-            "B" | "c" | "" => (code::UINT, 8),
-            "?" => (code::BOOL, 8),
-            "h" => (code::INT, 16),
-            "H" => (code::UINT, 16),
-            "i" => (code::INT, 32),
-            "I" => (code::UINT, 32),
-            "l" => (code::INT, long),
-            "L" => (code::UINT, long),
-            "q" => (code::INT, 64),
-            "Q" => (code::UINT, 64),
-            "e" => (code::FLOAT, 16),
-            "f" => (code::FLOAT, 32),
-            "d" => (code::FLOAT, 64),
-            "Zf" => (code::COMPLEX, 64),
-            "Zd" => (code::COMPLEX, 128),
-            _ => {
-                let message = format!("buffers of `{format}` are not taken");
-                return Err(Raised::new("WrongType", message).hint("give a buffer of plain numbers"));
-            }
+        let is_standard = order.starts_with(['=', '<']);
+        // A `long` has 8 bytes in native size, and 4 in standard size. A character is a byte.
+        let letters = match letters {
+            "c" | "" => "B",
+            "l" if is_standard => "i",
+            "l" => "q",
+            "L" if is_standard => "I",
+            "L" => "Q",
+            letters => letters,
         };
-        Self::of_code(code, bits, 1)
+        ALL.iter().copied().find(|element| element.format == Some(letters)).ok_or_else(|| {
+            let message = format!("buffers of `{format}` are not taken");
+            Raised::new("WrongType", message).hint("give a buffer of plain numbers")
+        })
     }
 }
 
@@ -232,7 +187,7 @@ impl<'py> FromPyObject<'_, 'py> for Element {
             "half" => "float16",
             name => name,
         };
-        let found = Self::named(name).or_else(|| Some(Self::of(name.parse().ok()?, Meaning::Number)));
+        let found = Self::named(name).or_else(|| Some(Self::of(name.parse().ok()?)));
         found.ok_or_else(|| {
             Raised::new("WrongType", format!("no type of elements is called `{name}`"))
                 .hint("give a name such as `float32`, or a dtype of numpy or torch")

@@ -202,7 +202,7 @@ pub(crate) use {with_floats, with_integers, with_types};
 
 /// The elements of `source` as elements of another type; `None` where there is no conversion.
 pub(crate) fn convert(source: &[u8], from: Dtype, to: Dtype) -> Option<Vec<u8>> {
-    if from == to {
+    if from == to || from == to.storage() {
         return Some(source.to_vec());
     }
     let mut target = vec![0; source.len() / from.len() * to.len()];

@@ -1,24 +1,28 @@
-//! The types of a tensor's elements.
+//! Element types: their names and encodings, conversion, addition and reduction.
+//!
+//! A number type (`U8` to `F64`) can be converted, added and reduced. The other types are stored as a number type of the same
+//! length and only copied.
 
 mod element;
-mod meaning;
 mod reduce;
+mod table;
 
 use std::fmt;
 use std::str::FromStr;
 
 pub(crate) use element::{Element, add, convert, with_floats, with_integers, with_types};
-pub use meaning::Meaning;
 pub use reduce::{ReduceOp, UnknownReduceOp, combine_naive};
+pub use table::{DtypeInfo, DtypeKind};
 
-/// The type of a tensor's elements. Anything else, structures for one, is a row of `U8`.
+/// The type of a tensor's elements. Any other element, such as a structure, is a row of `U8`.
 ///
-/// The numbers are those that kernels, C and files use, and never change.
+/// The codes never change. Kernels know those of numbers; files use them too, with the code of the [storage](Self::storage) for
+/// the other types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u32)]
 pub enum Dtype {
-    /// Unsigned, one byte; also for truth values and raw bytes.
+    /// Unsigned, one byte; also for raw bytes.
     U8 = 0,
     /// Signed, one byte.
     I8 = 1,
@@ -42,11 +46,48 @@ pub enum Dtype {
     F32 = 10,
     /// IEEE double precision.
     F64 = 11,
+    /// A truth value, zero or one, in a byte.
+    Bool = 12,
+    /// Two single precision numbers, in eight bytes: the real and the imaginary part.
+    Complex64 = 13,
+    /// A float of one byte: four bits of exponent, no infinities.
+    Float8E4m3fn = 14,
+    /// The same without a negative zero.
+    Float8E4m3fnuz = 15,
+    /// A float of one byte: five bits of exponent.
+    Float8E5m2 = 16,
+    /// The same without infinities and a negative zero.
+    Float8E5m2fnuz = 17,
+    /// A power of two, in a byte.
+    Float8E8m0fnu = 18,
 }
 
 impl Dtype {
-    /// Every type, in the order of their numbers.
-    pub const ALL: [Self; 12] = [
+    /// Every type, in the order of their codes.
+    pub const ALL: [Self; 19] = [
+        Self::U8,
+        Self::I8,
+        Self::U16,
+        Self::I16,
+        Self::U32,
+        Self::I32,
+        Self::U64,
+        Self::I64,
+        Self::F16,
+        Self::Bf16,
+        Self::F32,
+        Self::F64,
+        Self::Bool,
+        Self::Complex64,
+        Self::Float8E4m3fn,
+        Self::Float8E4m3fnuz,
+        Self::Float8E5m2,
+        Self::Float8E5m2fnuz,
+        Self::Float8E8m0fnu,
+    ];
+
+    /// The number types, in the order of their codes.
+    pub const NUMBERS: [Self; 12] = [
         Self::U8,
         Self::I8,
         Self::U16,
@@ -61,59 +102,59 @@ impl Dtype {
         Self::F64,
     ];
 
-    /// Its number.
+    /// Its code.
     #[must_use]
     pub fn code(self) -> u32 {
         self as u32
     }
 
-    /// The type of a number.
+    /// The type with a code.
     #[must_use]
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(code).ok()?).copied()
     }
 
-    /// How many bytes an element takes.
+    /// The length of an element in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "an element is never empty")]
     pub fn len(self) -> usize {
-        match self {
-            Self::U8 | Self::I8 => 1,
-            Self::U16 | Self::I16 | Self::F16 | Self::Bf16 => 2,
-            Self::U32 | Self::I32 | Self::F32 => 4,
-            Self::U64 | Self::I64 | Self::F64 => 8,
-        }
+        self.info().len
     }
 
-    /// Whether it has a fraction.
+    /// The number type of the same length as which elements are stored and copied. A number type is stored as itself.
+    ///
+    /// ```
+    /// use wholemem::Dtype;
+    ///
+    /// assert_eq!((Dtype::Bool.storage(), Dtype::F32.storage()), (Dtype::U8, Dtype::F32));
+    /// ```
+    #[must_use]
+    pub fn storage(self) -> Self {
+        self.info().storage
+    }
+
+    /// Whether elements are numbers, which can be converted, added and reduced.
+    #[must_use]
+    pub fn is_number(self) -> bool {
+        matches!(self.info().kind, DtypeKind::Unsigned | DtypeKind::Signed | DtypeKind::Float)
+    }
+
+    /// Whether elements are floats of 16 bits or more.
     #[must_use]
     pub fn is_float(self) -> bool {
-        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+        self.info().kind == DtypeKind::Float
     }
 
     /// Whether elements can be converted to `other`: floats to floats, integers to integers.
     #[must_use]
     pub fn converts_to(self, other: Self) -> bool {
-        self.is_float() == other.is_float()
+        self.is_number() && other.is_number() && self.is_float() == other.is_float()
     }
 }
 
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::U8 => "u8",
-            Self::I8 => "i8",
-            Self::U16 => "u16",
-            Self::I16 => "i16",
-            Self::U32 => "u32",
-            Self::I32 => "i32",
-            Self::U64 => "u64",
-            Self::I64 => "i64",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::F32 => "f32",
-            Self::F64 => "f64",
-        })
+        f.pad(self.info().name)
     }
 }
 
@@ -121,14 +162,16 @@ impl FromStr for Dtype {
     type Err = UnknownDtype;
 
     fn from_str(name: &str) -> Result<Self, UnknownDtype> {
-        let found = Self::ALL.into_iter().find(|dtype| dtype.to_string() == name);
+        let found = Self::ALL.into_iter().find(|dtype| dtype.info().name == name);
         found.ok_or_else(|| UnknownDtype { name: name.to_owned() })
     }
 }
 
 /// A name that no type of elements has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no type is called `{name}`: there are u8 to u64, i8 to i64, f16, bf16, f32 and f64")]
+#[error(
+    "no type is called `{name}`: there are u8 to u64, i8 to i64, f16, bf16, f32, f64, bool, complex64 and float8 with e4m3fn, e4m3fnuz, e5m2, e5m2fnuz or e8m0fnu"
+)]
 pub struct UnknownDtype {
     /// The name.
     pub name: String,
@@ -144,7 +187,14 @@ mod tests {
             assert_eq!(Dtype::from_code(dtype.code()), Some(dtype));
             assert_eq!(dtype.to_string().parse(), Ok(dtype));
         }
-        assert_eq!(Dtype::from_code(12), None);
+        assert_eq!(Dtype::from_code(19), None);
         assert_eq!("f8".parse::<Dtype>(), Err(UnknownDtype { name: "f8".to_owned() }));
+    }
+
+    #[test]
+    fn numbers_are_the_types_that_are_converted_to_themselves() {
+        let numbers: Vec<_> = Dtype::ALL.into_iter().filter(|dtype| dtype.converts_to(*dtype)).collect();
+        assert_eq!(numbers, Dtype::NUMBERS);
+        assert!(Dtype::ALL.into_iter().all(|dtype| !Dtype::Bool.converts_to(dtype)));
     }
 }

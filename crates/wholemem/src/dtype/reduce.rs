@@ -64,12 +64,12 @@ impl ReduceOp {
         Self::ALL.get(usize::try_from(code).ok()?).copied()
     }
 
-    /// Whether elements of this type can be combined so: by their bits, only integers can.
+    /// Whether elements of this type can be combined so: only numbers can, and by their bits, only integers.
     #[must_use]
     pub fn applies_to(self, dtype: Dtype) -> bool {
         match self {
-            Self::Sum | Self::Avg | Self::Min | Self::Max | Self::Prod => true,
-            Self::And | Self::Or | Self::Xor => !dtype.is_float(),
+            Self::Sum | Self::Avg | Self::Min | Self::Max | Self::Prod => dtype.is_number(),
+            Self::And | Self::Or | Self::Xor => dtype.is_number() && !dtype.is_float(),
         }
     }
 }
@@ -207,12 +207,16 @@ mod tests {
 
     #[test]
     fn bits_are_of_integers() {
-        for dtype in Dtype::ALL {
+        for dtype in Dtype::NUMBERS {
             for op in ReduceOp::ALL {
                 let by_bits = matches!(op, ReduceOp::And | ReduceOp::Or | ReduceOp::Xor);
                 assert_eq!(op.applies_to(dtype), !(by_bits && dtype.is_float()), "{op} of {dtype}");
             }
         }
+        assert!(
+            ReduceOp::ALL.into_iter().all(|op| !op.applies_to(Dtype::Bool)),
+            "truth values are only copied"
+        );
     }
 
     #[test]

@@ -6,7 +6,7 @@ use wholemem_comm::Rank;
 
 pub use file::{FileError, FileProblem};
 
-use crate::dtype::{Dtype, Meaning, ReduceOp};
+use crate::dtype::{Dtype, ReduceOp};
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -106,15 +106,6 @@ pub enum Error {
     #[error("a tensor has at least one dimension: its rows")]
     NoDimensions,
 
-    /// Elements that are stored otherwise than their type is.
-    #[error("elements of {dtype} cannot be {meaning}")]
-    NotItsMeaning {
-        /// What they would stand for.
-        meaning: Meaning,
-        /// Their type.
-        dtype: Dtype,
-    },
-
     /// Rows or columns that a tensor does not have.
     #[error("cannot use {what} {start}..{end}: there are {count}")]
     OutOfRange {
@@ -202,8 +193,8 @@ pub enum Error {
         align: usize,
     },
 
-    /// An operation that elements of a type have not.
-    #[error("cannot take the {op} of {dtype}: operations on bits are for integers")]
+    /// An operation that elements of a type do not have.
+    #[error("cannot take the {op} of {dtype}: operations on bits are for integers, the others for numbers")]
     OpNotForType {
         /// The operation.
         op: ReduceOp,
@@ -333,7 +324,7 @@ impl Error {
             Self::NoPart { .. } => 1025,
             Self::NoWindowSpace { .. } => 1026,
             Self::Environment { .. } => 1027,
-            Self::NotItsMeaning { .. } => 1028,
+            // 1028 was that of an element type stored as another than its own.
             Self::SavesDiffer { .. } => 1029,
         }
     }

@@ -32,13 +32,7 @@ impl Stored {
             let bound = u128::from(rows) * u128::from(part) / u128::from(parts);
             u64::try_from(bound).expect("at most the number of rows")
         };
-        let cut = Cut {
-            dtype: self.dtype(),
-            meaning: self.meaning(),
-            shape: self.shape(),
-            save,
-            count: to_usize(parts),
-        };
+        let cut = Cut { dtype: self.dtype(), shape: self.shape(), save, count: to_usize(parts) };
         let mut writers = Vec::new();
         for part in 0..parts {
             let rows = bound(part)..bound(part + 1);
@@ -78,8 +72,7 @@ impl Stored {
     /// As [`verify`](Self::verify), and when the file cannot be written; [`FileProblem::UnknownType`] for elements that
     /// numpy does not have; [`FileProblem::NotAFile`] for a folder or a device in its place.
     pub fn export_npy(&self, path: &Path, watch: Watch<'_>) -> Result<()> {
-        let header =
-            npy::encode(self.dtype(), self.meaning(), self.shape()).map_err(|problem| problem.at(path))?;
+        let header = npy::encode(self.dtype(), self.shape()).map_err(|problem| problem.at(path))?;
         // Before anything is written: a folder could not be replaced, and a device must not be.
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             return Err(FileProblem::NotAFile.at(path).into());

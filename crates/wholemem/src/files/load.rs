@@ -68,8 +68,8 @@ impl WholeTensor {
         let comm = group.bootstrap();
         let stored = on_one_save(comm, opened)?;
         let LoadSpec { kind, location, rows_of_each } = spec.clone();
-        let (meaning, spec) = (stored.meaning(), TensorSpec::new(stored.dtype(), stored.shape()));
-        let tensor = Self::create(group, &TensorSpec { meaning, kind, location, rows_of_each, ..spec })?;
+        let spec = TensorSpec::new(stored.dtype(), stored.shape());
+        let tensor = Self::create(group, &TensorSpec { kind, location, rows_of_each, ..spec })?;
         agree(comm, tensor.fill(&stored, watch))?;
         Ok(tensor)
     }

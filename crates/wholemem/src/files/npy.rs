@@ -1,7 +1,7 @@
 //! The header of a `.npy` file: a Python dictionary of three entries, in front of the elements.
 
 use super::FileProblem;
-use crate::{Dtype, Meaning};
+use crate::Dtype;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 
@@ -11,8 +11,7 @@ pub const LONGEST: usize = 64 << 10;
 /// What a header says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Npy {
-    /// The type of the elements, and what they stand for.
-    pub(super) kind: (Dtype, Meaning),
+    pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
     /// Where the elements begin in the file.
     pub(super) offset: u64,
@@ -31,7 +30,7 @@ fn malformed(what: &'static str) -> FileProblem {
 pub fn header(bytes: &[u8], file_len: u64) -> Result<(&str, u64), FileProblem> {
     let (text, offset) = text(bytes)?;
     let Header { descr, shape, .. } = Header::parse(text)?;
-    if let Ok((dtype, _)) = kind(&descr) {
+    if let Ok(dtype) = dtype_of(&descr) {
         let len = shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
         let needed = len.and_then(|len| len.checked_add(offset));
         let needed = needed.ok_or_else(|| malformed("it would be too long"))?;
@@ -97,28 +96,11 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Npy, FileProblem> {
     if columns_first && shape.len() > 1 {
         return Err(FileProblem::ColumnsFirst);
     }
-    Ok(Npy { kind: kind(&descr)?, shape, offset })
+    Ok(Npy { dtype: dtype_of(&descr)?, shape, offset })
 }
 
-fn kind(descr: &str) -> Result<(Dtype, Meaning), FileProblem> {
-    // Of one byte, the order is none: numpy writes `|`.
-    let dtype = match descr.trim_start_matches(['<', '|', '=']) {
-        "b1" => return Ok((Dtype::U8, Meaning::Bool)),
-        "c8" => return Ok((Dtype::U64, Meaning::Complex64)),
-        "u1" => Dtype::U8,
-        "i1" => Dtype::I8,
-        "u2" => Dtype::U16,
-        "i2" => Dtype::I16,
-        "u4" => Dtype::U32,
-        "i4" => Dtype::I32,
-        "u8" => Dtype::U64,
-        "i8" => Dtype::I64,
-        "f2" => Dtype::F16,
-        "f4" => Dtype::F32,
-        "f8" => Dtype::F64,
-        _ => return Err(FileProblem::UnknownType { name: descr.to_owned() }),
-    };
-    Ok((dtype, Meaning::Number))
+fn dtype_of(descr: &str) -> Result<Dtype, FileProblem> {
+    Dtype::from_npy(descr).ok_or_else(|| FileProblem::UnknownType { name: descr.to_owned() })
 }
 
 /// What the dictionary holds of what is looked for.
@@ -200,24 +182,8 @@ fn full() -> Found {
 }
 
 /// The header of an array, as numpy would write it, up to where its elements begin.
-pub(super) fn encode(dtype: Dtype, meaning: Meaning, shape: &[u64]) -> Result<Vec<u8>, FileProblem> {
-    let descr = match (meaning, dtype) {
-        (Meaning::Bool, _) => "|b1",
-        (Meaning::Complex64, _) => "<c8",
-        (Meaning::Number, Dtype::U8) => "|u1",
-        (Meaning::Number, Dtype::I8) => "|i1",
-        (Meaning::Number, Dtype::U16) => "<u2",
-        (Meaning::Number, Dtype::I16) => "<i2",
-        (Meaning::Number, Dtype::U32) => "<u4",
-        (Meaning::Number, Dtype::I32) => "<i4",
-        (Meaning::Number, Dtype::U64) => "<u8",
-        (Meaning::Number, Dtype::I64) => "<i8",
-        (Meaning::Number, Dtype::F16) => "<f2",
-        (Meaning::Number, Dtype::F32) => "<f4",
-        (Meaning::Number, Dtype::F64) => "<f8",
-        (Meaning::Number, Dtype::Bf16) => return Err(FileProblem::UnknownType { name: dtype.to_string() }),
-        _ => return Err(FileProblem::UnknownType { name: meaning.to_string() }),
-    };
+pub(super) fn encode(dtype: Dtype, shape: &[u64]) -> Result<Vec<u8>, FileProblem> {
+    let descr = dtype.info().npy.ok_or_else(|| FileProblem::UnknownType { name: dtype.to_string() })?;
     let numbers: String = shape.iter().map(|len| format!("{len}, ")).collect();
     // One dimension keeps its comma; more have none behind the last.
     let numbers = if shape.len() == 1 { numbers.trim_end() } else { numbers.trim_end_matches(", ") };
@@ -250,13 +216,12 @@ mod tests {
     #[test]
     fn what_numpy_writes_is_read() {
         let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }          \n";
-        let kind = (Dtype::F32, Meaning::Number);
-        let expected = Npy { kind, shape: vec![3, 4], offset: 10 + header.len() as u64 };
+        let expected = Npy { dtype: Dtype::F32, shape: vec![3, 4], offset: 10 + header.len() as u64 };
         assert_eq!(decode(&file(header)), Ok(expected));
         let header = "{'descr': '|b1', 'fortran_order': True, 'shape': (7,), }\n";
         let read = decode(&file(header)).unwrap();
         assert_eq!(read.shape, [7], "one dimension has no order");
-        assert_eq!(read.kind, (Dtype::U8, Meaning::Bool));
+        assert_eq!(read.dtype, Dtype::Bool);
         let header = "{'shape': (), 'fortran_order': False, 'descr': '<i8'}";
         assert_eq!(decode(&file(header)).unwrap().shape, [0; 0]);
     }
@@ -276,18 +241,16 @@ mod tests {
     proptest! {
         #[test]
         fn a_written_header_is_read_again(
-            code in 0u32..12,
-            meaning in prop::sample::select(&Meaning::ALL[..]),
+            dtype in prop::sample::select(&Dtype::ALL[..]),
             shape in prop::collection::vec(any::<u64>(), 0..9),
         ) {
-            let dtype = meaning.stored_as().or_else(|| Dtype::from_code(code)).unwrap();
-            let header = encode(dtype, meaning, &shape);
-            let is_numpys = !(dtype == Dtype::Bf16 || meaning.to_string().starts_with("float8"));
+            let header = encode(dtype, &shape);
+            let is_numpys = !(dtype == Dtype::Bf16 || dtype.to_string().starts_with("float8"));
             prop_assert_eq!(header.is_ok(), is_numpys);
             if let Ok(header) = header {
                 prop_assert_eq!(header.len() % 64, 0);
                 let offset = header.len() as u64;
-                prop_assert_eq!(decode(&header), Ok(Npy { kind: (dtype, meaning), shape, offset }));
+                prop_assert_eq!(decode(&header), Ok(Npy { dtype, shape, offset }));
             }
         }
 

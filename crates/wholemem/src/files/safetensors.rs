@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::FileProblem;
-use crate::{Dtype, Meaning};
+use crate::Dtype;
 
 /// The longest header that is read, as others have it.
 const LONGEST: u64 = 100_000_000;
@@ -29,9 +29,9 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Its type, if that is one of ours, and what its elements stand for.
-    pub(super) fn kind(&self) -> Result<(Dtype, Meaning), FileProblem> {
-        kind(&self.type_name)
+    /// The type of its elements.
+    pub(super) fn dtype(&self) -> Result<Dtype, FileProblem> {
+        dtype_of(&self.type_name)
     }
 
     /// Its shape as that of rows: a single number is one of one element.
@@ -96,7 +96,7 @@ fn entry(name: String, value: &Value, data: u64, room: u64) -> Result<Entry, Fil
         value.get("dtype").and_then(Value::as_str).ok_or_else(|| malformed("a tensor has no type"))?;
     let wrong = || malformed("a tensor is not of the length that its type and shape make");
     let len = end.checked_sub(start).filter(|_| end <= room).ok_or_else(wrong)?;
-    if let Ok((dtype, _)) = kind(type_name) {
+    if let Ok(dtype) = dtype_of(type_name) {
         let made = shape.iter().try_fold(dtype.len() as u64, |len, count| len.checked_mul(*count));
         made.filter(|made| *made == len).ok_or_else(wrong)?;
     }
@@ -134,28 +134,8 @@ pub fn front(entries: &[Entry], metadata: Option<&str>) -> Result<Vec<u8>, FileP
     Ok([&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat())
 }
 
-fn kind(name: &str) -> Result<(Dtype, Meaning), FileProblem> {
-    let number = |dtype| (dtype, Meaning::Number);
-    Ok(match name {
-        "BOOL" => (Dtype::U8, Meaning::Bool),
-        "F8_E4M3" => (Dtype::U8, Meaning::Float8E4m3fn),
-        "F8_E5M2" => (Dtype::U8, Meaning::Float8E5m2),
-        "F8_E8M0" => (Dtype::U8, Meaning::Float8E8m0fnu),
-        "C64" => (Dtype::U64, Meaning::Complex64),
-        "U8" => number(Dtype::U8),
-        "I8" => number(Dtype::I8),
-        "U16" => number(Dtype::U16),
-        "I16" => number(Dtype::I16),
-        "U32" => number(Dtype::U32),
-        "I32" => number(Dtype::I32),
-        "U64" => number(Dtype::U64),
-        "I64" => number(Dtype::I64),
-        "F16" => number(Dtype::F16),
-        "BF16" => number(Dtype::Bf16),
-        "F32" => number(Dtype::F32),
-        "F64" => number(Dtype::F64),
-        _ => return Err(FileProblem::UnknownType { name: name.to_owned() }),
-    })
+fn dtype_of(name: &str) -> Result<Dtype, FileProblem> {
+    Dtype::from_safetensors(name).ok_or_else(|| FileProblem::UnknownType { name: name.to_owned() })
 }
 
 #[cfg(test)]
@@ -171,12 +151,10 @@ mod tests {
             "a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}"#;
         let data = 8 + header.len() as u64;
         let entries = decode(header, data + 16).unwrap();
-        let number = |dtype| Ok((dtype, Meaning::Number));
-        let expected =
-            [("a", number(Dtype::F32), vec![1], data), ("b", number(Dtype::Bf16), vec![2, 3], data + 4)];
+        let expected = [("a", Ok(Dtype::F32), vec![1], data), ("b", Ok(Dtype::Bf16), vec![2, 3], data + 4)];
         let found: Vec<_> = entries
             .iter()
-            .map(|entry| (&entry.name[..], entry.kind(), entry.rows_shape(), entry.offset))
+            .map(|entry| (&entry.name[..], entry.dtype(), entry.rows_shape(), entry.offset))
             .collect();
         assert_eq!(found, expected);
     }
@@ -197,7 +175,7 @@ mod tests {
         assert_eq!((len + 8, len % 8), (file.len(), 0));
         let mut read = decode(&file[8..], file.len() as u64 + 16).unwrap();
         let unknown = Err(FileProblem::UnknownType { name: "F4".to_owned() });
-        assert_eq!(read[1].kind(), unknown, "bytes of it can be passed on all the same");
+        assert_eq!(read[1].dtype(), unknown, "bytes of it can be passed on all the same");
         let offsets: Vec<_> = read.iter_mut().map(|entry| std::mem::take(&mut entry.offset)).collect();
         assert_eq!(offsets, [0, 8, 16].map(|at| at + file.len() as u64));
         assert_eq!(read, written);

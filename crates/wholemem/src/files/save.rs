@@ -67,13 +67,7 @@ impl WholeTensor {
         let rank = self.group().rank();
         let ranges = ranges_of(self.memory().partition(), self.first_row(), self.row_count());
         let Some(number) = ranges.iter().position(|(owner, _)| *owner == rank) else { return Ok(()) };
-        let cut = Cut {
-            dtype: self.dtype(),
-            meaning: self.meaning(),
-            shape: self.shape(),
-            save,
-            count: ranges.len(),
-        };
+        let cut = Cut { dtype: self.dtype(), shape: self.shape(), save, count: ranges.len() };
         let writer = ShardWriter::create(folder, cut, number, &ranges[number].1)?;
         let threads = threads_of(self.group().size());
         let start = || Ok((self.group().device().stream()?, Vec::new()));

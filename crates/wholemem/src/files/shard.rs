@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::FileProblem;
-use crate::{Dtype, Meaning};
+use crate::Dtype;
 
 const MAGIC: &[u8; 8] = b"wholemem";
 const VERSION: u32 = 1;
@@ -48,7 +48,6 @@ pub(super) fn digest(bytes: &[u8]) -> Digest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Shard {
     pub(super) dtype: Dtype,
-    pub(super) meaning: Meaning,
     /// The shape of the whole tensor.
     pub(super) shape: Vec<u64>,
     /// The same in all shards of one save, and in no others.
@@ -109,13 +108,15 @@ impl Shard {
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::from(*MAGIC);
-        bytes.extend([VERSION, self.dtype.code()].iter().flat_map(|number| number.to_le_bytes()));
+        bytes.extend([VERSION, self.dtype.storage().code()].iter().flat_map(|number| number.to_le_bytes()));
         bytes.extend(self.save);
         bytes.extend([self.number, self.count].iter().flat_map(|number| number.to_le_bytes()));
         let numbers = [self.first_row, self.rows, self.row_len(), self.block_rows, self.data_at()];
         bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         let dimensions = u32::try_from(self.shape.len()).expect("a tensor has far fewer dimensions");
-        bytes.extend([dimensions, self.meaning.code()].iter().flat_map(|number| number.to_le_bytes()));
+        bytes.extend(
+            [dimensions, self.dtype.info().saved_meaning].iter().flat_map(|number| number.to_le_bytes()),
+        );
         bytes.extend(self.shape.iter().flat_map(|len| len.to_le_bytes()));
         bytes.extend(self.digests.iter().flatten());
         let own = digest(&bytes);
@@ -155,9 +156,7 @@ impl Shard {
             return Err(malformed("the checksum of its header differs"));
         }
         let numbers = Numbers(header);
-        let dtype = Dtype::from_code(numbers.u32(12)).ok_or_else(contradiction)?;
-        let meaning = Meaning::from_code(numbers.u32(84)).filter(|meaning| meaning.is_of(dtype));
-        let meaning = meaning.ok_or_else(contradiction)?;
+        let dtype = Dtype::from_saved(numbers.u32(12), numbers.u32(84)).ok_or_else(contradiction)?;
         let dimensions = numbers.u32(80) as usize;
         let shape: Vec<_> = (0..dimensions).map(|n| numbers.u64(FIXED + 8 * n)).collect();
         let digests = rest[FIXED + 8 * dimensions..].as_chunks::<DIGEST>().0.to_vec();
@@ -175,7 +174,7 @@ impl Shard {
         if row_len.is_none_or(|row_len| row_len == 0 || block_rows > Self::rows_of_a_block(row_len)) {
             return Err(contradiction());
         }
-        let shard = Self { dtype, meaning, shape, save, number, count, first_row, rows, block_rows, digests };
+        let shard = Self { dtype, shape, save, number, count, first_row, rows, block_rows, digests };
         if numbers.u64(72) != shard.data_at() {
             return Err(contradiction());
         }
@@ -208,7 +207,6 @@ mod tests {
     fn shard() -> Shard {
         Shard {
             dtype: Dtype::F16,
-            meaning: Meaning::Number,
             shape: vec![1000, 3, 7],
             save: [9; 16],
             number: 1,

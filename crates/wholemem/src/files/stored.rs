@@ -16,7 +16,7 @@ use super::open::{Found, is_at, open, open_folder, open_shard};
 use super::shard::{self, Digest, Shard};
 use super::{FileError, FileProblem};
 use super::{npy, safetensors};
-use crate::{Dtype, Meaning};
+use crate::Dtype;
 use wholemem_os::width::to_usize;
 
 /// Which rows to read, in which files.
@@ -78,7 +78,6 @@ impl Source {
 #[derive(Debug)]
 pub struct Stored {
     dtype: Dtype,
-    meaning: Meaning,
     shape: Vec<u64>,
     /// In the order of their rows, of which there are no gaps.
     parts: Vec<Part>,
@@ -145,12 +144,6 @@ impl Stored {
         self.dtype
     }
 
-    /// What the elements stand for.
-    #[must_use]
-    pub fn meaning(&self) -> Meaning {
-        self.meaning
-    }
-
     /// The shape, rows first.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
@@ -187,7 +180,7 @@ impl Stored {
             return Err(FileProblem::PartialRow { len, row_len });
         }
         let shape = [&[rows], row_shape].concat();
-        Self::plain(path, found, 0, (dtype, Meaning::Number), shape)
+        Self::plain(path, found, 0, dtype, shape)
     }
 
     fn open_npy(path: &Path) -> Result<Self, FileProblem> {
@@ -199,7 +192,7 @@ impl Stored {
             .map_err(|error| FileProblem::refused("read its header", &error))?;
         let header = npy::decode(&front)?;
         let shape = if header.shape.is_empty() { vec![1] } else { header.shape };
-        Self::plain(path, found, header.offset, header.kind, shape)
+        Self::plain(path, found, header.offset, header.dtype, shape)
     }
 
     fn open_tensor(path: &Path, name: Option<&str>) -> Result<Self, FileProblem> {
@@ -219,14 +212,14 @@ impl Stored {
                 None => return Err(FileProblem::NoSuchTensor { name: name.to_owned(), known: known() }),
             },
         };
-        Self::plain(path, found, entry.offset, entry.kind()?, entry.rows_shape())
+        Self::plain(path, found, entry.offset, entry.dtype()?, entry.rows_shape())
     }
 
     fn plain(
         path: &Path,
         Found { file, len, version }: Found,
         offset: u64,
-        (dtype, meaning): (Dtype, Meaning),
+        dtype: Dtype,
         shape: Vec<u64>,
     ) -> Result<Self, FileProblem> {
         // The rows' own length first: of no rows at all, any would do.
@@ -242,7 +235,7 @@ impl Stored {
         let rows = 0..shape[0];
         let parts =
             vec![Part { path: path.to_owned(), file, rows, layout: Layout::Plain { offset, version } }];
-        Ok(Self { dtype, meaning, shape, parts })
+        Ok(Self { dtype, shape, parts })
     }
 
     fn open_saved(path: &Path) -> Result<Self, FileError> {
@@ -279,10 +272,7 @@ impl Stored {
         let mut next = 0;
         let mut parts = Vec::new();
         for (path, file, shard, digest) in found {
-            let same = |shard: &Shard| {
-                let kind = (shard.dtype, shard.meaning);
-                (shard.save, kind, shard.count, shard.shape == first.shape)
-            };
+            let same = |shard: &Shard| (shard.save, shard.dtype, shard.count, shard.shape == first.shape);
             if same(&shard) != same(&first) {
                 return Err(FileProblem::OtherSave { other: first_path }.at(&path));
             }
@@ -300,7 +290,7 @@ impl Stored {
         if next != rows {
             return Err(FileProblem::MissingRows { start: next, end: rows }.at(folder));
         }
-        Ok(Self { dtype: first.dtype, meaning: first.meaning, shape: first.shape, parts })
+        Ok(Self { dtype: first.dtype, shape: first.shape, parts })
     }
 
     /// Which save, or which version of a file, it is.
@@ -315,7 +305,7 @@ impl Stored {
 
     /// How the bytes are read: what they are, and where they begin.
     pub(super) fn layout(&self) -> Identity {
-        let kind = [self.dtype.code(), self.meaning.code()].map(u64::from);
+        let kind = [u64::from(self.dtype.code())];
         let offsets = self.parts.iter().filter_map(|part| match part.layout {
             Layout::Plain { offset, .. } => Some(offset),
             Layout::Checked { .. } => None,

@@ -12,7 +12,7 @@ use wholemem_os::Errno;
 
 use super::shard::{self, DIGEST, Digest, Shard};
 use super::{FileError, FileProblem};
-use crate::{Dtype, Meaning};
+use crate::Dtype;
 use wholemem_os::width::to_usize;
 
 /// How a tensor is to be saved. It is the same on all ranks.
@@ -26,7 +26,6 @@ pub struct SaveSpec {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cut<'a> {
     pub(super) dtype: Dtype,
-    pub(super) meaning: Meaning,
     pub(super) shape: &'a [u64],
     pub(super) save: SaveId,
     /// How many files there are.
@@ -50,13 +49,12 @@ impl ShardWriter {
         number: usize,
         rows: &Range<u64>,
     ) -> Result<Self, FileError> {
-        let Cut { dtype, meaning, shape, save, count } = cut;
+        let Cut { dtype, shape, save, count } = cut;
         let row_len = shape[1..].iter().product::<u64>() * dtype.len() as u64;
         let block_rows = Shard::rows_of_a_block(row_len);
         let blocks = Shard::blocks(rows.end - rows.start, block_rows);
         let shard = Shard {
             dtype,
-            meaning,
             shape: shape.to_vec(),
             save,
             number: u32::try_from(number).expect("a file for each rank, or for each of a `u32` of parts"),

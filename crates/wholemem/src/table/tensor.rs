@@ -7,8 +7,8 @@ use wholemem_hal::{Span, Stream};
 
 use super::gather_scatter::Table;
 use crate::{
-    Communicator, Dtype, ElementRef, Error, GlobalRef, Kind, Location, Meaning, MemorySpec, Placement,
-    Result, WholeMemory,
+    Communicator, Dtype, ElementRef, Error, GlobalRef, Kind, Location, MemorySpec, Placement, Result,
+    WholeMemory,
 };
 use wholemem_os::width::to_usize;
 
@@ -17,8 +17,6 @@ use wholemem_os::width::to_usize;
 pub struct TensorSpec {
     /// The type of its elements.
     pub dtype: Dtype,
-    /// What they stand for.
-    pub meaning: Meaning,
     /// Its shape, rows first.
     pub shape: Vec<u64>,
     /// How ranks see it.
@@ -32,19 +30,15 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// A tensor of numbers in continuous memory of the ranks' devices, evenly shared out.
+    /// A tensor in continuous memory of the ranks' devices, evenly shared out.
     #[must_use]
     pub fn new(dtype: Dtype, shape: &[u64]) -> Self {
         let (kind, location) = (Kind::Continuous, Location::Device);
         let shape = shape.to_vec();
-        let meaning = Meaning::Number;
-        Self { dtype, meaning, shape, kind, location, rows_of_each: None, equal_addresses: false }
+        Self { dtype, shape, kind, location, rows_of_each: None, equal_addresses: false }
     }
 
     fn memory(&self) -> Result<MemorySpec> {
-        if !self.meaning.is_of(self.dtype) {
-            return Err(Error::NotItsMeaning { meaning: self.meaning, dtype: self.dtype });
-        }
         let (rows, inner) = self.shape.split_first().ok_or(Error::NoDimensions)?;
         let elements = inner.iter().try_fold(1_u64, |count, len| count.checked_mul(*len));
         let row_len = elements.and_then(|count| usize::try_from(count).ok()?.checked_mul(self.dtype.len()));
@@ -75,7 +69,6 @@ impl TensorSpec {
 pub struct WholeTensor {
     memory: WholeMemory,
     dtype: Dtype,
-    meaning: Meaning,
     shape: Vec<u64>,
     first_row: u64,
     /// Where a row begins in a row of the memory.
@@ -97,17 +90,17 @@ impl WholeTensor {
     /// Makes a tensor. Collective: all ranks of the group call it with the same specification. Its elements are zero.
     ///
     /// # Errors
-    /// [`Error::NoDimensions`], [`Error::NotItsMeaning`], and as [`WholeMemory::create`].
+    /// [`Error::NoDimensions`], and as [`WholeMemory::create`].
     pub fn create(group: &Communicator, spec: &TensorSpec) -> Result<Self> {
         Self::create_for(group, spec, &[])
     }
 
     /// Makes a tensor for something that ranks tell by `whose`.
     fn create_for(group: &Communicator, spec: &TensorSpec, whose: &[u64]) -> Result<Self> {
-        let TensorSpec { dtype, meaning, shape, .. } = spec;
-        let words = [&[dtype.code(), meaning.code()].map(u64::from), &shape[..], whose].concat();
+        let TensorSpec { dtype, shape, .. } = spec;
+        let words = [&[u64::from(dtype.code())], &shape[..], whose].concat();
         let memory = WholeMemory::create_if(group, spec.memory(), &words)?;
-        Ok(Self { memory, dtype: *dtype, meaning: *meaning, shape: shape.clone(), first_row: 0, offset: 0 })
+        Ok(Self { memory, dtype: *dtype, shape: shape.clone(), first_row: 0, offset: 0 })
     }
 
     /// Makes a tensor of the same type and shape, whose rows are divided among the ranks in the same way. Collective: all
@@ -133,7 +126,6 @@ impl WholeTensor {
         let rows_of_each = (0..self.group().size()).map(len_of).collect::<Result<_>>()?;
         let spec = TensorSpec {
             dtype: self.dtype,
-            meaning: self.meaning,
             shape: self.shape.clone(),
             kind: self.memory.kind(),
             location: self.memory.location(),
@@ -149,7 +141,7 @@ impl WholeTensor {
         [&words[..], &self.shape].concat()
     }
 
-    /// A view of a memory as rows of numbers: one row for each of the memory's.
+    /// A view of a memory as rows of elements: one row for each of the memory's.
     ///
     /// # Errors
     /// [`Error::TooShort`] when the elements of a row are longer than it.
@@ -168,7 +160,7 @@ impl WholeTensor {
         if spec.row_len == 0 {
             return Err(Error::EmptyRow);
         }
-        Ok(Self { memory: memory.clone(), dtype, meaning: Meaning::Number, shape, first_row: 0, offset: 0 })
+        Ok(Self { memory: memory.clone(), dtype, shape, first_row: 0, offset: 0 })
     }
 
     /// The memory it is a view of.
@@ -187,12 +179,6 @@ impl WholeTensor {
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.dtype
-    }
-
-    /// What its elements stand for.
-    #[must_use]
-    pub fn meaning(&self) -> Meaning {
-        self.meaning
     }
 
     /// Its shape, rows first.

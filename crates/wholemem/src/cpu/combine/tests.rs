@@ -93,7 +93,7 @@ impl Buffer {
 
 /// Every combination of a type and an operation that there is.
 fn operations() -> impl Iterator<Item = (Dtype, ReduceOp)> {
-    let pairs = Dtype::ALL.into_iter().flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)));
+    let pairs = Dtype::NUMBERS.into_iter().flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)));
     pairs.filter(|(dtype, op)| op.applies_to(*dtype))
 }
 
@@ -160,7 +160,7 @@ fn a_few_elements_are_combined_as_the_naive_way_does() {
 
 #[test]
 fn there_may_be_many_ranks() {
-    for dtype in Dtype::ALL {
+    for dtype in Dtype::NUMBERS {
         check(dtype, ReduceOp::Avg, 129, 3, 1).unwrap();
         check(dtype, ReduceOp::Avg, 300, BLOCK + 1, 2).unwrap();
     }

@@ -2,7 +2,7 @@
 
 use super::Op;
 use crate::abi::{ElementsRequest, GlobalRef, IndexType, RowsRequest};
-use crate::{Dtype, Error, Result};
+use crate::{Dtype, Error, ReduceOp, Result};
 use wholemem_os::width::to_usize;
 
 /// The table's side.
@@ -71,11 +71,15 @@ pub(crate) fn plan(
 ) -> Result<Option<Request>> {
     let index_len = indices.kind.len();
     check_aligned("indices", indices.address, indices.len, index_len)?;
-    let converts = dense.dtype != table.dtype;
+    if op == Op::ScatterAdd && !table.dtype.is_number() {
+        return Err(Error::OpNotForType { op: ReduceOp::Sum, dtype: table.dtype });
+    }
+    // Elements are copied as they are stored, so rows may also have the type of the storage.
+    let converts = dense.dtype != table.dtype && dense.dtype != table.dtype.storage();
     if converts && !dense.convert {
         return Err(Error::TypesDiffer { table: table.dtype, rows: dense.dtype });
     }
-    if !dense.dtype.converts_to(table.dtype) {
+    if converts && !dense.dtype.converts_to(table.dtype) {
         let (from, to) =
             if op == Op::Gather { (table.dtype, dense.dtype) } else { (dense.dtype, table.dtype) };
         return Err(Error::NotConvertible { from, to });
@@ -223,6 +227,25 @@ mod tests {
         assert_eq!(ask(Op::Scatter, INDICES, int), Err(scatter));
         let same = DensePlace { convert: true, ..DENSE };
         assert!(matches!(ask(Op::Gather, INDICES, same), Ok(Some(Request::Rows(_)))));
+    }
+
+    #[test]
+    fn elements_that_are_no_numbers_are_only_copied() {
+        let table = Table { dtype: Dtype::Bool, ..TABLE };
+        let ask = |op, dtype| plan(op, &table, &INDICES, &DensePlace { dtype, convert: true, ..DENSE }, 0);
+        for dtype in [Dtype::Bool, Dtype::U8] {
+            let Ok(Some(Request::Rows(rows))) = ask(Op::Scatter, dtype) else { panic!("rows of {dtype}") };
+            assert_eq!(rows.row_len, 25);
+            let no_sum = Error::OpNotForType { op: ReduceOp::Sum, dtype: Dtype::Bool };
+            assert_eq!(ask(Op::ScatterAdd, dtype), Err(no_sum));
+        }
+        for to in [Dtype::I32, Dtype::Float8E5m2] {
+            assert_eq!(ask(Op::Gather, to), Err(Error::NotConvertible { from: Dtype::Bool, to }));
+        }
+        let numbers = Table { dtype: Dtype::U8, ..TABLE };
+        let bools = DensePlace { dtype: Dtype::Bool, ..DENSE };
+        let differ = Error::TypesDiffer { table: Dtype::U8, rows: Dtype::Bool };
+        assert_eq!(plan(Op::Scatter, &numbers, &INDICES, &bools, 0), Err(differ));
     }
 
     #[test]

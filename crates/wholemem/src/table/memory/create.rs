@@ -30,11 +30,11 @@ impl WholeMemory {
         Self::create_if(group, Ok(spec.clone()), &[])
     }
 
-    /// Makes a memory if all ranks know which: one that does not takes part until the others know that. `meaning` is what
-    /// they want to see in it, which is the same on all of them too.
-    pub(crate) fn create_if(group: &Communicator, spec: Result<MemorySpec>, meaning: &[u64]) -> Result<Self> {
+    /// Creates a memory if all ranks have a specification: a rank with an error takes part until the others know of it. `content`
+    /// describes what is stored in it, and is equal on all ranks too.
+    pub(crate) fn create_if(group: &Communicator, spec: Result<MemorySpec>, content: &[u64]) -> Result<Self> {
         let comm = group.bootstrap();
-        let exchanged = exchange_spec(group, &spec, meaning);
+        let exchanged = exchange_spec(group, &spec, content);
         let (plan, number) = spec.and_then(|spec| {
             let (granularity, number) = exchanged?;
             Ok((Plan::new(&spec, group.size(), granularity)?, number))
@@ -62,17 +62,17 @@ impl WholeMemory {
     }
 }
 
-/// Compares the specification and its meaning with every rank's, and finds the granules that suit all of them, and the number
-/// that the memory has: rank 0's.
+/// Compares the specification and the content with those of all ranks. Returns the granules that all ranks can use, and rank 0's
+/// number for the memory.
 fn exchange_spec(
     group: &Communicator,
     spec: &Result<MemorySpec>,
-    meaning: &[u64],
+    content: &[u64],
 ) -> Result<(Granularity, u64)> {
     let terms = spec.as_ref().map_err(Clone::clone).and_then(|spec| {
         let Granularity { minimum, recommended } = spec.location.device(group).granularity()?;
         let own = vec![group.next_memory(), minimum.len() as u64, recommended.len() as u64];
-        let same = [bytes_of(&[meaning.len() as u64]), bytes_of(meaning), spec.to_bytes()].concat();
+        let same = [bytes_of(&[content.len() as u64]), bytes_of(content), spec.to_bytes()].concat();
         Ok(CallTerms { own, same })
     });
     let owns = exchange_terms(group.bootstrap(), "create", terms)?;
