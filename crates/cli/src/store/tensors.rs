@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use wholemem::Dtype;
 use wholemem::files::npy;
 use wholemem::files::safetensors::Entry;
 
@@ -32,22 +33,7 @@ pub(super) fn write_npy(meta: &[u8]) -> Option<Vec<u8>> {
 
 /// The header of a .npy file that holds a tensor.
 fn npy_text(tensor: &Entry) -> Option<String> {
-    let descr = match tensor.type_name.as_str() {
-        "BOOL" => "|b1",
-        "U8" => "|u1",
-        "I8" => "|i1",
-        "U16" => "<u2",
-        "I16" => "<i2",
-        "U32" => "<u4",
-        "I32" => "<i4",
-        "U64" => "<u8",
-        "I64" => "<i8",
-        "F16" => "<f2",
-        "F32" => "<f4",
-        "F64" => "<f8",
-        "C64" => "<c8",
-        _ => return None,
-    };
+    let descr = Dtype::from_safetensors(&tensor.type_name)?.info().npy?;
     let shape: String = tensor.shape.iter().map(|len| format!("{len}, ")).collect();
     Some(format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}", shape.trim_end()))
 }
