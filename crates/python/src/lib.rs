@@ -49,7 +49,7 @@ mod window;
 #[pyo3::pymodule(gil_used = true)]
 mod _native {
     #[pymodule_export]
-    use crate::array::{Array, Exchange, asarray, zeros};
+    use crate::array::{Array, Exchange, asarray, element_types, zeros};
     #[pymodule_export]
     use crate::communicator::{Communicator, unique_id};
 

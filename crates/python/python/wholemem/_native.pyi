@@ -92,6 +92,14 @@ def zeros(shape: Union[int, Sequence[int]], dtype: Any) -> Array:
 def asarray(object: Any) -> Array:
     """A view of an array of any framework, or of a buffer of Python, without a copy."""
 
+def element_types() -> list[tuple[str, bool, Optional[str]]]:
+    """The types of a tensor's elements: name, whether they are numbers, and the format of the buffer protocol, if there is one.
+
+    >>> from wholemem._native import element_types
+    >>> [row for row in element_types() if row[0] in ("float32", "bfloat16", "bool")]
+    [('bfloat16', True, None), ('float32', True, 'f'), ('bool', False, '?')]
+    """
+
 def unique_id() -> str:
     """What ranks find each other by: made by one of them, and passed on to the others."""
 

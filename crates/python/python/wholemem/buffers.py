@@ -8,22 +8,13 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, cast
 
+from ._native import element_types
+
 if TYPE_CHECKING:
     from ._native import Array
 
-_FORMATS = {
-    "bool": "?",
-    "int8": "b",
-    "uint8": "B",
-    "int16": "h",
-    "uint16": "H",
-    "int32": "i",
-    "uint32": "I",
-    "int64": "q",
-    "uint64": "Q",
-    "float32": "f",
-    "float64": "d",
-}
+# Every Python from 3.9 on casts views to these formats: to halves only newer ones, to complex numbers none.
+_FORMATS = {name: letter for name, _, letter in element_types() if letter is not None and letter in "?bBhHiIqQfd"}
 
 
 def memoryview_of(array: Array) -> memoryview:

@@ -166,6 +166,17 @@ impl Element {
     }
 }
 
+/// The types of a tensor's elements: name, whether they are numbers, and the format of the buffer protocol, if there is one.
+///
+/// >>> from wholemem._native import element_types
+/// >>> [row for row in element_types() if row[0] in ("float32", "bfloat16", "bool")]
+/// [('bfloat16', True, None), ('float32', True, 'f'), ('bool', False, '?')]
+#[pyfunction]
+pub(crate) fn element_types() -> Vec<(&'static str, bool, Option<&'static str>)> {
+    let row = |dtype: Dtype| (dtype.info().python_name, dtype.is_number(), dtype.info().buffer_format);
+    Dtype::ALL.map(row).to_vec()
+}
+
 /// A type by its name, or as numpy, torch and their like have it: `"float32"`, `np.float32`, `torch.float32`.
 impl<'py> FromPyObject<'_, 'py> for Element {
     type Error = PyErr;

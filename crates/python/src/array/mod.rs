@@ -31,7 +31,7 @@ use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::types::{PyDict, PyTuple};
 use wholemem_hal::Rights;
 
-pub(crate) use element::Element;
+pub(crate) use element::{Element, element_types};
 pub(crate) use exchange::Exchange;
 pub(crate) use layout::Layout;
 pub(crate) use turn::Turn;

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
+use wholemem::Dtype;
 use wholemem::files::npy;
 
 use crate::array::{Element, Layout};
@@ -18,27 +19,6 @@ const NPY: &str = "npy ";
 /// What the users of a pack of arrays are told of it as a whole; what a file said of itself may follow.
 pub(super) const PACK: &str = "safetensors";
 
-/// Types whose name in files is another than in Python.
-const NAMES: [(&str, &str); 17] = [
-    ("F32", "float32"),
-    ("BF16", "bfloat16"),
-    ("F16", "float16"),
-    ("I64", "int64"),
-    ("U8", "uint8"),
-    ("I32", "int32"),
-    ("F64", "float64"),
-    ("F8_E4M3", "float8_e4m3fn"),
-    ("F8_E5M2", "float8_e5m2"),
-    ("F8_E8M0", "float8_e8m0fnu"),
-    ("BOOL", "bool"),
-    ("I8", "int8"),
-    ("I16", "int16"),
-    ("U16", "uint16"),
-    ("U32", "uint32"),
-    ("U64", "uint64"),
-    ("C64", "complex64"),
-];
-
 #[derive(Serialize, Deserialize)]
 struct Said<'a> {
     #[serde(borrow)]
@@ -49,7 +29,8 @@ struct Said<'a> {
 /// What the users of an array's object are told.
 pub(super) fn describe(layout: &Layout) -> Vec<u8> {
     let name = layout.element.name;
-    let dtype = NAMES.iter().find(|(_, own)| *own == name).map_or(name, |(file, _)| file);
+    // A type without a name in such files is called as in Python.
+    let dtype = Dtype::from_python_name(name).and_then(|dtype| dtype.info().safetensors).unwrap_or(name);
     let said = Said { dtype: dtype.into(), shape: layout.shape[..].into() };
     serde_json::to_vec(&said).unwrap_or_default()
 }
@@ -90,7 +71,7 @@ fn read(meta: &[u8]) -> Result<Option<Layout>, Raised> {
         .map(Some);
     }
     let Ok(Said { dtype, shape }) = serde_json::from_str(text) else { return Ok(None) };
-    let name = NAMES.iter().find(|(file, _)| *file == dtype).map_or(&*dtype, |(_, own)| own);
+    let name = Dtype::from_safetensors(&dtype).map_or(&*dtype, |dtype| dtype.info().python_name);
     let Some(element) = Element::named(name) else { return Ok(None) };
     Layout::contiguous(element, &shape).map(Some)
 }

@@ -6,37 +6,21 @@ from typing import Any, Optional
 
 import torch
 
-from .._native import WholeTensor, Window, dtype_code
+from .._native import WholeTensor, Window, dtype_code, element_types
 from ..chunked import ChunkedTensor
 from ..errors import Unsupported, WrongDevice, WrongStride, WrongType, WrongValue
 
 __all__ = ["as_tensor"]
 
-CODES: dict[torch.dtype, int] = {
-    dtype: dtype_code(dtype)
-    for dtype in (
-        torch.uint8,
-        torch.int8,
-        torch.uint16,
-        torch.int16,
-        torch.uint32,
-        torch.int32,
-        torch.uint64,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    )
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name, _, _ in element_types() if hasattr(torch, name)
 }
-"""The types that can be reduced and converted, and what the native half calls them."""
-
-DTYPES: dict[str, torch.dtype] = {str(dtype).split(".")[-1]: dtype for dtype in CODES}
 """The types that tables hold, by the names they have there."""
 
-for _name in ("bool", "complex64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"):
-    if hasattr(torch, _name):
-        DTYPES[_name] = getattr(torch, _name)
+CODES: dict[torch.dtype, int] = {
+    DTYPES[name]: dtype_code(name) for name, is_number, _ in element_types() if is_number
+}
+"""The types that can be reduced and converted, and what the native half calls them."""
 
 INSTEAD = "give one without gaps, and copy from it"
 """What can be done about an output with gaps: what is made contiguous is a copy, and not what was meant."""
