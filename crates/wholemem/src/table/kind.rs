@@ -6,14 +6,14 @@ use wholemem_hal::Device;
 
 use crate::Communicator;
 
-/// How ranks see a memory.
+/// How ranks address a memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// One range of addresses: a row's address is a multiplication.
+    /// One range of addresses: the address of a row is a multiplication.
     #[doc(alias = "WmmpMalloc")]
     Continuous,
-    /// An address for each rank: a row's rank is looked up first. Nothing has to lie on a granule.
+    /// One range of addresses for each rank: the rank of a row is looked up first. Rows of ranks need not end on a granule.
     #[doc(alias = "WcmmpMalloc")]
     Chunked,
 }
@@ -27,13 +27,13 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Where the bytes of a memory are.
+/// Where the bytes of a memory are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Location {
     /// In the memory of each rank's device.
     Device,
-    /// In the memory of the machine, which the devices reach too.
+    /// In host memory, which the devices access too.
     Host,
 }
 

@@ -1,15 +1,15 @@
 //! Which rank has which rows.
 //!
 //! ```text
-//!   rows        0         4         8   10      even: every rank the same, the last ones what is left
+//!   rows        0         4         8   10      even: as many for every rank, fewer for the last
 //!               | rank 0  | rank 1  | 2 |       (rank 3 has none)
 //!
-//!   rows        0 1           7         10      given: whatever was asked for, none at all included
+//!   rows        0 1           7         10      given: any numbers, also zero
 //!               |0| rank 1    | rank 3  |       (rank 2 has none)
 //! ```
 //!
-//! Rows are whole: no row lies on two ranks. Where the memory is one range of addresses, what a rank has and what is
-//! stored on its device differ by less than a granule; that is the [`Placement`](crate::Placement).
+//! A row is never divided between ranks. In continuous memory, the bytes of a rank's rows and the bytes stored on its device
+//! differ by less than a granule; the [`Placement`](crate::Placement) says which are stored where.
 
 use std::ops::Range;
 
@@ -18,10 +18,10 @@ use wholemem_hal::Granule;
 
 use crate::{Error, Result};
 
-/// The even partition is rounded to granules only if no rank gets more than this part of its rows on top.
+/// The even partition is rounded to granules only if no rank gets more additional rows than this fraction.
 const MOST_WASTE: u64 = 16;
 
-/// How many rows each rank has.
+/// The number of rows of each rank.
 ///
 /// ```
 /// use wholemem::{Partition, Rank};
@@ -33,12 +33,12 @@ const MOST_WASTE: u64 = 16;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
-    /// The first row of each rank, and behind the last one how many rows there are.
+    /// The first row of each rank, then the number of rows.
     starts: Vec<u64>,
 }
 
 impl Partition {
-    /// Rows shared out evenly: each rank has as many as the first, but for the last ones, which have what is left.
+    /// Divides rows evenly: each rank has as many as the first, except the last ones, which have the rest.
     ///
     /// # Errors
     /// [`Error::NoRanks`]; [`Error::TooManyRows`].
@@ -46,8 +46,8 @@ impl Partition {
         Self::stepped(rows, ranks, |share| share)
     }
 
-    /// As [`even`](Self::even), but where it costs a rank less than a sixteenth more rows, such that what each rank has
-    /// begins and ends on a granule.
+    /// As [`even`](Self::even), but rounded so that the rows of each rank begin and end on a granule, if that gives no rank more
+    /// than a sixteenth of additional rows.
     ///
     /// # Errors
     /// As [`even`](Self::even).
@@ -73,7 +73,7 @@ impl Partition {
         Ok(Self { starts: starts.collect() })
     }
 
-    /// Rows as given: how many the first rank has, the second, and so on.
+    /// Divides rows as given: the number of rows of the first rank, of the second, and so on.
     ///
     /// # Errors
     /// [`Error::NoRanks`]; [`Error::TooManyRows`].
@@ -90,19 +90,19 @@ impl Partition {
         Ok(Self { starts })
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         u32::try_from(self.starts.len() - 1).expect("a number of ranks")
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     #[must_use]
     pub fn rows(&self) -> u64 {
         *self.starts.last().expect("a partition has a first row")
     }
 
-    /// The rows of one rank; none for a rank that is not there.
+    /// The rows of one rank; empty for a rank that does not exist.
     #[must_use]
     pub fn range(&self, rank: Rank) -> Range<u64> {
         match self.starts.get(rank.index()..).unwrap_or_default() {
@@ -111,21 +111,21 @@ impl Partition {
         }
     }
 
-    /// The rank that has this row; `None` beyond the last.
+    /// The rank that has this row; `None` after the last row.
     #[must_use]
     pub fn owner(&self, row: u64) -> Option<Rank> {
-        // Of several ranks that begin at the same row, the last one has it, and the others are empty.
+        // If several ranks begin at the same row, the last one has it, and the others are empty.
         let behind = self.starts.partition_point(|start| *start <= row);
         (row < self.rows()).then(|| Rank(u32::try_from(behind - 1).expect("a number of ranks")))
     }
 
-    /// The first row of each rank, and behind the last one how many rows there are.
+    /// The first row of each rank, then the number of rows.
     #[must_use]
     pub fn starts(&self) -> &[u64] {
         &self.starts
     }
 
-    /// How many rows each rank has, where that is the same for all but the last ones: a row's rank is a division then.
+    /// The number of rows of each rank, if it is the same for all except the last ones: the rank of a row is a division then.
     #[must_use]
     pub fn step(&self) -> Option<u64> {
         let (step, rows) = (*self.starts.get(1)?, self.rows());
@@ -134,7 +134,7 @@ impl Partition {
     }
 }
 
-/// Rows are numbered by the indices of a gather, which are signed.
+/// Checks that signed indices can number the rows.
 fn check_rows(rows: Option<u64>) -> Result<u64> {
     rows.filter(|rows| i64::try_from(*rows).is_ok()).ok_or(Error::TooManyRows)
 }

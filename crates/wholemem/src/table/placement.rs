@@ -1,16 +1,16 @@
-//! Where memory really is: which granules are stored on which rank's device.
+//! Which granules of a memory are stored on which rank's device.
 //!
 //! ```text
 //!   rows of     | rank 0      | rank 1 |2|     rank 3        |      the partition
 //!   granules    |     0     |     1     |     2     |   3    |
-//!   stored on   |  rank 0   |  rank 1   |  rank 3   | rank 3 |      Continuous: who has the middle of a granule
+//!   stored on   |  rank 0   |  rank 1   |  rank 3   | rank 3 |      Continuous: the rank that has the middle of a granule
 //!
-//!   granules    |     0     |0|   |     0     |   |  0  |  |  0  |1 Chunked: each rank its own, from its first row
+//!   granules    |     0     |0|   |     0     |   |  0  |  |  0  |1 Chunked: each rank stores its own rows
 //! ```
 //!
-//! A granule cannot be divided between devices. In one range of addresses, a granule on a boundary goes to the rank
-//! that has its middle, so that what a rank stores differs from what it has by half a granule at either end, and a
-//! rank whose rows fill less may store none. Chunks waste the end of each last granule instead.
+//! A granule cannot be divided between devices. In continuous memory, a granule at a boundary is stored on the rank that has its
+//! middle. So what a rank stores differs from its rows by at most half a granule at either end, and a rank with fewer bytes may
+//! store none. In chunked memory, the end of each rank's last granule is unused instead.
 
 use wholemem_comm::Rank;
 use wholemem_hal::Granule;
@@ -21,18 +21,18 @@ use wholemem_os::width::to_usize;
 /// Bytes that are stored on one rank's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// Whose device.
+    /// The rank of the device.
     pub rank: Rank,
-    /// Where they begin in the whole memory.
+    /// Their offset in the memory.
     pub offset: usize,
-    /// How many of them belong to rows.
+    /// The number of bytes that belong to rows.
     pub len: usize,
-    /// How many were allocated: whole granules.
+    /// The number of allocated bytes: whole granules.
     pub allocated: usize,
 }
 
-/// Where the bytes of a memory are stored: at most one [`Extent`] a rank, in the order of ranks and offsets, which
-/// together are all of it.
+/// Where the bytes of a memory are stored: at most one [`Extent`] for each rank, in the order of ranks and offsets. Together they
+/// cover the memory.
 ///
 /// ```
 /// use wholemem::{Kind, Partition, Placement, Rank};
@@ -52,10 +52,10 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Decides where rows of `row_len` bytes are stored.
+    /// Plans where rows of `row_len` bytes are stored.
     ///
     /// # Errors
-    /// [`Error::EmptyRow`]; [`Error::TooLong`] when they do not fit an address space.
+    /// [`Error::EmptyRow`]; [`Error::TooLong`] if they do not fit in an address space.
     pub fn plan(kind: Kind, partition: &Partition, row_len: usize, granule: Granule) -> Result<Self> {
         if row_len == 0 {
             return Err(Error::EmptyRow);
@@ -82,31 +82,31 @@ impl Placement {
         Ok(Self { extents: extents.collect(), len })
     }
 
-    /// What is stored on each rank that stores anything.
+    /// The extents of all ranks that store bytes.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
         &self.extents
     }
 
-    /// What is stored on one rank.
+    /// The extent of one rank; `None` if it stores no bytes.
     #[must_use]
     pub fn on(&self, rank: Rank) -> Option<Extent> {
         self.extents.iter().copied().find(|extent| extent.rank == rank)
     }
 
-    /// How many bytes there are in all.
+    /// The number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The rank on which a byte is stored; `None` beyond the last.
+    /// The rank on which a byte is stored; `None` after the last byte.
     #[must_use]
     pub fn rank_at(&self, offset: usize) -> Option<Rank> {
         let holds = |extent: &&Extent| (extent.offset..extent.offset + extent.len).contains(&offset);
@@ -114,7 +114,7 @@ impl Placement {
     }
 }
 
-/// The length of all rows, if their granules fit an address space.
+/// The length of all rows, if their granules fit in an address space.
 fn checked_len(rows: u64, row_len: usize, granule: Granule) -> Result<usize> {
     let len = usize::try_from(rows).ok().and_then(|rows| rows.checked_mul(row_len));
     len.filter(|len| granule.round_up(*len).is_some_and(|end| isize::try_from(end).is_ok()))

@@ -12,25 +12,25 @@ use crate::{
 };
 use wholemem_os::width::to_usize;
 
-/// What tensor to make. It is the same on all ranks.
+/// The specification of a tensor. It is the same on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// The type of its elements.
     pub dtype: Dtype,
     /// Its shape, rows first.
     pub shape: Vec<u64>,
-    /// How ranks see it.
+    /// How ranks address it.
     pub kind: Kind,
-    /// Where its bytes are.
+    /// Where its bytes are stored.
     pub location: Location,
-    /// How many rows each rank has; evenly shared out if not given.
+    /// The number of rows of each rank; divided evenly if not given.
     pub rows_of_each: Option<Vec<u64>>,
-    /// Whether it is to have the same addresses on all ranks.
+    /// Whether it has the same addresses on all ranks.
     pub equal_addresses: bool,
 }
 
 impl TensorSpec {
-    /// A tensor in continuous memory of the ranks' devices, evenly shared out.
+    /// A tensor in continuous device memory, divided evenly.
     #[must_use]
     pub fn new(dtype: Dtype, shape: &[u64]) -> Self {
         let (kind, location) = (Kind::Continuous, Location::Device);
@@ -49,8 +49,7 @@ impl TensorSpec {
     }
 }
 
-/// Elements over many ranks, divided in rows: a [`WholeMemory`] with a type and a shape. Clones and parts are views of the
-/// same memory.
+/// A [`WholeMemory`] with an element type and a shape. Clones and parts are views of the same memory.
 ///
 /// ```
 /// use wholemem::{Dtype, Communicator, TensorSpec, WholeTensor};
@@ -71,14 +70,14 @@ pub struct WholeTensor {
     dtype: Dtype,
     shape: Vec<u64>,
     first_row: u64,
-    /// Where a row begins in a row of the memory.
+    /// The offset of this view's rows in the rows of the memory.
     offset: usize,
 }
 
-/// Rows of a tensor that are one range of addresses: a rank's, as a rule.
+/// Rows of a tensor that are one range of addresses: usually those of a rank.
 #[derive(Debug, Clone)]
 pub struct LocalRows {
-    /// Which rows they are, in the tensor's own count.
+    /// The numbers of the rows in the tensor.
     pub rows: Range<u64>,
     /// Their bytes, from the beginning of the first to the end of the last.
     pub span: Span,
@@ -87,7 +86,7 @@ pub struct LocalRows {
 }
 
 impl WholeTensor {
-    /// Makes a tensor. Collective: all ranks of the group call it with the same specification. Its elements are zero.
+    /// Creates a tensor of zeros. Collective: all ranks of the group call it with the same specification.
     ///
     /// # Errors
     /// [`Error::NoDimensions`], and as [`WholeMemory::create`].
@@ -95,7 +94,7 @@ impl WholeTensor {
         Self::create_for(group, spec, &[])
     }
 
-    /// Makes a tensor for something that ranks tell by `whose`.
+    /// Creates a tensor. `whose` is equal on all ranks too.
     fn create_for(group: &Communicator, spec: &TensorSpec, whose: &[u64]) -> Result<Self> {
         let TensorSpec { dtype, shape, .. } = spec;
         let words = [&[u64::from(dtype.code())], &shape[..], whose].concat();
@@ -103,8 +102,8 @@ impl WholeTensor {
         Ok(Self { memory, dtype: *dtype, shape: shape.clone(), first_row: 0, offset: 0 })
     }
 
-    /// Makes a tensor of the same type and shape, whose rows are divided among the ranks in the same way. Collective: all
-    /// ranks call it of the same tensor. Its elements are zero.
+    /// Creates a tensor of zeros with the same type and shape, and the same rows on each rank. Collective: all ranks call it on
+    /// the same tensor.
     ///
     /// ```
     /// # use wholemem::{Dtype, Error, Communicator, TensorSpec, WholeTensor};
@@ -117,7 +116,7 @@ impl WholeTensor {
     /// ```
     ///
     /// # Errors
-    /// As [`WholeMemory::create`]; [`Error::Differs`] also where ranks call it of different tensors.
+    /// As [`WholeMemory::create`]; [`Error::Differs`] also if ranks call it on different tensors.
     pub fn like(&self) -> Result<Self> {
         let len_of = |rank| {
             let own = self.rows_of(Rank(rank))?;
@@ -135,7 +134,7 @@ impl WholeTensor {
         Self::create_for(self.group(), &spec, &self.identity())
     }
 
-    /// What ranks tell it by from other tensors, and from other parts of it: words that are the same on all of them.
+    /// Words that identify this tensor and this view of it, equal on all ranks.
     pub(crate) fn identity(&self) -> Vec<u64> {
         let words = [self.memory.number(), self.first_row, self.offset as u64, u64::from(self.dtype.code())];
         [&words[..], &self.shape].concat()
@@ -144,7 +143,7 @@ impl WholeTensor {
     /// A view of a memory as rows of elements: one row for each of the memory's.
     ///
     /// # Errors
-    /// [`Error::TooShort`] when the elements of a row are longer than it.
+    /// [`Error::TooShort`] if the elements of a row are longer than a row of the memory.
     pub fn of_memory(memory: &WholeMemory, dtype: Dtype, row_shape: &[u64]) -> Result<Self> {
         let shape = [&[memory.partition().rows()], row_shape].concat();
         let spec = TensorSpec::new(dtype, &shape).memory()?;
@@ -187,16 +186,15 @@ impl WholeTensor {
         &self.shape
     }
 
-    /// How many rows it has.
+    /// The number of rows.
     #[must_use]
     pub fn row_count(&self) -> u64 {
         self.shape[0]
     }
 
-    /// How many bytes a row of it has.
+    /// The length of a row in bytes.
     #[must_use]
     pub fn row_len(&self) -> usize {
-        // At most the memory's own.
         to_usize(self.elements()) * self.dtype.len()
     }
 
@@ -206,13 +204,13 @@ impl WholeTensor {
         self.memory.row_len()
     }
 
-    /// Where the bytes of the memory really are, this view's among them.
+    /// Which rank stores which bytes of the memory.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         self.memory.placement()
     }
 
-    /// What kernels find its rows by, on this rank.
+    /// The addresses of its rows on this rank, for kernels.
     ///
     /// ```
     /// # use wholemem::{Dtype, Error, Communicator, TensorSpec, WholeTensor};
@@ -228,7 +226,7 @@ impl WholeTensor {
         self.memory.global_ref().part(self.first_row, self.row_count(), self.offset as u64)
     }
 
-    /// What kernels find its elements by, on this rank: also those of a view of some columns.
+    /// The addresses of its elements on this rank, for kernels: also of a view of some columns.
     #[must_use]
     pub fn element_ref(&self) -> ElementRef {
         ElementRef { rows: self.global_ref(), row_len: self.row_len() as u64 }
@@ -264,8 +262,8 @@ impl WholeTensor {
         Ok(part)
     }
 
-    /// This rank's own rows of it; `None` if it has none. They are where this rank's device reaches them fastest, but
-    /// for what [`placement`](Self::placement) says of the first and the last.
+    /// This rank's rows; `None` if it has none. They are stored on this rank's device, except for bytes at either end that
+    /// [`placement`](Self::placement) assigns to a neighbour.
     ///
     /// # Errors
     /// [`Error::Hal`].
@@ -273,7 +271,7 @@ impl WholeTensor {
         self.rows_of(self.group().rank())
     }
 
-    /// A rank's rows of it, as this rank reaches them; `None` if it has none.
+    /// A rank's rows at this rank's addresses; `None` if it has none.
     ///
     /// ```
     /// # use wholemem::{Dtype, Error, Communicator, Kind, Rank, TensorSpec, WholeTensor};
@@ -291,7 +289,7 @@ impl WholeTensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Hal`]; [`Error::Comm`] for a rank that there is not.
+    /// [`Error::Hal`]; [`Error::Comm`] for a rank that does not exist.
     pub fn rows_of(&self, rank: Rank) -> Result<Option<LocalRows>> {
         let size = self.group().size();
         if rank.0 >= size {
@@ -303,8 +301,7 @@ impl WholeTensor {
         self.as_rows(start - self.first_row..end - self.first_row)
     }
 
-    /// All rows, where they are one range of addresses: in continuous memory, or where one rank has them all; `None` if
-    /// there are none.
+    /// All rows, if they are one range of addresses: in continuous memory, or if one rank has all rows. `None` if there are none.
     ///
     /// # Errors
     /// [`Error::Hal`] for the rows of several chunks.
@@ -321,10 +318,10 @@ impl WholeTensor {
         Ok(Some(LocalRows { rows, span, stride: self.stride() }))
     }
 
-    /// Copies rows in from the row `first` on, one after the other, and waits until they are there.
+    /// Copies contiguous rows into the tensor from row `first` on, and waits for the copy.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::TooShort`] for bytes that are no whole rows; [`Error::Hal`].
+    /// [`Error::OutOfRange`]; [`Error::TooShort`] if the bytes are not whole rows; [`Error::Hal`].
     pub fn write_rows(&self, stream: &Stream, first: u64, source: &[u8]) -> Result<()> {
         let mut done = 0;
         self.for_runs(first, source.len(), |offset, len| {
@@ -334,7 +331,7 @@ impl WholeTensor {
         })
     }
 
-    /// Copies rows out from the row `first` on, one after the other, and waits until they are there.
+    /// Copies rows from row `first` on to contiguous memory, and waits for the copy.
     ///
     /// # Errors
     /// As [`write_rows`](Self::write_rows).
@@ -347,7 +344,7 @@ impl WholeTensor {
         })
     }
 
-    /// Enqueues a copy of the rows in `from`, one after the other, to the rows from `first` on.
+    /// Enqueues a copy of the contiguous rows in `from` to the rows from `first` on.
     ///
     /// # Errors
     /// As [`write_rows`](Self::write_rows).
@@ -360,7 +357,7 @@ impl WholeTensor {
         })
     }
 
-    /// Enqueues a copy of the rows from `first` on to `to`, one after the other.
+    /// Enqueues a copy of the rows from `first` on to contiguous memory at `to`.
     ///
     /// # Errors
     /// As [`write_rows`](Self::write_rows).
@@ -373,8 +370,8 @@ impl WholeTensor {
         })
     }
 
-    /// Calls `work` with each run of bytes that `len` bytes of rows from `first` on are in the memory: one run, or one a
-    /// row where there are other columns between.
+    /// Calls `work` with the offset and length of each contiguous run of `len` bytes of rows from `first` on: one run, or one for
+    /// each row of a view of some columns.
     fn for_runs(
         &self,
         first: u64,
@@ -396,9 +393,8 @@ impl WholeTensor {
         (first..first + rows).try_for_each(|row| work(self.offset_of(row), row_len))
     }
 
-    /// Where a row of this view begins in the memory.
+    /// The offset of a row of this view in the memory.
     fn offset_of(&self, row: u64) -> usize {
-        // Within the memory, whose length fits.
         to_usize(self.first_row + row) * self.stride() + self.offset
     }
 

@@ -9,20 +9,20 @@ use crate::table::memory::BadIndexFlag;
 use crate::{Error, Location, Result, WholeTensor};
 
 impl WholeTensor {
-    /// Enqueues a gather: row `indices[n]` of the tensor becomes row `n` of `output`, for all of them. Any rank may call it
-    /// at any time; it sees what was scattered before the last [`barrier`](crate::Communicator::barrier).
+    /// Enqueues a gather: row `indices[n]` of the tensor is copied to row `n` of `output`, for all `n`. Not collective. It sees
+    /// what was scattered before the last [`barrier`](crate::Communicator::barrier).
     ///
-    /// Rows are moved in no order: none that is gathered may lie where the output is. A bad index zeroes its row of the
-    /// output, and is told of by the next call or by [`check`](Self::check).
+    /// Rows are copied in no defined order, so the output must not overlap gathered rows. A bad index zeroes its row of the output
+    /// and is reported by the next call or by [`check`](Self::check).
     ///
     /// # Errors
-    /// What is wrong with the call: [`Error::TypesDiffer`], [`Error::TooShort`] and the like,
-    /// before anything is touched; [`Error::BadIndex`] of a call before this one, which is not made then.
+    /// [`Error::TypesDiffer`], [`Error::TooShort`] and other errors of the arguments, before memory is accessed;
+    /// [`Error::BadIndex`] of an earlier call, and then this call does nothing.
     pub fn gather(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
         self.call(stream, Op::Gather, indices, output)
     }
 
-    /// Gathers, and waits until the rows are there.
+    /// Gathers, and waits for the result.
     ///
     /// # Errors
     /// As [`gather`](Self::gather); [`Error::BadIndex`] of this call too.
@@ -30,10 +30,10 @@ impl WholeTensor {
         self.call_sync(stream, Op::Gather, indices, output)
     }
 
-    /// Enqueues a scatter: row `n` of `input` becomes row `indices[n]` of the tensor, for all of them. Other ranks see it
-    /// behind the next [`barrier`](crate::Communicator::barrier). Rows are moved in no order: none may be written where the input is.
+    /// Enqueues a scatter: row `n` of `input` is copied to row `indices[n]` of the tensor, for all `n`. Other ranks see it after
+    /// the next [`barrier`](crate::Communicator::barrier). Rows are copied in no defined order, so the input must not overlap them.
     ///
-    /// With [`Order::Fixed`] it is collective, and waits until the rows are there.
+    /// With [`Order::Fixed`] it is collective, and waits for the result.
     ///
     /// # Errors
     /// As [`gather`](Self::gather).
@@ -41,7 +41,7 @@ impl WholeTensor {
         self.put(stream, Op::Scatter, input, indices, order)
     }
 
-    /// Scatters, and waits until the rows are there.
+    /// Scatters, and waits for the result.
     ///
     /// # Errors
     /// As [`scatter`](Self::scatter); [`Error::BadIndex`] of this call too.
@@ -55,10 +55,10 @@ impl WholeTensor {
         self.put_sync(stream, Op::Scatter, input, indices, order)
     }
 
-    /// Enqueues an addition: row `n` of `input` is added to row `indices[n]` of the tensor, for all of them. Integers wrap
-    /// around; floats are rounded to the tensor's type with each addition.
+    /// Enqueues an addition: row `n` of `input` is added to row `indices[n]` of the tensor, for all `n`. Integers wrap around;
+    /// floats are rounded to the tensor's type after each addition.
     ///
-    /// With [`Order::Fixed`], and for memory of the [machine](Location::Host), it is collective, and waits until all is added.
+    /// With [`Order::Fixed`], and for [host memory](Location::Host), it is collective, and waits for the result.
     ///
     /// # Errors
     /// As [`gather`](Self::gather).
@@ -72,7 +72,7 @@ impl WholeTensor {
         self.put(stream, Op::ScatterAdd, input, indices, order)
     }
 
-    /// Adds, and waits until all is added.
+    /// Adds, and waits for the result.
     ///
     /// # Errors
     /// As [`scatter_add`](Self::scatter_add); [`Error::BadIndex`] of this call too.
@@ -86,14 +86,14 @@ impl WholeTensor {
         self.put_sync(stream, Op::ScatterAdd, input, indices, order)
     }
 
-    /// Whether work that has run so far met an index that names no row, in any view of this tensor's memory. Asked once,
-    /// it is forgotten. Calls that wait tell of their own indices, and nobody else does.
+    /// Reports and clears the bad index that finished work has recorded, in any view of this tensor's memory. Calls that wait
+    /// report their own bad indices instead.
     ///
-    /// It does not wait: synchronize the stream first to hear of all that was enqueued.
+    /// It does not wait: synchronize the stream first to include all enqueued work.
     ///
     /// # Errors
-    /// [`Error::BadIndex`] with the smallest such position, and the index there unless it was a GPU
-    /// that met it.
+    /// [`Error::BadIndex`] with the smallest position of an index that names no row, and with the index, unless a GPU kernel
+    /// recorded it.
     pub fn check(&self) -> Result<()> {
         self.memory().check()
     }
@@ -122,7 +122,7 @@ impl WholeTensor {
     }
 
     fn is_routed(&self, op: Op, order: Order) -> bool {
-        // Atomic additions of several devices to memory of the machine are no such thing on every machine.
+        // Atomic additions of several devices to host memory are not atomic on every node.
         order == Order::Fixed || op == Op::ScatterAdd && self.memory().location() == Location::Host
     }
 
@@ -131,7 +131,7 @@ impl WholeTensor {
         self.launch(stream, op, indices, dense, self.memory().bad_index_flag())
     }
 
-    /// Bad indices of this call are its own error, whoever else calls or checks meanwhile.
+    /// Bad indices of this call are its own error, also if other threads call or check concurrently.
     fn call_sync(&self, stream: &Stream, op: Op, indices: &Indices, dense: &RowBuffer) -> Result<()> {
         self.check()?;
         let outcome = self.memory().with_own_bad_index_flag(|flag| {
@@ -145,11 +145,11 @@ impl WholeTensor {
         self.check()
     }
 
-    /// The error for the index at a position, which is read where the call has found it.
+    /// The error for the index at a position, which is read from the operands.
     fn bad_index(&self, stream: &Stream, indices: &Indices, position: u64) -> Error {
         let rows = self.row_count();
         let index = indices.read(stream, position).ok();
-        // An index that names a row by now was written since.
+        // If the index names a row now, another writer replaced it.
         let index = index.filter(|index| !names_a_row(*index, rows));
         Error::BadIndex { position, index, rows: Some(rows) }
     }

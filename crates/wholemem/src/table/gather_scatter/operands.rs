@@ -7,30 +7,29 @@ use crate::abi::IndexType;
 use crate::{Dtype, Result};
 use wholemem_os::width::to_usize;
 
-/// What becomes of an index that names no row. Either way nothing is read or written for it, but that a gather zeroes
-/// its row of the output.
+/// What happens if an index names no row. Nothing is read or written for it, except that a gather zeroes its row of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnBadIndex {
-    /// The smallest position is noted, and is the error of the next call or of [`check`](crate::WholeTensor::check).
+    /// The smallest position is recorded and reported by the next call or by [`check`](crate::WholeTensor::check).
     #[default]
     Note,
-    /// Nobody is told.
+    /// It is not reported.
     Skip,
 }
 
-/// What becomes of rows that are scattered to the same place.
+/// What happens if rows are scattered to the same place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Order {
-    /// Each element is one of theirs, and of rows that are multiples of 16 bytes each 16 bytes are. Sums are made in any
+    /// Each element comes from one of the rows; if rows are multiples of 16 bytes, each 16 bytes do. Additions have no defined
     /// order.
     #[default]
     Any,
-    /// As if the ranks came one after the other, and the positions of each in order: the last row stays, and sums are
-    /// the same in every run. Collective, and the call waits.
+    /// As if the ranks ran one after the other, each in the order of positions: the last row remains, and sums are the same in
+    /// every run. Collective, and the call waits.
     Fixed,
 }
 
-/// Indices of rows, in memory that the device reaches.
+/// Indices of rows, in memory that the device can access.
 #[derive(Debug, Clone)]
 pub struct Indices {
     pub(crate) span: Span,
@@ -39,13 +38,13 @@ pub struct Indices {
 }
 
 impl Indices {
-    /// All four-byte numbers of `span`.
+    /// All four-byte integers of `span`.
     #[must_use]
     pub fn i32(span: Span) -> Self {
         Self { span, kind: IndexType::I32, on_bad: OnBadIndex::Note }
     }
 
-    /// All eight-byte numbers of `span`.
+    /// All eight-byte integers of `span`.
     #[must_use]
     pub fn i64(span: Span) -> Self {
         Self { span, kind: IndexType::I64, on_bad: OnBadIndex::Note }
@@ -57,7 +56,7 @@ impl Indices {
         Self { on_bad, ..self }
     }
 
-    /// The index at a position that there is. It waits for the stream.
+    /// Reads the index at a position, after the work of the stream.
     pub(super) fn read(&self, stream: &Stream, position: u64) -> Result<i64> {
         let mut bytes = [0; 8];
         let bytes = &mut bytes[..self.kind.len()];
@@ -70,14 +69,14 @@ impl Indices {
         IndexPlace { address: self.span.address(), len: self.span.len(), kind: self.kind }
     }
 
-    /// How many there are.
+    /// The number of indices.
     #[must_use]
     pub fn count(&self) -> u64 {
         (self.span.len() / self.kind.len()) as u64
     }
 }
 
-/// Rows at equal distances, in memory that the device reaches: what a gather writes and a scatter reads.
+/// Rows at equal distances, in memory that the device can access: the output of a gather, or the input of a scatter.
 #[derive(Debug, Clone)]
 pub struct RowBuffer {
     pub(crate) span: Span,
@@ -87,20 +86,20 @@ pub struct RowBuffer {
 }
 
 impl RowBuffer {
-    /// Rows of elements of a type, one directly after the other.
+    /// Contiguous rows of elements of a type.
     #[must_use]
     pub fn new(span: Span, dtype: Dtype) -> Self {
         Self { span, dtype, stride: None, convert: false }
     }
 
-    /// The same rows, `stride` bytes from the beginning of one to that of the next. What lies between is not touched.
+    /// The same rows, `stride` bytes from the start of one to the start of the next. Bytes between them are not accessed.
     #[must_use]
     pub fn stride(self, stride: usize) -> Self {
         Self { stride: Some(stride), ..self }
     }
 
-    /// The same rows, converted on their way if the table's elements are of another type: floats to floats, rounded to
-    /// the nearest; integers to integers, of which the lower bits stay.
+    /// The same rows, converted if the table's elements have another type: floats to floats, rounded to nearest; integers to
+    /// integers, truncated to the lower bits.
     #[must_use]
     pub fn converted(self) -> Self {
         Self { convert: true, ..self }

@@ -1,4 +1,4 @@
-//! Addresses that are free on all ranks, so that a pointer means the same everywhere.
+//! Reservation of addresses that are free on all ranks, so that a pointer is valid on every rank.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -8,17 +8,17 @@ use wholemem_hal::{Backend, Granule, Reservation};
 use crate::communicator::words_of;
 use crate::{Communicator, Error, Result};
 
-/// How many places are tried. Each is free with a good chance: address spaces are nearly empty.
+/// The number of places to try. Address spaces are nearly empty, so each place is probably free.
 const TRIES: u32 = 16;
 
-/// Where to look first: far from where programs, libraries and stacks are put, on processors with 47 bits and more.
+/// The range of places to try first: far from programs, libraries and stacks, on CPUs with addresses of 47 bits and more.
 const FROM: u64 = 32 << 40;
 const TO: u64 = 80 << 40;
 
-/// The step between places: at least any granule.
+/// The distance of places: at least any granule.
 const STEP: u64 = 1 << 30;
 
-/// Reserves `len` bytes of addresses that begin on a granule, wherever they are free.
+/// Reserves `len` bytes of addresses that begin on a granule, at any free place.
 pub(super) fn reserve(backend: &Backend, len: usize, granule: Granule) -> wholemem_hal::Result<Reservation> {
     Reservation::create_aligned(backend, len, granule.len())
 }
@@ -32,7 +32,7 @@ pub(super) fn reserve_common(
     granule: Granule,
 ) -> Result<Option<Reservation>> {
     let comm = group.bootstrap();
-    // Held until the end, or the same place would be found again.
+    // Held until the end. Otherwise the same place would be found again.
     let mut refused = Vec::new();
     for attempt in 0..TRIES {
         let proposed = match backend {
@@ -61,7 +61,7 @@ pub(super) fn reserve_common(
     Err(Error::NoCommonAddress { len, tried: TRIES })
 }
 
-/// A place that is free here: somewhere remote, and at every other try wherever the system would put it.
+/// Reserves a place that is free on this rank: a remote one, and in every other attempt one that the system chooses.
 fn propose(backend: &Backend, len: usize, granule: Granule, attempt: u32) -> Result<Reservation> {
     let anywhere = || reserve(backend, len, granule).map_err(Error::from);
     if attempt % 2 == 1 {

@@ -16,16 +16,15 @@ use crate::{Communicator, GlobalRef, Kind, Result};
 use wholemem_os::width::to_usize;
 
 impl WholeMemory {
-    /// Makes a memory. Collective: all ranks of the group call it with the same specification.
+    /// Creates a memory of zeros. Collective: all ranks of the group call it with the same specification.
     ///
-    /// Its bytes are zero. On a device that is no part of the machine's own memory, `Location::Host` is memory of the machine
-    /// that is registered with the device's driver.
+    /// If the ranks' devices are GPUs, memory of `Location::Host` is registered with their driver.
     ///
     /// # Errors
-    /// [`Error::Differs`](crate::Error::Differs); [`Error::OnRank`](crate::Error::OnRank) when a rank has not enough memory,
-    /// for one; the errors of a specification that makes no sense;
-    /// [`Error::NoCommonAddress`](crate::Error::NoCommonAddress); [`Error::Comm`](crate::Error::Comm) when a rank is lost.
-    /// They are the same on all ranks, and nothing is left of the attempt.
+    /// [`Error::Differs`](crate::Error::Differs); [`Error::OnRank`](crate::Error::OnRank) if a rank fails, for example for lack of
+    /// memory; the errors of an invalid specification;
+    /// [`Error::NoCommonAddress`](crate::Error::NoCommonAddress); [`Error::Comm`](crate::Error::Comm) if a rank is lost.
+    /// The error is the same on all ranks, and nothing stays allocated.
     pub fn create(group: &Communicator, spec: &MemorySpec) -> Result<Self> {
         Self::create_if(group, Ok(spec.clone()), &[])
     }
@@ -84,7 +83,7 @@ fn exchange_spec(
     Ok((Granularity { minimum: granule(1)?, recommended: granule(2)? }, owns[0][0]))
 }
 
-/// This rank's part, and a handle of it.
+/// Allocates this rank's part and exports it.
 fn allocate(plan: &Plan, memory: &Device, rank: Rank) -> Result<Option<(Allocation, OwnedFd)>> {
     let Some(extent) = plan.placement.on(rank) else { return Ok(None) };
     let allocation = memory.allocate(extent.allocated)?;
@@ -93,7 +92,7 @@ fn allocate(plan: &Plan, memory: &Device, rank: Rank) -> Result<Option<(Allocati
     Ok(Some((allocation, fd)))
 }
 
-/// Maps all parts: one rank of each process for all of them.
+/// Maps all parts: in each process, one rank for all ranks of the process.
 fn map(
     group: &Communicator,
     plan: &Plan,
@@ -138,13 +137,13 @@ fn map(
             .map(|none| if len == 0 { none } else { left.expect("the leader put it before the vote") });
     }
     if agreed.is_err() {
-        // Those for whom they were left may not come any more.
+        // The other ranks of this process may not take them any more.
         sharing.iter().skip(1).for_each(|other| drop(process_ranks.take::<Maps>(rank, *other)));
     }
     agreed
 }
 
-/// What kernels find rows by, and what they touch on the way.
+/// The table for kernels, with the memory that it refers to.
 fn look_up(device: &Device, plan: &Plan, maps: &Maps) -> Result<(GlobalRef, Option<Mapping>, Vec<Span>)> {
     let (partition, stride) = (&plan.partition, plan.row_len as u64);
     let Some(all) = maps.all()? else {
@@ -157,7 +156,7 @@ fn look_up(device: &Device, plan: &Plan, maps: &Maps) -> Result<(GlobalRef, Opti
     if let [base] = bases[..] {
         return Ok((GlobalRef::continuous(base, partition.rows(), stride), None, vec![all]));
     }
-    // In the device's own memory, since every row's address is looked up there.
+    // In device memory, because every row lookup reads it.
     let bytes = GlobalRef::directory(&bases, partition);
     let granule = device.granularity()?.minimum;
     let len = granule.round_up(bytes.len()).expect("bytes in memory");

@@ -8,26 +8,26 @@ use wholemem_hal::{Allocation, Device, Error as HalError, Grant, Mapping, Regist
 use super::plan::Plan;
 use crate::{Extent, Result};
 
-/// The maps of a memory: one for each rank that stores some of it. Clones are the same maps.
+/// The mappings of a memory: one for each rank that stores bytes of it. Clones refer to the same mappings.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Maps {
     pieces: Vec<Piece>,
 }
 
-/// What one rank stores, mapped.
+/// The mapping of what one rank stores.
 #[derive(Debug, Clone)]
 struct Piece {
     extent: Extent,
     map: Mapping,
-    /// As the ranks' devices see it: the map itself, or the map as it was registered with them.
+    /// The memory as the ranks' devices access it: the mapping, or the mapping registered with the device.
     span: Span,
 }
 
 impl Maps {
     /// Maps every rank's part into `reservation`, in the order of ranks, for the devices of `grants`.
     ///
-    /// `parts` are what the ranks have allocated, by rank. Parts on `machine`, if that is not of the devices' own backend,
-    /// are registered with it.
+    /// `parts` are the allocations of the ranks, by rank. If `home.memory` has another backend than `home.device`, each mapping is
+    /// registered with that device.
     pub(super) fn create(
         plan: &Plan,
         reservation: &Reservation,
@@ -58,7 +58,7 @@ impl Maps {
         Ok(Self { pieces })
     }
 
-    /// All of it, as one range of addresses; `None` if there is nothing.
+    /// All bytes, as one range of addresses; `None` if there are none.
     pub(super) fn all(&self) -> Result<Option<Span>> {
         if self.pieces.is_empty() {
             return Ok(None);
@@ -67,13 +67,13 @@ impl Maps {
         Ok(Some(Span::join(&spans)?))
     }
 
-    /// Where the devices see what a rank stores; zero if it stores nothing.
+    /// The address at which the devices access what a rank stores; zero if it stores nothing.
     pub(super) fn address_of(&self, rank: Rank) -> u64 {
         let piece = self.pieces.iter().find(|piece| piece.extent.rank == rank);
         piece.map_or(0, |piece| piece.span.address())
     }
 
-    /// The bytes of a range of a memory of `size` bytes, divided where maps meet.
+    /// The bytes of a range of a memory of `size` bytes, divided at the ends of mappings.
     pub(super) fn spans(&self, offset: usize, len: usize, size: usize) -> Result<Vec<Span>> {
         let Some(end) = offset.checked_add(len).filter(|end| *end <= size) else {
             return Err(HalError::OutOfRange { offset, len, size }.into());
@@ -100,22 +100,22 @@ impl Maps {
     }
 }
 
-/// A rank's part of a memory, as another rank gets it.
+/// A rank's part of a memory.
 #[derive(Debug)]
 pub(super) enum Part {
-    /// This rank's own.
+    /// The allocation of this rank.
     Own(Allocation),
-    /// Another's.
+    /// The handle of another rank's allocation.
     Handle(OwnedFd),
 }
 
-/// Where parts are mapped, and for whom.
+/// The devices of a mapping.
 #[derive(Debug)]
 pub(super) struct Home<'a> {
-    /// The device whose memory the parts are.
+    /// The device that allocated the parts.
     pub(super) memory: &'a Device,
     /// This rank's device.
     pub(super) device: &'a Device,
-    /// All devices of this process that are to reach them, if they are of the memory's own backend.
+    /// The devices of this process that get access, if they have the backend of the memory.
     pub(super) grants: &'a [Grant],
 }

@@ -25,34 +25,34 @@ use plan::Plan;
 
 use crate::{Communicator, ElementRef, GlobalRef, Kind, Location, Partition, Placement, Result};
 
-/// What memory to make. It is the same on all ranks.
+/// The specification of a memory. It is the same on all ranks.
 ///
 /// ```
 /// use wholemem::{Kind, Location, MemorySpec};
 ///
-/// // A hundred rows of 1 KiB, of which the first rank has most.
+/// // A hundred rows of 1 KiB, most of them on the first rank.
 /// let spec = MemorySpec { kind: Kind::Chunked, rows_of_each: Some(vec![97, 3]), ..MemorySpec::new(100, 1024) };
 /// assert_eq!(spec.location, Location::Device);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemorySpec {
-    /// How many rows there are.
+    /// The number of rows.
     pub rows: u64,
-    /// How many bytes a row has. A row is never divided between ranks.
+    /// The length of a row in bytes. A row is never divided between ranks.
     #[doc(alias = "min_granularity")]
     pub row_len: usize,
-    /// How ranks see it.
+    /// How ranks address it.
     pub kind: Kind,
-    /// Where its bytes are.
+    /// Where its bytes are stored.
     pub location: Location,
-    /// How many rows each rank has; evenly shared out if not given.
+    /// The number of rows of each rank; divided evenly if not given.
     pub rows_of_each: Option<Vec<u64>>,
-    /// Whether it is to have the same addresses on all ranks, so that pointers into it can be shared.
+    /// Whether it has the same addresses on all ranks, so that pointers into it can be shared.
     pub equal_addresses: bool,
 }
 
 impl MemorySpec {
-    /// Continuous memory of the ranks' devices, evenly shared out.
+    /// Continuous device memory, divided evenly.
     #[must_use]
     pub fn new(rows: u64, row_len: usize) -> Self {
         let (kind, location) = (Kind::Continuous, Location::Device);
@@ -60,8 +60,8 @@ impl MemorySpec {
     }
 }
 
-/// Bytes over many ranks. Clones are the same memory; dropping the last one frees this rank's hold of it, and asks
-/// nobody.
+/// Memory over all ranks. Clones refer to the same memory. Dropping the last clone releases this rank's mappings, without
+/// communication.
 ///
 /// ```
 /// use wholemem::{Communicator, MemorySpec, Rank, WholeMemory};
@@ -71,7 +71,7 @@ impl MemorySpec {
 /// let groups = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
 /// let memories = Communicator::on_each(&groups, |group| WholeMemory::create(group, &MemorySpec::new(1 << 20, 1)))?;
 ///
-/// // Rank 0 writes over the boundary in the middle, rank 1 reads what it says.
+/// // Rank 0 writes across the boundary in the middle, and rank 1 reads it.
 /// let middle = (1 << 19) - 2;
 /// memories[0].write(&backend.device(0)?.stream()?, middle, b"over")?;
 /// let mut seen = [0; 4];
@@ -87,14 +87,14 @@ pub struct WholeMemory {
 #[derive(Debug)]
 struct MemoryCore {
     group: Communicator,
-    /// Which memory of the group it is: the same number on all ranks.
+    /// The number of this memory in the group: the same on all ranks.
     number: u64,
     plan: Plan,
     maps: Maps,
     /// The chunks' addresses and first rows, on this rank's device.
     _directory: Option<Mapping>,
     table: GlobalRef,
-    /// All that kernels touch when they use the table.
+    /// All memory that kernels access through the table.
     operands: Vec<Span>,
     bad_index_flag: BadIndexFlag,
     bad_index_flags: BadIndexFlags,
@@ -107,36 +107,36 @@ impl WholeMemory {
         &self.core.group
     }
 
-    /// Which memory of the group it is: ranks that have the same number mean the same one.
+    /// The number of this memory in the group: the same on all ranks.
     pub(crate) fn number(&self) -> u64 {
         self.core.number
     }
 
-    /// How ranks see it.
+    /// How ranks address it.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.core.plan.kind
     }
 
-    /// Where its bytes are.
+    /// Where its bytes are stored.
     #[must_use]
     pub fn location(&self) -> Location {
         self.core.plan.location
     }
 
-    /// How many bytes a row has.
+    /// The length of a row in bytes.
     #[must_use]
     pub fn row_len(&self) -> usize {
         self.core.plan.row_len
     }
 
-    /// How many bytes there are.
+    /// The number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.core.plan.placement.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -148,29 +148,29 @@ impl WholeMemory {
         &self.core.plan.partition
     }
 
-    /// Where the bytes really are.
+    /// Which rank stores which bytes.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.core.plan.placement
     }
 
-    /// What kernels find rows by, on this rank.
+    /// The addresses of its rows on this rank, for kernels.
     #[must_use]
     pub fn global_ref(&self) -> GlobalRef {
         self.core.table
     }
 
-    /// What kernels find bytes by, on this rank, counted through all rows as if they were contiguous.
+    /// The addresses of its bytes on this rank, for kernels, numbered through all rows as if they were contiguous.
     #[must_use]
     pub fn element_ref(&self) -> ElementRef {
         ElementRef { rows: self.core.table, row_len: self.row_len() as u64 }
     }
 
-    /// The bytes from `offset` on, `len` of them, where they are one range of addresses: anywhere in continuous memory,
-    /// and within one rank's rows in chunked.
+    /// The `len` bytes from `offset` on, if they are one range of addresses: always in continuous memory, and within one rank's
+    /// rows in chunked memory.
     ///
     /// # Errors
-    /// [`Error::Hal`](crate::Error::Hal) for bytes that are not there, none at all, or several chunks'.
+    /// [`Error::Hal`](crate::Error::Hal) for bytes outside the memory, for none, and for bytes of several chunks.
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         let spans = self.spans(offset, len)?;
         Ok(Span::join(&spans)?)
@@ -185,15 +185,14 @@ impl WholeMemory {
         if start == end { Ok(None) } else { self.span(start, end - start).map(Some) }
     }
 
-    /// The address of each rank's first byte in chunked memory, or of all of them in continuous; `None` where there are
-    /// none.
+    /// The address of the first byte of a rank's rows; `None` if it has none.
     #[must_use]
     pub fn address_of(&self, rank: Rank) -> Option<u64> {
         let bytes = self.core.plan.bytes_of(rank);
         self.spans(bytes.start, bytes.len()).ok()?.first().map(Span::address)
     }
 
-    /// Copies bytes in from `offset` on, and waits until they are there.
+    /// Copies bytes into the memory from `offset` on, and waits for the copy.
     ///
     /// # Errors
     /// [`Error::Hal`](crate::Error::Hal) as [`Stream::write`].
@@ -207,7 +206,7 @@ impl WholeMemory {
         Ok(())
     }
 
-    /// Copies bytes out from `offset` on, and waits until they are there.
+    /// Copies bytes out of the memory from `offset` on, and waits for the copy.
     ///
     /// # Errors
     /// [`Error::Hal`](crate::Error::Hal) as [`Stream::read`].
@@ -247,27 +246,27 @@ impl WholeMemory {
         Ok(())
     }
 
-    /// Enters all of it into the page table of this process at once, instead of a page with each first touch: worth it
-    /// before gathering from host memory, and nothing on a GPU's.
+    /// Populates the page table of this process for all of it, instead of one page at each first access. Use it before gathers
+    /// from host memory. It has no effect on GPU memory.
     ///
     /// # Errors
-    /// [`Error::Hal`](crate::Error::Hal) where the kernel cannot.
+    /// [`Error::Hal`](crate::Error::Hal) if the kernel does not support it.
     pub fn populate(&self) -> Result<()> {
         self.core.maps.populate()
     }
 
-    /// Whether work that has run so far met an index that names no row. Asked once, it is forgotten.
+    /// Reports and clears the bad index that finished work has recorded.
     ///
-    /// It does not wait: synchronize the stream first to hear of all that was enqueued.
+    /// It does not wait: synchronize the stream first to include all enqueued work.
     ///
     /// # Errors
-    /// [`Error::BadIndex`](crate::Error::BadIndex) with the smallest such position, and the index there unless it was a GPU
-    /// that met it.
+    /// [`Error::BadIndex`](crate::Error::BadIndex) with the smallest position of an index that names no row, and with the index, unless
+    /// a GPU kernel recorded it.
     pub fn check(&self) -> Result<()> {
         self.core.bad_index_flag.take()
     }
 
-    /// The bytes of a range, divided where maps meet. Copies are made piece by piece, since pieces may lie on different
+    /// The bytes of a range, divided at the ends of mappings. Copies are made piece by piece, because pieces can be on different
     /// devices.
     fn spans(&self, offset: usize, len: usize) -> Result<Vec<Span>> {
         self.core.maps.spans(offset, len, self.len())
@@ -282,7 +281,7 @@ impl WholeMemory {
         &self.core.bad_index_flag
     }
 
-    /// Calls `work`, which waits for what it has enqueued, with a record for it alone, and answers what was noted there.
+    /// Calls `work`, which waits for what it has enqueued, with a record of its own, and returns the recorded error.
     pub(crate) fn with_own_bad_index_flag(
         &self,
         work: impl FnOnce(&BadIndexFlag) -> Result<()>,

@@ -1,4 +1,4 @@
-//! What a specification comes to among so many ranks: pure, and so the same on each of them.
+//! The plan of a memory: a pure function of its specification and the number of ranks, so it is equal on all ranks.
 
 use std::ops::Range;
 
@@ -9,8 +9,7 @@ use super::MemorySpec;
 use crate::{Error, Kind, Location, Partition, Placement, Result};
 use wholemem_os::width::to_usize;
 
-/// A rank's share takes the better granule if it has at least so many of them: what it has too much is less than a
-/// sixteenth.
+/// The recommended granule is used if a rank's share has at least this many of them: then less than a sixteenth is unused.
 const ENOUGH: u128 = 16;
 
 /// The granule of a memory: the recommended one if the ranks' shares are long enough.
@@ -20,7 +19,7 @@ fn choose(spec: &MemorySpec, ranks: u32, granularity: Granularity) -> Granule {
     if share / recommended.len() as u128 >= ENOUGH { recommended } else { minimum }
 }
 
-/// A memory, decided on.
+/// The plan of a memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) kind: Kind,
@@ -57,14 +56,14 @@ impl Plan {
         bytes(rows.start)..bytes(rows.end)
     }
 
-    /// How many addresses it takes: what is allocated, side by side.
+    /// The length of the addresses that it needs: all allocations, adjacent.
     pub(crate) fn address_len(&self) -> usize {
         self.placement.extents().iter().map(|extent| extent.allocated).sum()
     }
 }
 
 impl MemorySpec {
-    /// Its bytes, which are equal if and only if the specifications are.
+    /// Encodes it. Two encodings are equal if and only if the specifications are.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let Self { rows, row_len, kind, location, rows_of_each, equal_addresses } = self;
         let kind = match kind {
