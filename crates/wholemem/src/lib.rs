@@ -1,7 +1,7 @@
-//! One memory over many GPUs, processes and threads: its rows are divided among them, and gathered and scattered at the
-//! speed of memory.
+//! Memory over many GPUs, processes and threads: its rows are divided among them, and gathered and scattered at memory
+//! bandwidth.
 //!
-//! This page is a short course; each example runs on a machine without a GPU.
+//! This page is an introduction. Each example runs without a GPU.
 //!
 //! # Ranks
 //!
@@ -20,12 +20,11 @@
 //! # Ok::<(), wholemem::Error>(())
 //! ```
 //!
-//! # A table over all of them
+//! # Tables
 //!
-//! A [`WholeTensor`] is elements with a shape, rows first. Each rank stores its share of the rows on its device, and
-//! every rank reaches all of them. [`TensorSpec`] says what it is like: [`Kind::Continuous`] is one range of addresses,
-//! [`Kind::Chunked`] one for each rank; [`Location::Host`] is memory of the machine instead of the devices'. Rows are
-//! shared out evenly, or as given.
+//! A [`WholeTensor`] has elements with a shape, rows first. Each rank stores its share of the rows on its device, and every
+//! rank can access all rows. [`TensorSpec`] describes it: [`Kind::Continuous`] is one range of addresses, [`Kind::Chunked`] one
+//! for each rank; [`Location::Host`] is host memory instead of device memory. Rows are divided evenly, or as given.
 //!
 //! ```
 //! # use wholemem::{Dtype, Communicator, TensorSpec, WholeTensor};
@@ -47,10 +46,10 @@
 //!
 //! # Gather and scatter
 //!
-//! [`gather`](WholeTensor::gather) fetches the rows that [`Indices`] name, wherever they are, into a [`RowBuffer`];
-//! [`scatter`](WholeTensor::scatter) writes them, and [`scatter_add`](WholeTensor::scatter_add) adds. They are work of a
-//! stream, and can be captured in a graph; those whose names end in `_sync` wait. What a rank scattered is seen by the
-//! others behind a [`Communicator::barrier`].
+//! [`gather`](WholeTensor::gather) copies the rows that [`Indices`] name, of any rank, into a [`RowBuffer`];
+//! [`scatter`](WholeTensor::scatter) copies rows into the table, and [`scatter_add`](WholeTensor::scatter_add) adds them. They
+//! are enqueued on a stream, and can be captured in a graph; those whose names end in `_sync` wait. Other ranks see what a rank
+//! has scattered after a [`Communicator::barrier`].
 //!
 //! ```
 //! # use wholemem::{Communicator, Dtype, Indices, Order, RowBuffer, TensorSpec, WholeTensor};
@@ -79,17 +78,17 @@
 //! # Ok::<(), wholemem::Error>(())
 //! ```
 //!
-//! An index that names no row is never undefined: its row of the output is zero, nothing else is touched, and the
-//! [smallest position](Error::BadIndex) of one comes out of [`check`](WholeTensor::check) or of the next call.
+//! If an index names no row, its row of the output is zero and nothing else is written. The
+//! [smallest position](Error::BadIndex) of such an index is reported by [`check`](WholeTensor::check) or by the next call.
 //!
-//! # Windows, and what ranks do through them
+//! # Windows and collective calls
 //!
-//! A [`Window`] is memory that every rank has and every rank reaches: new, by [`SymmetricMemory::mem_alloc`], or of memory that is
-//! there already. Through windows, and through memory of their own that is staged, ranks
-//! [reduce](Lane::all_reduce), [gather](Lane::all_gather) and [broadcast](Lane::broadcast), and
-//! [wait for each other](Lane::barrier). The outcome of a reduction is the same to the bit on every rank, whatever the
-//! algorithm and the device. All of it is work of a stream, and can be captured in a graph. A rank that dies or does not
-//! come is an error that names it, never a wait without end.
+//! A [`Window`] is memory of which every rank has a part and which every rank can access: new memory, by
+//! [`SymmetricMemory::mem_alloc`], or existing memory. On windows, and on other memory, which is staged, ranks
+//! [reduce](Lane::all_reduce), [gather](Lane::all_gather) and [broadcast](Lane::broadcast), and synchronize with a
+//! [barrier](Lane::barrier). The result of a reduction is bitwise the same on every rank, for every algorithm and device. Calls
+//! are enqueued on a stream, and can be captured in a graph. If a rank dies or does not arrive before the timeout, the call fails
+//! with an error that names the rank.
 //!
 //! ```
 //! # use wholemem::{Communicator, Dtype, ReduceOp, SymmetricMemory, SymmetricSpec};
@@ -112,11 +111,11 @@
 //! # Ok::<(), wholemem::Error>(())
 //! ```
 //!
-//! # When something is wrong
+//! # Errors
 //!
-//! Making memory is collective: it succeeds on all ranks or fails on all of them with the same [`Error`], which names the
-//! rank at fault, and the group still stands. Freeing asks nobody: dropping gives up this rank's hold, and a rank that
-//! never does keeps nobody waiting. A rank that died is [`Error::Comm`], as in the layer below.
+//! Creating memory is collective: it succeeds on all ranks, or fails on all ranks with the same [`Error`], which names the rank
+//! that failed, and the group remains usable. Dropping memory is not collective and never waits. If a rank dies, calls of the
+//! others return [`Error::Comm`].
 //!
 //! ```
 //! # use wholemem::{Error, Communicator, MemorySpec, Rank, WholeMemory};

@@ -24,13 +24,13 @@ use crate::communicator::{agree, from_text, to_text, words_of};
 use crate::{Communicator, Error, Kind, Location, MemorySpec, Result, WholeMemory, WindowRef};
 use wholemem_os::width::to_usize;
 
-/// The step of strides: a pointer's upper half alone then tells the ranks apart.
+/// Strides are multiples of this, so the upper half of a pointer identifies the rank.
 const STEP: usize = 4 << 30;
 
-/// How many granules the heap of small windows has.
+/// The number of granules of the heap of small windows.
 const HEAP_GRANULES: usize = 16;
 
-/// One rank's pieces of memory, one behind the other.
+/// One rank's pieces of memory, at adjacent addresses.
 pub(super) type Pieces = Vec<Mapping>;
 
 /// The addresses of one group's windows in this process.
@@ -39,16 +39,16 @@ pub(super) struct Space {
     group: Communicator,
     granule: Granule,
     stride: usize,
-    /// Shared with the other ranks of this process, which map nothing themselves.
+    /// Shared with the other ranks of this process, which do not map themselves.
     reservation: Reservation,
     window_table: Mutex<WindowTable>,
     dropped: Dropped,
-    /// Every rank's heap of small windows, from the first of them on.
+    /// Every rank's heap of small windows; created for the first one.
     heap: Mutex<Option<Vec<Pieces>>>,
 }
 
 impl Space {
-    /// Reserves addresses. Collective: `wanted` bytes for all ranks together, of which each gets as much.
+    /// Reserves addresses. Collective: `wanted` bytes for all ranks together, divided evenly.
     pub(super) fn reserve(group: &Communicator, wanted: usize) -> Result<Self> {
         let comm = group.bootstrap();
         let granularity = agree(comm, group.device().granularity().map_err(Error::from))?;
@@ -72,7 +72,7 @@ impl Space {
         Ok(Self { group: group.clone(), granule, stride, reservation, window_table, dropped, heap })
     }
 
-    /// What one rank of each process makes for all of them. Collective.
+    /// Calls `make` on one rank of each process, and returns the result on all its ranks. Collective.
     fn share<T: Clone + Send + 'static>(group: &Communicator, make: impl FnOnce() -> Result<T>) -> Result<T> {
         let (process_ranks, rank) = (group.process_ranks(), group.rank());
         let sharing = process_ranks.ranks_on_backend(rank);
@@ -86,16 +86,16 @@ impl Space {
         }
         let agreed = agree(group.bootstrap(), made);
         if leader == rank && agreed.is_err() {
-            // Those for whom it was left may not come any more.
+            // The other ranks of this process may not take it any more.
             sharing.iter().skip(1).for_each(|other| drop(process_ranks.take::<T>(rank, *other)));
         }
         let made = agreed?;
-        // A rank of another backend in the same process is no relative.
+        // Ranks of other backends in the same process have a leader of their own.
         let left = || process_ranks.take(leader, rank);
         made.or_else(left).ok_or(Error::Differs { rank: leader })
     }
 
-    /// Makes a window of `len` bytes on this rank. Collective; the lengths may differ.
+    /// Creates a window of `len` bytes on this rank. Collective; the lengths may differ.
     pub(super) fn allocate(&self, len: usize) -> Result<Window> {
         let parts = self.exchange_parts(WindowPart::new(self.granule, len))?;
         let most = parts.iter().map(|part| part.len).max().unwrap_or(0);
@@ -108,7 +108,7 @@ impl Space {
         self.make(&parts, || self.fresh(&parts))
     }
 
-    /// Makes a window of `len` bytes of the machine's memory on this rank. Collective; the lengths may differ.
+    /// Creates a window of `len` bytes of host memory on this rank. Collective; the lengths may differ.
     pub(super) fn allocate_on_host(&self, len: usize) -> Result<Window> {
         if self.group.device().backend().kind() == BackendKind::Host {
             return self.allocate(len);
@@ -132,7 +132,7 @@ impl Space {
         self.scattered(id, spans).inspect_err(|_| self.window_table().remove(id))
     }
 
-    /// Makes a window of memory that is there. Collective.
+    /// Creates a window of existing memory. Collective.
     pub(super) fn register(&self, part: Result<(WindowPart, Vec<Allocation>)>) -> Result<Window> {
         let (part, pieces) = match part {
             Ok((part, pieces)) => (Ok(part), pieces),
@@ -145,10 +145,10 @@ impl Space {
         self.make(&parts, || Ok(pieces))
     }
 
-    /// Makes a window of buffers of the driver's older kind. Collective.
+    /// Creates a window of buffers with CUDA IPC handles. Collective.
     pub(super) fn register_plain(&self, buffer: &PlainBuffer) -> Result<Window> {
         let (process_ranks, rank) = (self.group.process_ranks(), self.group.rank());
-        // A process cannot open a handle of its own: its ranks take each other's buffers as they are.
+        // A process cannot open its own CUDA IPC handle: its ranks pass each other the buffers.
         let relatives: Vec<_> =
             process_ranks.ranks_on_backend(rank).into_iter().filter(|other| *other != rank).collect();
         relatives.iter().for_each(|other| process_ranks.put(rank, *other, buffer.clone()));
@@ -170,7 +170,7 @@ impl Space {
         self.scattered(id, spans).inspect_err(|_| self.window_table().remove(id))
     }
 
-    /// New memory for this rank's part, zero.
+    /// Allocates zeroed memory for this rank's part.
     fn fresh(&self, parts: &[WindowPart]) -> Result<Vec<Allocation>> {
         let own = parts.get(self.group.rank().index()).map_or(0, WindowPart::address_len);
         if own == 0 {
@@ -179,9 +179,10 @@ impl Space {
         Ok(vec![self.group.device().allocate(own)?])
     }
 
-    /// The memory of lanes, `len` bytes on each rank: where rank 0's begins, and how far apart they are. Collective.
+    /// Creates the memory of lanes, `len` bytes on each rank. Returns the mappings, the address of rank 0's memory and the stride.
+    /// Collective.
     ///
-    /// It is zeroed before any other rank gets it: one that did so later would wipe out what others have already said.
+    /// It is zeroed before other ranks get it. Otherwise the signals of a faster rank could be overwritten.
     pub(super) fn make_zeroed(&self, len: usize) -> Result<(Vec<Pieces>, u64, u64)> {
         let parts = vec![WindowPart::new(self.granule, len)?; self.group.size() as usize];
         let (_, offset) = self.window_table().insert_own(len)?;
@@ -202,7 +203,7 @@ impl Space {
         (0..).map(Rank).zip(&parts).map(|(rank, bytes)| WindowPart::from_bytes(rank, bytes)).collect()
     }
 
-    /// Compares notes with all ranks: what each brings along, and what each has dropped.
+    /// Exchanges with all ranks: each rank's part or error, and the windows that it has dropped.
     fn exchange_messages(&self, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         const FINE: u8 = 0;
         const FAILED: u8 = 1;
@@ -235,7 +236,7 @@ impl Space {
         }
     }
 
-    /// Maps every rank's pieces at a place of their own.
+    /// Creates a window with mappings of its own.
     fn make(&self, parts: &[WindowPart], own: impl FnOnce() -> Result<Vec<Allocation>>) -> Result<Window> {
         let most = parts.iter().map(WindowPart::address_len).max().unwrap_or(0);
         let (id, offset) = self.window_table().insert_own(most)?;
@@ -254,7 +255,7 @@ impl Space {
         made
     }
 
-    /// A window whose parts are in even steps from each other.
+    /// A window whose parts are at equal distances.
     fn window(&self, id: u64, spans: Vec<Option<Span>>, offset: usize) -> Result<Window> {
         let base = self.reservation.address() + offset as u64;
         let reference = WindowRef { base, stride: self.stride as u64, table: 0 };
@@ -263,7 +264,7 @@ impl Space {
         Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
     }
 
-    /// A window whose parts are anywhere: their addresses are in a table.
+    /// A window with a table of the addresses of its parts.
     fn scattered(&self, id: u64, spans: Vec<Option<Span>>) -> Result<Window> {
         let device = self.group.device();
         let addresses: Vec<u8> =
@@ -281,7 +282,7 @@ impl Space {
         Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
     }
 
-    /// Gives every rank's pieces to every rank, and maps them from `offset` of each rank's share on.
+    /// Sends every rank's pieces to every rank, and maps them from `offset` of each rank's share on.
     fn exchange(
         &self,
         parts: &[WindowPart],
@@ -318,7 +319,7 @@ impl Space {
         })
     }
 
-    /// A slot of the heap, which is made for the first.
+    /// Creates a window in the heap, which is created for the first one.
     fn carve(&self, parts: &[WindowPart], most: usize) -> Result<Window> {
         let mut kept = lock(&self.heap);
         let heap = match kept.take() {
@@ -335,7 +336,7 @@ impl Space {
         self.window(id, spans, offset)
     }
 
-    /// Every rank's heap of small windows. Collective.
+    /// Creates every rank's heap of small windows. Collective.
     fn make_heap(&self, ranks: usize) -> Result<Vec<Pieces>> {
         let len = HEAP_GRANULES * self.granule.len();
         let shares = vec![WindowPart::new(self.granule, len)?; ranks];
@@ -373,7 +374,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// The memory's handles for the others.
+/// Exports allocations for other ranks.
 fn export(own: Vec<Allocation>) -> Result<Vec<(Allocation, OwnedFd)>> {
     let export = |memory: Allocation| match memory.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd() {
         Some(fd) => Ok((memory, fd)),
@@ -382,7 +383,7 @@ fn export(own: Vec<Allocation>) -> Result<Vec<(Allocation, OwnedFd)>> {
     own.into_iter().map(export).collect()
 }
 
-/// The bytes of a rank's pieces from `skip` on; `None` for none.
+/// The `len` bytes of a rank's pieces from `skip` on; `None` for zero bytes.
 fn span(pieces: &Pieces, skip: usize, len: usize) -> Result<Option<Span>> {
     if len == 0 {
         return Ok(None);
@@ -391,7 +392,7 @@ fn span(pieces: &Pieces, skip: usize, len: usize) -> Result<Option<Span>> {
     Ok(Some(Span::join(&all)?.part(skip, len)?))
 }
 
-/// How far apart two ranks' shares are: as far as the largest memory is long, if all of them fit then.
+/// The distance of two ranks' shares: the length of the largest memory, if all shares fit then.
 fn stride(ranks: u32, memory_len: usize, wanted: usize) -> Result<usize> {
     let fair = wanted / ranks.max(1) as usize / STEP * STEP;
     if fair == 0 {
@@ -401,7 +402,7 @@ fn stride(ranks: u32, memory_len: usize, wanted: usize) -> Result<usize> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What they hold is changed in single steps.
+    // Each change is one step, so the value is consistent after a panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -410,7 +411,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_as_long_as_memory_or_as_there_is_room() {
+    fn shares_are_as_long_as_the_memory_or_as_fits() {
         assert_eq!(stride(8, 141 << 30, 8 << 40).unwrap(), 144 << 30);
         assert_eq!(stride(1024, 141 << 30, 8 << 40).unwrap(), 8 << 30);
         assert_eq!(stride(2, 1, 8 << 40).unwrap(), STEP);

@@ -5,13 +5,13 @@ use std::time::Duration;
 use super::tuning::{Algorithm, Tuning};
 use crate::{Error, Result};
 
-/// The algorithm that is taken wherever it can be.
+/// The algorithm to use if the call supports it.
 const ALGO: &str = "WHOLEMEM_ALGO";
 
-/// How many bytes of addresses a group's windows get, all ranks together.
+/// The bytes of addresses for a group's windows, for all ranks together.
 const WINDOW_SPACE: &str = "WHOLEMEM_WINDOW_SPACE";
 
-/// What a group's symmetric memory is to be like. It is the same on all ranks.
+/// The options of symmetric memory. They are the same on all ranks.
 ///
 /// ```
 /// use std::time::Duration;
@@ -22,21 +22,21 @@ const WINDOW_SPACE: &str = "WHOLEMEM_WINDOW_SPACE";
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SymmetricSpec {
-    /// How many calls can be under way at once: each has a lane for itself.
+    /// The number of lanes: as many calls can be in flight at once.
     pub lanes: u32,
-    /// How many bytes of addresses the windows get, all ranks together.
+    /// The bytes of addresses for windows, for all ranks together.
     pub window_space: usize,
-    /// How many bytes of memory that is no window go at once, of which every rank has three times as much; as much as pays,
-    /// for zero.
+    /// The length of a staging buffer, for memory that is not in a window. Every rank has three of them. Zero is the measured
+    /// default.
     pub staging_len: usize,
-    /// How many bytes a rank can send in packets, of which every rank has four times as much for each rank; as much as
-    /// pays, for zero.
+    /// The most bytes that a rank can send in packets. Every rank allocates four times as much for each rank. Zero is the measured
+    /// default.
     pub packets_len: usize,
-    /// How long a call waits for the others.
+    /// How long a call waits for other ranks.
     pub timeout: Duration,
-    /// Which algorithm is taken; what was measured, if not given.
+    /// Thresholds for the choice of the algorithm; the measured ones if not given.
     pub tuning: Option<Tuning>,
-    /// PTX in place of the usual kernels, for devices from compute capability 9.0 on: such as heed what tests want.
+    /// PTX of kernels with fault injection for tests, for devices from compute capability 9.0 on.
     #[doc(hidden)]
     pub kernels: Option<&'static str>,
 }
@@ -56,15 +56,15 @@ impl Default for SymmetricSpec {
 }
 
 impl SymmetricSpec {
-    /// The same, with what the environment says instead.
+    /// The same options with those of the environment.
     ///
-    /// | variable | what it says |
+    /// | variable | meaning |
     /// |---|---|
-    /// | `WHOLEMEM_ALGO` | the algorithm that is taken wherever it can be: `packets`, `one-shot` or `two-shot` |
-    /// | `WHOLEMEM_WINDOW_SPACE` | how many bytes of addresses windows get |
+    /// | `WHOLEMEM_ALGO` | the algorithm to use if the call supports it: `packets`, `one-shot` or `two-shot` |
+    /// | `WHOLEMEM_WINDOW_SPACE` | the bytes of addresses for windows |
     ///
     /// # Errors
-    /// [`Error::Environment`] naming the variable that is wrong.
+    /// [`Error::Environment`] for a variable with an invalid value.
     pub(super) fn in_environment(
         &self,
         measured: Tuning,

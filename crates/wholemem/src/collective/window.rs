@@ -9,11 +9,12 @@ use wholemem_hal::Span;
 use super::window_table::WindowId;
 use crate::{Error, Result, WindowRef};
 
-/// The windows that this rank has dropped, and not yet told the others of.
+/// The windows that this rank has dropped since the last exchange.
 pub(super) type Dropped = Arc<Mutex<Vec<WindowId>>>;
 
-/// A window: every rank's part of it, as this rank sees them. Clones are the same window; dropping the last one frees
-/// this rank's hold of it, and asks nobody. Its place is used again when all ranks have: finish the work that uses it first.
+/// A window: every rank's part of it, at this rank's addresses. Clones refer to the same window. Dropping the last clone releases
+/// this rank's mappings, without communication; after all ranks have dropped the window, its addresses are reused. Finish the
+/// work that uses it first.
 ///
 /// ```
 /// use wholemem::{Communicator, Rank, SymmetricMemory, SymmetricSpec};
@@ -46,19 +47,19 @@ pub struct Window {
 #[derive(Debug)]
 pub(super) struct WindowCore {
     pub(super) id: WindowId,
-    /// Of which group of windows it is.
+    /// Identifies the group of windows to which it belongs.
     pub(super) dropped: Dropped,
     pub(super) own: Rank,
-    /// By rank; `None` for one that has no bytes of it.
+    /// By rank; `None` for a rank without bytes.
     pub(super) spans: Vec<Option<Span>>,
-    /// Keeps all of them, and the table of their addresses where they are not in even steps.
+    /// Keeps all parts, and the table of their addresses if they are not at equal distances.
     pub(super) keep: Option<Span>,
     pub(super) reference: WindowRef,
 }
 
 impl Drop for WindowCore {
     fn drop(&mut self) {
-        // One push: a panic elsewhere does not spoil it.
+        // Other holders only push or take, so the list is consistent after a panic.
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
     }
 }
@@ -68,19 +69,19 @@ impl Window {
         Self { core: Arc::new(core) }
     }
 
-    /// How many bytes this rank has of it.
+    /// The length of this rank's part.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len_of(self.core.own)
     }
 
-    /// Whether this rank has none.
+    /// Whether this rank has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many bytes a rank has of it; none, if there is no such rank.
+    /// The length of a rank's part; zero for a rank that does not exist.
     #[must_use]
     pub fn len_of(&self, rank: Rank) -> usize {
         self.span_of(rank).map_or(0, Span::len)
@@ -89,16 +90,16 @@ impl Window {
     /// This rank's part.
     ///
     /// # Panics
-    /// If it has none: [`is_empty`](Self::is_empty) says so.
+    /// If it is [empty](Self::is_empty).
     #[must_use]
     pub fn local(&self) -> &Span {
         self.span_of(self.core.own).expect("this rank has bytes of the window")
     }
 
-    /// A piece of a rank's part.
+    /// Some bytes of a rank's part.
     ///
     /// # Errors
-    /// [`Error::NoPart`] for bytes that the rank has not.
+    /// [`Error::NoPart`] for bytes outside the rank's part.
     #[doc(alias = "ncclGetPeerPointer")]
     pub fn part_of(&self, rank: Rank, offset: usize, len: usize) -> Result<Span> {
         let part = self.span_of(rank).map(|span| span.part(offset, len));
@@ -108,7 +109,7 @@ impl Window {
         }
     }
 
-    /// What kernels find the parts by, on this rank.
+    /// The addresses of the parts on this rank, for kernels.
     #[must_use]
     pub fn window_ref(&self) -> WindowRef {
         self.core.reference
@@ -129,8 +130,8 @@ impl Window {
     }
 }
 
-/// The input or output of a collective call: memory of this rank alone, which is staged, or a range of a window, which
-/// the others reach directly. All ranks give the same kind, and the same range.
+/// The input or output of a collective call: memory of this rank, which is staged, or a range of a window, which other ranks
+/// access directly. All ranks give the same kind and the same range.
 #[derive(Debug, Clone)]
 pub enum Buffer<'a> {
     /// Memory of this rank.
@@ -139,7 +140,7 @@ pub enum Buffer<'a> {
     Window {
         /// The window.
         window: &'a Window,
-        /// Which bytes.
+        /// The bytes.
         range: Range<usize>,
     },
 }
@@ -150,7 +151,7 @@ impl<'a> From<&'a Span> for Buffer<'a> {
     }
 }
 
-/// All of this rank's part, which every other rank has at least as much of.
+/// All of this rank's part. The part of every other rank is at least as long.
 impl<'a> From<&'a Window> for Buffer<'a> {
     fn from(window: &'a Window) -> Self {
         window.range(0..window.len())
@@ -158,7 +159,7 @@ impl<'a> From<&'a Window> for Buffer<'a> {
 }
 
 impl Buffer<'_> {
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Own(span) => span.len(),

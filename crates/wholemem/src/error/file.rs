@@ -5,30 +5,30 @@ use std::path::{Path, PathBuf};
 
 use wholemem_os::Errno;
 
-/// What can be wrong with a file of rows, and where.
+/// An error of a file of rows, with its path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
 pub struct FileError {
     /// The file, or the folder.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The error.
     pub problem: FileProblem,
 }
 
-/// What is wrong with a file.
+/// The error of a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileProblem {
-    /// The system refused something.
+    /// A system call failed.
     #[error("cannot {attempt}: {errno}")]
     Refused {
-        /// What was tried.
+        /// What it attempted.
         attempt: &'static str,
-        /// What the system said.
+        /// The error code.
         errno: Errno,
     },
 
-    /// A folder, a pipe or a device where a file should be.
+    /// A folder, a pipe or a device instead of a file.
     #[error("it is no file")]
     NotAFile,
 
@@ -36,16 +36,16 @@ pub enum FileProblem {
     #[error("its rows have no bytes, and no tensor has such")]
     EmptyRow,
 
-    /// A file whose kind its name does not tell.
+    /// A file of unknown format.
     #[error("it is no folder of a saved tensor, and its name ends neither in .npy nor in .safetensors")]
     UnknownKind,
 
     /// A file that breaks the rules of its format.
     #[error("it is no {format}: {what}")]
     Malformed {
-        /// Which format.
+        /// The format.
         format: &'static str,
-        /// The rule it breaks.
+        /// The violated rule.
         what: &'static str,
     },
 
@@ -60,64 +60,64 @@ pub enum FileProblem {
     #[error("its columns, not its rows, are stored one after the other")]
     ColumnsFirst,
 
-    /// A file that is shorter or longer than what it says of itself.
+    /// A file that is shorter or longer than its header says.
     #[error("it has {len} bytes, and what it holds takes {needed}")]
     WrongLength {
-        /// How long it is.
+        /// Its length.
         len: u64,
-        /// How long it must be.
+        /// The length that its header says.
         needed: u64,
     },
 
-    /// Raw bytes that are no whole number of rows.
+    /// Raw bytes that are not a whole number of rows.
     #[error("its {len} bytes are no whole number of rows of {row_len} bytes")]
     PartialRow {
-        /// How long it is.
+        /// Its length.
         len: u64,
-        /// How long a row is.
+        /// The length of a row.
         row_len: u64,
     },
 
-    /// A tensor that a file of several does not have.
+    /// A tensor that is not in the file.
     #[error("it has no tensor `{name}`, but {}", Names(known))]
     NoSuchTensor {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// Some of the names it has.
         known: Vec<String>,
     },
 
-    /// A file of several tensors, or of none, where no name was given.
+    /// A file of several tensors, or of none, without a requested name.
     #[error("it has {count} tensors: name one of {}", Names(known))]
     NotOneTensor {
-        /// How many there are.
+        /// The number of tensors.
         count: usize,
         /// Some of their names.
         known: Vec<String>,
     },
 
-    /// A part of a saved tensor that is not there.
+    /// A missing part of a saved tensor.
     #[error("rows {start}..{end} are missing")]
     MissingRows {
         /// The first missing row.
         start: u64,
-        /// The one behind the last.
+        /// The end of the range.
         end: u64,
     },
 
-    /// A part of a saved tensor that belongs to another one.
+    /// A part of another saved tensor.
     #[error("it is of another save than {}", other.display())]
     OtherSave {
-        /// A file of the one it was found with.
+        /// A file of the tensor with which it was found.
         other: PathBuf,
     },
 
-    /// Bytes that are not those that were saved.
+    /// Bytes other than the saved ones.
     #[error("rows {start}..{end} are not what was saved: their checksum differs")]
     Corrupt {
         /// The first row of the block.
         start: u64,
-        /// The one behind the last.
+        /// The end of the range.
         end: u64,
     },
 
@@ -133,7 +133,7 @@ pub enum FileProblem {
     #[error("something is there already")]
     AlreadyThere,
 
-    /// Something that is no saved tensor is not replaced by one.
+    /// Something other than a saved tensor is not replaced.
     #[error("it is no saved tensor, and is not replaced by one")]
     NotReplaced,
 }
@@ -155,7 +155,7 @@ impl FileProblem {
 }
 
 impl FileError {
-    /// What a person can do about it, where something can be done.
+    /// What the user can do about it, if something can be done.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match &self.problem {
@@ -177,7 +177,7 @@ impl FileError {
     }
 }
 
-/// A few names, as a person lists them.
+/// Displays a few names as a list.
 struct Names<'a>(&'a [String]);
 
 impl std::fmt::Display for Names<'_> {

@@ -11,43 +11,43 @@ use crate::dtype::{Dtype, ReduceOp};
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong with memory over many ranks.
+/// The errors of memory over all ranks.
 ///
-/// A collective call that fails because of one rank fails on all of them with [`Error::OnRank`]; nothing is left
-/// behind, and the group still stands. [`Error::Comm`] is a group that does not.
+/// If a collective call fails on one rank, it fails on all ranks with [`Error::OnRank`]. Nothing stays allocated, and the group
+/// remains usable. After [`Error::Comm`] it does not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A device, its memory or its streams, on this rank alone.
+    /// A device, its memory or its streams failed on this rank.
     #[error(transparent)]
     Hal(#[from] wholemem_hal::Error),
 
-    /// The group.
+    /// The group failed, or a rank sent something malformed.
     #[error(transparent)]
     Comm(#[from] wholemem_comm::Error),
 
-    /// A file of rows.
+    /// A file of rows is invalid or cannot be accessed.
     #[error(transparent)]
     File(#[from] FileError),
 
-    /// Whoever watched a long call ended it.
+    /// The watch callback ended a long call.
     #[error("it was interrupted")]
     Interrupted,
 
-    /// What the lowest failing rank met with in a collective call. The same on every rank.
+    /// The error of the lowest rank that failed in a collective call. The same on every rank.
     #[error("rank {rank} failed: {why}")]
     OnRank {
-        /// Which rank.
+        /// The rank.
         rank: Rank,
         /// The [code](Error::code) of its error.
         code: u32,
-        /// Its error, in words.
+        /// The message of its error.
         why: String,
         /// The [hint](Error::hint) of its error.
         hint: Option<String>,
     },
 
-    /// A collective call in which a rank asks for something else than rank 0.
+    /// A rank made another collective call than rank 0, or with other arguments.
     #[error(
         "rank {rank} makes another call than rank 0, or means other memory: a collective call is the same on all ranks"
     )]
@@ -56,7 +56,7 @@ pub enum Error {
         rank: Rank,
     },
 
-    /// A load in which a rank opened another save, or another version of a file, than rank 0. The same on every rank.
+    /// A rank opened another save, or another version of a file, than rank 0. The same on every rank.
     #[error("rank {rank} opened another save, or another version of the file, than rank 0")]
     SavesDiffer {
         /// The lowest such rank.
@@ -67,25 +67,25 @@ pub enum Error {
     #[error("there must be at least one rank")]
     NoRanks,
 
-    /// A partition given for another number of ranks than there are.
+    /// A partition for another number of ranks than the group has.
     #[error("rows were given for {given} ranks, and there are {ranks}")]
     RanksDiffer {
-        /// For how many ranks rows were given.
+        /// The number of ranks of the partition.
         given: usize,
-        /// How many there are.
+        /// The number of ranks of the group.
         ranks: u32,
     },
 
-    /// A partition whose rows are not as many as the memory's.
+    /// A partition with another number of rows than the memory.
     #[error("the ranks were given {given} rows, and there are {rows}")]
     RowsDiffer {
-        /// How many the ranks were given.
+        /// The number of rows of the partition.
         given: u64,
-        /// How many there are.
+        /// The number of rows of the memory.
         rows: u64,
     },
 
-    /// More rows than signed indices can number.
+    /// Signed indices cannot number as many rows.
     #[error("there are more than 2^63 - 1 rows")]
     TooManyRows,
 
@@ -93,12 +93,12 @@ pub enum Error {
     #[error("a row has no bytes")]
     EmptyRow,
 
-    /// Memory that is longer than an address space.
+    /// Memory longer than an address space.
     #[error("{rows} rows of {row_len} bytes are longer than the address space")]
     TooLong {
-        /// How many rows.
+        /// The number of rows.
         rows: u64,
-        /// How many bytes each.
+        /// The length of a row.
         row_len: usize,
     },
 
@@ -106,90 +106,89 @@ pub enum Error {
     #[error("a tensor has at least one dimension: its rows")]
     NoDimensions,
 
-    /// Rows or columns that a tensor does not have.
+    /// Rows or columns outside a tensor.
     #[error("cannot use {what} {start}..{end}: there are {count}")]
     OutOfRange {
         /// Rows or columns.
         what: &'static str,
-        /// The first one asked for.
+        /// The first of them.
         start: u64,
-        /// The one behind the last.
+        /// The end of the range.
         end: u64,
-        /// How many there are.
+        /// The number of rows or columns of the tensor.
         count: u64,
     },
 
-    /// No range of addresses that is free on all ranks was found.
+    /// No range of addresses is free on all ranks.
     #[error("no {len} bytes of addresses are free on all ranks: {tried} places were tried")]
     NoCommonAddress {
-        /// How long it must be.
+        /// The length of the range.
         len: usize,
-        /// How many places were tried.
+        /// The number of places that were tried.
         tried: u32,
     },
 
     /// An index that names no row: it is negative, or not below the number of rows.
     #[error("{}", out_of_range(*position, *index, *rows))]
     BadIndex {
-        /// The first position among the indices that holds such a one.
+        /// The smallest position of such an index.
         position: u64,
-        /// The index there. A call on a GPU that did not wait has left none.
+        /// The index at the position; unknown after a GPU call that did not wait.
         index: Option<i64>,
-        /// How many rows there are: valid indices are below. Not known if calls on a GPU that did not wait had views of
-        /// different lengths.
+        /// The number of rows: valid indices are smaller. Unknown if GPU calls that did not wait used views of different lengths.
         rows: Option<u64>,
     },
 
-    /// Elements of different types, where no conversion was asked for.
+    /// Elements of different types without a requested conversion.
     #[error("the table holds {table} and the rows {rows}: ask for a conversion, or give rows of {table}")]
     TypesDiffer {
-        /// What the table holds.
+        /// The type of the table.
         table: Dtype,
-        /// What the rows hold.
+        /// The type of the rows.
         rows: Dtype,
     },
 
-    /// A conversion between a float and an integer.
+    /// A conversion other than between two floats or two integers.
     #[error("cannot convert {from} to {to}: only floats to floats, and integers to integers")]
     NotConvertible {
-        /// The type there is.
+        /// The type of the source.
         from: Dtype,
-        /// The type wanted.
+        /// The type of the destination.
         to: Dtype,
     },
 
-    /// Rows or indices in less memory than they take.
+    /// Less memory than the rows or indices need.
     #[error("{count} {what} take {needed} bytes, and there are {len}")]
     TooShort {
         /// Rows or indices.
         what: &'static str,
-        /// How many.
+        /// The number of rows or indices.
         count: u64,
-        /// What they take.
+        /// The bytes that they need.
         needed: u128,
-        /// What there is.
+        /// The bytes that there are.
         len: usize,
     },
 
     /// Rows that would overlap.
     #[error("rows of {row_len} bytes cannot follow each other every {stride} bytes")]
     StrideTooShort {
-        /// How long a row is.
+        /// The length of a row.
         row_len: usize,
-        /// From one to the next.
+        /// The distance of rows or elements.
         stride: usize,
     },
 
-    /// Elements or indices at an address that their type does not allow.
+    /// Elements or indices at a misaligned address.
     #[error("{what} at {address:#x}, {stride} bytes apart, are not aligned to {align} bytes")]
     Misaligned {
         /// Rows or indices.
         what: &'static str,
-        /// Where they are.
+        /// Their address.
         address: u64,
-        /// From one to the next.
+        /// The distance of rows or elements.
         stride: usize,
-        /// What the address and the stride must be multiples of.
+        /// The required alignment of address and stride.
         align: usize,
     },
 
@@ -202,34 +201,34 @@ pub enum Error {
         dtype: Dtype,
     },
 
-    /// An input and an output that overlap without being the same.
+    /// An input and an output that overlap but are not the same.
     #[error("{len} bytes of input at {input:#x} overlap the output at {output:#x}, and are not the same")]
     Overlap {
-        /// Where the input is.
+        /// The address of the input.
         input: u64,
-        /// Where the output is.
+        /// The address of the output.
         output: u64,
-        /// How long the input is.
+        /// The length of the input.
         len: u64,
     },
 
-    /// A lane that there is not.
+    /// A lane that does not exist.
     #[error("there is no lane {index}: there are {lanes}")]
     NoSuchLane {
-        /// The lane asked for.
+        /// The requested lane.
         index: usize,
-        /// How many there are.
+        /// The number of lanes.
         lanes: usize,
     },
 
-    /// Ranks on one device whose kernels cannot run at the same time, and would wait for each other for ever.
+    /// The kernels of the ranks on one device cannot run at the same time, and would wait for each other for ever.
     #[error("{sharing} ranks share the device of rank {rank}, which runs {fits} blocks at once")]
     NotResident {
         /// A rank on that device.
         rank: Rank,
-        /// How many ranks it has.
+        /// The number of ranks on it.
         sharing: usize,
-        /// How many blocks it runs at once.
+        /// The number of blocks that it runs at once.
         fits: u32,
     },
 
@@ -237,45 +236,45 @@ pub enum Error {
     #[error("the window belongs to another group")]
     ForeignWindow,
 
-    /// A window without a byte on any rank.
+    /// A window without bytes on any rank.
     #[error("no rank has a byte of the window")]
     EmptyWindow,
 
-    /// Bytes of a window that a rank has not.
+    /// Bytes outside a rank's part of a window.
     #[error("cannot use {len} bytes at {offset} of rank {rank}'s part of the window: it has {has} there")]
     NoPart {
         /// The rank.
         rank: Rank,
-        /// Where they would begin.
+        /// Their offset.
         offset: usize,
-        /// How many.
+        /// Their number.
         len: usize,
-        /// How many there are.
+        /// The number of bytes that the rank has there.
         has: usize,
     },
 
-    /// No addresses left for windows.
+    /// No addresses are left for a window.
     #[error("cannot place a window of {len} bytes: {free} bytes of addresses are free on each rank")]
     NoWindowSpace {
-        /// How long it is.
+        /// The length of the window.
         len: usize,
         /// The longest free range.
         free: usize,
     },
 
-    /// A variable of the environment that makes no sense.
+    /// An environment variable with an invalid value.
     #[error("`{name}` is `{value}`: {why}")]
     Environment {
         /// Its name.
         name: &'static str,
-        /// What it says.
+        /// Its value.
         value: String,
-        /// What it should say.
+        /// What is valid.
         why: &'static str,
     },
 }
 
-/// The words for an index that names no row, with what is known of it.
+/// The message for an index that names no row.
 fn out_of_range(position: u64, index: Option<i64>, rows: Option<u64>) -> String {
     let which = match index {
         Some(index) => format!("index {index} at position {position}"),
@@ -289,8 +288,8 @@ fn out_of_range(position: u64, index: Option<i64>, rows: Option<u64>) -> String 
 }
 
 impl Error {
-    /// A number for this error that never changes: the same in C, in Python and between processes. Errors of devices and
-    /// memory have [numbers of their own](wholemem_hal::Error::code), below 1,000.
+    /// The code of this error, which never changes: the same in C, in Python and between processes. Errors of devices and memory
+    /// have [codes of their own](wholemem_hal::Error::code), below 1,000.
     #[must_use]
     pub fn code(&self) -> u32 {
         match self {
@@ -329,7 +328,7 @@ impl Error {
         }
     }
 
-    /// What a person can do about it, where something can be done.
+    /// What the user can do about it, if something can be done.
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
         match self {
