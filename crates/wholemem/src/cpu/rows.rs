@@ -1,9 +1,8 @@
-//! Rows gathered and scattered as they are, byte by byte.
+//! Gather and scatter of rows as bytes.
 //!
-//! A random row is a miss in every cache and in the page table. The processor moves short rows many at a time, and fetches
-//! the rest of a long one by itself once it has seen its beginning. Only where rows go past the caches, or into a table,
-//! are addresses found some rows ahead, and the processor told of their lines before they are needed: elsewhere the hints
-//! would take the buffers that it fetches with.
+//! A random row misses in every cache and in the TLB. The CPU keeps many short rows in flight, and its prefetcher fetches the
+//! rest of a long row. Software prefetches, some rows ahead, help only for streaming stores and for scatters; elsewhere they
+//! would occupy the line fill buffers.
 
 #[cfg(test)]
 mod tests;
@@ -21,23 +20,22 @@ use wholemem_os::width::to_usize;
 /// A cache line.
 const LINE: usize = 64;
 
-/// Rows up to this length are moved one after the other in any case: the processor is busy with so many of them at once
-/// that nobody needs to look ahead.
+/// Rows up to this length are never prefetched: the CPU keeps enough of them in flight.
 const SHORT: usize = 192;
 
-/// The most rows, and about how many bytes, whose addresses are found ahead.
+/// The most rows, and about how many bytes, that are looked up and prefetched ahead.
 const ROWS_AHEAD: usize = 32;
 const BYTES_AHEAD: usize = 8 << 10;
 
-/// From this many bytes of output on, they are written past the caches: nobody finds them there later anyway.
+/// From this many bytes of output on, stores bypass the caches, which would not hold them anyway.
 const STREAMING: u64 = 32 << 20;
 
-/// How one row is moved.
+/// Copies one row.
 trait Mover: Copy + Sync {
-    /// How many bytes.
+    /// The length of a row.
     fn len(&self) -> usize;
 
-    /// Whether the processor is told of rows before they are moved.
+    /// Whether rows are prefetched.
     fn looks_ahead(&self) -> bool {
         false
     }
@@ -46,11 +44,11 @@ trait Mover: Copy + Sync {
     /// `from` is readable and `to` writable for as many bytes, as raw memory.
     unsafe fn apply(&self, from: *const u8, to: *mut u8);
 
-    /// Ends what it did for the rows of a range.
+    /// Called after the rows of a range.
     fn finish(&self) {}
 }
 
-/// Rows of a length that is known when this is compiled.
+/// Rows of a constant length.
 #[derive(Clone, Copy)]
 struct Exact<const LEN: usize>;
 
@@ -67,7 +65,7 @@ impl<const LEN: usize> Mover for Exact<LEN> {
     }
 }
 
-/// Rows that some registers hold, into a place that is this call's alone.
+/// Rows of a few registers, to memory that only this call writes.
 #[derive(Clone, Copy)]
 struct Ends<const WIDTH: usize, const COUNT: usize>(usize);
 
@@ -79,7 +77,8 @@ impl<const WIDTH: usize, const COUNT: usize> Mover for Ends<WIDTH, COUNT> {
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: passed on from the caller; only rows that such registers hold are moved so.
+        // SAFETY: the caller guarantees a row on both sides; `gather_by` chooses this only for lengths of `WIDTH * COUNT` to
+        // twice that, and for registers that the CPU has.
         unsafe { machine::ends::<WIDTH, COUNT>(from, to, self.0) }
     }
 
@@ -89,7 +88,7 @@ impl<const WIDTH: usize, const COUNT: usize> Mover for Ends<WIDTH, COUNT> {
     }
 }
 
-/// Longer rows, into a place that is this call's alone.
+/// Longer rows, to memory that only this call writes.
 #[derive(Clone, Copy)]
 struct Long<const WIDTH: usize>(usize);
 
@@ -101,7 +100,8 @@ impl<const WIDTH: usize> Mover for Long<WIDTH> {
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: passed on from the caller; only rows of four registers and more are moved so.
+        // SAFETY: the caller guarantees a row on both sides; `gather_by` chooses this only for lengths of at least `4 * WIDTH`, and
+        // for registers that the CPU has.
         unsafe { machine::long::<WIDTH>(from, to, self.0) }
     }
 
@@ -111,7 +111,7 @@ impl<const WIDTH: usize> Mover for Long<WIDTH> {
     }
 }
 
-/// Rows of any length, into a place that others may write too.
+/// Rows of any length, to memory that other ranks may write too.
 #[derive(Clone, Copy)]
 struct Any(usize);
 
@@ -133,7 +133,7 @@ impl Mover for Any {
     }
 }
 
-/// Rows that are whole cache lines, and so many that they are not to stay in the caches.
+/// Rows of whole cache lines, with stores that bypass the caches.
 #[derive(Clone, Copy)]
 struct Streaming(usize);
 
@@ -145,7 +145,7 @@ impl Mover for Streaming {
 
     #[inline(always)]
     unsafe fn apply(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: passed on from the caller; only targets of whole lines are moved so.
+        // SAFETY: the caller guarantees a row on both sides; `gather_by` chooses this only for rows of whole, aligned lines.
         unsafe { machine::streaming(from, to, self.0) }
     }
 
@@ -160,8 +160,8 @@ impl Mover for Streaming {
     }
 }
 
-/// Calls `$body` with the first mover whose pattern fits: what there is to ask about a row is asked once for all of them.
-/// So little is left to be done for a row that the processor has many of them under way.
+/// Calls `$body` with the mover of the first matching pattern. The choice is made once for all rows, so that little is left to do
+/// for each row and the CPU keeps many of them in flight.
 macro_rules! with_mover {
     ($what:expr, $mover:ident => $body:expr; $($pattern:pat => $choice:expr,)+) => {
         match $what {
@@ -173,22 +173,22 @@ macro_rules! with_mover {
     };
 }
 
-/// Copies rows of the table to the dense side; those of bad indices become zero.
+/// Copies rows of the table to the dense array. Rows of bad indices become zero.
 ///
 /// # Safety
-/// What the request names is mapped: the indices and the rows of all valid ones readable, the dense side writable. Others
-/// may write all of it meanwhile.
+/// All memory of the request is mapped: the indices and the rows of all valid indices are readable, the dense array is writable.
+/// Other threads and processes may write it concurrently.
 pub(super) unsafe fn gather<I: Index>(request: &RowsRequest) {
-    // SAFETY: passed on from the caller; the processor has registers as wide as its widest.
+    // SAFETY: the caller guarantees what `gather_by` requires, and `widest` is what the CPU has.
     unsafe { gather_by::<I>(machine::widest(), request) }
 }
 
-/// As [`gather`], by registers of at most `widest` bytes.
+/// As [`gather`], with registers of at most `widest` bytes.
 ///
 /// # Safety
-/// As [`gather`]; the processor has such registers.
+/// As [`gather`]; the CPU has such registers.
 unsafe fn gather_by<I: Index>(widest: usize, request: &RowsRequest) {
-    // SAFETY: the directory is among what the request names.
+    // SAFETY: the caller guarantees that all memory of the request is mapped, the directory included, which never changes.
     let lookup = unsafe { RowLookup::new(request) };
     let len = to_usize(request.row_len);
     let whole_lines = (request.rows | request.rows_stride | request.row_len).is_multiple_of(LINE as u64);
@@ -218,12 +218,12 @@ unsafe fn gather_by<I: Index>(widest: usize, request: &RowsRequest) {
     );
 }
 
-/// Copies rows of the dense side to the table; those of bad indices are left out.
+/// Copies rows of the dense array to the table. Rows of bad indices are skipped.
 ///
 /// # Safety
-/// As [`gather`], with the table writable and the dense side readable.
+/// As [`gather`], with the table writable and the dense array readable.
 pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
-    // SAFETY: the directory is among what the request names.
+    // SAFETY: the caller guarantees that all memory of the request is mapped, the directory included, which never changes.
     let lookup = unsafe { RowLookup::new(request) };
     let len = to_usize(request.row_len);
     with_mover!(len, mover => {
@@ -246,7 +246,7 @@ pub(super) unsafe fn scatter<I: Index>(request: &RowsRequest) {
     );
 }
 
-/// Moves all rows, by several threads if there are many.
+/// Copies all rows, in several threads if there are many.
 ///
 /// # Safety
 /// As [`gather`] or [`scatter`].
@@ -262,9 +262,9 @@ unsafe fn move_all<I: Index, M: Mover, const GATHER: bool>(
     });
 }
 
-/// Moves the rows of some positions.
+/// Copies the rows of a range of positions.
 ///
-/// The lookup is this function's own: what assembly might write through a reference would be read again for each row.
+/// The lookup is passed by value: the compiler would reload a reference after each `asm!`, which may write memory.
 ///
 /// # Safety
 /// As [`gather`] or [`scatter`].
@@ -303,7 +303,7 @@ unsafe fn move_rows<I: Index, M: Mover, const GATHER: bool>(
     }
 }
 
-/// Moves the row of a position; `row` is the table's, null for a bad index.
+/// Copies the row of a position. `row` is the row of the table, null for a bad index.
 ///
 /// # Safety
 /// As [`gather`] or [`scatter`].
@@ -329,7 +329,7 @@ unsafe fn move_row<I: Index, M: Mover, const GATHER: bool>(
     }
 }
 
-/// Finds rows, null for bad indices, and tells the processor of their lines.
+/// Looks up rows, null for bad indices, and prefetches them.
 ///
 /// # Safety
 /// As [`gather`] or [`scatter`].
@@ -345,7 +345,7 @@ unsafe fn look_ahead<I: Index, M: Mover, const GATHER: bool>(
         let row = unsafe { lookup.table_row::<I>(position) };
         *place = row.unwrap_or(std::ptr::null_mut());
         if let Some(row) = row {
-            // As often for each row, wherever it begins in a line: the processor would guess wrong how often.
+            // The same number of iterations for each row, for the branch predictor.
             let last = mover.len() - 1;
             for at in (0..last).step_by(LINE).chain([last]) {
                 let line = row.wrapping_add(at);
@@ -355,7 +355,7 @@ unsafe fn look_ahead<I: Index, M: Mover, const GATHER: bool>(
     }
 }
 
-/// Does what is to be done for an index that names no row.
+/// Handles an index that names no row.
 ///
 /// # Safety
 /// As [`gather`] or [`scatter`].

@@ -1,4 +1,4 @@
-//! Floats of 16 bits, which are combined in single precision.
+//! 16-bit floats, which are combined in single precision.
 
 use half::{bf16, f16};
 

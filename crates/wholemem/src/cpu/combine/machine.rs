@@ -1,4 +1,4 @@
-//! What combining asks of a processor: to load and store blocks of shared memory, and to convert halves.
+//! The CPU operations of a reduction: loads and stores of blocks of shared memory, and conversions of 16-bit floats.
 
 use std::mem::MaybeUninit;
 
@@ -7,13 +7,13 @@ use half::{bf16, f16};
 use super::halves::{narrow_pairs, widen_pairs};
 use crate::cpu::copy;
 
-/// A processor, or a set of its instructions.
+/// A set of CPU instructions.
 pub(super) trait Machine {
-    /// Loads elements of 16 bytes, or of a multiple of 32.
+    /// Loads elements of 16 bytes, or of a multiple of 32 bytes.
     ///
     /// # Safety
-    /// `from` is readable for `COUNT` elements of which any bits are one, as raw memory that others may write meanwhile;
-    /// the processor is this machine.
+    /// `from` is readable for `COUNT` elements of which any bits are one, as raw memory that others may write concurrently;
+    /// the CPU has these instructions.
     unsafe fn load<T: Copy, const COUNT: usize>(from: *const u8) -> [T; COUNT];
 
     /// Stores elements of 16 bytes, or of a multiple of 32.
@@ -22,7 +22,7 @@ pub(super) trait Machine {
     /// As [`load`](Self::load), and writable.
     unsafe fn store<T: Copy, const COUNT: usize>(elements: [T; COUNT], to: *mut u8);
 
-    /// Stores elements past the caches.
+    /// Stores elements, bypassing the caches.
     ///
     /// # Safety
     /// As [`store`](Self::store); they take a multiple of 32 bytes, and `to` is one too.
@@ -64,7 +64,7 @@ pub(super) trait Machine {
     fn narrow_to_upper_halves<const COUNT: usize>(singles: [f32; COUNT]) -> [bf16; COUNT];
 }
 
-/// Any processor: shared memory is copied, and what is done with the copies is up to the compiler.
+/// Any CPU: shared memory is copied, and the compiler chooses the instructions for the copies.
 pub(super) struct Any;
 
 impl Machine for Any {

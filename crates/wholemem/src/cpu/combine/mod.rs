@@ -1,9 +1,8 @@
-//! The elements of several ranks combined, where other ranks may write them meanwhile.
+//! Reduction of the elements of several ranks, which other ranks may write concurrently.
 //!
-//! Block by block: a block of each source is loaded by instructions that the compiler does not see into, what was loaded
-//! is ours and combined by plain arithmetic, and the result is stored to every target. Where there are vector registers,
-//! blocks never leave them. The order is that of the sources, and the bits are those that [`ReduceOp`]
-//! describes, whatever the processor.
+//! A block of each source is loaded by assembly or volatile accesses, the loaded values are combined by ordinary arithmetic,
+//! and the result is stored to every target. With vector registers, a block never leaves them. Sources are combined in
+//! order, and the result is bitwise what [`ReduceOp`] describes, on every CPU.
 
 mod halves;
 mod machine;
@@ -27,12 +26,12 @@ const SMALL: usize = 16;
 /// A cache line.
 const LINE: usize = 64;
 
-/// Where results are stored.
+/// How results are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stores {
-    /// In the caches, where they are found soon.
+    /// In the caches, for results that are read soon.
     Cached,
-    /// Past them: there are more than the caches hold.
+    /// Bypassing the caches, for results that do not fit in them.
     Streaming,
 }
 
@@ -58,7 +57,7 @@ impl Instructions {
     }
 }
 
-/// Where elements are, where their combination goes, and how.
+/// The operands of a reduction.
 #[derive(Clone, Copy)]
 struct Call<'a> {
     sources: &'a [*const u8],
@@ -74,7 +73,7 @@ struct Call<'a> {
 /// If there is no source, or the operation does not [apply](ReduceOp::applies_to) to the type.
 ///
 /// # Safety
-/// Sources are readable and targets writable for `count` elements, as raw memory that others may write meanwhile. A target
+/// Sources are readable and targets writable for `count` elements, as raw memory that others may write concurrently. A target
 /// is one of the sources, or overlaps with none. Targets do not overlap.
 pub(crate) unsafe fn combine(
     sources: &[*const u8],
@@ -170,7 +169,7 @@ unsafe fn choose<T: Number, O: Operation<T::Total>, const FEW: usize>(call: &Cal
     unsafe { run(call, start, call.count) };
 }
 
-/// How many elements there are before the first target begins a cache line.
+/// The number of elements before the first cache line of the first target.
 fn to_line<T>(targets: &[*mut u8]) -> usize {
     targets.first().map_or(0, |target| target.addr().wrapping_neg() % LINE / size_of::<T>())
 }
@@ -266,7 +265,7 @@ unsafe fn rest<M: Machine, T: Number, O: Operation<T::Total>, const FEW: usize>(
     }
 }
 
-/// The blocks of all sources, of which there is one at least, combined.
+/// Combines the blocks of all sources, of which there is at least one.
 #[inline(always)]
 fn combined<M: Machine, T: Number, O: Operation<T::Total>, const COUNT: usize>(
     sources: &[*const u8],

@@ -1,12 +1,12 @@
-//! The arithmetic of combining, without branches, so that the compiler makes vectors of it.
+//! The arithmetic of a reduction, without branches, so that the compiler vectorizes it.
 
 use super::machine::Machine;
 
-/// A type of element, and what its elements are combined in.
+/// An element type, and the type in which its elements are combined.
 pub(super) trait Number: Copy {
     type Total: Copy;
 
-    /// Loads elements, and widens them.
+    /// Loads elements and widens them.
     ///
     /// # Safety
     /// As [`Machine::load`].
@@ -16,14 +16,14 @@ pub(super) trait Number: Copy {
         Self::widen::<M, COUNT>(unsafe { M::load(from) })
     }
 
-    /// The same values, in the type they are combined in, and in an order that [`narrow`](Self::narrow) undoes.
+    /// The same values in the type in which they are combined, in an order that [`narrow`](Self::narrow) reverses.
     fn widen<M: Machine, const COUNT: usize>(elements: [Self; COUNT]) -> [Self::Total; COUNT];
 
-    /// The nearest elements. All that are no number become the same one.
+    /// The nearest elements. Every NaN becomes the canonical NaN.
     fn narrow<M: Machine, const COUNT: usize>(totals: [Self::Total; COUNT]) -> [Self; COUNT];
 }
 
-/// What every type can do that elements are combined in.
+/// The operations of every type in which elements are combined.
 pub(super) trait Arithmetic: Copy {
     fn plus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
@@ -32,7 +32,7 @@ pub(super) trait Arithmetic: Copy {
     fn over(self, ranks: usize) -> Self;
 }
 
-/// What integers can do besides.
+/// The additional operations of integers.
 pub(super) trait Bits: Copy {
     fn and(self, other: Self) -> Self;
     fn or(self, other: Self) -> Self;

@@ -1,4 +1,4 @@
-//! Every way to combine, against the naive one.
+//! Every implementation of a reduction against the naive one.
 
 use std::hint::black_box;
 use std::time::Instant;

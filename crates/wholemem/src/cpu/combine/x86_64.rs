@@ -1,4 +1,4 @@
-//! Blocks in the vector registers of x86-64: loaded and stored by assembly, combined there by the compiler.
+//! Blocks in the vector registers of x86-64: loaded and stored by assembly, combined by compiled code.
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -13,11 +13,11 @@ use half::{bf16, f16};
 use super::halves::{narrow_pairs, widen_pairs};
 use super::machine::Machine;
 
-/// Processors with AVX2 and F16C.
+/// CPUs with AVX2 and F16C.
 pub(super) struct Avx2;
 
 /// # Safety
-/// `from` is readable for 32 bytes, as raw memory that others may write meanwhile.
+/// `from` is readable for 32 bytes, as raw memory that others may write concurrently.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn load(from: *const u8) -> __m256i {
@@ -34,10 +34,10 @@ unsafe fn load(from: *const u8) -> __m256i {
     register
 }
 
-/// Loads eight halves, as singles.
+/// Loads eight half-precision floats as single-precision floats.
 ///
 /// # Safety
-/// `from` is readable for 16 bytes, as raw memory that others may write meanwhile.
+/// `from` is readable for 16 bytes, as raw memory that others may write concurrently.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn load_halves(from: *const u8) -> __m256 {
@@ -120,12 +120,12 @@ unsafe fn store_half(register: __m128i, to: *mut u8) {
     }
 }
 
-/// Loads and stores of fewer bytes, by way of the ordinary registers: a vector of what was just written piece by piece
-/// would have to wait until all of it has reached the cache.
+/// Loads and stores of fewer bytes, through general registers: a vector load of bytes that were just stored piece by piece would
+/// wait until all of them are in the cache.
 macro_rules! pieces {
     ($($load:ident, $store:ident: $type:ident, $read:literal, $write:literal, $register:ident;)*) => {$(
         /// # Safety
-        /// `from` is readable for a number of this type, as raw memory that others may write meanwhile.
+        /// `from` is readable for a number of this type, as raw memory that others may write concurrently.
         #[inline(always)]
         unsafe fn $load(from: *const u8) -> u128 {
             let value: u64;

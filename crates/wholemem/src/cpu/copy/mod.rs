@@ -1,9 +1,9 @@
-//! Moving the bytes of one row, by instructions that the compiler does not see into.
+//! Copies of the bytes of one row, by assembly or volatile accesses.
 //!
-//! A race with a writer in another process is undefined for the compiler's own loads, so there are none: assembly where
-//! we have it, volatile accesses elsewhere. Into a table, pieces of 16 bytes are moved one by one, in ascending order, and
-//! the rest in 8, 4, 2 and 1: no byte is written twice, so that of two rows written to one place every piece is one of
-//! theirs. A piece that lies across two cache lines may come in two, at the line, which no element crosses.
+//! A race of ordinary loads with a writer in another process is undefined behaviour, so there are none here: assembly on
+//! x86-64, volatile accesses elsewhere. Into a table, pieces of 16 bytes are copied in ascending order, and the rest in pieces
+//! of 8, 4, 2 and 1. No byte is written twice, so if two rows are written to one place, every piece comes from one of them. A
+//! piece across two cache lines may be torn at the line, which no element crosses.
 
 #[cfg(any(test, not(target_arch = "x86_64"), miri))]
 pub(super) mod portable;

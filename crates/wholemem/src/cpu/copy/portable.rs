@@ -1,15 +1,15 @@
-//! Rows moved by volatile accesses: for processors without assembly of ours, and for Miri.
+//! Copies by volatile accesses: for CPUs other than x86-64, and for Miri.
 
 const WORD: usize = size_of::<u64>();
 
-/// Moves `len` bytes.
+/// Copies `len` bytes.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `len` bytes, as raw memory that others may write meanwhile; they do not
+/// `from` is readable and `to` writable for `len` bytes, as raw memory that others may write concurrently; they do not
 /// overlap.
 pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
     let mut at = 0;
-    // A volatile access is aligned, so words only where both sides are.
+    // A volatile access must be aligned, so words are copied only if both sides are.
     if (from.addr() | to.addr()).is_multiple_of(WORD) {
         while len - at >= WORD {
             // SAFETY: the word is within the caller's `len` bytes, and aligned because `from` is and `at` is a multiple of a word.
@@ -28,12 +28,12 @@ pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// How many bytes the widest registers hold: there are none that we know of.
+/// The width of the widest registers in bytes. None are used.
 pub(in crate::cpu) fn widest() -> usize {
     16
 }
 
-/// Moves `len` bytes to a place that nobody else writes.
+/// Copies `len` bytes to memory that has no other writer.
 ///
 /// # Safety
 /// As [`any`]; `len` is `WIDTH * COUNT` to twice that.
@@ -46,7 +46,7 @@ pub(in crate::cpu) unsafe fn ends<const WIDTH: usize, const COUNT: usize>(
     unsafe { any(from, to, len) }
 }
 
-/// Moves more bytes than [`ends`] can.
+/// Copies more bytes than [`ends`].
 ///
 /// # Safety
 /// As [`any`]; `len` is `4 * WIDTH` at least.
@@ -55,7 +55,7 @@ pub(in crate::cpu) unsafe fn long<const WIDTH: usize>(from: *const u8, to: *mut 
     unsafe { any(from, to, len) }
 }
 
-/// Moves `len` bytes that another core has read, or will.
+/// Copies `len` bytes that another core has read or will read.
 ///
 /// # Safety
 /// As [`any`].
@@ -64,10 +64,10 @@ pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
     unsafe { any(from, to, len) }
 }
 
-/// Lets go of wide registers.
+/// Ends the use of wide registers.
 pub(in crate::cpu) fn leave() {}
 
-/// Moves `LEN` bytes.
+/// Copies `LEN` bytes.
 ///
 /// # Safety
 /// As [`any`].
@@ -77,7 +77,7 @@ pub(in crate::cpu) unsafe fn exact<const LEN: usize>(from: *const u8, to: *mut u
     unsafe { any(from, to, LEN) }
 }
 
-/// Moves `len` bytes that nobody will look at soon.
+/// Copies `len` bytes that are not read soon.
 ///
 /// # Safety
 /// As [`any`]; `to` begins a cache line, and `len` is whole lines.
@@ -86,11 +86,11 @@ pub(in crate::cpu) unsafe fn streaming(from: *const u8, to: *mut u8, len: usize)
     unsafe { any(from, to, len) }
 }
 
-/// Makes what was streamed visible to others before what follows.
+/// Orders streaming stores before later stores.
 pub(in crate::cpu) fn finish() {}
 
-/// Says that a cache line will be read soon.
+/// Prefetches a cache line for a read.
 pub(in crate::cpu) fn will_read(_: *const u8) {}
 
-/// Says that a cache line will be written soon.
+/// Prefetches a cache line for a write.
 pub(in crate::cpu) fn will_write(_: *const u8) {}

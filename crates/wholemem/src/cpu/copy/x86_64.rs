@@ -1,26 +1,25 @@
-//! Rows moved by the vector instructions of x86-64.
+//! Copies by the vector instructions of x86-64.
 
 use std::arch::asm;
 use std::sync::LazyLock;
 
-/// Whether there are registers of 32 bytes.
+/// Whether the CPU has registers of 32 bytes.
 static WIDE: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx"));
 
-/// Whether there are registers of 64 bytes.
+/// Whether the CPU has registers of 64 bytes.
 static WIDEST: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("avx512f"));
 
-/// Whether the processor moves strings of bytes by whole cache lines.
+/// Whether `rep movsb` copies whole cache lines.
 static STRINGS: LazyLock<bool> = LazyLock::new(|| std::is_x86_feature_detected!("ermsb"));
 
-/// From how many bytes on they are more than the nearer caches hold: lines that are taken over without what is in them are
-/// worth more then than lines that are asked for ahead.
+/// From this many bytes on, `rep movsb` is used: it acquires lines without reading them, which is worth more than prefetches if
+/// the bytes do not fit in the inner caches.
 const STRING: usize = 1 << 20;
 
-/// How many bytes ahead a line is asked for that is going to be written.
+/// The distance of prefetches for writes, in bytes.
 const AHEAD: usize = 512;
 
-/// A load and a store of one register. Short loads fill the whole register: what they left of it would have to wait for
-/// whatever was there before.
+/// A load and a store of one register. Short loads zero-extend, which avoids a dependency on the previous value.
 macro_rules! step {
     ($load:literal, $store:literal, $register:ident, $from:expr, $to:expr) => {
         asm!(
@@ -34,10 +33,10 @@ macro_rules! step {
     };
 }
 
-/// Moves `len` bytes.
+/// Copies `len` bytes.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `len` bytes, as raw memory that others may write meanwhile; they do not
+/// `from` is readable and `to` writable for `len` bytes, as raw memory that others may write concurrently; they do not
 /// overlap.
 #[inline]
 pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
@@ -59,7 +58,7 @@ pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
             to = in(reg) to,
             whole = in(reg) whole,
             at = inout(reg) 0_usize => _,
-            // The lower half, by which the whole register is meant.
+            // The name of the lower half clobbers the whole register.
             out("xmm0") _,
             options(nostack)
         );
@@ -69,7 +68,7 @@ pub(in crate::cpu) unsafe fn any(from: *const u8, to: *mut u8, len: usize) {
     unsafe { any_sse(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
 }
 
-/// How many bytes the widest registers hold.
+/// The width of the widest registers in bytes.
 #[inline]
 pub(in crate::cpu) fn widest() -> usize {
     match (*WIDEST, *WIDE) {
@@ -79,7 +78,7 @@ pub(in crate::cpu) fn widest() -> usize {
     }
 }
 
-/// Two registers, from the beginning and to the end of `$len` bytes.
+/// Two registers: the first and the last of `$len` bytes.
 macro_rules! two {
     ($move:literal, $register:literal, $width:literal, $from:ident, $to:ident, $len:ident) => {
         asm!(
@@ -88,14 +87,14 @@ macro_rules! two {
             concat!($move, " [{to}], ", $register, "0"),
             concat!($move, " [{to} + {len} - ", $width, "], ", $register, "1"),
             from = in(reg) $from, to = in(reg) $to, len = in(reg) $len,
-            // The lower parts, by which the whole registers are meant.
+            // The names of the lower parts clobber the whole registers.
             out("xmm0") _, out("xmm1") _,
             options(nostack, preserves_flags)
         )
     };
 }
 
-/// Four registers, two from the beginning and two to the end of `$len` bytes.
+/// Four registers: the first two and the last two of `$len` bytes.
 macro_rules! four {
     ($move:literal, $register:literal, $width:literal, $twice:literal, $from:ident, $to:ident, $len:ident) => {
         asm!(
@@ -114,12 +113,12 @@ macro_rules! four {
     };
 }
 
-/// Moves `len` bytes to a place that nobody else writes, some of them perhaps twice: by `COUNT` registers of `WIDTH` bytes
-/// from the beginning, and as many to the end. All loads come before all stores, which would hold up loads from addresses
-/// that look like theirs. [`leave`] is to be called when the last row was moved.
+/// Copies `len` bytes to memory that has no other writer, some of them possibly twice: by `COUNT` registers of `WIDTH` bytes from
+/// the start, and as many at the end. All loads come before all stores, because a store delays later loads from addresses with
+/// the same lower bits. The caller calls [`leave`] after the last row.
 ///
 /// # Safety
-/// As [`any`]; `len` is `WIDTH * COUNT` to twice that; the processor has such registers.
+/// As [`any`]; `len` is `WIDTH * COUNT` to twice that; the CPU has such registers.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn ends<const WIDTH: usize, const COUNT: usize>(
     from: *const u8,
@@ -142,10 +141,10 @@ pub(in crate::cpu) unsafe fn ends<const WIDTH: usize, const COUNT: usize>(
     }
 }
 
-/// Moves more bytes than [`ends`] can, in groups of four registers.
+/// Copies more bytes than [`ends`], in groups of four registers.
 ///
 /// # Safety
-/// As [`any`]; `len` is `4 * WIDTH` at least; the processor has such registers.
+/// As [`any`]; `len` is at least `4 * WIDTH`; the CPU has such registers.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn long<const WIDTH: usize>(from: *const u8, to: *mut u8, len: usize) {
     let group = 4 * WIDTH;
@@ -160,11 +159,11 @@ pub(in crate::cpu) unsafe fn long<const WIDTH: usize>(from: *const u8, to: *mut 
     unsafe { ends::<WIDTH, 2>(from.wrapping_add(rest), to.wrapping_add(rest), group) };
 }
 
-/// Lets go of the wide registers: what is compiled for narrow ones would wait for them.
+/// Ends the use of wide registers: legacy SSE code would be slow while their upper halves are in use.
 #[inline]
 pub(in crate::cpu) fn leave() {
     if *WIDE {
-        // SAFETY: it touches no memory, and what it clears of the registers is nobody's; the processor has such.
+        // SAFETY: it accesses no memory, all registers that it changes are clobbered, and the CPU has AVX.
         unsafe {
             asm!(
                 "vzeroupper",
@@ -178,7 +177,7 @@ pub(in crate::cpu) fn leave() {
     }
 }
 
-/// Moves `len` bytes by registers of 16 bytes.
+/// Copies `len` bytes by registers of 16 bytes.
 ///
 /// # Safety
 /// As [`any`].
@@ -251,8 +250,8 @@ pub(in crate::cpu) unsafe fn any_sse(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Moves `len` bytes to lines that another core has read, or will. Few are asked back a while ahead, since a store that waits
-/// for its line holds up all behind it.
+/// Copies `len` bytes to lines that another core has read or will read. Some lines are prefetched for writing, because a store
+/// that waits for its line delays all later stores.
 ///
 /// # Safety
 /// As [`any`].
@@ -263,7 +262,7 @@ pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
         return unsafe { any(from, to, len) };
     }
     if len >= STRING && *STRINGS {
-        // Later stores are seen after all of it, as after any other.
+        // Stores after `rep movsb` are ordered after it.
         // SAFETY: the caller guarantees `len` bytes on both sides, which do not overlap; the direction flag is clear.
         unsafe {
             asm!(
@@ -277,8 +276,8 @@ pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
         return;
     }
     let whole = len & !127;
-    // SAFETY: whole registers within the caller's range; the processor has such registers. What is asked for ahead may be
-    // beyond it, and is only asked for.
+    // SAFETY: `whole` is at most `len`, so all loads and stores are within the caller's range; the CPU has such registers. A
+    // prefetch may be outside the range, and has no effect there.
     unsafe {
         asm!(
             "2:",
@@ -300,7 +299,7 @@ pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
             whole = in(reg) whole,
             at = inout(reg) 0_usize => _,
             ahead = const AHEAD,
-            // The lower halves, by which the whole registers are meant.
+            // The names of the lower halves clobber the whole registers.
             out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
             options(nostack)
         );
@@ -310,19 +309,18 @@ pub(in crate::cpu) unsafe fn over(from: *const u8, to: *mut u8, len: usize) {
     unsafe { any(from.wrapping_add(whole), to.wrapping_add(whole), len - whole) }
 }
 
-/// Moves `LEN` bytes.
+/// Copies `LEN` bytes.
 ///
 /// # Safety
 /// As [`any`].
 #[inline(always)]
 pub(in crate::cpu) unsafe fn exact<const LEN: usize>(from: *const u8, to: *mut u8) {
-    // Unrolled, and its questions answered, when it is compiled.
+    // The loop is unrolled and the conditions are folded at compile time.
     // SAFETY: passed on from the caller.
     unsafe { any_sse(from, to, LEN) }
 }
 
-/// Moves `len` bytes that nobody will look at soon: past the caches, so that lines that are written whole are not read
-/// first.
+/// Copies `len` bytes that are not read soon, by stores that bypass the caches: whole lines are written without being read.
 ///
 /// # Safety
 /// As [`any`]; `to` begins a cache line, and `len` is whole lines.
@@ -359,20 +357,20 @@ pub(in crate::cpu) unsafe fn streaming(from: *const u8, to: *mut u8, len: usize)
     }
 }
 
-/// Makes what was streamed visible to others before what follows.
+/// Orders streaming stores before later stores.
 pub(in crate::cpu) fn finish() {
-    // SAFETY: a fence.
+    // SAFETY: a fence accesses no memory.
     unsafe { asm!("sfence", options(nostack, preserves_flags)) }
 }
 
-/// Says that a cache line will be read soon.
+/// Prefetches a cache line for a read.
 #[inline(always)]
 pub(in crate::cpu) fn will_read(line: *const u8) {
     // SAFETY: a hint, which has no effect for an address that is not mapped.
     unsafe { asm!("prefetcht0 [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) }
 }
 
-/// Says that a cache line will be written soon.
+/// Prefetches a cache line for a write.
 #[inline(always)]
 pub(in crate::cpu) fn will_write(line: *const u8) {
     // SAFETY: a hint, which has no effect for an address that is not mapped.
