@@ -13,28 +13,28 @@ use super::{Buffer, Lane};
 use crate::{CollectiveRequest, Dtype, Error, LaneRef, ReduceOp, Result, WindowRef};
 use wholemem_os::width::to_usize;
 
-/// The most pieces of a staged call: its phases are told apart by 16 bits, and two shots have two for each. Devices have
-/// pieces so long that half of that is more than their memory.
+/// The most pieces of a staged call: a phase has 16 bits, and two-shot has two phases for each piece. On GPUs half of that suffices:
+/// so many pieces are longer than device memory.
 fn most_pieces(runs_inline: bool) -> u64 {
     if runs_inline { (1 << 15) - 1 } else { 1 << 14 }
 }
 
-/// A buffer of a call, found to be what the call needs.
+/// A checked buffer of a call.
 #[derive(Debug, Clone, Copy)]
 struct Found<'a> {
     address: u64,
-    /// Every rank's, where the others reach it.
+    /// Every rank's buffer, if other ranks access it.
     reference: WindowRef,
-    /// What keeps it, on all ranks that reach it.
+    /// Keeps the memory.
     keep: Option<&'a Span>,
 }
 
 impl Lane {
-    /// Reduces the elements of all ranks, in the order of ranks, and gives the outcome to all of them. Collective: all
-    /// ranks give the same length, type and operation, and the same kind of buffer.
+    /// Reduces the elements of all ranks, in the order of ranks, to the output of every rank. Collective: all ranks give the same
+    /// length, type, operation and kind of buffer.
     ///
-    /// The outcome is the same to the bit on every rank, whatever the algorithm, the size and the device. `input` and
-    /// `output` are the same buffer, or do not overlap.
+    /// The result is bitwise the same on every rank, for every algorithm, size and device. `input` and `output` are the same buffer,
+    /// or do not overlap.
     ///
     /// ```
     /// use wholemem::{Communicator, Dtype, ReduceOp, SymmetricMemory, SymmetricSpec};
@@ -59,8 +59,8 @@ impl Lane {
     ///
     /// # Errors
     /// [`Error::OpNotForType`], [`Error::Misaligned`], [`Error::TooShort`], [`Error::Overlap`], [`Error::NoPart`],
-    /// [`Error::ForeignWindow`] before anything is enqueued; [`Error::Hal`]; [`Error::Comm`] when an earlier call failed, or
-    /// this one where work runs inline.
+    /// [`Error::ForeignWindow`] before anything is enqueued; [`Error::Hal`]; [`Error::Comm`] if an earlier call failed, or
+    /// this one if work runs inline.
     #[doc(alias("ncclAllReduce", "one_shot_all_reduce", "two_shot_all_reduce_"))]
     pub fn all_reduce<'a>(
         &self,
@@ -79,9 +79,9 @@ impl Lane {
         self.call(stream, &call, &input, &output.into())
     }
 
-    /// Gives every rank's bytes to all ranks, in the order of ranks. Collective: all ranks give the same length.
+    /// Copies every rank's input to the output of every rank, in the order of ranks. Collective: all ranks give the same length.
     ///
-    /// `input` may be this rank's place in `output`; otherwise they do not overlap.
+    /// `input` may be this rank's place in `output`; otherwise they must not overlap.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -99,11 +99,11 @@ impl Lane {
         self.call(stream, &call, &input, &output.into())
     }
 
-    /// Gives the root's bytes to all ranks. Collective: all ranks give the same length and root. The input of the others
-    /// is not looked at.
+    /// Copies the root's input to the output of every rank. Collective: all ranks give the same length and root. The inputs of other
+    /// ranks are not read.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce); [`Error::Comm`] for a root that there is not.
+    /// As [`all_reduce`](Self::all_reduce); [`Error::Comm`] for a root that does not exist.
     #[doc(alias = "ncclBroadcast")]
     pub fn broadcast<'a>(
         &self,
@@ -122,8 +122,8 @@ impl Lane {
         self.call(stream, &Call { what, dtype, op, root, count, times: 1 }, &input, &output.into())
     }
 
-    /// Makes what every rank enqueues behind it come after what all ranks have enqueued before it. Collective; where
-    /// work does not run inline, nobody waits but the streams.
+    /// Orders work between ranks: what any rank enqueues after the barrier runs after what all ranks enqueued before it. Collective;
+    /// unless work runs inline, only the streams wait.
     ///
     /// # Errors
     /// [`Error::Hal`], [`Error::Comm`].
@@ -141,7 +141,7 @@ impl Lane {
             return self.check();
         }
         let reduces = call.what == Collective::AllReduce;
-        // Only a reduction writes where others still read.
+        // Only a reduction writes memory that other ranks still read.
         let window = !from.reference.is_none() && self.tuning.reads_window(len);
         let reached = |found: &Found<'_>| {
             if self.tuning.reads_window(len) { found.reference } else { WindowRef::default() }
@@ -167,8 +167,7 @@ impl Lane {
         self.perform(stream, (call.what, algorithm), blocks, &request, [from.keep, to.keep])
     }
 
-    /// Does this rank's part in a call, or enqueues it. Where it may run later than this returns, `buffers` are held until
-    /// it has.
+    /// Runs this rank's part of a call, or enqueues it. If it runs later, `buffers` are kept until then.
     fn perform(
         &self,
         stream: &Stream,
@@ -191,21 +190,21 @@ impl Lane {
         if !inline {
             return Ok(());
         }
-        // On a lane that has failed before, nothing was done.
+        // On a lane that had failed before, nothing was done.
         let outcome = self.check();
         if outcome == Err(CommError::Aborted { by: self.group.rank() }.into()) {
-            // This rank was interrupted, which ends the group as it does in any other wait.
+            // This rank was interrupted, which aborts the group, as in any other wait.
             self.group.bootstrap().abort();
         }
         outcome
     }
 
-    /// What kernels know of this lane now.
+    /// The current description of this lane for kernels.
     fn current(&self) -> LaneRef {
         LaneRef { debug: self.debug.load(Ordering::Acquire), ..self.reference }
     }
 
-    /// Checks that a buffer has `len` bytes, here and wherever others reach it.
+    /// Checks that a buffer has `len` bytes, on this rank and, in a window, on all ranks.
     #[inline]
     fn find<'a>(
         &self,

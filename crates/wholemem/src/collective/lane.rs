@@ -19,17 +19,17 @@ use crate::abi::{
 use crate::{Communicator, Result, cpu};
 use wholemem_os::width::to_usize;
 
-/// What a lane takes of a rank's own memory: its counters, and what tests want to go wrong.
+/// The length of a lane's private memory: its control and debug words.
 pub(super) const PRIVATE_LEN: usize = CONTROL_LEN + DEBUG_LEN;
 const CONTROL_LEN: usize = 4 << 10;
 const DEBUG_LEN: usize = 12 << 10;
 
-/// One sequence of collective calls: they run one after the other, on whatever streams they are enqueued. Calls that are
-/// to overlap take lanes of their own.
+/// One sequence of collective calls: they run one after the other, on any streams. Calls that should overlap need lanes of their
+/// own.
 ///
-/// On devices that can, a call is set up while the one before it on its stream still runs, and lets what follows be set up
-/// likewise. Where ranks share a device, kernels of one's own that are launched so should leave room for the other ranks'
-/// calls, which they would else hold up until those give up.
+/// On devices that support it, a call is a programmatic launch: it starts while the previous kernel of its stream runs, and permits
+/// the next one to start. If ranks share a device, a user's kernels that are launched so must leave room for the calls of the other
+/// ranks. Otherwise these wait until their timeout.
 #[derive(Debug)]
 pub struct Lane {
     pub(super) group: Communicator,
@@ -39,21 +39,21 @@ pub struct Lane {
     pub(super) timeout: Duration,
     pub(super) reference: LaneRef,
     pub(super) report: Report,
-    /// Keeps all that every call touches.
+    /// Keeps all memory that calls access.
     pub(super) operand: Span,
-    /// By which windows are told from those of other groups.
+    /// Identifies the windows of this group.
     pub(super) dropped: Dropped,
-    /// Where kernels look for what tests want; zero, as a rule.
+    /// The address of the debug words; zero outside tests.
     pub(super) debug: AtomicU64,
     private: Span,
-    /// Every rank's memory of all lanes, and where this lane's begins.
+    /// Every rank's memory of all lanes, with the offset of this lane.
     memory: Vec<(Span, usize)>,
     /// The stream of the last call.
     last: Mutex<Option<Stream>>,
     _watch: Watch,
 }
 
-/// What all lanes of a rank have in common.
+/// What all lanes of a rank share.
 #[derive(Debug, Clone)]
 pub(super) struct Common {
     pub(super) group: Communicator,
@@ -63,12 +63,12 @@ pub(super) struct Common {
     pub(super) timeout: Duration,
     pub(super) layout: LaneLayout,
     pub(super) dropped: Dropped,
-    /// Whether ranks of hosts have to share processors.
+    /// Whether CPU ranks share cores.
     pub(super) share_cores: bool,
 }
 
 impl Lane {
-    /// The lane whose memory is at `offset` of every rank's, the first of which begins at `base`, with counters of its own.
+    /// Creates the lane whose memory is at `offset` of every rank's memory, which begins at `base` for rank 0.
     pub(super) fn create(
         common: &Common,
         memory: &[Pieces],
@@ -108,7 +108,7 @@ impl Lane {
         let touched: Vec<_> = maps.iter().map(Mapping::all).chain([private.clone(), report.span()]).collect();
         let operand = Span::keep(&touched)?.unwrap_or_else(|| private.clone());
         let stream = device.stream()?;
-        // Ended, for the time in which kernels are loaded by running them.
+        // Poisoned while the kernels run once to be loaded, so that they do nothing.
         stream.fill(&private, 1)?;
         let request = CollectiveRequest { lane: reference, ..CollectiveRequest::default() };
         kernels.warm_up(&stream, &request, &operand)?;
@@ -135,29 +135,29 @@ impl Lane {
         })
     }
 
-    /// Says whether a call has failed, without waiting. Synchronize the stream first to hear of all that was enqueued.
+    /// Reports whether a call has failed, without waiting. Synchronize the stream first to include all enqueued calls.
     ///
     /// # Errors
-    /// [`Error::Comm`](crate::Error::Comm) with the ranks that are lost, or did not come in time. The lane does nothing more
-    /// then, and neither do graphs that use it; a new group goes on.
+    /// [`Error::Comm`](crate::Error::Comm) with the ranks that were lost or did not arrive before the timeout. Later calls of the lane,
+    /// and graphs that use it, do nothing; create a new group to continue.
     pub fn check(&self) -> Result<()> {
         self.report.check(self.group.bootstrap(), self.timeout)
     }
 
-    /// What kernels of one's own meet the other ranks by: the `Lane` of `barrier.cuh`.
+    /// The lane for a user's kernels: the `Lane` of `barrier.cuh`.
     #[must_use]
     pub fn lane_ref(&self) -> LaneRef {
         self.reference
     }
 
-    /// Enqueues a call behind the one before it, on whichever stream that was.
+    /// Enqueues a call after the previous call of the lane, on any stream.
     pub(super) fn in_turn(&self, stream: &Stream, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
         if stream.runs_inline() {
-            // Work that runs waits for its turn itself, recorded or not.
+            // Inline work takes the call lock itself, captured or not.
             return enqueue();
         }
         let mut last = self.last();
-        // What is recorded is ordered by who launches the graph.
+        // Captured work is ordered by the launch of the graph.
         if last.as_ref() != Some(stream) && !stream.is_capturing() {
             if let Some(before) = last.as_ref() {
                 let event = Event::create(before.device(), EventKind::Order)?;
@@ -169,7 +169,7 @@ impl Lane {
         enqueue()
     }
 
-    /// Overwrites the counters and the wishes of tests, while no call is under way.
+    /// Overwrites the call counters and the debug words, while no call is in flight.
     pub(super) fn preset(&self, counter: Option<u64>, debug: &[u8]) -> Result<()> {
         let stream = self.group.device().stream()?;
         if let Some(counter) = counter {
@@ -183,8 +183,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Makes all ranks see this one as far as a flag says. Ranks of hosts use the signals of the first block alone, and
-    /// those before their own packets.
+    /// Sets the progress of this rank that other ranks see. CPU ranks use the signals of the first block only, and those before
+    /// their own packets.
     fn forge(&self, stream: &Stream, flag: u64) -> Result<()> {
         let LaneRef { rank, ranks, .. } = self.reference;
         let on_host = stream.runs_inline();
@@ -206,7 +206,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Where the wishes of tests are.
+    /// The address of the debug words.
     pub(super) fn debug_address(&self) -> u64 {
         self.private.address() + CONTROL_LEN as u64
     }
@@ -216,18 +216,18 @@ impl Lane {
     }
 }
 
-/// Tells kernels to give up as soon as the group has fallen, and those of hosts also when a rank has left it: whoever has
-/// finished a call has seen that all came, so that no call waits which that rank has finished.
+/// Aborts kernels if the group fails, and CPU kernels also if a rank leaves: a rank that has finished a call has seen all ranks
+/// arrive, so no call that the rank has finished still waits for it.
 fn watch(group: &Communicator, report: Report, maps: Vec<Mapping>, offset: usize) -> Watch {
     let (own, on_host) = (group.rank(), group.device().backend().kind() == BackendKind::Host);
     group.bootstrap().watch(move |error| {
-        // A device may not have come to what a rank has enqueued before it left: it is waited for until the time is over.
+        // A device may still run calls that the rank enqueued before it left, so kernels wait until their timeout.
         if !on_host && matches!(error, CommError::PeerLeft { .. } | CommError::Closed) {
             return;
         }
-        // Only a child of a fork has no report, and no kernels either.
+        // It fails only in a forked child, which has no kernels.
         let _ = report.abort(own, error);
-        // A thread that has looked for the order just before it came is about to sleep: it is woken until it is awake.
+        // A thread that checked for the request just before may be about to sleep: wake it until it is awake.
         while report.is_asleep() {
             for (rank, map) in maps.iter().enumerate() {
                 if let Ok(bytes) = map.bytes()

@@ -24,12 +24,12 @@ impl Report {
         Ok(Self { words: PinnedBuffer::create(device, len)?, ranks })
     }
 
-    /// What kernels are given.
+    /// The memory of the report.
     pub(super) fn span(&self) -> Span {
         self.words.all()
     }
 
-    /// Tells the kernels of a rank to give up.
+    /// Requests that this rank's kernels abort.
     pub(super) fn abort(&self, own: Rank, error: &CommError) -> Result<()> {
         let cause = match error {
             CommError::PeerLeft { rank } => cause(LEFT, *rank),
@@ -39,18 +39,18 @@ impl Report {
             CommError::Poisoned { missing } => cause(MISSED, missing.first().copied().unwrap_or(Rank(0))),
             _ => cause(ABORTED, Rank(0)),
         };
-        // The first is the one that counts.
+        // Only the first cause is kept.
         self.with(ABORT, |word| {
             let _ = word.compare_exchange(0, cause, Ordering::SeqCst, Ordering::SeqCst);
         })
     }
 
-    /// Whether this rank's thread sleeps, or is about to.
+    /// Whether this rank's thread sleeps or is about to.
     pub(super) fn is_asleep(&self) -> bool {
         self.with(ASLEEP, |word| word.load(Ordering::SeqCst)).is_ok_and(|asleep| asleep != 0)
     }
 
-    /// Why a kernel has given up, if one has.
+    /// The error of an aborted kernel, if one has aborted.
     pub(super) fn check(&self, comm: &Bootstrap, timeout: Duration) -> Result<()> {
         if self.with(GIVEN_UP, |word| word.load(Ordering::Acquire))? == 0 {
             return Ok(());
@@ -65,7 +65,7 @@ impl Report {
             Some((ABORTED, by)) => CommError::Aborted { by },
             _ => CommError::Protocol { rank: comm.rank(), what: "the cause in its report has another form" },
         };
-        // What the communicator itself has heard of comes first: all survivors then say the same.
+        // An error of the bootstrap group takes precedence: it is the same on all remaining ranks.
         comm.check()?;
         Err(error.into())
     }
@@ -83,7 +83,7 @@ impl Report {
 
     fn with<T>(&self, index: usize, use_it: impl FnOnce(&AtomicU64) -> T) -> Result<T> {
         let bytes = self.words.bytes()?;
-        // Words of memory that begins on a page.
+        // The buffer begins on a page, so its words are aligned.
         let word = bytes.atomic_u64(index * 8).map_err(|cause| wholemem_hal::Error::Failed {
             attempt: Attempt::Access { len: size_of::<u64>() },
             cause: cause.into(),

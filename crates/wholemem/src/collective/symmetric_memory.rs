@@ -19,20 +19,20 @@ use crate::abi::{BLOCKS, LaneLayout};
 use crate::communicator::agree;
 use crate::{Communicator, Error, Result};
 
-/// How much is staged at once, if nothing else was asked for. On hosts it stays in the nearer caches; more ranks wait longer
-/// for each other, so they do it more seldom.
+/// The default lengths of a staging buffer. On CPUs it fits in the inner caches; more ranks have a longer buffer, because each
+/// synchronization takes longer.
 const STAGING_OF_TWO: usize = 128 << 10;
 const STAGING_ON_HOSTS: usize = 256 << 10;
 const STAGING_ON_DEVICES: usize = 8 << 20;
 
-/// How much goes in packets at most, likewise; among many ranks, all together.
+/// The default for the most bytes in packets, and the most of all ranks together.
 const PACKETS_ON_HOSTS: usize = 8 << 10;
 const PACKETS_ON_DEVICES: usize = 256 << 10;
 const ALL_PACKETS: usize = 4 << 20;
 
-/// A group's windows, and the collective calls over them. Clones are the same.
+/// A group's windows, and the collective calls over them. Clones refer to the same memory.
 ///
-/// The calls of its first [lane](Self::lane) are its own.
+/// It dereferences to its first [lane](Self::lane).
 #[derive(Debug, Clone)]
 #[doc(alias("ncclComm_t", "ncclDevComm"))]
 pub struct SymmetricMemory {
@@ -48,12 +48,12 @@ struct Core {
 }
 
 impl SymmetricMemory {
-    /// Makes what the ranks of a group meet through. Collective, with the same specification on all ranks.
+    /// Creates the symmetric memory of a group. Collective, with the same options on all ranks.
     ///
-    /// `WHOLEMEM_ALGO` and `WHOLEMEM_WINDOW_SPACE` in the environment come before the specification.
+    /// The environment variables `WHOLEMEM_ALGO` and `WHOLEMEM_WINDOW_SPACE` override the options.
     ///
     /// # Errors
-    /// [`Error::Differs`]; [`Error::NotResident`] when more ranks share a device than it can run at once;
+    /// [`Error::Differs`]; [`Error::NotResident`] if more ranks share a device than it can run at once;
     /// [`Error::NoWindowSpace`], [`Error::Environment`], [`Error::OnRank`], [`Error::Comm`].
     pub fn create(group: &Communicator, spec: &SymmetricSpec) -> Result<Self> {
         let comm = group.bootstrap();
@@ -87,22 +87,21 @@ impl SymmetricMemory {
         Ok(Self { core: Arc::new(Core { group, space, lanes }) })
     }
 
-    /// Makes a window of new memory, zero, of `len` bytes on this rank. Collective; the lengths may differ, and a rank
-    /// may have none.
+    /// Creates a window of new, zeroed memory, with `len` bytes on this rank. Collective; the lengths may differ, and may be zero.
     ///
     /// # Errors
-    /// [`Error::EmptyWindow`], [`Error::NoWindowSpace`]; [`Error::OnRank`] when a rank has not enough memory, for one;
-    /// [`Error::Comm`]. They are the same on all ranks, and nothing is left of the attempt.
+    /// [`Error::EmptyWindow`], [`Error::NoWindowSpace`]; [`Error::OnRank`] if a rank fails, for example for lack of memory;
+    /// [`Error::Comm`]. The error is the same on all ranks, and nothing stays allocated.
     #[doc(alias = "ncclMemAlloc")]
     pub fn mem_alloc(&self, len: usize) -> Result<Window> {
         self.core.space.allocate(len)
     }
 
-    /// Makes a window of the machine's own memory, zero, which the ranks' devices reach as well, of `len` bytes on this
-    /// rank. Collective; the lengths may differ, and a rank may have none.
+    /// Creates a window of new, zeroed host memory, which the ranks' devices can access, with `len` bytes on this rank. Collective;
+    /// the lengths may differ, and may be zero.
     ///
-    /// For what the processor looks at too, or what is too much for the devices: they reach it over the bus. On ranks whose
-    /// device is the machine, it is as [`mem_alloc`](Self::mem_alloc).
+    /// Use it for memory that the CPU accesses too, or that does not fit on the devices, which access it over the bus. For ranks on
+    /// CPUs, it is the same as [`mem_alloc`](Self::mem_alloc).
     ///
     /// # Errors
     /// As [`mem_alloc`](Self::mem_alloc).
@@ -111,9 +110,9 @@ impl SymmetricMemory {
         self.core.space.allocate_on_host(len)
     }
 
-    /// Makes a window of memory that is there: all of an allocation of this rank's device. Collective.
+    /// Creates a window of existing memory: all of an allocation of this rank's device. Collective.
     ///
-    /// Where the memory is mapped elsewhere too, kernels that run at the same time must not reach it both ways.
+    /// If the memory is mapped at other addresses too, kernels that run at the same time must not access it through both.
     ///
     /// # Errors
     /// As [`mem_alloc`](Self::mem_alloc).
@@ -122,28 +121,27 @@ impl SymmetricMemory {
         self.core.space.register(Ok(WindowPart::of(memory)))
     }
 
-    /// Makes a window of `len` bytes that something else in this process has mapped at `address`: memory of a framework
-    /// that allocates in segments, for one. Collective; the memory is kept by the window, whatever its maker does.
+    /// Creates a window of `len` bytes that other code in this process has mapped at `address`, for example a framework that
+    /// allocates in segments. Collective; the window keeps the memory, also if the other code frees it.
     ///
     /// # Errors
-    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] on the rank whose address is of no such memory, and
-    /// [`Error::OnRank`] on the others.
+    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] on the rank whose address is not of such memory, and
+    /// [`Error::OnRank`] on the other ranks.
     pub fn window_register_mapped(&self, address: u64, len: usize) -> Result<Window> {
         self.core.space.register(WindowPart::adopt(self.core.group.device(), address, len))
     }
 
-    /// Makes a window of buffers that came from the driver's older allocator. Collective; each rank's buffer must outlive
-    /// the others' use of it, since their handles keep nothing.
+    /// Creates a window of buffers with CUDA IPC handles, as `cudaMalloc` allocates them. Collective; each rank's buffer must outlive
+    /// its use by other ranks, because such handles do not keep the memory.
     ///
     /// # Errors
-    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] where there is no such memory.
+    /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] if the device has no such memory.
     #[doc(alias("cudaIpcOpenMemHandle", "get_graph_buffer_ipc_meta"))]
     pub fn window_register_plain(&self, buffer: &PlainBuffer) -> Result<Window> {
         self.core.space.register_plain(buffer)
     }
 
-    /// Gives up a window on all ranks, and its place. Collective; dropping it asks nobody, and its place is free when all
-    /// ranks have.
+    /// Drops a window on all ranks, and waits until all have. Collective. A plain drop does not communicate.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -154,7 +152,7 @@ impl SymmetricMemory {
         Ok(())
     }
 
-    /// One of the sequences of calls.
+    /// A lane: one sequence of calls.
     ///
     /// # Errors
     /// [`Error::NoSuchLane`].
@@ -178,7 +176,7 @@ impl Deref for SymmetricMemory {
     }
 }
 
-/// The lanes: their memory on all ranks, zeroed before anybody else gets it, and each rank's own counters.
+/// Creates the lanes: their memory on all ranks, zeroed before other ranks get it, and each rank's control words.
 fn lanes(common: &Common, space: &Space, count: usize) -> Result<Vec<Lane>> {
     let (group, layout) = (&common.group, &common.layout);
     let len = to_usize(layout.len);
@@ -199,12 +197,12 @@ fn lanes(common: &Common, space: &Space, count: usize) -> Result<Vec<Lane>> {
     agree(group.bootstrap(), made())
 }
 
-/// Whether ranks of hosts have to share processors. Collective.
+/// Whether CPU ranks share cores. Collective.
 fn share_cores(group: &Communicator) -> Result<bool> {
     if group.device().backend().kind() != BackendKind::Host {
         return Ok(false);
     }
-    // Who does not know has none.
+    // A rank that cannot read its list counts as one without cores.
     let cpus = wholemem_os::numa::usable_cpus().unwrap_or_default();
     let most = std::thread::available_parallelism()
         .map_or(0, |most| u32::try_from(most.get()).expect("a number of CPUs"));
@@ -212,8 +210,8 @@ fn share_cores(group: &Communicator) -> Result<bool> {
     are_too_few(&group.bootstrap().all_gather(&own)?)
 }
 
-/// Whether there are more ranks than processors on which any of them may run; or than a control group has time for, if it
-/// has less than all that a rank may run on. Each tells how many run at once, and which.
+/// Whether there are more ranks than cores on which they may run, or than the CPU quota of a control group, if that is smaller. Each
+/// rank sends its parallelism and its cores.
 fn are_too_few(all: &[Vec<u8>]) -> Result<bool> {
     let mut cpus: HashSet<&[u8; 4]> = HashSet::new();
     let mut most = usize::MAX;
@@ -231,8 +229,8 @@ fn are_too_few(all: &[Vec<u8>]) -> Result<bool> {
     Ok(cpus.len().min(most) < all.len())
 }
 
-/// How many blocks of one rank's call run at once, on the device that has the least room for a call in each lane of each of
-/// its ranks, and for the call behind it that is set up already; and whether there is only one device.
+/// The number of blocks of one rank's call that run at once, on the device with the least room for a call in each lane of each of its
+/// ranks and for the next call that is launched early; and whether all ranks are on one device.
 fn resident(group: &Communicator, kernels: &Kernels, lanes: u32) -> Result<(u32, bool)> {
     let comm = group.bootstrap();
     let fit = agree(comm, kernels.resident_blocks())?;

@@ -14,11 +14,11 @@ use wholemem_hal::BackendKind;
 use super::Lane;
 use crate::abi::{BLOCKS, THREADS};
 
-/// How a collective call is done.
+/// The algorithm of a collective call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Every rank sends its elements to all others in packets that carry their own flags.
+    /// Every rank sends its elements to all other ranks in packets with flags in them.
     #[doc(alias = "LL")]
     Packets,
     /// Every rank reads the elements of all ranks.
@@ -28,7 +28,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All of them, for the shortest calls first.
+    /// All algorithms, in the order of call lengths.
     pub const ALL: [Self; 3] = [Self::Packets, Self::OneShot, Self::TwoShot];
 }
 
@@ -59,23 +59,23 @@ pub struct UnknownAlgorithm {
     pub name: String,
 }
 
-/// Up to how many bytes each algorithm is taken, where it can be. The same on all ranks.
+/// The most bytes for which each algorithm is used, if the call supports it. The same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
     /// The most bytes in packets.
     pub packets: usize,
-    /// The most bytes in one shot, where inputs are staged.
+    /// The most bytes in one shot, if inputs are staged.
     pub one_shot_staged: usize,
-    /// The most bytes in one shot, where inputs are in windows.
+    /// The most bytes in one shot, if inputs are in windows.
     pub one_shot_window: usize,
-    /// The most bytes of a window that are staged all the same: that takes a copy more, and a barrier less.
+    /// The most bytes of a window that are staged nevertheless, which costs a copy and saves a barrier.
     pub stage_window: usize,
-    /// An algorithm that is always taken where it can be.
+    /// An algorithm to use for all calls that support it.
     pub always: Option<Algorithm>,
 }
 
 impl Tuning {
-    /// What was measured to be best: on two cores of a server, and on one H200 that all ranks share.
+    /// The thresholds that measured best: on two cores of a server, and on one H200 that all ranks share.
     #[must_use]
     pub fn measured(backend: BackendKind, ranks: u32) -> Self {
         let ranks = ranks.max(1) as usize;
@@ -99,7 +99,7 @@ impl Tuning {
         }
     }
 
-    /// Whether a call reads inputs where they are, if they are in a window.
+    /// Whether a call reads inputs in a window directly.
     pub(super) fn reads_window(&self, len: u64) -> bool {
         len > self.stage_window as u64
     }
@@ -112,33 +112,33 @@ impl Tuning {
     }
 }
 
-/// A call, as far as its algorithm depends on it: the same on all ranks.
+/// The properties of a call on which its algorithm depends. The same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) ranks: u32,
-    /// What every rank brings along.
+    /// The length of every rank's input.
     pub(super) len: u64,
     /// Whether the inputs are in a window.
     pub(super) window: bool,
-    /// Whether the outputs are where the inputs are.
+    /// Whether each output is its input.
     pub(super) in_place: bool,
-    /// Whether elements are reduced: without, two shots would be one too many.
+    /// Whether elements are reduced. Otherwise one shot suffices.
     pub(super) reduces: bool,
 }
 
-/// What the devices can do: the least of all ranks.
+/// The limits of the devices: the least of all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// How many bytes a rank can send in packets.
+    /// The most bytes that a rank can send in packets.
     pub(super) packets: u64,
-    /// How many blocks of one rank run at once.
+    /// The number of blocks of one rank that run at once.
     pub(super) blocks: u32,
     /// Whether all ranks are on one device.
     pub(super) near: bool,
 }
 
 impl Lane {
-    /// Which algorithm a call takes whose inputs have `len` bytes: for measurements that tell it.
+    /// The algorithm of a call with inputs of `len` bytes, for the reports of measurements.
     #[doc(hidden)]
     #[must_use]
     pub fn algorithm_of(&self, len: usize, window: bool, in_place: bool, reduces: bool) -> Algorithm {
@@ -152,7 +152,7 @@ impl Lane {
 pub(super) fn choose(shape: &Shape, tuning: &Tuning, limits: &Limits) -> Algorithm {
     let can = |algorithm| match algorithm {
         Algorithm::Packets => shape.len <= limits.packets,
-        // A rank that has written its output has overwritten what others still read.
+        // A rank would overwrite its input while other ranks read it.
         Algorithm::OneShot => !(shape.window && shape.in_place),
         Algorithm::TwoShot => shape.reduces,
     };
@@ -169,7 +169,7 @@ pub(super) fn choose(shape: &Shape, tuning: &Tuning, limits: &Limits) -> Algorit
     }
 }
 
-/// How many blocks do a call: as many as have something to do, and as run at once.
+/// The number of blocks of a call: as many as have work, and at most as many as run at once.
 pub(super) fn blocks(algorithm: Algorithm, shape: &Shape, limits: &Limits) -> u32 {
     let threads = u64::from(THREADS);
     let tiles = match algorithm {
