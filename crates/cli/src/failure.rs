@@ -1,12 +1,27 @@
 //! How a failure is told: what went wrong, down to its cause, and what to do about it.
 
+use std::fmt;
 use std::process::ExitCode;
 
 use wholemem_hal::{BackendKind, Error};
 
-use crate::link::PeerFailed;
 use crate::memory;
 use crate::terminal::{self, Colour, StdoutClosed, Tone};
+
+/// The other process could not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PeerFailed {
+    pub(crate) what: String,
+    pub(crate) hint: Option<String>,
+}
+
+impl std::error::Error for PeerFailed {}
+
+impl fmt::Display for PeerFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the other process failed: {}", self.what)
+    }
+}
 
 /// Tells a person of the failure, and gives the exit code for it.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {

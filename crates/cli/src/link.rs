@@ -1,7 +1,6 @@
 //! Messages between this process and the second one it starts: values in packets, with a file descriptor where one
 //! goes along, and failures told to the other side.
 
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, Result};
@@ -10,28 +9,13 @@ use serde::{Deserialize, Serialize};
 use wholemem_os::packet::MAX_PACKET;
 use wholemem_os::{Deadline, PacketSocket};
 
-use crate::failure;
+use crate::failure::{self, PeerFailed};
 
 /// One end of the connection.
 ///
 /// No wait here has a deadline: the other end answers or dies, and the kernel tells either.
 #[derive(Debug)]
 pub(crate) struct Link(PacketSocket);
-
-/// The other process could not do what it was asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PeerFailed {
-    pub(crate) what: String,
-    pub(crate) hint: Option<String>,
-}
-
-impl std::error::Error for PeerFailed {}
-
-impl fmt::Display for PeerFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the other process failed: {}", self.what)
-    }
-}
 
 /// What a packet holds.
 #[derive(Debug, Serialize, Deserialize)]

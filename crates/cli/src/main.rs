@@ -10,7 +10,7 @@
 //! | [`files`] | tables of rows as files |
 //! | [`launch`] | a command as several ranks, and what a rank does in benches and the tour |
 //! | [`store`] | serving objects, and putting, getting and listing them |
-//! | [`peer`], [`link`] | this program started again as a second process, and the messages between the two |
+//! | [`peer`], [`peer_role`], [`link`] | this program started again as a second process, what it does, and the messages between the two |
 //! | [`backend`], [`memory`], [`size`] | what the commands share: opening a backend, room in memory, byte counts |
 //! | [`terminal`], [`table`], [`progress`], [`failure`] | what people see: data on stdout, the rest on stderr |
 //!
@@ -30,6 +30,7 @@ mod launch;
 mod link;
 mod memory;
 mod peer;
+mod peer_role;
 mod progress;
 mod size;
 mod store;
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Table(args) => files::run(&args),
         Command::Bench(args) => bench::run(&args),
-        Command::Peer(args) => peer::serve(&args),
+        Command::Peer(args) => peer_role::serve(&args),
         Command::Rank(args) => launch::serve(&args),
         Command::Serve(args) => store::serve(&args),
         Command::Put(args) => store::put(&args),

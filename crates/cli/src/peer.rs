@@ -2,26 +2,26 @@
 //!
 //! ```text
 //!   wholemem demo                             wholemem peer creator --parent <pid>
-//!   Peer::start  ---------- exec ---------->  serve
+//!   Peer::start  ---------- exec ---------->  peer_role::serve
 //!   link         <---- packets, fds ------->  stdin
 //!   watch        <---- pidfd: it died ------
 //!                ------ SIGKILL when the first process ends, however it ends ---->
 //! ```
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::ValueEnum;
-use wholemem_hal::{Backend, BackendKind};
-use wholemem_os::pidfd::{self, Signal};
+use wholemem_hal::BackendKind;
+use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
 
-use crate::cli::{PeerArgs, PeerRole};
+use crate::backend;
+use crate::cli::PeerRole;
 use crate::link::Link;
-use crate::{backend, bench, demo};
 
 /// A second process, killed and reaped when this is dropped.
 #[derive(Debug)]
@@ -94,30 +94,8 @@ impl Peer {
     }
 }
 
-/// Plays the second process, until the first has nothing more to ask.
-pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
-    let link = Link::adopt(io::stdin().as_fd().try_clone_to_owned()?)
-        .context("this command is for wholemem itself to start")?;
-    pidfd::die_with_parent(args.parent)?;
-    let outcome = backend::open(args.backend).and_then(|opened| play(args.role, &link, &opened.backend));
-    match outcome {
-        Err(error) if is_closed(&error) => Ok(()),
-        Err(error) => link.say_failed(&error),
-        Ok(()) => Ok(()),
-    }
-}
-
-fn play(role: PeerRole, link: &Link, backend: &Backend) -> Result<()> {
-    let device = backend.device(0)?;
-    match role {
-        PeerRole::Creator => demo::creator(link, &device),
-        PeerRole::Receiver => bench::receiver(link, &device),
-        PeerRole::Echo => bench::echo(link),
-    }
-}
-
 /// Whether the other end of the connection is closed, as this library or a raw call tells it.
-fn is_closed(error: &anyhow::Error) -> bool {
+pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     let raw = error.downcast_ref::<io::Error>().map(io::Error::kind);
     matches!(error.downcast_ref(), Some(wholemem_os::Error::Closed))

@@ -30,7 +30,7 @@ use self::limit::{Flag, Limits};
 use self::report::{Measured, tell};
 use super::crew;
 use crate::cli::{BackendChoice, BarrierArgs, MovesArgs, RankRole, ReduceArgs};
-use crate::link::PeerFailed;
+use crate::failure::PeerFailed;
 use crate::progress::Progress;
 use crate::{backend, memory};
 

@@ -92,7 +92,7 @@ fn measure(device: &Device, courses: &[Course], turns: Option<Turns>) -> Result<
                 shown = None;
                 measured.push(Measured::new(course, device, &summary));
             }
-            Told::Failed { what, hint } => return Err(crate::link::PeerFailed { what, hint }.into()),
+            Told::Failed { what, hint } => return Err(crate::failure::PeerFailed { what, hint }.into()),
         }
         Ok(())
     };

@@ -1,0 +1,35 @@
+//! What the second process does that a demonstration or a bench has started.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use anyhow::{Context, Result};
+use wholemem_hal::Backend;
+use wholemem_os::pidfd;
+
+use crate::cli::{PeerArgs, PeerRole};
+use crate::link::Link;
+use crate::peer::is_closed;
+use crate::{backend, bench, demo};
+
+/// Runs the second process until the first one closes the connection.
+pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
+    let link = Link::adopt(io::stdin().as_fd().try_clone_to_owned()?)
+        .context("this command is for wholemem itself to start")?;
+    pidfd::die_with_parent(args.parent)?;
+    let outcome = backend::open(args.backend).and_then(|opened| run(args.role, &link, &opened.backend));
+    match outcome {
+        Err(error) if is_closed(&error) => Ok(()),
+        Err(error) => link.say_failed(&error),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn run(role: PeerRole, link: &Link, backend: &Backend) -> Result<()> {
+    let device = backend.device(0)?;
+    match role {
+        PeerRole::Creator => demo::creator(link, &device),
+        PeerRole::Receiver => bench::receiver(link, &device),
+        PeerRole::Echo => bench::echo(link),
+    }
+}
