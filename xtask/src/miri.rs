@@ -17,7 +17,7 @@ const RUNS: &[(&str, &[&str])] = &[
         "wholemem",
         &["every_copy_moves_its_bytes", "rows_beyond_four_gibibytes", "a_few_elements_are_combined"],
     ),
-    ("wholemem-store", &["id::", "index::layout::", "index::record::", "server::ledger::"]),
+    ("wholemem-store", &["id::", "index::layout::", "index::record::", "server::machine::ledger::"]),
 ];
 
 /// Miri is some hundred times slower than the machine, so a property gets few cases, in exhaustive runs too.

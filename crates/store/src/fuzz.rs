@@ -14,7 +14,7 @@ use crate::index::{Geometry, Index};
 use crate::protocol::frame::{Assembly, Payload, decode, encode};
 use crate::protocol::{Ask, PROTOCOL, Request, Response};
 use crate::server::{
-    Budget, Input, Limits, Now, Output, PinPosition, Premises, Server, Settings, Survivors, Terms,
+    Budget, Input, Limits, Now, Output, PinPosition, Server, ServerMemory, Settings, Survivors, Terms,
 };
 
 /// Packets, each behind two bytes that say how long it is.
@@ -59,9 +59,9 @@ const TERMS: Terms =
 
 /// The lengths of the allocations there are, so that no byte is written beside them.
 #[derive(Default)]
-struct Yard(BTreeMap<AllocationId, u64>);
+struct AllocationLens(BTreeMap<AllocationId, u64>);
 
-impl Premises for Yard {
+impl ServerMemory for AllocationLens {
     fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool {
         let len = self.0.get(&allocation).copied().expect("an arena that is there");
         assert!(offset + bytes.len() as u64 <= len, "within the arena");
@@ -93,8 +93,8 @@ pub fn requests(bytes: &[u8]) {
     let index = Index::format(MappedCells::new(map), geometry);
     let settings =
         Settings { host: TERMS, device: TERMS, devices: Vec::new(), user: 0, ahead: TERMS.quota / 4 };
-    let (mut yard, mut now) = (Yard::default(), Now { elapsed: Duration::ZERO, unix: 0 });
-    let (mut server, _) = Server::recover(index, settings, &Survivors::default(), now, &mut yard);
+    let (mut memory, mut now) = (AllocationLens::default(), Now { elapsed: Duration::ZERO, unix: 0 });
+    let (mut server, _) = Server::recover(index, settings, &Survivors::default(), now, &mut memory);
     let client = ClientId(1);
     let mut budget = Budget::new(0, Limits::of_server(TERMS.quota, 1 << 10));
     let hello = Request { id: 1, again: 0, ask: Ask::Hello { protocol: PROTOCOL } };
@@ -113,14 +113,14 @@ pub fn requests(bytes: &[u8]) {
             inputs.push(Input::Asked { client, request, payload, charge: None });
         }
         while !inputs.is_empty() {
-            for output in server.step(now, inputs.remove(0), &mut yard) {
+            for output in server.step(now, inputs.remove(0), &mut memory) {
                 match output {
                     Output::Make { allocation, len, .. } | Output::TakeIn { allocation, len, .. } => {
-                        assert!(yard.0.insert(allocation, len).is_none(), "memory is made once");
+                        assert!(memory.0.insert(allocation, len).is_none(), "memory is made once");
                         inputs.push(Input::Made { allocation, outcome: Ok(()) });
                     }
                     Output::Release { allocation } | Output::Reclaim { allocation } => {
-                        assert!(yard.0.remove(&allocation).is_some(), "memory is released once");
+                        assert!(memory.0.remove(&allocation).is_some(), "memory is released once");
                     }
                     Output::CloseForWriting { allocation, .. } => {
                         inputs.push(Input::Closed { allocation, outcome: Ok(()) });
@@ -133,10 +133,10 @@ pub fn requests(bytes: &[u8]) {
                     | Output::Promote { .. } => {}
                 }
             }
-            assert!(yard.0.values().sum::<u64>() <= TERMS.quota, "within the quota");
+            assert!(memory.0.values().sum::<u64>() <= TERMS.quota, "within the quota");
         }
     }
-    server.step(now, Input::Left { client }, &mut yard);
+    server.step(now, Input::Left { client }, &mut memory);
 }
 
 /// A corpus of both: a few of every request there is, encoded.

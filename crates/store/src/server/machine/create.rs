@@ -1,14 +1,14 @@
 //! How objects come about: their memory, their records, and the store that makes them everybody's.
 
-use super::budget::Charge;
 use super::ledger::HOST;
-use super::machine::{Closing, Output, Premises, Requester, Server, Share};
 use super::pending::{ArenaFailure, PendingRequest};
+use super::server::{Closing, Output, Requester, Server, ServerMemory, Share};
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::{Record, Region};
 use crate::protocol::frame::Payload;
 use crate::protocol::{Answer, Ask, Label, Member, Memory, Part, Refusal, Request, check_labels, lay_out};
+use crate::server::budget::Charge;
 
 /// Closing memory of up to this length for writing takes less than telling a worker to do it.
 const CLOSED_AT_ONCE: u64 = 16 << 20;
@@ -43,13 +43,13 @@ impl<C: Cells> Server<C> {
         request: Request,
         payload: Payload<'_>,
         charge: Option<Charge>,
-        premises: &mut impl Premises,
+        server_memory: &mut impl ServerMemory,
     ) {
         let id = request.id;
         if self.is_known(client, id, request.again != 0) {
             return;
         }
-        let outcome = self.begin(client, &request, &payload, premises);
+        let outcome = self.begin(client, &request, &payload, server_memory);
         let begun = match outcome {
             Ok(Begun::Done) => return,
             Err(refusal) if !self.may_find_room(&refusal) => return self.answer(client, id, Err(refusal)),
@@ -120,7 +120,7 @@ impl<C: Cells> Server<C> {
         client: ClientId,
         request: &Request,
         payload: &[u8],
-        premises: &mut impl Premises,
+        server_memory: &mut impl ServerMemory,
     ) -> Result<Begun, Refusal> {
         let plan = Plan::new(&request.ask)?;
         for label in plan.members.iter().map(|member| &member.label).chain([plan.label]) {
@@ -144,7 +144,7 @@ impl<C: Cells> Server<C> {
             request.check_deaths()?;
             return Ok(Begun::NeedsArena { place: plan.place, len: plan.len });
         };
-        if brings_bytes && !premises.write(region.allocation, region.offset, payload) {
+        if brings_bytes && !server_memory.write(region.allocation, region.offset, payload) {
             self.ledger.give_up(region);
             let reason = "the arena cannot be mapped".to_owned();
             return Err(Refusal::NoMemory { len: plan.len, reason });
@@ -230,7 +230,7 @@ impl<C: Cells> Server<C> {
             {
                 return self.make(allocation, requester);
             }
-            self.stock.no_longer_ahead(allocation);
+            self.prealloc.no_longer_ahead(allocation);
             self.ledger.close(allocation);
             // Whatever had been made of it is let go.
             self.outputs.push(Output::Release { allocation });
@@ -246,7 +246,7 @@ impl<C: Cells> Server<C> {
             }
             return;
         }
-        self.stock.no_longer_ahead(allocation);
+        self.prealloc.no_longer_ahead(allocation);
         self.index.add_allocation(allocation, &record);
         self.ledger.ready(allocation);
         if record.is_arena {
@@ -421,7 +421,7 @@ impl<C: Cells> Server<C> {
         }
         // Not before: its writer would have to share the machine with who makes memory.
         if let Some(record) = self.ledger.record(allocation) {
-            self.stock_for_next(record.place, record.len);
+            self.prealloc_next(record.place, record.len);
         }
     }
 

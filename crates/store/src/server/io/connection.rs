@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use wholemem_os::{Deadline, Error as OsError, Memfd, PacketSocket, PidFd, memfd};
 
-use super::budget::{Account, Amount, CONNECTION, Charge};
 use super::headroom::{Headroom, Purpose};
 use super::outbox::{Flushed, Outbox};
 use super::poller::Interest;
@@ -15,6 +14,7 @@ use crate::keeper::{Kept, Key};
 use crate::pin::PINS_LEN;
 use crate::protocol::frame::{self, Assembly, MAX_MESSAGE, Payload};
 use crate::protocol::{Ask, Request, Response};
+use crate::server::budget::{Account, Amount, CONNECTION, Charge};
 use crate::{Refusal, Result};
 
 /// How many packets of one message are read in one turn; then it is another connection's.
@@ -373,10 +373,10 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
-    use super::super::budget::{Budget, Limits, tests::ample};
     use super::super::headroom::tests::Machine;
     use super::*;
     use crate::protocol::{Answer, PROTOCOL};
+    use crate::server::budget::{Budget, Limits, tests::ample};
 
     fn connection_in(budget: &mut Budget) -> (Connection, PacketSocket) {
         let (here, there) = PacketSocket::pair().unwrap();

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::ledger::HOST;
-use super::machine::{Output, Requester, Server};
+use super::server::{Output, Requester, Server};
 use crate::cells::Cells;
 use crate::id::AllocationId;
 use crate::protocol::Refusal;
@@ -52,7 +52,7 @@ struct Wish {
 
 /// What was made ahead in host memory, or is being made, oldest first.
 #[derive(Debug)]
-pub(super) struct Stock {
+pub(super) struct Prealloc {
     pieces: Vec<Piece>,
     /// The lengths that were wished last, oldest first, at most [`MOST_PIECES`]: more could not be made.
     wishes: Vec<Wish>,
@@ -63,7 +63,7 @@ pub(super) struct Stock {
     limit: u64,
 }
 
-impl Stock {
+impl Prealloc {
     pub(super) fn new(limit: u64) -> Self {
         Self { pieces: Vec::new(), wishes: Vec::new(), taken_early: BTreeSet::new(), limit }
     }
@@ -127,7 +127,7 @@ impl<C: Cells> Server<C> {
             return None;
         }
         let len = self.ledger.rounded(place, len)?;
-        let (id, is_ready) = self.stock.take(len)?;
+        let (id, is_ready) = self.prealloc.take(len)?;
         self.ledger.enter_ahead(id, place, len);
         Some((id, is_ready))
     }
@@ -151,7 +151,7 @@ impl<C: Cells> Server<C> {
 
     fn make_slots(&mut self) {
         if !self.ledger.has_slots() {
-            let all = self.stock.shrink(0);
+            let all = self.prealloc.shrink(0);
             self.release_ahead(all);
         }
     }
@@ -159,10 +159,10 @@ impl<C: Cells> Server<C> {
     /// Whether memory that could not be made for a request may be had now: it was being made ahead, and is tried as what
     /// it is, or something that was made ahead is given back for it.
     pub(super) fn may_retry(&mut self, allocation: AllocationId) -> bool {
-        if self.stock.no_longer_ahead(allocation) {
+        if self.prealloc.no_longer_ahead(allocation) {
             return true;
         }
-        let ready = self.stock.shrink(0);
+        let ready = self.prealloc.shrink(0);
         let has_room = !ready.is_empty();
         for allocation in ready {
             self.ledger.return_number(allocation);
@@ -172,24 +172,24 @@ impl<C: Cells> Server<C> {
     }
 
     /// An object in memory of its own of this length has been sealed: others may follow.
-    pub(super) fn stock_for_next(&mut self, place: u32, len: u64) {
+    pub(super) fn prealloc_next(&mut self, place: u32, len: u64) {
         if place == HOST && len <= SHORT {
             self.wish(len, OF_ONE_LENGTH);
         }
     }
 
     /// Memory of this length has gone with its object: another may take that object's place.
-    pub(super) fn stock_for_gone(&mut self, place: u32, len: u64) {
+    pub(super) fn prealloc_replacement(&mut self, place: u32, len: u64) {
         if place == HOST {
             self.wish(len, 1);
         }
     }
 
     fn wish(&mut self, len: u64, count: usize) {
-        if len > self.stock.limit {
+        if len > self.prealloc.limit {
             return;
         }
-        let wishes = &mut self.stock.wishes;
+        let wishes = &mut self.prealloc.wishes;
         let known = wishes.iter().position(|wish| wish.len == len).map(|at| wishes.remove(at));
         let count = known.map_or(count, |known| known.count.max(count));
         if wishes.len() == MOST_PIECES {
@@ -201,7 +201,7 @@ impl<C: Cells> Server<C> {
     /// Makes what is to be made by now.
     fn grant_wishes(&mut self) {
         let now = self.now.elapsed;
-        for wish in self.stock.wishes.extract_if(.., |wish| wish.at <= now).collect::<Vec<_>>() {
+        for wish in self.prealloc.wishes.extract_if(.., |wish| wish.at <= now).collect::<Vec<_>>() {
             for _ in 0..wish.count {
                 self.make_ahead(wish.len, wish.count);
             }
@@ -209,55 +209,55 @@ impl<C: Cells> Server<C> {
     }
 
     fn make_ahead(&mut self, len: u64, count: usize) {
-        let of_length = self.stock.pieces.iter().filter(|piece| piece.len == len).count();
+        let of_length = self.prealloc.pieces.iter().filter(|piece| piece.len == len).count();
         let used = self.ledger.usage().0;
-        if of_length >= count || len > self.stock.limit.min(used.quota.saturating_sub(used.used)) {
+        if of_length >= count || len > self.prealloc.limit.min(used.quota.saturating_sub(used.used)) {
             return;
         }
         // Older lengths make room for this one.
-        let room = self.stock_room().saturating_sub(len);
-        let crowded = self.stock.shrink(room);
+        let room = self.prealloc_room().saturating_sub(len);
+        let crowded = self.prealloc.shrink(room);
         self.release_ahead(crowded);
-        if self.stock.held() > room || self.stock.pieces.len() >= MOST_PIECES {
+        if self.prealloc.held() > room || self.prealloc.pieces.len() >= MOST_PIECES {
             return;
         }
         if let Some(id) = self.ledger.number() {
-            self.stock.pieces.push(Piece { id, len, is_ready: false, since: self.now.elapsed });
+            self.prealloc.pieces.push(Piece { id, len, is_ready: false, since: self.now.elapsed });
             let requester = Requester::Server;
             self.outputs.push(Output::Make { allocation: id, len, place: HOST, requester });
         }
     }
 
-    /// What the stock may hold now.
-    fn stock_room(&self) -> u64 {
+    /// What the prealloc may hold now.
+    fn prealloc_room(&self) -> u64 {
         let used = self.ledger.usage().0;
-        self.stock.limit.min(used.quota.saturating_sub(used.used))
+        self.prealloc.limit.min(used.quota.saturating_sub(used.used))
     }
 
     /// Something that was to be made ahead is there, or cannot be: whether it was such a thing.
     pub(super) fn made_ahead(&mut self, id: AllocationId, is_there: bool) -> bool {
         let now = self.now.elapsed;
-        let Some(at) = self.stock.pieces.iter().position(|piece| piece.id == id) else { return false };
+        let Some(at) = self.prealloc.pieces.iter().position(|piece| piece.id == id) else { return false };
         if is_there {
-            self.stock.pieces[at].is_ready = true;
-            self.stock.pieces[at].since = now;
-            self.trim_stock();
+            self.prealloc.pieces[at].is_ready = true;
+            self.prealloc.pieces[at].since = now;
+            self.trim_prealloc();
         } else {
-            self.stock.pieces.remove(at);
+            self.prealloc.pieces.remove(at);
             self.release_ahead(vec![id]);
         }
         true
     }
 
     /// Lets go what there is no room for any more, and what nobody has asked for in a while.
-    pub(super) fn trim_stock(&mut self) {
+    pub(super) fn trim_prealloc(&mut self) {
         self.grant_wishes();
-        if self.stock.pieces.is_empty() {
+        if self.prealloc.pieces.is_empty() {
             return;
         }
-        let room = self.stock_room();
-        let mut gone = self.stock.expire(self.now.elapsed);
-        gone.extend(self.stock.shrink(room));
+        let room = self.prealloc_room();
+        let mut gone = self.prealloc.expire(self.now.elapsed);
+        gone.extend(self.prealloc.shrink(room));
         self.release_ahead(gone);
     }
 
@@ -271,12 +271,12 @@ impl<C: Cells> Server<C> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::machine::{Input, Now};
-    use super::super::world::{GEOMETRY, TERMS, USER, World, create, sealed};
+    use super::super::server::{Input, Now};
+    use super::super::simulation::{GEOMETRY, Simulation, TERMS, USER, create, sealed};
     use super::*;
     use crate::protocol::{Answer, Ask};
 
-    fn stock(lens: &[(u64, bool)]) -> Stock {
+    fn prealloc(lens: &[(u64, bool)]) -> Prealloc {
         let piece = |(slot, (len, is_ready)): (usize, &(u64, bool))| Piece {
             id: AllocationId::new(slot, 0),
             len: *len,
@@ -284,146 +284,146 @@ mod tests {
             since: Duration::from_secs(slot as u64),
         };
         let pieces = lens.iter().enumerate().map(piece).collect();
-        Stock { pieces, ..Stock::new(100) }
+        Prealloc { pieces, ..Prealloc::new(100) }
     }
 
     #[test]
     fn a_piece_that_is_ready_is_taken_before_one_that_is_being_made() {
-        let mut stock = stock(&[(8, false), (4, true), (8, true)]);
-        assert_eq!(stock.take(8), Some((AllocationId::new(2, 0), true)));
-        assert_eq!(stock.take(8), Some((AllocationId::new(0, 0), false)));
-        assert_eq!((stock.take(8), stock.held()), (None, 4));
+        let mut prealloc = prealloc(&[(8, false), (4, true), (8, true)]);
+        assert_eq!(prealloc.take(8), Some((AllocationId::new(2, 0), true)));
+        assert_eq!(prealloc.take(8), Some((AllocationId::new(0, 0), false)));
+        assert_eq!((prealloc.take(8), prealloc.held()), (None, 4));
     }
 
     #[test]
     fn the_oldest_that_are_ready_make_room() {
-        let mut stock = stock(&[(8, false), (4, true), (8, true), (2, true)]);
-        assert_eq!(stock.shrink(12), [AllocationId::new(1, 0), AllocationId::new(2, 0)]);
-        assert_eq!((stock.held(), stock.shrink(12)), (10, vec![]));
-        assert_eq!(stock.shrink(0), [AllocationId::new(3, 0)]);
+        let mut prealloc = prealloc(&[(8, false), (4, true), (8, true), (2, true)]);
+        assert_eq!(prealloc.shrink(12), [AllocationId::new(1, 0), AllocationId::new(2, 0)]);
+        assert_eq!((prealloc.held(), prealloc.shrink(12)), (10, vec![]));
+        assert_eq!(prealloc.shrink(0), [AllocationId::new(3, 0)]);
     }
 
     #[test]
     fn what_has_waited_long_goes_and_what_is_being_made_does_not() {
-        let mut stock = stock(&[(8, false), (4, true), (8, true)]);
+        let mut prealloc = prealloc(&[(8, false), (4, true), (8, true)]);
         let first = Duration::from_secs(1) + KEPT;
-        assert_eq!(stock.wake_at(), Some(first));
-        assert_eq!(stock.expire(first - Duration::from_nanos(1)), []);
-        assert_eq!(stock.expire(first), [AllocationId::new(1, 0)]);
-        assert_eq!(stock.wake_at(), Some(first + Duration::from_secs(1)));
+        assert_eq!(prealloc.wake_at(), Some(first));
+        assert_eq!(prealloc.expire(first - Duration::from_nanos(1)), []);
+        assert_eq!(prealloc.expire(first), [AllocationId::new(1, 0)]);
+        assert_eq!(prealloc.wake_at(), Some(first + Duration::from_secs(1)));
     }
 
     const LEN: u64 = 100 << 10;
 
-    fn put(world: &mut World, client: crate::id::ClientId, name: &str, len: u64) -> crate::ObjectId {
-        let (made, answer) = world.create(client, name, len);
+    fn put(sim: &mut Simulation, client: crate::id::ClientId, name: &str, len: u64) -> crate::ObjectId {
+        let (made, answer) = sim.create(client, name, len);
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
-        sealed(&world.one(client, Ask::Seal { create: made }, &[]))
+        sealed(&sim.one(client, Ask::Seal { create: made }, &[]))
     }
 
     #[test]
     fn memory_is_made_ahead_after_an_object_and_used_by_the_next_of_its_length() {
-        let mut world = World::with_ahead(4 * LEN);
-        let client = world.join(1);
-        put(&mut world, client, "first", LEN);
-        assert_eq!(world.server.stock.held(), 0, "not while its writer may go on");
-        world.rest(REST);
-        let ready: Vec<_> = world.server.stock.ids().collect();
-        assert_eq!((ready.len(), world.server.stock.held()), (2, 2 * LEN));
-        assert_eq!(world.status(client).host.used, LEN, "what is made ahead is not taken");
-        let Answer::Created { memory, .. } = world.create(client, "second", LEN).1 else { panic!("created") };
+        let mut sim = Simulation::with_ahead(4 * LEN);
+        let client = sim.join(1);
+        put(&mut sim, client, "first", LEN);
+        assert_eq!(sim.server.prealloc.held(), 0, "not while its writer may go on");
+        sim.rest(REST);
+        let ready: Vec<_> = sim.server.prealloc.ids().collect();
+        assert_eq!((ready.len(), sim.server.prealloc.held()), (2, 2 * LEN));
+        assert_eq!(sim.status(client).host.used, LEN, "what is made ahead is not taken");
+        let Answer::Created { memory, .. } = sim.create(client, "second", LEN).1 else { panic!("created") };
         assert_eq!(memory.allocation, ready[0]);
-        assert_eq!((world.status(client).host.used, world.server.stock.held()), (2 * LEN, LEN));
+        assert_eq!((sim.status(client).host.used, sim.server.prealloc.held()), (2 * LEN, LEN));
     }
 
     #[test]
     fn memory_of_any_length_is_made_again_when_it_goes() {
-        let mut world = World::with_ahead(TERMS.quota);
-        let client = world.join(1);
-        let object = put(&mut world, client, "object", LEN);
-        world.server.stock.wishes.clear();
-        world.one(client, Ask::Delete { object }, &[]);
-        world.rest(REST);
-        assert_eq!((world.server.stock.held(), world.status(client).host.used), (LEN, 0));
+        let mut sim = Simulation::with_ahead(TERMS.quota);
+        let client = sim.join(1);
+        let object = put(&mut sim, client, "object", LEN);
+        sim.server.prealloc.wishes.clear();
+        sim.one(client, Ask::Delete { object }, &[]);
+        sim.rest(REST);
+        assert_eq!((sim.server.prealloc.held(), sim.status(client).host.used), (LEN, 0));
     }
 
     #[test]
     fn what_was_made_ahead_never_stands_in_the_way() {
-        let mut world = World::with_ahead(TERMS.quota);
-        let client = world.join(1);
-        let object = put(&mut world, client, "object", LEN);
-        world.one(client, Ask::Delete { object }, &[]);
-        world.rest(REST);
-        assert!(world.server.stock.held() > 0);
-        put(&mut world, client, "all", TERMS.quota);
-        assert_eq!((world.server.stock.held(), world.parked.len()), (0, 1));
+        let mut sim = Simulation::with_ahead(TERMS.quota);
+        let client = sim.join(1);
+        let object = put(&mut sim, client, "object", LEN);
+        sim.one(client, Ask::Delete { object }, &[]);
+        sim.rest(REST);
+        assert!(sim.server.prealloc.held() > 0);
+        put(&mut sim, client, "all", TERMS.quota);
+        assert_eq!((sim.server.prealloc.held(), sim.parked.len()), (0, 1));
     }
 
     #[test]
     fn what_was_made_ahead_takes_no_slot_that_is_needed() {
-        let mut world = World::with_ahead(TERMS.quota / 2);
-        let client = world.join(1);
+        let mut sim = Simulation::with_ahead(TERMS.quota / 2);
+        let client = sim.join(1);
         let slots = GEOMETRY.allocations as u64;
         for number in 0..slots {
             // Each of another length, so that none is made of what was made ahead.
-            put(&mut world, client, &format!("object {number}"), LEN / 2 + number * TERMS.granule);
-            world.rest(REST);
+            put(&mut sim, client, &format!("object {number}"), LEN / 2 + number * TERMS.granule);
+            sim.rest(REST);
         }
-        assert_eq!(world.status(client).objects, slots);
+        assert_eq!(sim.status(client).objects, slots);
     }
 
     #[test]
     fn what_nobody_asks_for_is_given_back() {
-        let mut world = World::with_ahead(4 * LEN);
-        let client = world.join(1);
-        put(&mut world, client, "object", LEN);
-        world.rest(REST);
-        let wake = world.server.wake_at().expect("something to look at");
-        let outputs = world.server.step(Now { elapsed: wake, unix: 0 }, Input::Tick, &mut world.yard);
+        let mut sim = Simulation::with_ahead(4 * LEN);
+        let client = sim.join(1);
+        put(&mut sim, client, "object", LEN);
+        sim.rest(REST);
+        let wake = sim.server.wake_at().expect("something to look at");
+        let outputs = sim.server.step(Now { elapsed: wake, unix: 0 }, Input::Tick, &mut sim.memory);
         assert!(matches!(outputs[..], [Output::Release { .. }, Output::Release { .. }]), "{outputs:?}");
-        assert_eq!((world.server.stock.held(), world.server.wake_at()), (0, None));
+        assert_eq!((sim.server.prealloc.held(), sim.server.wake_at()), (0, None));
     }
 
     #[test]
     fn memory_that_is_being_made_ahead_is_waited_for() {
-        let mut world = World::with_ahead(4 * LEN);
-        let client = world.join(1);
-        put(&mut world, client, "object", LEN);
-        world.rest(REST);
-        world.server.stock.pieces.truncate(1);
-        let id = world.server.stock.ids().next().expect("one");
-        world.server.stock.pieces[0].is_ready = false;
+        let mut sim = Simulation::with_ahead(4 * LEN);
+        let client = sim.join(1);
+        put(&mut sim, client, "object", LEN);
+        sim.rest(REST);
+        sim.server.prealloc.pieces.truncate(1);
+        let id = sim.server.prealloc.ids().next().expect("one");
+        sim.server.prealloc.pieces[0].is_ready = false;
         let request = crate::protocol::Request { id: 99, again: 0, ask: create("next", LEN, &[], 0) };
         let input = Input::Asked { client, request, payload: Vec::new().into(), charge: None };
-        let outputs = world.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, input, &mut world.yard);
+        let outputs = sim.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, input, &mut sim.memory);
         assert_eq!(outputs, [Output::Promote { allocation: id, user: USER }], "it is no longer made last");
         let made = Input::Made { allocation: id, outcome: Ok(()) };
-        let outputs = world.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, made, &mut world.yard);
+        let outputs = sim.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, made, &mut sim.memory);
         assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
     }
 
     #[test]
     fn no_more_lengths_are_remembered_than_pieces_can_be_made() {
-        let mut world = World::with_ahead(TERMS.quota);
+        let mut sim = Simulation::with_ahead(TERMS.quota);
         for pages in 1..=100 {
-            world.server.stock_for_gone(HOST, pages * TERMS.page);
+            sim.server.prealloc_replacement(HOST, pages * TERMS.page);
         }
-        let lens: Vec<_> = world.server.stock.wishes.iter().map(|wish| wish.len / TERMS.page).collect();
+        let lens: Vec<_> = sim.server.prealloc.wishes.iter().map(|wish| wish.len / TERMS.page).collect();
         assert_eq!(lens, (85..=100).collect::<Vec<_>>(), "the last ones");
         // One that is wished again is among the last.
-        world.server.stock_for_gone(HOST, 85 * TERMS.page);
-        world.server.stock_for_gone(HOST, TERMS.page);
-        let lens: Vec<_> = world.server.stock.wishes.iter().map(|wish| wish.len / TERMS.page).collect();
+        sim.server.prealloc_replacement(HOST, 85 * TERMS.page);
+        sim.server.prealloc_replacement(HOST, TERMS.page);
+        let lens: Vec<_> = sim.server.prealloc.wishes.iter().map(|wish| wish.len / TERMS.page).collect();
         assert_eq!(lens, (87..=100).chain([85, 1]).collect::<Vec<_>>());
     }
 
-    fn step(world: &mut World, input: Input<'_>) -> Vec<Output> {
-        world.server.step(Now { elapsed: Duration::from_secs(1), unix: 0 }, input, &mut world.yard)
+    fn step(sim: &mut Simulation, input: Input<'_>) -> Vec<Output> {
+        sim.server.step(Now { elapsed: Duration::from_secs(1), unix: 0 }, input, &mut sim.memory)
     }
 
-    fn ask(world: &mut World, client: crate::id::ClientId, len: u64) -> Vec<Output> {
+    fn ask(sim: &mut Simulation, client: crate::id::ClientId, len: u64) -> Vec<Output> {
         let request = crate::protocol::Request { id: 99, again: 0, ask: create("next", len, &[], 0) };
-        step(world, Input::Asked { client, request, payload: Vec::new().into(), charge: None })
+        step(sim, Input::Asked { client, request, payload: Vec::new().into(), charge: None })
     }
 
     fn is_refused(output: &Output) -> bool {
@@ -433,41 +433,41 @@ mod tests {
 
     #[test]
     fn what_was_made_ahead_is_given_back_before_a_request_is_refused() {
-        let mut world = World::with_ahead(4 * LEN);
-        let client = world.join(1);
-        put(&mut world, client, "object", LEN);
-        world.rest(REST);
-        let ready: Vec<_> = world.server.stock.ids().collect();
-        let outputs = ask(&mut world, client, 2 * LEN);
+        let mut sim = Simulation::with_ahead(4 * LEN);
+        let client = sim.join(1);
+        put(&mut sim, client, "object", LEN);
+        sim.rest(REST);
+        let ready: Vec<_> = sim.server.prealloc.ids().collect();
+        let outputs = ask(&mut sim, client, 2 * LEN);
         let [Output::Make { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
         let fail = || Input::Made { allocation, outcome: Err("none left".to_owned()) };
         let reclaim = |at: usize| Output::Reclaim { allocation: ready[at] };
         let requester = Requester::User(USER);
-        let len = world.server.ledger.record(allocation).unwrap().len;
+        let len = sim.server.ledger.record(allocation).unwrap().len;
         let again = Output::Make { allocation, len, place: HOST, requester };
-        assert_eq!(step(&mut world, fail()), [reclaim(0), reclaim(1), again]);
-        let outputs = step(&mut world, fail());
+        assert_eq!(step(&mut sim, fail()), [reclaim(0), reclaim(1), again]);
+        let outputs = step(&mut sim, fail());
         assert!(matches!(&outputs[..], [Output::Release { .. }, said] if is_refused(said)), "{outputs:?}");
-        assert_eq!(world.server.ledger.usage().0.used, LEN);
+        assert_eq!(sim.server.ledger.usage().0.used, LEN);
     }
 
     #[test]
     fn memory_that_cannot_be_made_ahead_is_tried_as_that_of_the_request_that_waits_for_it() {
-        let mut world = World::with_ahead(4 * LEN);
-        let client = world.join(1);
-        put(&mut world, client, "object", LEN);
-        world.rest(REST);
-        world.server.stock.pieces.truncate(1);
-        world.server.stock.pieces[0].is_ready = false;
-        let outputs = ask(&mut world, client, LEN);
+        let mut sim = Simulation::with_ahead(4 * LEN);
+        let client = sim.join(1);
+        put(&mut sim, client, "object", LEN);
+        sim.rest(REST);
+        sim.server.prealloc.pieces.truncate(1);
+        sim.server.prealloc.pieces[0].is_ready = false;
+        let outputs = ask(&mut sim, client, LEN);
         let [Output::Promote { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
         let fail = || Input::Made { allocation, outcome: Err("none left".to_owned()) };
-        let outputs = step(&mut world, fail());
+        let outputs = step(&mut sim, fail());
         assert!(
             matches!(outputs[..], [Output::Make { requester: Requester::User(USER), .. }]),
             "{outputs:?}"
         );
-        let outputs = step(&mut world, fail());
+        let outputs = step(&mut sim, fail());
         assert!(matches!(&outputs[..], [Output::Release { .. }, said] if is_refused(said)), "{outputs:?}");
     }
 }

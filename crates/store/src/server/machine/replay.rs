@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::world::*;
+use super::simulation::*;
 use super::*;
 use crate::cells::recorded::Prefixes;
 use crate::id::{ClientId, ObjectId, State};
@@ -11,195 +11,195 @@ use crate::protocol::{Answer, Ask, PROTOCOL, Part, Refusal, Request};
 
 #[test]
 fn a_small_object_is_there_at_once_and_gone_at_once() {
-    let mut world = World::new();
-    let client = world.join(1);
-    let (_, answer) = world.create(client, "small", 100);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
+    let (_, answer) = sim.create(client, "small", 100);
     let object = sealed(&answer);
     assert_eq!(answer, Answer::Sealed { object, version: 1 });
     assert_eq!(
-        world.one(client, Ask::Find { name: "small".to_owned(), wait: 0 }, &[]),
+        sim.one(client, Ask::Find { name: "small".to_owned(), wait: 0 }, &[]),
         Answer::Found { object }
     );
-    assert_eq!(world.yard.bytes.values().collect::<Vec<_>>(), [&vec![7; 100]]);
-    assert_eq!(world.one(client, Ask::Delete { object }, &[]), Answer::Done);
+    assert_eq!(sim.memory.bytes.values().collect::<Vec<_>>(), [&vec![7; 100]]);
+    assert_eq!(sim.one(client, Ask::Delete { object }, &[]), Answer::Done);
     let gone = Answer::Refused(Refusal::NoSuchObject { object });
-    assert_eq!(world.one(client, Ask::Delete { object }, &[]), gone);
-    assert!(world.prefixes >= 30, "{} prefixes", world.prefixes);
+    assert_eq!(sim.one(client, Ask::Delete { object }, &[]), gone);
+    assert!(sim.prefixes >= 30, "{} prefixes", sim.prefixes);
 }
 
 #[test]
 fn a_large_object_is_there_when_it_is_sealed_and_its_memory_goes_with_it() {
-    let mut world = World::new();
-    let client = world.join(1);
-    let (create, answer) = world.create(client, "large", 100 << 10);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
+    let (create, answer) = sim.create(client, "large", 100 << 10);
     let Answer::Created { object, memory } = answer else { panic!("{answer:?}") };
     assert_eq!((memory.offset, memory.allocation_len), (0, 100 << 10));
     let refused = Answer::Refused(Refusal::NoSuchName { name: "large".to_owned() });
-    assert_eq!(world.one(client, Ask::Find { name: "large".to_owned(), wait: 0 }, &[]), refused);
-    world.writable = true;
-    assert_eq!(world.one(client, Ask::Seal { create }, &[]), Answer::Refused(Refusal::StillMapped));
-    world.writable = false;
-    assert_eq!(world.one(client, Ask::Seal { create }, &[]), Answer::Sealed { object, version: 1 });
-    assert_eq!(world.one(client, Ask::Seal { create }, &[]), Answer::Sealed { object, version: 1 });
-    assert_eq!(world.status(client).host.used, 100 << 10);
-    world.one(client, Ask::Delete { object }, &[]);
-    assert_eq!((world.status(client).host.used, world.parked.len()), (0, 0));
+    assert_eq!(sim.one(client, Ask::Find { name: "large".to_owned(), wait: 0 }, &[]), refused);
+    sim.writable = true;
+    assert_eq!(sim.one(client, Ask::Seal { create }, &[]), Answer::Refused(Refusal::StillMapped));
+    sim.writable = false;
+    assert_eq!(sim.one(client, Ask::Seal { create }, &[]), Answer::Sealed { object, version: 1 });
+    assert_eq!(sim.one(client, Ask::Seal { create }, &[]), Answer::Sealed { object, version: 1 });
+    assert_eq!(sim.status(client).host.used, 100 << 10);
+    sim.one(client, Ask::Delete { object }, &[]);
+    assert_eq!((sim.status(client).host.used, sim.parked.len()), (0, 0));
 }
 
 #[test]
 fn a_version_replaces_the_one_before_it_and_readers_keep_theirs() {
-    let mut world = World::new();
-    let client = world.join(1);
-    let first = sealed(&world.create(client, "name", 100).1);
-    world.yard.pins.insert(first);
-    let (_, answer) = world.create(client, "name", 200);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
+    let first = sealed(&sim.create(client, "name", 100).1);
+    sim.memory.pins.insert(first);
+    let (_, answer) = sim.create(client, "name", 200);
     let second = sealed(&answer);
     assert_eq!(answer, Answer::Sealed { object: second, version: 2 });
-    let found = world.one(client, Ask::Find { name: "name".to_owned(), wait: 0 }, &[]);
+    let found = sim.one(client, Ask::Find { name: "name".to_owned(), wait: 0 }, &[]);
     assert_eq!(found, Answer::Found { object: second });
-    assert_eq!(world.status(client).retired, 1);
-    world.yard.pins.clear();
+    assert_eq!(sim.status(client).retired, 1);
+    sim.memory.pins.clear();
     // A kick has no answer.
-    assert_eq!(world.ask(client, Ask::Kick { object: first }, &[]), []);
-    assert_eq!(world.status(client).retired, 0);
+    assert_eq!(sim.ask(client, Ask::Kick { object: first }, &[]), []);
+    assert_eq!(sim.status(client).retired, 0);
 }
 
 #[test]
 fn a_pack_comes_and_goes_as_one() {
-    let mut world = World::new();
-    let client = world.join(1);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
     let members = [("p/a", 5000), ("p/b", 0), ("p/c", 20_000)];
-    let answer = world.one(client, create("p", 0, &members, 0), &[]);
+    let answer = sim.one(client, create("p", 0, &members, 0), &[]);
     let Answer::Created { object, memory } = answer else { panic!("{answer:?}") };
-    let request = world.requests;
+    let request = sim.requests;
     assert_eq!(memory.allocation_len, 28 << 10);
-    assert_eq!(sealed(&world.one(client, Ask::Seal { create: request }, &[])), object);
-    let status = world.status(client);
+    assert_eq!(sealed(&sim.one(client, Ask::Seal { create: request }, &[])), object);
+    let status = sim.status(client);
     assert_eq!((status.objects, status.host.used), (4, 28 << 10));
     // A member whose name is taken by another goes alone.
-    sealed(&world.create(client, "p/a", 10).1);
-    assert_eq!(world.status(client).objects, 4);
-    world.one(client, Ask::Delete { object }, &[]);
-    let status = world.status(client);
+    sealed(&sim.create(client, "p/a", 10).1);
+    assert_eq!(sim.status(client).objects, 4);
+    sim.one(client, Ask::Delete { object }, &[]);
+    let status = sim.status(client);
     assert_eq!((status.objects, status.host.used), (1, 64 << 10), "the arena of the small one is left");
 }
 
 #[test]
 fn a_pinned_member_holds_the_memory_of_its_pack() {
-    let mut world = World::new();
-    let client = world.join(1);
-    let answer = world.one(client, create("p", 0, &[("p/a", 5000), ("p/b", 20_000)], 0), &[]);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
+    let answer = sim.one(client, create("p", 0, &[("p/a", 5000), ("p/b", 20_000)], 0), &[]);
     let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
-    let request = world.requests;
-    world.one(client, Ask::Seal { create: request }, &[]);
+    let request = sim.requests;
+    sim.one(client, Ask::Seal { create: request }, &[]);
     let Answer::Found { object: member } =
-        world.one(client, Ask::Find { name: "p/b".to_owned(), wait: 0 }, &[])
+        sim.one(client, Ask::Find { name: "p/b".to_owned(), wait: 0 }, &[])
     else {
         panic!("a member")
     };
-    world.yard.pins.insert(member);
-    world.one(client, Ask::Delete { object }, &[]);
-    let status = world.status(client);
+    sim.memory.pins.insert(member);
+    sim.one(client, Ask::Delete { object }, &[]);
+    let status = sim.status(client);
     assert_eq!((status.objects, status.retired, status.host.used), (0, 2, 28 << 10));
-    world.yard.pins.clear();
-    world.rest(Duration::from_secs(1));
-    assert_eq!(world.status(client).host.used, 0);
+    sim.memory.pins.clear();
+    sim.rest(Duration::from_secs(1));
+    assert_eq!(sim.status(client).host.used, 0);
 }
 
 #[test]
 fn one_more_name_keeps_the_bytes_when_the_first_has_gone() {
-    let mut world = World::new();
-    let client = world.join(1);
-    let (create, _) = world.create(client, "first", 20 << 10);
-    let object = sealed(&world.one(client, Ask::Seal { create }, &[]));
-    let alias = sealed(&world.one(client, Ask::Publish { label: label("second"), object, part: None }, &[]));
-    world.one(client, Ask::Delete { object }, &[]);
-    assert_eq!(world.status(client).host.used, 20 << 10);
-    world.one(client, Ask::Delete { object: alias }, &[]);
-    assert_eq!(world.status(client).host.used, 0);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
+    let (create, _) = sim.create(client, "first", 20 << 10);
+    let object = sealed(&sim.one(client, Ask::Seal { create }, &[]));
+    let alias = sealed(&sim.one(client, Ask::Publish { label: label("second"), object, part: None }, &[]));
+    sim.one(client, Ask::Delete { object }, &[]);
+    assert_eq!(sim.status(client).host.used, 20 << 10);
+    sim.one(client, Ask::Delete { object: alias }, &[]);
+    assert_eq!(sim.status(client).host.used, 0);
 }
 
 #[test]
 fn a_dead_client_takes_along_what_it_had_not_sealed() {
-    let mut world = World::new();
-    let (first, second) = (world.join(1), world.join(2));
-    world.create(first, "unsealed", 100 << 10);
-    sealed(&world.create(first, "sealed", 100).1);
-    let device = world.one(first, create("gpu", 100, &[], 1), &[]);
+    let mut sim = Simulation::new();
+    let (first, second) = (sim.join(1), sim.join(2));
+    sim.create(first, "unsealed", 100 << 10);
+    sealed(&sim.create(first, "sealed", 100).1);
+    let device = sim.one(first, create("gpu", 100, &[], 1), &[]);
     assert!(matches!(device, Answer::Created { .. }), "{device:?}");
-    world.clients.remove(&first);
-    world.run(Input::Left { client: first });
-    let status = world.status(second);
+    sim.clients.remove(&first);
+    sim.run(Input::Left { client: first });
+    let status = sim.status(second);
     assert_eq!((status.objects, status.unsealed, status.clients), (1, 0, 1));
     assert_eq!((status.host.used, status.device.used), (64 << 10, 64 << 10), "an arena each");
 }
 
 #[test]
 fn only_its_owner_deletes_an_object() {
-    let mut world = World::new();
-    let (owner, root) = (world.join(1), ClientId(9));
-    let object = sealed(&world.create(owner, "mine", 100).1);
+    let mut sim = Simulation::new();
+    let (owner, root) = (sim.join(1), ClientId(9));
+    let object = sealed(&sim.create(owner, "mine", 100).1);
     let other = ClientId(8);
     for (client, user) in [(other, 1001), (root, 0)] {
-        world.clients.insert(client, user);
-        let account = world.budget.open(user);
-        world.run(Input::Joined { client, account });
-        world.ask(client, Ask::Hello { protocol: PROTOCOL }, &[]);
+        sim.clients.insert(client, user);
+        let account = sim.budget.open(user);
+        sim.run(Input::Joined { client, account });
+        sim.ask(client, Ask::Hello { protocol: PROTOCOL }, &[]);
     }
     let refused = Answer::Refused(Refusal::NotYours { object, owner: USER });
-    assert_eq!(world.one(other, Ask::Delete { object }, &[]), refused);
-    assert_eq!(world.one(root, Ask::Delete { object }, &[]), Answer::Done);
+    assert_eq!(sim.one(other, Ask::Delete { object }, &[]), refused);
+    assert_eq!(sim.one(root, Ask::Delete { object }, &[]), Answer::Done);
 }
 
 #[test]
 fn only_its_owner_gives_a_name_to_another_object() {
-    let mut world = World::new();
-    let owner = world.join(1);
-    let mine = sealed(&world.create(owner, "mine", 100).1);
+    let mut sim = Simulation::new();
+    let owner = sim.join(1);
+    let mine = sealed(&sim.create(owner, "mine", 100).1);
     let other = ClientId(8);
-    world.clients.insert(other, 1001);
-    let account = world.budget.open(1001);
-    world.run(Input::Joined { client: other, account });
-    world.ask(other, Ask::Hello { protocol: PROTOCOL }, &[]);
-    let before = world.status(owner);
+    sim.clients.insert(other, 1001);
+    let account = sim.budget.open(1001);
+    sim.run(Input::Joined { client: other, account });
+    sim.ask(other, Ask::Hello { protocol: PROTOCOL }, &[]);
+    let before = sim.status(owner);
     let taken = |name: &str| Answer::Refused(Refusal::NameTaken { name: name.to_owned(), owner: USER });
-    assert_eq!(world.create(other, "mine", 200).1, taken("mine"));
-    assert_eq!(world.create(other, "mine", 100 << 10).1, taken("mine"));
+    assert_eq!(sim.create(other, "mine", 200).1, taken("mine"));
+    assert_eq!(sim.create(other, "mine", 100 << 10).1, taken("mine"));
     let pack = create("pack", 0, &[("a", 5000), ("mine", 100 << 10)], 0);
-    assert_eq!(world.one(other, pack, &[]), taken("mine"));
+    assert_eq!(sim.one(other, pack, &[]), taken("mine"));
     assert_eq!(
-        world.one(other, Ask::Publish { label: label("mine"), object: mine, part: None }, &[]),
+        sim.one(other, Ask::Publish { label: label("mine"), object: mine, part: None }, &[]),
         taken("mine")
     );
     // A name that is taken while its next object is being written.
-    let (create, _) = world.create(other, "late", 100 << 10);
-    sealed(&world.create(owner, "late", 10).1);
-    assert_eq!(world.one(other, Ask::Seal { create }, &[]), taken("late"));
-    world.one(other, Ask::Abandon { create }, &[]);
-    let after = world.status(owner);
+    let (create, _) = sim.create(other, "late", 100 << 10);
+    sealed(&sim.create(owner, "late", 10).1);
+    assert_eq!(sim.one(other, Ask::Seal { create }, &[]), taken("late"));
+    sim.one(other, Ask::Abandon { create }, &[]);
+    let after = sim.status(owner);
     assert_eq!((after.objects, after.host), (before.objects + 1, before.host));
     let find = Ask::Find { name: "mine".to_owned(), wait: 0 };
-    assert_eq!(world.one(other, find, &[]), Answer::Found { object: mine });
+    assert_eq!(sim.one(other, find, &[]), Answer::Found { object: mine });
     // The server's user may, and so may anybody when the name is free.
     let root = ClientId(9);
-    world.clients.insert(root, 0);
-    let account = world.budget.open(0);
-    world.run(Input::Joined { client: root, account });
-    world.ask(root, Ask::Hello { protocol: PROTOCOL }, &[]);
-    let roots = sealed(&world.create(root, "mine", 10).1);
+    sim.clients.insert(root, 0);
+    let account = sim.budget.open(0);
+    sim.run(Input::Joined { client: root, account });
+    sim.ask(root, Ask::Hello { protocol: PROTOCOL }, &[]);
+    let roots = sealed(&sim.create(root, "mine", 10).1);
     assert_eq!(
-        world.create(owner, "mine", 10).1,
+        sim.create(owner, "mine", 10).1,
         Answer::Refused(Refusal::NameTaken { name: "mine".to_owned(), owner: 0 })
     );
-    world.one(root, Ask::Delete { object: roots }, &[]);
-    sealed(&world.create(other, "mine", 10).1);
+    sim.one(root, Ask::Delete { object: roots }, &[]);
+    sealed(&sim.create(other, "mine", 10).1);
 }
 
 #[test]
 fn what_cannot_be_is_refused_and_changes_nothing() {
-    let mut world = World::new();
-    let client = world.join(1);
-    let before = world.status(client);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
+    let before = sim.status(client);
     let long = "x".repeat(201);
     let nobody = ObjectId::new(3, 3);
     for (ask, payload, code) in [
@@ -218,28 +218,28 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         (Ask::Watch { prefix: long.clone() }, 0, "name-too-long"),
         (Ask::Hello { protocol: 9 }, 0, "other-protocol"),
     ] {
-        match world.one(client, ask, &vec![0; payload]) {
+        match sim.one(client, ask, &vec![0; payload]) {
             Answer::Refused(refusal) => assert_eq!(refusal.code(), code),
             other => panic!("{other:?} instead of {code}"),
         }
     }
-    assert_eq!(world.status(client), before);
+    assert_eq!(sim.status(client), before);
 }
 
 #[test]
 fn a_question_for_a_name_is_answered_when_it_comes_or_when_its_time_is_over() {
-    let mut world = World::new();
-    let client = world.join(1);
-    assert_eq!(world.ask(client, Ask::Find { name: "later".to_owned(), wait: 500 }, &[]), []);
-    assert_eq!(world.ask(client, Ask::Find { name: "never".to_owned(), wait: 900 }, &[]), []);
-    assert_eq!(world.server.wake_at(), Some(Duration::from_millis(1500)));
-    let answers = world.ask(client, create("later", 0, &[], 0), &[]);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
+    assert_eq!(sim.ask(client, Ask::Find { name: "later".to_owned(), wait: 500 }, &[]), []);
+    assert_eq!(sim.ask(client, Ask::Find { name: "never".to_owned(), wait: 900 }, &[]), []);
+    assert_eq!(sim.server.wake_at(), Some(Duration::from_millis(1500)));
+    let answers = sim.ask(client, create("later", 0, &[], 0), &[]);
     let [Answer::Found { object }, Answer::Sealed { object: made, .. }] = answers[..] else {
         panic!("{answers:?}")
     };
     assert_eq!(object, made);
     let late = Now { elapsed: Duration::from_secs(2), unix: 0 };
-    let outputs = world.server.step(late, Input::Tick, &mut world.yard);
+    let outputs = sim.server.step(late, Input::Tick, &mut sim.memory);
     assert!(matches!(
         &outputs[..],
         [Output::Say { response, .. }] if response.answer == Answer::Refused(Refusal::NoSuchName { name: "never".to_owned() })
@@ -248,9 +248,9 @@ fn a_question_for_a_name_is_answered_when_it_comes_or_when_its_time_is_over() {
 
 #[test]
 fn who_watches_is_told_of_names_that_begin_so() {
-    let mut world = World::new();
-    let (client, watcher) = (world.join(1), world.join(2));
-    world.one(watcher, Ask::Watch { prefix: "a/".to_owned() }, &[]);
+    let mut sim = Simulation::new();
+    let (client, watcher) = (sim.join(1), sim.join(2));
+    sim.one(watcher, Ask::Watch { prefix: "a/".to_owned() }, &[]);
     let events = |answers: Vec<Answer>| {
         let names = answers.into_iter().filter_map(|answer| match answer {
             Answer::Event(event) => Some(format!("{} {:?}", event.name, event.what)),
@@ -258,25 +258,25 @@ fn who_watches_is_told_of_names_that_begin_so() {
         });
         names.collect::<Vec<_>>()
     };
-    let made = world.ask(client, create("a/x", 0, &[], 0), &[]);
+    let made = sim.ask(client, create("a/x", 0, &[], 0), &[]);
     assert_eq!(events(made), ["a/x Published { version: 1 }"]);
-    let made = world.ask(client, create("b/x", 0, &[], 0), &[]);
+    let made = sim.ask(client, create("b/x", 0, &[], 0), &[]);
     assert_eq!(events(made), Vec::<String>::new());
-    let made = world.ask(client, create("a/x", 0, &[], 0), &[]);
+    let made = sim.ask(client, create("a/x", 0, &[], 0), &[]);
     assert_eq!(events(made), ["a/x Published { version: 2 }", "a/x Deleted"]);
 }
 
 #[test]
 fn a_request_that_comes_again_is_answered_as_before() {
-    let mut world = World::new();
-    let client = world.join(1);
-    let small = world.create(client, "small", 10);
-    let large = world.create(client, "large", 30 << 10);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
+    let small = sim.create(client, "small", 10);
+    let large = sim.create(client, "large", 30 << 10);
     let object = sealed(&small.1);
-    let alias = world.one(client, Ask::Publish { label: label("alias"), object, part: None }, &[]);
-    let (publish, before) = (world.requests, view(&world.server));
+    let alias = sim.one(client, Ask::Publish { label: label("alias"), object, part: None }, &[]);
+    let (publish, before) = (sim.requests, view(&sim.server));
     let (mut server, outputs) =
-        world.recover(Prefixes { before: world.cells.snapshot(), stores: vec![] }.replay(0));
+        sim.recover(Prefixes { before: sim.cells.snapshot(), stores: vec![] }.replay(0));
     assert!(matches!(&outputs[..], [Output::Say { response, .. }] if response.answer == Answer::Restarted));
     let asks = [
         (small.0, create("small", 10, &[], 0), 10, small.1),
@@ -287,7 +287,7 @@ fn a_request_that_comes_again_is_answered_as_before() {
     for (id, ask, payload, expected) in asks {
         let request = Request { id, again: 1, ask };
         let input = Input::Asked { client, request, payload: vec![7; payload].into(), charge: None };
-        let outputs = server.step(now(), input, &mut world.yard);
+        let outputs = server.step(now(), input, &mut sim.memory);
         let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
         assert_eq!(response.answer, expected);
     }
@@ -296,17 +296,16 @@ fn a_request_that_comes_again_is_answered_as_before() {
 
 #[test]
 fn a_request_during_which_two_servers_died_is_refused_unless_it_was_done() {
-    let mut world = World::new();
-    let client = world.join(1);
-    let small = world.create(client, "small", 10);
-    let large = world.create(client, "large", 30 << 10);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
+    let small = sim.create(client, "small", 10);
+    let large = sim.create(client, "large", 30 << 10);
     let object = sealed(&small.1);
-    let (mut server, _) =
-        world.recover(Prefixes { before: world.cells.snapshot(), stores: vec![] }.replay(0));
+    let (mut server, _) = sim.recover(Prefixes { before: sim.cells.snapshot(), stores: vec![] }.replay(0));
     let mut ask = |id, again, ask, payload: usize| {
         let request = Request { id, again, ask };
         let input = Input::Asked { client, request, payload: vec![7; payload].into(), charge: None };
-        let outputs = server.step(now(), input, &mut world.yard);
+        let outputs = server.step(now(), input, &mut sim.memory);
         let [.., Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
         response.answer.clone()
     };
@@ -326,14 +325,14 @@ fn a_request_during_which_two_servers_died_is_refused_unless_it_was_done() {
 
 #[test]
 fn a_request_that_one_server_hears_twice_is_done_once() {
-    let mut world = World::new();
-    let (client, other) = (world.join(1), world.join(2));
-    let snapshot = Prefixes { before: world.cells.snapshot(), stores: vec![] };
-    let (mut server, _) = world.recover(snapshot.replay(0));
+    let mut sim = Simulation::new();
+    let (client, other) = (sim.join(1), sim.join(2));
+    let snapshot = Prefixes { before: sim.cells.snapshot(), stores: vec![] };
+    let (mut server, _) = sim.recover(snapshot.replay(0));
     let mut ask = |client, id, again, ask, payload: Vec<u8>| {
         let request = Request { id, again, ask };
         let input = Input::Asked { client, request, payload: payload.into(), charge: None };
-        server.step(now(), input, &mut world.yard)
+        server.step(now(), input, &mut sim.memory)
     };
     // Said before its client has read that this is another server, and said again when it has.
     let outputs = ask(client, 50, 0, create("late", 1 << 40, &[], 0), vec![]);
@@ -350,53 +349,48 @@ fn a_request_that_one_server_hears_twice_is_done_once() {
 
 #[test]
 fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
-    let mut world = World::new();
-    let client = world.join(1);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
     let request = Request { id: 50, again: 0, ask: create("large", 30 << 10, &[], 0) };
-    let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
+    let outputs = sim.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
     let [Output::Make { allocation, len, place: 0, .. }] = outputs[..] else { panic!("{outputs:?}") };
     assert_eq!(len, 32 << 10);
-    let outputs = world.step(Input::Made { allocation, outcome: Err("no room".to_owned()) });
+    let outputs = sim.step(Input::Made { allocation, outcome: Err("no room".to_owned()) });
     let [Output::Release { .. }, Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
     let refusal = Refusal::NoMemory { len: 32 << 10, reason: "no room".to_owned() };
     assert_eq!(response.answer, Answer::Refused(refusal));
-    assert_eq!(world.status(client).host.used, 0);
+    assert_eq!(sim.status(client).host.used, 0);
 }
 
 #[test]
 fn what_is_given_up_while_it_is_being_sealed_is_not_sealed_and_said_so() {
-    let mut world = World::new();
-    let client = world.join(1);
-    let (create, _) = world.create(client, "large", 30 << 10);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
+    let (create, _) = sim.create(client, "large", 30 << 10);
     let request = Request { id: 50, again: 0, ask: Ask::Seal { create } };
-    let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
+    let outputs = sim.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
     let [Output::CloseForWriting { allocation, at_once: false, .. }] = outputs[..] else {
         panic!("{outputs:?}")
     };
-    assert_eq!(world.one(client, Ask::Abandon { create }, &[]), Answer::Done);
-    let outputs = world.step(Input::Closed { allocation, outcome: Ok(()) });
+    assert_eq!(sim.one(client, Ask::Abandon { create }, &[]), Answer::Done);
+    let outputs = sim.step(Input::Closed { allocation, outcome: Ok(()) });
     let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
     assert_eq!((response.id, &response.answer), (50, &Answer::Refused(Refusal::NothingToSeal)));
-    assert_eq!(world.status(client).host.used, 0);
+    assert_eq!(sim.status(client).host.used, 0);
 }
 
 #[test]
 fn what_is_sealed_twice_at_once_is_answered_twice() {
-    let mut world = World::new();
-    let client = world.join(1);
-    let (create, _) = world.create(client, "large", 30 << 10);
+    let mut sim = Simulation::new();
+    let client = sim.join(1);
+    let (create, _) = sim.create(client, "large", 30 << 10);
     let mut closing = Vec::new();
     for id in [50, 51] {
         let request = Request { id, again: 0, ask: Ask::Seal { create } };
-        closing.extend(world.step(Input::Asked {
-            client,
-            request,
-            payload: Payload::default(),
-            charge: None,
-        }));
+        closing.extend(sim.step(Input::Asked { client, request, payload: Payload::default(), charge: None }));
     }
     let [Output::CloseForWriting { allocation, .. }] = closing[..] else { panic!("{closing:?}") };
-    let outputs = world.step(Input::Closed { allocation, outcome: Ok(()) });
+    let outputs = sim.step(Input::Closed { allocation, outcome: Ok(()) });
     let answered = outputs.iter().filter_map(|output| match output {
         Output::Say { response, .. } => Some((response.id, sealed(&response.answer))),
         _ => None,
@@ -407,12 +401,12 @@ fn what_is_sealed_twice_at_once_is_answered_twice() {
 
 #[test]
 fn a_client_that_does_not_greet_is_let_go() {
-    let mut world = World::new();
+    let mut sim = Simulation::new();
     let client = ClientId(4);
-    let account = world.budget.open(1);
-    world.step(Input::Joined { client, account });
+    let account = sim.budget.open(1);
+    sim.step(Input::Joined { client, account });
     let request = Request { id: 1, again: 0, ask: Ask::Status };
-    let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
+    let outputs = sim.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
     assert_eq!(outputs, [Output::Dismiss { client }]);
 }
 
@@ -425,22 +419,22 @@ fn random_operations_recover_after_every_store() {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (dice >> 33) % below
     };
-    let mut world = World::with_ahead(TERMS.quota / 4);
+    let mut sim = Simulation::with_ahead(TERMS.quota / 4);
     let mut next = 3;
-    let mut clients = vec![world.join(1), world.join(2)];
-    let trusted = world.join_as(100, settings(0).user);
+    let mut clients = vec![sim.join(1), sim.join(2)];
+    let trusted = sim.join_as(100, settings(0).user);
     let mut unsealed: Vec<(ClientId, u64)> = Vec::new();
     for _ in 0..rounds {
         let client = clients[usize::try_from(roll(2)).unwrap()];
         let name = format!("n{}", roll(4));
         let sealed: Vec<_> =
-            world.server.index().objects().filter(|object| object.1 == State::Sealed).collect();
+            sim.server.index().objects().filter(|object| object.1 == State::Sealed).collect();
         let object =
             (!sealed.is_empty()).then(|| sealed[usize::try_from(roll(sealed.len() as u64)).unwrap()].0);
         match (roll(11), object) {
-            (0..=2, _) => drop(world.create(client, &name, roll(16 << 10))),
+            (0..=2, _) => drop(sim.create(client, &name, roll(16 << 10))),
             (3, _) => {
-                let (create, answer) = world.create(client, &name, (1 + roll(4)) * (48 << 10));
+                let (create, answer) = sim.create(client, &name, (1 + roll(4)) * (48 << 10));
                 if matches!(answer, Answer::Created { .. }) {
                     unsealed.push((client, create));
                 }
@@ -448,46 +442,46 @@ fn random_operations_recover_after_every_store() {
             (4, _) => {
                 let members = [("m0", roll(9000)), (&name[..], roll(9000)), ("m2", 10_000)];
                 let answer =
-                    world.one(client, create("pack", 0, &members, u32::try_from(roll(2)).unwrap()), &[]);
+                    sim.one(client, create("pack", 0, &members, u32::try_from(roll(2)).unwrap()), &[]);
                 if matches!(answer, Answer::Created { .. }) {
-                    unsealed.push((client, world.requests));
+                    unsealed.push((client, sim.requests));
                 }
             }
             (5, _) if !unsealed.is_empty() => {
                 let (client, create) = unsealed.remove(0);
                 if clients.contains(&client) {
-                    world.ask(client, Ask::Seal { create }, &[]);
+                    sim.ask(client, Ask::Seal { create }, &[]);
                 }
             }
-            (6, Some(object)) => drop(world.ask(client, Ask::Delete { object }, &[])),
+            (6, Some(object)) => drop(sim.ask(client, Ask::Delete { object }, &[])),
             (7, Some(object)) => {
                 let part = (roll(2) == 0).then_some(Part { offset: 0, len: 1 });
-                drop(world.ask(client, Ask::Publish { label: label(&name), object, part }, &[]));
+                drop(sim.ask(client, Ask::Publish { label: label(&name), object, part }, &[]));
             }
             (10, _) => {
                 let (place, len) = (u32::try_from(roll(2)).unwrap(), (1 + roll(20)) * (4 << 10));
                 let part = Part { offset: roll(len), len: 1 };
-                drop(world.ask(trusted, Ask::Adopt { label: label(&name), place, len, part }, &[]));
+                drop(sim.ask(trusted, Ask::Adopt { label: label(&name), place, len, part }, &[]));
             }
             (8, Some(object)) => {
-                world.yard.pins.insert(object);
+                sim.memory.pins.insert(object);
             }
             (8, None) | (9, _) if roll(3) == 0 => {
                 let gone = clients.remove(0);
-                world.clients.remove(&gone);
-                world.yard.pins.clear();
-                world.run(Input::Left { client: gone });
-                clients.push(world.join(next));
+                sim.clients.remove(&gone);
+                sim.memory.pins.clear();
+                sim.run(Input::Left { client: gone });
+                clients.push(sim.join(next));
                 next += 1;
             }
             _ => {
-                world.yard.pins.clear();
+                sim.memory.pins.clear();
                 // Deleted objects are looked for again, and memory that was made ahead is given back.
-                world.rest(Duration::from_millis([1000, 1010, 20_000][usize::try_from(roll(3)).unwrap()]));
+                sim.rest(Duration::from_millis([1000, 1010, 20_000][usize::try_from(roll(3)).unwrap()]));
             }
         }
     }
-    let prefixes = world.prefixes;
+    let prefixes = sim.prefixes;
     wholemem_testkit::report(&format!("{rounds} operations, {prefixes} prefixes recovered"));
     assert!(prefixes > rounds);
 }

@@ -12,14 +12,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::machine::Premises;
+use super::server::ServerMemory;
 use crate::id::{ClientId, ObjectId};
 
 /// How many units of work one step may do.
 pub(super) const WORK_OF_A_STEP: usize = 1024;
 
 /// The work of reading one pin is one unit. That of opening a page is this: its first cell is rarely in a cache.
-pub(super) const WORK_OF_A_PAGE: usize = 16;
+pub(crate) const WORK_OF_A_PAGE: usize = 16;
 
 /// The work of finding a pin that names a deleted object.
 const WORK_OF_A_HIT: usize = 16;
@@ -163,7 +163,7 @@ impl PinScan {
     /// what it looked for is taken out by [`PinScan::take_checked`].
     pub(super) fn read(
         &mut self,
-        premises: &impl Premises,
+        server_memory: &impl ServerMemory,
         size: impl Fn(ObjectId) -> usize,
         work: &mut usize,
     ) -> bool {
@@ -193,7 +193,7 @@ impl PinScan {
                 }
                 None => 1,
             };
-            pass.at = premises.read_pins(at, work, &mut visit);
+            pass.at = server_memory.read_pins(at, work, &mut visit);
         }
         let is_read = pass.at.is_none();
         self.pass = Some(pass);
@@ -231,7 +231,7 @@ mod tests {
         read: Cell<usize>,
     }
 
-    impl Premises for Pages {
+    impl ServerMemory for Pages {
         fn write(&mut self, _: AllocationId, _: u64, _: &[u8]) -> bool {
             false
         }

@@ -19,11 +19,11 @@
 
 use std::collections::BTreeMap;
 
-use super::budget::Charge;
-use super::fair_queue::FairQueue;
 use crate::id::{AllocationId, ClientId};
 use crate::protocol::Request;
 use crate::protocol::frame::Payload;
+use crate::server::budget::Charge;
+use crate::server::fair_queue::FairQueue;
 
 /// A request to create something, while its memory is being made.
 #[derive(Debug)]
@@ -232,9 +232,9 @@ impl PendingMemory {
 
 #[cfg(test)]
 mod tests {
-    use super::super::budget::{Amount, tests::ample};
     use super::*;
     use crate::protocol::Ask;
+    use crate::server::budget::{Amount, tests::ample};
 
     const PLACE: u32 = 0;
 

@@ -9,10 +9,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use super::budget::Charge;
 use crate::id::ClientId;
 use crate::protocol::frame;
 use crate::protocol::{Answer, Event, Response};
+use crate::server::budget::Charge;
 
 /// How many bytes of events the log holds: those of the largest pack twice over.
 const MOST_BYTES: usize = 8 << 20;
@@ -234,10 +234,10 @@ impl Watchers {
 
 #[cfg(test)]
 mod tests {
-    use super::super::budget::{Amount, tests::ample};
     use super::*;
     use crate::id::ObjectId;
     use crate::protocol::EventKind;
+    use crate::server::budget::{Amount, tests::ample};
 
     fn event(name: &str) -> Event {
         Event { name: name.to_owned(), object: ObjectId::new(1, 1), what: EventKind::Deleted }

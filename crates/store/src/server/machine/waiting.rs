@@ -10,12 +10,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::budget::{Amount, Charge};
 use super::ledger::HOST;
-use super::machine::Server;
+use super::server::Server;
 use crate::cells::Cells;
 use crate::id::{ClientId, ObjectId};
 use crate::protocol::{Answer, Refusal};
+use crate::server::budget::{Amount, Charge};
 
 /// How many requests one step answers, of each kind.
 const ANSWERED_AT_ONCE: usize = 4;
@@ -269,8 +269,8 @@ impl<C: Cells> Server<C> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::machine::{Input, Now, Output};
-    use super::super::world::{TERMS, World, create, sealed};
+    use super::super::server::{Input, Now, Output};
+    use super::super::simulation::{Simulation, TERMS, create, sealed};
     use super::*;
     use crate::protocol::Ask;
 
@@ -284,68 +284,65 @@ mod tests {
         Answer::Refused(Refusal::OverQuota { wanted, used, quota: TERMS.quota })
     }
 
-    /// A world with a sealed object of half the quota.
-    fn half_full() -> (World, ClientId, ObjectId) {
-        let mut world = World::new();
-        let client = world.join(1);
-        let (made, _) = world.create(client, "half", HALF);
-        let object = sealed(&world.one(client, Ask::Seal { create: made }, &[]));
-        (world, client, object)
+    /// A sim with a sealed object of half the quota.
+    fn half_full() -> (Simulation, ClientId, ObjectId) {
+        let mut sim = Simulation::new();
+        let client = sim.join(1);
+        let (made, _) = sim.create(client, "half", HALF);
+        let object = sealed(&sim.one(client, Ask::Seal { create: made }, &[]));
+        (sim, client, object)
     }
 
     #[test]
     fn room_that_is_there_is_told_at_once_and_what_never_fits_is_refused_at_once() {
-        let (mut world, client, _) = half_full();
-        assert_eq!(world.one(client, room(HALF, 0), &[]), Answer::Done);
-        assert_eq!(world.one(client, room(HALF + 1, 0), &[]), over_quota(HALF + 1, HALF));
+        let (mut sim, client, _) = half_full();
+        assert_eq!(sim.one(client, room(HALF, 0), &[]), Answer::Done);
+        assert_eq!(sim.one(client, room(HALF + 1, 0), &[]), over_quota(HALF + 1, HALF));
         let never = TERMS.quota + 1;
-        assert_eq!(world.one(client, room(never, 1000), &[]), over_quota(never, HALF));
+        assert_eq!(sim.one(client, room(never, 1000), &[]), over_quota(never, HALF));
         let device = Ask::AwaitRoom { len: 1, place: 9, wait: 1000 };
         let refused = Answer::Refused(Refusal::NoSuchDevice { device: 8 });
-        assert_eq!(world.one(client, device, &[]), refused);
+        assert_eq!(sim.one(client, device, &[]), refused);
     }
 
     #[test]
     fn who_waits_for_room_is_told_when_somebody_makes_some() {
-        let (mut world, client, object) = half_full();
-        let other = world.join(2);
-        assert_eq!(world.ask(other, room(TERMS.quota, 60_000), &[]), []);
-        assert_eq!(
-            world.one(client, create("more", TERMS.quota, &[], 0), &[]),
-            over_quota(TERMS.quota, HALF)
-        );
+        let (mut sim, client, object) = half_full();
+        let other = sim.join(2);
+        assert_eq!(sim.ask(other, room(TERMS.quota, 60_000), &[]), []);
+        assert_eq!(sim.one(client, create("more", TERMS.quota, &[], 0), &[]), over_quota(TERMS.quota, HALF));
         // Pinned, it keeps its memory.
-        world.yard.pins.insert(object);
-        assert_eq!(world.ask(client, Ask::Delete { object }, &[]), [Answer::Done]);
-        world.yard.pins.clear();
-        assert_eq!(world.ask(client, Ask::Kick { object }, &[]), [Answer::Done]);
-        let (_, answer) = world.create(other, "more", TERMS.quota);
+        sim.memory.pins.insert(object);
+        assert_eq!(sim.ask(client, Ask::Delete { object }, &[]), [Answer::Done]);
+        sim.memory.pins.clear();
+        assert_eq!(sim.ask(client, Ask::Kick { object }, &[]), [Answer::Done]);
+        let (_, answer) = sim.create(other, "more", TERMS.quota);
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
     }
 
     #[test]
     fn nobody_is_told_of_room_that_one_before_him_needs() {
-        let (mut world, client, object) = half_full();
-        let [large, small, late] = [2, 3, 4].map(|client| world.join(client));
-        assert_eq!(world.ask(large, room(HALF + 1, 60_000), &[]), []);
-        assert_eq!(world.ask(small, room(HALF / 4, 60_000), &[]), [], "there is room, but not for both");
-        assert_eq!(world.ask(late, room(HALF, 60_000), &[]), []);
+        let (mut sim, client, object) = half_full();
+        let [large, small, late] = [2, 3, 4].map(|client| sim.join(client));
+        assert_eq!(sim.ask(large, room(HALF + 1, 60_000), &[]), []);
+        assert_eq!(sim.ask(small, room(HALF / 4, 60_000), &[]), [], "there is room, but not for both");
+        assert_eq!(sim.ask(late, room(HALF, 60_000), &[]), []);
         // Three quarters and a granule fit, and not half of it besides.
-        let mut answers = world.ask(client, Ask::Delete { object }, &[]);
+        let mut answers = sim.ask(client, Ask::Delete { object }, &[]);
         assert_eq!(answers.len(), 3, "{answers:?}");
         answers.retain(|answer| *answer == Answer::Done);
         assert_eq!(answers.len(), 3);
-        world.clients.remove(&late);
-        world.run(Input::Left { client: late });
+        sim.clients.remove(&late);
+        sim.run(Input::Left { client: late });
     }
 
     #[test]
     fn who_waited_long_enough_hears_what_is_taken() {
-        let (mut world, client, _) = half_full();
-        assert_eq!(world.ask(client, room(TERMS.quota, 500), &[]), []);
-        assert_eq!(world.server.wake_at(), Some(Duration::from_millis(1500)));
+        let (mut sim, client, _) = half_full();
+        assert_eq!(sim.ask(client, room(TERMS.quota, 500), &[]), []);
+        assert_eq!(sim.server.wake_at(), Some(Duration::from_millis(1500)));
         let late = Now { elapsed: Duration::from_secs(2), unix: 0 };
-        let outputs = world.server.step(late, Input::Tick, &mut world.yard);
+        let outputs = sim.server.step(late, Input::Tick, &mut sim.memory);
         let refused = over_quota(TERMS.quota, HALF);
         let said =
             |output: &Output| matches!(output, Output::Say { response, .. } if response.answer == refused);
@@ -354,14 +351,14 @@ mod tests {
 
     #[test]
     fn a_small_object_waits_for_its_part_of_an_arena() {
-        let mut world = World::new();
-        let client = world.join(1);
-        sealed(&world.create(client, "small", 100).1);
+        let mut sim = Simulation::new();
+        let client = sim.join(1);
+        sealed(&sim.create(client, "small", 100).1);
         // An arena has room left where the quota has none.
         let rest = TERMS.quota - TERMS.arena;
-        world.create(client, "rest", rest);
-        assert_eq!(world.one(client, room(100, 0), &[]), Answer::Done);
-        assert_eq!(world.one(client, room(TERMS.small, 0), &[]), over_quota(TERMS.small, TERMS.quota));
+        sim.create(client, "rest", rest);
+        assert_eq!(sim.one(client, room(100, 0), &[]), Answer::Done);
+        assert_eq!(sim.one(client, room(TERMS.small, 0), &[]), over_quota(TERMS.small, TERMS.quota));
     }
 
     fn find(name: &str) -> Ask {
@@ -371,13 +368,13 @@ mod tests {
     /// Publishes a name that so many requests of a user wait for, and one of another user: to which clients each step
     /// answers, beginning with the one that publishes.
     fn answers_by_step(requests: usize) -> Vec<Vec<ClientId>> {
-        let mut world = World::new();
-        let (publisher, other, own) = (world.join(1), world.join_as(2, 7), world.join_as(3, 8));
+        let mut sim = Simulation::new();
+        let (publisher, other, own) = (sim.join(1), sim.join_as(2, 7), sim.join_as(3, 8));
         // From now on there is an arena.
-        world.create(publisher, "first", 0);
+        sim.create(publisher, "first", 0);
         for client in std::iter::repeat_n(other, requests).chain([own]) {
-            let input = asked(&mut world.requests, client, find("x"));
-            assert_eq!(world.server.step(now(1), input, &mut world.yard), []);
+            let input = asked(&mut sim.requests, client, find("x"));
+            assert_eq!(sim.server.step(now(1), input, &mut sim.memory), []);
         }
         let found = |outputs: Vec<Output>| {
             let clients = outputs.into_iter().filter_map(|output| match output {
@@ -388,10 +385,10 @@ mod tests {
             });
             clients.collect::<Vec<_>>()
         };
-        let input = asked(&mut world.requests, publisher, create("x", 0, &[], 0));
-        let mut answers = vec![found(world.server.step(now(1), input, &mut world.yard))];
-        while world.server.wake_at() == Some(Duration::ZERO) {
-            answers.push(found(world.server.step(now(1), Input::Tick, &mut world.yard)));
+        let input = asked(&mut sim.requests, publisher, create("x", 0, &[], 0));
+        let mut answers = vec![found(sim.server.step(now(1), input, &mut sim.memory))];
+        while sim.server.wake_at() == Some(Duration::ZERO) {
+            answers.push(found(sim.server.step(now(1), Input::Tick, &mut sim.memory)));
         }
         answers
     }
@@ -418,24 +415,24 @@ mod tests {
     #[test]
     fn all_for_whom_there_is_room_are_told_a_few_at_a_step() {
         const WAITING: usize = 2 * ANSWERED_AT_ONCE + 3;
-        let mut world = World::new();
-        let (owner, other) = (world.join(1), world.join(2));
-        let (full, _) = world.create(owner, "all", TERMS.quota);
+        let mut sim = Simulation::new();
+        let (owner, other) = (sim.join(1), sim.join(2));
+        let (full, _) = sim.create(owner, "all", TERMS.quota);
         for _ in 0..WAITING {
             let ask = Ask::AwaitRoom { len: TERMS.small, place: 0, wait: 60_000 };
-            let input = asked(&mut world.requests, other, ask);
-            assert_eq!(world.server.step(now(1), input, &mut world.yard), []);
+            let input = asked(&mut sim.requests, other, ask);
+            assert_eq!(sim.server.step(now(1), input, &mut sim.memory), []);
         }
-        let input = asked(&mut world.requests, owner, Ask::Abandon { create: full });
-        let mut outputs = world.server.step(now(1), input, &mut world.yard);
+        let input = asked(&mut sim.requests, owner, Ask::Abandon { create: full });
+        let mut outputs = sim.server.step(now(1), input, &mut sim.memory);
         let mut told = Vec::new();
         loop {
             let done = |output: &&Output| matches!(output, Output::Say { client, .. } if *client == other);
             told.push(outputs.iter().filter(done).count());
-            if world.server.wake_at() != Some(Duration::ZERO) {
+            if sim.server.wake_at() != Some(Duration::ZERO) {
                 break;
             }
-            outputs = world.server.step(now(1), Input::Tick, &mut world.yard);
+            outputs = sim.server.step(now(1), Input::Tick, &mut sim.memory);
         }
         assert!(told.iter().all(|told| *told <= ANSWERED_AT_ONCE), "{told:?}");
         assert_eq!(told.iter().sum::<usize>(), WAITING, "{told:?}");
@@ -443,39 +440,39 @@ mod tests {
 
     #[test]
     fn requests_of_a_client_that_left_are_removed_a_bounded_number_at_a_time() {
-        let mut world = World::new();
-        let client = world.join(1);
+        let mut sim = Simulation::new();
+        let client = sim.join(1);
         for number in 0..1000 {
-            let input = asked(&mut world.requests, client, find(&format!("name {number}")));
-            assert_eq!(world.server.step(now(1), input, &mut world.yard), []);
+            let input = asked(&mut sim.requests, client, find(&format!("name {number}")));
+            assert_eq!(sim.server.step(now(1), input, &mut sim.memory), []);
         }
-        let before = world.budget.held();
+        let before = sim.budget.held();
         assert!(before.bytes >= 1000 * COST);
-        world.clients.remove(&client);
-        world.server.step(now(1), Input::Left { client }, &mut world.yard);
+        sim.clients.remove(&client);
+        sim.server.step(now(1), Input::Left { client }, &mut sim.memory);
         let mut steps = 0;
-        while world.server.wake_at() == Some(Duration::ZERO) {
-            let left = world.server.waiting.waiters.len();
-            world.server.step(now(1), Input::Tick, &mut world.yard);
-            assert!(left - world.server.waiting.waiters.len() <= ANSWERED_AT_ONCE);
+        while sim.server.wake_at() == Some(Duration::ZERO) {
+            let left = sim.server.waiting.waiters.len();
+            sim.server.step(now(1), Input::Tick, &mut sim.memory);
+            assert!(left - sim.server.waiting.waiters.len() <= ANSWERED_AT_ONCE);
             steps += 1;
         }
-        assert_eq!((steps, world.server.waiting.waiters.len()), (1000 / ANSWERED_AT_ONCE, 0));
-        assert_eq!(world.budget.held().bytes, 0, "their memory is given back");
+        assert_eq!((steps, sim.server.waiting.waiters.len()), (1000 / ANSWERED_AT_ONCE, 0));
+        assert_eq!(sim.budget.held().bytes, 0, "their memory is given back");
     }
 
     #[test]
     fn requests_that_wait_are_limited_by_what_their_user_may_hold() {
-        let mut world = World::new();
-        let client = world.join(1);
+        let mut sim = Simulation::new();
+        let client = sim.join(1);
         let refused = (0..100_000).find_map(|number| {
-            let input = asked(&mut world.requests, client, find(&format!("name {number}")));
-            world.server.step(now(1), input, &mut world.yard).pop()
+            let input = asked(&mut sim.requests, client, find(&format!("name {number}")));
+            sim.server.step(now(1), input, &mut sim.memory).pop()
         });
         let Some(Output::Say { response, .. }) = refused else { panic!("{refused:?}") };
         let Answer::Refused(Refusal::ClientLimit { user, what, .. }) = response.answer else {
             panic!("{:?}", response.answer)
         };
-        assert_eq!((user, what.as_str()), (super::super::world::USER, "bytes"));
+        assert_eq!((user, what.as_str()), (super::super::simulation::USER, "bytes"));
     }
 }

@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::budget::{Account, Amount, Charge};
 use super::ledger::{Ledger, Terms};
 use super::made::Made;
 use super::pending::{PendingMemory, PendingRequest};
 use super::pin_scan::{PinPosition, PinScan};
+use super::prealloc::Prealloc;
 use super::slots::Slots;
-use super::stock::Stock;
 use super::waiting::Waiting;
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
@@ -18,6 +17,7 @@ use crate::protocol::frame::Payload;
 use crate::protocol::{
     Answer, Ask, Event, EventKind, OLDEST_PROTOCOL, PROTOCOL, Refusal, Request, Response, Status, check_name,
 };
+use crate::server::budget::{Account, Amount, Charge};
 
 /// How many entries of what clients that left have made one step drops.
 const DROPPED_AT_ONCE: usize = 128;
@@ -53,7 +53,7 @@ impl Settings {
 }
 
 /// The memory that a step may touch: the index is the machine's own, and this is the rest.
-pub(crate) trait Premises {
+pub(crate) trait ServerMemory {
     /// Writes bytes of a small object into an arena, and says whether that could be done.
     fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool;
     /// Reads pins in the order of clients' ids, from a position on, until the work is used up or a page has been read: `visit`
@@ -203,7 +203,7 @@ pub(crate) struct Server<C> {
     pub(super) settings: Settings,
     pub(super) ledger: Ledger,
     pub(super) slots: Slots,
-    pub(super) stock: Stock,
+    pub(super) prealloc: Prealloc,
     /// What each name means.
     pub(super) names: BTreeMap<String, ObjectId>,
     pub(super) clients: BTreeMap<ClientId, Client>,
@@ -221,13 +221,13 @@ pub(crate) struct Server<C> {
 
 impl<C: Cells> Server<C> {
     pub(super) fn empty(index: Index<C>, settings: Settings, ledger: Ledger, slots: Slots) -> Self {
-        let (stock, scan) = (Stock::new(settings.ahead), PinScan::new(index.geometry().slots));
+        let (prealloc, scan) = (Prealloc::new(settings.ahead), PinScan::new(index.geometry().slots));
         Self {
             index,
             settings,
             ledger,
             slots,
-            stock,
+            prealloc,
             names: BTreeMap::new(),
             clients: BTreeMap::new(),
             made: Made::default(),
@@ -252,26 +252,31 @@ impl<C: Cells> Server<C> {
         if is_resumed || self.made.has_dropped() || self.pending.has_abandoned() {
             return Some(Duration::ZERO);
         }
-        let wakes = [self.waiting.wake_at(), self.scan.wake_at(), self.stock.wake_at()];
+        let wakes = [self.waiting.wake_at(), self.scan.wake_at(), self.prealloc.wake_at()];
         wakes.into_iter().flatten().min()
     }
 
-    pub(crate) fn step(&mut self, now: Now, input: Input<'_>, premises: &mut impl Premises) -> Vec<Output> {
+    pub(crate) fn step(
+        &mut self,
+        now: Now,
+        input: Input<'_>,
+        server_memory: &mut impl ServerMemory,
+    ) -> Vec<Output> {
         self.now = now;
         match input {
             Input::Joined { client, account } => self.join(client, account),
             Input::Asked { client, request, payload, charge } => {
-                self.asked(client, request, payload, charge, premises);
+                self.asked(client, request, payload, charge, server_memory);
             }
-            Input::Left { client } => self.left(client, premises),
+            Input::Left { client } => self.left(client, server_memory),
             Input::Made { allocation, outcome } => self.memory_made(allocation, outcome),
             Input::Closed { allocation, outcome } => self.memory_closed(allocation, outcome),
             Input::Tick => {}
         }
-        self.scan_pins(premises);
-        self.retry_deferred(premises);
-        self.resume_small_creates(premises);
-        self.trim_stock();
+        self.scan_pins(server_memory);
+        self.retry_deferred(server_memory);
+        self.resume_small_creates(server_memory);
+        self.trim_prealloc();
         self.answer_waiting();
         self.made.trim(DROPPED_AT_ONCE);
         self.pending.trim(PENDING_DROPPED_AT_ONCE);
@@ -357,7 +362,7 @@ impl<C: Cells> Server<C> {
         request: Request,
         payload: Payload<'_>,
         charge: Option<Charge>,
-        premises: &mut impl Premises,
+        server_memory: &mut impl ServerMemory,
     ) {
         let Some(known) = self.clients.get_mut(&client) else { return };
         let (id, again) = (request.id, request.again != 0);
@@ -389,7 +394,7 @@ impl<C: Cells> Server<C> {
                 self.outputs.push(Output::Welcome { client, request: id });
                 return;
             }
-            Ask::Create { .. } => return self.create(client, request, payload, charge, premises),
+            Ask::Create { .. } => return self.create(client, request, payload, charge, server_memory),
             Ask::Seal { create } => return self.seal(client, &request, create),
             Ask::Abandon { create } => self.abandon(client, create),
             Ask::Publish { label, object, part } => {
@@ -412,7 +417,7 @@ impl<C: Cells> Server<C> {
                 Answer::Done
             }),
             Ask::Status => Ok(Answer::Status(self.status())),
-            Ask::Goodbye => return self.left(client, premises),
+            Ask::Goodbye => return self.left(client, server_memory),
             // Both are about processes, of which the machine knows nothing: they do not come this far.
             Ask::AwaitChild | Ask::Claim { .. } => Err(Refusal::malformed("a request about a process")),
         };
@@ -450,7 +455,7 @@ impl<C: Cells> Server<C> {
         self.outputs.push(Output::Announce(Event { name: name.to_owned(), object, what }));
     }
 
-    fn left(&mut self, client: ClientId, premises: &mut impl Premises) {
+    fn left(&mut self, client: ClientId, server_memory: &mut impl ServerMemory) {
         let drafts = self.clients.remove(&client).map(|client| client.drafts).unwrap_or_default();
         self.forget_waiting(client);
         self.pending.forget_client(client);
@@ -463,7 +468,7 @@ impl<C: Cells> Server<C> {
             }
         }
         self.made.forget(client);
-        for pin in premises.take_pins(client) {
+        for pin in server_memory.take_pins(client) {
             self.kicked_by_pin(pin);
         }
     }

@@ -3,8 +3,8 @@
 //! Only the server's own user may give memory: whatever else a descriptor is, closing it may wait for its maker. What
 //! comes is looked at all the same, by a worker, and counts as if it had been made here.
 
-use super::machine::{Output, Server};
 use super::pending::PendingRequest;
+use super::server::{Output, Server};
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, State};
 use crate::index::{Record, Region};
@@ -100,7 +100,7 @@ impl<C: Cells> Server<C> {
 #[cfg(test)]
 mod tests {
     use super::super::Input;
-    use super::super::world::*;
+    use super::super::simulation::*;
     use super::*;
     use crate::cells::recorded::{Prefixes, RecordedCells};
     use crate::id::ObjectId;
@@ -117,8 +117,8 @@ mod tests {
     }
 
     /// The index as another server finds it.
-    fn unchanged(world: &World) -> RecordedCells {
-        Prefixes { before: world.cells.snapshot(), stores: vec![] }.replay(0)
+    fn unchanged(sim: &Simulation) -> RecordedCells {
+        Prefixes { before: sim.cells.snapshot(), stores: vec![] }.replay(0)
     }
 
     fn refused(answer: Answer) -> &'static str {
@@ -130,73 +130,73 @@ mod tests {
 
     #[test]
     fn memory_that_is_taken_in_is_an_object_at_once_and_goes_with_it() {
-        let mut world = World::new();
-        let client = world.join_as(1, OWN);
+        let mut sim = Simulation::new();
+        let client = sim.join_as(1, OWN);
         for place in [0, 1] {
-            let answer = world.one(client, adopt("name", place, 12 << 10, 5000, 6000), &[]);
+            let answer = sim.one(client, adopt("name", place, 12 << 10, 5000, 6000), &[]);
             let object = sealed(&answer);
             assert_eq!(answer, Answer::Sealed { object, version: 1 });
             // Said again to another server, it is answered from the record.
             let ask = adopt("name", place, 12 << 10, 5000, 6000);
-            let request = Request { id: world.requests, again: 1, ask };
-            let (mut another, _) = world.recover(unchanged(&world));
+            let request = Request { id: sim.requests, again: 1, ask };
+            let (mut another, _) = sim.recover(unchanged(&sim));
             let input = Input::Asked { client, request, payload: Payload::default(), charge: None };
-            let outputs = another.step(now(), input, &mut world.yard);
+            let outputs = another.step(now(), input, &mut sim.memory);
             let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
             assert_eq!(response.answer, answer);
-            let (_, record) = world.server.index().read(object).unwrap();
+            let (_, record) = sim.server.index().read(object).unwrap();
             assert_eq!((record.offset, record.len, record.region.len), (5000, 6000, 12 << 10));
-            let status = world.status(client);
+            let status = sim.status(client);
             let used = if place == 0 { status.host.used } else { status.device.used };
-            assert_eq!((used, world.parked.len()), (12 << 10, 1));
-            let Answer::Fetched { memory } = world.one(client, Ask::Fetch { object }, &[]) else {
+            assert_eq!((used, sim.parked.len()), (12 << 10, 1));
+            let Answer::Fetched { memory } = sim.one(client, Ask::Fetch { object }, &[]) else {
                 panic!("memory")
             };
             assert_eq!((memory.offset, memory.allocation_len, memory.place), (5000, 12 << 10, place));
-            world.one(client, Ask::Delete { object }, &[]);
-            assert_eq!(world.parked.len(), 0);
+            sim.one(client, Ask::Delete { object }, &[]);
+            assert_eq!(sim.parked.len(), 0);
         }
-        assert!(world.prefixes >= 30, "{} prefixes", world.prefixes);
+        assert!(sim.prefixes >= 30, "{} prefixes", sim.prefixes);
     }
 
     #[test]
     fn other_names_of_the_same_memory_hold_it() {
-        let mut world = World::new();
-        let client = world.join_as(1, OWN);
-        let first = sealed(&world.one(client, adopt("first", 1, 64 << 10, 0, 100), &[]));
-        let second = sealed(&world.one(client, publish("second", first, 60 << 10, 4 << 10), &[]));
-        world.one(client, Ask::Delete { object: first }, &[]);
-        assert_eq!(world.status(client).device.used, 64 << 10);
-        let third = sealed(&world.one(client, publish("third", second, 0, 1), &[]));
-        world.one(client, Ask::Delete { object: second }, &[]);
+        let mut sim = Simulation::new();
+        let client = sim.join_as(1, OWN);
+        let first = sealed(&sim.one(client, adopt("first", 1, 64 << 10, 0, 100), &[]));
+        let second = sealed(&sim.one(client, publish("second", first, 60 << 10, 4 << 10), &[]));
+        sim.one(client, Ask::Delete { object: first }, &[]);
+        assert_eq!(sim.status(client).device.used, 64 << 10);
+        let third = sealed(&sim.one(client, publish("third", second, 0, 1), &[]));
+        sim.one(client, Ask::Delete { object: second }, &[]);
         // Its maker may go: what is sealed stays.
-        world.clients.remove(&client);
-        world.run(Input::Left { client });
-        let other = world.join_as(2, OWN);
-        assert_eq!(world.status(other).device.used, 64 << 10);
-        world.one(other, Ask::Delete { object: third }, &[]);
-        assert_eq!((world.status(other).device.used, world.parked.len()), (0, 0));
+        sim.clients.remove(&client);
+        sim.run(Input::Left { client });
+        let other = sim.join_as(2, OWN);
+        assert_eq!(sim.status(other).device.used, 64 << 10);
+        sim.one(other, Ask::Delete { object: third }, &[]);
+        assert_eq!((sim.status(other).device.used, sim.parked.len()), (0, 0));
     }
 
     #[test]
     fn memory_that_is_none_leaves_nothing() {
-        let mut world = World::new();
-        let client = world.join_as(1, OWN);
-        world.writable = true;
-        let answer = world.one(client, adopt("name", 0, 12 << 10, 0, 1), &[]);
+        let mut sim = Simulation::new();
+        let client = sim.join_as(1, OWN);
+        sim.writable = true;
+        let answer = sim.one(client, adopt("name", 0, 12 << 10, 0, 1), &[]);
         let (len, reason) = (12 << 10, "it can be written".to_owned());
         assert_eq!(answer, Answer::Refused(Refusal::CannotAdopt { len, reason }));
-        let status = world.status(client);
-        assert_eq!((status.objects, status.host.used, world.parked.len()), (0, 0, 0));
+        let status = sim.status(client);
+        assert_eq!((status.objects, status.host.used, sim.parked.len()), (0, 0, 0));
     }
 
     #[test]
     fn nonsense_is_refused_before_anything_is_taken() {
-        let mut world = World::new();
-        let (other, client) = (world.join(1), world.join_as(2, OWN));
-        assert_eq!(refused(world.one(other, adopt("a", 0, 4096, 0, 1), &[])), "not-trusted");
-        sealed(&world.create(other, "theirs", 10).1);
-        let own = sealed(&world.create(client, "own", 300).1);
+        let mut sim = Simulation::new();
+        let (other, client) = (sim.join(1), sim.join_as(2, OWN));
+        assert_eq!(refused(sim.one(other, adopt("a", 0, 4096, 0, 1), &[])), "not-trusted");
+        sealed(&sim.create(other, "theirs", 10).1);
+        let own = sealed(&sim.create(client, "own", 300).1);
         let long = "n".repeat(300);
         for (ask, code) in [
             (adopt("a", 0, 4096, 4096, 1), "out-of-range"),
@@ -209,24 +209,24 @@ mod tests {
             (publish("a", own, 0, 301), "out-of-range"),
             (publish("a", own, 1, u64::MAX), "out-of-range"),
         ] {
-            assert_eq!(refused(world.one(client, ask.clone(), &[])), code, "{ask:?}");
+            assert_eq!(refused(sim.one(client, ask.clone(), &[])), code, "{ask:?}");
         }
-        assert_eq!(world.status(client).host.used, 64 << 10, "the arena of the small ones");
+        assert_eq!(sim.status(client).host.used, 64 << 10, "the arena of the small ones");
     }
 
     #[test]
     fn a_client_that_left_meanwhile_leaves_nothing() {
-        let mut world = World::new();
-        let client = world.join_as(1, OWN);
-        world.requests += 1;
-        let request = Request { id: world.requests, again: 0, ask: adopt("a", 1, 8 << 10, 0, 1) };
-        let outputs = world.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
+        let mut sim = Simulation::new();
+        let client = sim.join_as(1, OWN);
+        sim.requests += 1;
+        let request = Request { id: sim.requests, again: 0, ask: adopt("a", 1, 8 << 10, 0, 1) };
+        let outputs = sim.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
         let [Output::TakeIn { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
-        world.clients.remove(&client);
-        world.step(Input::Left { client });
-        world.parked.insert(allocation);
-        world.run(Input::Made { allocation, outcome: Ok(()) });
-        let other = world.join(2);
-        assert_eq!((world.status(other).device.used, world.parked.len()), (0, 0));
+        sim.clients.remove(&client);
+        sim.step(Input::Left { client });
+        sim.parked.insert(allocation);
+        sim.run(Input::Made { allocation, outcome: Ok(()) });
+        let other = sim.join(2);
+        assert_eq!((sim.status(other).device.used, sim.parked.len()), (0, 0));
     }
 }

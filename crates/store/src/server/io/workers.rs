@@ -17,12 +17,12 @@ use std::time::Duration;
 use wholemem_hal::{Allocation, AllocationSpec, Backend, HandleKind, Mapping, Reservation, Rights};
 use wholemem_os::{Deadline, Errno, Error as OsError, Memfd, PacketSocket, memfd, time_slice};
 
-use super::fair_queue::FairQueue;
 use super::headroom::{Headroom, Purpose};
-use super::machine::Requester;
 use crate::Result;
 use crate::id::AllocationId;
 use crate::protocol::{Refusal, limit_met};
+use crate::server::fair_queue::FairQueue;
+use crate::server::machine::Requester;
 
 const THREADS: usize = 2;
 

@@ -3,7 +3,7 @@
 //! The work of one turn is bounded, and does not grow with the number of clients: some events of each user that has any, a
 //! slice of each piece of work that goes on in the background, and a few new clients.
 
-mod keeping;
+mod keeper_events;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,23 +18,23 @@ use wholemem_os::packet::{MAX_PACKET, PacketListener};
 use wholemem_os::time_slice::Yielder;
 use wholemem_os::{Memfd, PacketSocket, heap, memfd};
 
-use super::budget::{Budget, Limits};
+use super::accept::Acceptor;
 use super::clients::{Clients, Ending};
 use super::connection::Heard;
-use super::door::Door;
 use super::headroom::{Headroom, Purpose, bookkeeping};
 use super::index_memory::{make_index, open_index};
 use super::keeper_link::{KeeperLink, Parking};
-use super::machine::{Input, Now, Output, Server, Settings};
+use super::memory_table::{Closing, MemoryTable};
 use super::poller::{ClientEvent, Fixed, Interest};
-use super::recover::Survivors;
 use super::workers::{Done, Job, Workers};
-use super::yard::{Closing, Yard};
 use crate::cells::MappedCells;
 use crate::id::{AllocationId, ClientId};
 use crate::index::Geometry;
 use crate::keeper::{Kept, Key, Launch, ToKeeper};
 use crate::protocol::{Answer, Ask, Request, Response};
+use crate::server::budget::{Budget, Limits};
+use crate::server::machine::Survivors;
+use crate::server::machine::{Input, Now, Output, Server, Settings};
 use crate::{Error, Refusal, Result};
 
 /// How long a server without a keeper waits before it tries again to start one, and one without a free descriptor
@@ -57,17 +57,17 @@ const TRIM: u64 = 1 << 20;
 const TRIM_EVERY: Duration = Duration::from_secs(1);
 
 /// Everything a running server has.
-struct Loop<'a> {
+struct EventLoop<'a> {
     server: Server<MappedCells>,
     index: Memfd,
     /// The index as clients get it: for reading alone.
     index_reader: Rc<OwnedFd>,
     devices: Vec<[u8; 16]>,
-    yard: Yard,
+    memory: MemoryTable,
     clients: Clients,
     /// Room for what is being received.
     packet: Vec<u8>,
-    door: Door,
+    acceptor: Acceptor,
     keeper: KeeperLink<'a>,
     places: BTreeMap<AllocationId, u32>,
     /// The descriptor that came along with what was heard last.
@@ -97,7 +97,7 @@ pub(crate) fn run(
 ) -> Result<()> {
     wholemem_os::descriptors::raise_limit();
     let kept = Kept::receive(&socket)?;
-    let mut running = Loop::take_over(kept, socket, settings, geometry, devices, launch)?;
+    let mut running = EventLoop::take_over(kept, socket, settings, geometry, devices, launch)?;
     running.keeper.tell(&ToKeeper::Ready, Vec::new());
     while !running.is_stopping {
         running.turn()?;
@@ -107,7 +107,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-impl<'a> Loop<'a> {
+impl<'a> EventLoop<'a> {
     fn take_over(
         mut kept: Kept,
         socket: PacketSocket,
@@ -117,7 +117,7 @@ impl<'a> Loop<'a> {
         launch: &'a Launch<'a>,
     ) -> Result<Self> {
         let listener = kept.take(Key::Listener).ok_or(Error::Incomplete { what: "the listening socket" })?;
-        let door = Door::new(PacketListener::adopt(listener, None)?, kept.take(Key::SocketFile));
+        let acceptor = Acceptor::new(PacketListener::adopt(listener, None)?, kept.take(Key::SocketFile));
         let (index, cells) = match kept.take(Key::Index) {
             Some(fd) => open_index(fd)?,
             None => make_index(geometry, settings.host.quota, &socket)?,
@@ -126,7 +126,7 @@ impl<'a> Loop<'a> {
         settings.limit_host(cells.quota());
         let limits = Limits::of_server(settings.host.quota, wholemem_os::descriptors::limit());
         let mut clients = Clients::new(settings.user, Budget::new(settings.user, limits))?;
-        let mut yard = Yard::default();
+        let mut memory = MemoryTable::default();
         let (mut allocations, mut known) = (BTreeMap::new(), BTreeSet::new());
         let mut rest = Kept::default();
         for (key, fd) in kept.into_iter() {
@@ -142,7 +142,7 @@ impl<'a> Loop<'a> {
         for client in known {
             let taken = clients.take_over(client, &mut rest).and_then(|connection| {
                 let admitted = connection.and_then(|connection| connection.admitted.as_ref());
-                admitted.map(|admitted| yard.add_pins(client, &admitted.pins)).transpose()
+                admitted.map(|admitted| memory.add_pins(client, &admitted.pins)).transpose()
             });
             if let Err(error) = taken {
                 // Whatever is wrong with one client is no reason to serve none.
@@ -159,32 +159,32 @@ impl<'a> Loop<'a> {
         };
         for (allocation, fd) in allocations {
             let record = cells.allocation(allocation);
-            let added = yard.add(allocation, fd, record.is_none_or(|record| record.place == 0));
+            let added = memory.add(allocation, fd, record.is_none_or(|record| record.place == 0));
             let is_arena = record.is_some_and(|record| record.is_arena);
-            let mut opened = || if is_arena { yard.open_for_reading(allocation) } else { Ok(()) };
+            let mut opened = || if is_arena { memory.open_for_reading(allocation) } else { Ok(()) };
             if let Err(error) = added.and_then(|()| opened()) {
                 tracing::error!(%allocation, %error, "memory cannot be opened for reading yet");
             }
         }
         let device_ids = settings.devices.clone();
         let start = Instant::now();
-        let (server, outputs) = Server::recover(cells, settings, &survivors, now(start), &mut yard);
+        let (server, outputs) = Server::recover(cells, settings, &survivors, now(start), &mut memory);
         clients.begin_ids(server.index().epoch() << 32);
         let headroom = Arc::new(Headroom::new(MemoryProbe::open()?));
         let workers = Workers::start(devices, &headroom)?;
         let read = Interest { read: true, write: false };
         clients.poller.add_fixed(Fixed::Workers, workers.bell(), read)?;
-        clients.poller.add_fixed(Fixed::Listener, &door, read)?;
+        clients.poller.add_fixed(Fixed::Listener, &acceptor, read)?;
         let mut running = Self {
             server,
             index_reader: Rc::new(index.read_only_fd()?),
             index,
             devices: device_ids,
-            yard,
+            memory,
             keeper: KeeperLink::new(socket, launch, &mut clients.poller)?,
             clients,
             packet: vec![0; MAX_PACKET],
-            door,
+            acceptor,
             places: BTreeMap::new(),
             offered: None,
             headroom,
@@ -277,7 +277,7 @@ impl<'a> Loop<'a> {
         if is_accepting != self.is_accepting {
             self.is_accepting = is_accepting;
             let interest = Interest { read: is_accepting, write: false };
-            self.clients.poller.set_fixed(Fixed::Listener, &self.door, interest)?;
+            self.clients.poller.set_fixed(Fixed::Listener, &self.acceptor, interest)?;
         }
         Ok(())
     }
@@ -308,7 +308,7 @@ impl<'a> Loop<'a> {
     }
 
     fn step(&mut self, input: Input<'_>) {
-        let outputs = self.server.step(now(self.start), input, &mut self.yard);
+        let outputs = self.server.step(now(self.start), input, &mut self.memory);
         self.act(outputs);
     }
 
@@ -323,7 +323,7 @@ impl<'a> Loop<'a> {
             }
             match output {
                 Output::Say { client, response, share } => {
-                    let shared = share.map(|share| self.yard.share(share)).transpose();
+                    let shared = share.map(|share| self.memory.share(share)).transpose();
                     match shared {
                         Ok(fd) => self.clients.say(client, &response, fd.flatten().into_iter().collect()),
                         Err(refusal) => self.clients.refuse(client, response.id, refusal),
@@ -341,13 +341,13 @@ impl<'a> Loop<'a> {
                         .add(requester, Job::LookAt { allocation, len, place, fd: self.offered.take() });
                 }
                 Output::CloseForWriting { allocation, at_once, requester } => {
-                    match self.yard.close(allocation, at_once) {
+                    match self.memory.close(allocation, at_once) {
                         Closing::Over(outcome) => self.step(Input::Closed { allocation, outcome }),
                         Closing::Takes(fd) => self.workers.add(requester, Job::Close { allocation, fd }),
                     }
                 }
                 Output::Reclaim { allocation } => {
-                    if let Err(error) = self.yard.discard(allocation) {
+                    if let Err(error) = self.memory.discard(allocation) {
                         tracing::warn!(%allocation, %error, "memory is free only when the keeper has closed it");
                     }
                     self.release(allocation);
@@ -373,7 +373,7 @@ impl<'a> Loop<'a> {
     }
 
     fn release(&mut self, allocation: AllocationId) {
-        self.yard.remove(allocation);
+        self.memory.remove(allocation);
         self.places.remove(&allocation);
         self.keeper.unpark(&[Key::Allocation(allocation)]);
     }
@@ -403,7 +403,7 @@ impl<'a> Loop<'a> {
         let Some(connection) = self.clients.get(client) else { return Ok(()) };
         let fds = connection.park(client).and_then(|fds| {
             if let Some(admitted) = &connection.admitted {
-                self.yard.add_pins(client, &admitted.pins)?;
+                self.memory.add_pins(client, &admitted.pins)?;
             }
             Ok(fds)
         });
@@ -440,7 +440,7 @@ impl<'a> Loop<'a> {
                 self.park_process(client, id, kept);
             }
             Some(Heard::Request(Request { id, ask: Ask::Claim { client: of, secret }, .. }, ..)) => {
-                let is_known = self.yard.secret(of) == Some(secret);
+                let is_known = self.memory.secret(of) == Some(secret);
                 let claimed = if is_known { self.clients.claim(client, of) } else { Err(not_known()) };
                 self.park_process(client, id, claimed);
             }
@@ -479,7 +479,7 @@ impl<'a> Loop<'a> {
     /// Takes in some of the clients that wait.
     fn accept(&mut self) {
         for _ in 0..ACCEPTED_AT_ONCE {
-            let accepted = match self.door.next() {
+            let accepted = match self.acceptor.next() {
                 Ok(None) => return,
                 Ok(Some(socket)) => self.clients.accept(socket),
                 Err(error) => Err(error),
@@ -494,8 +494,8 @@ impl<'a> Loop<'a> {
 
     /// Ends a connection. What its client holds stays until it cannot use that any more.
     fn end(&mut self, client: ClientId, ending: Ending) {
-        let (server, yard) = (&self.server, &self.yard);
-        let holds = || server.has_drafts(client) || yard.has_pins(client);
+        let (server, memory) = (&self.server, &self.memory);
+        let holds = || server.has_drafts(client) || memory.has_pins(client);
         let Some(was_admitted) = self.clients.get(client).map(|connection| connection.admitted.is_some())
         else {
             return;
@@ -517,7 +517,7 @@ impl<'a> Loop<'a> {
             match done {
                 Done::Closed { allocation, outcome } => {
                     if outcome.is_ok() {
-                        self.yard.closed(allocation);
+                        self.memory.closed(allocation);
                     }
                     self.step(Input::Closed { allocation, outcome });
                 }
@@ -527,7 +527,8 @@ impl<'a> Loop<'a> {
                 Done::Made { allocation, outcome: Ok(fd) } => {
                     let is_host = self.places.remove(&allocation) == Some(0);
                     let parked = memfd::share_fd(fd.as_fd());
-                    match parked.and_then(|parked| self.yard.add(allocation, fd, is_host).map(|()| parked)) {
+                    match parked.and_then(|parked| self.memory.add(allocation, fd, is_host).map(|()| parked))
+                    {
                         Ok(parked) => {
                             let fds = vec![(Key::Allocation(allocation), parked)];
                             if let Some(parked) = self.keeper.park(Parking::Memory(allocation), fds) {

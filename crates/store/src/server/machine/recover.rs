@@ -5,14 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::budget::Account;
 use super::ledger::Ledger;
-use super::machine::{Now, Output, Premises, Server, Settings};
+use super::server::{Now, Output, Server, ServerMemory, Settings};
 use super::slots::Slots;
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::{Index, Record};
 use crate::protocol::Answer;
+use crate::server::budget::Account;
 
 /// What the keeper had, besides the index.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ impl<C: Cells> Server<C> {
         settings: Settings,
         survivors: &Survivors,
         now: Now,
-        premises: &mut impl Premises,
+        server_memory: &mut impl ServerMemory,
     ) -> (Self, Vec<Output>) {
         index.begin_epoch();
         let slots = Slots::used_up_to(index.geometry().slots, index.used_slots());
@@ -52,7 +52,7 @@ impl<C: Cells> Server<C> {
             server.answer(*client, 0, Ok(Answer::Restarted));
         }
         server.recover_drafts();
-        server.scan_pins(premises);
+        server.scan_pins(server_memory);
         let outputs = std::mem::take(&mut server.outputs);
         (server, outputs)
     }

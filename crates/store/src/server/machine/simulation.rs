@@ -1,11 +1,10 @@
-//! A server with its surroundings, killed after every store: each prefix is recovered, and is the world before the operation
+//! A server with its surroundings, killed after every store: each prefix is recovered, and is the sim before the operation
 //! or after it.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::budget::{Budget, tests::ample};
 use super::pin_scan::PinPosition;
 use super::*;
 use crate::cells::Cells;
@@ -13,6 +12,7 @@ use crate::cells::recorded::{Prefixes, RecordedCells};
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::{Geometry, Index, Region};
 use crate::protocol::{Answer, Ask, Label, Member, PROTOCOL, Refusal, Request, Status};
+use crate::server::budget::{Budget, tests::ample};
 
 pub(super) const GEOMETRY: Geometry = Geometry { slots: 24, allocations: 6 };
 pub(super) const TERMS: Terms =
@@ -43,14 +43,14 @@ impl Pins {
 
 /// The pins there are, and what was written to arenas.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Yard {
+pub(super) struct TestMemory {
     pub(super) pins: Pins,
     pub(super) bytes: BTreeMap<(AllocationId, u64), Vec<u8>>,
     /// How often all pins were looked at.
     pub(super) looks: Cell<usize>,
 }
 
-impl Premises for Yard {
+impl ServerMemory for TestMemory {
     fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool {
         self.bytes.insert((allocation, offset), bytes.to_vec());
         true
@@ -130,10 +130,10 @@ pub(super) fn now() -> Now {
 }
 
 /// A server whose every store is looked at, with its surroundings.
-pub(super) struct World {
+pub(super) struct Simulation {
     pub(super) cells: RecordedCells,
     pub(super) server: Server<RecordedCells>,
-    pub(super) yard: Yard,
+    pub(super) memory: TestMemory,
     pub(super) parked: BTreeSet<AllocationId>,
     pub(super) clients: BTreeMap<ClientId, u32>,
     pub(super) budget: Budget,
@@ -146,7 +146,7 @@ pub(super) struct World {
     pub(super) writable: bool,
 }
 
-impl World {
+impl Simulation {
     pub(super) fn new() -> Self {
         Self::with_ahead(0)
     }
@@ -155,16 +155,16 @@ impl World {
     pub(super) fn with_ahead(ahead: u64) -> Self {
         let cells = RecordedCells::new(GEOMETRY.cells());
         let index = Index::format(cells.clone(), GEOMETRY);
-        let mut yard = Yard::default();
+        let mut memory = TestMemory::default();
         let (server, outputs) =
-            Server::recover(index, settings(ahead), &Survivors::default(), now(), &mut yard);
+            Server::recover(index, settings(ahead), &Survivors::default(), now(), &mut memory);
         assert!(outputs.is_empty());
         cells.take();
         let (parked, clients) = (BTreeSet::new(), BTreeMap::new());
         Self {
             cells,
             server,
-            yard,
+            memory,
             parked,
             clients,
             budget: ample(),
@@ -185,14 +185,14 @@ impl World {
 
     pub(super) fn recover(&self, cells: RecordedCells) -> (Server<RecordedCells>, Vec<Output>) {
         let index = Index::open(cells).expect("an index");
-        Server::recover(index, settings(self.ahead), &self.survivors(), now(), &mut self.yard.clone())
+        Server::recover(index, settings(self.ahead), &self.survivors(), now(), &mut self.memory.clone())
     }
 
     /// One step, after which every prefix of its stores is recovered.
     pub(super) fn step(&mut self, input: Input<'_>) -> Vec<Output> {
         let before = self.cells.snapshot();
         let time = Now { elapsed: self.time, ..now() };
-        let outputs = self.server.step(time, input, &mut self.yard);
+        let outputs = self.server.step(time, input, &mut self.memory);
         let prefixes = Prefixes { before, ..self.cells.take() };
         let count = prefixes.stores.len();
         let first = view(&self.recover(prefixes.replay(0)).0);
@@ -280,7 +280,7 @@ impl World {
             self.recover(Prefixes { before: self.cells.snapshot(), stores: vec![] }.replay(0));
         assert_eq!(view(&recovered), view(&self.server));
         // What was made ahead is nobody's, and goes.
-        let ahead: BTreeSet<_> = self.server.stock.ids().collect();
+        let ahead: BTreeSet<_> = self.server.prealloc.ids().collect();
         let released = outputs.iter().filter_map(|output| match output {
             Output::Release { allocation } => Some(*allocation),
             _ => None,

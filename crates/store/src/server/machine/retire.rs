@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::machine::{Output, Premises, Server};
 use super::pin_scan::{WORK_OF_A_STEP, WORK_OF_FREEING};
+use super::server::{Output, Server, ServerMemory};
 use crate::cells::Cells;
 use crate::id::{AllocationId, ClientId, ObjectId, State};
 use crate::index::Record;
@@ -111,14 +111,14 @@ impl<C: Cells> Server<C> {
     }
 
     /// Reads some pins, and frees what turns out to be pinned by nobody.
-    pub(super) fn scan_pins(&mut self, premises: &impl Premises) {
+    pub(super) fn scan_pins(&mut self, server_memory: &impl ServerMemory) {
         for id in self.scan.due(self.now.elapsed) {
             self.look_for(id);
         }
         let mut work = WORK_OF_A_STEP;
         while work > 0 && self.scan.is_active() {
             let size = |first| 1 + self.members.get(&first).map_or(0, BTreeSet::len);
-            if !self.scan.read(premises, size, &mut work) {
+            if !self.scan.read(server_memory, size, &mut work) {
                 return;
             }
             self.free_checked(&mut work);
@@ -172,7 +172,7 @@ impl<C: Cells> Server<C> {
             let gone = self.ledger.record(allocation).filter(|record| !record.is_arena);
             self.close_allocation(allocation);
             if let Some(gone) = gone {
-                self.stock_for_gone(gone.place, gone.len);
+                self.prealloc_replacement(gone.place, gone.len);
             }
         }
     }
@@ -187,27 +187,27 @@ impl<C: Cells> Server<C> {
 #[cfg(test)]
 mod tests {
     use super::super::Input;
-    use super::super::world::{World, create, label, sealed};
+    use super::super::simulation::{Simulation, create, label, sealed};
     use super::*;
     use crate::protocol::Ask;
 
-    /// A world with a sealed pack of three.
-    fn packed() -> (World, ClientId, ObjectId) {
-        let mut world = World::new();
-        let client = world.join(1);
+    /// A sim with a sealed pack of three.
+    fn packed() -> (Simulation, ClientId, ObjectId) {
+        let mut sim = Simulation::new();
+        let client = sim.join(1);
         let members = [("p/a", 5000), ("p/b", 6000), ("p/c", 20_000)];
-        world.one(client, create("p", 0, &members, 0), &[]);
-        let made = world.requests;
-        let first = sealed(&world.one(client, Ask::Seal { create: made }, &[]));
-        (world, client, first)
+        sim.one(client, create("p", 0, &members, 0), &[]);
+        let made = sim.requests;
+        let first = sealed(&sim.one(client, Ask::Seal { create: made }, &[]));
+        (sim, client, first)
     }
 
     #[test]
     fn all_pins_are_looked_at_once_for_a_pack() {
-        let (mut world, client, first) = packed();
-        let before = world.yard.looks.get();
-        world.one(client, Ask::Delete { object: first }, &[]);
-        assert_eq!(world.yard.looks.get() - before, 1);
+        let (mut sim, client, first) = packed();
+        let before = sim.memory.looks.get();
+        sim.one(client, Ask::Delete { object: first }, &[]);
+        assert_eq!(sim.memory.looks.get() - before, 1);
     }
 
     fn names<C: Cells>(server: &Server<C>) -> Vec<String> {
@@ -223,112 +223,112 @@ mod tests {
 
     #[test]
     fn a_kick_costs_nothing_where_nothing_is_deleted() {
-        let (mut world, client, first) = packed();
-        let before = world.yard.looks.get();
+        let (mut sim, client, first) = packed();
+        let before = sim.memory.looks.get();
         for object in [first, ObjectId::new(20, 7)] {
-            assert_eq!(world.ask(client, Ask::Kick { object }, &[]), []);
+            assert_eq!(sim.ask(client, Ask::Kick { object }, &[]), []);
         }
-        assert_eq!(world.yard.looks.get(), before);
+        assert_eq!(sim.memory.looks.get(), before);
     }
 
     #[test]
     fn a_draft_belongs_to_its_connection_whatever_ids_its_requests_use() {
-        let (mut world, _, first) = packed();
-        let client = world.join(2);
-        let (made, answer) = world.create(client, "draft", 100_000);
+        let (mut sim, _, first) = packed();
+        let client = sim.join(2);
+        let (made, answer) = sim.create(client, "draft", 100_000);
         assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
         // Another request with the same id.
         let ask = Ask::Publish { label: label("other"), object: first, part: None };
         let request = crate::protocol::Request { id: made, again: 0, ask };
-        let answers = world.run(Input::Asked { client, request, payload: Vec::new().into(), charge: None });
+        let answers = sim.run(Input::Asked { client, request, payload: Vec::new().into(), charge: None });
         let refused = Refusal::malformed("a request has an id that was used before");
         assert_eq!(answers, [Answer::Refused(refused)]);
-        world.clients.remove(&client);
-        world.run(Input::Left { client });
-        assert_eq!(names(&world.server), ["p", "p/a", "p/b", "p/c"]);
+        sim.clients.remove(&client);
+        sim.run(Input::Left { client });
+        assert_eq!(names(&sim.server), ["p", "p/a", "p/b", "p/c"]);
     }
 
     #[test]
     fn pins_of_what_is_not_deleted_are_not_looked_for() {
-        let (mut world, client, _) = packed();
-        let (made, answer) = world.create(client, "single", 10);
+        let (mut sim, client, _) = packed();
+        let (made, answer) = sim.create(client, "single", 10);
         let object = sealed(&answer);
-        let member = names_of(&world.server, "p/b");
-        let before = world.yard.looks.get();
+        let member = names_of(&sim.server, "p/b");
+        let before = sim.memory.looks.get();
         // A pass that began now could free the objects if they were deleted before its end.
-        world.one(client, Ask::Abandon { create: made }, &[]);
-        world.one(client, Ask::Delete { object: member }, &[]);
-        assert_eq!(world.yard.looks.get(), before);
-        world.one(client, Ask::Delete { object }, &[]);
-        assert_eq!(world.yard.looks.get(), before + 1);
+        sim.one(client, Ask::Abandon { create: made }, &[]);
+        sim.one(client, Ask::Delete { object: member }, &[]);
+        assert_eq!(sim.memory.looks.get(), before);
+        sim.one(client, Ask::Delete { object }, &[]);
+        assert_eq!(sim.memory.looks.get(), before + 1);
     }
 
     #[test]
     fn an_object_of_a_draft_of_a_pack_is_not_deleted_by_itself() {
-        let mut world = World::new();
-        let (writer, root) = (world.join(1), world.join_as(3, 0));
-        let answer = world.one(writer, create("p", 0, &[("p/a", 40_000), ("p/b", 40_000)], 0), &[]);
+        let mut sim = Simulation::new();
+        let (writer, root) = (sim.join(1), sim.join_as(3, 0));
+        let answer = sim.one(writer, create("p", 0, &[("p/a", 40_000), ("p/b", 40_000)], 0), &[]);
         let Answer::Created { object: first, .. } = answer else { panic!("{answer:?}") };
-        let object = names_of(&world.server, "p/b");
+        let object = names_of(&sim.server, "p/b");
         let refused = Answer::Refused(Refusal::NotSealed { object });
-        assert_eq!(world.one(root, Ask::Delete { object }, &[]), refused);
-        assert_eq!(world.one(root, Ask::Delete { object: first }, &[]), Answer::Done);
-        assert_eq!(names(&world.server), Vec::<String>::new());
+        assert_eq!(sim.one(root, Ask::Delete { object }, &[]), refused);
+        assert_eq!(sim.one(root, Ask::Delete { object: first }, &[]), Answer::Done);
+        assert_eq!(names(&sim.server), Vec::<String>::new());
     }
 
     #[test]
     fn the_servers_user_deletes_drafts_and_others_do_not() {
-        let mut world = World::new();
-        let (writer, other, root) = (world.join(1), world.join(2), world.join_as(3, 0));
-        let (made, answer) = world.create(writer, "draft", 100_000);
+        let mut sim = Simulation::new();
+        let (writer, other, root) = (sim.join(1), sim.join(2), sim.join_as(3, 0));
+        let (made, answer) = sim.create(writer, "draft", 100_000);
         let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
         assert_eq!(
-            world.one(other, Ask::Delete { object }, &[]),
+            sim.one(other, Ask::Delete { object }, &[]),
             Answer::Refused(Refusal::NotSealed { object })
         );
-        assert_eq!(world.one(root, Ask::Delete { object }, &[]), Answer::Done);
-        assert_eq!((world.status(root).unsealed, world.status(root).host.used), (0, 0));
+        assert_eq!(sim.one(root, Ask::Delete { object }, &[]), Answer::Done);
+        assert_eq!((sim.status(root).unsealed, sim.status(root).host.used), (0, 0));
         let refused = Answer::Refused(Refusal::NothingToSeal);
-        assert_eq!(world.one(writer, Ask::Seal { create: made }, &[]), refused);
+        assert_eq!(sim.one(writer, Ask::Seal { create: made }, &[]), refused);
     }
 
     #[test]
     fn the_place_of_a_deleted_draft_in_an_arena_is_not_used_again_while_its_writer_is_there() {
-        let mut world = World::new();
-        let (writer, root) = (world.join(1), world.join_as(3, 0));
-        let answer = world.one(writer, create("draft", 1000, &[], 1), &[]);
+        let mut sim = Simulation::new();
+        let (writer, root) = (sim.join(1), sim.join_as(3, 0));
+        let answer = sim.one(writer, create("draft", 1000, &[], 1), &[]);
         let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
-        assert_eq!(world.one(root, Ask::Delete { object }, &[]), Answer::Done);
-        assert_eq!(world.status(root).retired, 1);
-        world.clients.remove(&writer);
-        world.run(Input::Left { client: writer });
-        assert_eq!(world.status(root).retired, 0);
+        assert_eq!(sim.one(root, Ask::Delete { object }, &[]), Answer::Done);
+        assert_eq!(sim.status(root).retired, 1);
+        sim.clients.remove(&writer);
+        sim.run(Input::Left { client: writer });
+        assert_eq!(sim.status(root).retired, 0);
     }
 
     #[test]
     fn who_has_pinned_a_pack_finds_all_of_it_though_it_is_deleted() {
-        let (mut world, client, first) = packed();
-        world.yard.pins.insert(first);
-        world.one(client, Ask::Delete { object: first }, &[]);
-        assert_eq!(names(&world.server), ["p", "p/a", "p/b", "p/c"]);
-        assert_eq!(world.status(client).retired, 4);
-        world.yard.pins.clear();
-        assert_eq!(world.ask(client, Ask::Kick { object: first }, &[]), []);
-        assert_eq!(names(&world.server), Vec::<String>::new());
-        assert_eq!((world.status(client).retired, world.status(client).host.used), (0, 0));
+        let (mut sim, client, first) = packed();
+        sim.memory.pins.insert(first);
+        sim.one(client, Ask::Delete { object: first }, &[]);
+        assert_eq!(names(&sim.server), ["p", "p/a", "p/b", "p/c"]);
+        assert_eq!(sim.status(client).retired, 4);
+        sim.memory.pins.clear();
+        assert_eq!(sim.ask(client, Ask::Kick { object: first }, &[]), []);
+        assert_eq!(names(&sim.server), Vec::<String>::new());
+        assert_eq!((sim.status(client).retired, sim.status(client).host.used), (0, 0));
     }
 
     #[test]
     fn an_object_whose_name_another_has_taken_stays_a_part_of_its_pack() {
-        let (mut world, client, first) = packed();
-        let other = sealed(&world.create(client, "p/b", 10).1);
-        assert_eq!(names(&world.server), ["p", "p/a", "p/b", "p/b", "p/c"]);
-        let status = world.status(client);
+        let (mut sim, client, first) = packed();
+        let other = sealed(&sim.create(client, "p/b", 10).1);
+        assert_eq!(names(&sim.server), ["p", "p/a", "p/b", "p/b", "p/c"]);
+        let status = sim.status(client);
         assert_eq!((status.objects, status.retired), (4, 0), "nobody waits for it to go");
-        world.one(client, Ask::Delete { object: first }, &[]);
-        assert_eq!(names(&world.server), ["p/b"]);
+        sim.one(client, Ask::Delete { object: first }, &[]);
+        assert_eq!(names(&sim.server), ["p/b"]);
         assert_eq!(
-            world.one(client, Ask::Find { name: "p/b".to_owned(), wait: 0 }, &[]),
+            sim.one(client, Ask::Find { name: "p/b".to_owned(), wait: 0 }, &[]),
             Answer::Found { object: other }
         );
     }

@@ -7,14 +7,14 @@ use wholemem_os::{PidFd, memfd};
 
 use super::super::clients::Ending;
 use super::super::keeper_link::Parking;
-use super::super::machine::Input;
-use super::{Loop, RETRY};
+use super::{EventLoop, RETRY};
 use crate::id::ClientId;
 use crate::keeper::{Kept, Key};
 use crate::protocol::{Answer, Response};
+use crate::server::machine::Input;
 use crate::{Refusal, Result};
 
-impl Loop<'_> {
+impl EventLoop<'_> {
     /// Has the keeper know of a process, or that there is none, before the client that asked for it is told.
     pub(super) fn park_process(
         &mut self,
@@ -89,9 +89,9 @@ impl Loop<'_> {
     fn everything(&self) -> Result<Kept> {
         let mut kept = Kept::default();
         kept.insert(Key::Index, self.index.share_fd()?);
-        self.door.keep(&mut kept)?;
+        self.acceptor.keep(&mut kept)?;
         kept.insert(Key::Server, PidFd::of_self()?.into());
-        for (allocation, fd) in self.yard.fds() {
+        for (allocation, fd) in self.memory.fds() {
             kept.insert(Key::Allocation(allocation), memfd::share_fd(fd.as_fd())?);
         }
         for (client, connection) in self.clients.iter() {

@@ -10,9 +10,8 @@ use std::time::Instant;
 
 use wholemem_os::PacketSocket;
 
-use super::budget::{Account, Amount, Budget, CONNECTION};
+use super::accept::refuse_connection;
 use super::connection::{Connection, Heard, Phase};
-use super::door::turn_away;
 use super::headroom::Headroom;
 use super::message_slots::{MessageSlots, Next};
 use super::poller::Poller;
@@ -20,6 +19,7 @@ use super::watchers::{Sent, Watchers};
 use crate::id::ClientId;
 use crate::keeper::{Kept, Key};
 use crate::protocol::{Answer, Event, Response};
+use crate::server::budget::{Account, Amount, Budget, CONNECTION};
 use crate::{Refusal, Result};
 
 /// What a client that watches takes, besides what it watches for.
@@ -92,7 +92,7 @@ impl Clients {
             }
             Err(refusal) => {
                 tracing::debug!(user, %refusal, "a client is refused");
-                turn_away(&socket, refusal);
+                refuse_connection(&socket, refusal);
                 Ok(())
             }
         }
@@ -391,9 +391,9 @@ impl Clients {
 
 #[cfg(test)]
 mod tests {
-    use super::super::budget::tests::ample;
     use super::super::headroom::tests::Machine;
     use super::*;
+    use crate::server::budget::tests::ample;
 
     /// Connections of these users, the first of which has said hello.
     fn clients(users: &[u32]) -> (Clients, Vec<PacketSocket>) {

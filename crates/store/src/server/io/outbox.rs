@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use wholemem_os::{Deadline, Errno, Error, PacketSocket};
 
-use super::budget::{Amount, Charge};
+use crate::server::budget::{Amount, Charge};
 
 /// A packet, the descriptors that go along, and on the last of a message what the message is charged.
 type Item = (Vec<u8>, Vec<Rc<OwnedFd>>, Option<Charge>);
@@ -85,8 +85,8 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
-    use super::super::budget::tests::ample;
     use super::*;
+    use crate::server::budget::tests::ample;
 
     #[test]
     fn what_a_socket_does_not_take_waits_in_order() {

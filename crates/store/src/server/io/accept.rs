@@ -1,4 +1,4 @@
-//! The door at which clients come: they are let in, or told that there is no descriptor left for them.
+//! The acceptor at which clients come: they are let in, or told that there is no descriptor left for them.
 //!
 //! Whoever is not accepted waits, and does not know for what. So one descriptor is kept for turning people away: it is
 //! given up, somebody is accepted in its place, told why not, and let go.
@@ -18,7 +18,7 @@ use crate::protocol::{Answer, OLDEST_PROTOCOL, Refusal, Response};
 const FOR_A_CLIENT: usize = 6;
 
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Acceptor {
     listener: PacketListener,
     /// The listener's file, for the keeper, which removes it.
     file: Option<OwnedFd>,
@@ -28,7 +28,7 @@ pub(super) struct Door {
     limit: u64,
 }
 
-impl Door {
+impl Acceptor {
     pub(super) fn new(listener: PacketListener, file: Option<OwnedFd>) -> Self {
         Self { listener, file, spare: spare(), limit: wholemem_os::descriptors::limit() }
     }
@@ -51,7 +51,7 @@ impl Door {
         let accepted = self.listener.accept();
         if let Ok(Some(socket)) = &accepted {
             tracing::warn!("no descriptor is left for one more client");
-            turn_away(socket, Refusal::NoDescriptors);
+            refuse_connection(socket, Refusal::NoDescriptors);
         }
         drop(accepted?);
         self.spare = spare();
@@ -70,7 +70,7 @@ impl Door {
     }
 }
 
-impl AsFd for Door {
+impl AsFd for Acceptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
@@ -81,7 +81,7 @@ fn spare() -> Option<OwnedFd> {
 }
 
 /// Tells a client why it is not served. It may not have said anything yet, so that this answers nothing in particular.
-pub(super) fn turn_away(socket: &PacketSocket, refusal: Refusal) {
+pub(super) fn refuse_connection(socket: &PacketSocket, refusal: Refusal) {
     let _ = socket.recv(&mut [0; 64], Deadline::NOW);
     let answer = Answer::Refused(refusal.for_protocol(OLDEST_PROTOCOL));
     let _ = frame::send_message(socket, &Response { id: 0, answer }, &[], &[], Deadline::NOW);

@@ -10,11 +10,11 @@ use std::rc::Rc;
 use wholemem_os::vm::Protection;
 use wholemem_os::{Error as OsError, Memfd, SharedMap, memfd};
 
-use super::machine::{Premises, Share};
-use super::pin_scan::{PinPosition, WORK_OF_A_PAGE};
 use super::workers;
 use crate::cells::{Cells, MappedCells};
 use crate::id::{AllocationId, ClientId};
+use crate::server::machine::{PinPosition, WORK_OF_A_PAGE};
+use crate::server::machine::{ServerMemory, Share};
 use crate::{Refusal, Result, pin};
 
 #[derive(Debug)]
@@ -70,12 +70,12 @@ impl Memory {
 
 /// Memory by its allocation, and the pages of pins by their client.
 #[derive(Debug, Default)]
-pub(super) struct Yard {
+pub(super) struct MemoryTable {
     memories: BTreeMap<AllocationId, Memory>,
     pins: BTreeMap<ClientId, MappedCells>,
 }
 
-impl Yard {
+impl MemoryTable {
     /// Takes in memory: what nobody can write any more, to be read.
     pub(super) fn add(
         &mut self,
@@ -167,7 +167,7 @@ impl Yard {
     }
 }
 
-impl Premises for Yard {
+impl ServerMemory for MemoryTable {
     fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         let written = self.map(allocation).map(|map| map.map(|map| map.bytes().write_at(offset, bytes)));
@@ -224,8 +224,8 @@ mod tests {
         Memfd::create("test", LEN).unwrap()
     }
 
-    fn shared(yard: &mut Yard, allocation: AllocationId, is_writable: bool) -> Rc<OwnedFd> {
-        yard.share(Share { allocation, is_writable }).unwrap().unwrap()
+    fn shared(table: &mut MemoryTable, allocation: AllocationId, is_writable: bool) -> Rc<OwnedFd> {
+        table.share(Share { allocation, is_writable }).unwrap().unwrap()
     }
 
     fn is_writable(fd: &OwnedFd) -> bool {
@@ -235,20 +235,20 @@ mod tests {
     #[test]
     fn what_is_closed_is_given_to_readers_by_the_one_descriptor_there_is() {
         for at_once in [true, false] {
-            let (mut yard, id) = (Yard::default(), AllocationId::new(0, 0));
-            yard.add(id, memory().into_fd(), true).unwrap();
-            assert!(is_writable(&shared(&mut yard, id, true)));
-            match yard.close(id, at_once) {
+            let (mut table, id) = (MemoryTable::default(), AllocationId::new(0, 0));
+            table.add(id, memory().into_fd(), true).unwrap();
+            assert!(is_writable(&shared(&mut table, id, true)));
+            match table.close(id, at_once) {
                 Closing::Takes(fd) if !at_once => {
                     workers::close(fd.as_fd()).unwrap();
-                    yard.closed(id);
+                    table.closed(id);
                 }
                 outcome => assert!(at_once && matches!(outcome, Closing::Over(Ok(()))), "{outcome:?}"),
             }
-            let fds = [true, false].map(|is_writable| shared(&mut yard, id, is_writable));
+            let fds = [true, false].map(|is_writable| shared(&mut table, id, is_writable));
             assert!(Rc::ptr_eq(&fds[0], &fds[1]) && !is_writable(&fds[0]));
             assert!(
-                matches!(yard.close(id, at_once), Closing::Over(Ok(()))),
+                matches!(table.close(id, at_once), Closing::Over(Ok(()))),
                 "closing it again is nothing to do"
             );
         }
@@ -256,11 +256,11 @@ mod tests {
 
     #[test]
     fn what_is_still_mapped_is_not_closed_and_stays_its_writers() {
-        let (mut yard, id, memory) = (Yard::default(), AllocationId::new(0, 0), memory());
+        let (mut table, id, memory) = (MemoryTable::default(), AllocationId::new(0, 0), memory());
         let _map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
-        yard.add(id, memory.into_fd(), true).unwrap();
-        assert!(matches!(yard.close(id, true), Closing::Over(Err(Refusal::StillMapped))));
-        assert!(is_writable(&shared(&mut yard, id, true)));
+        table.add(id, memory.into_fd(), true).unwrap();
+        assert!(matches!(table.close(id, true), Closing::Over(Err(Refusal::StillMapped))));
+        assert!(is_writable(&shared(&mut table, id, true)));
     }
 
     #[test]
@@ -271,12 +271,12 @@ mod tests {
         let expected = Refusal::NoMemory { len: LEN as u64, reason };
         let fstat_then_open = 2;
         for share in [true, false] {
-            let (mut yard, id) = (Yard::default(), AllocationId::new(0, 0));
-            yard.add(id, memory().into_fd(), true).unwrap();
+            let (mut table, id) = (MemoryTable::default(), AllocationId::new(0, 0));
+            table.add(id, memory().into_fd(), true).unwrap();
             let armed = fault::arm(fstat_then_open, Errno::MFILE);
             let refused = match share {
-                true => yard.share(Share { allocation: id, is_writable: false }).unwrap_err(),
-                false => match yard.close(id, true) {
+                true => table.share(Share { allocation: id, is_writable: false }).unwrap_err(),
+                false => match table.close(id, true) {
                     Closing::Over(Err(refused)) => refused,
                     outcome => panic!("{outcome:?}"),
                 },
@@ -287,31 +287,31 @@ mod tests {
 
     #[test]
     fn what_was_closed_by_another_server_is_known_to_be() {
-        let (mut yard, id, memory) = (Yard::default(), AllocationId::new(0, 0), memory());
+        let (mut table, id, memory) = (MemoryTable::default(), AllocationId::new(0, 0), memory());
         memfd::close_for_writing(memory.as_fd()).unwrap();
-        yard.add(id, memory.read_only_fd().unwrap(), true).unwrap();
-        assert!(matches!(yard.close(id, true), Closing::Over(Ok(()))));
+        table.add(id, memory.read_only_fd().unwrap(), true).unwrap();
+        assert!(matches!(table.close(id, true), Closing::Over(Ok(()))));
     }
 
     #[test]
     fn an_arena_is_opened_for_reading_with_its_first_object() {
-        let (mut yard, id) = (Yard::default(), AllocationId::new(0, 0));
-        yard.add(id, memory().into_fd(), true).unwrap();
-        assert!(yard.write(id, 0, b"hello"));
-        let reader = Rc::clone(yard.memories[&id].reader.as_ref().unwrap());
-        assert!(Rc::ptr_eq(&reader, &shared(&mut yard, id, false)) && !is_writable(&reader));
-        assert!(is_writable(&yard.memories[&id].fd));
+        let (mut table, id) = (MemoryTable::default(), AllocationId::new(0, 0));
+        table.add(id, memory().into_fd(), true).unwrap();
+        assert!(table.write(id, 0, b"hello"));
+        let reader = Rc::clone(table.memories[&id].reader.as_ref().unwrap());
+        assert!(Rc::ptr_eq(&reader, &shared(&mut table, id, false)) && !is_writable(&reader));
+        assert!(is_writable(&table.memories[&id].fd));
     }
 
     #[test]
     fn a_page_without_a_secret_cannot_be_claimed() {
-        let mut yard = Yard::default();
+        let mut table = MemoryTable::default();
         let pages = [1, 2].map(|number| {
             let page = Memfd::create("test", pin::PINS_LEN).unwrap();
-            yard.add_pins(ClientId(number), &page).unwrap();
+            table.add_pins(ClientId(number), &page).unwrap();
             MappedCells::new(SharedMap::create(&page, Protection::ReadWrite).unwrap())
         });
         pin::set_secret(&pages[1], 7);
-        assert_eq!([1, 2, 3].map(|number| yard.secret(ClientId(number))), [None, Some(7), None]);
+        assert_eq!([1, 2, 3].map(|number| table.secret(ClientId(number))), [None, Some(7), None]);
     }
 }
