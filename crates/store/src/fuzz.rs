@@ -94,14 +94,14 @@ pub fn requests(bytes: &[u8]) {
     let settings =
         Settings { host: TERMS, device: TERMS, devices: Vec::new(), user: 0, ahead: TERMS.quota / 4 };
     let (mut memory, mut now) = (AllocationLens::default(), Now { elapsed: Duration::ZERO, unix: 0 });
-    let (mut server, _) = Server::recover(index, settings, &Survivors::default(), now, &mut memory);
+    let (mut server, _) = Server::recover(index, &settings, &Survivors::default(), now, &mut memory);
     let client = ClientId(1);
     let mut budget = Budget::new(0, Limits::of_server(TERMS.quota, 1 << 10));
     let hello = Request { id: 1, again: 0, ask: Ask::Hello { protocol: PROTOCOL } };
     let mut inputs = vec![
         // As one who is trusted, and heard in everything.
         Input::Joined { client, account: budget.open(0) },
-        Input::Asked { client, request: hello, payload: Payload::default(), charge: None },
+        Input::Request { client, request: hello, payload: Payload::default(), charge: None },
     ];
     let mut assembly = Assembly::default();
     let messages = packets(bytes).filter_map(|packet| assembly.push(packet).ok()?);
@@ -110,26 +110,26 @@ pub fn requests(bytes: &[u8]) {
         now.elapsed += Duration::from_millis(7);
         inputs.push(Input::Tick);
         if let Ok((request, payload)) = Payload::split::<Request>(message) {
-            inputs.push(Input::Asked { client, request, payload, charge: None });
+            inputs.push(Input::Request { client, request, payload, charge: None });
         }
         while !inputs.is_empty() {
             for output in server.step(now, inputs.remove(0), &mut memory) {
                 match output {
-                    Output::Make { allocation, len, .. } | Output::TakeIn { allocation, len, .. } => {
+                    Output::Allocate { allocation, len, .. } | Output::Import { allocation, len, .. } => {
                         assert!(memory.0.insert(allocation, len).is_none(), "memory is made once");
-                        inputs.push(Input::Made { allocation, outcome: Ok(()) });
+                        inputs.push(Input::Allocated { allocation, outcome: Ok(()) });
                     }
                     Output::Release { allocation } | Output::Reclaim { allocation } => {
                         assert!(memory.0.remove(&allocation).is_some(), "memory is released once");
                     }
                     Output::CloseForWriting { allocation, .. } => {
-                        inputs.push(Input::Closed { allocation, outcome: Ok(()) });
+                        inputs.push(Input::ClosedForWriting { allocation, outcome: Ok(()) });
                     }
-                    Output::Say { .. }
-                    | Output::Welcome { .. }
-                    | Output::Dismiss { .. }
+                    Output::Respond { .. }
+                    | Output::Admit { .. }
+                    | Output::Disconnect { .. }
                     | Output::Watch { .. }
-                    | Output::Announce(_)
+                    | Output::Notify(_)
                     | Output::Promote { .. } => {}
                 }
             }

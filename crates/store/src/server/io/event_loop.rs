@@ -168,7 +168,7 @@ impl<'a> EventLoop<'a> {
         }
         let device_ids = settings.devices.clone();
         let start = Instant::now();
-        let (server, outputs) = Server::recover(cells, settings, &survivors, now(start), &mut memory);
+        let (server, outputs) = Server::recover(cells, &settings, &survivors, now(start), &mut memory);
         clients.begin_ids(server.index().epoch() << 32);
         let headroom = Arc::new(Headroom::new(MemoryProbe::open()?));
         let workers = Workers::start(devices, &headroom)?;
@@ -318,31 +318,31 @@ impl<'a> EventLoop<'a> {
     fn act(&mut self, outputs: Vec<Output>) {
         let mut has_events = false;
         for output in outputs {
-            if !matches!(output, Output::Announce(_)) && std::mem::take(&mut has_events) {
+            if !matches!(output, Output::Notify(_)) && std::mem::take(&mut has_events) {
                 self.deliver();
             }
             match output {
-                Output::Say { client, response, share } => {
+                Output::Respond { client, response, share } => {
                     let shared = share.map(|share| self.memory.share(share)).transpose();
                     match shared {
                         Ok(fd) => self.clients.say(client, &response, fd.flatten().into_iter().collect()),
                         Err(refusal) => self.clients.refuse(client, response.id, refusal),
                     }
                 }
-                Output::Welcome { client, request } => self.admit(client, request),
-                Output::Make { allocation, len, place, requester } => {
+                Output::Admit { client, request } => self.admit(client, request),
+                Output::Allocate { allocation, len, place, requester } => {
                     self.places.insert(allocation, place);
                     self.workers.add(requester, Job::Make { allocation, len, place });
                 }
                 Output::Promote { allocation, user } => self.workers.promote(allocation, user),
-                Output::TakeIn { allocation, len, place, requester } => {
+                Output::Import { allocation, len, place, requester } => {
                     self.places.insert(allocation, place);
                     self.workers
                         .add(requester, Job::LookAt { allocation, len, place, fd: self.offered.take() });
                 }
                 Output::CloseForWriting { allocation, at_once, requester } => {
                     match self.memory.close(allocation, at_once) {
-                        Closing::Over(outcome) => self.step(Input::Closed { allocation, outcome }),
+                        Closing::Over(outcome) => self.step(Input::ClosedForWriting { allocation, outcome }),
                         Closing::Takes(fd) => self.workers.add(requester, Job::Close { allocation, fd }),
                     }
                 }
@@ -353,7 +353,7 @@ impl<'a> EventLoop<'a> {
                     self.release(allocation);
                 }
                 Output::Release { allocation } => self.release(allocation),
-                Output::Dismiss { client } => self.end(client, Ending::Dismissed),
+                Output::Disconnect { client } => self.end(client, Ending::Dismissed),
                 Output::Watch { client, prefix } => {
                     if let Err(refusal) = self.clients.watch(client, prefix) {
                         let refusal = refusal.for_protocol(self.server.protocol(client));
@@ -361,7 +361,7 @@ impl<'a> EventLoop<'a> {
                         self.end(client, Ending::Dismissed);
                     }
                 }
-                Output::Announce(event) => {
+                Output::Notify(event) => {
                     self.clients.announce(event);
                     has_events = true;
                 }
@@ -461,7 +461,7 @@ impl<'a> EventLoop<'a> {
                     return;
                 }
                 self.offered = fd;
-                self.step(Input::Asked { client, request, payload, charge });
+                self.step(Input::Request { client, request, payload, charge });
                 self.offered = None;
             }
             Some(Heard::Refused(refusal)) => {
@@ -519,10 +519,10 @@ impl<'a> EventLoop<'a> {
                     if outcome.is_ok() {
                         self.memory.closed(allocation);
                     }
-                    self.step(Input::Closed { allocation, outcome });
+                    self.step(Input::ClosedForWriting { allocation, outcome });
                 }
                 Done::Made { allocation, outcome: Err(reason) } => {
-                    self.step(Input::Made { allocation, outcome: Err(reason) });
+                    self.step(Input::Allocated { allocation, outcome: Err(reason) });
                 }
                 Done::Made { allocation, outcome: Ok(fd) } => {
                     let is_host = self.places.remove(&allocation) == Some(0);
@@ -536,7 +536,7 @@ impl<'a> EventLoop<'a> {
                             }
                         }
                         Err(error) => {
-                            self.step(Input::Made { allocation, outcome: Err(error.to_string()) });
+                            self.step(Input::Allocated { allocation, outcome: Err(error.to_string()) });
                         }
                     }
                 }

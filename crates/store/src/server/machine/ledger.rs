@@ -112,7 +112,7 @@ impl Ledger {
     }
 
     /// Takes memory that is there out of the quota: an allocation of its own, as long as it is.
-    pub(super) fn open_as_it_is(&mut self, place: u32, len: u64) -> Result<AllocationId, Refusal> {
+    pub(super) fn open_exact(&mut self, place: u32, len: u64) -> Result<AllocationId, Refusal> {
         let kind = self.kind(place);
         if len == 0 || !len.is_multiple_of(kind.terms.granule) {
             return Err(Refusal::malformed("memory is whole granules, and not empty"));
@@ -170,17 +170,17 @@ impl Ledger {
     }
 
     /// An id for memory that is made before anybody wants it.
-    pub(super) fn number(&mut self) -> Option<AllocationId> {
+    pub(super) fn reserve_id(&mut self) -> Option<AllocationId> {
         self.slots.take().map(|(slot, generation)| AllocationId::new(slot, generation))
     }
 
     /// Memory that was made before anybody wanted it is let go.
-    pub(super) fn return_number(&mut self, id: AllocationId) {
+    pub(super) fn return_id(&mut self, id: AllocationId) {
         self.slots.give_back(id.slot(), id.generation() + 1);
     }
 
     /// Memory that was made before anybody wanted it is wanted now, and taken out of the quota.
-    pub(super) fn enter_ahead(&mut self, id: AllocationId, place: u32, len: u64) {
+    pub(super) fn enter_reserved(&mut self, id: AllocationId, place: u32, len: u64) {
         self.kind(place).used += len;
         self.enter(id, AllocationRecord { len, place, is_arena: false });
     }
@@ -532,7 +532,7 @@ mod tests {
                         }
                     }
                     Step::Recover { place, is_arena, offset, len } => {
-                        let Some(id) = ledger.number() else { continue };
+                        let Some(id) = ledger.reserve_id() else { continue };
                         ledger.recover(id, AllocationRecord { len: 32 << 10, place, is_arena });
                         let region = Region { allocation: id, offset: offset / 256 * 256, len };
                         if ledger.hold(region, true) {

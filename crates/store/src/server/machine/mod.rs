@@ -1,25 +1,32 @@
 //! The decisions of the server as a state machine: `step(now, input) -> outputs`, without I/O.
 
-mod adopt;
 mod arenas;
-mod create;
+mod creation;
+mod interface;
 mod ledger;
-mod made;
+mod memory_pool;
+mod objects;
+mod outputs;
 mod pending;
 mod pin_scan;
+mod plan;
 mod prealloc;
-mod recover;
-#[cfg(test)]
-mod replay;
-mod resume;
-mod retire;
+mod recovery;
+mod request_history;
+mod retirement;
+mod sealing;
 mod server;
+mod sessions;
 #[cfg(test)]
 mod simulation;
 mod slots;
+mod state;
+#[cfg(test)]
+mod tests;
 mod waiting;
 
+pub(crate) use interface::{Input, Now, Output, Requester, ServerMemory, Settings, Share};
 pub(crate) use ledger::Terms;
 pub(crate) use pin_scan::{PinPosition, WORK_OF_A_PAGE};
-pub(crate) use recover::Survivors;
-pub(crate) use server::{Input, Now, Output, Requester, Server, ServerMemory, Settings, Share};
+pub(crate) use recovery::Survivors;
+pub(crate) use server::Server;

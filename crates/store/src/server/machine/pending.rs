@@ -19,20 +19,50 @@
 
 use std::collections::BTreeMap;
 
+use super::sessions::Sessions;
 use crate::id::{AllocationId, ClientId};
-use crate::protocol::Request;
 use crate::protocol::frame::Payload;
-use crate::server::budget::Charge;
+use crate::protocol::{Refusal, Request};
+use crate::server::budget::{Amount, Charge};
 use crate::server::fair_queue::FairQueue;
 
-/// A request to create something, while its memory is being made.
+/// What a request takes that waits, besides its payload.
+pub(super) const REQUEST_COST: u64 = 512;
+
+/// A request to create something, while its memory is being allocated.
 #[derive(Debug)]
 pub(super) struct PendingRequest {
     pub(super) client: ClientId,
     pub(super) request: Request,
     pub(super) payload: Payload<'static>,
     /// For the request and its payload.
-    pub(super) _charge: Charge,
+    _charge: Charge,
+}
+
+impl PendingRequest {
+    /// A request that waits. Its client is charged for all that it holds. `charge` is for the payload, if that has memory of
+    /// its own.
+    pub(super) fn new(
+        client: ClientId,
+        request: Request,
+        payload: Payload<'_>,
+        charge: Option<Charge>,
+        sessions: &Sessions,
+    ) -> Result<Self, Refusal> {
+        let mut held = sessions.charge(client, Amount::bytes(REQUEST_COST))?;
+        held.grow(Amount::bytes(request.ask.decoded_len()))?;
+        let charge = match charge {
+            Some(mut charge) => {
+                charge.absorb(held);
+                charge
+            }
+            None => {
+                held.grow(Amount::bytes(payload.len() as u64))?;
+                held
+            }
+        };
+        Ok(Self { client, request, payload: payload.into_owned(), _charge: charge })
+    }
 }
 
 /// Why an arena could not be made.
@@ -232,9 +262,10 @@ impl PendingMemory {
 
 #[cfg(test)]
 mod tests {
+    use super::super::simulation::create;
     use super::*;
     use crate::protocol::Ask;
-    use crate::server::budget::{Amount, tests::ample};
+    use crate::server::budget::tests::ample;
 
     const PLACE: u32 = 0;
 
@@ -246,6 +277,25 @@ mod tests {
 
     fn id(slot: usize) -> AllocationId {
         AllocationId::new(slot, 0)
+    }
+
+    #[test]
+    fn a_request_that_waits_is_charged_for_all_that_it_holds() {
+        let (mut sessions, mut budget, client) = (Sessions::new(0), ample(), ClientId(1));
+        sessions.join(client, budget.open(7));
+        let names: Vec<_> = (0..1000).map(|number| format!("member {number}")).collect();
+        let members: Vec<_> = names.iter().map(|name| (&name[..], 1)).collect();
+        let request = Request { id: 9, again: 0, ask: create("pack", 0, &members, 0) };
+        let texts = names.iter().map(String::len).sum::<usize>();
+        let least = 1000 * size_of::<crate::protocol::Member>() + texts;
+        let charge = sessions.charge(client, Amount::bytes(REQUEST_COST)).unwrap();
+        for charge in [None, Some(charge)] {
+            let payload = vec![7; 1000].into();
+            let pending = PendingRequest::new(client, request.clone(), payload, charge, &sessions).unwrap();
+            assert!(budget.held().bytes >= least as u64);
+            drop(pending);
+        }
+        assert_eq!(budget.held().bytes, 0);
     }
 
     /// The keys of the requests that can be resumed now.

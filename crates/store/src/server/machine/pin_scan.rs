@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::server::ServerMemory;
+use super::interface::ServerMemory;
 use crate::id::{ClientId, ObjectId};
 
 /// How many units of work one step may do.

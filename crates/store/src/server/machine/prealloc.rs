@@ -1,36 +1,37 @@
-//! Memory made ahead: zeroed, kept by the keeper, and nobody's yet, so that the next large object need not wait for it.
+//! Preallocated host memory: zeroed and parked with the keeper before a request asks for it, so that the next large object
+//! need not wait for its allocation.
 //!
-//! The memory of a sealed object can never be written again. When the object goes, so does its memory, and fresh memory of
-//! the same length is made while there is time: whoever replaces an object by its next version finds it ready. Of short
-//! lengths some are made as soon as one was asked for.
+//! The memory of a sealed object can never be written again. When the object is freed, so is its memory, and fresh memory
+//! of the same length is allocated while the server is idle: a client that replaces an object by its next version finds
+//! it ready. Of short lengths, some are preallocated as soon as one was asked for.
 //!
-//! What it keeps true: what is taken and what was made ahead are within the quota together, and what was made ahead is
-//! within its own part of it; what nobody has asked for in a while is given back; where memory cannot be made for a request,
-//! what was made ahead is given back first. The index does not know of it, so a server that takes over lets it go.
+//! Guarantees: memory in use and preallocated memory are within the quota together, and preallocated memory is within its
+//! own part of the quota; what is not used for a while is released; where memory cannot be allocated for a request,
+//! preallocated memory is released first. The index does not list preallocated memory, so a server that takes over
+//! releases it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::ledger::HOST;
-use super::server::{Output, Requester, Server};
-use crate::cells::Cells;
+use super::interface::{Output, Requester};
+use super::ledger::{HOST, Ledger};
+use super::outputs::Outputs;
 use crate::id::AllocationId;
-use crate::protocol::Refusal;
 
-/// How long after something has happened memory is made: whoever did it mostly goes on at once, and would have to share the
-/// machine.
+/// How long after an event memory is preallocated: the client that caused the event usually continues at once, and would have
+/// to share the processor.
 const REST: Duration = Duration::from_millis(5);
 
-/// How long memory waits to be asked for.
+/// How long preallocated memory is kept.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// Memory up to this length is made ahead also before any of it went.
+/// Memory up to this length is preallocated also before any of it was freed.
 const SHORT: u64 = 16 << 20;
 
-/// How many pieces of one short length are made ahead.
+/// How many pieces of one short length are preallocated.
 const OF_ONE_LENGTH: usize = 2;
 
-/// How many pieces there are at most, and how many lengths are remembered: all work of a step on them is bounded by it.
+/// The most pieces there are, and the most lengths that are remembered. It bounds the work of a step.
 const MOST_PIECES: usize = 16;
 
 #[derive(Debug)]
@@ -41,25 +42,25 @@ struct Piece {
     since: Duration,
 }
 
-/// What is to be made when there is time.
+/// A length that is to be preallocated.
 #[derive(Debug)]
 struct Wish {
     len: u64,
-    /// How many of this length there are to be.
+    /// How many pieces of this length there are to be.
     count: usize,
     at: Duration,
 }
 
-/// What was made ahead in host memory, or is being made, oldest first.
+/// The pieces of host memory that are preallocated or being preallocated, oldest first.
 #[derive(Debug)]
 pub(super) struct Prealloc {
     pieces: Vec<Piece>,
-    /// The lengths that were wished last, oldest first, at most [`MOST_PIECES`]: more could not be made.
+    /// The lengths that were wished last, oldest first, at most [`MOST_PIECES`].
     wishes: Vec<Wish>,
-    /// Pieces that requests have taken before they were ready. Less memory may be taken ahead than for requests: those that
-    /// cannot be made as the former are tried as the latter.
+    /// Pieces that requests have taken before they were ready. Preallocation may take less of the available memory than
+    /// requests may: a piece that cannot be preallocated is tried again as memory of its request.
     taken_early: BTreeSet<AllocationId>,
-    /// How many bytes it may be.
+    /// The most bytes there may be.
     limit: u64,
 }
 
@@ -73,8 +74,14 @@ impl Prealloc {
         self.pieces.iter().map(|piece| piece.len).sum()
     }
 
-    /// A piece of this length, and whether it is ready: one that is, if there is any.
-    fn take(&mut self, len: u64) -> Option<(AllocationId, bool)> {
+    /// When the next piece is to be allocated or released.
+    pub(super) fn wake_at(&self) -> Option<Duration> {
+        let late = self.pieces.iter().filter(|piece| piece.is_ready).map(|piece| piece.since + KEPT);
+        late.chain(self.wishes.iter().map(|wish| wish.at)).min()
+    }
+
+    /// Removes a piece of this length, and returns whether it is ready: a ready one, if there is any.
+    pub(super) fn take(&mut self, len: u64) -> Option<(AllocationId, bool)> {
         let fits = |piece: &Piece| piece.len == len;
         let ready = self.pieces.iter().position(|piece| fits(piece) && piece.is_ready);
         let at = ready.or_else(|| self.pieces.iter().position(fits))?;
@@ -85,12 +92,121 @@ impl Prealloc {
         Some((piece.id, piece.is_ready))
     }
 
-    /// Memory that a request has taken early is there, or was given up.
-    pub(super) fn no_longer_ahead(&mut self, id: AllocationId) -> bool {
+    /// Memory that a request has taken early is ready, or could not be allocated as preallocated memory. Returns whether this
+    /// was such memory.
+    pub(super) fn no_longer_early(&mut self, id: AllocationId) -> bool {
         self.taken_early.remove(&id)
     }
 
-    /// Takes out the oldest pieces that are ready, until no more bytes than this are left.
+    /// An object with an allocation of its own of this length was sealed: others may follow.
+    pub(super) fn expect_next(&mut self, len: u64, now: Duration) {
+        if len <= SHORT {
+            self.wish(len, OF_ONE_LENGTH, now);
+        }
+    }
+
+    /// Memory of this length was freed with its object: another object may replace that one.
+    pub(super) fn expect_replacement(&mut self, len: u64, now: Duration) {
+        self.wish(len, 1, now);
+    }
+
+    fn wish(&mut self, len: u64, count: usize, now: Duration) {
+        if len > self.limit {
+            return;
+        }
+        let wishes = &mut self.wishes;
+        let known = wishes.iter().position(|wish| wish.len == len).map(|at| wishes.remove(at));
+        let count = known.map_or(count, |known| known.count.max(count));
+        if wishes.len() == MOST_PIECES {
+            wishes.remove(0);
+        }
+        wishes.push(Wish { len, count, at: now + REST });
+    }
+
+    /// Begins to allocate what is due, and releases what exceeds the quota or was not used for a while.
+    pub(super) fn update(&mut self, ledger: &mut Ledger, now: Duration, outputs: &mut Outputs) {
+        for wish in self.wishes.extract_if(.., |wish| wish.at <= now).collect::<Vec<_>>() {
+            for _ in 0..wish.count {
+                self.allocate(wish.len, wish.count, ledger, now, outputs);
+            }
+        }
+        if self.pieces.is_empty() {
+            return;
+        }
+        let mut gone = self.expire(now);
+        gone.extend(self.shrink(self.room(ledger)));
+        release(gone, ledger, outputs);
+    }
+
+    fn allocate(
+        &mut self,
+        len: u64,
+        count: usize,
+        ledger: &mut Ledger,
+        now: Duration,
+        outputs: &mut Outputs,
+    ) {
+        let of_length = self.pieces.iter().filter(|piece| piece.len == len).count();
+        if of_length >= count || len > self.room(ledger) {
+            return;
+        }
+        // Older lengths make room for this one.
+        let room = self.room(ledger).saturating_sub(len);
+        release(self.shrink(room), ledger, outputs);
+        if self.held() > room || self.pieces.len() >= MOST_PIECES {
+            return;
+        }
+        if let Some(id) = ledger.reserve_id() {
+            self.pieces.push(Piece { id, len, is_ready: false, since: now });
+            let requester = Requester::Server;
+            outputs.push(Output::Allocate { allocation: id, len, place: HOST, requester });
+        }
+    }
+
+    /// The most bytes there may be now.
+    fn room(&self, ledger: &Ledger) -> u64 {
+        let host = ledger.usage().0;
+        self.limit.min(host.quota.saturating_sub(host.used))
+    }
+
+    /// A piece is ready, or could not be allocated. Returns whether this was a piece.
+    pub(super) fn allocated(
+        &mut self,
+        id: AllocationId,
+        is_ready: bool,
+        ledger: &mut Ledger,
+        now: Duration,
+        outputs: &mut Outputs,
+    ) -> bool {
+        let Some(at) = self.pieces.iter().position(|piece| piece.id == id) else { return false };
+        if is_ready {
+            self.pieces[at].is_ready = true;
+            self.pieces[at].since = now;
+            self.update(ledger, now, outputs);
+        } else {
+            self.pieces.remove(at);
+            release(vec![id], ledger, outputs);
+        }
+        true
+    }
+
+    /// Releases all pieces that are ready: their slots of the index are needed.
+    pub(super) fn release_slots(&mut self, ledger: &mut Ledger, outputs: &mut Outputs) {
+        release(self.shrink(0), ledger, outputs);
+    }
+
+    /// Returns the pages of all pieces that are ready to the system, because memory could not be allocated for a request. Returns
+    /// whether there were any.
+    pub(super) fn reclaim(&mut self, ledger: &mut Ledger, outputs: &mut Outputs) -> bool {
+        let ready = self.shrink(0);
+        for allocation in &ready {
+            ledger.return_id(*allocation);
+            outputs.push(Output::Reclaim { allocation: *allocation });
+        }
+        !ready.is_empty()
+    }
+
+    /// Removes the oldest pieces that are ready, until no more bytes than this are left.
     fn shrink(&mut self, room: u64) -> Vec<AllocationId> {
         let mut held = self.held();
         let mut too_many = |piece: &mut Piece| {
@@ -101,16 +217,10 @@ impl Prealloc {
         self.pieces.extract_if(.., &mut too_many).map(|piece| piece.id).collect()
     }
 
-    /// Takes out what has waited too long.
+    /// Removes the pieces that were not used for too long.
     fn expire(&mut self, now: Duration) -> Vec<AllocationId> {
         let late = |piece: &mut Piece| piece.is_ready && now.saturating_sub(piece.since) >= KEPT;
         self.pieces.extract_if(.., late).map(|piece| piece.id).collect()
-    }
-
-    /// When the next piece is to be made, or will have waited too long.
-    pub(super) fn wake_at(&self) -> Option<Duration> {
-        let late = self.pieces.iter().filter(|piece| piece.is_ready).map(|piece| piece.since + KEPT);
-        late.chain(self.wishes.iter().map(|wish| wish.at)).min()
     }
 
     #[cfg(test)]
@@ -119,162 +229,19 @@ impl Prealloc {
     }
 }
 
-impl<C: Cells> Server<C> {
-    /// Memory of a length that was made ahead, or is being made, and whether it is ready. It is taken out of the quota
-    /// from now on.
-    pub(super) fn take_ahead(&mut self, place: u32, len: u64) -> Option<(AllocationId, bool)> {
-        if place != HOST {
-            return None;
-        }
-        let len = self.ledger.rounded(place, len)?;
-        let (id, is_ready) = self.prealloc.take(len)?;
-        self.ledger.enter_ahead(id, place, len);
-        Some((id, is_ready))
-    }
-
-    /// Takes memory out of the quota. What was made ahead gives up the slots it has, where there is no other.
-    pub(super) fn open_allocation(
-        &mut self,
-        place: u32,
-        len: u64,
-        is_arena: bool,
-    ) -> Result<AllocationId, Refusal> {
-        self.make_slots();
-        self.ledger.open(place, len, is_arena)
-    }
-
-    /// Takes memory out of the quota that is there already, and as long as it is.
-    pub(super) fn open_as_it_is(&mut self, place: u32, len: u64) -> Result<AllocationId, Refusal> {
-        self.make_slots();
-        self.ledger.open_as_it_is(place, len)
-    }
-
-    fn make_slots(&mut self) {
-        if !self.ledger.has_slots() {
-            let all = self.prealloc.shrink(0);
-            self.release_ahead(all);
-        }
-    }
-
-    /// Whether memory that could not be made for a request may be had now: it was being made ahead, and is tried as what
-    /// it is, or something that was made ahead is given back for it.
-    pub(super) fn may_retry(&mut self, allocation: AllocationId) -> bool {
-        if self.prealloc.no_longer_ahead(allocation) {
-            return true;
-        }
-        let ready = self.prealloc.shrink(0);
-        let has_room = !ready.is_empty();
-        for allocation in ready {
-            self.ledger.return_number(allocation);
-            self.outputs.push(Output::Reclaim { allocation });
-        }
-        has_room
-    }
-
-    /// An object in memory of its own of this length has been sealed: others may follow.
-    pub(super) fn prealloc_next(&mut self, place: u32, len: u64) {
-        if place == HOST && len <= SHORT {
-            self.wish(len, OF_ONE_LENGTH);
-        }
-    }
-
-    /// Memory of this length has gone with its object: another may take that object's place.
-    pub(super) fn prealloc_replacement(&mut self, place: u32, len: u64) {
-        if place == HOST {
-            self.wish(len, 1);
-        }
-    }
-
-    fn wish(&mut self, len: u64, count: usize) {
-        if len > self.prealloc.limit {
-            return;
-        }
-        let wishes = &mut self.prealloc.wishes;
-        let known = wishes.iter().position(|wish| wish.len == len).map(|at| wishes.remove(at));
-        let count = known.map_or(count, |known| known.count.max(count));
-        if wishes.len() == MOST_PIECES {
-            wishes.remove(0);
-        }
-        wishes.push(Wish { len, count, at: self.now.elapsed + REST });
-    }
-
-    /// Makes what is to be made by now.
-    fn grant_wishes(&mut self) {
-        let now = self.now.elapsed;
-        for wish in self.prealloc.wishes.extract_if(.., |wish| wish.at <= now).collect::<Vec<_>>() {
-            for _ in 0..wish.count {
-                self.make_ahead(wish.len, wish.count);
-            }
-        }
-    }
-
-    fn make_ahead(&mut self, len: u64, count: usize) {
-        let of_length = self.prealloc.pieces.iter().filter(|piece| piece.len == len).count();
-        let used = self.ledger.usage().0;
-        if of_length >= count || len > self.prealloc.limit.min(used.quota.saturating_sub(used.used)) {
-            return;
-        }
-        // Older lengths make room for this one.
-        let room = self.prealloc_room().saturating_sub(len);
-        let crowded = self.prealloc.shrink(room);
-        self.release_ahead(crowded);
-        if self.prealloc.held() > room || self.prealloc.pieces.len() >= MOST_PIECES {
-            return;
-        }
-        if let Some(id) = self.ledger.number() {
-            self.prealloc.pieces.push(Piece { id, len, is_ready: false, since: self.now.elapsed });
-            let requester = Requester::Server;
-            self.outputs.push(Output::Make { allocation: id, len, place: HOST, requester });
-        }
-    }
-
-    /// What the prealloc may hold now.
-    fn prealloc_room(&self) -> u64 {
-        let used = self.ledger.usage().0;
-        self.prealloc.limit.min(used.quota.saturating_sub(used.used))
-    }
-
-    /// Something that was to be made ahead is there, or cannot be: whether it was such a thing.
-    pub(super) fn made_ahead(&mut self, id: AllocationId, is_there: bool) -> bool {
-        let now = self.now.elapsed;
-        let Some(at) = self.prealloc.pieces.iter().position(|piece| piece.id == id) else { return false };
-        if is_there {
-            self.prealloc.pieces[at].is_ready = true;
-            self.prealloc.pieces[at].since = now;
-            self.trim_prealloc();
-        } else {
-            self.prealloc.pieces.remove(at);
-            self.release_ahead(vec![id]);
-        }
-        true
-    }
-
-    /// Lets go what there is no room for any more, and what nobody has asked for in a while.
-    pub(super) fn trim_prealloc(&mut self) {
-        self.grant_wishes();
-        if self.prealloc.pieces.is_empty() {
-            return;
-        }
-        let room = self.prealloc_room();
-        let mut gone = self.prealloc.expire(self.now.elapsed);
-        gone.extend(self.prealloc.shrink(room));
-        self.release_ahead(gone);
-    }
-
-    fn release_ahead(&mut self, ids: Vec<AllocationId>) {
-        for allocation in ids {
-            self.ledger.return_number(allocation);
-            self.outputs.push(Output::Release { allocation });
-        }
+fn release(ids: Vec<AllocationId>, ledger: &mut Ledger, outputs: &mut Outputs) {
+    for allocation in ids {
+        ledger.return_id(allocation);
+        outputs.push(Output::Release { allocation });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::server::{Input, Now};
     use super::super::simulation::{GEOMETRY, Simulation, TERMS, USER, create, sealed};
+    use super::super::{Input, Now};
     use super::*;
-    use crate::protocol::{Answer, Ask};
+    use crate::protocol::{Answer, Ask, Refusal};
 
     fn prealloc(lens: &[(u64, bool)]) -> Prealloc {
         let piece = |(slot, (len, is_ready)): (usize, &(u64, bool))| Piece {
@@ -326,14 +293,14 @@ mod tests {
         let mut sim = Simulation::with_ahead(4 * LEN);
         let client = sim.join(1);
         put(&mut sim, client, "first", LEN);
-        assert_eq!(sim.server.prealloc.held(), 0, "not while its writer may go on");
+        assert_eq!(sim.server.state.memory.prealloc().held(), 0, "not while its writer may go on");
         sim.rest(REST);
-        let ready: Vec<_> = sim.server.prealloc.ids().collect();
-        assert_eq!((ready.len(), sim.server.prealloc.held()), (2, 2 * LEN));
+        let ready: Vec<_> = sim.server.state.memory.prealloc().ids().collect();
+        assert_eq!((ready.len(), sim.server.state.memory.prealloc().held()), (2, 2 * LEN));
         assert_eq!(sim.status(client).host.used, LEN, "what is made ahead is not taken");
         let Answer::Created { memory, .. } = sim.create(client, "second", LEN).1 else { panic!("created") };
         assert_eq!(memory.allocation, ready[0]);
-        assert_eq!((sim.status(client).host.used, sim.server.prealloc.held()), (2 * LEN, LEN));
+        assert_eq!((sim.status(client).host.used, sim.server.state.memory.prealloc().held()), (2 * LEN, LEN));
     }
 
     #[test]
@@ -341,10 +308,10 @@ mod tests {
         let mut sim = Simulation::with_ahead(TERMS.quota);
         let client = sim.join(1);
         let object = put(&mut sim, client, "object", LEN);
-        sim.server.prealloc.wishes.clear();
+        sim.server.state.memory.prealloc().wishes.clear();
         sim.one(client, Ask::Delete { object }, &[]);
         sim.rest(REST);
-        assert_eq!((sim.server.prealloc.held(), sim.status(client).host.used), (LEN, 0));
+        assert_eq!((sim.server.state.memory.prealloc().held(), sim.status(client).host.used), (LEN, 0));
     }
 
     #[test]
@@ -354,9 +321,9 @@ mod tests {
         let object = put(&mut sim, client, "object", LEN);
         sim.one(client, Ask::Delete { object }, &[]);
         sim.rest(REST);
-        assert!(sim.server.prealloc.held() > 0);
+        assert!(sim.server.state.memory.prealloc().held() > 0);
         put(&mut sim, client, "all", TERMS.quota);
-        assert_eq!((sim.server.prealloc.held(), sim.parked.len()), (0, 1));
+        assert_eq!((sim.server.state.memory.prealloc().held(), sim.parked.len()), (0, 1));
     }
 
     #[test]
@@ -381,7 +348,7 @@ mod tests {
         let wake = sim.server.wake_at().expect("something to look at");
         let outputs = sim.server.step(Now { elapsed: wake, unix: 0 }, Input::Tick, &mut sim.memory);
         assert!(matches!(outputs[..], [Output::Release { .. }, Output::Release { .. }]), "{outputs:?}");
-        assert_eq!((sim.server.prealloc.held(), sim.server.wake_at()), (0, None));
+        assert_eq!((sim.server.state.memory.prealloc().held(), sim.server.wake_at()), (0, None));
     }
 
     #[test]
@@ -390,30 +357,32 @@ mod tests {
         let client = sim.join(1);
         put(&mut sim, client, "object", LEN);
         sim.rest(REST);
-        sim.server.prealloc.pieces.truncate(1);
-        let id = sim.server.prealloc.ids().next().expect("one");
-        sim.server.prealloc.pieces[0].is_ready = false;
+        sim.server.state.memory.prealloc().pieces.truncate(1);
+        let id = sim.server.state.memory.prealloc().ids().next().expect("one");
+        sim.server.state.memory.prealloc().pieces[0].is_ready = false;
         let request = crate::protocol::Request { id: 99, again: 0, ask: create("next", LEN, &[], 0) };
-        let input = Input::Asked { client, request, payload: Vec::new().into(), charge: None };
+        let input = Input::Request { client, request, payload: Vec::new().into(), charge: None };
         let outputs = sim.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, input, &mut sim.memory);
         assert_eq!(outputs, [Output::Promote { allocation: id, user: USER }], "it is no longer made last");
-        let made = Input::Made { allocation: id, outcome: Ok(()) };
+        let made = Input::Allocated { allocation: id, outcome: Ok(()) };
         let outputs = sim.server.step(Now { elapsed: Duration::ZERO, unix: 0 }, made, &mut sim.memory);
-        assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
+        assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
     }
 
     #[test]
     fn no_more_lengths_are_remembered_than_pieces_can_be_made() {
         let mut sim = Simulation::with_ahead(TERMS.quota);
         for pages in 1..=100 {
-            sim.server.prealloc_replacement(HOST, pages * TERMS.page);
+            sim.server.state.memory.prealloc().expect_replacement(pages * TERMS.page, Duration::ZERO);
         }
-        let lens: Vec<_> = sim.server.prealloc.wishes.iter().map(|wish| wish.len / TERMS.page).collect();
+        let lens: Vec<_> =
+            sim.server.state.memory.prealloc().wishes.iter().map(|wish| wish.len / TERMS.page).collect();
         assert_eq!(lens, (85..=100).collect::<Vec<_>>(), "the last ones");
         // One that is wished again is among the last.
-        sim.server.prealloc_replacement(HOST, 85 * TERMS.page);
-        sim.server.prealloc_replacement(HOST, TERMS.page);
-        let lens: Vec<_> = sim.server.prealloc.wishes.iter().map(|wish| wish.len / TERMS.page).collect();
+        sim.server.state.memory.prealloc().expect_replacement(85 * TERMS.page, Duration::ZERO);
+        sim.server.state.memory.prealloc().expect_replacement(TERMS.page, Duration::ZERO);
+        let lens: Vec<_> =
+            sim.server.state.memory.prealloc().wishes.iter().map(|wish| wish.len / TERMS.page).collect();
         assert_eq!(lens, (87..=100).chain([85, 1]).collect::<Vec<_>>());
     }
 
@@ -423,11 +392,11 @@ mod tests {
 
     fn ask(sim: &mut Simulation, client: crate::id::ClientId, len: u64) -> Vec<Output> {
         let request = crate::protocol::Request { id: 99, again: 0, ask: create("next", len, &[], 0) };
-        step(sim, Input::Asked { client, request, payload: Vec::new().into(), charge: None })
+        step(sim, Input::Request { client, request, payload: Vec::new().into(), charge: None })
     }
 
     fn is_refused(output: &Output) -> bool {
-        let Output::Say { response, .. } = output else { return false };
+        let Output::Respond { response, .. } = output else { return false };
         matches!(&response.answer, Answer::Refused(Refusal::NoMemory { reason, .. }) if reason == "none left")
     }
 
@@ -437,18 +406,18 @@ mod tests {
         let client = sim.join(1);
         put(&mut sim, client, "object", LEN);
         sim.rest(REST);
-        let ready: Vec<_> = sim.server.prealloc.ids().collect();
+        let ready: Vec<_> = sim.server.state.memory.prealloc().ids().collect();
         let outputs = ask(&mut sim, client, 2 * LEN);
-        let [Output::Make { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
-        let fail = || Input::Made { allocation, outcome: Err("none left".to_owned()) };
+        let [Output::Allocate { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
+        let fail = || Input::Allocated { allocation, outcome: Err("none left".to_owned()) };
         let reclaim = |at: usize| Output::Reclaim { allocation: ready[at] };
         let requester = Requester::User(USER);
-        let len = sim.server.ledger.record(allocation).unwrap().len;
-        let again = Output::Make { allocation, len, place: HOST, requester };
+        let len = sim.server.state.memory.ledger().record(allocation).unwrap().len;
+        let again = Output::Allocate { allocation, len, place: HOST, requester };
         assert_eq!(step(&mut sim, fail()), [reclaim(0), reclaim(1), again]);
         let outputs = step(&mut sim, fail());
         assert!(matches!(&outputs[..], [Output::Release { .. }, said] if is_refused(said)), "{outputs:?}");
-        assert_eq!(sim.server.ledger.usage().0.used, LEN);
+        assert_eq!(sim.server.state.memory.ledger().usage().0.used, LEN);
     }
 
     #[test]
@@ -457,14 +426,14 @@ mod tests {
         let client = sim.join(1);
         put(&mut sim, client, "object", LEN);
         sim.rest(REST);
-        sim.server.prealloc.pieces.truncate(1);
-        sim.server.prealloc.pieces[0].is_ready = false;
+        sim.server.state.memory.prealloc().pieces.truncate(1);
+        sim.server.state.memory.prealloc().pieces[0].is_ready = false;
         let outputs = ask(&mut sim, client, LEN);
         let [Output::Promote { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
-        let fail = || Input::Made { allocation, outcome: Err("none left".to_owned()) };
+        let fail = || Input::Allocated { allocation, outcome: Err("none left".to_owned()) };
         let outputs = step(&mut sim, fail());
         assert!(
-            matches!(outputs[..], [Output::Make { requester: Requester::User(USER), .. }]),
+            matches!(outputs[..], [Output::Allocate { requester: Requester::User(USER), .. }]),
             "{outputs:?}"
         );
         let outputs = step(&mut sim, fail());

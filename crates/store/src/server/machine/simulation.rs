@@ -104,18 +104,19 @@ pub(super) fn view<C: Cells>(server: &Server<C>) -> View {
         (name.clone(), found.map(|found| found.id))
     };
     let is_used = |id: &AllocationId| objects.iter().any(|object| object.4.allocation == *id);
-    let record = |id: AllocationId| Some((id, server.ledger.record(id)?));
-    let allocations: Vec<_> = server.ledger.allocations().filter_map(record).collect();
+    let ledger = server.state.memory.ledger();
+    let record = |id: AllocationId| Some((id, ledger.record(id)?));
+    let allocations: Vec<_> = ledger.allocations().filter_map(record).collect();
     // An arena that is empty is there for the next object, and says nothing about the last operation.
     let counted = |place| {
         let counted = allocations.iter().filter(|(id, record)| record.place == place && is_used(id));
         counted.map(|(_, record)| record.len).sum()
     };
     View {
-        found: server.names.keys().map(find).collect(),
-        names: server.names.clone(),
+        found: server.state.objects.names().keys().map(find).collect(),
+        names: server.state.objects.names().clone(),
         used: (counted(0), counted(1)),
-        free_slots: server.slots.left(),
+        free_slots: server.state.objects.free_slots(),
         unused: allocations
             .iter()
             .filter(|(id, record)| !record.is_arena && !is_used(id))
@@ -157,7 +158,7 @@ impl Simulation {
         let index = Index::format(cells.clone(), GEOMETRY);
         let mut memory = TestMemory::default();
         let (server, outputs) =
-            Server::recover(index, settings(ahead), &Survivors::default(), now(), &mut memory);
+            Server::recover(index, &settings(ahead), &Survivors::default(), now(), &mut memory);
         assert!(outputs.is_empty());
         cells.take();
         let (parked, clients) = (BTreeSet::new(), BTreeMap::new());
@@ -185,7 +186,7 @@ impl Simulation {
 
     pub(super) fn recover(&self, cells: RecordedCells) -> (Server<RecordedCells>, Vec<Output>) {
         let index = Index::open(cells).expect("an index");
-        Server::recover(index, settings(self.ahead), &self.survivors(), now(), &mut self.memory.clone())
+        Server::recover(index, &settings(self.ahead), &self.survivors(), now(), &mut self.memory.clone())
     }
 
     /// One step, after which every prefix of its stores is recovered.
@@ -233,23 +234,23 @@ impl Simulation {
             }
             let output = outputs.remove(0);
             let follows = match output {
-                Output::Say { response, .. } => {
+                Output::Respond { response, .. } => {
                     answers.push(response.answer);
                     None
                 }
-                Output::Make { allocation, .. } => {
+                Output::Allocate { allocation, .. } => {
                     assert!(self.parked.insert(allocation), "memory is made once");
-                    Some(Input::Made { allocation, outcome: Ok(()) })
+                    Some(Input::Allocated { allocation, outcome: Ok(()) })
                 }
-                Output::TakeIn { allocation, .. } => {
+                Output::Import { allocation, .. } => {
                     // The keeper is given what was found to be memory.
                     let outcome = if self.writable { Err("it can be written".to_owned()) } else { Ok(()) };
                     self.parked.insert(allocation);
-                    Some(Input::Made { allocation, outcome })
+                    Some(Input::Allocated { allocation, outcome })
                 }
                 Output::CloseForWriting { allocation, .. } => {
                     let outcome = if self.writable { Err(Refusal::StillMapped) } else { Ok(()) };
-                    Some(Input::Closed { allocation, outcome })
+                    Some(Input::ClosedForWriting { allocation, outcome })
                 }
                 Output::Release { allocation } | Output::Reclaim { allocation } => {
                     assert!(self.parked.remove(&allocation), "memory is released once");
@@ -259,12 +260,12 @@ impl Simulation {
                     self.watchers.insert(client, prefix);
                     None
                 }
-                Output::Announce(event) => {
+                Output::Notify(event) => {
                     let watchers = self.watchers.values().filter(|prefix| event.name.starts_with(*prefix));
                     answers.extend(watchers.map(|_| Answer::Event(event.clone())));
                     None
                 }
-                Output::Welcome { .. } | Output::Dismiss { .. } | Output::Promote { .. } => None,
+                Output::Admit { .. } | Output::Disconnect { .. } | Output::Promote { .. } => None,
             };
             if let Some(input) = follows {
                 outputs.extend(self.step(input));
@@ -280,13 +281,13 @@ impl Simulation {
             self.recover(Prefixes { before: self.cells.snapshot(), stores: vec![] }.replay(0));
         assert_eq!(view(&recovered), view(&self.server));
         // What was made ahead is nobody's, and goes.
-        let ahead: BTreeSet<_> = self.server.prealloc.ids().collect();
+        let ahead: BTreeSet<_> = self.server.state.memory.preallocated_ids().collect();
         let released = outputs.iter().filter_map(|output| match output {
             Output::Release { allocation } => Some(*allocation),
             _ => None,
         });
         assert_eq!(released.collect::<BTreeSet<_>>(), ahead, "nothing else was left behind: {outputs:?}");
-        let known: BTreeSet<_> = self.server.ledger.allocations().chain(ahead).collect();
+        let known: BTreeSet<_> = self.server.state.memory.ledger().allocations().chain(ahead).collect();
         assert_eq!(known, self.parked);
     }
 
@@ -306,7 +307,7 @@ impl Simulation {
     pub(super) fn ask(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Vec<Answer> {
         self.requests += 1;
         let request = Request { id: self.requests, again: 0, ask };
-        self.run(Input::Asked { client, request, payload: payload.to_vec().into(), charge: None })
+        self.run(Input::Request { client, request, payload: payload.to_vec().into(), charge: None })
     }
 
     pub(super) fn one(&mut self, client: ClientId, ask: Ask, payload: &[u8]) -> Answer {

@@ -1,18 +1,18 @@
 //! Requests that are answered later: for a name that no object has yet, and for room where the quota is full.
 //!
 //! Requests for room are answered in the order in which they came, and a request is not answered while one before it needs
-//! the room: so large objects are not kept waiting by small ones. Nothing is set aside meanwhile: a client that was told of
-//! room creates, and may find that another was faster.
+//! the room, so that small objects do not delay large ones for ever. No memory is reserved for the client that is answered: when it
+//! creates its object, another client may have taken the room.
 //!
-//! No step looks at all requests that wait: they are found by name, by deadline and by client, and of those that have to be
-//! answered at once each step answers some.
+//! No step looks at all requests that wait: they are found by name, by deadline and by client, and each step answers a
+//! bounded number of those that are due.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::ledger::HOST;
-use super::server::Server;
-use crate::cells::Cells;
+use super::ledger::{HOST, Ledger};
+use super::outputs::Outputs;
+use super::sessions::Sessions;
 use crate::id::{ClientId, ObjectId};
 use crate::protocol::{Answer, Refusal};
 use crate::server::budget::{Amount, Charge};
@@ -40,12 +40,20 @@ struct Waiter {
     _charge: Charge,
 }
 
+/// A request that may wait, and for how many milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TimedRequest {
+    pub(super) client: ClientId,
+    pub(super) request: u64,
+    pub(super) wait: u64,
+}
+
 /// Numbers of requests, by user.
 type ByUser = BTreeMap<u32, BTreeSet<u64>>;
 
 /// All requests that wait, each by a number that grows.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct WaitingRequests {
     waiters: BTreeMap<u64, Waiter>,
     last: u64,
     deadlines: BTreeSet<(Duration, u64)>,
@@ -61,11 +69,11 @@ pub(super) struct Waiting {
     has_more_room: bool,
     /// What that and the steps before it have promised, of each kind of memory.
     promised: [u64; 2],
-    /// Requests of clients that have left.
+    /// Requests of clients that have left, to be removed.
     abandoned: Vec<BTreeSet<u64>>,
 }
 
-impl Waiting {
+impl WaitingRequests {
     fn room_queue(place: u32) -> usize {
         usize::from(place != HOST)
     }
@@ -150,6 +158,144 @@ impl Waiting {
         }
         self.remove(number)
     }
+
+    /// Has a request wait for a name. Returns the outcome if the request does not wait.
+    pub(super) fn wait_for_name(
+        &mut self,
+        request: TimedRequest,
+        name: String,
+        now: Duration,
+        sessions: &Sessions,
+    ) -> Option<Result<Answer, Refusal>> {
+        if request.wait == 0 {
+            return Some(Err(Refusal::NoSuchName { name }));
+        }
+        self.wait(request, What::Name(name), now, sessions)
+    }
+
+    /// Has a request wait for room for an object. Returns the outcome if the request does not wait.
+    pub(super) fn wait_for_room(
+        &mut self,
+        request: TimedRequest,
+        place: u32,
+        len: u64,
+        now: Duration,
+        ledger: &Ledger,
+        sessions: &Sessions,
+    ) -> Option<Result<Answer, Refusal>> {
+        if let Err(refusal) = ledger.check_place(place) {
+            return Some(Err(refusal));
+        }
+        // What exceeds the quota by itself never fits.
+        if !ledger.could_hold(place, len) {
+            return Some(Err(ledger.over_quota(place, len)));
+        }
+        // Requests that came before were told of all room there is.
+        let is_first = self.rooms[Self::room_queue(place)].is_empty();
+        match ledger.room_for(place, len, 0).filter(|_| is_first) {
+            Some(_) => Some(Ok(Answer::Done)),
+            None if request.wait == 0 => Some(Err(ledger.over_quota(place, len))),
+            None => self.wait(request, What::Room { len, place }, now, sessions),
+        }
+    }
+
+    fn wait(
+        &mut self,
+        TimedRequest { client, request, wait }: TimedRequest,
+        what: What,
+        now: Duration,
+        sessions: &Sessions,
+    ) -> Option<Result<Answer, Refusal>> {
+        let user = sessions.user(client)?;
+        let name = if let What::Name(name) = &what { name.len() as u64 } else { 0 };
+        match sessions.charge(client, Amount::bytes(COST + 2 * name)) {
+            Ok(charge) => {
+                let until = now.saturating_add(Duration::from_millis(wait));
+                self.add(Waiter { what, client, user, request, until, _charge: charge });
+                None
+            }
+            Err(refusal) => Some(Err(refusal)),
+        }
+    }
+
+    /// Answers requests that have what they waited for, and those whose time is over: a bounded number of each.
+    pub(super) fn answer_due(
+        &mut self,
+        now: Duration,
+        ledger: &Ledger,
+        sessions: &Sessions,
+        outputs: &mut Outputs,
+    ) {
+        self.answer_found(sessions, outputs);
+        self.answered = 0;
+        self.answer_rooms(ledger, sessions, outputs);
+        for _ in 0..ANSWERED_AT_ONCE {
+            let Some(waiter) = self.next_expired(now) else { break };
+            let refusal = match waiter.what {
+                What::Name(name) => Refusal::NoSuchName { name },
+                What::Room { len, place } => ledger.over_quota(place, len),
+            };
+            outputs.answer(sessions, waiter.client, waiter.request, Err(refusal));
+        }
+        self.trim();
+    }
+
+    fn answer_rooms(&mut self, ledger: &Ledger, sessions: &Sessions, outputs: &mut Outputs) {
+        if !std::mem::take(&mut self.has_more_room) {
+            self.promised = [0; 2];
+        }
+        for queue in [0, 1] {
+            let mut promised = self.promised[queue];
+            for told in 0.. {
+                if told == ANSWERED_AT_ONCE {
+                    // The next step goes on with the others.
+                    self.has_more_room = !self.rooms[queue].is_empty();
+                    self.promised[queue] = promised;
+                    break;
+                }
+                let Some(number) = self.rooms[queue].first().copied() else { break };
+                let what = self.waiters.get(&number).map(|waiter| &waiter.what);
+                let Some(What::Room { len, place }) = what else { break };
+                match ledger.room_for(*place, *len, promised) {
+                    Some(needed) => promised += needed,
+                    None => break,
+                }
+                let Some(waiter) = self.remove(number) else { break };
+                outputs.answer(sessions, waiter.client, waiter.request, Ok(Answer::Done));
+            }
+        }
+    }
+
+    /// A name has an object now: requests that waited for it are answered, by this step or those that follow.
+    pub(super) fn name_found(
+        &mut self,
+        name: &str,
+        object: ObjectId,
+        sessions: &Sessions,
+        outputs: &mut Outputs,
+    ) {
+        if let Some(waiters) = self.names.remove(name) {
+            let found = waiters.into_values().map(|numbers| (numbers, object));
+            self.found.extend(found);
+            // As many as one step may at once, before the client that has published the name has its own answer.
+            self.answer_found(sessions, outputs);
+        }
+    }
+
+    /// Answers requests whose name has an object now, as many as one step may.
+    fn answer_found(&mut self, sessions: &Sessions, outputs: &mut Outputs) {
+        while self.answered < ANSWERED_AT_ONCE
+            && let Some((waiter, object)) = self.next_found()
+        {
+            self.answered += 1;
+            outputs.answer(sessions, waiter.client, waiter.request, Ok(Answer::Found { object }));
+        }
+    }
+
+    /// Removes the requests of a client that has left: their memory is freed by the steps that follow.
+    pub(super) fn forget(&mut self, client: ClientId) {
+        self.abandoned.extend(self.clients.remove(&client));
+    }
 }
 
 fn remove_number(by_user: &mut ByUser, user: u32, number: u64) {
@@ -161,116 +307,10 @@ fn remove_number(by_user: &mut ByUser, user: u32, number: u64) {
     }
 }
 
-impl<C: Cells> Server<C> {
-    pub(super) fn await_name(&mut self, client: ClientId, request: u64, name: String, wait: u64) {
-        if wait == 0 {
-            return self.answer(client, request, Err(Refusal::NoSuchName { name }));
-        }
-        self.wait(client, request, What::Name(name), wait);
-    }
-
-    pub(super) fn await_room(&mut self, client: ClientId, request: u64, len: u64, place: u32, wait: u64) {
-        if let Err(refusal) = self.ledger.check_place(place) {
-            return self.answer(client, request, Err(refusal));
-        }
-        let full = Err(self.ledger.over_quota(place, len));
-        // What exceeds the quota by itself is not worth waiting for.
-        if !self.ledger.could_hold(place, len) {
-            return self.answer(client, request, full);
-        }
-        // Requests that came before were told of all room there is.
-        let is_first = self.waiting.rooms[Waiting::room_queue(place)].is_empty();
-        match self.ledger.room_for(place, len, 0).filter(|_| is_first) {
-            Some(_) => self.answer(client, request, Ok(Answer::Done)),
-            None if wait == 0 => self.answer(client, request, full),
-            None => self.wait(client, request, What::Room { len, place }, wait),
-        }
-    }
-
-    fn wait(&mut self, client: ClientId, request: u64, what: What, wait: u64) {
-        let Some(known) = self.clients.get(&client) else { return };
-        let name = if let What::Name(name) = &what { name.len() as u64 } else { 0 };
-        match known.account.charge(Amount::bytes(COST + 2 * name)) {
-            Ok(charge) => {
-                let until = self.now.elapsed.saturating_add(Duration::from_millis(wait));
-                let user = known.account.uid();
-                self.waiting.add(Waiter { what, client, user, request, until, _charge: charge });
-            }
-            Err(refusal) => self.answer(client, request, Err(refusal)),
-        }
-    }
-
-    /// Answers requests that have what they waited for, and those whose time is over.
-    pub(super) fn answer_waiting(&mut self) {
-        self.answer_found();
-        self.waiting.answered = 0;
-        self.tell_of_room();
-        for _ in 0..ANSWERED_AT_ONCE {
-            let Some(waiter) = self.waiting.next_expired(self.now.elapsed) else { break };
-            let refusal = match waiter.what {
-                What::Name(name) => Refusal::NoSuchName { name },
-                What::Room { len, place } => self.ledger.over_quota(place, len),
-            };
-            self.answer(waiter.client, waiter.request, Err(refusal));
-        }
-        self.waiting.trim();
-    }
-
-    fn tell_of_room(&mut self) {
-        if !std::mem::take(&mut self.waiting.has_more_room) {
-            self.waiting.promised = [0; 2];
-        }
-        for queue in [0, 1] {
-            let mut promised = self.waiting.promised[queue];
-            for told in 0.. {
-                if told == ANSWERED_AT_ONCE {
-                    // The next step goes on with the others.
-                    self.waiting.has_more_room = !self.waiting.rooms[queue].is_empty();
-                    self.waiting.promised[queue] = promised;
-                    break;
-                }
-                let Some(number) = self.waiting.rooms[queue].first().copied() else { break };
-                let what = self.waiting.waiters.get(&number).map(|waiter| &waiter.what);
-                let Some(What::Room { len, place }) = what else { break };
-                match self.ledger.room_for(*place, *len, promised) {
-                    Some(needed) => promised += needed,
-                    None => break,
-                }
-                let Some(waiter) = self.waiting.remove(number) else { break };
-                self.answer(waiter.client, waiter.request, Ok(Answer::Done));
-            }
-        }
-    }
-
-    /// A name has an object now: requests that waited for it are answered, by this step or those that follow.
-    pub(super) fn tell_of_name(&mut self, name: &str, object: ObjectId) {
-        if let Some(waiters) = self.waiting.names.remove(name) {
-            let found = waiters.into_values().map(|numbers| (numbers, object));
-            self.waiting.found.extend(found);
-            // At once, as far as one step may: before the client that has published the name has its own answer.
-            self.answer_found();
-        }
-    }
-
-    /// Answers requests whose name has an object now, as many as one step may.
-    fn answer_found(&mut self) {
-        while self.waiting.answered < ANSWERED_AT_ONCE
-            && let Some((waiter, object)) = self.waiting.next_found()
-        {
-            self.waiting.answered += 1;
-            self.answer(waiter.client, waiter.request, Ok(Answer::Found { object }));
-        }
-    }
-
-    pub(super) fn forget_waiting(&mut self, client: ClientId) {
-        self.waiting.abandoned.extend(self.waiting.clients.remove(&client));
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::server::{Input, Now, Output};
     use super::super::simulation::{Simulation, TERMS, create, sealed};
+    use super::super::{Input, Now, Output};
     use super::*;
     use crate::protocol::Ask;
 
@@ -344,8 +384,7 @@ mod tests {
         let late = Now { elapsed: Duration::from_secs(2), unix: 0 };
         let outputs = sim.server.step(late, Input::Tick, &mut sim.memory);
         let refused = over_quota(TERMS.quota, HALF);
-        let said =
-            |output: &Output| matches!(output, Output::Say { response, .. } if response.answer == refused);
+        let said = |output: &Output| matches!(output, Output::Respond { response, .. } if response.answer == refused);
         assert!(outputs.iter().any(said), "{outputs:?}");
     }
 
@@ -378,7 +417,7 @@ mod tests {
         }
         let found = |outputs: Vec<Output>| {
             let clients = outputs.into_iter().filter_map(|output| match output {
-                Output::Say { client, response, .. } => {
+                Output::Respond { client, response, .. } => {
                     matches!(response.answer, Answer::Found { .. }).then_some(client)
                 }
                 _ => None,
@@ -400,7 +439,7 @@ mod tests {
     fn asked(requests: &mut u64, client: ClientId, ask: Ask) -> Input<'static> {
         *requests += 1;
         let request = crate::protocol::Request { id: *requests, again: 0, ask };
-        Input::Asked { client, request, payload: Vec::new().into(), charge: None }
+        Input::Request { client, request, payload: Vec::new().into(), charge: None }
     }
 
     #[test]
@@ -427,7 +466,8 @@ mod tests {
         let mut outputs = sim.server.step(now(1), input, &mut sim.memory);
         let mut told = Vec::new();
         loop {
-            let done = |output: &&Output| matches!(output, Output::Say { client, .. } if *client == other);
+            let done =
+                |output: &&Output| matches!(output, Output::Respond { client, .. } if *client == other);
             told.push(outputs.iter().filter(done).count());
             if sim.server.wake_at() != Some(Duration::ZERO) {
                 break;
@@ -452,12 +492,12 @@ mod tests {
         sim.server.step(now(1), Input::Left { client }, &mut sim.memory);
         let mut steps = 0;
         while sim.server.wake_at() == Some(Duration::ZERO) {
-            let left = sim.server.waiting.waiters.len();
+            let left = sim.server.state.waiting.waiters.len();
             sim.server.step(now(1), Input::Tick, &mut sim.memory);
-            assert!(left - sim.server.waiting.waiters.len() <= ANSWERED_AT_ONCE);
+            assert!(left - sim.server.state.waiting.waiters.len() <= ANSWERED_AT_ONCE);
             steps += 1;
         }
-        assert_eq!((steps, sim.server.waiting.waiters.len()), (1000 / ANSWERED_AT_ONCE, 0));
+        assert_eq!((steps, sim.server.state.waiting.waiters.len()), (1000 / ANSWERED_AT_ONCE, 0));
         assert_eq!(sim.budget.held().bytes, 0, "their memory is given back");
     }
 
@@ -469,7 +509,7 @@ mod tests {
             let input = asked(&mut sim.requests, client, find(&format!("name {number}")));
             sim.server.step(now(1), input, &mut sim.memory).pop()
         });
-        let Some(Output::Say { response, .. }) = refused else { panic!("{refused:?}") };
+        let Some(Output::Respond { response, .. }) = refused else { panic!("{refused:?}") };
         let Answer::Refused(Refusal::ClientLimit { user, what, .. }) = response.answer else {
             panic!("{:?}", response.answer)
         };

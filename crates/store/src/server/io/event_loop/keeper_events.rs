@@ -39,7 +39,7 @@ impl EventLoop<'_> {
     /// The keeper has what it was given.
     pub(super) fn parked(&mut self, what: Parking) {
         match what {
-            Parking::Memory(allocation) => self.step(Input::Made { allocation, outcome: Ok(()) }),
+            Parking::Memory(allocation) => self.step(Input::Allocated { allocation, outcome: Ok(()) }),
             Parking::Client(client) => self.welcome(client),
             Parking::Process { client, request: id } => {
                 self.clients.say(client, &Response { id, answer: Answer::Done }, Vec::new());
@@ -52,7 +52,7 @@ impl EventLoop<'_> {
         match what {
             Parking::Memory(allocation) => {
                 let outcome = Err("the keeper does not take it: has it descriptors left?".to_owned());
-                self.step(Input::Made { allocation, outcome });
+                self.step(Input::Allocated { allocation, outcome });
             }
             Parking::Client(client) => self.end(client, Ending::Gone),
             Parking::Process { client, .. } => self.end(client, Ending::Dismissed),

@@ -242,7 +242,7 @@ fn a_question_for_a_name_is_answered_when_it_comes_or_when_its_time_is_over() {
     let outputs = sim.server.step(late, Input::Tick, &mut sim.memory);
     assert!(matches!(
         &outputs[..],
-        [Output::Say { response, .. }] if response.answer == Answer::Refused(Refusal::NoSuchName { name: "never".to_owned() })
+        [Output::Respond { response, .. }] if response.answer == Answer::Refused(Refusal::NoSuchName { name: "never".to_owned() })
     ));
 }
 
@@ -277,7 +277,9 @@ fn a_request_that_comes_again_is_answered_as_before() {
     let (publish, before) = (sim.requests, view(&sim.server));
     let (mut server, outputs) =
         sim.recover(Prefixes { before: sim.cells.snapshot(), stores: vec![] }.replay(0));
-    assert!(matches!(&outputs[..], [Output::Say { response, .. }] if response.answer == Answer::Restarted));
+    assert!(
+        matches!(&outputs[..], [Output::Respond { response, .. }] if response.answer == Answer::Restarted)
+    );
     let asks = [
         (small.0, create("small", 10, &[], 0), 10, small.1),
         (large.0, create("large", 30 << 10, &[], 0), 0, large.1),
@@ -286,9 +288,9 @@ fn a_request_that_comes_again_is_answered_as_before() {
     ];
     for (id, ask, payload, expected) in asks {
         let request = Request { id, again: 1, ask };
-        let input = Input::Asked { client, request, payload: vec![7; payload].into(), charge: None };
+        let input = Input::Request { client, request, payload: vec![7; payload].into(), charge: None };
         let outputs = server.step(now(), input, &mut sim.memory);
-        let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+        let [Output::Respond { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
         assert_eq!(response.answer, expected);
     }
     assert_eq!(view(&server), before);
@@ -304,9 +306,9 @@ fn a_request_during_which_two_servers_died_is_refused_unless_it_was_done() {
     let (mut server, _) = sim.recover(Prefixes { before: sim.cells.snapshot(), stores: vec![] }.replay(0));
     let mut ask = |id, again, ask, payload: usize| {
         let request = Request { id, again, ask };
-        let input = Input::Asked { client, request, payload: vec![7; payload].into(), charge: None };
+        let input = Input::Request { client, request, payload: vec![7; payload].into(), charge: None };
         let outputs = server.step(now(), input, &mut sim.memory);
-        let [.., Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+        let [.., Output::Respond { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
         response.answer.clone()
     };
     let refused = |servers| Answer::Refused(Refusal::ServersDied { servers });
@@ -331,20 +333,20 @@ fn a_request_that_one_server_hears_twice_is_done_once() {
     let (mut server, _) = sim.recover(snapshot.replay(0));
     let mut ask = |client, id, again, ask, payload: Vec<u8>| {
         let request = Request { id, again, ask };
-        let input = Input::Asked { client, request, payload: payload.into(), charge: None };
+        let input = Input::Request { client, request, payload: payload.into(), charge: None };
         server.step(now(), input, &mut sim.memory)
     };
     // Said before its client has read that this is another server, and said again when it has.
     let outputs = ask(client, 50, 0, create("late", 1 << 40, &[], 0), vec![]);
-    assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
+    assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
     let outputs = ask(client, 50, 1, create("late", 30 << 10, &[], 0), vec![]);
     assert_eq!(outputs, [], "it was refused, and is not done for nobody now that there is room");
     // One that the server before had heard is done, also when a later one was said already.
     let outputs = ask(client, 49, 1, Ask::Status, vec![]);
-    assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
+    assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
     // Others are as before.
     let outputs = ask(other, 50, 1, Ask::Status, vec![]);
-    assert!(matches!(outputs[..], [Output::Say { .. }]), "{outputs:?}");
+    assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
 }
 
 #[test]
@@ -352,11 +354,13 @@ fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let request = Request { id: 50, again: 0, ask: create("large", 30 << 10, &[], 0) };
-    let outputs = sim.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
-    let [Output::Make { allocation, len, place: 0, .. }] = outputs[..] else { panic!("{outputs:?}") };
+    let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
+    let [Output::Allocate { allocation, len, place: 0, .. }] = outputs[..] else { panic!("{outputs:?}") };
     assert_eq!(len, 32 << 10);
-    let outputs = sim.step(Input::Made { allocation, outcome: Err("no room".to_owned()) });
-    let [Output::Release { .. }, Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+    let outputs = sim.step(Input::Allocated { allocation, outcome: Err("no room".to_owned()) });
+    let [Output::Release { .. }, Output::Respond { response, .. }] = &outputs[..] else {
+        panic!("{outputs:?}")
+    };
     let refusal = Refusal::NoMemory { len: 32 << 10, reason: "no room".to_owned() };
     assert_eq!(response.answer, Answer::Refused(refusal));
     assert_eq!(sim.status(client).host.used, 0);
@@ -368,13 +372,13 @@ fn what_is_given_up_while_it_is_being_sealed_is_not_sealed_and_said_so() {
     let client = sim.join(1);
     let (create, _) = sim.create(client, "large", 30 << 10);
     let request = Request { id: 50, again: 0, ask: Ask::Seal { create } };
-    let outputs = sim.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
+    let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
     let [Output::CloseForWriting { allocation, at_once: false, .. }] = outputs[..] else {
         panic!("{outputs:?}")
     };
     assert_eq!(sim.one(client, Ask::Abandon { create }, &[]), Answer::Done);
-    let outputs = sim.step(Input::Closed { allocation, outcome: Ok(()) });
-    let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+    let outputs = sim.step(Input::ClosedForWriting { allocation, outcome: Ok(()) });
+    let [Output::Respond { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
     assert_eq!((response.id, &response.answer), (50, &Answer::Refused(Refusal::NothingToSeal)));
     assert_eq!(sim.status(client).host.used, 0);
 }
@@ -387,12 +391,17 @@ fn what_is_sealed_twice_at_once_is_answered_twice() {
     let mut closing = Vec::new();
     for id in [50, 51] {
         let request = Request { id, again: 0, ask: Ask::Seal { create } };
-        closing.extend(sim.step(Input::Asked { client, request, payload: Payload::default(), charge: None }));
+        closing.extend(sim.step(Input::Request {
+            client,
+            request,
+            payload: Payload::default(),
+            charge: None,
+        }));
     }
     let [Output::CloseForWriting { allocation, .. }] = closing[..] else { panic!("{closing:?}") };
-    let outputs = sim.step(Input::Closed { allocation, outcome: Ok(()) });
+    let outputs = sim.step(Input::ClosedForWriting { allocation, outcome: Ok(()) });
     let answered = outputs.iter().filter_map(|output| match output {
-        Output::Say { response, .. } => Some((response.id, sealed(&response.answer))),
+        Output::Respond { response, .. } => Some((response.id, sealed(&response.answer))),
         _ => None,
     });
     let answered: Vec<_> = answered.collect();
@@ -406,8 +415,8 @@ fn a_client_that_does_not_greet_is_let_go() {
     let account = sim.budget.open(1);
     sim.step(Input::Joined { client, account });
     let request = Request { id: 1, again: 0, ask: Ask::Status };
-    let outputs = sim.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
-    assert_eq!(outputs, [Output::Dismiss { client }]);
+    let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
+    assert_eq!(outputs, [Output::Disconnect { client }]);
 }
 
 /// Whatever clients do, in whatever order: every prefix of every step recovers.

@@ -1,109 +1,62 @@
-//! Memory that a client has already, taken in as it is: the bytes of an object that is sealed from the beginning.
+//! Adopting memory that a client already has, without copying: it becomes an object that is sealed from the beginning.
 //!
-//! Only the server's own user may give memory: whatever else a descriptor is, closing it may wait for its maker. What
-//! comes is looked at all the same, by a worker, and counts as if it had been made here.
+//! Only clients of the server's own user may pass memory: closing a descriptor of any other kind may block until its maker
+//! allows it. The descriptor is checked all the same, by a worker, and the memory counts as if the server had allocated it.
 
-use super::pending::PendingRequest;
-use super::server::{Output, Server};
 use crate::cells::Cells;
-use crate::id::{AllocationId, ClientId, State};
-use crate::index::{Record, Region};
-use crate::protocol::frame::Payload;
-use crate::protocol::{Answer, Ask, Label, Part, Refusal, Request};
+use crate::id::{AllocationId, ClientId};
+use crate::protocol::{Ask, Refusal};
+use crate::server::machine::pending::PendingRequest;
+use crate::server::machine::state::StoreState;
 
-impl<C: Cells> Server<C> {
-    /// Takes in memory that came along with a request, as soon as it was looked at and the keeper has it.
-    pub(super) fn adopt(&mut self, client: ClientId, request: Request) {
-        if self.is_known(client, request.id, request.again != 0) {
-            return;
-        }
-        match request.check_deaths().and_then(|()| self.begin_adoption(client, &request.ask)) {
-            Ok(allocation) => {
-                let id = request.id;
-                match self.pend(client, request, Payload::default(), None) {
-                    Ok(pending) => self.pending.wait_for_allocation(allocation, pending),
-                    // The memory is freed when it was looked at.
-                    Err(refusal) => self.answer(client, id, Err(refusal)),
-                }
-            }
-            Err(refusal) => self.answer(client, request.id, Err(refusal)),
-        }
+/// Checks a request to adopt memory, and has the memory that came with it checked and parked.
+pub(super) fn begin<C: Cells>(
+    store: &mut StoreState<C>,
+    client: ClientId,
+    ask: &Ask,
+) -> Result<AllocationId, Refusal> {
+    let Ask::Adopt { label, place, len, part } = ask else {
+        return Err(Refusal::malformed("only memory that came along is taken in"));
+    };
+    if !store.sessions.is_trusted(client) {
+        return Err(Refusal::NotTrusted { user: store.sessions.server_user() });
     }
+    label.check()?;
+    store.check_owner(client, &label.name)?;
+    store.memory.ledger().check_place(*place)?;
+    part.check(*len)?;
+    store.objects.check_room(1)?;
+    let requester = store.sessions.requester(client);
+    store.memory.import(*place, *len, requester, &mut store.outputs)
+}
 
-    fn begin_adoption(&mut self, client: ClientId, ask: &Ask) -> Result<AllocationId, Refusal> {
-        let Ask::Adopt { label, place, len, part } = ask else {
-            return Err(Refusal::malformed("only memory that came along is taken in"));
-        };
-        let user = self.settings.user;
-        if self.clients.get(&client).is_none_or(|client| client.account.uid() != user) {
-            return Err(Refusal::NotTrusted { user });
-        }
-        label.check()?;
-        self.check_owner(client, &label.name)?;
-        self.ledger.check_place(*place)?;
-        part.check(*len)?;
-        if self.slots.left() == 0 {
-            return Err(Refusal::IndexFull { slots: self.index.geometry().slots });
-        }
-        let allocation = self.open_as_it_is(*place, *len)?;
-        let requester = self.requester(client);
-        self.outputs.push(Output::TakeIn { allocation, len: *len, place: *place, requester });
-        Ok(allocation)
-    }
-
-    /// Writes down what was taken in.
-    pub(super) fn taken_in(&mut self, pending: &PendingRequest, allocation: AllocationId) {
-        let (client, id) = (pending.client, pending.request.id);
-        let Ask::Adopt { label, part, .. } = &pending.request.ask else { return };
-        let Some(region) = self.ledger.whole(allocation) else { return };
-        // Its name may have become another's meanwhile.
-        let outcome = self.check_owner(client, &label.name);
-        let outcome = outcome.and_then(|()| self.name_part(client, id, label.clone(), region, *part));
-        self.answer(client, id, outcome);
-    }
-
-    /// Makes a name mean a part of a region: one more record, sealed from the beginning.
-    pub(super) fn name_part(
-        &mut self,
-        client: ClientId,
-        request: u64,
-        label: Label,
-        region: Region,
-        part: Part,
-    ) -> Result<Answer, Refusal> {
-        let full = Refusal::IndexFull { slots: self.index.geometry().slots };
-        let (slot, generation) = self.slots.take().ok_or(full)?;
-        let object = crate::ObjectId::new(slot, generation);
-        let version = self.next_version(&label.name);
-        let record = Record {
-            version,
-            name: label.name,
-            meta: label.meta,
-            region,
-            offset: region.offset + part.offset,
-            len: part.len,
-            created: self.now.unix,
-            owner: self.user_of(client),
-            client,
-            request,
-            pack: None,
-        };
-        self.ledger.hold(region, false);
-        self.made.insert(client, request, object);
-        self.index.fill(object, &record);
-        self.commit(object, State::Sealed);
-        self.follow(object);
-        Ok(Answer::Sealed { object, version })
-    }
+/// Enters the object, now that its memory is ready.
+pub(super) fn finish<C: Cells>(
+    store: &mut StoreState<C>,
+    pending: &PendingRequest,
+    allocation: AllocationId,
+) {
+    let (client, id) = (pending.client, pending.request.id);
+    let Ask::Adopt { label, part, .. } = &pending.request.ask else {
+        unreachable!("only a request to adopt memory waits for an import")
+    };
+    let region = store.memory.ledger().whole(allocation).expect("memory that is ready is in the ledger");
+    // The name may belong to another user by now.
+    let outcome = store.check_owner(client, &label.name);
+    let outcome = outcome.and_then(|()| store.insert_part(client, id, label.clone(), region, *part));
+    store.answer(client, id, outcome);
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Input;
-    use super::super::simulation::*;
+    use super::super::super::Input;
+    use super::super::super::simulation::*;
     use super::*;
     use crate::cells::recorded::{Prefixes, RecordedCells};
     use crate::id::ObjectId;
+    use crate::protocol::frame::Payload;
+    use crate::protocol::{Answer, Part, Request};
+    use crate::server::Output;
 
     /// The server's own user.
     const OWN: u32 = 0;
@@ -140,9 +93,9 @@ mod tests {
             let ask = adopt("name", place, 12 << 10, 5000, 6000);
             let request = Request { id: sim.requests, again: 1, ask };
             let (mut another, _) = sim.recover(unchanged(&sim));
-            let input = Input::Asked { client, request, payload: Payload::default(), charge: None };
+            let input = Input::Request { client, request, payload: Payload::default(), charge: None };
             let outputs = another.step(now(), input, &mut sim.memory);
-            let [Output::Say { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+            let [Output::Respond { response, .. }] = &outputs[..] else { panic!("{outputs:?}") };
             assert_eq!(response.answer, answer);
             let (_, record) = sim.server.index().read(object).unwrap();
             assert_eq!((record.offset, record.len, record.region.len), (5000, 6000, 12 << 10));
@@ -220,12 +173,12 @@ mod tests {
         let client = sim.join_as(1, OWN);
         sim.requests += 1;
         let request = Request { id: sim.requests, again: 0, ask: adopt("a", 1, 8 << 10, 0, 1) };
-        let outputs = sim.step(Input::Asked { client, request, payload: Payload::default(), charge: None });
-        let [Output::TakeIn { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
+        let outputs = sim.step(Input::Request { client, request, payload: Payload::default(), charge: None });
+        let [Output::Import { allocation, .. }] = outputs[..] else { panic!("{outputs:?}") };
         sim.clients.remove(&client);
         sim.step(Input::Left { client });
         sim.parked.insert(allocation);
-        sim.run(Input::Made { allocation, outcome: Ok(()) });
+        sim.run(Input::Allocated { allocation, outcome: Ok(()) });
         let other = sim.join(2);
         assert_eq!((sim.status(other).device.used, sim.parked.len()), (0, 0));
     }

@@ -1,0 +1,351 @@
+//! Creating objects: in an arena at once, or as soon as there is memory; and the requests that wait for memory.
+//!
+//! ```text
+//!   create --> begin --+--> in an arena, or in preallocated memory ------------> answered
+//!                      |
+//!                      +--> waits for an allocation of its own --- allocated --> answered
+//!                      +--> waits for an arena of its place ------- allocated --> begin again
+//!                      +--> waits for pins of deleted objects ----- scanned ----> begin again
+//! ```
+//!
+//! Any number of requests may wait for the same event. A step resumes a bounded number of them, users in turn, and the next
+//! steps the others: [`Creation::is_ready`] asks for a step at once while there are any.
+
+mod adoption;
+mod attempt;
+#[cfg(test)]
+mod tests;
+
+use attempt::{Progress, begin, finish};
+
+use super::interface::{Requester, ServerMemory};
+use super::ledger::HOST;
+use super::pending::{ArenaFailure, PendingMemory, PendingRequest};
+use super::state::StoreState;
+use crate::cells::Cells;
+use crate::id::{AllocationId, ClientId, ObjectId, State};
+use crate::protocol::frame::Payload;
+use crate::protocol::{Ask, Label, Part, Refusal, Request};
+use crate::server::budget::Charge;
+
+/// How many requests are resumed in one step: of those that waited for an arena of each place, and of those that found the
+/// store full.
+const MOST_RESUMED: usize = 8;
+
+/// After so many bytes of small objects, a step resumes no further requests.
+const MOST_COPIED: usize = 128 << 10;
+
+/// How many requests of clients that have left, with their payloads, one step drops.
+const DROPPED_AT_ONCE: usize = 8;
+
+/// The requests that create objects and wait for memory.
+#[derive(Debug, Default)]
+pub(super) struct Creation {
+    pending: PendingMemory,
+}
+
+impl Creation {
+    /// Whether the next step has work to do, given how many passes over all pins are complete.
+    pub(super) fn is_ready(&self, passes: u64) -> bool {
+        self.pending.is_ready() || self.pending.has_scanned(passes) || self.pending.has_abandoned()
+    }
+
+    /// Forgets the requests of a client that has left.
+    pub(super) fn forget_client(&mut self, client: ClientId) {
+        self.pending.forget_client(client);
+    }
+
+    /// Drops some requests of clients that have left.
+    pub(super) fn trim(&mut self) {
+        self.pending.trim(DROPPED_AT_ONCE);
+    }
+
+    /// Creates an object or a pack: at once in an arena, or as soon as there is memory for it.
+    pub(super) fn create<C: Cells>(
+        &mut self,
+        store: &mut StoreState<C>,
+        client: ClientId,
+        request: Request,
+        payload: Payload<'_>,
+        charge: Option<Charge>,
+        server_memory: &mut impl ServerMemory,
+    ) {
+        let id = request.id;
+        if self.is_known(store, client, id, request.again != 0) {
+            return;
+        }
+        let progress = match begin(store, client, &request, &payload, server_memory) {
+            Ok(Progress::Done) => return,
+            Err(refusal) if !may_find_room(store, &refusal) => {
+                return store.answer(client, id, Err(refusal));
+            }
+            progress => progress,
+        };
+        match PendingRequest::new(client, request, payload, charge, &store.sessions) {
+            Ok(pending) => self.wait_for_memory(store, progress, pending, true),
+            // Memory that is being allocated for it is released when it is ready.
+            Err(refusal) => store.answer(client, id, Err(refusal)),
+        }
+    }
+
+    /// Makes an object of memory that came with a request, as soon as it was checked and parked.
+    pub(super) fn adopt<C: Cells>(&mut self, store: &mut StoreState<C>, client: ClientId, request: Request) {
+        let id = request.id;
+        if self.is_known(store, client, id, request.again != 0) {
+            return;
+        }
+        let begun = request.check_deaths().and_then(|()| adoption::begin(store, client, &request.ask));
+        let pending = begun.and_then(|allocation| {
+            // If the request cannot wait, the memory is released when it was checked.
+            let payload = Payload::default();
+            Ok((allocation, PendingRequest::new(client, request, payload, None, &store.sessions)?))
+        });
+        match pending {
+            Ok((allocation, pending)) => self.pending.wait_for_allocation(allocation, pending),
+            Err(refusal) => store.answer(client, id, Err(refusal)),
+        }
+    }
+
+    /// Gives the bytes of an object, or a part of the region that was allocated for it, one more name: another sealed object
+    /// in the same region.
+    pub(super) fn alias<C: Cells>(
+        &mut self,
+        store: &mut StoreState<C>,
+        (client, id, is_repeated): (ClientId, u64, bool),
+        label: Label,
+        object: ObjectId,
+        part: Option<Part>,
+    ) {
+        if self.is_known(store, client, id, is_repeated) {
+            return;
+        }
+        let outcome = label.check().and_then(|()| {
+            store.check_owner(client, &label.name)?;
+            let record = match store.objects.read(object) {
+                Some((State::Sealed, record)) => record,
+                Some((State::Created, _)) => return Err(Refusal::NotSealed { object }),
+                _ => return Err(Refusal::NoSuchObject { object }),
+            };
+            let own = Part { offset: record.offset - record.region.offset, len: record.len };
+            let part = part.unwrap_or(own);
+            part.check(record.region.len)?;
+            store.insert_part(client, id, label, record.region, part)
+        });
+        store.answer(client, id, outcome);
+    }
+
+    /// Whether a request that creates something was received before. Then it is answered now, or will be. A client that uses an id
+    /// for two different requests is refused.
+    fn is_known<C: Cells>(
+        &self,
+        store: &mut StoreState<C>,
+        client: ClientId,
+        id: u64,
+        is_repeated: bool,
+    ) -> bool {
+        match store.history.get(client, id) {
+            // Done before the server was restarted.
+            Some(object) if is_repeated => store.answer_created(client, id, object),
+            Some(_) => {
+                let refusal = Refusal::malformed("a request has an id that was used before");
+                store.answer(client, id, Err(refusal));
+            }
+            // Repeated while it is in progress.
+            None => return self.pending.contains(client, id),
+        }
+        true
+    }
+
+    /// Has a request wait for what it needs: memory that is being allocated, or the end of the search for pins of deleted
+    /// objects, if it may wait for that.
+    fn wait_for_memory<C: Cells>(
+        &mut self,
+        store: &mut StoreState<C>,
+        progress: Result<Progress, Refusal>,
+        pending: PendingRequest,
+        may_defer: bool,
+    ) {
+        let (client, id) = (pending.client, pending.request.id);
+        let user = store.sessions.user_or_server(client);
+        let refusal = match progress {
+            Ok(Progress::Done) => return,
+            Ok(Progress::NeedsAllocation(allocation)) => {
+                return self.pending.wait_for_allocation(allocation, pending);
+            }
+            Ok(Progress::NeedsArena { place, len }) => match self.allocate_arena(store, place, len) {
+                Ok(()) => return self.pending.wait_for_arena(place, user, pending),
+                Err(refusal) => refusal,
+            },
+            Err(refusal) => refusal,
+        };
+        if may_defer && may_find_room(store, &refusal) {
+            return self.pending.wait_for_passes(store.retirement.passes_to_come(), user, pending);
+        }
+        store.answer(client, id, Err(refusal));
+    }
+
+    /// Begins to allocate an arena that can hold so many bytes, unless one of its place is being allocated.
+    fn allocate_arena<C: Cells>(
+        &mut self,
+        store: &mut StoreState<C>,
+        place: u32,
+        len: u64,
+    ) -> Result<(), Refusal> {
+        if self.pending.needs_arena(place) {
+            let StoreState { memory, outputs, .. } = store;
+            let allocation = memory.allocate(place, len, true, Requester::Everyone, outputs)?;
+            self.pending.begin_arena(place, allocation);
+        }
+        Ok(())
+    }
+
+    /// Memory is ready, or could not be allocated.
+    pub(super) fn allocated<C: Cells>(
+        &mut self,
+        store: &mut StoreState<C>,
+        allocation: AllocationId,
+        outcome: Result<(), String>,
+    ) {
+        let StoreState { memory, outputs, now, .. } = store;
+        if memory.preallocated(allocation, outcome.is_ok(), now.elapsed, outputs) {
+            return;
+        }
+        let Some(record) = memory.ledger().record(allocation) else { return };
+        if let Err(reason) = outcome {
+            return self.allocation_failed(store, allocation, reason);
+        }
+        memory.ready(allocation, store.objects.index());
+        if record.is_arena {
+            // Requests that wait for it are resumed at the end of this step.
+            return self.pending.finish_arena(record.place, Ok(()));
+        }
+        if let Some(pending) = self.pending.take(allocation) {
+            finish(store, &pending, allocation);
+        }
+        // The client may have left meanwhile.
+        store.memory.release_if_idle(allocation, store.objects.index(), &mut store.outputs);
+    }
+
+    fn allocation_failed<C: Cells>(
+        &mut self,
+        store: &mut StoreState<C>,
+        allocation: AllocationId,
+        reason: String,
+    ) {
+        let Some(record) = store.memory.ledger().record(allocation) else { return };
+        if record.place == HOST
+            && let Some(requester) = self.requester(store, allocation, record.is_arena)
+            && store.memory.may_retry(allocation, &mut store.outputs)
+        {
+            return store.memory.allocate_again(allocation, requester, &mut store.outputs);
+        }
+        store.memory.failed(allocation, &mut store.outputs);
+        let len = record.len;
+        if record.is_arena {
+            self.pending.finish_arena(record.place, Err(ArenaFailure { len, reason }));
+        } else if let Some(PendingRequest { client, request, .. }) = self.pending.take(allocation) {
+            let refusal = match request.ask {
+                Ask::Adopt { .. } => Refusal::CannotAdopt { len, reason },
+                _ => Refusal::NoMemory { len, reason },
+            };
+            store.answer(client, request.id, Err(refusal));
+        }
+    }
+
+    /// On whose behalf memory is allocated. `None` if it is not allocated but adopted, if servers died during the request, and
+    /// if its client has left.
+    fn requester<C: Cells>(
+        &self,
+        store: &StoreState<C>,
+        allocation: AllocationId,
+        is_arena: bool,
+    ) -> Option<Requester> {
+        if is_arena {
+            return Some(Requester::Everyone);
+        }
+        let pending = self.pending.waits_for(allocation)?;
+        let is_allocated =
+            !matches!(pending.request.ask, Ask::Adopt { .. }) && pending.request.check_deaths().is_ok();
+        is_allocated.then(|| store.sessions.requester(pending.client))
+    }
+
+    /// Resumes some of the requests that can continue.
+    pub(super) fn resume<C: Cells>(
+        &mut self,
+        store: &mut StoreState<C>,
+        server_memory: &mut impl ServerMemory,
+    ) {
+        self.resume_deferred(store, server_memory);
+        self.resume_small(store, server_memory);
+    }
+
+    /// Tries requests again that found no room before the pins of deleted objects were searched for.
+    fn resume_deferred<C: Cells>(
+        &mut self,
+        store: &mut StoreState<C>,
+        server_memory: &mut impl ServerMemory,
+    ) {
+        for _ in 0..MOST_RESUMED {
+            let Some(pending) = self.pending.pop_scanned(store.retirement.passes()) else { return };
+            // `None` if its client has left.
+            if let Some(pending) = pending {
+                let progress =
+                    begin(store, pending.client, &pending.request, &pending.payload, server_memory);
+                self.wait_for_memory(store, progress, pending, false);
+            }
+        }
+    }
+
+    /// Creates small objects for which there is room now, or refuses them if their arena could not be allocated.
+    fn resume_small<C: Cells>(&mut self, store: &mut StoreState<C>, server_memory: &mut impl ServerMemory) {
+        for place in self.pending.ready_places() {
+            let mut copied = 0;
+            for _ in 0..MOST_RESUMED {
+                let Some((user, pending)) = self.pending.pop(place) else { break };
+                // `None` if its client has left.
+                if let Some(pending) = pending {
+                    copied += pending.payload.len();
+                    self.resume_one(store, (place, user), pending, server_memory);
+                }
+                if copied >= MOST_COPIED {
+                    break;
+                }
+            }
+            // The clients that waited for the arena may have left meanwhile.
+            if let Some(arena) = self.pending.settle(place) {
+                store.memory.release_if_idle(arena, store.objects.index(), &mut store.outputs);
+            }
+        }
+    }
+
+    fn resume_one<C: Cells>(
+        &mut self,
+        store: &mut StoreState<C>,
+        (place, user): (u32, u32),
+        pending: PendingRequest,
+        server_memory: &mut impl ServerMemory,
+    ) {
+        let (client, id) = (pending.client, pending.request.id);
+        if let Some(ArenaFailure { len, reason }) = self.pending.failure(place).cloned() {
+            return store.answer(client, id, Err(Refusal::NoMemory { len, reason }));
+        }
+        let outcome = match begin(store, client, &pending.request, &pending.payload, server_memory) {
+            Ok(Progress::Done) => return,
+            Ok(Progress::NeedsAllocation(_)) => {
+                unreachable!("a small object has no allocation of its own")
+            }
+            Ok(Progress::NeedsArena { place, len }) => self.allocate_arena(store, place, len),
+            Err(refusal) => Err(refusal),
+        };
+        match outcome {
+            Ok(()) => self.pending.put_back(place, user, pending),
+            Err(refusal) => self.wait_for_memory(store, Err(refusal), pending, true),
+        }
+    }
+}
+
+/// Whether a request that was refused may find room when the pins of deleted objects were searched for.
+fn may_find_room<C: Cells>(store: &StoreState<C>, refusal: &Refusal) -> bool {
+    let is_full = matches!(refusal, Refusal::OverQuota { .. } | Refusal::IndexFull { .. });
+    is_full && store.retirement.is_active()
+}

@@ -1,0 +1,334 @@
+//! The memory of a store as the machine accounts for it: the ledger of allocations, and what is preallocated.
+//!
+//! Guarantees: an allocation is entered in the index when its memory is ready, and removed from it before its memory is
+//! released; so the index never lists memory that the keeper does not have.
+
+use std::time::Duration;
+
+use super::interface::{Output, Requester, Settings};
+use super::ledger::{HOST, Ledger};
+use super::outputs::Outputs;
+use super::prealloc::Prealloc;
+use super::slots::Slots;
+use crate::cells::Cells;
+use crate::id::{AllocationId, State};
+use crate::index::{AllocationRecord, Index, Region};
+use crate::protocol::Refusal;
+
+/// All memory of a store.
+#[derive(Debug)]
+pub(super) struct MemoryPool {
+    ledger: Ledger,
+    prealloc: Prealloc,
+}
+
+impl MemoryPool {
+    /// The memory of an index. What an index that was used before lists is added by [`Self::recover`].
+    pub(super) fn new<C: Cells>(settings: &Settings, index: &Index<C>) -> Self {
+        let slots = Slots::used_up_to(index.geometry().allocations, used_slots(index));
+        let devices = u32::try_from(settings.devices.len()).expect("a machine has fewer than 2^32 devices");
+        let ledger = Ledger::new(settings.host, settings.device, devices, slots);
+        Self { ledger, prealloc: Prealloc::new(settings.ahead) }
+    }
+
+    /// The ledger, for queries.
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// When preallocated memory is to be looked at again.
+    pub(super) fn wake_at(&self) -> Option<Duration> {
+        self.prealloc.wake_at()
+    }
+
+    /// Begins to allocate memory for `len` bytes: for one object alone, or an arena.
+    pub(super) fn allocate(
+        &mut self,
+        place: u32,
+        len: u64,
+        is_arena: bool,
+        requester: Requester,
+        outputs: &mut Outputs,
+    ) -> Result<AllocationId, Refusal> {
+        self.free_slots(outputs);
+        let allocation = self.ledger.open(place, len, is_arena)?;
+        self.allocate_again(allocation, requester, outputs);
+        Ok(allocation)
+    }
+
+    /// Begins to allocate memory that could not be allocated before.
+    pub(super) fn allocate_again(
+        &self,
+        allocation: AllocationId,
+        requester: Requester,
+        outputs: &mut Outputs,
+    ) {
+        if let Some(AllocationRecord { len, place, .. }) = self.ledger.record(allocation) {
+            outputs.push(Output::Allocate { allocation, len, place, requester });
+        }
+    }
+
+    /// Begins to import memory that came with a request, at its whole length.
+    pub(super) fn import(
+        &mut self,
+        place: u32,
+        len: u64,
+        requester: Requester,
+        outputs: &mut Outputs,
+    ) -> Result<AllocationId, Refusal> {
+        self.free_slots(outputs);
+        let allocation = self.ledger.open_exact(place, len)?;
+        outputs.push(Output::Import { allocation, len, place, requester });
+        Ok(allocation)
+    }
+
+    /// If the index has no slot left for an allocation, preallocated memory gives up those that it has.
+    fn free_slots(&mut self, outputs: &mut Outputs) {
+        if !self.ledger.has_slots() {
+            self.prealloc.release_slots(&mut self.ledger, outputs);
+        }
+    }
+
+    /// Takes preallocated memory for an object of this length, and returns whether it is ready. From now on it counts as used.
+    pub(super) fn take_preallocated(&mut self, place: u32, len: u64) -> Option<(AllocationId, bool)> {
+        if place != HOST {
+            return None;
+        }
+        let len = self.ledger.rounded(place, len)?;
+        let (id, is_ready) = self.prealloc.take(len)?;
+        self.ledger.enter_reserved(id, place, len);
+        Some((id, is_ready))
+    }
+
+    /// If this memory was being preallocated and no request waits for it, records that it is ready or failed. Returns whether
+    /// that was the case.
+    pub(super) fn preallocated(
+        &mut self,
+        id: AllocationId,
+        is_ready: bool,
+        now: Duration,
+        outputs: &mut Outputs,
+    ) -> bool {
+        self.prealloc.allocated(id, is_ready, &mut self.ledger, now, outputs)
+    }
+
+    /// Whether host memory that could not be allocated for a request may be allocated now: it was tried as preallocated memory,
+    /// of which less is available, or preallocated memory is returned to the system for it.
+    pub(super) fn may_retry(&mut self, allocation: AllocationId, outputs: &mut Outputs) -> bool {
+        self.prealloc.no_longer_early(allocation) || self.prealloc.reclaim(&mut self.ledger, outputs)
+    }
+
+    /// Memory is ready: from now on objects may lie in it.
+    pub(super) fn ready<C: Cells>(&mut self, allocation: AllocationId, index: &Index<C>) {
+        self.prealloc.no_longer_early(allocation);
+        if let Some(record) = self.ledger.record(allocation) {
+            index.add_allocation(allocation, &record);
+            self.ledger.ready(allocation);
+        }
+    }
+
+    /// Memory could not be allocated. What was allocated of it is released.
+    pub(super) fn failed(&mut self, allocation: AllocationId, outputs: &mut Outputs) {
+        self.prealloc.no_longer_early(allocation);
+        self.ledger.close(allocation);
+        outputs.push(Output::Release { allocation });
+    }
+
+    /// Releases memory if nothing lies in it any more, unless it is the only empty arena of its place.
+    pub(super) fn release_if_idle<C: Cells>(
+        &mut self,
+        allocation: AllocationId,
+        index: &Index<C>,
+        outputs: &mut Outputs,
+    ) {
+        if self.ledger.is_idle(allocation) {
+            self.release(allocation, index, outputs);
+        }
+    }
+
+    fn release<C: Cells>(&mut self, allocation: AllocationId, index: &Index<C>, outputs: &mut Outputs) {
+        index.remove_allocation(allocation);
+        self.ledger.close(allocation);
+        outputs.push(Output::Release { allocation });
+    }
+
+    /// A free region of an arena, if one has room.
+    pub(super) fn carve(&mut self, place: u32, len: u64) -> Option<Region> {
+        self.ledger.carve(place, len)
+    }
+
+    /// Returns a region that was carved and is not used.
+    pub(super) fn return_region(&mut self, region: Region) {
+        self.ledger.give_up(region);
+    }
+
+    /// So many more objects lie in a region.
+    pub(super) fn hold(&mut self, region: Region, objects: usize) {
+        for _ in 0..objects {
+            self.ledger.hold(region, false);
+        }
+    }
+
+    /// One object less lies in a region. Releases its allocation if that is of no more use, and expects another object
+    /// of the same length.
+    pub(super) fn let_go<C: Cells>(
+        &mut self,
+        region: Region,
+        index: &Index<C>,
+        now: Duration,
+        outputs: &mut Outputs,
+    ) {
+        let Some(allocation) = self.ledger.let_go(region) else { return };
+        let freed = self.ledger.record(allocation).filter(|record| !record.is_arena);
+        self.release(allocation, index, outputs);
+        if let Some(freed) = freed.filter(|freed| freed.place == HOST) {
+            self.prealloc.expect_replacement(freed.len, now);
+        }
+    }
+
+    /// An object that has an allocation to itself was sealed: others of its length may follow.
+    pub(super) fn expect_next(&mut self, allocation: AllocationId, now: Duration) {
+        if let Some(record) = self.ledger.record(allocation).filter(|record| record.place == HOST) {
+            self.prealloc.expect_next(record.len, now);
+        }
+    }
+
+    /// Allocates and releases preallocated memory that is due.
+    pub(super) fn update(&mut self, now: Duration, outputs: &mut Outputs) {
+        self.prealloc.update(&mut self.ledger, now, outputs);
+    }
+
+    /// Enters the allocations that an index lists. Those whose memory is lost are removed from the index.
+    pub(super) fn recover<C: Cells>(&mut self, index: &Index<C>, is_there: impl Fn(AllocationId) -> bool) {
+        for (id, record) in index.allocations().collect::<Vec<_>>() {
+            if is_there(id) {
+                self.ledger.recover(id, record);
+            } else {
+                tracing::error!(%id, len = record.len, "memory is lost that the index knows of");
+                index.remove_allocation(id);
+            }
+        }
+        for slot in 0..used_slots(index) {
+            let word = index.allocation_word(slot);
+            if word.state == State::Free {
+                self.ledger.recover_slot(slot, word.generation);
+            }
+        }
+    }
+
+    /// An object that was found in the index lies in this region. Returns `false` if that cannot be: the region overlaps
+    /// another, or lies outside its allocation.
+    pub(super) fn recover_region(&mut self, region: Region) -> bool {
+        self.ledger.hold(region, true)
+    }
+
+    #[cfg(test)]
+    pub(super) fn prealloc(&mut self) -> &mut Prealloc {
+        &mut self.prealloc
+    }
+
+    #[cfg(test)]
+    pub(super) fn preallocated_ids(&self) -> impl Iterator<Item = AllocationId> {
+        self.prealloc.ids()
+    }
+}
+
+/// How many slots for allocations an index has used: those behind were never used.
+fn used_slots<C: Cells>(index: &Index<C>) -> usize {
+    let used = |slot: &usize| index.allocation_word(*slot).encode() != 0;
+    (0..index.geometry().allocations).rfind(used).map_or(0, |last| last + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::simulation::{GEOMETRY, TERMS, settings};
+    use super::*;
+    use crate::cells::recorded::RecordedCells;
+
+    const NOW: Duration = Duration::from_secs(1);
+    const LATER: Duration = Duration::from_secs(2);
+    const USER: Requester = Requester::User(7);
+    const LEN: u64 = TERMS.small;
+
+    fn pool() -> (MemoryPool, Index<RecordedCells>, Outputs) {
+        let index = Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
+        (MemoryPool::new(&settings(TERMS.quota), &index), index, Outputs::default())
+    }
+
+    /// Allocates memory for one object, which lies in it.
+    fn filled(pool: &mut MemoryPool, index: &Index<RecordedCells>, outputs: &mut Outputs) -> Region {
+        let id = pool.allocate(HOST, LEN, false, USER, outputs).unwrap();
+        pool.ready(id, index);
+        let region = pool.ledger().whole(id).unwrap();
+        pool.hold(region, 1);
+        outputs.take();
+        region
+    }
+
+    #[test]
+    fn memory_is_listed_in_the_index_from_when_it_is_ready_until_its_last_object_is_freed() {
+        let (mut pool, index, mut outputs) = pool();
+        let id = pool.allocate(HOST, LEN, false, USER, &mut outputs).unwrap();
+        let expected = Output::Allocate { allocation: id, len: LEN, place: HOST, requester: USER };
+        assert_eq!((outputs.take(), index.allocation(id)), (vec![expected], None));
+        pool.ready(id, &index);
+        assert_eq!(index.allocation(id).unwrap().len, LEN);
+        let region = pool.ledger().whole(id).unwrap();
+        pool.hold(region, 2);
+        pool.let_go(region, &index, NOW, &mut outputs);
+        assert_eq!(outputs.take(), []);
+        pool.let_go(region, &index, NOW, &mut outputs);
+        assert_eq!(outputs.take(), [Output::Release { allocation: id }]);
+        assert_eq!((index.allocation(id), pool.ledger().usage().0.used), (None, 0));
+    }
+
+    #[test]
+    fn memory_that_was_freed_is_preallocated_again_and_taken_by_the_next_object() {
+        let (mut pool, index, mut outputs) = pool();
+        let region = filled(&mut pool, &index, &mut outputs);
+        pool.let_go(region, &index, NOW, &mut outputs);
+        outputs.take();
+        pool.update(LATER, &mut outputs);
+        let [Output::Allocate { allocation, requester: Requester::Server, .. }] = outputs.take()[..] else {
+            panic!("one piece of the same length")
+        };
+        assert!(pool.preallocated(allocation, true, LATER, &mut outputs));
+        assert_eq!(pool.ledger().usage().0.used, 0, "preallocated memory is not in use");
+        assert_eq!(pool.take_preallocated(1, LEN), None, "of devices nothing is preallocated");
+        assert_eq!(pool.take_preallocated(HOST, LEN), Some((allocation, true)));
+        assert_eq!(pool.ledger().usage().0.used, LEN);
+        assert!(!pool.preallocated(allocation, true, LATER, &mut outputs), "it belongs to a request now");
+    }
+
+    #[test]
+    fn memory_that_cannot_be_allocated_is_tried_again_only_if_some_was_preallocated() {
+        let (mut pool, index, mut outputs) = pool();
+        let region = filled(&mut pool, &index, &mut outputs);
+        let id = pool.allocate(HOST, LEN, false, USER, &mut outputs).unwrap();
+        assert!(!pool.may_retry(id, &mut outputs));
+        pool.expect_next(region.allocation, NOW);
+        pool.update(LATER, &mut outputs);
+        outputs.take();
+        let pieces: Vec<_> = pool.preallocated_ids().collect();
+        for piece in &pieces {
+            assert!(pool.preallocated(*piece, true, LATER, &mut outputs));
+        }
+        assert!(pool.may_retry(id, &mut outputs));
+        let reclaimed: Vec<_> = pieces.iter().map(|id| Output::Reclaim { allocation: *id }).collect();
+        assert_eq!((outputs.take(), pieces.len()), (reclaimed, 2));
+        pool.failed(id, &mut outputs);
+        assert_eq!(outputs.take(), [Output::Release { allocation: id }]);
+        assert_eq!(pool.ledger().usage().0.used, LEN, "the object that is there");
+    }
+
+    #[test]
+    fn allocations_whose_memory_is_lost_are_removed_from_the_index() {
+        let (mut pool, index, mut outputs) = pool();
+        let [kept, lost] = [(); 2].map(|()| filled(&mut pool, &index, &mut outputs));
+        let mut again = MemoryPool::new(&settings(0), &index);
+        again.recover(&index, |id| id == kept.allocation);
+        assert_eq!(again.ledger().allocations().collect::<Vec<_>>(), [kept.allocation]);
+        assert_eq!((index.allocation(lost.allocation), again.ledger().usage().0.used), (None, LEN));
+        assert!(again.recover_region(kept) && !again.recover_region(lost));
+    }
+}

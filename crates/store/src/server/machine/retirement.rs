@@ -1,0 +1,291 @@
+//! Deleting objects: an object that is marked as deleted is not found any more, is kept while a client has it pinned, and
+//! is freed then.
+
+use std::time::Duration;
+
+use super::interface::ServerMemory;
+use super::objects::ObjectTable;
+use super::outputs::Outputs;
+use super::pin_scan::{PinScan, WORK_OF_FREEING};
+use crate::cells::Cells;
+use crate::id::{ObjectId, State};
+use crate::protocol::EventKind;
+
+/// The deleted objects that are not free yet, and the search for their pins.
+#[derive(Debug)]
+pub(super) struct Retirement {
+    scan: PinScan,
+}
+
+impl Retirement {
+    /// For an index of so many slots.
+    pub(super) fn new(slots: usize) -> Self {
+        Self { scan: PinScan::new(slots) }
+    }
+
+    /// How many objects are deleted and not free.
+    pub(super) fn count(&self) -> usize {
+        self.scan.count()
+    }
+
+    /// Whether pins are being searched for.
+    pub(super) fn is_active(&self) -> bool {
+        self.scan.is_active()
+    }
+
+    /// How many passes over all pins are complete.
+    pub(super) fn passes(&self) -> u64 {
+        self.scan.passes()
+    }
+
+    /// How many passes will be complete when every object that is searched for now has been.
+    pub(super) fn passes_to_come(&self) -> u64 {
+        self.scan.passes_to_come()
+    }
+
+    pub(super) fn wake_at(&self) -> Option<Duration> {
+        self.scan.wake_at()
+    }
+
+    /// Marks an object as deleted, and if it is the first of a pack all objects of the pack. The mark on the first is the store
+    /// that commits. The record of another object of a pack stays as long as the pack.
+    pub(super) fn retire<C: Cells>(
+        &mut self,
+        object: ObjectId,
+        objects: &mut ObjectTable<C>,
+        outputs: &mut Outputs,
+    ) {
+        let pack: Vec<_> = objects.pack(object).collect();
+        for id in pack {
+            let Some((state, record)) = objects.mark_deleted(id) else { continue };
+            if !objects.is_in_sealed_pack(id, &record) {
+                self.scan.add(id);
+            }
+            if state == State::Sealed && !record.name.is_empty() {
+                outputs.notify(&record.name, id, EventKind::Deleted);
+            }
+        }
+        self.look_for(object, objects);
+    }
+
+    /// An object was found deleted in the index: its pins are searched for.
+    pub(super) fn recover(&mut self, id: ObjectId, first: ObjectId) {
+        self.scan.add(id);
+        self.scan.look_for(first);
+    }
+
+    /// Searches for the pins of an object, and if it belongs to a pack for those of the whole pack: a pin of the first object
+    /// holds all others, and a pin of another holds the first. Does nothing if the first is not marked as deleted: a
+    /// pass that began before the mark must not free it.
+    pub(super) fn look_for<C: Cells>(&mut self, id: ObjectId, objects: &ObjectTable<C>) {
+        let first = objects.read(id).and_then(|(_, record)| record.pack).unwrap_or(id);
+        if self.scan.contains(first) {
+            self.scan.look_for(first);
+        }
+    }
+
+    /// A client has released a pin of an object.
+    pub(super) fn unpinned<C: Cells>(&mut self, object: ObjectId, objects: &ObjectTable<C>) {
+        if self.scan.contains(object) {
+            self.look_for(object, objects);
+        }
+    }
+
+    /// Searches again for the pins of some objects because time has passed.
+    pub(super) fn recheck<C: Cells>(&mut self, now: Duration, objects: &ObjectTable<C>) {
+        for id in self.scan.due(now) {
+            self.look_for(id, objects);
+        }
+    }
+
+    /// Reads pins as far as the work allows. Returns true when a pass is complete: then [`Self::take_unpinned`] returns what it
+    /// has searched for.
+    pub(super) fn read_pins<C: Cells>(
+        &mut self,
+        server_memory: &impl ServerMemory,
+        objects: &ObjectTable<C>,
+        work: &mut usize,
+    ) -> bool {
+        self.scan.read(server_memory, |first| objects.pack_len(first), work)
+    }
+
+    /// The next objects that a complete pass has searched for, without those that are pinned, in the order in which they are
+    /// freed: the first of a pack last. `is_held` says whether a pack is kept for another reason. Returns `None` after the
+    /// last, or when the work is used up.
+    pub(super) fn take_unpinned<C: Cells>(
+        &mut self,
+        objects: &ObjectTable<C>,
+        is_held: impl Fn(ObjectId) -> bool,
+        work: &mut usize,
+    ) -> Option<Vec<ObjectId>> {
+        if *work == 0 {
+            return None;
+        }
+        let first = self.scan.take_checked()?;
+        let mut unpinned = Vec::new();
+        if !self.scan.is_pinned(first) && !is_held(first) {
+            let is_free = |id: &ObjectId| self.scan.contains(*id) && !self.scan.is_pinned(*id);
+            unpinned.extend(objects.pack(first).filter(is_free));
+            unpinned.reverse();
+        }
+        *work = work.saturating_sub((1 + unpinned.len()) * WORK_OF_FREEING);
+        Some(unpinned)
+    }
+
+    /// An object is freed.
+    pub(super) fn remove(&mut self, id: ObjectId) {
+        self.scan.remove(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Input;
+    use super::super::simulation::{Simulation, create, label, sealed};
+    use super::*;
+    use crate::id::ClientId;
+    use crate::protocol::{Answer, Ask, Refusal};
+    use crate::server::Server;
+
+    /// A sim with a sealed pack of three.
+    fn packed() -> (Simulation, ClientId, ObjectId) {
+        let mut sim = Simulation::new();
+        let client = sim.join(1);
+        let members = [("p/a", 5000), ("p/b", 6000), ("p/c", 20_000)];
+        sim.one(client, create("p", 0, &members, 0), &[]);
+        let made = sim.requests;
+        let first = sealed(&sim.one(client, Ask::Seal { create: made }, &[]));
+        (sim, client, first)
+    }
+
+    #[test]
+    fn all_pins_are_looked_at_once_for_a_pack() {
+        let (mut sim, client, first) = packed();
+        let before = sim.memory.looks.get();
+        sim.one(client, Ask::Delete { object: first }, &[]);
+        assert_eq!(sim.memory.looks.get() - before, 1);
+    }
+
+    fn names<C: Cells>(server: &Server<C>) -> Vec<String> {
+        let mut names: Vec<_> = server.index().objects().map(|(_, _, record)| record.name).collect();
+        names.sort();
+        names
+    }
+
+    /// The object that has a name in its record.
+    fn names_of<C: Cells>(server: &Server<C>, name: &str) -> ObjectId {
+        server.index().objects().find(|(_, _, record)| record.name == name).unwrap().0
+    }
+
+    #[test]
+    fn a_kick_costs_nothing_where_nothing_is_deleted() {
+        let (mut sim, client, first) = packed();
+        let before = sim.memory.looks.get();
+        for object in [first, ObjectId::new(20, 7)] {
+            assert_eq!(sim.ask(client, Ask::Kick { object }, &[]), []);
+        }
+        assert_eq!(sim.memory.looks.get(), before);
+    }
+
+    #[test]
+    fn a_draft_belongs_to_its_connection_whatever_ids_its_requests_use() {
+        let (mut sim, _, first) = packed();
+        let client = sim.join(2);
+        let (made, answer) = sim.create(client, "draft", 100_000);
+        assert!(matches!(answer, Answer::Created { .. }), "{answer:?}");
+        // Another request with the same id.
+        let ask = Ask::Publish { label: label("other"), object: first, part: None };
+        let request = crate::protocol::Request { id: made, again: 0, ask };
+        let answers = sim.run(Input::Request { client, request, payload: Vec::new().into(), charge: None });
+        let refused = Refusal::malformed("a request has an id that was used before");
+        assert_eq!(answers, [Answer::Refused(refused)]);
+        sim.clients.remove(&client);
+        sim.run(Input::Left { client });
+        assert_eq!(names(&sim.server), ["p", "p/a", "p/b", "p/c"]);
+    }
+
+    #[test]
+    fn pins_of_what_is_not_deleted_are_not_looked_for() {
+        let (mut sim, client, _) = packed();
+        let (made, answer) = sim.create(client, "single", 10);
+        let object = sealed(&answer);
+        let member = names_of(&sim.server, "p/b");
+        let before = sim.memory.looks.get();
+        // A pass that began now could free the objects if they were deleted before its end.
+        sim.one(client, Ask::Abandon { create: made }, &[]);
+        sim.one(client, Ask::Delete { object: member }, &[]);
+        assert_eq!(sim.memory.looks.get(), before);
+        sim.one(client, Ask::Delete { object }, &[]);
+        assert_eq!(sim.memory.looks.get(), before + 1);
+    }
+
+    #[test]
+    fn an_object_of_a_draft_of_a_pack_is_not_deleted_by_itself() {
+        let mut sim = Simulation::new();
+        let (writer, root) = (sim.join(1), sim.join_as(3, 0));
+        let answer = sim.one(writer, create("p", 0, &[("p/a", 40_000), ("p/b", 40_000)], 0), &[]);
+        let Answer::Created { object: first, .. } = answer else { panic!("{answer:?}") };
+        let object = names_of(&sim.server, "p/b");
+        let refused = Answer::Refused(Refusal::NotSealed { object });
+        assert_eq!(sim.one(root, Ask::Delete { object }, &[]), refused);
+        assert_eq!(sim.one(root, Ask::Delete { object: first }, &[]), Answer::Done);
+        assert_eq!(names(&sim.server), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_servers_user_deletes_drafts_and_others_do_not() {
+        let mut sim = Simulation::new();
+        let (writer, other, root) = (sim.join(1), sim.join(2), sim.join_as(3, 0));
+        let (made, answer) = sim.create(writer, "draft", 100_000);
+        let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
+        assert_eq!(
+            sim.one(other, Ask::Delete { object }, &[]),
+            Answer::Refused(Refusal::NotSealed { object })
+        );
+        assert_eq!(sim.one(root, Ask::Delete { object }, &[]), Answer::Done);
+        assert_eq!((sim.status(root).unsealed, sim.status(root).host.used), (0, 0));
+        let refused = Answer::Refused(Refusal::NothingToSeal);
+        assert_eq!(sim.one(writer, Ask::Seal { create: made }, &[]), refused);
+    }
+
+    #[test]
+    fn the_place_of_a_deleted_draft_in_an_arena_is_not_used_again_while_its_writer_is_there() {
+        let mut sim = Simulation::new();
+        let (writer, root) = (sim.join(1), sim.join_as(3, 0));
+        let answer = sim.one(writer, create("draft", 1000, &[], 1), &[]);
+        let Answer::Created { object, .. } = answer else { panic!("{answer:?}") };
+        assert_eq!(sim.one(root, Ask::Delete { object }, &[]), Answer::Done);
+        assert_eq!(sim.status(root).retired, 1);
+        sim.clients.remove(&writer);
+        sim.run(Input::Left { client: writer });
+        assert_eq!(sim.status(root).retired, 0);
+    }
+
+    #[test]
+    fn who_has_pinned_a_pack_finds_all_of_it_though_it_is_deleted() {
+        let (mut sim, client, first) = packed();
+        sim.memory.pins.insert(first);
+        sim.one(client, Ask::Delete { object: first }, &[]);
+        assert_eq!(names(&sim.server), ["p", "p/a", "p/b", "p/c"]);
+        assert_eq!(sim.status(client).retired, 4);
+        sim.memory.pins.clear();
+        assert_eq!(sim.ask(client, Ask::Kick { object: first }, &[]), []);
+        assert_eq!(names(&sim.server), Vec::<String>::new());
+        assert_eq!((sim.status(client).retired, sim.status(client).host.used), (0, 0));
+    }
+
+    #[test]
+    fn an_object_whose_name_another_has_taken_stays_a_part_of_its_pack() {
+        let (mut sim, client, first) = packed();
+        let other = sealed(&sim.create(client, "p/b", 10).1);
+        assert_eq!(names(&sim.server), ["p", "p/a", "p/b", "p/b", "p/c"]);
+        let status = sim.status(client);
+        assert_eq!((status.objects, status.retired), (4, 0), "nobody waits for it to go");
+        sim.one(client, Ask::Delete { object: first }, &[]);
+        assert_eq!(names(&sim.server), ["p/b"]);
+        assert_eq!(
+            sim.one(client, Ask::Find { name: "p/b".to_owned(), wait: 0 }, &[]),
+            Answer::Found { object: other }
+        );
+    }
+}

@@ -1,0 +1,274 @@
+//! The state that requests change: the parts of the machine that every operation uses, and the changes that involve
+//! several of them.
+
+use super::interface::{Now, ServerMemory, Settings, Share};
+use super::memory_pool::MemoryPool;
+use super::objects::{Named, ObjectTable, Origin};
+use super::outputs::Outputs;
+use super::pin_scan::WORK_OF_A_STEP;
+use super::plan::Plan;
+use super::request_history::RequestHistory;
+use super::retirement::Retirement;
+use super::sessions::Sessions;
+use super::waiting::WaitingRequests;
+use crate::cells::Cells;
+use crate::id::{ClientId, ObjectId, State};
+use crate::index::{Index, Record, Region};
+use crate::protocol::{Answer, EventKind, Label, Memory, Part, Refusal, Status};
+
+/// The objects, memory and clients of a store, and the outputs of the current step.
+#[derive(Debug)]
+pub(super) struct StoreState<C> {
+    pub(super) objects: ObjectTable<C>,
+    pub(super) memory: MemoryPool,
+    pub(super) sessions: Sessions,
+    pub(super) history: RequestHistory,
+    pub(super) retirement: Retirement,
+    pub(super) waiting: WaitingRequests,
+    pub(super) outputs: Outputs,
+    pub(super) now: Now,
+}
+
+impl<C: Cells> StoreState<C> {
+    /// The state over an index, before the objects in it are recovered.
+    pub(super) fn new(index: Index<C>, settings: &Settings, now: Now) -> Self {
+        let memory = MemoryPool::new(settings, &index);
+        let retirement = Retirement::new(index.geometry().slots);
+        Self {
+            objects: ObjectTable::new(index),
+            memory,
+            sessions: Sessions::new(settings.user),
+            history: RequestHistory::default(),
+            retirement,
+            waiting: WaitingRequests::default(),
+            outputs: Outputs::default(),
+            now,
+        }
+    }
+
+    pub(super) fn answer(&mut self, client: ClientId, id: u64, outcome: Result<Answer, Refusal>) {
+        self.outputs.answer(&self.sessions, client, id, outcome);
+    }
+
+    /// Answers a request that has created an object, now or before it was repeated.
+    pub(super) fn answer_created(&mut self, client: ClientId, id: u64, object: ObjectId) {
+        match self.objects.read(object) {
+            Some((State::Created, record)) => match self.memory_of(&record) {
+                Some(memory) => {
+                    let share = Share { allocation: memory.allocation, is_writable: true };
+                    self.outputs.respond(client, id, Answer::Created { object, memory }, Some(share));
+                }
+                None => self.answer(client, id, Err(Refusal::NoSuchObject { object })),
+            },
+            Some((State::Sealed, record)) => {
+                self.answer(client, id, Ok(Answer::Sealed { object, version: record.version }));
+            }
+            _ => self.answer(client, id, Err(Refusal::NoSuchObject { object })),
+        }
+    }
+
+    fn memory_of(&self, record: &Record) -> Option<Memory> {
+        let allocation = record.region.allocation;
+        let known = self.memory.ledger().record(allocation)?;
+        Some(Memory { allocation, allocation_len: known.len, place: known.place, offset: record.offset })
+    }
+
+    /// Sends a client a descriptor of the memory of an object.
+    pub(super) fn fetch(&mut self, client: ClientId, id: u64, object: ObjectId) {
+        let Some((state, record)) = self.objects.read(object) else {
+            return self.answer(client, id, Err(Refusal::NoSuchObject { object }));
+        };
+        let is_own = self.history.get(client, record.request) == Some(object);
+        // A client may still use a deleted object that it has pinned.
+        let may = state == State::Sealed || state == State::Deleted || is_own;
+        match self.memory_of(&record).filter(|_| may) {
+            Some(memory) => {
+                let share = Share { allocation: memory.allocation, is_writable: state == State::Created };
+                self.outputs.respond(client, id, Answer::Fetched { memory }, Some(share));
+            }
+            None => self.answer(client, id, Err(Refusal::NotSealed { object })),
+        }
+    }
+
+    pub(super) fn status(&self) -> Status {
+        let (host, device) = self.memory.ledger().usage();
+        let census = self.objects.census();
+        Status {
+            objects: census.sealed,
+            unsealed: census.created,
+            retired: self.retirement.count() as u64,
+            clients: self.sessions.count() as u64,
+            host,
+            device,
+            epoch: self.objects.index().epoch(),
+        }
+    }
+
+    /// Whether a client may give a name to another object: that deletes the object that has the name now.
+    pub(super) fn check_owner(&self, client: ClientId, name: &str) -> Result<(), Refusal> {
+        let Some(owner) = self.objects.owner_of_name(name) else { return Ok(()) };
+        if self.sessions.user(client) == Some(owner) || self.sessions.is_trusted(client) {
+            return Ok(());
+        }
+        Err(Refusal::NameTaken { name: name.to_owned(), owner })
+    }
+
+    fn origin(&self, client: ClientId, request: u64) -> Origin {
+        let owner = self.sessions.user_or_server(client);
+        Origin { client, owner, request, created: self.now.unix }
+    }
+
+    /// Enters an object or a pack that lies in a region. The caller has checked that the index has room.
+    pub(super) fn insert(
+        &mut self,
+        client: ClientId,
+        request: u64,
+        plan: &Plan<'_>,
+        region: Region,
+        state: State,
+    ) -> ObjectId {
+        let object = self.objects.insert(self.origin(client, request), plan, region, state);
+        self.memory.hold(region, plan.count());
+        self.history.insert(client, request, object);
+        if state == State::Created {
+            self.sessions.add_draft(client, object);
+        } else {
+            self.publish(object);
+        }
+        object
+    }
+
+    /// Enters an object that is sealed from the beginning: a part of a region that exists, with a name.
+    pub(super) fn insert_part(
+        &mut self,
+        client: ClientId,
+        request: u64,
+        label: Label,
+        region: Region,
+        part: Part,
+    ) -> Result<Answer, Refusal> {
+        let origin = self.origin(client, request);
+        let (object, version) = self.objects.insert_sealed(origin, label, region, (part.offset, part.len))?;
+        self.memory.hold(region, 1);
+        self.history.insert(client, request, object);
+        self.publish(object);
+        Ok(Answer::Sealed { object, version })
+    }
+
+    /// Seals a draft: gives its objects their versions, and makes them visible by the one store that commits. Refused if a name
+    /// belongs to another user by now.
+    pub(super) fn seal(&mut self, client: ClientId, first: ObjectId) -> Result<Answer, Refusal> {
+        let name = |id: ObjectId| self.objects.read(id).expect("the objects of a draft have records").1.name;
+        let names: Vec<_> = self.objects.pack(first).map(|id| (id, name(id))).collect();
+        for (_, name) in &names {
+            self.check_owner(client, name)?;
+        }
+        let version = self.objects.seal(first, &names);
+        self.sessions.finish_draft(client, first);
+        self.publish(first);
+        Ok(Answer::Sealed { object: first, version })
+    }
+
+    /// What follows when the first object of a pack, or a single object, has been sealed: the others are sealed, all get their
+    /// names, and the objects that had these names before are deleted.
+    fn publish(&mut self, first: ObjectId) {
+        for id in self.objects.seal_members(first) {
+            let Some(Named { record, replaced }) = self.objects.give_name(id) else { continue };
+            self.waiting.name_found(&record.name, id, &self.sessions, &mut self.outputs);
+            self.outputs.notify(&record.name, id, EventKind::Published { version: record.version });
+            if let Some(replaced) = replaced {
+                self.retire(replaced);
+            }
+        }
+    }
+
+    /// Deletes an object on behalf of a client.
+    pub(super) fn delete(
+        &mut self,
+        client: ClientId,
+        object: ObjectId,
+        is_repeated: bool,
+    ) -> Result<Answer, Refusal> {
+        let is_trusted = self.sessions.is_trusted(client);
+        let record = match self.objects.read(object) {
+            Some((State::Sealed, record)) => record,
+            // A draft of a pack is deleted as a whole: its writer seals all of it or nothing.
+            Some((State::Created, record))
+                if is_trusted && record.pack.is_none_or(|first| first == object) =>
+            {
+                record
+            }
+            Some((State::Created, _)) => return Err(Refusal::NotSealed { object }),
+            // Repeated after a restart, and done before it.
+            _ if is_repeated => return Ok(Answer::Done),
+            _ => return Err(Refusal::NoSuchObject { object }),
+        };
+        if self.sessions.user(client) != Some(record.owner) && !is_trusted {
+            return Err(Refusal::NotYours { object, owner: record.owner });
+        }
+        self.retire(object);
+        Ok(Answer::Done)
+    }
+
+    /// A client does not write a draft any more: it is deleted, unless it was sealed.
+    pub(super) fn abandon(&mut self, client: ClientId, create: u64) -> Result<Answer, Refusal> {
+        if let Some(object) = self.history.get(client, create) {
+            self.sessions.finish_draft(client, object);
+            self.drop_draft(object);
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Deletes a draft whose writer has abandoned it or left. If another client has deleted it before, it may be freed now.
+    pub(super) fn drop_draft(&mut self, object: ObjectId) {
+        match self.objects.state(object) {
+            Some(State::Created) => self.retire(object),
+            _ => self.retirement.look_for(object, &self.objects),
+        }
+    }
+
+    pub(super) fn retire(&mut self, object: ObjectId) {
+        self.retirement.retire(object, &mut self.objects, &mut self.outputs);
+    }
+
+    /// Reads some pins, and frees deleted objects that no client has pinned.
+    pub(super) fn scan_pins(&mut self, server_memory: &impl ServerMemory) {
+        self.retirement.recheck(self.now.elapsed, &self.objects);
+        let mut work = WORK_OF_A_STEP;
+        while work > 0 && self.retirement.is_active() {
+            if !self.retirement.read_pins(server_memory, &self.objects, &mut work) {
+                return;
+            }
+            while let Some(unpinned) = self.next_unpinned(&mut work) {
+                for id in unpinned {
+                    // The first of a pack stays while one of the others does.
+                    if !self.objects.has_members(id) {
+                        self.free(id);
+                    }
+                }
+            }
+        }
+    }
+
+    fn next_unpinned(&mut self, work: &mut usize) -> Option<Vec<ObjectId>> {
+        let (objects, memory, sessions) = (&self.objects, &self.memory, &self.sessions);
+        // A deleted draft in an arena whose writer is still there: the writer would overwrite what is put in its place.
+        // Memory with a single object is not used again.
+        let is_being_written = |first: ObjectId| {
+            let Some((_, record)) = objects.read(first) else { return false };
+            let is_arena = || memory.ledger().record(record.region.allocation).is_some_and(|it| it.is_arena);
+            sessions.is_draft(record.client, first) && is_arena()
+        };
+        self.retirement.take_unpinned(objects, is_being_written, work)
+    }
+
+    /// Frees a deleted object: its slot, then its memory if that was the last object in it.
+    fn free(&mut self, id: ObjectId) {
+        self.retirement.remove(id);
+        let Some(record) = self.objects.free(id) else { return };
+        self.history.remove(record.client, record.request, id);
+        self.sessions.finish_draft(record.client, id);
+        let index = self.objects.index();
+        self.memory.let_go(record.region, index, self.now.elapsed, &mut self.outputs);
+    }
+}
