@@ -1,14 +1,19 @@
-//! The acceptor at which clients come: they are let in, or told that there is no descriptor left for them.
+//! Accepts connections of clients, and refuses them where no descriptor is left.
 //!
-//! Whoever is not accepted waits, and does not know for what. So one descriptor is kept for turning people away: it is
-//! given up, somebody is accepted in its place, told why not, and let go.
+//! A client that is not accepted would wait without knowing why. So one descriptor is reserved: when there is none left, it
+//! is closed, a connection is accepted in its place, refused with the reason, and closed.
+//!
+//! No connection is accepted while the keeper does not read, and for a while after one could not be accepted.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use wholemem_os::packet::PacketListener;
 use wholemem_os::{Deadline, PacketSocket, memfd};
 
+use super::clients::Clients;
+use super::poller::{Fixed, Interest, Poller};
 use crate::Result;
 use crate::keeper::{Kept, Key};
 use crate::protocol::frame;
@@ -17,20 +22,36 @@ use crate::protocol::{Answer, OLDEST_PROTOCOL, Refusal, Response};
 /// How many descriptors a client takes: its connection, its process and its pins, here and on their way to the keeper.
 const FOR_A_CLIENT: usize = 6;
 
+/// How many connections are accepted in one turn.
+const ACCEPTED_AT_ONCE: usize = 1;
+
+/// How long no connection is accepted after one could not be.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// The listening socket, and whether connections are accepted now.
 #[derive(Debug)]
 pub(super) struct Acceptor {
     listener: PacketListener,
-    /// The listener's file, for the keeper, which removes it.
+    /// The file of the listener, for the keeper, which removes it.
     file: Option<OwnedFd>,
-    /// Given up to turn somebody away.
+    /// A descriptor that is closed in order to refuse a connection.
     spare: Option<OwnedFd>,
     /// How many descriptors this process may have.
     limit: u64,
+    /// Until when no connection is accepted, because one could not be.
+    paused_until: Option<Instant>,
+    is_accepting: bool,
 }
 
 impl Acceptor {
     pub(super) fn new(listener: PacketListener, file: Option<OwnedFd>) -> Self {
-        Self { listener, file, spare: spare(), limit: wholemem_os::descriptors::limit() }
+        let (spare, limit) = (spare(), wholemem_os::descriptors::limit());
+        Self { listener, file, spare, limit, paused_until: None, is_accepting: true }
+    }
+
+    /// Has the poller report connections that wait.
+    pub(super) fn register(&self, poller: &mut Poller) -> Result<()> {
+        poller.add_fixed(Fixed::Listener, self, Interest { read: true, write: false })
     }
 
     /// Adds the descriptors that another keeper has to have.
@@ -42,8 +63,44 @@ impl Acceptor {
         Ok(())
     }
 
+    /// How long it takes until connections are accepted again.
+    pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
+        self.paused_until.map(|until| until.saturating_duration_since(now))
+    }
+
+    /// Accepts some connections that wait.
+    pub(super) fn accept(&mut self, clients: &mut Clients) {
+        if !self.is_accepting {
+            return;
+        }
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let accepted = match self.next() {
+                Ok(None) => return,
+                Ok(Some(socket)) => clients.accept(socket),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = accepted {
+                tracing::warn!(%error, "cannot take in a client");
+                self.paused_until = Some(Instant::now() + PAUSE);
+                return;
+            }
+        }
+    }
+
+    /// Starts or stops accepting, if the keeper takes clients and no pause is in force.
+    pub(super) fn update(&mut self, keeper_takes: bool, now: Instant, poller: &mut Poller) -> Result<()> {
+        self.paused_until.take_if(|until| *until <= now);
+        let is_accepting = keeper_takes && self.paused_until.is_none();
+        if is_accepting != self.is_accepting {
+            self.is_accepting = is_accepting;
+            let interest = Interest { read: is_accepting, write: false };
+            poller.set_fixed(Fixed::Listener, &*self, interest)?;
+        }
+        Ok(())
+    }
+
     /// Accepts the next connection, if one waits and there is room. If there is none, one connection is refused.
-    pub(super) fn next(&mut self) -> Result<Option<PacketSocket>> {
+    fn next(&mut self) -> Result<Option<PacketSocket>> {
         if self.has_room() {
             return Ok(self.listener.accept()?);
         }
@@ -58,8 +115,9 @@ impl Acceptor {
         Ok(None)
     }
 
-    /// Whether a client finds the descriptors it takes. The kernel hands out the lowest number that is free: while that is below
-    /// half of the limit, one is looked for. Should all the numbers above be taken, the client is refused at its hello.
+    /// Whether there are enough descriptors for one more client. The kernel hands out the lowest number that is free: while that
+    /// is below half of the limit, one descriptor is tried. If all numbers above are taken, the client is refused at its
+    /// hello.
     fn has_room(&self) -> bool {
         let Ok(first) = self.listener.share_fd() else { return false };
         if u64::try_from(first.as_raw_fd()).is_ok_and(|number| number < self.limit / 2) {
@@ -80,9 +138,80 @@ fn spare() -> Option<OwnedFd> {
     File::open("/dev/null").map(OwnedFd::from).ok()
 }
 
-/// Tells a client why it is not served. It may not have said anything yet, so that this answers nothing in particular.
+/// Tells a client why it is not served. The client may not have sent a request yet, so the response has no request id.
 pub(super) fn refuse_connection(socket: &PacketSocket, refusal: Refusal) {
     let _ = socket.recv(&mut [0; 64], Deadline::NOW);
     let answer = Answer::Refused(refusal.for_protocol(OLDEST_PROTOCOL));
     let _ = frame::send_message(socket, &Response { id: 0, answer }, &[], &[], Deadline::NOW);
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_os::packet::Address;
+
+    use super::*;
+    use crate::server::budget::tests::ample;
+
+    struct Setup {
+        acceptor: Acceptor,
+        clients: Clients,
+        address: Address,
+        _folder: tempfile::TempDir,
+    }
+
+    fn setup() -> Setup {
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        let address = Address::Path(folder.path().join("socket"));
+        let acceptor = Acceptor::new(PacketListener::bind(&address).unwrap(), None);
+        let mut clients = Clients::new(0, ample()).unwrap();
+        acceptor.register(clients.poller()).unwrap();
+        Setup { acceptor, clients, address, _folder: folder }
+    }
+
+    fn connect(setup: &Setup) -> PacketSocket {
+        PacketSocket::connect(&setup.address).unwrap()
+    }
+
+    #[test]
+    fn connections_are_accepted_only_while_the_keeper_takes_clients() {
+        let mut setup = setup();
+        let _clients = [connect(&setup), connect(&setup)];
+        let now = Instant::now();
+        let Setup { acceptor, clients, .. } = &mut setup;
+        acceptor.update(false, now, clients.poller()).unwrap();
+        acceptor.accept(clients);
+        assert_eq!(clients.iter().count(), 0);
+        acceptor.update(true, now, clients.poller()).unwrap();
+        acceptor.accept(clients);
+        assert_eq!(clients.iter().count(), ACCEPTED_AT_ONCE);
+    }
+
+    #[test]
+    fn no_connection_is_accepted_during_a_pause() {
+        let mut setup = setup();
+        let _client = connect(&setup);
+        let now = Instant::now();
+        let Setup { acceptor, clients, .. } = &mut setup;
+        acceptor.paused_until = Some(now + PAUSE);
+        acceptor.update(true, now, clients.poller()).unwrap();
+        assert_eq!((acceptor.is_accepting, acceptor.timeout(now)), (false, Some(PAUSE)));
+        acceptor.update(true, now + PAUSE, clients.poller()).unwrap();
+        assert_eq!((acceptor.is_accepting, acceptor.timeout(now)), (true, None));
+    }
+
+    #[test]
+    fn a_client_for_which_no_descriptor_is_left_is_told_so() {
+        let mut setup = setup();
+        let client = connect(&setup);
+        let _armed = wholemem_os::fault::arm(1, wholemem_os::Errno::MFILE);
+        setup.acceptor.accept(&mut setup.clients);
+        assert_eq!(setup.clients.iter().count(), 0);
+        let mut packet = [0; 200];
+        let len = client.recv(&mut packet, Deadline::NEVER).unwrap();
+        let mut assembly = frame::Assembly::default();
+        let message = assembly.push(&packet[..len]).unwrap().unwrap();
+        let (response, _) = frame::decode::<Response>(&message).unwrap();
+        assert_eq!(response, Response { id: 0, answer: Answer::Refused(Refusal::NoDescriptors) });
+        assert!(setup.acceptor.spare.is_some(), "for the next one");
+    }
 }

@@ -40,7 +40,7 @@ pub(super) enum Ending {
 #[derive(Debug)]
 pub(super) struct Clients {
     connections: BTreeMap<ClientId, Connection>,
-    pub(super) poller: Poller,
+    poller: Poller,
     budget: Budget,
     watchers: Watchers,
     slots: MessageSlots,
@@ -63,6 +63,11 @@ impl Clients {
             next: 0,
             ended: Vec::new(),
         })
+    }
+
+    /// Waits for the sockets and processes of clients, and for what else the event loop registers.
+    pub(super) fn poller(&mut self) -> &mut Poller {
+        &mut self.poller
     }
 
     /// Clients that come from now on have ids from this one on.

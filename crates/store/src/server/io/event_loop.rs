@@ -1,90 +1,73 @@
-//! The server's loop: one thread that reads, steps, and does what the machine says, and never waits for a client.
+//! The event loop: one thread that waits for events, tells the machine, has the executor carry out what the machine
+//! decides, and never waits for a client.
 //!
 //! The work of one turn is bounded, and does not grow with the number of clients: some events of each user that has any, a
-//! slice of each piece of work that goes on in the background, and a few new clients.
+//! slice of each piece of work in the background, and a few new clients.
 
-mod keeper_events;
-
-use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, OwnedFd};
-use std::rc::Rc;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::Timespec;
 use wholemem_hal::Backend;
-use wholemem_os::meminfo::MemoryProbe;
-use wholemem_os::packet::{MAX_PACKET, PacketListener};
-use wholemem_os::time_slice::Yielder;
-use wholemem_os::{Memfd, PacketSocket, heap, memfd};
+use wholemem_os::packet::MAX_PACKET;
+use wholemem_os::{PacketSocket, heap};
 
 use super::accept::Acceptor;
 use super::clients::{Clients, Ending};
 use super::connection::Heard;
-use super::headroom::{Headroom, Purpose, bookkeeping};
-use super::index_memory::{make_index, open_index};
-use super::keeper_link::{KeeperLink, Parking};
-use super::memory_table::{Closing, MemoryTable};
-use super::poller::{ClientEvent, Fixed, Interest};
-use super::workers::{Done, Job, Workers};
+use super::executor::{Executor, FollowUp};
+use super::heap_trim::HeapTrim;
+use super::poller::ClientEvent;
+use super::startup;
 use crate::cells::MappedCells;
-use crate::id::{AllocationId, ClientId};
+use crate::id::ClientId;
 use crate::index::Geometry;
 use crate::keeper::{Kept, Key, Launch, ToKeeper};
-use crate::protocol::{Answer, Ask, Request, Response};
-use crate::server::budget::{Budget, Limits};
-use crate::server::machine::Survivors;
+use crate::protocol::frame::Payload;
+use crate::protocol::{Ask, Request};
+use crate::server::budget::Charge;
 use crate::server::machine::{Input, Now, Output, Server, Settings};
-use crate::{Error, Refusal, Result};
-
-/// How long a server without a keeper waits before it tries again to start one, and one without a free descriptor
-/// before it looks for clients again.
-const RETRY: Duration = Duration::from_millis(500);
-
-/// How many clients are taken in in one turn.
-const ACCEPTED_AT_ONCE: usize = 1;
+use crate::{Refusal, Result};
 
 /// How long one turn serves a user whose events do not end. At least one event is served.
 const TURN_OF_A_USER: Duration = Duration::from_micros(20);
 
-/// How often connections that wait for memory are looked at though nothing has happened.
+/// How often connections that wait for memory are looked at although nothing has happened.
 const LOOK_AT_SLOTS: Duration = Duration::from_millis(100);
 
-/// When what clients hold has fallen by this, the memory is given back to the system.
-const TRIM: u64 = 1 << 20;
-
-/// How often memory is given back at most.
-const TRIM_EVERY: Duration = Duration::from_secs(1);
-
-/// Everything a running server has.
-struct EventLoop<'a> {
-    server: Server<MappedCells>,
-    index: Memfd,
-    /// The index as clients get it: for reading alone.
-    index_reader: Rc<OwnedFd>,
-    devices: Vec<[u8; 16]>,
-    memory: MemoryTable,
-    clients: Clients,
-    /// Room for what is being received.
-    packet: Vec<u8>,
-    acceptor: Acceptor,
-    keeper: KeeperLink<'a>,
-    places: BTreeMap<AllocationId, u32>,
-    /// The descriptor that came along with what was heard last.
-    offered: Option<OwnedFd>,
-    headroom: Arc<Headroom>,
-    workers: Workers,
+/// The time that the machine is told.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Clock {
     start: Instant,
-    /// When to try again what could not be done for want of a keeper or of descriptors.
-    retry_at: Option<Instant>,
-    /// Until when no client is taken in, because one could not be.
-    accept_at: Option<Instant>,
-    is_accepting: bool,
+}
+
+impl Clock {
+    pub(super) fn start(start: Instant) -> Self {
+        Self { start }
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// The time of a step. A system clock before 1970 counts as 1970.
+    pub(super) fn now(&self) -> Now {
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let unix = u64::try_from(unix.as_millis()).expect("a system time fits 64 bits of milliseconds");
+        Now { elapsed: self.elapsed(), unix }
+    }
+}
+
+/// A running server.
+pub(super) struct EventLoop<'a> {
+    server: Server<MappedCells>,
+    executor: Executor<'a>,
+    acceptor: Acceptor,
+    clock: Clock,
+    heap: HeapTrim,
+    /// A buffer for the packet that is being received.
+    packet: Vec<u8>,
     is_stopping: bool,
-    yielder: Yielder,
-    /// The most that clients held since memory was given back, and when that was.
-    peak: u64,
-    trimmed: Instant,
 }
 
 /// Serves until the keeper at the other end of the socket says to stop.
@@ -97,201 +80,103 @@ pub(crate) fn run(
 ) -> Result<()> {
     wholemem_os::descriptors::raise_limit();
     let kept = Kept::receive(&socket)?;
-    let mut running = EventLoop::take_over(kept, socket, settings, geometry, devices, launch)?;
-    running.keeper.tell(&ToKeeper::Ready, Vec::new());
-    while !running.is_stopping {
-        running.turn()?;
+    let mut event_loop = startup::start(kept, socket, settings, geometry, devices, launch)?;
+    event_loop.executor.keeper.tell(&ToKeeper::Ready, Vec::new());
+    while !event_loop.is_stopping {
+        event_loop.turn()?;
     }
-    // Whoever has it mapped would find names in it for ever.
-    running.server.index().supersede();
+    // Clients that have the index mapped would find names in it for ever.
+    event_loop.server.index().supersede();
     Ok(())
 }
 
 impl<'a> EventLoop<'a> {
-    fn take_over(
-        mut kept: Kept,
-        socket: PacketSocket,
-        mut settings: Settings,
-        geometry: Geometry,
-        devices: Option<&Backend>,
-        launch: &'a Launch<'a>,
-    ) -> Result<Self> {
-        let listener = kept.take(Key::Listener).ok_or(Error::Incomplete { what: "the listening socket" })?;
-        let acceptor = Acceptor::new(PacketListener::adopt(listener, None)?, kept.take(Key::SocketFile));
-        let (index, cells) = match kept.take(Key::Index) {
-            Some(fd) => open_index(fd)?,
-            None => make_index(geometry, settings.host.quota, &socket)?,
-        };
-        // What is available is less now than it was for the first server, by what objects have taken.
-        settings.limit_host(cells.quota());
-        let limits = Limits::of_server(settings.host.quota, wholemem_os::descriptors::limit());
-        let mut clients = Clients::new(settings.user, Budget::new(settings.user, limits))?;
-        let mut memory = MemoryTable::default();
-        let (mut allocations, mut known) = (BTreeMap::new(), BTreeSet::new());
-        let mut rest = Kept::default();
-        for (key, fd) in kept.into_iter() {
-            match key {
-                Key::Allocation(allocation) => drop(allocations.insert(allocation, fd)),
-                Key::Socket(client) | Key::Pins(client) | Key::Process(client) => {
-                    known.insert(client);
-                    rest.insert(key, fd);
-                }
-                Key::Index | Key::Listener | Key::SocketFile | Key::Server => {}
-            }
-        }
-        for client in known {
-            let taken = clients.take_over(client, &mut rest).and_then(|connection| {
-                let admitted = connection.and_then(|connection| connection.admitted.as_ref());
-                admitted.map(|admitted| memory.add_pins(client, &admitted.pins)).transpose()
-            });
-            if let Err(error) = taken {
-                // Whatever is wrong with one client is no reason to serve none.
-                tracing::error!(%client, %error, "a client cannot be taken over");
-                clients.end(client, Ending::Gone, || false);
-            }
-        }
-        let survivors = Survivors {
-            allocations: allocations.keys().copied().collect(),
-            clients: clients
-                .iter()
-                .map(|(client, connection)| (client, connection.account.clone()))
-                .collect(),
-        };
-        for (allocation, fd) in allocations {
-            let record = cells.allocation(allocation);
-            let added = memory.add(allocation, fd, record.is_none_or(|record| record.place == 0));
-            let is_arena = record.is_some_and(|record| record.is_arena);
-            let mut opened = || if is_arena { memory.open_for_reading(allocation) } else { Ok(()) };
-            if let Err(error) = added.and_then(|()| opened()) {
-                tracing::error!(%allocation, %error, "memory cannot be opened for reading yet");
-            }
-        }
-        let device_ids = settings.devices.clone();
-        let start = Instant::now();
-        let (server, outputs) = Server::recover(cells, &settings, &survivors, now(start), &mut memory);
-        clients.begin_ids(server.index().epoch() << 32);
-        let headroom = Arc::new(Headroom::new(MemoryProbe::open()?));
-        let workers = Workers::start(devices, &headroom)?;
-        let read = Interest { read: true, write: false };
-        clients.poller.add_fixed(Fixed::Workers, workers.bell(), read)?;
-        clients.poller.add_fixed(Fixed::Listener, &acceptor, read)?;
-        let mut running = Self {
-            server,
-            index_reader: Rc::new(index.read_only_fd()?),
-            index,
-            devices: device_ids,
-            memory,
-            keeper: KeeperLink::new(socket, launch, &mut clients.poller)?,
-            clients,
-            packet: vec![0; MAX_PACKET],
-            acceptor,
-            places: BTreeMap::new(),
-            offered: None,
-            headroom,
-            workers,
-            start,
-            retry_at: None,
-            accept_at: None,
-            is_accepting: true,
-            is_stopping: false,
-            yielder: Yielder::new(),
-            peak: 0,
-            trimmed: start,
-        };
-        running.act(outputs);
-        Ok(running)
+    pub(super) fn new(
+        server: Server<MappedCells>,
+        executor: Executor<'a>,
+        acceptor: Acceptor,
+        clock: Clock,
+    ) -> Self {
+        let (heap, packet) = (HeapTrim::new(clock.start), vec![0; MAX_PACKET]);
+        Self { server, executor, acceptor, clock, heap, packet, is_stopping: false }
     }
 
-    /// Waits for something to happen, and does what follows from it.
+    /// Waits for an event, and does what follows from it.
     fn turn(&mut self) -> Result<()> {
-        if !self.keeper.flush(&mut self.clients.poller) {
+        let Executor { keeper, clients, .. } = &mut self.executor;
+        if !keeper.flush(clients.poller()) {
             self.lose_keeper();
         }
         let timeout = self.timeout().and_then(|left| Timespec::try_from(left).ok());
-        let ready = self.yielder.wait(|| self.clients.poller.wait(timeout.as_ref()))?;
-        if self.retry_at.is_some_and(|at| at <= Instant::now()) {
-            self.retry_at = None;
-            if !self.keeper.is_there() {
-                self.start_keeper();
-            }
+        let ready = self.executor.clients.poller().wait(timeout.as_ref())?;
+        if self.executor.keeper.take_retry(Instant::now()) {
+            self.executor.start_keeper(&self.acceptor);
         }
         if ready.keeper {
             self.hear_keeper();
         }
-        for late in self.keeper.take_late() {
-            self.give_up_parking(late);
+        for late in self.executor.keeper.take_late() {
+            let follow_up = self.executor.not_parked(late);
+            self.follow(follow_up);
         }
         if ready.workers {
-            self.collect();
+            for done in self.executor.workers.done() {
+                let follow_up = self.executor.finished(done);
+                self.follow(follow_up);
+            }
         }
         for user in ready.users {
             self.serve(user)?;
         }
-        if ready.listener && self.is_accepting {
-            self.accept();
+        if ready.listener {
+            self.acceptor.accept(&mut self.executor.clients);
         }
-        if self.server.wake_at().is_some_and(|at| at <= self.start.elapsed()) {
+        if self.server.wake_at().is_some_and(|at| at <= self.clock.elapsed()) {
             self.step(Input::Tick);
         }
-        if self.clients.has_events() {
+        if self.executor.clients.has_events() {
             self.deliver();
         }
-        if self.clients.has_waiting() {
-            let ended = self.clients.serve_slots();
-            ended.into_iter().for_each(|client| self.end(client, Ending::Dismissed));
+        if self.executor.clients.has_waiting() {
+            for client in self.executor.clients.serve_slots() {
+                self.end(client, Ending::Dismissed);
+            }
         }
-        self.trim();
-        self.set_accepting()
+        let now = Instant::now();
+        if self.heap.update(self.executor.clients.held().bytes, now) {
+            heap::trim();
+        }
+        let Executor { keeper, clients, .. } = &mut self.executor;
+        self.acceptor.update(keeper.takes_clients(), now, clients.poller())
     }
 
-    /// How long to wait for something to happen.
+    /// How long to wait for an event.
     fn timeout(&self) -> Option<Duration> {
-        if self.clients.has_events() {
+        let Executor { keeper, clients, .. } = &self.executor;
+        if clients.has_events() {
             return Some(Duration::ZERO);
         }
-        let wake = self.server.wake_at().map(|at| at.saturating_sub(self.start.elapsed()));
-        let left = |at: Instant| at.saturating_duration_since(Instant::now());
-        let retry = [self.retry_at, self.accept_at].into_iter().flatten().map(left).min();
-        let slots = self.clients.has_waiting().then_some(LOOK_AT_SLOTS);
-        let is_lower = self.clients.held().bytes.saturating_add(TRIM) <= self.peak;
-        let trim = is_lower.then(|| TRIM_EVERY.saturating_sub(self.trimmed.elapsed()));
-        [wake, retry, slots, trim, self.keeper.left()].into_iter().flatten().min()
-    }
-
-    /// Gives memory back that clients do not need any more.
-    fn trim(&mut self) {
-        let held = self.clients.held().bytes;
-        self.peak = self.peak.max(held);
-        if held.saturating_add(TRIM) <= self.peak && self.trimmed.elapsed() >= TRIM_EVERY {
-            heap::trim();
-            (self.peak, self.trimmed) = (held, Instant::now());
-        }
-    }
-
-    /// Stops taking in clients while there is no descriptor left, or the keeper is far behind.
-    fn set_accepting(&mut self) -> Result<()> {
-        let is_held_back =
-            self.accept_at.take_if(|at| *at <= Instant::now()).is_none() && self.accept_at.is_some();
-        let is_accepting = self.retry_at.is_none_or(|_| self.keeper.is_there());
-        let is_accepting = is_accepting && !is_held_back && !self.keeper.is_full();
-        if is_accepting != self.is_accepting {
-            self.is_accepting = is_accepting;
-            let interest = Interest { read: is_accepting, write: false };
-            self.clients.poller.set_fixed(Fixed::Listener, &self.acceptor, interest)?;
-        }
-        Ok(())
+        let now = Instant::now();
+        let timeouts = [
+            self.server.wake_at().map(|at| at.saturating_sub(self.clock.elapsed())),
+            self.acceptor.timeout(now),
+            clients.has_waiting().then_some(LOOK_AT_SLOTS),
+            self.heap.timeout(clients.held().bytes, now),
+            keeper.timeout(now),
+        ];
+        timeouts.into_iter().flatten().min()
     }
 
     /// Handles some of what is ready of a user's connections and processes.
     fn serve(&mut self, user: u32) -> Result<()> {
         let start = Instant::now();
-        self.clients.poller.begin_turn(user)?;
-        while let Some(event) = self.clients.poller.next_event(user) {
+        self.executor.clients.poller().begin_turn(user)?;
+        while let Some(event) = self.executor.clients.poller().next_event(user) {
             match event {
                 ClientEvent::Exited(client) => self.end(client, Ending::Gone),
                 ClientEvent::Socket { client, is_readable, is_writable, is_closed } => {
                     if is_writable {
-                        self.clients.flush(client);
+                        self.executor.clients.flush(client);
                     }
                     if is_readable {
                         self.hear(client);
@@ -307,168 +192,14 @@ impl<'a> EventLoop<'a> {
         Ok(())
     }
 
-    fn step(&mut self, input: Input<'_>) {
-        let outputs = self.server.step(now(self.start), input, &mut self.memory);
-        self.act(outputs);
-    }
-
-    /// Does what the machine says.
-    ///
-    /// Events are sent first: where few clients watch, they have an event before the one that caused it has its answer.
-    fn act(&mut self, outputs: Vec<Output>) {
-        let mut has_events = false;
-        for output in outputs {
-            if !matches!(output, Output::Notify(_)) && std::mem::take(&mut has_events) {
-                self.deliver();
-            }
-            match output {
-                Output::Respond { client, response, share } => {
-                    let shared = share.map(|share| self.memory.share(share)).transpose();
-                    match shared {
-                        Ok(fd) => self.clients.say(client, &response, fd.flatten().into_iter().collect()),
-                        Err(refusal) => self.clients.refuse(client, response.id, refusal),
-                    }
-                }
-                Output::Admit { client, request } => self.admit(client, request),
-                Output::Allocate { allocation, len, place, requester } => {
-                    self.places.insert(allocation, place);
-                    self.workers.add(requester, Job::Make { allocation, len, place });
-                }
-                Output::Promote { allocation, user } => self.workers.promote(allocation, user),
-                Output::Import { allocation, len, place, requester } => {
-                    self.places.insert(allocation, place);
-                    self.workers
-                        .add(requester, Job::LookAt { allocation, len, place, fd: self.offered.take() });
-                }
-                Output::CloseForWriting { allocation, at_once, requester } => {
-                    match self.memory.close(allocation, at_once) {
-                        Closing::Over(outcome) => self.step(Input::ClosedForWriting { allocation, outcome }),
-                        Closing::Takes(fd) => self.workers.add(requester, Job::Close { allocation, fd }),
-                    }
-                }
-                Output::Reclaim { allocation } => {
-                    if let Err(error) = self.memory.discard(allocation) {
-                        tracing::warn!(%allocation, %error, "memory is free only when the keeper has closed it");
-                    }
-                    self.release(allocation);
-                }
-                Output::Release { allocation } => self.release(allocation),
-                Output::Disconnect { client } => self.end(client, Ending::Dismissed),
-                Output::Watch { client, prefix } => {
-                    if let Err(refusal) = self.clients.watch(client, prefix) {
-                        let refusal = refusal.for_protocol(self.server.protocol(client));
-                        self.clients.refuse(client, 0, refusal);
-                        self.end(client, Ending::Dismissed);
-                    }
-                }
-                Output::Notify(event) => {
-                    self.clients.announce(event);
-                    has_events = true;
-                }
-            }
-        }
-        for client in self.clients.take_ended() {
-            self.end(client, Ending::Dismissed);
-        }
-    }
-
-    fn release(&mut self, allocation: AllocationId) {
-        self.memory.remove(allocation);
-        self.places.remove(&allocation);
-        self.keeper.unpark(&[Key::Allocation(allocation)]);
-    }
-
-    /// Sends some events to clients that watch. Those that have missed some are let go.
-    fn deliver(&mut self) {
-        for client in self.clients.deliver() {
-            self.end(client, Ending::Dismissed);
-        }
-    }
-
-    /// A client has said hello: the keeper is given its descriptors, and then it is welcome.
-    fn admit(&mut self, client: ClientId, request: u64) {
-        let admitted = match self.clients.admit(client, request, &self.headroom) {
-            Ok(Ok(())) => self.park_client(client),
-            Ok(Err(refusal)) => Err(refusal),
-            Err(error) => Err(Refusal::of_admission(&error)),
-        };
-        if let Err(refusal) = admitted {
-            let refusal = refusal.for_protocol(self.server.protocol(client));
-            self.clients.refuse(client, request, refusal);
-            self.end(client, Ending::Gone);
-        }
-    }
-
-    fn park_client(&mut self, client: ClientId) -> Result<(), Refusal> {
-        let Some(connection) = self.clients.get(client) else { return Ok(()) };
-        let fds = connection.park(client).and_then(|fds| {
-            if let Some(admitted) = &connection.admitted {
-                self.memory.add_pins(client, &admitted.pins)?;
-            }
-            Ok(fds)
-        });
-        let fds = fds.map_err(|error| Refusal::of_admission(&error))?;
-        if let Some(parked) = self.keeper.park(Parking::Client(client), fds) {
-            self.parked(parked);
-        }
-        Ok(())
-    }
-
-    fn welcome(&mut self, client: ClientId) {
-        let Some(id) = self.clients.open(client) else { return };
-        let pins = self.clients.get(client).and_then(|connection| connection.admitted.as_ref());
-        let Some(pins) = pins.map(|admitted| admitted.pins.share_fd()) else { return };
-        let Ok(pins) = pins else { return self.end(client, Ending::Gone) };
-        let (index_len, devices) = (self.index.len() as u64, self.devices.clone());
-        let answer = Answer::Welcome { client, index_len, devices };
-        self.clients.say(
-            client,
-            &Response { id, answer },
-            vec![Rc::clone(&self.index_reader), Rc::new(pins)],
-        );
-    }
-
+    /// Reads from a client, and processes what it has sent.
     fn hear(&mut self, client: ClientId) {
         let mut packet = std::mem::take(&mut self.packet);
-        match self.clients.hear(client, &mut packet) {
-            Some(Heard::Request(request, ..)) if request.ask == Ask::Goodbye => {
-                self.end(client, Ending::Gone)
-            }
-            Some(Heard::Request(Request { id, ask: Ask::AwaitChild, .. }, ..)) => {
-                let kept = self.clients.await_child(client);
-                self.keeper.unpark(&[Key::Process(client)]);
-                self.park_process(client, id, kept);
-            }
-            Some(Heard::Request(Request { id, ask: Ask::Claim { client: of, secret }, .. }, ..)) => {
-                let is_known = self.memory.secret(of) == Some(secret);
-                let claimed = if is_known { self.clients.claim(client, of) } else { Err(not_known()) };
-                self.park_process(client, id, claimed);
-            }
+        match self.executor.clients.hear(client, &mut packet) {
             Some(Heard::Request(request, payload, fd, charge)) => {
-                // The machine knows of a client from its first request on.
-                if matches!(request.ask, Ask::Hello { .. })
-                    && let Some(account) = self.clients.account(client)
-                {
-                    self.step(Input::Joined { client, account });
-                }
-                let needed = bookkeeping(&request);
-                if needed > 0
-                    && let Err(shortage) = self.headroom.claim(needed, Purpose::Bookkeeping)
-                {
-                    let refusal = shortage.refusal(needed).for_protocol(self.server.protocol(client));
-                    self.clients.refuse(client, request.id, refusal);
-                    self.packet = packet;
-                    return;
-                }
-                self.offered = fd;
-                self.step(Input::Request { client, request, payload, charge });
-                self.offered = None;
+                self.process(client, request, payload, fd, charge);
             }
-            Some(Heard::Refused(refusal)) => {
-                let refusal = refusal.for_protocol(self.server.protocol(client));
-                self.clients.refuse(client, 0, refusal);
-                self.end(client, Ending::Dismissed);
-            }
+            Some(Heard::Refused(refusal)) => self.reject(client, 0, refusal, Ending::Dismissed),
             Some(Heard::Closed) => self.end(client, Ending::Closed),
             Some(_) => self.end(client, Ending::Dismissed),
             None => {}
@@ -476,80 +207,131 @@ impl<'a> EventLoop<'a> {
         self.packet = packet;
     }
 
-    /// Takes in some of the clients that wait.
-    fn accept(&mut self) {
-        for _ in 0..ACCEPTED_AT_ONCE {
-            let accepted = match self.acceptor.next() {
-                Ok(None) => return,
-                Ok(Some(socket)) => self.clients.accept(socket),
-                Err(error) => Err(error),
-            };
-            if let Err(error) = accepted {
-                tracing::warn!(%error, "cannot take in a client");
-                self.accept_at = Some(Instant::now() + RETRY);
-                return;
+    /// Processes a request: here if it is about processes, and otherwise by the machine.
+    fn process(
+        &mut self,
+        client: ClientId,
+        request: Request,
+        payload: Payload<'_>,
+        fd: Option<OwnedFd>,
+        charge: Option<Charge>,
+    ) {
+        match request.ask {
+            Ask::Goodbye => return self.end(client, Ending::Gone),
+            Ask::AwaitChild => {
+                let follow_up = self.executor.await_child(client, request.id);
+                return self.follow(follow_up);
             }
+            Ask::Claim { client: page, secret } => {
+                let follow_up = self.executor.claim(client, request.id, page, secret);
+                return self.follow(follow_up);
+            }
+            // The machine knows a client from its hello on.
+            Ask::Hello { .. } => {
+                if let Some(account) = self.executor.clients.account(client) {
+                    self.step(Input::Joined { client, account });
+                }
+            }
+            _ => {}
+        }
+        if let Err(refusal) = self.executor.admission.check_memory(&request) {
+            let refusal = refusal.for_protocol(self.server.protocol(client));
+            return self.executor.clients.refuse(client, request.id, refusal);
+        }
+        self.step_with(Input::Request { client, request, payload, charge }, fd);
+    }
+
+    fn step(&mut self, input: Input<'_>) {
+        self.step_with(input, None);
+    }
+
+    /// Tells the machine of an event, and carries out what it decides. `offered` is a descriptor that came with a request.
+    fn step_with(&mut self, input: Input<'_>, offered: Option<OwnedFd>) {
+        let outputs = self.server.step(self.clock.now(), input, &mut self.executor.memory);
+        self.execute(outputs, offered);
+    }
+
+    /// Carries out what the machine has decided.
+    ///
+    /// Events are sent first: where few clients watch, they have an event before the client that caused it has its answer.
+    pub(super) fn execute(&mut self, outputs: Vec<Output>, mut offered: Option<OwnedFd>) {
+        let mut has_events = false;
+        for output in outputs {
+            let is_event = matches!(output, Output::Notify(_));
+            if !is_event && std::mem::take(&mut has_events) {
+                self.deliver();
+            }
+            has_events |= is_event;
+            let follow_up = self.executor.perform(output, &mut offered);
+            self.follow(follow_up);
+        }
+        for client in self.executor.clients.take_ended() {
+            self.end(client, Ending::Dismissed);
         }
     }
 
-    /// Ends a connection. What its client holds stays until it cannot use that any more.
+    fn follow(&mut self, follow_up: impl Into<Option<FollowUp>>) {
+        match follow_up.into() {
+            Some(FollowUp::Step(input)) => self.step(input),
+            Some(FollowUp::End(client, ending)) => self.end(client, ending),
+            Some(FollowUp::Reject { client, request, refusal, ending }) => {
+                self.reject(client, request, refusal, ending);
+            }
+            None => {}
+        }
+    }
+
+    /// Refuses a request in the protocol of its client, and ends the connection.
+    fn reject(&mut self, client: ClientId, request: u64, refusal: Refusal, ending: Ending) {
+        let refusal = refusal.for_protocol(self.server.protocol(client));
+        self.executor.clients.refuse(client, request, refusal);
+        self.end(client, ending);
+    }
+
+    /// Sends some events to clients that watch. Those that have missed some are disconnected.
+    fn deliver(&mut self) {
+        for client in self.executor.clients.deliver() {
+            self.end(client, Ending::Dismissed);
+        }
+    }
+
+    /// Ends a connection. What its client holds stays until the client cannot use it any more.
     fn end(&mut self, client: ClientId, ending: Ending) {
-        let (server, memory) = (&self.server, &self.memory);
-        let holds = || server.has_drafts(client) || memory.has_pins(client);
-        let Some(was_admitted) = self.clients.get(client).map(|connection| connection.admitted.is_some())
-        else {
-            return;
-        };
-        let is_forgotten = self.clients.end(client, ending, holds);
+        let Executor { memory, clients, .. } = &mut self.executor;
+        let holds = || self.server.has_drafts(client) || memory.has_pins(client);
+        let Some(connection) = clients.get(client) else { return };
+        let was_admitted = connection.admitted.is_some();
+        let is_forgotten = clients.end(client, ending, holds);
         if is_forgotten {
             self.step(Input::Left { client });
         }
         match (was_admitted, is_forgotten) {
-            (true, true) => self.keeper.unpark(&Clients::keys(client)),
-            (true, false) => self.keeper.unpark(&[Key::Socket(client)]),
+            (true, true) => self.executor.keeper.unpark(&Clients::keys(client)),
+            (true, false) => self.executor.keeper.unpark(&[Key::Socket(client)]),
             (false, _) => {}
         }
     }
 
-    /// What the workers have done.
-    fn collect(&mut self) {
-        for done in self.workers.done() {
-            match done {
-                Done::Closed { allocation, outcome } => {
-                    if outcome.is_ok() {
-                        self.memory.closed(allocation);
-                    }
-                    self.step(Input::ClosedForWriting { allocation, outcome });
-                }
-                Done::Made { allocation, outcome: Err(reason) } => {
-                    self.step(Input::Allocated { allocation, outcome: Err(reason) });
-                }
-                Done::Made { allocation, outcome: Ok(fd) } => {
-                    let is_host = self.places.remove(&allocation) == Some(0);
-                    let parked = memfd::share_fd(fd.as_fd());
-                    match parked.and_then(|parked| self.memory.add(allocation, fd, is_host).map(|()| parked))
-                    {
-                        Ok(parked) => {
-                            let fds = vec![(Key::Allocation(allocation), parked)];
-                            if let Some(parked) = self.keeper.park(Parking::Memory(allocation), fds) {
-                                self.parked(parked);
-                            }
-                        }
-                        Err(error) => {
-                            self.step(Input::Allocated { allocation, outcome: Err(error.to_string()) });
-                        }
-                    }
-                }
-            }
+    fn hear_keeper(&mut self) {
+        let said = self.executor.keeper.hear(&mut self.packet);
+        for parked in said.parked {
+            let follow_up = self.executor.parked(parked);
+            self.follow(follow_up);
+        }
+        self.is_stopping |= said.stop;
+        if said.is_lost {
+            self.lose_keeper();
         }
     }
-}
 
-fn not_known() -> Refusal {
-    Refusal::malformed("a claim with a wrong secret")
-}
-
-fn now(start: Instant) -> Now {
-    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Now { elapsed: start.elapsed(), unix: u64::try_from(unix.as_millis()).unwrap_or(u64::MAX) }
+    /// The keeper has died: another one is started. Until it runs, the memory of the store is lost if this process dies.
+    fn lose_keeper(&mut self) {
+        tracing::warn!("the keeper is dead: unprotected until another one runs");
+        let Executor { keeper, clients, .. } = &mut self.executor;
+        for parked in keeper.lose(clients.poller()) {
+            let follow_up = self.executor.parked(parked);
+            self.follow(follow_up);
+        }
+        self.executor.start_keeper(&self.acceptor);
+    }
 }

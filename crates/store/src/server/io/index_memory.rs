@@ -1,6 +1,7 @@
-//! The memory of the index: made by the first server of a store, and opened by every server after it.
+//! The memory of the index: created by the first server of a store, and opened by every server after it.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 
 use wholemem_os::packet::MAX_PACKET;
 use wholemem_os::vm::Protection;
@@ -11,27 +12,79 @@ use crate::index::{Geometry, Index};
 use crate::keeper::{Key, ToKeeper};
 use crate::{Error, Result};
 
-/// Opens the index that the keeper has.
-pub(super) fn open_index(fd: OwnedFd) -> Result<(Memfd, Index<MappedCells>)> {
-    let len = memfd::len_of(fd.as_fd())?;
-    let memory = Memfd::import(fd, len)?;
-    let cells = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite)?);
-    Ok((memory, Index::open(cells)?))
+/// The memory file of the index.
+#[derive(Debug)]
+pub(super) struct IndexMemory {
+    memory: Memfd,
+    /// What clients get: a descriptor that is open for reading alone.
+    reader: Rc<OwnedFd>,
 }
 
-/// Makes the index of a new store, and waits until the keeper has it.
-pub(super) fn make_index(
-    geometry: Geometry,
-    quota: u64,
-    keeper: &PacketSocket,
-) -> Result<(Memfd, Index<MappedCells>)> {
-    let memory = Memfd::create_sparse("wholemem-index", geometry.len())?;
-    let cells = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite)?);
-    let index = Index::format(cells, geometry);
-    index.set_quota(quota);
-    let park = postcard::to_allocvec(&ToKeeper::Park(vec![Key::Index.encode()]));
-    let park = park.map_err(|_| Error::Protocol { rule: "a word for the keeper cannot be encoded" })?;
-    keeper.send(&park, &[memory.as_fd()], Deadline::NEVER)?;
-    keeper.recv(&mut [0; MAX_PACKET], Deadline::NEVER)?;
-    Ok((memory, index))
+impl IndexMemory {
+    /// Opens the index that the keeper has.
+    pub(super) fn open(fd: OwnedFd) -> Result<(Self, Index<MappedCells>)> {
+        let len = memfd::len_of(fd.as_fd())?;
+        let memory = Memfd::import(fd, len)?;
+        let cells = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite)?);
+        Ok((Self::new(memory)?, Index::open(cells)?))
+    }
+
+    /// Creates the index of a new store, and waits until the keeper has it.
+    pub(super) fn create(
+        geometry: Geometry,
+        quota: u64,
+        keeper: &PacketSocket,
+    ) -> Result<(Self, Index<MappedCells>)> {
+        let memory = Memfd::create_sparse("wholemem-index", geometry.len())?;
+        let cells = MappedCells::new(SharedMap::create(&memory, Protection::ReadWrite)?);
+        let index = Index::format(cells, geometry);
+        index.set_quota(quota);
+        let park = postcard::to_allocvec(&ToKeeper::Park(vec![Key::Index.encode()]));
+        let park = park.map_err(|_| Error::Protocol { rule: "a word for the keeper cannot be encoded" })?;
+        keeper.send(&park, &[memory.as_fd()], Deadline::NEVER)?;
+        keeper.recv(&mut [0; MAX_PACKET], Deadline::NEVER)?;
+        Ok((Self::new(memory)?, index))
+    }
+
+    fn new(memory: Memfd) -> Result<Self> {
+        let reader = Rc::new(memory.read_only_fd()?);
+        Ok(Self { memory, reader })
+    }
+
+    /// How many bytes it has.
+    pub(super) fn len(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    /// The descriptor for a client.
+    pub(super) fn reader(&self) -> Rc<OwnedFd> {
+        Rc::clone(&self.reader)
+    }
+
+    /// A descriptor for the keeper.
+    pub(super) fn share_fd(&self) -> Result<OwnedFd> {
+        Ok(self.memory.share_fd()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_is_created_with_a_keeper_and_opened_by_the_next_server() {
+        let (here, keeper) = PacketSocket::pair().unwrap();
+        // The answer of the keeper: it is sent before, since this is one thread.
+        keeper.send(&[0], &[], Deadline::NEVER).unwrap();
+        let geometry = Geometry { slots: 8, allocations: 4 };
+        let (memory, index) = IndexMemory::create(geometry, 77, &here).unwrap();
+        let (_, fds) = keeper.recv_with_fds(&mut [0; 100], 1, Deadline::NEVER).unwrap();
+        let (again, opened) = IndexMemory::open(fds.into_iter().next().unwrap()).unwrap();
+        assert_eq!((opened.geometry(), opened.quota()), (geometry, 77));
+        assert_eq!((memory.len(), again.len()), (geometry.len() as u64, geometry.len() as u64));
+        index.begin_epoch();
+        assert_eq!(opened.epoch(), 1, "both map the same memory");
+        let flags = rustix::fs::fcntl_getfl(&*memory.reader()).unwrap();
+        assert!(!flags.intersects(rustix::fs::OFlags::RDWR | rustix::fs::OFlags::WRONLY), "{flags:?}");
+    }
 }

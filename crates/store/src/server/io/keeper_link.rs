@@ -17,7 +17,10 @@ use crate::{Error, Result};
 /// How long the keeper may take to answer. One that has no descriptor left never does.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// How many words of the keeper are read in one turn.
+/// How long a server without a keeper waits before it tries again to start one.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// How many messages of the keeper are read in one turn.
 const HEARD_AT_ONCE: usize = 4;
 
 /// How many bytes may wait for the keeper before no more clients are taken in.
@@ -60,12 +63,15 @@ pub(super) struct KeeperLink<'a> {
     parking: BTreeMap<u64, Parking>,
     /// The same keys in the order of sending, with the times. Some may be answered already.
     sent: VecDeque<(Instant, u64)>,
+    /// When to try again to start a keeper, because one could not be started.
+    retry_at: Option<Instant>,
     launch: &'a Launch<'a>,
 }
 
 impl<'a> KeeperLink<'a> {
     pub(super) fn new(socket: PacketSocket, launch: &'a Launch<'a>, poller: &mut Poller) -> Result<Self> {
-        let mut link = Self { peer: None, parking: BTreeMap::new(), sent: VecDeque::new(), launch };
+        let mut link =
+            Self { peer: None, parking: BTreeMap::new(), sent: VecDeque::new(), retry_at: None, launch };
         link.attach(Peer { socket, outbox: Outbox::default(), child: None, interest: READ }, poller)?;
         Ok(link)
     }
@@ -76,13 +82,17 @@ impl<'a> KeeperLink<'a> {
         Ok(())
     }
 
-    pub(super) fn is_there(&self) -> bool {
-        self.peer.is_some()
+    /// Whether more clients may be accepted: not while the keeper reads too slowly, nor while one could not be started.
+    pub(super) fn takes_clients(&self) -> bool {
+        match &self.peer {
+            Some(peer) => peer.outbox.len() <= MOST_WAITING,
+            None => self.retry_at.is_none(),
+        }
     }
 
-    /// Whether the keeper reads too slowly for more clients to be taken in.
-    pub(super) fn is_full(&self) -> bool {
-        self.peer.as_ref().is_some_and(|peer| peer.outbox.len() > MOST_WAITING)
+    /// Whether another keeper is to be started now, because that failed before.
+    pub(super) fn take_retry(&mut self, now: Instant) -> bool {
+        self.retry_at.take_if(|at| *at <= now).is_some() && self.peer.is_none()
     }
 
     /// Gives descriptors to the keeper. What they are for, if that need not wait because there is no keeper.
@@ -160,9 +170,11 @@ impl<'a> KeeperLink<'a> {
         late
     }
 
-    /// How long the oldest that waits may still take.
-    pub(super) fn left(&self) -> Option<Duration> {
-        self.sent.front().map(|(since, _)| ANSWER.saturating_sub(since.elapsed()))
+    /// How long to wait before [`Self::take_late`] or [`Self::take_retry`] has something to return.
+    pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
+        let left = |at: Instant| at.saturating_duration_since(now);
+        let late = self.sent.front().map(|(since, _)| left(*since + ANSWER));
+        late.into_iter().chain(self.retry_at.map(left)).min()
     }
 
     /// The keeper is dead: nothing waits for it any more.
@@ -177,8 +189,15 @@ impl<'a> KeeperLink<'a> {
         std::mem::take(&mut self.parking).into_values().collect()
     }
 
-    /// Starts another keeper, and hands everything over.
-    pub(super) fn start(&mut self, kept: &Kept, poller: &mut Poller) -> Result<()> {
+    /// Starts another keeper, and hands over what it has to keep. If that fails, [`Self::take_retry`] says when to try again.
+    pub(super) fn start(&mut self, kept: Result<Kept>, poller: &mut Poller) {
+        if let Err(error) = kept.and_then(|kept| self.launch(&kept, poller)) {
+            tracing::error!(%error, "cannot start a keeper");
+            self.retry_at = Some(Instant::now() + RETRY);
+        }
+    }
+
+    fn launch(&mut self, kept: &Kept, poller: &mut Poller) -> Result<()> {
         let (socket, theirs) = PacketSocket::pair()?;
         let child = (self.launch)(Role::Keeper, theirs.into()).map_err(|source| Error::Launch { source })?;
         kept.send(&socket)?;
@@ -223,6 +242,11 @@ mod tests {
             Some(Parking::Client(one)),
             "nobody to wait for"
         );
-        assert!(link.start(&Kept::default(), &mut poller).is_err());
+        let now = Instant::now();
+        assert!(link.takes_clients() && link.timeout(now).is_none());
+        link.start(Ok(Kept::default()), &mut poller);
+        assert!(!link.takes_clients() && !link.take_retry(now), "it could not be started");
+        assert!(link.timeout(now).is_some() && link.take_retry(now + 2 * RETRY));
+        assert!(link.takes_clients(), "the caller starts it now");
     }
 }

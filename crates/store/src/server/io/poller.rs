@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use wholemem_os::time_slice::Yielder;
 use wholemem_os::{Errno, Error as OsError};
 
 use crate::Result;
@@ -84,6 +85,8 @@ struct UserSet {
 pub(super) struct Poller {
     all: OwnedFd,
     users: BTreeMap<u32, UserSet>,
+    /// Gives the processor to other threads when this one has been busy for long.
+    yielder: Yielder,
 }
 
 fn failed(call: &'static str) -> impl Fn(Errno) -> crate::Error {
@@ -105,7 +108,7 @@ fn token(client: ClientId, is_process: bool) -> u64 {
 
 impl Poller {
     pub(super) fn create() -> Result<Self> {
-        Ok(Self { all: create()?, users: BTreeMap::new() })
+        Ok(Self { all: create()?, users: BTreeMap::new(), yielder: Yielder::new() })
     }
 
     pub(super) fn add_fixed(&mut self, what: Fixed, fd: impl AsFd, flags: Interest) -> Result<()> {
@@ -192,7 +195,8 @@ impl Poller {
     /// Waits until something is ready, at most so long; `None` waits for ever.
     pub(super) fn wait(&mut self, timeout: Option<&Timespec>) -> Result<Ready> {
         let mut events: Vec<Event> = Vec::with_capacity(EVENTS);
-        match epoll::wait(&self.all, rustix::buffer::spare_capacity(&mut events), timeout) {
+        let buffer = rustix::buffer::spare_capacity(&mut events);
+        match self.yielder.wait(|| epoll::wait(&self.all, buffer, timeout)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(failed("epoll_wait")(errno)),
         }

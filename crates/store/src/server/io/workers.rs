@@ -37,7 +37,7 @@ pub(super) enum Job {
 /// Something that has been done.
 #[derive(Debug)]
 pub(super) enum Done {
-    Made { allocation: AllocationId, outcome: Result<OwnedFd, String> },
+    Made { allocation: AllocationId, place: u32, outcome: Result<OwnedFd, String> },
     Closed { allocation: AllocationId, outcome: Result<(), Refusal> },
 }
 
@@ -180,10 +180,11 @@ fn work(
     while let Some((job, purpose)) = queue.wait() {
         let done = match job {
             Job::Make { allocation, len, place } => {
-                Done::Made { allocation, outcome: make(devices, headroom, purpose, len, place) }
+                let outcome = make(devices, headroom, purpose, len, place);
+                Done::Made { allocation, place, outcome }
             }
             Job::LookAt { allocation, len, place, fd } => {
-                Done::Made { allocation, outcome: look_at(devices, len, place, fd) }
+                Done::Made { allocation, place, outcome: look_at(devices, len, place, fd) }
             }
             Job::Close { allocation, fd } => Done::Closed { allocation, outcome: close(fd.as_fd()) },
         };

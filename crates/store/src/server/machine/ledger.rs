@@ -18,7 +18,7 @@ use crate::protocol::{Refusal, Usage};
 const ALIGN: usize = 256;
 
 /// The host. Other places are devices.
-pub(super) const HOST: u32 = 0;
+pub(crate) const HOST: u32 = 0;
 
 /// How a kind of memory is handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

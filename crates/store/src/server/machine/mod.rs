@@ -26,7 +26,7 @@ mod tests;
 mod waiting;
 
 pub(crate) use interface::{Input, Now, Output, Requester, ServerMemory, Settings, Share};
-pub(crate) use ledger::Terms;
+pub(crate) use ledger::{HOST, Terms};
 pub(crate) use pin_scan::{PinPosition, WORK_OF_A_PAGE};
 pub(crate) use recovery::Survivors;
 pub(crate) use server::Server;

@@ -1,0 +1,106 @@
+//! Admits clients: a client that has sent its hello gets the index and a page of pins, after the keeper has its
+//! descriptors.
+//!
+//! ```text
+//!   hello --> admit --> keeper parks socket, process, pins --> welcome --> the client is read
+//! ```
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::clients::{Clients, Ending};
+use super::executor::FollowUp;
+use super::headroom::{Headroom, Purpose, bookkeeping};
+use super::index_memory::IndexMemory;
+use super::keeper_link::{KeeperLink, Parking};
+use super::memory_table::MemoryTable;
+use crate::id::ClientId;
+use crate::keeper::{Kept, Key};
+use crate::protocol::{Answer, Request, Response};
+use crate::{Refusal, Result};
+
+/// What every client is given when it is admitted, and whether there is memory for one more.
+#[derive(Debug)]
+pub(super) struct Admission {
+    index: IndexMemory,
+    /// The ids of the devices whose memory the server hands out.
+    devices: Vec<[u8; 16]>,
+    headroom: Arc<Headroom>,
+}
+
+impl Admission {
+    pub(super) fn new(index: IndexMemory, devices: Vec<[u8; 16]>, headroom: Arc<Headroom>) -> Self {
+        Self { index, devices, headroom }
+    }
+
+    /// Adds the descriptor of the index that another keeper has to have.
+    pub(super) fn keep(&self, kept: &mut Kept) -> Result<()> {
+        kept.insert(Key::Index, self.index.share_fd()?);
+        Ok(())
+    }
+
+    /// Refuses a request if the system has no memory for what the server remembers of it.
+    pub(super) fn check_memory(&self, request: &Request) -> Result<(), Refusal> {
+        let needed = bookkeeping(request);
+        if needed > 0
+            && let Err(shortage) = self.headroom.claim(needed, Purpose::Bookkeeping)
+        {
+            return Err(shortage.refusal(needed));
+        }
+        Ok(())
+    }
+
+    /// A client has sent a valid hello: creates its page of pins, and gives its descriptors to the keeper.
+    pub(super) fn admit(
+        &self,
+        client: ClientId,
+        request: u64,
+        clients: &mut Clients,
+        memory: &mut MemoryTable,
+        keeper: &mut KeeperLink<'_>,
+    ) -> Option<FollowUp> {
+        let admitted = match clients.admit(client, request, &self.headroom) {
+            Ok(Ok(())) => prepare(client, clients, memory),
+            Ok(Err(refusal)) => Err(refusal),
+            Err(error) => Err(Refusal::of_admission(&error)),
+        };
+        match admitted {
+            Ok(fds) => {
+                keeper.park(Parking::Client(client), fds)?;
+                // There is no keeper to wait for.
+                self.welcome(client, clients)
+            }
+            Err(refusal) => Some(FollowUp::Reject { client, request, refusal, ending: Ending::Gone }),
+        }
+    }
+
+    /// The keeper has the descriptors of a client: answers its hello.
+    pub(super) fn welcome(&self, client: ClientId, clients: &mut Clients) -> Option<FollowUp> {
+        let id = clients.open(client)?;
+        let admitted = clients.get(client).and_then(|connection| connection.admitted.as_ref())?;
+        let Ok(pins) = admitted.pins.share_fd() else {
+            return Some(FollowUp::End(client, Ending::Gone));
+        };
+        let (index_len, devices) = (self.index.len(), self.devices.clone());
+        let answer = Answer::Welcome { client, index_len, devices };
+        clients.say(client, &Response { id, answer }, vec![self.index.reader(), Rc::new(pins)]);
+        None
+    }
+}
+
+/// Maps the page of pins of a client that is being admitted. Returns the descriptors that the keeper is to park.
+fn prepare(
+    client: ClientId,
+    clients: &Clients,
+    memory: &mut MemoryTable,
+) -> Result<Vec<(Key, OwnedFd)>, Refusal> {
+    let Some(connection) = clients.get(client) else { return Ok(Vec::new()) };
+    let fds = connection.park(client).and_then(|fds| {
+        if let Some(admitted) = &connection.admitted {
+            memory.add_pins(client, &admitted.pins)?;
+        }
+        Ok(fds)
+    });
+    fds.map_err(|error| Refusal::of_admission(&error))
+}

@@ -1,0 +1,121 @@
+//! Starts a server from the descriptors that the keeper has: of a new store, or of a server that died.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use wholemem_hal::Backend;
+use wholemem_os::PacketSocket;
+use wholemem_os::meminfo::MemoryProbe;
+use wholemem_os::packet::PacketListener;
+
+use super::accept::Acceptor;
+use super::admission::Admission;
+use super::clients::{Clients, Ending};
+use super::event_loop::{Clock, EventLoop};
+use super::executor::Executor;
+use super::headroom::Headroom;
+use super::index_memory::IndexMemory;
+use super::keeper_link::KeeperLink;
+use super::memory_table::MemoryTable;
+use super::poller::{Fixed, Interest};
+use super::workers::Workers;
+use crate::cells::MappedCells;
+use crate::id::{AllocationId, ClientId};
+use crate::index::{Geometry, Index};
+use crate::keeper::{Kept, Key, Launch};
+use crate::server::budget::{Budget, Limits};
+use crate::server::machine::{HOST, Server, Settings, Survivors};
+use crate::{Error, Result};
+
+/// Builds the event loop of a server from what the keeper had, and carries out what recovery decides.
+pub(super) fn start<'a>(
+    mut kept: Kept,
+    socket: PacketSocket,
+    mut settings: Settings,
+    geometry: Geometry,
+    devices: Option<&Backend>,
+    launch: &'a Launch<'a>,
+) -> Result<EventLoop<'a>> {
+    let listener = kept.take(Key::Listener).ok_or(Error::Incomplete { what: "the listening socket" })?;
+    let acceptor = Acceptor::new(PacketListener::adopt(listener, None)?, kept.take(Key::SocketFile));
+    let (index_memory, index) = match kept.take(Key::Index) {
+        Some(fd) => IndexMemory::open(fd)?,
+        None => IndexMemory::create(geometry, settings.host.quota, &socket)?,
+    };
+    // Less memory is available now than for the first server, because objects have taken some.
+    settings.limit_host(index.quota());
+    let limits = Limits::of_server(settings.host.quota, wholemem_os::descriptors::limit());
+    let mut clients = Clients::new(settings.user, Budget::new(settings.user, limits))?;
+    let mut memory = MemoryTable::default();
+    let allocations = take_over_clients(kept, &mut clients, &mut memory);
+    let survivors = Survivors {
+        allocations: allocations.keys().copied().collect(),
+        clients: clients.iter().map(|(client, connection)| (client, connection.account.clone())).collect(),
+    };
+    take_over_memory(allocations, &index, &mut memory);
+    let clock = Clock::start(Instant::now());
+    let (server, outputs) = Server::recover(index, &settings, &survivors, clock.now(), &mut memory);
+    clients.begin_ids(server.index().epoch() << 32);
+    let headroom = Arc::new(Headroom::new(MemoryProbe::open()?));
+    let workers = Workers::start(devices, &headroom)?;
+    let read = Interest { read: true, write: false };
+    clients.poller().add_fixed(Fixed::Workers, workers.bell(), read)?;
+    acceptor.register(clients.poller())?;
+    let admission = Admission::new(index_memory, settings.devices, headroom);
+    let keeper = KeeperLink::new(socket, launch, clients.poller())?;
+    let executor = Executor { memory, clients, keeper, workers, admission };
+    let mut event_loop = EventLoop::new(server, executor, acceptor, clock);
+    event_loop.execute(outputs, None);
+    Ok(event_loop)
+}
+
+/// Takes over the clients of the server before. Returns the memory that the keeper had.
+fn take_over_clients(
+    kept: Kept,
+    clients: &mut Clients,
+    memory: &mut MemoryTable,
+) -> BTreeMap<AllocationId, OwnedFd> {
+    let (mut allocations, mut known) = (BTreeMap::new(), BTreeSet::<ClientId>::new());
+    let mut rest = Kept::default();
+    for (key, fd) in kept.into_iter() {
+        match key {
+            Key::Allocation(allocation) => drop(allocations.insert(allocation, fd)),
+            Key::Socket(client) | Key::Pins(client) | Key::Process(client) => {
+                known.insert(client);
+                rest.insert(key, fd);
+            }
+            Key::Index | Key::Listener | Key::SocketFile | Key::Server => {}
+        }
+    }
+    for client in known {
+        let taken = clients.take_over(client, &mut rest).and_then(|connection| {
+            let admitted = connection.and_then(|connection| connection.admitted.as_ref());
+            admitted.map(|admitted| memory.add_pins(client, &admitted.pins)).transpose()
+        });
+        if let Err(error) = taken {
+            // The other clients are served.
+            tracing::error!(%client, %error, "a client cannot be taken over");
+            clients.end(client, Ending::Gone, || false);
+        }
+    }
+    allocations
+}
+
+/// Takes over the memory of the server before. Arenas are opened for reading, because objects lie in them.
+fn take_over_memory(
+    allocations: BTreeMap<AllocationId, OwnedFd>,
+    index: &Index<MappedCells>,
+    memory: &mut MemoryTable,
+) {
+    for (allocation, fd) in allocations {
+        let record = index.allocation(allocation);
+        let added = memory.add(allocation, fd, record.is_none_or(|record| record.place == HOST));
+        let is_arena = record.is_some_and(|record| record.is_arena);
+        let mut opened = || if is_arena { memory.open_for_reading(allocation) } else { Ok(()) };
+        if let Err(error) = added.and_then(|()| opened()) {
+            tracing::error!(%allocation, %error, "memory cannot be opened for reading yet");
+        }
+    }
+}
