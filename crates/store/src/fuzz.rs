@@ -159,7 +159,7 @@ pub fn corpus() -> Vec<(&'static str, Vec<u8>)> {
         let packets = messages.into_iter().flatten();
         packets
             .flat_map(|packet| {
-                let len = u16::try_from(packet.len()).unwrap_or(u16::MAX).to_le_bytes();
+                let len = u16::try_from(packet.len()).expect("packets of the corpus are short").to_le_bytes();
                 len.into_iter().chain(packet)
             })
             .collect::<Vec<u8>>()

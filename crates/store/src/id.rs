@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::convert::to_usize;
+
 /// Slots of a table, and so the bits of an id that say which one it is.
 const SLOT_BITS: u32 = 24;
 
@@ -21,7 +23,22 @@ macro_rules! slot_id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "u64", into = "u64")]
         pub struct $name(u64);
+
+        impl TryFrom<u64> for $name {
+            type Error = ParseIdError;
+
+            fn try_from(number: u64) -> Result<Self, ParseIdError> {
+                Self::from_u64(number).ok_or(ParseIdError)
+            }
+        }
+
+        impl From<$name> for u64 {
+            fn from(id: $name) -> Self {
+                id.0
+            }
+        }
 
         impl $name {
             /// The id of what a slot holds in one generation.
@@ -45,9 +62,8 @@ macro_rules! slot_id {
             }
 
             pub(crate) fn slot(self) -> usize {
-                let slot = (self.0 & ((1 << SLOT_BITS) - 1)).wrapping_sub(1);
-                // Of a number that came over the wire and stands for none, a slot that no table has.
-                usize::try_from(slot).unwrap_or(usize::MAX)
+                // Slots count from one in a number.
+                to_usize((self.0 & ((1 << SLOT_BITS) - 1)) - 1)
             }
 
             pub(crate) fn generation(self) -> u64 {
@@ -171,6 +187,22 @@ mod tests {
             let word = Word::decode(generation << 8 | state);
             prop_assert_eq!(word.encode(), generation << 8 | state);
             prop_assert_eq!(word.generation, generation);
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_no_id_is_not_decoded() {
+        let id = ObjectId::new(5, 9);
+        let bytes = postcard::to_allocvec(&id).unwrap();
+        assert_eq!(bytes, postcard::to_allocvec(&id.as_u64()).unwrap());
+        assert_eq!(postcard::from_bytes(&bytes), Ok(id));
+        for number in [0, 7 << SLOT_BITS, 1 << ID_BITS | 1, u64::MAX] {
+            let bytes = postcard::to_allocvec(&number).unwrap();
+            assert_eq!(
+                postcard::from_bytes::<AllocationId>(&bytes),
+                Err(postcard::Error::SerdeDeCustom),
+                "{number}"
+            );
         }
     }
 

@@ -41,6 +41,7 @@
 
 mod cells;
 mod client;
+mod convert;
 mod error;
 #[doc(hidden)]
 pub mod fuzz;

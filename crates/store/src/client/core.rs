@@ -19,6 +19,7 @@ use super::pulse::Pulse;
 use super::wire::{Greeting, Wire};
 use super::{Client, Entry, unexpected};
 use crate::cells::MappedCells;
+use crate::convert::to_usize;
 use crate::id::State;
 use crate::index::{Index, Location, Record};
 use crate::pin::{MAX_PINS, PINS_LEN, PinPage, Pinned};
@@ -342,7 +343,7 @@ impl Core {
             // On a connection of its own, so that other threads may delete something meanwhile.
             let (mut aside, _) = self.connect_again(Deadline::after(Client::PATIENCE))?;
             let left = deadline.remaining().unwrap_or(Duration::MAX);
-            let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            let wait = wait_millis(left);
             let patience = Deadline::after(left.saturating_add(Client::PATIENCE));
             let ask = Ask::AwaitRoom { len: len as u64, place, wait };
             aside.request(ask, &[], patience)?;
@@ -372,7 +373,7 @@ impl Core {
             id,
             name: record.name,
             meta: record.meta,
-            len: usize::try_from(record.len).unwrap_or(usize::MAX),
+            len: to_usize(record.len),
             version: record.version,
             owner: record.owner,
             created: record.created,
@@ -380,6 +381,12 @@ impl Core {
             pack: record.pack,
         }
     }
+}
+
+/// How many milliseconds a request waits. The longest that a request can name is more than half a billion years.
+fn wait_millis(left: Duration) -> u64 {
+    const LONGEST: u128 = u64::MAX as u128;
+    u64::try_from(left.as_millis().min(LONGEST)).expect("it was limited to 64 bits")
 }
 
 /// Asks for a name that is there now or by some moment.
@@ -392,7 +399,7 @@ fn find(
     loop {
         // Waiting for ever is waiting for long, again and again.
         let left = until.remaining().unwrap_or(Client::PATIENCE).min(Client::PATIENCE);
-        let wait = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        let wait = wait_millis(left);
         match request(Ask::Find { name: name.to_owned(), wait }) {
             Ok((Answer::Found { object }, _)) => return Ok(object),
             Ok(_) => return Err(unexpected()),

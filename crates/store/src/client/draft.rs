@@ -12,6 +12,7 @@ use wholemem_os::fork::without_forks;
 use wholemem_os::{Deadline, SharedSlice};
 
 use super::{Client, Core, unexpected};
+use crate::convert::to_usize;
 use crate::protocol::{Answer, Ask, Label, Member, SMALL, check_labels};
 use crate::{Error, ObjectId, Refusal, Result};
 
@@ -118,7 +119,7 @@ impl Target {
         let (Answer::Created { object, memory }, Ok([fd])) = (answer, <[_; 1]>::try_from(fds)) else {
             return Err(unexpected());
         };
-        let offset = usize::try_from(memory.offset).unwrap_or(usize::MAX);
+        let offset = to_usize(memory.offset);
         let given_up = |error| {
             core.tell(Ask::Abandon { create });
             error
@@ -302,7 +303,7 @@ impl Sealing {
     /// # Errors
     /// As [`Draft::seal`]; what the stream's work met.
     pub fn wait(self) -> Result<Sealed> {
-        self.0.join().unwrap_or(Err(Error::Protocol { rule: "sealing does not panic" }))
+        self.0.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
 

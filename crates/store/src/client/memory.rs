@@ -10,6 +10,7 @@ use wholemem_hal::{
 };
 
 use crate::cells::MappedCells;
+use crate::convert::to_usize;
 use crate::id::AllocationId;
 use crate::index::Index;
 use crate::protocol::Memory;
@@ -46,7 +47,7 @@ impl Maps {
 
     /// Takes memory in that the server has sent.
     pub(super) fn import(&self, memory: &Memory, fd: OwnedFd) -> Result<Allocation> {
-        let len = usize::try_from(memory.allocation_len).unwrap_or(usize::MAX);
+        let len = to_usize(memory.allocation_len);
         Ok(Allocation::import(&self.device(memory.place)?, fd.into(), len)?)
     }
 
@@ -76,7 +77,7 @@ impl Maps {
     pub(super) fn place(&self, device: &Device) -> Result<u32> {
         let uuid = device.info().uuid;
         let number = self.uuids.iter().position(|known| *known == uuid).ok_or(Error::DeviceHidden)?;
-        Ok(u32::try_from(number + 1).unwrap_or(u32::MAX))
+        Ok(u32::try_from(number + 1).expect("a server has fewer than 2^32 devices"))
     }
 
     /// The maps of host memory that is used for other objects when those that lie in it are gone.

@@ -7,6 +7,7 @@ use wholemem_os::access_fault::{self, NamedRange};
 use wholemem_os::{PrivateMap, SharedSlice};
 
 use super::{Core, Entry, PackObject, inherit};
+use crate::convert::to_usize;
 use crate::index::Location;
 use crate::protocol::SMALL;
 use crate::{Error, ObjectId, Result};
@@ -53,11 +54,10 @@ pub struct Object {
 
 impl Object {
     pub(super) fn new(hold: Hold, location: Location, mapping: Arc<Mapping>) -> Result<Self> {
-        let range = usize::try_from(location.offset).ok().zip(usize::try_from(location.len).ok());
-        let fits =
-            |(offset, len): &(usize, usize)| offset.checked_add(*len).is_some_and(|end| end <= mapping.len());
-        let (offset, len) =
-            range.filter(fits).ok_or(Error::Protocol { rule: "an object lies within its memory" })?;
+        let (offset, len) = (to_usize(location.offset), to_usize(location.len));
+        if offset.checked_add(len).is_none_or(|end| end > mapping.len()) {
+            return Err(Error::Protocol { rule: "an object lies within its memory" });
+        }
         let mut object = Self { _named: None, mapping, offset, len, hold };
         if access_fault::is_installed() && object.is_cpu() {
             object._named = object.named()?;

@@ -9,6 +9,7 @@ use wholemem_os::SharedSlice;
 
 use super::draft::{Sealed, Target, Unsealed};
 use super::{Core, Object, label};
+use crate::convert::to_usize;
 use crate::id::State;
 use crate::protocol::{Label, Member, Refusal, lay_out};
 use crate::{ObjectId, Result};
@@ -173,14 +174,13 @@ impl PackObject {
         let core = object.core();
         let (_, first) =
             core.index.read(object.id()).ok_or(crate::Error::Protocol { rule: "a pin holds" })?;
-        let narrow = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let others = core.index.objects().filter(|(id, state, record)| {
             // One whose name has another object now is still part of the pack.
             record.pack == Some(object.id()) && *id != object.id() && *state != State::Created
         });
         let members = others.map(|(id, _, record)| {
-            let offset = narrow(record.offset.saturating_sub(first.offset));
-            (record.name, PackMember { id, number: 0, meta: record.meta, offset, len: narrow(record.len) })
+            let offset = to_usize(record.offset.saturating_sub(first.offset));
+            (record.name, PackMember { id, number: 0, meta: record.meta, offset, len: to_usize(record.len) })
         });
         let mut members: Vec<_> = members.collect();
         members.sort_unstable_by_key(|(_, member)| (member.offset, member.id.slot()));

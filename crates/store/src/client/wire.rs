@@ -10,6 +10,7 @@ use wholemem_os::interrupt::{is_interrupted, next_question};
 use wholemem_os::packet::{Address, MAX_PACKET};
 use wholemem_os::{Deadline, Errno, Error as OsError, ForkEpoch, PacketSocket, memfd};
 
+use crate::convert::to_usize;
 use crate::id::ClientId;
 use crate::protocol::frame::{self, Assembly, MAX_FDS};
 use crate::protocol::{Answer, Ask, Event, PROTOCOL, Request, Response};
@@ -82,7 +83,7 @@ impl Wire {
         let (Some(pins), Some(index)) = (fds.pop(), fds.pop()) else {
             return Err(Error::Protocol { rule: "a welcome brings two descriptors" });
         };
-        let index_len = usize::try_from(index_len).unwrap_or(usize::MAX);
+        let index_len = to_usize(index_len);
         Ok((wire, Greeting { client, index, index_len, pins, devices }))
     }
 

@@ -3,6 +3,7 @@
 use wholemem_os::Size;
 
 use crate::cells::{Cells, Fence};
+use crate::convert::{low_u32, to_usize};
 use crate::id::{AllocationId, MOST_SLOTS, ObjectId, State, Word};
 
 use super::record::RECORD_CELLS;
@@ -141,8 +142,7 @@ impl<C: Cells> Index<C> {
             return Err(IndexError::UnknownLayout { found: layout.0, known: LAYOUT });
         }
         let (slots, allocations) = (cells.load(AT_SLOTS), cells.load(AT_ALLOCATIONS));
-        let within =
-            |count: u64| usize::try_from(count).ok().filter(|count| (1..=MOST_SLOTS).contains(count));
+        let within = |count: u64| Some(to_usize(count)).filter(|count| (1..=MOST_SLOTS).contains(count));
         let geometry = within(slots).zip(within(allocations));
         let geometry = geometry.map(|(slots, allocations)| Geometry { slots, allocations });
         match geometry.filter(|geometry| geometry.cells() <= cells.count()) {
@@ -201,8 +201,7 @@ impl<C: Cells> Index<C> {
 
     /// Slots from here on were never used.
     pub(crate) fn used_slots(&self) -> usize {
-        usize::try_from(self.cells.load_acquire(AT_USED_SLOTS))
-            .map_or(0, |used| used.min(self.geometry.slots))
+        to_usize(self.cells.load_acquire(AT_USED_SLOTS)).min(self.geometry.slots)
     }
 
     /// The cell of a slot's word.
@@ -256,7 +255,7 @@ impl<C: Cells> Index<C> {
         if self.allocation_word(id.slot()) != live {
             return None;
         }
-        let place = u32::try_from(kind & u64::from(u32::MAX)).unwrap_or(0);
+        let place = low_u32(kind);
         Some(AllocationRecord { len, place, is_arena: kind >> 32 == 1 })
     }
 

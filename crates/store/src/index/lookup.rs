@@ -4,6 +4,7 @@
 //! names may not be in it at all: a hit is final, and a miss is a question for the server.
 
 use crate::cells::Cells;
+use crate::convert::to_usize;
 use crate::id::ObjectId;
 
 use super::layout::Index;
@@ -70,7 +71,7 @@ impl<C: Cells> Index<C> {
     fn buckets(&self, name: &str) -> impl Iterator<Item = usize> {
         let geometry = self.geometry();
         let mask = geometry.buckets() - 1;
-        let start = usize::try_from(hash(name) & mask as u64).unwrap_or(0);
+        let start = to_usize(hash(name)) & mask;
         (0..PROBES.min(geometry.buckets())).map(move |step| geometry.first_bucket() + ((start + step) & mask))
     }
 

@@ -1,6 +1,7 @@
 //! The records of objects: written while their slot is free, and never changed while it is not.
 
 use crate::cells::{Cells, Fence};
+use crate::convert::{low_u32, to_usize};
 use crate::id::{AllocationId, ClientId, ObjectId, State, Word};
 
 use super::layout::{Index, Location};
@@ -145,7 +146,7 @@ impl<C: Cells> Index<C> {
             len: load(AT_LEN),
             version: load(AT_VERSION),
             created: load(AT_CREATED),
-            owner: u32::try_from(owner & u64::from(u32::MAX)).unwrap_or(0),
+            owner: low_u32(owner),
             client: ClientId(load(AT_CLIENT)),
             request: load(AT_REQUEST),
             pack: ObjectId::from_u64(load(AT_PACK)),
@@ -185,7 +186,7 @@ impl<C: Cells> Index<C> {
     /// Who made an object, as the server's own records say.
     pub(crate) fn owner(&self, id: ObjectId) -> Option<u32> {
         self.state(id)?;
-        u32::try_from(self.cells().load(self.record_cell(id.slot()) + AT_OWNER) & u64::from(u32::MAX)).ok()
+        Some(low_u32(self.cells().load(self.record_cell(id.slot()) + AT_OWNER)))
     }
 
     /// Whether a pinned object has this name.
@@ -203,8 +204,7 @@ impl<C: Cells> Index<C> {
 
 /// How long name and description are; never longer than there is room.
 fn lengths(owner: u64) -> (usize, usize) {
-    let part =
-        |shift: u32, most: usize| usize::try_from(owner >> shift & 0xffff).map_or(0, |len| len.min(most));
+    let part = |shift: u32, most: usize| to_usize(owner >> shift & 0xffff).min(most);
     (part(32, MAX_NAME), part(48, MAX_META))
 }
 

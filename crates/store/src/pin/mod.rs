@@ -27,6 +27,7 @@ mod page;
 pub(crate) use page::{MAX_PINS, PINS_LEN, PinPage, Pinned, copy_pins, secret, set_secret};
 
 use crate::cells::{Cells, Fence};
+use crate::convert::to_usize;
 
 /// The memory of a pin: where the object's word is and what it was, and where the pin is.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ impl<W: Cells, P: Cells> Hold<'_, W, P> {
 
 /// How many cells of a page are in use, as its owner says: at most all of them. The first is not a pin.
 pub(crate) fn used(page: &impl Cells) -> usize {
-    usize::try_from(page.load_acquire(0)).unwrap_or(usize::MAX).min(page.count())
+    to_usize(page.load_acquire(0)).min(page.count())
 }
 
 /// What a page pins, as its owner says: any numbers.

@@ -46,7 +46,7 @@ pub(crate) fn encode(message: &impl Serialize, payload: &[u8]) -> Result<Vec<Vec
         let more = if end < len { MORE } else { 0 };
         packet.push(if start == 0 { BEGIN | more } else { more });
         // Of both parts, what lies between start and end: payloads are long, and copied once.
-        packet.extend_from_slice(head.get(start..end.min(head.len())).unwrap_or_default());
+        packet.extend_from_slice(&head[start.min(head.len())..end.min(head.len())]);
         let within = |at: usize| at.saturating_sub(head.len());
         packet.extend_from_slice(&payload[within(start)..within(end)]);
         packet

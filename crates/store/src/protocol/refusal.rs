@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use wholemem_os::{Errno, Error as OsError, Size, Visible, descriptors};
 
 use crate::ObjectId;
+use crate::convert::to_usize;
 use crate::pin::PINS_LEN;
 
 /// Why a server did not do what was asked.
@@ -69,8 +70,7 @@ pub enum Refusal {
     /// The quota does not allow it.
     #[error(
         "cannot take {} more: {} of {} are taken; delete something, or serve with a larger `--size`",
-        Size(usize::try_from(*.wanted).unwrap_or(usize::MAX)), Size(usize::try_from(*.used).unwrap_or(usize::MAX)),
-        Size(usize::try_from(*.quota).unwrap_or(usize::MAX))
+        Size(to_usize(*.wanted)), Size(to_usize(*.used)), Size(to_usize(*.quota))
     )]
     OverQuota {
         /// How much was asked for.
@@ -93,7 +93,7 @@ pub enum Refusal {
         device: u32,
     },
     /// The machine refused the memory.
-    #[error("cannot make {} of memory: {reason}", Size(usize::try_from(*.len).unwrap_or(usize::MAX)))]
+    #[error("cannot make {} of memory: {reason}", Size(to_usize(*.len)))]
     NoMemory {
         /// How much was asked for.
         len: u64,
@@ -101,7 +101,7 @@ pub enum Refusal {
         reason: String,
     },
     /// The memory that came along cannot be an object's.
-    #[error("cannot take in {} of memory: {reason}", Size(usize::try_from(*.len).unwrap_or(usize::MAX)))]
+    #[error("cannot take in {} of memory: {reason}", Size(to_usize(*.len)))]
     CannotAdopt {
         /// How much it is said to be.
         len: u64,

@@ -36,6 +36,10 @@ const FILLED_PINS: usize = 4 << 10;
 /// What a message of several packets costs until its end is known.
 const SLOT: Amount = Amount::bytes(MAX_MESSAGE as u64);
 
+/// The user to whom a page of pins is charged whose process has exited and whose connection is closed. No process runs as this
+/// user: it is the `-1` of `chown(2)`.
+const UNKNOWN_USER: u32 = u32::MAX;
+
 const EARLY: frame::Malformed =
     frame::Malformed("a descriptor that is not on the last packet of its message");
 const UNWANTED: frame::Malformed = frame::Malformed("a descriptor that nobody has asked for");
@@ -129,7 +133,7 @@ impl Connection {
             Some(socket) => Some(socket.peer_uid()?),
             None => process.as_ref().and_then(PidFd::uid),
         };
-        let account = open(user.unwrap_or(u32::MAX));
+        let account = open(user.unwrap_or(UNKNOWN_USER));
         let charge = account.charge_held(CONNECTION);
         let admitted = Admitted { process, pins, _charge: account.charge_held(ADMISSION) };
         let mut connection = Self::new(socket, Some(admitted), account, Phase::Open, charge);

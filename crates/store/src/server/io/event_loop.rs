@@ -107,6 +107,7 @@ impl<'a> EventLoop<'a> {
         if !keeper.flush(clients.poller()) {
             self.lose_keeper();
         }
+        // A time that is too long for the kernel is for ever.
         let timeout = self.timeout().and_then(|left| Timespec::try_from(left).ok());
         let ready = self.executor.clients.poller().wait(timeout.as_ref())?;
         if self.executor.keeper.take_retry(Instant::now()) {

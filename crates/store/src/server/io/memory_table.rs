@@ -12,6 +12,7 @@ use wholemem_os::{Error as OsError, Memfd, SharedMap, memfd};
 
 use super::workers;
 use crate::cells::{Cells, MappedCells};
+use crate::convert::to_usize;
 use crate::id::{AllocationId, ClientId};
 use crate::server::machine::{PinPosition, WORK_OF_A_PAGE};
 use crate::server::machine::{ServerMemory, Share};
@@ -36,23 +37,24 @@ pub(super) enum Closing {
 }
 
 impl Memory {
-    fn open_for_reading(&mut self) -> Result<&Rc<OwnedFd>, OsError> {
-        if self.reader.is_none() {
-            let reader = match self.is_host {
-                true => Rc::new(memfd::read_only_fd(self.fd.as_fd())?),
-                false => Rc::clone(&self.fd),
-            };
-            if self.is_host && memfd::is_closed_for_writing(self.fd.as_fd())? {
-                self.fd = Rc::clone(&reader);
-            }
-            self.reader = Some(reader);
+    fn open_for_reading(&mut self) -> Result<Rc<OwnedFd>, OsError> {
+        if let Some(reader) = &self.reader {
+            return Ok(Rc::clone(reader));
         }
-        Ok(self.reader.as_ref().unwrap_or(&self.fd))
+        let reader = match self.is_host {
+            true => Rc::new(memfd::read_only_fd(self.fd.as_fd())?),
+            false => Rc::clone(&self.fd),
+        };
+        if self.is_host && memfd::is_closed_for_writing(self.fd.as_fd())? {
+            self.fd = Rc::clone(&reader);
+        }
+        self.reader = Some(Rc::clone(&reader));
+        Ok(reader)
     }
 
     fn close(&mut self, at_once: bool) -> Result<Option<OwnedFd>, Refusal> {
         let reader = match self.open_for_reading() {
-            Ok(reader) => Rc::clone(reader),
+            Ok(reader) => reader,
             Err(error) => return Err(workers::refused(self.fd.as_fd(), &error)),
         };
         if Rc::ptr_eq(&reader, &self.fd) {
@@ -131,7 +133,7 @@ impl MemoryTable {
             return Ok(Some(Rc::clone(&memory.fd)));
         }
         match memory.open_for_reading() {
-            Ok(reader) => Ok(Some(Rc::clone(reader))),
+            Ok(reader) => Ok(Some(reader)),
             Err(error) => Err(workers::refused(memory.fd.as_fd(), &error)),
         }
     }
@@ -169,7 +171,7 @@ impl MemoryTable {
 
 impl ServerMemory for MemoryTable {
     fn write(&mut self, allocation: AllocationId, offset: u64, bytes: &[u8]) -> bool {
-        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        let offset = to_usize(offset);
         let written = self.map(allocation).map(|map| map.map(|map| map.bytes().write_at(offset, bytes)));
         let is_written = matches!(written, Ok(Some(Ok(()))));
         if !is_written {
@@ -207,8 +209,8 @@ impl ServerMemory for MemoryTable {
     fn take_pins(&mut self, client: ClientId) -> Vec<u64> {
         self.pins
             .remove(&client)
-            .map(|page| pin::pinned(&page).filter(|pin| *pin != 0).collect())
-            .unwrap_or_default()
+            // A client that was never admitted has no page.
+            .map_or_else(Vec::new, |page| pin::pinned(&page).filter(|pin| *pin != 0).collect())
     }
 }
 

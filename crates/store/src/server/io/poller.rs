@@ -7,6 +7,7 @@
 //! A descriptor must be removed before it is closed: its open file is shared with the keeper, so closing it here does not
 //! remove it from the set.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -16,6 +17,7 @@ use wholemem_os::time_slice::Yielder;
 use wholemem_os::{Errno, Error as OsError};
 
 use crate::Result;
+use crate::convert::low_u32;
 use crate::id::ClientId;
 
 /// How many events of one user are taken in one turn at most.
@@ -149,12 +151,14 @@ impl Poller {
     }
 
     fn add_member(&mut self, user: u32, fd: impl AsFd, token: u64, flags: EventFlags) -> Result<()> {
-        if !self.users.contains_key(&user) {
-            let set = create()?;
-            add(&self.all, &set, FIRST_USER | u64::from(user), EventFlags::IN)?;
-            self.users.insert(user, UserSet { set, members: 0, reported: VecDeque::new() });
-        }
-        let Some(of_user) = self.users.get_mut(&user) else { return Ok(()) };
+        let of_user = match self.users.entry(user) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => {
+                let set = create()?;
+                add(&self.all, &set, FIRST_USER | u64::from(user), EventFlags::IN)?;
+                unknown.insert(UserSet { set, members: 0, reported: VecDeque::new() })
+            }
+        };
         of_user.members += 1;
         let added = add(&of_user.set, fd, token, flags);
         if added.is_err() {
@@ -206,7 +210,7 @@ impl Poller {
                 WORKERS => ready.workers = true,
                 KEEPER => ready.keeper = true,
                 LISTENER => ready.listener = true,
-                user => ready.users.extend(u32::try_from(user & u64::from(u32::MAX)).ok()),
+                user => ready.users.push(low_u32(user)),
             }
         }
         Ok(ready)

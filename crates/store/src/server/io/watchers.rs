@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
+use crate::convert::to_usize;
 use crate::id::ClientId;
 use crate::protocol::frame;
 use crate::protocol::{Answer, Event, Response};
@@ -200,7 +201,7 @@ impl Watchers {
                 lost.push(client);
                 continue;
             };
-            let entry = usize::try_from(at).ok().and_then(|at| self.log.get(at));
+            let entry = self.log.get(to_usize(at));
             let wanted = entry.filter(|entry| entry.name.starts_with(&watcher.prefix));
             let outcome = wanted.map(|entry| send(client, &entry.packets));
             sent += usize::from(outcome.is_some());

@@ -10,6 +10,7 @@ use wholemem_hal::{Granule, Suballocator};
 
 use super::arenas::Arenas;
 use super::slots::Slots;
+use crate::convert::to_usize;
 use crate::id::AllocationId;
 use crate::index::{AllocationRecord, Region};
 use crate::protocol::{Refusal, Usage};
@@ -186,8 +187,7 @@ impl Ledger {
     }
 
     fn enter(&mut self, id: AllocationId, record: AllocationRecord) {
-        let whole = usize::try_from(record.len).unwrap_or(0);
-        let arena = record.is_arena.then(|| Suballocator::with_granule(whole, self.align));
+        let arena = record.is_arena.then(|| Suballocator::with_granule(to_usize(record.len), self.align));
         self.entries.insert(id, Entry { record, regions: BTreeMap::new(), arena, is_ready: false });
     }
 
@@ -226,7 +226,7 @@ impl Ledger {
 
     /// The first arena that has room for a region, by its slot.
     fn find_arena(&self, place: u32, len: u64) -> Option<AllocationId> {
-        let wanted = usize::try_from(len.max(1)).ok().and_then(|len| self.align.round_up(len))?;
+        let wanted = self.align.round_up(to_usize(len.max(1)))?;
         self.arenas.get(&place)?.first_with(wanted)
     }
 
@@ -234,10 +234,10 @@ impl Ledger {
     pub(super) fn carve(&mut self, place: u32, len: u64) -> Option<Region> {
         let allocation = self.find_arena(place, len)?;
         let arena = self.entries.get_mut(&allocation).and_then(|entry| entry.arena.as_mut())?;
-        let offset = arena.allocate(usize::try_from(len.max(1)).ok()?, ALIGN);
-        debug_assert!(offset.is_ok(), "the index is exact: {offset:?}");
+        let offset = arena.allocate(to_usize(len.max(1)), ALIGN);
+        let offset = offset.expect("an arena is found only if it has room") as u64;
         self.index_arena(allocation);
-        Some(Region { allocation, offset: offset.ok()? as u64, len: len.max(1) })
+        Some(Region { allocation, offset, len: len.max(1) })
     }
 
     /// All of an allocation, as the one region it has.
@@ -255,11 +255,11 @@ impl Ledger {
             return true;
         }
         let fits = region.offset.checked_add(region.len).is_some_and(|end| end <= entry.record.len);
-        if is_recovered && let Some(arena) = &mut entry.arena {
-            let range = usize::try_from(region.offset).ok().zip(usize::try_from(region.len).ok());
-            if range.is_none_or(|(offset, len)| arena.reserve_at(offset, len).is_err()) {
-                return false;
-            }
+        if is_recovered
+            && let Some(arena) = &mut entry.arena
+            && arena.reserve_at(to_usize(region.offset), to_usize(region.len)).is_err()
+        {
+            return false;
         }
         if fits {
             entry.regions.insert(region.offset, 1);
@@ -284,9 +284,8 @@ impl Ledger {
     /// A region that was carved is not used after all.
     pub(super) fn give_up(&mut self, region: Region) {
         let arena = self.entries.get_mut(&region.allocation).and_then(|entry| entry.arena.as_mut());
-        if let (Some(arena), Ok(offset)) = (arena, usize::try_from(region.offset)) {
-            // It was handed out, so it can be taken back.
-            let _ = arena.free(offset);
+        if let Some(arena) = arena {
+            arena.free(to_usize(region.offset)).expect("the region was carved from this arena");
         }
         self.index_arena(region.allocation);
     }
