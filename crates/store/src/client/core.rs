@@ -197,7 +197,7 @@ impl Core {
     /// What there is to know of the object that has a name, without holding it.
     pub(super) fn look_up(&self, name: &str) -> Result<Entry> {
         let named = |id: ObjectId| match self.index.read(id) {
-            Some((State::Sealed, record)) if record.name == name => Some(self.entry(id, record)),
+            Some((State::Sealed, record)) if record.name == name => self.entry(id, record),
             _ => None,
         };
         loop {
@@ -367,9 +367,10 @@ impl Core {
         outcome.map(|(answer, fds)| (id, answer, fds))
     }
 
-    pub(super) fn entry(&self, id: ObjectId, record: Record) -> Entry {
-        let place = self.index.allocation(record.region.allocation).map_or(0, |record| record.place);
-        Entry {
+    /// What there is to know of an object with this record. `None` if it has been freed since the record was read.
+    pub(super) fn entry(&self, id: ObjectId, record: Record) -> Option<Entry> {
+        let place = self.index.allocation(record.region.allocation)?.place;
+        Some(Entry {
             id,
             name: record.name,
             meta: record.meta,
@@ -379,7 +380,7 @@ impl Core {
             created: record.created,
             is_cpu: place == 0,
             pack: record.pack,
-        }
+        })
     }
 }
 

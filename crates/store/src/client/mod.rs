@@ -356,7 +356,7 @@ impl Client {
     fn entries(&self, prefix: &str, state: State) -> Vec<Entry> {
         let objects = self.core.index.objects().filter(|(_, found, _)| *found == state);
         let named = objects.filter(|(_, _, record)| record.name.starts_with(prefix));
-        let mut entries: Vec<_> = named.map(|(id, _, record)| self.core.entry(id, record)).collect();
+        let mut entries: Vec<_> = named.filter_map(|(id, _, record)| self.core.entry(id, record)).collect();
         entries.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
         entries
     }

@@ -113,7 +113,8 @@ impl Object {
         let core = &self.hold.core;
         let read = core.index.read(self.id());
         let (_, record) = read.ok_or(Error::Protocol { rule: "a pinned object has a record" })?;
-        Ok(core.entry(self.id(), record))
+        let entry = core.entry(self.id(), record);
+        entry.ok_or(Error::Protocol { rule: "the memory of a pinned object is in the index" })
     }
 
     /// What its maker says of it; what [`Object::entry`] says besides takes longer to find.
