@@ -53,7 +53,7 @@ impl Amount {
     }
 }
 
-/// What a connection costs before its client has said hello: the connection's state here and in the keeper, and the kernel's
+/// What a connection costs before its client has sent its hello: the connection's state here and in the keeper, and the kernel's
 /// socket with the answers that wait in it.
 pub(crate) const CONNECTION: Amount = Amount { bytes: 4 << 10, descriptors: 1 };
 
@@ -182,7 +182,7 @@ impl Account {
         self.0.user.uid
     }
 
-    /// Charges an amount, or says which limit it would exceed.
+    /// Charges an amount, or returns which limit it would exceed.
     pub(crate) fn charge(&self, amount: Amount) -> Result<Charge, Refusal> {
         let mut charge = self.nothing();
         charge.grow(amount)?;

@@ -84,7 +84,7 @@ impl Admission {
         };
         let (index_len, devices) = (self.index.len(), self.devices.clone());
         let answer = Answer::Welcome { client, index_len, devices };
-        clients.say(client, &Response { id, answer }, vec![self.index.reader(), Rc::new(pins)]);
+        clients.send(client, &Response { id, answer }, vec![self.index.reader(), Rc::new(pins)]);
         None
     }
 }

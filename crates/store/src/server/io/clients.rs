@@ -1,7 +1,7 @@
-//! The connections of a server, and what they wait for: accepted, read fairly among users, and ended.
+//! The connections of a server: accepted, read fairly among users, sent to, and ended.
 //!
-//! It decides nothing about objects. What a client asked for is returned to the loop, and what the machine answers is given
-//! back with [`Clients::say`].
+//! It decides nothing about objects. The requests that it receives are returned to the event loop, and responses are passed to
+//! [`Clients::send`].
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use std::time::Instant;
 use wholemem_os::PacketSocket;
 
 use super::accept::refuse_connection;
-use super::connection::{Connection, Heard, Phase};
+use super::connection::{Connection, Phase, Received};
 use super::headroom::Headroom;
 use super::message_slots::{MessageSlots, Next};
 use super::poller::Poller;
@@ -22,7 +22,7 @@ use crate::protocol::{Answer, Event, Response};
 use crate::server::budget::{Account, Amount, Budget, CONNECTION};
 use crate::{Refusal, Result};
 
-/// What a client that watches takes, besides what it watches for.
+/// The memory of a client that watches, besides the prefix.
 const WATCH_COST: u64 = 256;
 
 /// How a connection has ended.
@@ -30,10 +30,10 @@ const WATCH_COST: u64 = 256;
 pub(super) enum Ending {
     /// The client has closed it.
     Closed,
-    /// The client's process has exited, or it said goodbye: nothing is held any more.
+    /// The client's process has exited, or the client has sent a goodbye: it holds nothing any more.
     Gone,
-    /// The server ends it.
-    Dismissed,
+    /// The server disconnects the client.
+    Disconnected,
 }
 
 /// All connections.
@@ -44,10 +44,10 @@ pub(super) struct Clients {
     budget: Budget,
     watchers: Watchers,
     slots: MessageSlots,
-    /// The server's own user, from whom descriptors are taken.
+    /// The server's own user. Only its clients may send descriptors.
     user: u32,
     next: u64,
-    /// Connections that have to end because of what was said to them.
+    /// Connections that have to end because a response could not be queued.
     ended: Vec<ClientId>,
 }
 
@@ -70,12 +70,12 @@ impl Clients {
         &mut self.poller
     }
 
-    /// Clients that come from now on have ids from this one on.
+    /// Clients that connect from now on have ids from this one on.
     pub(super) fn begin_ids(&mut self, first: u64) {
         self.next = first;
     }
 
-    /// Takes over a client of a server that died; `None` if nothing is left of it.
+    /// Takes over a client of a server that died; `None` if the keeper has no page of pins for it.
     pub(super) fn take_over(&mut self, client: ClientId, kept: &mut Kept) -> Result<Option<&Connection>> {
         let budget = &mut self.budget;
         let Some(connection) = Connection::take_over(client, kept, |user| budget.open(user))? else {
@@ -85,7 +85,7 @@ impl Clients {
         Ok(self.connections.get(&client))
     }
 
-    /// Takes in a client that has just connected, or refuses it.
+    /// Adds a client that has just connected, or refuses it.
     pub(super) fn accept(&mut self, socket: PacketSocket) -> Result<()> {
         let user = socket.peer_uid()?;
         let account = self.budget.open(user);
@@ -122,7 +122,7 @@ impl Clients {
         }
     }
 
-    /// A client has said hello. Its descriptors go to the keeper, and it is not read before the keeper has them.
+    /// A client has sent its hello. It is not read before the keeper has its descriptors.
     pub(super) fn admit(
         &mut self,
         client: ClientId,
@@ -130,7 +130,7 @@ impl Clients {
         headroom: &Headroom,
     ) -> Result<Result<(), Refusal>> {
         let Some(connection) = self.connections.get_mut(&client) else { return Ok(Ok(())) };
-        if connection.phase != Phase::Greeting {
+        if connection.phase != Phase::AwaitingHello {
             return Ok(Err(Refusal::malformed("a second hello")));
         }
         if let Err(refusal) = connection.admit(request, headroom) {
@@ -141,7 +141,7 @@ impl Clients {
         Ok(Ok(()))
     }
 
-    /// The keeper has a client: it is read from now on. The id of its hello.
+    /// The keeper has the descriptors of a client: it is read from now on. Returns the id of its hello.
     pub(super) fn open(&mut self, client: ClientId) -> Option<u64> {
         let connection = self.connections.get_mut(&client)?;
         let Phase::Admitting(request) = connection.phase else { return None };
@@ -150,8 +150,8 @@ impl Clients {
         Some(request)
     }
 
-    /// A client's page of pins is for a child of its process: it is held while the connection is open. What the keeper is to
-    /// take then.
+    /// A client's page of pins is for a child of its process: it is held while the connection is open. Returns what the keeper is
+    /// to park.
     pub(super) fn await_child(&mut self, client: ClientId) -> Result<Vec<(Key, OwnedFd)>, Refusal> {
         let connection =
             self.connections.get_mut(&client).filter(|connection| connection.phase == Phase::Open);
@@ -162,22 +162,22 @@ impl Clients {
         connection.park(client).map_err(|error| Refusal::of_admission(&error))
     }
 
-    /// A child that has made the connection `claimer` claims the page of pins of another client, of its own user: that is held
-    /// while the child's process lives. What the keeper is to take.
+    /// A child that has made the connection `claimer` claims the page of pins of another client, of its own user: the page is held
+    /// while the child's process lives. Returns what the keeper is to park.
     pub(super) fn claim(
         &mut self,
         claimer: ClientId,
         client: ClientId,
     ) -> Result<Vec<(Key, OwnedFd)>, Refusal> {
         let refused = || Refusal::malformed("a claim of what is not there");
-        let child = self.connections.get(&claimer).filter(|child| child.phase == Phase::Greeting);
+        let child = self.connections.get(&claimer).filter(|child| child.phase == Phase::AwaitingHello);
         let child = child.ok_or_else(refused)?;
         let (user, process) = (child.account.uid(), child.socket.as_ref().map(PacketSocket::peer_pidfd));
         let process = process.ok_or_else(refused)?;
         let process = process.map_err(|error| Refusal::of_admission(&error.into()))?;
         let connection = self.connections.get_mut(&client).filter(|found| found.account.uid() == user);
         let admitted = connection.and_then(|connection| connection.admitted.as_mut()).ok_or_else(refused)?;
-        // One that claims again was not heard to the end.
+        // A child that claims again was interrupted by a restart of the server.
         if let Some(before) = admitted.process.replace(process) {
             self.poller.remove(user, &before);
         }
@@ -205,31 +205,31 @@ impl Clients {
         self.connections.get(&client).map(|connection| connection.account.clone())
     }
 
-    /// What all clients make the server hold.
+    /// What is charged to all clients.
     pub(super) fn held(&self) -> Amount {
         self.budget.held()
     }
 
     /// Reads from a client. `None` if there is nothing for the machine.
-    pub(super) fn hear<'a>(&mut self, client: ClientId, packet: &'a mut [u8]) -> Option<Heard<'a>> {
+    pub(super) fn receive<'a>(&mut self, client: ClientId, packet: &'a mut [u8]) -> Option<Received<'a>> {
         let connection = self.connections.get_mut(&client)?;
         let user = connection.account.uid();
         let was_long = connection.is_within_message();
-        let heard = connection.hear(packet, self.user);
-        match &heard {
-            Heard::TookSlot => self.slots.took(user, client),
-            Heard::NeedsSlot => self.slots.wait(user, client, Instant::now()),
-            Heard::Request(..) if was_long => self.slots.forget(user, client),
+        let received = connection.receive(packet, self.user);
+        match &received {
+            Received::TookSlot => self.slots.took(user, client),
+            Received::NeedsSlot => self.slots.wait(user, client, Instant::now()),
+            Received::Request(..) if was_long => self.slots.forget(user, client),
             _ => {}
         }
         self.update(client);
-        match heard {
-            Heard::Nothing | Heard::TookSlot | Heard::NeedsSlot => None,
-            heard => Some(heard),
+        match received {
+            Received::Nothing | Received::TookSlot | Received::NeedsSlot => None,
+            received => Some(received),
         }
     }
 
-    /// Gives slots for long messages to connections that wait for one, and says which connections are to be ended.
+    /// Gives slots for long messages to connections that wait for one. Returns the connections that are to be ended.
     pub(super) fn serve_slots(&mut self) -> Vec<ClientId> {
         let now = Instant::now();
         let mut ended = Vec::new();
@@ -251,8 +251,9 @@ impl Clients {
                 }
                 Err(_) => {
                     let connections = &self.connections;
-                    let heard = |client| connections.get(&client).map(|connection| connection.heard);
-                    ended.extend(self.slots.stalled(user, now, heard));
+                    let last_packet =
+                        |client| connections.get(&client).map(|connection| connection.last_packet);
+                    ended.extend(self.slots.stalled(user, now, last_packet));
                 }
             }
         }
@@ -264,10 +265,10 @@ impl Clients {
         self.slots.has_waiting()
     }
 
-    /// Says something to a client. One that has too much waiting is ended.
-    pub(super) fn say(&mut self, client: ClientId, response: &Response, fds: Vec<Rc<OwnedFd>>) {
+    /// Sends a response to a client. If too much is queued for the client, its connection is ended.
+    pub(super) fn send(&mut self, client: ClientId, response: &Response, fds: Vec<Rc<OwnedFd>>) {
         let Some(connection) = self.connections.get_mut(&client) else { return };
-        if let Err(refusal) = connection.say(response, fds) {
+        if let Err(refusal) = connection.send(response, fds) {
             tracing::warn!(user = connection.account.uid(), %refusal, "a client does not read");
             self.ended.push(client);
         }
@@ -275,19 +276,19 @@ impl Clients {
     }
 
     pub(super) fn refuse(&mut self, client: ClientId, id: u64, refusal: Refusal) {
-        self.say(client, &Response { id, answer: Answer::Refused(refusal) }, Vec::new());
+        self.send(client, &Response { id, answer: Answer::Refused(refusal) }, Vec::new());
     }
 
-    /// Connections that have to end because of what was said to them.
+    /// Removes and returns the connections that have to end because a response could not be queued.
     pub(super) fn take_ended(&mut self) -> Vec<ClientId> {
         std::mem::take(&mut self.ended)
     }
 
-    /// A client's socket takes something.
+    /// A client's socket is writable: sends what is queued.
     pub(super) fn flush(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(&client) else { return };
         connection.flush();
-        if connection.has_said_all() {
+        if connection.has_sent_all() {
             self.watchers.unblock(client);
         }
         self.update(client);
@@ -317,9 +318,9 @@ impl Clients {
         Ok(())
     }
 
-    /// Appends an event for those that watch.
-    pub(super) fn announce(&mut self, event: Event) {
-        self.watchers.announce(event);
+    /// Appends an event for the clients that watch.
+    pub(super) fn notify(&mut self, event: Event) {
+        self.watchers.notify(event);
     }
 
     /// Whether events are to be sent.
@@ -327,12 +328,13 @@ impl Clients {
         self.watchers.has_work()
     }
 
-    /// Sends some events, and says which connections are to be ended: they have missed some.
+    /// Sends some events. Returns the connections that are to be ended because they have missed some.
     pub(super) fn deliver(&mut self) -> Vec<ClientId> {
         let connections = &mut self.connections;
         let mut full = Vec::new();
         let lost = self.watchers.deliver(|client, packets| {
-            let is_sent = connections.get_mut(&client).is_none_or(|connection| connection.pass_on(packets));
+            let is_sent =
+                connections.get_mut(&client).is_none_or(|connection| connection.try_send_packets(packets));
             if is_sent {
                 return Sent::Yes;
             }
@@ -343,8 +345,8 @@ impl Clients {
         lost
     }
 
-    /// Ends a connection. Whether the client is to be forgotten now; if not, its process is waited for, or its end of the
-    /// connection. `holds` says whether it holds something that counts until its process has exited.
+    /// Ends a connection. Returns whether the client is forgotten now; if not, the server waits for its process to exit or for
+    /// it to close its end. `holds` returns whether it holds something until its process has exited.
     pub(super) fn end(&mut self, client: ClientId, ending: Ending, holds: impl FnOnce() -> bool) -> bool {
         let Some(connection) = self.connections.get_mut(&client) else { return false };
         let user = connection.account.uid();
@@ -357,12 +359,12 @@ impl Clients {
             Ending::Gone => true,
             _ if connection.admitted.is_none() || connection.socket.is_none() => true,
             Ending::Closed => !has_process || !holds(),
-            Ending::Dismissed => false,
+            Ending::Disconnected => false,
         };
         match ending {
             _ if is_forgotten => self.forget(client),
-            Ending::Dismissed => {
-                connection.dismiss();
+            Ending::Disconnected => {
+                connection.disconnect();
                 self.update(client);
             }
             _ => {
@@ -377,7 +379,7 @@ impl Clients {
 
     fn forget(&mut self, client: ClientId) {
         let Some(mut connection) = self.connections.remove(&client) else { return };
-        // What was said last is still sent, if the client takes it now.
+        // Responses that are queued are still sent, as far as the socket takes them now.
         connection.flush();
         let user = connection.account.uid();
         if let Some(socket) = &connection.socket {
@@ -400,7 +402,7 @@ mod tests {
     use super::*;
     use crate::server::budget::tests::ample;
 
-    /// Connections of these users, the first of which has said hello.
+    /// Connections of these users, the first of which has sent its hello.
     fn clients(users: &[u32]) -> (Clients, Vec<PacketSocket>) {
         let mut clients = Clients::new(0, ample()).unwrap();
         let mut ends = Vec::new();

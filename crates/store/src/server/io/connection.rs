@@ -1,4 +1,4 @@
-//! A client as the server sees it: its connection, its process, its page of pins.
+//! One client of the server: its connection, its process and its page of pins.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -17,20 +17,20 @@ use crate::protocol::{Ask, Request, Response};
 use crate::server::budget::{Account, Amount, CONNECTION, Charge};
 use crate::{Refusal, Result};
 
-/// How many packets of one message are read in one turn; then it is another connection's.
+/// How many packets of one message are read before other connections are served.
 const PACKETS_AT_ONCE: usize = 4;
 
 /// The longest first packet of a connection. A hello is shorter.
 const LONGEST_HELLO: usize = 64;
 
-/// How many bytes the kernel may hold for a client of another user that does not read. It holds twice as many, its own books
-/// included.
+/// How many bytes the kernel may hold for a client of another user that does not read. The kernel doubles this for its
+/// own bookkeeping.
 const UNRECEIVED: usize = 16 << 10;
 
 /// What a client costs from its hello on: the page of pins, what the kernel holds for it, and two descriptors.
 const ADMISSION: Amount = Amount { bytes: (PINS_LEN + 2 * UNRECEIVED) as u64, descriptors: 2 };
 
-/// How much of a page of pins is there from the beginning.
+/// How much of a page of pins is allocated from the beginning.
 const FILLED_PINS: usize = 4 << 10;
 
 /// What a message of several packets costs until its end is known.
@@ -45,23 +45,23 @@ const EARLY: frame::Malformed =
 const UNWANTED: frame::Malformed = frame::Malformed("a descriptor that nobody has asked for");
 const NO_HELLO: frame::Malformed = frame::Malformed("a connection begins with a hello of one short packet");
 
-/// How far a connection has come.
+/// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The client has not said hello. The server holds almost nothing for it.
-    Greeting,
+    /// The client has not sent its hello. The server holds almost nothing for it.
+    AwaitingHello,
     /// The keeper is given the client's descriptors; then the hello, which has this id, is answered.
     Admitting(u64),
     Open,
-    /// The server ended the connection. The client may not have noticed, and may still write pins: it is waited for to close its
-    /// end, or for its process to exit.
-    Dismissed,
+    /// The server ended the connection. The client may not have noticed, and may still write pins: the server waits
+    /// until it closes its end, or until its process exits.
+    Disconnected,
 }
 
 /// What a client has from its hello on.
 #[derive(Debug)]
 pub(super) struct Admitted {
-    /// `None` where the kernel does not tell: then the connection stands for it.
+    /// `None` if the kernel cannot provide it: then the end of the connection counts as the exit of the process.
     pub(super) process: Option<PidFd>,
     pub(super) pins: Memfd,
     _charge: Charge,
@@ -69,7 +69,7 @@ pub(super) struct Admitted {
 
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// `None` when the client has closed it, and only its process is waited for.
+    /// `None` when the client has closed it, and the server waits for its process only.
     pub(super) socket: Option<PacketSocket>,
     pub(super) admitted: Option<Admitted>,
     pub(super) account: Account,
@@ -78,22 +78,21 @@ pub(super) struct Connection {
     pub(super) interest: Interest,
     outbox: Outbox,
     /// Whether it has closed its end.
-    is_deaf: bool,
+    is_peer_closed: bool,
     assembly: Assembly,
     /// For a message of several packets that is being put together.
     message: Option<Charge>,
-    /// Whether that is for its beginning only, and it waits for a slot.
+    /// Whether that covers the beginning of the message only, and the connection waits for a slot.
     needs_slot: bool,
-    /// When a packet came last.
-    pub(super) heard: Instant,
+    /// When the last packet was received.
+    pub(super) last_packet: Instant,
     _charge: Charge,
 }
 
-/// What was read of a client.
+/// What was received from a client.
 #[derive(Debug)]
-pub(super) enum Heard<'a> {
-    /// A request, the bytes behind it, a descriptor that came along, and the charge for the bytes where they have memory of
-    /// their own.
+pub(super) enum Received<'a> {
+    /// A request, its payload, a descriptor that came with it, and the charge for the payload if that has memory of its own.
     Request(Request, Payload<'a>, Option<OwnedFd>, Option<Charge>),
     /// Nothing more for now.
     Nothing,
@@ -110,12 +109,12 @@ pub(super) enum Heard<'a> {
 }
 
 impl Connection {
-    /// A client that has just come. Those of other users than the server's may have little waiting in the kernel.
+    /// A client that has just connected. The kernel holds little for clients of other users than the server's.
     pub(super) fn accept(socket: PacketSocket, account: Account, charge: Charge, is_own: bool) -> Self {
         if !is_own && let Err(error) = socket.limit_unreceived(UNRECEIVED) {
             tracing::warn!(%error, "cannot limit what the kernel holds for a client");
         }
-        Self::new(Some(socket), None, account, Phase::Greeting, charge)
+        Self::new(Some(socket), None, account, Phase::AwaitingHello, charge)
     }
 
     /// A client of a server that died.
@@ -155,21 +154,21 @@ impl Connection {
             phase,
             interest: Interest::default(),
             outbox: Outbox::default(),
-            is_deaf: false,
+            is_peer_closed: false,
             assembly: Assembly::default(),
             message: None,
             needs_slot: false,
-            heard: Instant::now(),
+            last_packet: Instant::now(),
             _charge: charge,
         }
     }
 
-    /// The client has said hello: gets it a page of pins, and a descriptor of its process.
+    /// The client has sent its hello: creates its page of pins, and opens a descriptor of its process.
     pub(super) fn admit(&mut self, request: u64, headroom: &Headroom) -> Result<&Admitted, Refusal> {
         let charge = self.account.charge_connection(ADMISSION)?;
         let claim = headroom.claim(PINS_LEN, Purpose::Bookkeeping);
         let _claim = claim.map_err(|shortage| shortage.refusal(PINS_LEN))?;
-        // Few clients have many pins. The server reads the first page of all, and the others where a client says that it uses them.
+        // Few clients have many pins. The server reads the first memory page of every client, and the others if the client uses them.
         let pins = Memfd::create_partly_filled("wholemem-pins", PINS_LEN, FILLED_PINS)
             .map_err(|error| Refusal::of_admission(&error.into()))?;
         let process = match self.socket.as_ref().map(PacketSocket::peer_pidfd) {
@@ -186,7 +185,7 @@ impl Connection {
     pub(super) fn park(&self, client: ClientId) -> Result<Vec<(Key, OwnedFd)>> {
         let Some(admitted) = &self.admitted else { return Ok(Vec::new()) };
         let mut fds = vec![(Key::Pins(client), admitted.pins.share_fd()?)];
-        if let Some(socket) = self.socket.as_ref().filter(|_| self.phase != Phase::Dismissed) {
+        if let Some(socket) = self.socket.as_ref().filter(|_| self.phase != Phase::Disconnected) {
             fds.push((Key::Socket(client), memfd::share_fd(socket.as_fd())?));
         }
         if let Some(process) = &admitted.process {
@@ -204,16 +203,16 @@ impl Connection {
             .collect()
     }
 
-    /// What is to be waited for on the socket.
+    /// What the poller is to wait for on the socket.
     pub(super) fn wanted(&self) -> Interest {
-        let is_read = matches!(self.phase, Phase::Greeting | Phase::Open);
+        let is_read = matches!(self.phase, Phase::AwaitingHello | Phase::Open);
         Interest {
             read: is_read && !self.needs_slot,
-            write: !self.outbox.is_empty() && !self.is_deaf && self.phase != Phase::Dismissed,
+            write: !self.outbox.is_empty() && !self.is_peer_closed && self.phase != Phase::Disconnected,
         }
     }
 
-    /// Drops everything that waits in either direction.
+    /// Drops all messages that are queued or being received.
     pub(super) fn drop_messages(&mut self) {
         self.outbox = Outbox::default();
         self.assembly = Assembly::default();
@@ -221,11 +220,11 @@ impl Connection {
         self.needs_slot = false;
     }
 
-    /// Ends the sending half of the connection. Nothing that waited for it is kept.
-    pub(super) fn dismiss(&mut self) {
+    /// Shuts down the sending half of the connection, and drops all messages.
+    pub(super) fn disconnect(&mut self) {
         self.flush();
         self.drop_messages();
-        self.phase = Phase::Dismissed;
+        self.phase = Phase::Disconnected;
         if let Some(socket) = &self.socket {
             // The other end may be closed already.
             let _ = socket.shut_down_sending();
@@ -233,13 +232,13 @@ impl Connection {
     }
 
     /// Whether nothing waits to be sent.
-    pub(super) fn has_said_all(&self) -> bool {
+    pub(super) fn has_sent_all(&self) -> bool {
         self.outbox.is_empty()
     }
 
-    /// Says something, now or when the client reads. Refused if the client has too much waiting.
-    pub(super) fn say(&mut self, response: &Response, fds: Vec<Rc<OwnedFd>>) -> Result<(), Refusal> {
-        if self.is_deaf || self.socket.is_none() || self.phase == Phase::Dismissed {
+    /// Sends a response, now or when the client reads. Refused if too much is queued for the client.
+    pub(super) fn send(&mut self, response: &Response, fds: Vec<Rc<OwnedFd>>) -> Result<(), Refusal> {
+        if self.is_peer_closed || self.socket.is_none() || self.phase == Phase::Disconnected {
             return Ok(());
         }
         match frame::encode(response, &[]) {
@@ -253,32 +252,32 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends packets that are kept elsewhere, if nothing else waits and the socket takes them.
-    pub(super) fn pass_on(&mut self, packets: &[Vec<u8>]) -> bool {
+    /// Sends packets that are stored elsewhere, if nothing is queued and the socket takes them. Returns whether it did.
+    pub(super) fn try_send_packets(&mut self, packets: &[Vec<u8>]) -> bool {
         let Some(socket) = self.socket.as_ref().filter(|_| self.outbox.is_empty()) else { return false };
         let mut sent = packets.iter().map(|packet| socket.send(packet, &[], Deadline::NOW));
         match sent.find_map(Result::err) {
             None => true,
             Some(OsError::TimedOut) => false,
             Some(_) => {
-                self.is_deaf = true;
+                self.is_peer_closed = true;
                 true
             }
         }
     }
 
-    /// Sends what the client takes now. One that has closed its end hears nothing more, but what it said before, such as
-    /// goodbye, is still to be read.
+    /// Sends what the socket takes now. If the client has closed its end, nothing more is sent, but what it sent before,
+    /// such as a goodbye, is still read.
     pub(super) fn flush(&mut self) {
         if let Some(socket) = &self.socket
             && self.outbox.flush(socket) == Flushed::Broken
         {
-            self.is_deaf = true;
+            self.is_peer_closed = true;
             self.outbox = Outbox::default();
         }
     }
 
-    /// Gets the memory for the rest of a message that has begun.
+    /// Charges the rest of a message that has begun.
     pub(super) fn take_slot(&mut self) -> Result<(), Refusal> {
         if let Some(charge) = self.message.as_mut().filter(|_| self.needs_slot) {
             charge.grow(Amount::bytes(SLOT.bytes - self.assembly.len() as u64))?;
@@ -292,28 +291,28 @@ impl Connection {
         self.message.is_some()
     }
 
-    /// Reads the next message, if it has come, or a few packets of it. `packet` is room for one. Descriptors are taken from a
-    /// user who is trusted, and one at a time.
-    pub(super) fn hear<'a>(&mut self, packet: &'a mut [u8], trusted: u32) -> Heard<'a> {
+    /// Reads the next message, if it has come, or a few packets of it. `packet` is room for one. One descriptor is
+    /// accepted with a message of the trusted user.
+    pub(super) fn receive<'a>(&mut self, packet: &'a mut [u8], trusted: u32) -> Received<'a> {
         let room = usize::from(self.account.uid() == trusted);
         let mut read = 0;
         let (len, fd) = loop {
             if read == PACKETS_AT_ONCE {
-                return Heard::Nothing;
+                return Received::Nothing;
             }
             read += 1;
-            let Some(socket) = &self.socket else { return Heard::Closed };
+            let Some(socket) = &self.socket else { return Received::Closed };
             let (len, mut fds) = match socket.recv_with_fds(packet, room, Deadline::NOW) {
                 Ok(received) => received,
-                Err(OsError::TimedOut) => return Heard::Nothing,
-                Err(OsError::Closed) => return Heard::Closed,
+                Err(OsError::TimedOut) => return Received::Nothing,
+                Err(OsError::Closed) => return Received::Closed,
                 Err(error) => {
                     tracing::warn!(user = self.account.uid(), %error, "cannot receive from a client");
-                    return Heard::Broken;
+                    return Received::Broken;
                 }
             };
             let is_last = frame::is_last(&packet[..len]);
-            if self.phase == Phase::Greeting && (!is_last || len > LONGEST_HELLO) {
+            if self.phase == Phase::AwaitingHello && (!is_last || len > LONGEST_HELLO) {
                 return self.broken(NO_HELLO);
             }
             // Only the last packet of a message can be one that the next is not read over, or bring something along.
@@ -323,17 +322,17 @@ impl Connection {
             if !fds.is_empty() {
                 return self.broken(EARLY);
             }
-            self.heard = Instant::now();
+            self.last_packet = Instant::now();
             match self.push_part(&packet[..len]) {
                 Ok(None) => {}
-                Ok(Some(heard)) => return heard,
+                Ok(Some(received)) => return received,
                 Err(malformed) => return self.broken(malformed),
             }
         };
         let message = self.assembly.push(&packet[..len]);
         let charge = self.message.take();
         match message.map(|message| message.map(Payload::split::<Request>)) {
-            Ok(None) => Heard::Nothing,
+            Ok(None) => Received::Nothing,
             Ok(Some(Ok((request, payload)))) => {
                 let is_wanted = matches!(request.ask, Ask::Adopt { .. });
                 if fd.is_some() && !is_wanted {
@@ -344,34 +343,34 @@ impl Connection {
                     charge.shrink_to(Amount::bytes(payload.len() as u64));
                     charge
                 });
-                Heard::Request(request, payload, fd, charge)
+                Received::Request(request, payload, fd, charge)
             }
             Ok(Some(Err(malformed))) | Err(malformed) => self.broken(malformed),
         }
     }
 
     /// Takes in a packet that is not the last of its message. Says if reading has to stop.
-    fn push_part(&mut self, packet: &[u8]) -> Result<Option<Heard<'static>>, frame::Malformed> {
+    fn push_part(&mut self, packet: &[u8]) -> Result<Option<Received<'static>>, frame::Malformed> {
         self.assembly.push(packet)?;
         if self.is_within_message() || self.assembly.len() == 0 {
             return Ok(None);
         }
         if let Ok(charge) = self.account.charge(SLOT) {
             self.message = Some(charge);
-            return Ok(Some(Heard::TookSlot));
+            return Ok(Some(Received::TookSlot));
         }
         match self.account.charge(Amount::bytes(self.assembly.len() as u64)) {
             Ok(charge) => {
                 (self.message, self.needs_slot) = (Some(charge), true);
-                Ok(Some(Heard::NeedsSlot))
+                Ok(Some(Received::NeedsSlot))
             }
-            Err(refusal) => Ok(Some(Heard::Refused(refusal))),
+            Err(refusal) => Ok(Some(Received::Refused(refusal))),
         }
     }
 
-    fn broken(&self, malformed: frame::Malformed) -> Heard<'static> {
+    fn broken(&self, malformed: frame::Malformed) -> Received<'static> {
         tracing::warn!(user = self.account.uid(), %malformed, "a client broke the protocol");
-        Heard::Broken
+        Received::Broken
     }
 }
 
@@ -403,7 +402,7 @@ mod tests {
         let refused = connection.admit(1, &Headroom::new(Machine::with(2 << 20))).unwrap_err();
         let reason = "only 2 MiB are available on this machine, and 2 MiB stay free".to_owned();
         assert_eq!(refused, Refusal::NoMemory { len: PINS_LEN as u64, reason });
-        assert_eq!((budget.held(), connection.phase), (CONNECTION, Phase::Greeting));
+        assert_eq!((budget.held(), connection.phase), (CONNECTION, Phase::AwaitingHello));
     }
 
     #[test]
@@ -431,16 +430,16 @@ mod tests {
         let (mut connection, there) = connection_in(&mut budget);
         assert_eq!(budget.held(), CONNECTION);
         send(&there, BEGIN_MORE, 10);
-        assert!(matches!(connection.hear(&mut [0; 2000], 0), Heard::Broken), "a hello is one packet");
+        assert!(matches!(connection.receive(&mut [0; 2000], 0), Received::Broken), "a hello is one packet");
         assert_eq!((budget.held(), connection.assembly.len()), (CONNECTION, 0));
         let (mut connection, there) = connection_in(&mut budget);
         send(&there, 2, LONGEST_HELLO);
-        assert!(matches!(connection.hear(&mut [0; 2000], 0), Heard::Broken), "and a short one");
+        assert!(matches!(connection.receive(&mut [0; 2000], 0), Received::Broken), "and a short one");
         let (mut connection, there) = connection_in(&mut budget);
         let hello = Request { id: 1, again: 0, ask: Ask::Hello { protocol: PROTOCOL } };
         frame::send_message(&there, &hello, &[], &[], Deadline::NOW).unwrap().unwrap();
         assert!(
-            matches!(connection.hear(&mut [0; 2000], 0), Heard::Request(request, ..) if request == hello)
+            matches!(connection.receive(&mut [0; 2000], 0), Received::Request(request, ..) if request == hello)
         );
     }
 
@@ -454,11 +453,11 @@ mod tests {
         let packets = frame::encode(&Request { id: 9, again: 0, ask }, &[5; 150_000]).unwrap();
         there.send(&packets[0], &[], Deadline::NOW).unwrap();
         let mut packet = vec![0; wholemem_os::packet::MAX_PACKET];
-        assert!(matches!(connection.hear(&mut packet, 0), Heard::TookSlot));
+        assert!(matches!(connection.receive(&mut packet, 0), Received::TookSlot));
         assert_eq!(budget.held().bytes - before.bytes, SLOT.bytes);
         packets[1..].iter().for_each(|packet| there.send(packet, &[], Deadline::NOW).unwrap());
-        let heard = connection.hear(&mut packet, 0);
-        let Heard::Request(request, payload, _, charge) = heard else { panic!("{heard:?}") };
+        let received = connection.receive(&mut packet, 0);
+        let Received::Request(request, payload, _, charge) = received else { panic!("{received:?}") };
         assert_eq!((request.id, payload.len()), (9, 150_000));
         assert_eq!(budget.held().bytes - before.bytes, 150_000);
         drop(charge);
@@ -472,8 +471,8 @@ mod tests {
         let [(mut first, one), (mut second, two)] = [admitted(&mut budget), admitted(&mut budget)];
         let mut packet = [0; 2000];
         [&one, &two].into_iter().for_each(|there| send(there, BEGIN_MORE, 1000));
-        assert!(matches!(first.hear(&mut packet, 0), Heard::TookSlot));
-        assert!(matches!(second.hear(&mut packet, 0), Heard::NeedsSlot));
+        assert!(matches!(first.receive(&mut packet, 0), Received::TookSlot));
+        assert!(matches!(second.receive(&mut packet, 0), Received::NeedsSlot));
         assert_eq!((first.wanted().read, second.wanted().read), (true, false));
         assert!(second.take_slot().is_err());
         first.drop_messages();
@@ -487,15 +486,15 @@ mod tests {
         let (mut connection, there) = admitted(&mut budget);
         let before = budget.held();
         let done = Response { id: 1, answer: Answer::Done };
-        // It does not read, and has begun to say something long.
-        while connection.has_said_all() {
-            connection.say(&done, Vec::new()).unwrap();
+        // It does not read, and has begun to send something long.
+        while connection.has_sent_all() {
+            connection.send(&done, Vec::new()).unwrap();
         }
         send(&there, BEGIN_MORE, 1000);
-        assert!(matches!(connection.hear(&mut [0; 2000], 0), Heard::TookSlot));
-        connection.dismiss();
+        assert!(matches!(connection.receive(&mut [0; 2000], 0), Received::TookSlot));
+        connection.disconnect();
         assert_eq!(budget.held(), before);
-        connection.say(&done, Vec::new()).unwrap();
+        connection.send(&done, Vec::new()).unwrap();
         assert_eq!((budget.held(), connection.wanted()), (before, Interest::default()));
     }
 
@@ -504,26 +503,26 @@ mod tests {
         let mut budget = Budget::new(0, Limits::of_server(1 << 30, 1000));
         let (mut connection, _there) = admitted(&mut budget);
         let done = Response { id: 1, answer: Answer::Done };
-        let refused = (0..10_000_000).find_map(|_| connection.say(&done, Vec::new()).err());
+        let refused = (0..10_000_000).find_map(|_| connection.send(&done, Vec::new()).err());
         assert!(matches!(refused, Some(Refusal::ClientLimit { user: 7, .. })), "{refused:?}");
         assert!(budget.held().bytes <= 2 * MAX_MESSAGE as u64);
         let (mut connection, _there) = admitted(&mut budget);
         let fd = Rc::new(OwnedFd::from(std::fs::File::open("/dev/zero").unwrap()));
-        let refused = (0..1000).find_map(|_| connection.say(&done, vec![Rc::clone(&fd)]).err());
+        let refused = (0..1000).find_map(|_| connection.send(&done, vec![Rc::clone(&fd)]).err());
         let Some(Refusal::ClientLimit { what, .. }) = refused else { panic!("{refused:?}") };
         assert_eq!(what, "descriptors");
-        connection.dismiss();
+        connection.disconnect();
         assert_eq!(Rc::strong_count(&fd), 1);
     }
 
     #[test]
-    fn a_connection_that_never_comes_to_an_end_is_heard_in_turn_with_others() {
+    fn a_connection_that_never_comes_to_an_end_is_read_in_turn_with_others() {
         let mut budget = ample();
         let (mut connection, there) = admitted(&mut budget);
         // Behind a message whose beginning another server has read, any number of packets may be.
         connection.assembly = Assembly::inherited();
         (0..20).for_each(|_| send(&there, MORE, 0));
-        assert!(matches!(connection.hear(&mut [0; 8], 0), Heard::Nothing));
+        assert!(matches!(connection.receive(&mut [0; 8], 0), Received::Nothing));
         let socket = connection.socket.as_ref().unwrap();
         let left = std::iter::from_fn(|| socket.recv(&mut [0; 8], Deadline::NOW).ok()).count();
         assert_eq!(left, 20 - PACKETS_AT_ONCE);

@@ -14,7 +14,7 @@ use wholemem_os::{PacketSocket, heap};
 
 use super::accept::Acceptor;
 use super::clients::{Clients, Ending};
-use super::connection::Heard;
+use super::connection::Received;
 use super::executor::{Executor, FollowUp};
 use super::heap_trim::HeapTrim;
 use super::poller::ClientEvent;
@@ -33,7 +33,7 @@ use crate::{Refusal, Result};
 const TURN_OF_A_USER: Duration = Duration::from_micros(20);
 
 /// How often connections that wait for memory are looked at although nothing has happened.
-const LOOK_AT_SLOTS: Duration = Duration::from_millis(100);
+const SLOT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The time that the machine is told.
 #[derive(Debug, Clone, Copy)]
@@ -105,7 +105,7 @@ impl<'a> EventLoop<'a> {
     fn turn(&mut self) -> Result<()> {
         let Executor { keeper, clients, .. } = &mut self.executor;
         if !keeper.flush(clients.poller()) {
-            self.lose_keeper();
+            self.on_keeper_exit();
         }
         // A time that is too long for the kernel is for ever.
         let timeout = self.timeout().and_then(|left| Timespec::try_from(left).ok());
@@ -114,7 +114,7 @@ impl<'a> EventLoop<'a> {
             self.executor.start_keeper(&self.acceptor);
         }
         if ready.keeper {
-            self.hear_keeper();
+            self.receive_from_keeper();
         }
         for late in self.executor.keeper.take_late() {
             let follow_up = self.executor.not_parked(late);
@@ -140,7 +140,7 @@ impl<'a> EventLoop<'a> {
         }
         if self.executor.clients.has_waiting() {
             for client in self.executor.clients.serve_slots() {
-                self.end(client, Ending::Dismissed);
+                self.end(client, Ending::Disconnected);
             }
         }
         let now = Instant::now();
@@ -161,7 +161,7 @@ impl<'a> EventLoop<'a> {
         let timeouts = [
             self.server.wake_at().map(|at| at.saturating_sub(self.clock.elapsed())),
             self.acceptor.timeout(now),
-            clients.has_waiting().then_some(LOOK_AT_SLOTS),
+            clients.has_waiting().then_some(SLOT_CHECK_INTERVAL),
             self.heap.timeout(clients.held().bytes, now),
             keeper.timeout(now),
         ];
@@ -180,7 +180,7 @@ impl<'a> EventLoop<'a> {
                         self.executor.clients.flush(client);
                     }
                     if is_readable {
-                        self.hear(client);
+                        self.receive(client);
                     } else if is_closed {
                         self.end(client, Ending::Closed);
                     }
@@ -194,15 +194,15 @@ impl<'a> EventLoop<'a> {
     }
 
     /// Reads from a client, and processes what it has sent.
-    fn hear(&mut self, client: ClientId) {
+    fn receive(&mut self, client: ClientId) {
         let mut packet = std::mem::take(&mut self.packet);
-        match self.executor.clients.hear(client, &mut packet) {
-            Some(Heard::Request(request, payload, fd, charge)) => {
+        match self.executor.clients.receive(client, &mut packet) {
+            Some(Received::Request(request, payload, fd, charge)) => {
                 self.process(client, request, payload, fd, charge);
             }
-            Some(Heard::Refused(refusal)) => self.reject(client, 0, refusal, Ending::Dismissed),
-            Some(Heard::Closed) => self.end(client, Ending::Closed),
-            Some(_) => self.end(client, Ending::Dismissed),
+            Some(Received::Refused(refusal)) => self.reject(client, 0, refusal, Ending::Disconnected),
+            Some(Received::Closed) => self.end(client, Ending::Closed),
+            Some(_) => self.end(client, Ending::Disconnected),
             None => {}
         }
         self.packet = packet;
@@ -267,7 +267,7 @@ impl<'a> EventLoop<'a> {
             self.follow(follow_up);
         }
         for client in self.executor.clients.take_ended() {
-            self.end(client, Ending::Dismissed);
+            self.end(client, Ending::Disconnected);
         }
     }
 
@@ -292,7 +292,7 @@ impl<'a> EventLoop<'a> {
     /// Sends some events to clients that watch. Those that have missed some are disconnected.
     fn deliver(&mut self) {
         for client in self.executor.clients.deliver() {
-            self.end(client, Ending::Dismissed);
+            self.end(client, Ending::Disconnected);
         }
     }
 
@@ -313,23 +313,23 @@ impl<'a> EventLoop<'a> {
         }
     }
 
-    fn hear_keeper(&mut self) {
-        let said = self.executor.keeper.hear(&mut self.packet);
-        for parked in said.parked {
+    fn receive_from_keeper(&mut self) {
+        let messages = self.executor.keeper.receive(&mut self.packet);
+        for parked in messages.parked {
             let follow_up = self.executor.parked(parked);
             self.follow(follow_up);
         }
-        self.is_stopping |= said.stop;
-        if said.is_lost {
-            self.lose_keeper();
+        self.is_stopping |= messages.stop;
+        if messages.is_lost {
+            self.on_keeper_exit();
         }
     }
 
     /// The keeper has died: another one is started. Until it runs, the memory of the store is lost if this process dies.
-    fn lose_keeper(&mut self) {
+    fn on_keeper_exit(&mut self) {
         tracing::warn!("the keeper is dead: unprotected until another one runs");
         let Executor { keeper, clients, .. } = &mut self.executor;
-        for parked in keeper.lose(clients.poller()) {
+        for parked in keeper.on_exit(clients.poller()) {
             let follow_up = self.executor.parked(parked);
             self.follow(follow_up);
         }

@@ -46,7 +46,7 @@ impl Executor<'_> {
             Output::Respond { client, response, share } => {
                 let shared = share.map(|share| self.memory.share(share)).transpose();
                 match shared {
-                    Ok(fd) => self.clients.say(client, &response, fd.flatten().into_iter().collect()),
+                    Ok(fd) => self.clients.send(client, &response, fd.flatten().into_iter().collect()),
                     Err(refusal) => self.clients.refuse(client, response.id, refusal),
                 }
             }
@@ -55,18 +55,18 @@ impl Executor<'_> {
                 return admission.admit(client, request, clients, memory, keeper);
             }
             Output::Allocate { allocation, len, place, requester } => {
-                self.workers.add(requester, Job::Make { allocation, len, place });
+                self.workers.add(requester, Job::Allocate { allocation, len, place });
             }
             Output::Promote { allocation, user } => self.workers.promote(allocation, user),
             Output::Import { allocation, len, place, requester } => {
-                self.workers.add(requester, Job::LookAt { allocation, len, place, fd: offered.take() });
+                self.workers.add(requester, Job::Check { allocation, len, place, fd: offered.take() });
             }
             Output::CloseForWriting { allocation, at_once, requester } => {
                 match self.memory.close(allocation, at_once) {
-                    Closing::Over(outcome) => {
+                    Closing::Done(outcome) => {
                         return Some(FollowUp::Step(Input::ClosedForWriting { allocation, outcome }));
                     }
-                    Closing::Takes(fd) => self.workers.add(requester, Job::Close { allocation, fd }),
+                    Closing::Later(fd) => self.workers.add(requester, Job::Close { allocation, fd }),
                 }
             }
             Output::Reclaim { allocation } => {
@@ -76,14 +76,14 @@ impl Executor<'_> {
                 self.release(allocation);
             }
             Output::Release { allocation } => self.release(allocation),
-            Output::Disconnect { client } => return Some(FollowUp::End(client, Ending::Dismissed)),
+            Output::Disconnect { client } => return Some(FollowUp::End(client, Ending::Disconnected)),
             Output::Watch { client, prefix } => {
                 if let Err(refusal) = self.clients.watch(client, prefix) {
-                    let ending = Ending::Dismissed;
+                    let ending = Ending::Disconnected;
                     return Some(FollowUp::Reject { client, request: 0, refusal, ending });
                 }
             }
-            Output::Notify(event) => self.clients.announce(event),
+            Output::Notify(event) => self.clients.notify(event),
         }
         None
     }
@@ -102,10 +102,10 @@ impl Executor<'_> {
                 }
                 Input::ClosedForWriting { allocation, outcome }
             }
-            Done::Made { allocation, outcome: Err(reason), .. } => {
+            Done::Allocated { allocation, outcome: Err(reason), .. } => {
                 Input::Allocated { allocation, outcome: Err(reason) }
             }
-            Done::Made { allocation, place, outcome: Ok(fd) } => {
+            Done::Allocated { allocation, place, outcome: Ok(fd) } => {
                 let shared = memfd::share_fd(fd.as_fd());
                 let added =
                     shared.and_then(|shared| self.memory.add(allocation, fd, place == HOST).map(|()| shared));
@@ -130,7 +130,7 @@ impl Executor<'_> {
             }
             Parking::Client(client) => self.admission.welcome(client, &mut self.clients),
             Parking::Process { client, request: id } => {
-                self.clients.say(client, &Response { id, answer: Answer::Done }, Vec::new());
+                self.clients.send(client, &Response { id, answer: Answer::Done }, Vec::new());
                 None
             }
         }
@@ -144,7 +144,7 @@ impl Executor<'_> {
                 FollowUp::Step(Input::Allocated { allocation, outcome })
             }
             Parking::Client(client) => FollowUp::End(client, Ending::Gone),
-            Parking::Process { client, .. } => FollowUp::End(client, Ending::Dismissed),
+            Parking::Process { client, .. } => FollowUp::End(client, Ending::Disconnected),
         }
     }
 
@@ -182,7 +182,7 @@ impl Executor<'_> {
                 let parked = self.keeper.park(Parking::Process { client, request }, fds)?;
                 self.parked(parked)
             }
-            Err(refusal) => Some(FollowUp::Reject { client, request, refusal, ending: Ending::Dismissed }),
+            Err(refusal) => Some(FollowUp::Reject { client, request, refusal, ending: Ending::Disconnected }),
         }
     }
 
@@ -278,7 +278,7 @@ mod tests {
     fn add_memory(executor: &mut Executor<'_>, keeper: &PacketSocket) -> AllocationId {
         let allocation = AllocationId::new(1, 2);
         let fd = Memfd::create("test", LEN).unwrap().into_fd();
-        assert!(executor.finished(Done::Made { allocation, place: HOST, outcome: Ok(fd) }).is_none());
+        assert!(executor.finished(Done::Allocated { allocation, place: HOST, outcome: Ok(fd) }).is_none());
         let keys = vec![Key::Allocation(allocation).encode()];
         assert_eq!(told(executor, keeper), (ToKeeper::Park(keys), 1));
         allocation
@@ -308,7 +308,7 @@ mod tests {
         };
         assert_eq!(reason, "the keeper does not take it: has it descriptors left?");
         let outcome = Err("none left".to_owned());
-        let failed = executor.finished(Done::Made { allocation, place: HOST, outcome });
+        let failed = executor.finished(Done::Allocated { allocation, place: HOST, outcome });
         let Some(FollowUp::Step(Input::Allocated { outcome: Err(reason), .. })) = failed else {
             panic!("{failed:?}")
         };
@@ -364,7 +364,7 @@ mod tests {
         let (mut executor, _keeper) = executor();
         let (client, _there) = connected(&mut executor);
         let refused = executor.claim(client, 3, ClientId(77), 1);
-        let Some(FollowUp::Reject { request: 3, refusal, ending: Ending::Dismissed, .. }) = refused else {
+        let Some(FollowUp::Reject { request: 3, refusal, ending: Ending::Disconnected, .. }) = refused else {
             panic!("{refused:?}")
         };
         assert_eq!(refusal, Refusal::malformed("a claim with a wrong secret"));

@@ -1,17 +1,17 @@
-//! How much memory the server may still fill: it is looked at before any is taken, however little.
+//! How much memory the server may still fill. It is checked before any memory is filled, however little.
 //!
-//! The kernel does not refuse memory that is not there, but kills. A look at what is available takes tens of microseconds, so a part
-//! of what a look has found is handed out without another one:
+//! If memory runs out, the kernel kills processes instead of refusing. Reading how much is available takes tens of microseconds, so
+//! a part of what was read is handed out without reading again:
 //!
 //! ```text
-//!   look:  |<------------------- available ------------------->|
+//!   read:  |<------------------- available ------------------->|
 //!          | claimed, not filled | allowance |     | reserve   |
-//!                                  used up, or old: look again
+//!                                  used up, or old: read again
 //! ```
 //!
-//! Guarantees: memory that was claimed and is still being filled counts as taken, by whichever thread; objects leave a reserve for
-//! the server's own memory; memory that is made ahead takes at most a quarter of what is left. Not guaranteed: that other
-//! processes leave what was found.
+//! Guarantees: memory that was claimed and is still being filled counts as taken, for all threads; objects leave a reserve for
+//! the server's own memory; preallocated memory takes at most a quarter of what is left. Not guaranteed: that other
+//! processes leave the memory that was found.
 
 use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -25,20 +25,20 @@ use crate::protocol::{Ask, Refusal, Request};
 /// What objects leave for the memory of the server itself, of its keeper and of the index.
 const RESERVE: usize = 8 << 20;
 
-/// What is left of that at least, for what has to be done to free memory.
+/// The least that is left of it, for requests that free memory.
 const LAST: usize = 2 << 20;
 
-/// The most that is handed out without a look.
+/// The most that is handed out without reading again.
 const MOST_ALLOWED: usize = 64 << 20;
 
-/// How long what was found is relied on: other processes take memory too.
+/// How long a reading is used: other processes take memory too.
 const FRESH: Duration = Duration::from_millis(50);
 
-/// What one object costs besides its bytes: its record and word in the index, its bucket, and what the server knows of it.
+/// What one object costs besides its bytes: its record, word and bucket in the index, and its entries in the server's tables.
 const PER_OBJECT: usize = 1 << 10;
 
-/// How much the server and the index grow by what a request makes, its memory aside. One that another server has heard may have been
-/// done already, and then takes nothing.
+/// How much the server and the index grow by what a request creates, without its memory. A repeated request may have been
+/// processed by another server, and takes nothing then.
 pub(super) fn bookkeeping(request: &Request) -> usize {
     match &request.ask {
         Ask::Create { members, .. } if request.again == 0 => PER_OBJECT * (1 + members.len()),
@@ -52,7 +52,7 @@ pub(super) fn bookkeeping(request: &Request) -> usize {
 pub(super) enum Purpose {
     /// Objects that a client has asked for, or an arena for them.
     Objects,
-    /// Memory that is made ahead.
+    /// Preallocated memory.
     Ahead,
     /// Records and pages of pins.
     Bookkeeping,
@@ -69,12 +69,12 @@ impl Purpose {
     }
 }
 
-/// Why memory is not taken.
+/// Why memory cannot be claimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Shortage {
     /// There is too little, since some of it stays free.
     Short { found: Available, reserve: usize },
-    /// How much there is cannot be read.
+    /// How much is available cannot be read.
     Unknown(wholemem_os::Error),
 }
 
@@ -88,27 +88,27 @@ impl fmt::Display for Shortage {
 }
 
 impl Shortage {
-    /// The same as what a client is told that has asked for so many bytes.
+    /// The refusal for a client that has asked for so many bytes.
     pub(super) fn refusal(&self, len: usize) -> Refusal {
         Refusal::NoMemory { len: len as u64, reason: self.to_string() }
     }
 }
 
-/// Where a look is at.
-pub(super) trait Look: fmt::Debug + Send {
-    fn look(&mut self) -> wholemem_os::Result<Available>;
+/// Where the amount of available memory is read from.
+pub(super) trait MemorySource: fmt::Debug + Send {
+    fn read_available(&mut self) -> wholemem_os::Result<Available>;
 }
 
-impl Look for MemoryProbe {
-    fn look(&mut self) -> wholemem_os::Result<Available> {
+impl MemorySource for MemoryProbe {
+    fn read_available(&mut self) -> wholemem_os::Result<Available> {
         self.read()
     }
 }
 
 #[derive(Debug)]
 struct State {
-    source: Box<dyn Look>,
-    /// What may be claimed without a look, and until when.
+    source: Box<dyn MemorySource>,
+    /// What may be claimed without reading again, and until when.
     allowance: usize,
     until: Option<Instant>,
     /// Bytes that were claimed, and are being filled.
@@ -125,7 +125,7 @@ impl State {
             self.in_flight += len;
             return Ok(());
         }
-        let found = self.source.look().map_err(Shortage::Unknown)?;
+        let found = self.source.read_available().map_err(Shortage::Unknown)?;
         let free = found.len.saturating_sub(self.in_flight);
         let reserve = purpose.reserve(free);
         self.allowance = 0;
@@ -143,7 +143,7 @@ impl State {
 #[derive(Debug)]
 pub(super) struct Headroom {
     state: Mutex<State>,
-    /// Notified when something that was claimed has been filled, or given up.
+    /// Notified when memory that was claimed has been filled or given up.
     settled: Condvar,
 }
 
@@ -155,7 +155,7 @@ pub(super) struct Claim<'a> {
 }
 
 impl Headroom {
-    pub(super) fn new(source: impl Look + 'static) -> Self {
+    pub(super) fn new(source: impl MemorySource + 'static) -> Self {
         let state = State { source: Box::new(source), allowance: 0, until: None, in_flight: 0, waiting: 0 };
         Self { state: Mutex::new(state), settled: Condvar::new() }
     }
@@ -170,8 +170,8 @@ impl Headroom {
         self.lock().claim(Instant::now(), len, purpose).map(|()| Claim { headroom: self, len })
     }
 
-    /// The same. While other claims are being filled, what they have filled so far counts twice: they are waited for before
-    /// there is too little.
+    /// As [`Self::claim`]. While other claims are being filled, what they have filled so far counts twice: if there is too little, this
+    /// waits for them first.
     pub(super) fn claim_in_turn(&self, len: usize, purpose: Purpose) -> Result<Claim<'_>, Shortage> {
         let mut state = self.lock();
         loop {
@@ -192,7 +192,7 @@ impl Drop for Claim<'_> {
     fn drop(&mut self) {
         let mut state = self.headroom.lock();
         state.in_flight -= self.len;
-        // To notify is a system call, also where no thread waits.
+        // A notification is a system call even if no thread waits.
         if state.waiting > 0 {
             self.headroom.settled.notify_all();
         }
@@ -211,7 +211,7 @@ pub(super) mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// A machine with as much memory as a test says, which counts looks.
+    /// A machine with as much memory as a test says, which counts how often it is read.
     #[derive(Debug, Clone, Default)]
     pub(crate) struct Machine {
         pub(crate) left: Arc<AtomicUsize>,
@@ -230,8 +230,8 @@ pub(super) mod tests {
         }
     }
 
-    impl Look for Machine {
-        fn look(&mut self) -> wholemem_os::Result<Available> {
+    impl MemorySource for Machine {
+        fn read_available(&mut self) -> wholemem_os::Result<Available> {
             self.looks.fetch_add(1, Ordering::SeqCst);
             let len = self.left.load(Ordering::SeqCst);
             Ok(Available { len, limit: MemoryLimit::Machine })
@@ -277,7 +277,7 @@ pub(super) mod tests {
         }
         assert_eq!(claim(start, MIB), Ok(2));
         assert_eq!(claim(start + FRESH, 1), Ok(3));
-        // Though the allowance would do, nothing that is made ahead takes it.
+        // Preallocation does not take the allowance, although that would be enough.
         assert_eq!(state.claim(start + FRESH, 1, Purpose::Ahead), Ok(()));
         assert_eq!(machine.looks(), 4);
     }
@@ -294,7 +294,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_another_thread_fills_counts_and_is_waited_for() {
+    fn memory_that_another_thread_fills_counts_and_is_waited_for() {
         let machine = Machine::with(RESERVE + 10 * MIB);
         let headroom = Headroom::new(machine.clone());
         let first = headroom.claim_in_turn(8 * MIB, Purpose::Objects).unwrap();

@@ -1,4 +1,4 @@
-//! The server's connection to its keeper: descriptors are parked there before they count.
+//! The server's connection to its keeper. Descriptors are parked there before clients can use what they stand for.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use crate::id::{AllocationId, ClientId};
 use crate::keeper::{Kept, Key, Launch, Role, ToKeeper, ToServer};
 use crate::{Error, Result};
 
-/// How long the keeper may take to answer. One that has no descriptor left never does.
+/// How long the keeper may take to answer. A keeper that has no descriptor left never answers.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// How long a server without a keeper waits before it tries again to start one.
@@ -23,7 +23,7 @@ const RETRY: Duration = Duration::from_millis(500);
 /// How many messages of the keeper are read in one turn.
 const HEARD_AT_ONCE: usize = 4;
 
-/// How many bytes may wait for the keeper before no more clients are taken in.
+/// How many bytes may be queued for the keeper before no more clients are accepted.
 const MOST_WAITING: usize = 256 << 10;
 
 /// What waits until the keeper has its descriptors.
@@ -31,26 +31,26 @@ const MOST_WAITING: usize = 256 << 10;
 pub(super) enum Parking {
     Memory(AllocationId),
     Client(ClientId),
-    /// A client that is told when the keeper knows of its process, or that it has none.
+    /// A client that is answered when the keeper has its process, or knows that it has none.
     Process {
         client: ClientId,
         request: u64,
     },
 }
 
-/// The keeper's process, as this server reaches it.
+/// The process of the keeper.
 #[derive(Debug)]
 struct Peer {
     socket: PacketSocket,
     outbox: Outbox,
-    /// Where it was started by this process, and is to be reaped.
+    /// If this process has started it, and has to reap it.
     child: Option<Child>,
     interest: Interest,
 }
 
-/// What the keeper said.
+/// What the keeper has sent.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct KeeperMessages {
     pub(super) parked: Vec<Parking>,
     pub(super) stop: bool,
     pub(super) is_lost: bool,
@@ -95,7 +95,7 @@ impl<'a> KeeperLink<'a> {
         self.retry_at.take_if(|at| *at <= now).is_some() && self.peer.is_none()
     }
 
-    /// Gives descriptors to the keeper. What they are for, if that need not wait because there is no keeper.
+    /// Gives descriptors to the keeper. Returns what they are for if there is no keeper to wait for.
     pub(super) fn park(&mut self, what: Parking, fds: Vec<(Key, OwnedFd)>) -> Option<Parking> {
         let first = fds.first().map(|(key, _)| key.encode())?;
         if self.peer.is_none() {
@@ -119,7 +119,7 @@ impl<'a> KeeperLink<'a> {
         }
     }
 
-    /// Sends what waits. False if the keeper is gone.
+    /// Sends what is queued. Returns false if the keeper has exited.
     pub(super) fn flush(&mut self, poller: &mut Poller) -> bool {
         let Some(peer) = &mut self.peer else { return true };
         if peer.outbox.flush(&peer.socket) == Flushed::Broken {
@@ -132,30 +132,30 @@ impl<'a> KeeperLink<'a> {
         true
     }
 
-    /// Reads some of what the keeper says.
-    pub(super) fn hear(&mut self, packet: &mut [u8]) -> Said {
-        let mut said = Said::default();
+    /// Receives some messages of the keeper.
+    pub(super) fn receive(&mut self, packet: &mut [u8]) -> KeeperMessages {
+        let mut messages = KeeperMessages::default();
         for _ in 0..HEARD_AT_ONCE {
-            let Some(peer) = &self.peer else { return said };
+            let Some(peer) = &self.peer else { return messages };
             match peer.socket.recv(packet, Deadline::NOW) {
                 Ok(len) => match postcard::from_bytes(&packet[..len]) {
                     Ok(ToServer::Parked(keys)) => {
-                        said.parked.extend(keys.iter().filter_map(|key| self.parking.remove(key)));
+                        messages.parked.extend(keys.iter().filter_map(|key| self.parking.remove(key)));
                     }
-                    Ok(ToServer::Stop) => said.stop = true,
-                    Err(_) => said.is_lost = true,
+                    Ok(ToServer::Stop) => messages.stop = true,
+                    Err(_) => messages.is_lost = true,
                 },
-                Err(OsError::TimedOut) => return said,
-                Err(_) => said.is_lost = true,
+                Err(OsError::TimedOut) => return messages,
+                Err(_) => messages.is_lost = true,
             }
-            if said.is_lost {
-                return said;
+            if messages.is_lost {
+                return messages;
             }
         }
-        said
+        messages
     }
 
-    /// What the keeper has not taken in time.
+    /// Removes and returns what the keeper has not parked in time.
     pub(super) fn take_late(&mut self) -> Vec<Parking> {
         let now = Instant::now();
         let mut late = Vec::new();
@@ -177,8 +177,8 @@ impl<'a> KeeperLink<'a> {
         late.into_iter().chain(self.retry_at.map(left)).min()
     }
 
-    /// The keeper is dead: nothing waits for it any more.
-    pub(super) fn lose(&mut self, poller: &mut Poller) -> Vec<Parking> {
+    /// The keeper has exited. Returns what was being parked: it does not wait any more.
+    pub(super) fn on_exit(&mut self, poller: &mut Poller) -> Vec<Parking> {
         if let Some(peer) = self.peer.take() {
             poller.remove_fixed(&peer.socket);
             if let Some(mut child) = peer.child {
@@ -211,7 +211,7 @@ const READ: Interest = Interest { read: true, write: false };
 mod tests {
     use super::*;
 
-    fn nobody(_: Role, _: OwnedFd) -> std::io::Result<Child> {
+    fn no_launch(_: Role, _: OwnedFd) -> std::io::Result<Child> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
@@ -220,10 +220,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_parked_waits_for_the_keepers_word_and_for_its_death() {
+    fn parking_ends_with_the_answer_of_the_keeper_or_with_its_exit() {
         let (here, there) = PacketSocket::pair().unwrap();
         let mut poller = Poller::create().unwrap();
-        let mut link = KeeperLink::new(here, &nobody, &mut poller).unwrap();
+        let mut link = KeeperLink::new(here, &no_launch, &mut poller).unwrap();
         let [one, two] = [1, 2].map(ClientId);
         for client in [one, two] {
             assert_eq!(link.park(Parking::Client(client), fds(client)), None);
@@ -231,16 +231,16 @@ mod tests {
         assert!(link.flush(&mut poller) && link.take_late().is_empty());
         let (len, received) = there.recv_with_fds(&mut [0; 100], 4, Deadline::NEVER).unwrap();
         assert!(len > 0 && received.len() == 1);
-        let word = postcard::to_allocvec(&ToServer::Parked(vec![Key::Pins(one).encode()])).unwrap();
-        there.send(&word, &[], Deadline::NEVER).unwrap();
-        assert_eq!(link.hear(&mut [0; 100]).parked, [Parking::Client(one)]);
+        let answer = postcard::to_allocvec(&ToServer::Parked(vec![Key::Pins(one).encode()])).unwrap();
+        there.send(&answer, &[], Deadline::NEVER).unwrap();
+        assert_eq!(link.receive(&mut [0; 100]).parked, [Parking::Client(one)]);
         drop(there);
-        assert!(link.hear(&mut [0; 100]).is_lost);
-        assert_eq!(link.lose(&mut poller), [Parking::Client(two)]);
+        assert!(link.receive(&mut [0; 100]).is_lost);
+        assert_eq!(link.on_exit(&mut poller), [Parking::Client(two)]);
         assert_eq!(
             link.park(Parking::Client(one), fds(one)),
             Some(Parking::Client(one)),
-            "nobody to wait for"
+            "there is no keeper"
         );
         let now = Instant::now();
         assert!(link.takes_clients() && link.timeout(now).is_none());

@@ -1,7 +1,7 @@
-//! The memory and the pins that a server has: what its machine may touch.
+//! The table of memory that the server has open: allocations, and the clients' pages of pins.
 //!
-//! What it keeps true: memory in which somebody can find an object has been opened for reading already, so that whoever
-//! asks for it is answered also when no descriptor is left.
+//! Guarantees: memory in which a client can find an object has been opened for reading before, so that a request for it is
+//! answered also when no descriptor is left.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,19 +21,20 @@ use crate::{Refusal, Result, pin};
 #[derive(Debug)]
 struct Memory {
     fd: Rc<OwnedFd>,
-    /// What readers are given: of host memory, opened for reading alone. Once nobody can write it, it is the only one.
+    /// What readers are given: for host memory a descriptor that is open for reading alone. Once the memory is closed for writing,
+    /// `fd` is the same descriptor.
     reader: Option<Rc<OwnedFd>>,
     is_host: bool,
-    /// Where small objects are written, once there was one.
+    /// The map of an arena through which small objects are written, after the first was.
     map: Option<SharedMap>,
 }
 
-/// How far it has come that nobody can write memory any more.
+/// Whether closing memory for writing is complete.
 #[derive(Debug)]
 pub(super) enum Closing {
-    Over(Result<(), Refusal>),
-    /// It takes a while, through this descriptor.
-    Takes(OwnedFd),
+    Done(Result<(), Refusal>),
+    /// It may take long: a worker does it through this descriptor.
+    Later(OwnedFd),
 }
 
 impl Memory {
@@ -78,7 +79,7 @@ pub(super) struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// Takes in memory: what nobody can write any more, to be read.
+    /// Adds memory. If it is closed for writing already, it is opened for reading.
     pub(super) fn add(
         &mut self,
         allocation: AllocationId,
@@ -90,22 +91,22 @@ impl MemoryTable {
         if is_closed { self.open_for_reading(allocation) } else { Ok(()) }
     }
 
-    /// Opens memory in which there may be objects.
+    /// Opens memory for reading, because objects may lie in it.
     pub(super) fn open_for_reading(&mut self, allocation: AllocationId) -> Result<(), OsError> {
         self.memories.get_mut(&allocation).map_or(Ok(()), |memory| memory.open_for_reading().map(drop))
     }
 
-    /// Sees to it that nobody can write memory any more: at once, or by whoever has time for it.
+    /// Closes memory for writing: at once, or later by a worker.
     pub(super) fn close(&mut self, allocation: AllocationId, at_once: bool) -> Closing {
         let memory = self.memories.get_mut(&allocation).ok_or(Refusal::NothingToSeal);
         match memory.and_then(|memory| memory.close(at_once)) {
-            Ok(Some(fd)) => Closing::Takes(fd),
-            Ok(None) => Closing::Over(Ok(())),
-            Err(refusal) => Closing::Over(Err(refusal)),
+            Ok(Some(fd)) => Closing::Later(fd),
+            Ok(None) => Closing::Done(Ok(())),
+            Err(refusal) => Closing::Done(Err(refusal)),
         }
     }
 
-    /// Nobody can write this memory any more.
+    /// A worker has closed this memory for writing.
     pub(super) fn closed(&mut self, allocation: AllocationId) {
         if let Some(Memory { fd, reader: Some(reader), .. }) = self.memories.get_mut(&allocation) {
             *fd = Rc::clone(reader);
@@ -116,7 +117,7 @@ impl MemoryTable {
         self.memories.remove(&allocation);
     }
 
-    /// Gives the pages of memory back that nobody uses, before its last descriptor is closed.
+    /// Returns the pages of unused memory to the system, before its last descriptor is closed.
     pub(super) fn discard(&self, allocation: AllocationId) -> Result<(), OsError> {
         let memory = self.memories.get(&allocation).filter(|memory| memory.is_host);
         memory.map_or(Ok(()), |memory| memfd::discard(memory.fd.as_fd()))
@@ -126,7 +127,7 @@ impl MemoryTable {
         self.memories.iter().map(|(allocation, memory)| (*allocation, &*memory.fd))
     }
 
-    /// A descriptor for a client: for reading alone what it may not write, where there can be such a one.
+    /// A descriptor for a client. If the client may not write, it is open for reading alone, where the memory allows that.
     pub(super) fn share(&mut self, share: Share) -> Result<Option<Rc<OwnedFd>>, Refusal> {
         let Some(memory) = self.memories.get_mut(&share.allocation) else { return Ok(None) };
         if share.is_writable {
@@ -161,7 +162,7 @@ impl MemoryTable {
             let file = Memfd::import(memfd::share_fd(memory.fd.as_fd())?, len)?;
             let map = SharedMap::create(&file, Protection::ReadWrite)?;
             memory.open_for_reading()?;
-            // Where the kernel cannot, pages are touched one by one.
+            // If the kernel does not support it, pages are faulted in one by one.
             let _ = map.populate();
             memory.map = Some(map);
         }
@@ -235,33 +236,33 @@ mod tests {
     }
 
     #[test]
-    fn what_is_closed_is_given_to_readers_by_the_one_descriptor_there_is() {
+    fn memory_that_is_closed_for_writing_has_one_descriptor_for_readers() {
         for at_once in [true, false] {
             let (mut table, id) = (MemoryTable::default(), AllocationId::new(0, 0));
             table.add(id, memory().into_fd(), true).unwrap();
             assert!(is_writable(&shared(&mut table, id, true)));
             match table.close(id, at_once) {
-                Closing::Takes(fd) if !at_once => {
+                Closing::Later(fd) if !at_once => {
                     workers::close(fd.as_fd()).unwrap();
                     table.closed(id);
                 }
-                outcome => assert!(at_once && matches!(outcome, Closing::Over(Ok(()))), "{outcome:?}"),
+                outcome => assert!(at_once && matches!(outcome, Closing::Done(Ok(()))), "{outcome:?}"),
             }
             let fds = [true, false].map(|is_writable| shared(&mut table, id, is_writable));
             assert!(Rc::ptr_eq(&fds[0], &fds[1]) && !is_writable(&fds[0]));
             assert!(
-                matches!(table.close(id, at_once), Closing::Over(Ok(()))),
+                matches!(table.close(id, at_once), Closing::Done(Ok(()))),
                 "closing it again is nothing to do"
             );
         }
     }
 
     #[test]
-    fn what_is_still_mapped_is_not_closed_and_stays_its_writers() {
+    fn memory_that_is_still_mapped_is_not_closed_and_stays_writable() {
         let (mut table, id, memory) = (MemoryTable::default(), AllocationId::new(0, 0), memory());
         let _map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
         table.add(id, memory.into_fd(), true).unwrap();
-        assert!(matches!(table.close(id, true), Closing::Over(Err(Refusal::StillMapped))));
+        assert!(matches!(table.close(id, true), Closing::Done(Err(Refusal::StillMapped))));
         assert!(is_writable(&shared(&mut table, id, true)));
     }
 
@@ -279,7 +280,7 @@ mod tests {
             let refused = match share {
                 true => table.share(Share { allocation: id, is_writable: false }).unwrap_err(),
                 false => match table.close(id, true) {
-                    Closing::Over(Err(refused)) => refused,
+                    Closing::Done(Err(refused)) => refused,
                     outcome => panic!("{outcome:?}"),
                 },
             };
@@ -288,11 +289,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_closed_by_another_server_is_known_to_be() {
+    fn memory_that_another_server_has_closed_is_recognised() {
         let (mut table, id, memory) = (MemoryTable::default(), AllocationId::new(0, 0), memory());
         memfd::close_for_writing(memory.as_fd()).unwrap();
         table.add(id, memory.read_only_fd().unwrap(), true).unwrap();
-        assert!(matches!(table.close(id, true), Closing::Over(Ok(()))));
+        assert!(matches!(table.close(id, true), Closing::Done(Ok(()))));
     }
 
     #[test]

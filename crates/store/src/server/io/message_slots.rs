@@ -1,9 +1,9 @@
 //! Which connections may be in the middle of a long message.
 //!
-//! A message of several packets is put together in memory of the server, and its length is not known before its end. So it is
-//! charged as the longest message there is, which is a *slot*, and a user has few of them. A connection that finds none waits:
-//! it is not read until another of its user has finished, in the order of asking. A connection that has a slot and sends
-//! nothing gives it up to one that waits: it is disconnected.
+//! A message of several packets is assembled in memory of the server, and its length is not known before its end. So it is
+//! charged as the longest message there is, which is a *slot*, and a user has few of them. If a user has no slot left, a connection
+//! waits: it is not read until another connection of its user has finished, first come, first served. A connection that has a
+//! slot and sends nothing is disconnected if another waits.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -75,16 +75,16 @@ impl MessageSlots {
         self.users.values().filter_map(next).collect()
     }
 
-    /// The connections of a user that have a slot and have sent nothing for too long. `heard` says when one was heard last.
+    /// The connections of a user that have a slot and have sent nothing for too long. `last_packet` returns when one sent its last packet.
     pub(super) fn stalled(
         &self,
         user: u32,
         now: Instant,
-        heard: impl Fn(ClientId) -> Option<Instant>,
+        last_packet: impl Fn(ClientId) -> Option<Instant>,
     ) -> Option<ClientId> {
         let of_user = self.users.get(&user)?;
         let is_stalled = |client: &ClientId| {
-            heard(*client).is_some_and(|heard| now.saturating_duration_since(heard) >= STALL)
+            last_packet(*client).is_some_and(|last| now.saturating_duration_since(last) >= STALL)
         };
         of_user.holders.iter().copied().find(is_stalled)
     }
@@ -116,10 +116,10 @@ mod tests {
         let (mut slots, start) = (MessageSlots::default(), Instant::now());
         slots.took(7, ONE);
         slots.took(7, TWO);
-        let heard = |client| Some(if client == TWO { start } else { start + STALL });
-        assert_eq!(slots.stalled(7, start, heard), None);
-        assert_eq!(slots.stalled(7, start + STALL, heard), Some(TWO));
+        let last_packet = |client| Some(if client == TWO { start } else { start + STALL });
+        assert_eq!(slots.stalled(7, start, last_packet), None);
+        assert_eq!(slots.stalled(7, start + STALL, last_packet), Some(TWO));
         slots.forget(7, TWO);
-        assert_eq!(slots.stalled(7, start + STALL, heard), None);
+        assert_eq!(slots.stalled(7, start + STALL, last_packet), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Packets that wait until the other end reads: a queue, never a blocking send. What it holds is charged to the client.
+//! A queue of packets that the other end has not read yet: sends never block. What it holds is charged to the client.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,13 +8,13 @@ use wholemem_os::{Deadline, Errno, Error, PacketSocket};
 
 use crate::server::budget::{Amount, Charge};
 
-/// A packet, the descriptors that go along, and on the last of a message what the message is charged.
+/// A packet, its descriptors, and on the last packet of a message the charge for the message.
 type Item = (Vec<u8>, Vec<Rc<OwnedFd>>, Option<Charge>);
 
-/// What a packet takes besides its bytes.
+/// The memory of a packet besides its bytes.
 const COST: u64 = 64;
 
-/// Packets, each with the descriptors that go along.
+/// Packets, each with its descriptors.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     queue: VecDeque<Item>,
@@ -27,17 +27,17 @@ pub(super) enum Flushed {
     All,
     /// The other end has to read first.
     Full,
-    /// The other end is gone, or cannot be sent to.
+    /// The other end has closed, or sending fails.
     Broken,
 }
 
 impl Outbox {
-    /// How many bytes wait.
+    /// How many bytes are queued.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// What a message takes while it waits.
+    /// What a message costs while it is queued.
     pub(super) fn cost(packets: &[Vec<u8>], fds: &[Rc<OwnedFd>]) -> Amount {
         let bytes = packets.iter().map(|packet| packet.len() as u64 + COST).sum();
         Amount { bytes, descriptors: fds.len() as u64 }
@@ -72,7 +72,7 @@ impl Outbox {
                     self.len -= packet.len();
                     self.queue.pop_front();
                 }
-                // Too many descriptors of this user are on their way: some will be taken.
+                // Too many descriptors of this user are in flight: some will be received.
                 Err(Error::TimedOut | Error::Call { errno: Errno::TOOMANYREFS | Errno::NOBUFS, .. }) => {
                     return Flushed::Full;
                 }
@@ -89,7 +89,7 @@ mod tests {
     use crate::server::budget::tests::ample;
 
     #[test]
-    fn what_a_socket_does_not_take_waits_in_order() {
+    fn packets_that_a_socket_does_not_take_are_queued_in_order() {
         let (here, there) = PacketSocket::pair().unwrap();
         let (mut outbox, mut budget) = (Outbox::default(), ample());
         let account = budget.open(7);

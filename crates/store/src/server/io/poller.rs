@@ -42,7 +42,7 @@ pub(super) struct Ready {
     pub(super) users: Vec<u32>,
 }
 
-/// What is not of a client.
+/// The sources that do not belong to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fixed {
     Workers,
@@ -50,12 +50,12 @@ pub(super) enum Fixed {
     Listener,
 }
 
-/// What is ready of a client.
+/// An event of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClientEvent {
-    /// Its process has ended.
+    /// Its process has exited.
     Exited(ClientId),
-    /// Its socket has something to read, takes something, or was closed at the other end.
+    /// Its socket is readable or writable, or was closed at the other end.
     Socket { client: ClientId, is_readable: bool, is_writable: bool, is_closed: bool },
 }
 
@@ -78,11 +78,11 @@ struct UserSet {
     set: OwnedFd,
     members: usize,
     /// Events that the kernel has reported and that were not handed out yet. They come first: the kernel has moved them to the
-    /// end of its own queue already. One may be of a client that is gone.
+    /// end of its own queue already. One may belong to a client that has left.
     reported: VecDeque<ClientEvent>,
 }
 
-/// All that a server waits for.
+/// All event sources of a server.
 #[derive(Debug)]
 pub(super) struct Poller {
     all: OwnedFd,
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_removed_is_not_reported_though_another_process_has_it_open() {
+    fn a_removed_descriptor_is_not_reported_though_another_process_has_it_open() {
         let (mut poller, mut sockets) = poller(&[(7, 1)]);
         let (_, (user, here, _there)) = sockets.pop_first().unwrap();
         let _kept = wholemem_os::memfd::share_fd(here.as_fd()).unwrap();

@@ -61,7 +61,7 @@ pub(super) fn start<'a>(
     let headroom = Arc::new(Headroom::new(MemoryProbe::open()?));
     let workers = Workers::start(devices, &headroom)?;
     let read = Interest { read: true, write: false };
-    clients.poller().add_fixed(Fixed::Workers, workers.bell(), read)?;
+    clients.poller().add_fixed(Fixed::Workers, workers.wakeup(), read)?;
     acceptor.register(clients.poller())?;
     let admission = Admission::new(index_memory, settings.devices, headroom);
     let keeper = KeeperLink::new(socket, launch, clients.poller())?;

@@ -1,10 +1,10 @@
 //! Events, and the clients that watch for them.
 //!
-//! An event is encoded once and appended to a log. Each watcher has a position in the log, and is sent what follows it, a
-//! bounded number of events at a time, when its socket takes them. So a watcher that does not read takes no memory but its
+//! An event is encoded once and appended to a log. Each watcher has a position in the log, and is sent the events behind it, a
+//! bounded number at a time, when its socket takes them. So a watcher that does not read takes no memory but its
 //! position, and publishing a name costs the same however many clients watch.
 //!
-//! The log is bounded. A watcher that has fallen behind its beginning cannot be told what it missed, and is disconnected.
+//! The log is bounded. A watcher whose position is before its beginning has missed events, and is disconnected.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use crate::server::budget::Charge;
 /// How many bytes of events the log holds: those of the largest pack twice over.
 const MOST_BYTES: usize = 8 << 20;
 
-/// What an entry takes besides its bytes.
+/// The memory of an entry besides its bytes.
 const COST: usize = 96;
 
 /// How many events one turn compares with what is watched for.
@@ -50,7 +50,7 @@ struct Watcher {
     _charge: Charge,
 }
 
-/// What became of an event that was given to a watcher.
+/// Whether an event was sent to a watcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
     Yes,
@@ -114,8 +114,8 @@ impl Watchers {
         self.first + self.log.len() as u64
     }
 
-    /// Appends an event. If there is nobody to be told, it is dropped.
-    pub(super) fn announce(&mut self, event: Event) {
+    /// Appends an event. If there is no watcher, it is dropped.
+    pub(super) fn notify(&mut self, event: Event) {
         if self.watchers.is_empty() {
             return;
         }
@@ -149,7 +149,7 @@ impl Watchers {
         self.watchers.get(&client).is_some_and(|watcher| watcher.is_blocked)
     }
 
-    /// A client's socket takes something again.
+    /// A client's socket is writable again.
     pub(super) fn unblock(&mut self, client: ClientId) {
         self.place(client, |watcher| watcher.is_blocked = false);
     }
@@ -179,7 +179,7 @@ impl Watchers {
         Some(client)
     }
 
-    /// Sends some events to watchers, and says which are to be disconnected: they have missed some.
+    /// Sends some events to watchers. Returns the watchers that are to be disconnected because they have missed some.
     pub(super) fn deliver(&mut self, mut send: impl FnMut(ClientId, &[Vec<u8>]) -> Sent) -> Vec<ClientId> {
         let mut lost = Vec::new();
         let (mut compared, mut sent) = (0, 0);
@@ -262,10 +262,10 @@ mod tests {
     fn a_watcher_is_told_of_its_names_in_order_from_when_it_began() {
         let mut watchers = Watchers::default();
         add(&mut watchers, 9, 7, "");
-        watchers.announce(event("a/0"));
+        watchers.notify(event("a/0"));
         add(&mut watchers, 1, 7, "a/");
         for name in ["a/1", "b/1", "a/2"] {
-            watchers.announce(event(name));
+            watchers.notify(event(name));
         }
         let mut told = Vec::new();
         while watchers.has_work() {
@@ -283,7 +283,7 @@ mod tests {
     fn a_turn_does_the_same_work_however_many_watch() {
         for count in [10_u64, 1000] {
             let mut watchers = watchers(count, 7);
-            (0..100).for_each(|_| watchers.announce(event("x")));
+            (0..100).for_each(|_| watchers.notify(event("x")));
             let mut sends = 0;
             watchers.deliver(|_, _| {
                 sends += 1;
@@ -297,7 +297,7 @@ mod tests {
     fn users_take_turns_whatever_number_of_watchers_they_have() {
         let mut watchers = watchers(1000, 7);
         add(&mut watchers, 5000, 8, "");
-        watchers.announce(event("x"));
+        watchers.notify(event("x"));
         let mut told = Vec::new();
         watchers.deliver(|client, _| {
             told.push(client);
@@ -309,24 +309,24 @@ mod tests {
     #[test]
     fn watchers_that_do_not_read_cost_nothing_and_are_disconnected_when_they_miss_something() {
         let mut watchers = watchers(3, 7);
-        watchers.announce(event("x"));
+        watchers.notify(event("x"));
         assert_eq!(watchers.deliver(|_, _| Sent::Full), []);
         assert!(!watchers.has_work(), "their sockets are waited for");
         let name = "x".repeat(200);
         let mut lost = Vec::new();
         for _ in 0..100_000 {
-            watchers.announce(event(&name));
+            watchers.notify(event(&name));
             assert!(watchers.bytes <= MOST_BYTES);
             lost.extend(watchers.deliver(|_, _| Sent::Full));
         }
         assert_eq!(lost, [0, 1, 2].map(ClientId));
-        assert_eq!((watchers.bytes, watchers.log.len()), (0, 0), "nothing is kept for nobody");
+        assert_eq!((watchers.bytes, watchers.log.len()), (0, 0), "nothing is kept without a watcher");
     }
 
     #[test]
     fn a_watcher_whose_socket_was_full_goes_on_where_it_stopped() {
         let mut watchers = watchers(1, 7);
-        (0..3).for_each(|_| watchers.announce(event("x")));
+        (0..3).for_each(|_| watchers.notify(event("x")));
         assert_eq!(watchers.deliver(|_, _| Sent::Full), []);
         watchers.unblock(ClientId(0));
         let mut sends = 0;

@@ -1,11 +1,11 @@
-//! Threads for calls that take long: making memory, looking at what a client has, and closing it for writing.
+//! Threads for calls that take long: allocating memory, checking memory of a client, and closing memory for writing.
 //!
 //! Jobs wait in a queue that is fair per user: users take turns, and each user's jobs are done in their order. Arenas take
-//! turns as one more user, since requests of all users may wait for them. Memory that is made ahead comes last, until a
+//! turns as one more user, since requests of all users may wait for them. Preallocated memory comes last, until a
 //! request waits for it ([`Workers::promote`]).
 //!
-//! A job that has begun is not interrupted: a user waits for at most one job of each other user, but such a job may be as
-//! long as making the whole quota's memory takes.
+//! A job that has begun is not interrupted: a user waits for at most one job of each other user, but such a job may
+//! take as long as allocating the whole quota.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,26 +26,26 @@ use crate::server::machine::Requester;
 
 const THREADS: usize = 2;
 
-/// Something that takes long.
+/// A call that takes long.
 #[derive(Debug)]
 pub(super) enum Job {
-    Make { allocation: AllocationId, len: u64, place: u32 },
-    LookAt { allocation: AllocationId, len: u64, place: u32, fd: Option<OwnedFd> },
+    Allocate { allocation: AllocationId, len: u64, place: u32 },
+    Check { allocation: AllocationId, len: u64, place: u32, fd: Option<OwnedFd> },
     Close { allocation: AllocationId, fd: OwnedFd },
 }
 
-/// Something that has been done.
+/// A job that is finished.
 #[derive(Debug)]
 pub(super) enum Done {
-    Made { allocation: AllocationId, place: u32, outcome: Result<OwnedFd, String> },
+    Allocated { allocation: AllocationId, place: u32, outcome: Result<OwnedFd, String> },
     Closed { allocation: AllocationId, outcome: Result<(), Refusal> },
 }
 
 impl Job {
     fn allocation(&self) -> AllocationId {
         match self {
-            Self::Make { allocation, .. }
-            | Self::LookAt { allocation, .. }
+            Self::Allocate { allocation, .. }
+            | Self::Check { allocation, .. }
             | Self::Close { allocation, .. } => *allocation,
         }
     }
@@ -55,7 +55,7 @@ impl Job {
 #[derive(Debug, Default)]
 struct Jobs {
     requested: FairQueue<Requester, Job>,
-    /// Memory that is made ahead. The server bounds how many pieces there are.
+    /// Memory that is preallocated. The machine bounds how many pieces there are.
     ahead: VecDeque<Job>,
     is_closed: bool,
 }
@@ -68,7 +68,7 @@ impl Jobs {
         }
     }
 
-    /// The next job, and what memory that it makes is for.
+    /// The next job, and what its memory is for.
     fn pop(&mut self) -> Option<(Job, Purpose)> {
         let requested = self.requested.pop().map(|(_, job)| (job, Purpose::Objects));
         requested.or_else(|| self.ahead.pop_front().map(|job| (job, Purpose::Ahead)))
@@ -111,27 +111,27 @@ impl JobQueue {
     }
 }
 
-/// The threads, and how to hear of what they have done.
+/// The threads, and the jobs that they have finished.
 #[derive(Debug)]
 pub(super) struct Workers {
     queue: Arc<JobQueue>,
     done: Receiver<Done>,
-    /// Readable when something is done.
-    bell: PacketSocket,
+    /// Readable when a job is finished.
+    wakeup: PacketSocket,
 }
 
 impl Workers {
-    /// Starts the threads. Memory of devices is made by a backend, where there is one.
+    /// Starts the threads. Memory of devices is allocated by a backend, if there is one.
     pub(super) fn start(devices: Option<&Backend>, headroom: &Arc<Headroom>) -> Result<Self> {
         let (report, done) = channel();
-        let (bell, button) = PacketSocket::pair()?;
-        let (queue, button) = (Arc::new(JobQueue::default()), Arc::new(button));
+        let (wakeup, waker) = PacketSocket::pair()?;
+        let (queue, waker) = (Arc::new(JobQueue::default()), Arc::new(waker));
         // Closes the queue also where a thread cannot be started.
-        let workers = Self { queue: Arc::clone(&queue), done, bell };
+        let workers = Self { queue: Arc::clone(&queue), done, wakeup };
         for _ in 0..THREADS {
-            let (queue, button, report) = (Arc::clone(&queue), Arc::clone(&button), Sender::clone(&report));
+            let (queue, waker, report) = (Arc::clone(&queue), Arc::clone(&waker), Sender::clone(&report));
             let (devices, headroom) = (devices.cloned(), Arc::clone(headroom));
-            let work = move || work(&queue, devices.as_ref(), &headroom, &report, &button);
+            let work = move || work(&queue, devices.as_ref(), &headroom, &report, &waker);
             let spawned = thread::Builder::new().name("wm-store-worker".to_owned()).spawn(work);
             spawned.map_err(|source| crate::Error::Launch { source })?;
         }
@@ -144,23 +144,23 @@ impl Workers {
         self.queue.changed.notify_one();
     }
 
-    /// Moves the job that makes memory ahead to a user, of whom a request waits for it now. A job that has begun stays.
+    /// Moves a job that preallocates memory to a user, because a request of that user waits for it. A job that has begun stays.
     pub(super) fn promote(&self, allocation: AllocationId, user: u32) {
         self.queue.lock().promote(allocation, user);
     }
 
-    pub(super) fn bell(&self) -> &PacketSocket {
-        &self.bell
+    pub(super) fn wakeup(&self) -> &PacketSocket {
+        &self.wakeup
     }
 
-    /// What has been done since the last call.
+    /// The jobs that were finished since the last call.
     pub(super) fn done(&self) -> Vec<Done> {
-        while self.bell.recv(&mut [0; 8], Deadline::NOW).is_ok() {}
+        while self.wakeup.recv(&mut [0; 8], Deadline::NOW).is_ok() {}
         self.done.try_iter().collect()
     }
 }
 
-/// The threads end with this. Jobs that none has begun are dropped.
+/// The threads end with this. Jobs that no thread has begun are dropped.
 impl Drop for Workers {
     fn drop(&mut self) {
         self.queue.lock().is_closed = true;
@@ -173,30 +173,30 @@ fn work(
     devices: Option<&Backend>,
     headroom: &Headroom,
     report: &Sender<Done>,
-    button: &PacketSocket,
+    waker: &PacketSocket,
 ) {
     // Jobs are long: not the short slices of the thread that started this one, but the kernel's own.
     time_slice::request(Duration::ZERO);
     while let Some((job, purpose)) = queue.wait() {
         let done = match job {
-            Job::Make { allocation, len, place } => {
-                let outcome = make(devices, headroom, purpose, len, place);
-                Done::Made { allocation, place, outcome }
+            Job::Allocate { allocation, len, place } => {
+                let outcome = allocate(devices, headroom, purpose, len, place);
+                Done::Allocated { allocation, place, outcome }
             }
-            Job::LookAt { allocation, len, place, fd } => {
-                Done::Made { allocation, place, outcome: look_at(devices, len, place, fd) }
+            Job::Check { allocation, len, place, fd } => {
+                Done::Allocated { allocation, place, outcome: check(devices, len, place, fd) }
             }
             Job::Close { allocation, fd } => Done::Closed { allocation, outcome: close(fd.as_fd()) },
         };
         if report.send(done).is_err() {
             return;
         }
-        // If the bell is full of rings, it will be heard.
-        let _ = button.send(&[1], &[], Deadline::NOW);
+        // If the socket is full, the event loop is woken by what is in it.
+        let _ = waker.send(&[1], &[], Deadline::NOW);
     }
 }
 
-/// Sees to it that nobody can write memory any more.
+/// Closes memory for writing.
 pub(super) fn close(fd: BorrowedFd<'_>) -> Result<(), Refusal> {
     memfd::close_for_writing(fd).map_err(|error| match error {
         OsError::Call { errno: Errno::BUSY, .. } => Refusal::StillMapped,
@@ -204,16 +204,16 @@ pub(super) fn close(fd: BorrowedFd<'_>) -> Result<(), Refusal> {
     })
 }
 
-/// That memory there is cannot be closed, or opened again.
+/// The refusal for memory that cannot be closed for writing or opened again.
 pub(super) fn refused(fd: BorrowedFd<'_>, error: &OsError) -> Refusal {
     match memfd::len_of(fd) {
         Ok(len) => Refusal::of_memory(len as u64, error),
-        // What there is to say of a descriptor that is none.
+        // The descriptor is not memory.
         Err(unknown) => Refusal::malformed(&format!("{error}; its length cannot be read: {unknown}")),
     }
 }
 
-fn make(
+fn allocate(
     devices: Option<&Backend>,
     headroom: &Headroom,
     purpose: Purpose,
@@ -222,23 +222,23 @@ fn make(
 ) -> Result<OwnedFd, String> {
     let len = usize::try_from(len).map_err(|_| "there are not so many addresses".to_owned())?;
     let Some(device) = place.checked_sub(1) else {
-        // Where there is too little memory, the kernel kills instead of refusing.
+        // If there is too little memory, the kernel kills instead of refusing.
         let _claim = headroom.claim_in_turn(len, purpose).map_err(|shortage| shortage.to_string())?;
         let memory = Memfd::create_large("wholemem-object", len).map_err(|error| limit_met(&error))?;
         return Ok(memory.into_fd());
     };
-    let make = || {
+    let on_device = || {
         let device = devices.map(|backend| backend.device(device)).transpose()?;
         let Some(device) = device else { return Ok(None) };
         let memory = Allocation::create(device.backend(), &AllocationSpec::new(&device, len))?;
         Ok(memory.export(HandleKind::Fd, Rights::ReadWrite)?.into_fd())
     };
-    let made: Result<_, wholemem_hal::Error> = make();
+    let made: Result<_, wholemem_hal::Error> = on_device();
     made.map_err(|error| error.to_string())?.ok_or_else(|| "the server has no devices".to_owned())
 }
 
-/// Finds out whether a descriptor is memory of a place, exactly so much of it, and on the host nobody's to write any more.
-fn look_at(devices: Option<&Backend>, len: u64, place: u32, fd: Option<OwnedFd>) -> Result<OwnedFd, String> {
+/// Checks that a descriptor is memory of a place and exactly this long. Host memory is closed for writing.
+fn check(devices: Option<&Backend>, len: u64, place: u32, fd: Option<OwnedFd>) -> Result<OwnedFd, String> {
     let fd = fd.ok_or("no descriptor came along")?;
     let len = usize::try_from(len).map_err(|_| "there are not so many addresses".to_owned())?;
     let Some(device) = place.checked_sub(1) else {
@@ -248,26 +248,26 @@ fn look_at(devices: Option<&Backend>, len: u64, place: u32, fd: Option<OwnedFd>)
     };
     let again = || memfd::share_fd(fd.as_fd()).map_err(|error| error.to_string());
     let (first, second) = (again()?, again()?);
-    // Nobody is to reach it, and so no context of the driver's is needed.
+    // No device accesses it, and so no context of the driver is needed.
     let map = |memory: &Allocation| -> wholemem_hal::Result<()> {
         let reservation = Reservation::create(memory.device().backend(), memory.len())?;
         Mapping::create(&reservation, 0, memory, &[]).map(drop)
     };
-    let look = || {
+    let on_device = || {
         let Some(backend) = devices else { return Ok(Err("the server has no devices")) };
         let device = backend.device(device)?;
         let memory = Allocation::import(&device, first.into(), len)?;
         if memory.properties()?.device.is_some_and(|found| found != device.id()) {
             return Ok(Err("it is on another device"));
         }
-        // The driver does not tell how long it is, but maps no more than there is.
+        // The driver does not report its length, but maps no more than there is.
         map(&memory)?;
         let more = len.saturating_add(memory.granularity().minimum.len());
         let longer = Allocation::import(&device, second.into(), more).and_then(|longer| map(&longer));
         Ok(if longer.is_ok() { Err("it is longer than was said") } else { Ok(()) })
     };
-    let looked: wholemem_hal::Result<_> = look();
-    looked.map_err(|error| error.to_string())??;
+    let checked: wholemem_hal::Result<_> = on_device();
+    checked.map_err(|error| error.to_string())??;
     Ok(fd)
 }
 
@@ -284,7 +284,7 @@ mod tests {
 
     fn wait(workers: &Workers) -> Done {
         loop {
-            poll(&mut [PollFd::new(workers.bell(), PollFlags::IN)], None).unwrap();
+            poll(&mut [PollFd::new(workers.wakeup(), PollFlags::IN)], None).unwrap();
             if let Some(done) = workers.done().pop() {
                 return done;
             }
@@ -296,7 +296,7 @@ mod tests {
     }
 
     fn make(slot: usize) -> Job {
-        Job::Make { allocation: AllocationId::new(slot, 0), len: 1, place: 0 }
+        Job::Allocate { allocation: AllocationId::new(slot, 0), len: 1, place: 0 }
     }
 
     fn slots(jobs: &mut Jobs) -> Vec<usize> {
@@ -341,8 +341,8 @@ mod tests {
         let workers = Workers::start(Some(&devices), &headroom()).unwrap();
         for place in [0, 1] {
             let allocation = AllocationId::new(place as usize, 0);
-            workers.add(Requester::User(1), Job::Make { allocation, len: 128 << 10, place });
-            let Done::Made { outcome: Ok(fd), .. } = wait(&workers) else { panic!("memory") };
+            workers.add(Requester::User(1), Job::Allocate { allocation, len: 128 << 10, place });
+            let Done::Allocated { outcome: Ok(fd), .. } = wait(&workers) else { panic!("memory") };
             let memory = Memfd::import(fd, 128 << 10).unwrap();
             let map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
             for (map, expected) in [(Some(map), Err(Refusal::StillMapped)), (None, Ok(()))] {
@@ -359,8 +359,8 @@ mod tests {
         let workers = Workers::start(None, &headroom()).unwrap();
         let allocation = AllocationId::new(0, 0);
         for (len, place, reason) in [(1 << 60, 0, "only "), (4096, 1, "the server has no devices")] {
-            workers.add(Requester::User(1), Job::Make { allocation, len, place });
-            let Done::Made { outcome: Err(said), .. } = wait(&workers) else { panic!("no memory") };
+            workers.add(Requester::User(1), Job::Allocate { allocation, len, place });
+            let Done::Allocated { outcome: Err(said), .. } = wait(&workers) else { panic!("no memory") };
             assert!(said.starts_with(reason), "{said}");
         }
     }
@@ -369,13 +369,13 @@ mod tests {
     fn memory_made_ahead_leaves_what_requests_may_take() {
         let workers = Workers::start(None, &Arc::new(Headroom::new(Machine::with(40 << 20)))).unwrap();
         let allocation = AllocationId::new(0, 0);
-        let job = || Job::Make { allocation, len: 16 << 20, place: 0 };
+        let job = || Job::Allocate { allocation, len: 16 << 20, place: 0 };
         workers.add(Requester::Server, job());
-        let Done::Made { outcome: Err(said), .. } = wait(&workers) else { panic!("memory made ahead") };
+        let Done::Allocated { outcome: Err(said), .. } = wait(&workers) else { panic!("memory made ahead") };
         assert_eq!(said, "only 40 MiB are available on this machine, and 30 MiB stay free");
         for requester in [Requester::User(1), Requester::Everyone] {
             workers.add(requester, job());
-            assert!(matches!(wait(&workers), Done::Made { outcome: Ok(_), .. }));
+            assert!(matches!(wait(&workers), Done::Allocated { outcome: Ok(_), .. }));
         }
     }
 
@@ -383,8 +383,8 @@ mod tests {
     fn short_memory_is_looked_at_too() {
         let workers = Workers::start(None, &Arc::new(Headroom::new(Machine::with(9 << 20)))).unwrap();
         let allocation = AllocationId::new(0, 0);
-        workers.add(Requester::User(1), Job::Make { allocation, len: 2 << 20, place: 0 });
-        let Done::Made { outcome: Err(said), .. } = wait(&workers) else { panic!("no memory") };
+        workers.add(Requester::User(1), Job::Allocate { allocation, len: 2 << 20, place: 0 });
+        let Done::Allocated { outcome: Err(said), .. } = wait(&workers) else { panic!("no memory") };
         assert_eq!(said, "only 9 MiB are available on this machine, and 8 MiB stay free");
     }
 }

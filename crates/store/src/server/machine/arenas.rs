@@ -1,4 +1,4 @@
-//! The arenas of one place, indexed by how much each of them can still give.
+//! The arenas of one place, indexed by how much room each of them has.
 //!
 //! ```text
 //!   most              [ 9 ]            a tree of maxima over the slots of the table of allocations
@@ -79,7 +79,7 @@ impl Arenas {
 
     /// The first arena, by its slot, that has room for `len` bytes in one piece.
     pub(super) fn first_with(&self, len: usize) -> Option<AllocationId> {
-        // Slots without an arena have no room, also not for nothing.
+        // A slot without an arena has no room, not even for zero bytes.
         let len = len.max(1);
         let leaves = self.most.len() / 2;
         if self.most[1] < len {

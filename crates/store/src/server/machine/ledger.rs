@@ -1,6 +1,6 @@
-//! The books of memory: which allocations there are, which regions of them are taken, and what may still be.
+//! Accounts for memory: which allocations there are, which regions of them are in use, and how much of the quota is left.
 //!
-//! No operation looks at more than one allocation, except [`Ledger::allocations`]: the arena for a small object is looked
+//! No operation reads more than one allocation, except [`Ledger::allocations`]: the arena for a small object is looked
 //! up in the [`Arenas`] of its place, which every change of an arena updates. So the cost is O(log n), however many other
 //! allocations and objects there are.
 
@@ -21,15 +21,15 @@ const ALIGN: usize = 256;
 /// The host. Other places are devices.
 pub(crate) const HOST: u32 = 0;
 
-/// How a kind of memory is handed out.
+/// The limits and sizes with which a kind of memory is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Terms {
-    /// What may be taken, in bytes.
+    /// How many bytes may be in use.
     pub(crate) quota: u64,
     /// Allocations are multiples of this.
     pub(crate) granule: u64,
-    /// Allocations for one object are multiples of this where the quota allows it: large pages are so much faster to make
-    /// and to map that the rest of the last one is a small price.
+    /// Allocations for one object are multiples of this where the quota allows it: large pages are so much faster to allocate
+    /// and to map that it is worth the unused rest of the last one.
     pub(crate) page: u64,
     /// Anything shorter shares an arena.
     pub(crate) small: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Terms {
     pub(crate) arena: u64,
 }
 
-/// What is taken of one kind of memory.
+/// How much of one kind of memory is in use.
 #[derive(Debug)]
 struct Kind {
     terms: Terms,
@@ -51,7 +51,7 @@ struct Entry {
     regions: BTreeMap<u64, usize>,
     /// Which parts of an arena are free.
     arena: Option<Suballocator>,
-    /// Whether it can be used yet: its memory is there, and written down.
+    /// Whether it can be used: its memory is allocated, and listed in the index.
     is_ready: bool,
 }
 
@@ -84,7 +84,7 @@ impl Ledger {
         if place == HOST { &mut self.host } else { &mut self.device }
     }
 
-    /// What is taken of the host's memory, and of the devices'.
+    /// How much host memory and how much device memory is in use.
     pub(super) fn usage(&self) -> (Usage, Usage) {
         let usage = |kind: &Kind| Usage { used: kind.used, quota: kind.terms.quota };
         (usage(&self.host), usage(&self.device))
@@ -94,8 +94,7 @@ impl Ledger {
         if place <= self.devices { Ok(()) } else { Err(Refusal::NoSuchDevice { device: place - 1 }) }
     }
 
-    /// Takes memory for `len` bytes out of the quota: an allocation that will hold them alone, or an arena. It is not
-    /// ready before [`Ledger::ready`].
+    /// Enters an allocation for `len` bytes: for one object alone, or an arena. It cannot be used before [`Ledger::ready`].
     pub(super) fn open(&mut self, place: u32, len: u64, is_arena: bool) -> Result<AllocationId, Refusal> {
         let kind = self.kind(place);
         let Terms { quota, granule, page, arena, .. } = kind.terms;
@@ -112,7 +111,7 @@ impl Ledger {
         self.take(AllocationRecord { len, place, is_arena })
     }
 
-    /// Takes memory that is there out of the quota: an allocation of its own, as long as it is.
+    /// Enters an allocation for memory that exists, at its own length.
     pub(super) fn open_exact(&mut self, place: u32, len: u64) -> Result<AllocationId, Refusal> {
         let kind = self.kind(place);
         if len == 0 || !len.is_multiple_of(kind.terms.granule) {
@@ -133,19 +132,19 @@ impl Ledger {
         Ok(id)
     }
 
-    /// Whether an object of this length could be held if nothing else were.
+    /// Whether an object of this length fits the quota if there is no other.
     pub(super) fn could_hold(&self, place: u32, len: u64) -> bool {
         self.least(place, len).is_some_and(|len| len <= self.terms(place).quota)
     }
 
-    /// That there is no room for an object of this length.
+    /// The refusal of an object of this length because the quota is full.
     pub(super) fn over_quota(&self, place: u32, len: u64) -> Refusal {
         let kind = if place == HOST { &self.host } else { &self.device };
         Refusal::OverQuota { wanted: len, used: kind.used, quota: kind.terms.quota }
     }
 
-    /// How much of the quota an object of this length would need, if there is room for it besides what was promised: nothing
-    /// where it fits an arena that is there.
+    /// How much of the quota an object of this length would need, if there is room for it besides what was promised: zero if
+    /// it fits an arena that exists.
     pub(super) fn room_for(&self, place: u32, len: u64, promised: u64) -> Option<u64> {
         if len < self.terms(place).small && self.find_arena(place, len).is_some() {
             return Some(0);
@@ -155,32 +154,32 @@ impl Ledger {
         self.least(place, len).filter(|needed| *needed <= left)
     }
 
-    /// How long an allocation is that holds so many bytes alone, where there is room.
+    /// The length of an allocation for so many bytes, if the quota has room for whole pages.
     pub(super) fn rounded(&self, place: u32, len: u64) -> Option<u64> {
         len.max(1).checked_next_multiple_of(self.terms(place).page)
     }
 
-    /// The least that holds so many bytes.
+    /// The shortest allocation that holds so many bytes.
     fn least(&self, place: u32, len: u64) -> Option<u64> {
         len.max(1).checked_next_multiple_of(self.terms(place).granule)
     }
 
-    /// Whether the index has room for more memory.
+    /// Whether the index has a slot for another allocation.
     pub(super) fn has_slots(&self) -> bool {
         self.slots.left() > 0
     }
 
-    /// An id for memory that is made before anybody wants it.
+    /// An id for memory that is preallocated. It does not count as used.
     pub(super) fn reserve_id(&mut self) -> Option<AllocationId> {
         self.slots.take().map(|(slot, generation)| AllocationId::new(slot, generation))
     }
 
-    /// Memory that was made before anybody wanted it is let go.
+    /// Returns the id of preallocated memory that is released.
     pub(super) fn return_id(&mut self, id: AllocationId) {
         self.slots.give_back(id.slot(), id.generation() + 1);
     }
 
-    /// Memory that was made before anybody wanted it is wanted now, and taken out of the quota.
+    /// Enters preallocated memory that a request has taken. From now on it counts as used.
     pub(super) fn enter_reserved(&mut self, id: AllocationId, place: u32, len: u64) {
         self.kind(place).used += len;
         self.enter(id, AllocationRecord { len, place, is_arena: false });
@@ -240,14 +239,14 @@ impl Ledger {
         Some(Region { allocation, offset, len: len.max(1) })
     }
 
-    /// All of an allocation, as the one region it has.
+    /// The region that is all of an allocation.
     pub(super) fn whole(&self, allocation: AllocationId) -> Option<Region> {
         let len = self.record(allocation)?.len;
         Some(Region { allocation, offset: 0, len })
     }
 
-    /// One more object lies in a region. For one that was found after a restart, `false` if it cannot be: it overlaps
-    /// another, or lies outside.
+    /// One more object lies in a region. Returns `false` for a region that was found after a restart and overlaps another
+    /// one, or lies outside its allocation.
     pub(super) fn hold(&mut self, region: Region, is_recovered: bool) -> bool {
         let Some(entry) = self.entries.get_mut(&region.allocation) else { return false };
         if let Some(objects) = entry.regions.get_mut(&region.offset) {
@@ -268,7 +267,7 @@ impl Ledger {
         fits
     }
 
-    /// One object less lies in a region. The allocation, if it is of no more use.
+    /// One object less lies in a region. Returns the allocation if it is of no more use.
     pub(super) fn let_go(&mut self, region: Region) -> Option<AllocationId> {
         let entry = self.entries.get_mut(&region.allocation)?;
         let objects = entry.regions.get_mut(&region.offset)?;
@@ -281,7 +280,7 @@ impl Ledger {
         self.is_idle(region.allocation).then_some(region.allocation)
     }
 
-    /// A region that was carved is not used after all.
+    /// Frees a region that was carved.
     pub(super) fn give_up(&mut self, region: Region) {
         let arena = self.entries.get_mut(&region.allocation).and_then(|entry| entry.arena.as_mut());
         if let Some(arena) = arena {
@@ -298,7 +297,7 @@ impl Ledger {
         entry.is_ready && entry.regions.is_empty() && (!entry.record.is_arena || empty_arenas() > 1)
     }
 
-    /// An allocation is no more.
+    /// Removes an allocation.
     pub(super) fn close(&mut self, id: AllocationId) {
         if let Some(entry) = self.entries.remove(&id) {
             self.kind(entry.record.place).used -= entry.record.len;
@@ -406,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_after_a_restart_must_lie_inside_and_apart() {
+    fn regions_that_are_found_after_a_restart_must_lie_inside_and_apart() {
         let mut ledger = ledger();
         let id = AllocationId::new(0, 0);
         ledger.recover(id, AllocationRecord { len: 32 << 10, place: HOST, is_arena: true });

@@ -1,4 +1,4 @@
-//! Memory that is being made, and the requests that wait for it.
+//! The requests that wait for memory that is being allocated.
 //!
 //! ```text
 //!   large object   request --> its own allocation
@@ -7,11 +7,11 @@
 //!                  user 4: request request         /
 //! ```
 //!
-//! A request for a large object, or for memory that a client brings, waits for one allocation. Requests for small objects
-//! wait in one line for each place until an arena has room: at most one arena of a place is being made at a time, and
-//! it is made for the first request of the line. Lines are fair per user.
+//! A request for a large object, or for memory that a client passes, waits for one allocation. Requests for small objects
+//! wait in one line for each place until an arena has room: at most one arena of a place is being allocated at a time, and
+//! it is allocated for the first request of the line. Lines are fair per user.
 //!
-//! Guarantees: every operation is a lookup, O(log n) in the number of requests that wait. When an arena is there, the server
+//! Guarantees: every operation is a lookup, O(log n) in the number of requests that wait. When an arena is ready, the server
 //! resumes a bounded number of requests at each step, and the requests of a client that has left are dropped a few at a
 //! time ([`PendingMemory::trim`]), so that a step does not grow with the number of requests that wait.
 //!
@@ -26,7 +26,7 @@ use crate::protocol::{Refusal, Request};
 use crate::server::budget::{Amount, Charge};
 use crate::server::fair_queue::FairQueue;
 
-/// What a request takes that waits, besides its payload.
+/// The memory of a request that waits, besides its payload.
 pub(super) const REQUEST_COST: u64 = 512;
 
 /// A request to create something, while its memory is being allocated.
@@ -65,7 +65,7 @@ impl PendingRequest {
     }
 }
 
-/// Why an arena could not be made.
+/// Why an arena could not be allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ArenaFailure {
     /// How long it was to be.
@@ -81,11 +81,11 @@ type RequestKey = (ClientId, u64);
 struct Line {
     /// The keys of requests, by the user of their client. Those of clients that have left are still in it.
     queue: FairQueue<u32, RequestKey>,
-    /// The arena that is being made.
+    /// The arena that is being allocated.
     making: Option<AllocationId>,
-    /// The arena that was made last, until all requests for which it has room have been resumed.
+    /// The arena that was allocated last, until all requests for which it has room have been resumed.
     made: Option<AllocationId>,
-    /// Why the last arena could not be made, until all requests that wait have been told.
+    /// Why the last arena could not be allocated, until all requests that wait have been refused.
     failure: Option<ArenaFailure>,
 }
 
@@ -96,7 +96,7 @@ impl Line {
     }
 }
 
-/// The memory that is being made for requests, and which requests wait for it.
+/// All requests that wait for memory.
 #[derive(Debug, Default)]
 pub(super) struct PendingMemory {
     requests: BTreeMap<ClientId, BTreeMap<u64, PendingRequest>>,
@@ -104,9 +104,9 @@ pub(super) struct PendingMemory {
     abandoned: Vec<BTreeMap<u64, PendingRequest>>,
     /// The request that waits for each allocation of a single object.
     single: BTreeMap<AllocationId, RequestKey>,
-    /// The lines of places, while somebody waits in them or an arena is being made.
+    /// The lines of places, while requests wait in them or an arena is being allocated.
     lines: BTreeMap<u32, Line>,
-    /// Requests that found no room while the pins of deleted objects were being looked for, by how many passes of that search
+    /// Requests that found no room while the pins of deleted objects were being searched for, by how many passes of that search
     /// they wait for, and by the user of their client.
     deferred: BTreeMap<u64, FairQueue<u32, RequestKey>>,
 }
@@ -117,7 +117,7 @@ impl PendingMemory {
         self.requests.get(&client).is_some_and(|requests| requests.contains_key(&request))
     }
 
-    /// Lets a request wait for an allocation that will hold nothing else.
+    /// Has a request wait for an allocation that will hold nothing else.
     pub(super) fn wait_for_allocation(&mut self, allocation: AllocationId, pending: PendingRequest) {
         let key = self.insert(pending);
         self.single.insert(allocation, key);
@@ -135,7 +135,7 @@ impl PendingMemory {
         self.remove(key)
     }
 
-    /// Lets a request of a user wait until an arena of a place has room.
+    /// Has a request of a user wait until an arena of a place has room.
     pub(super) fn wait_for_arena(&mut self, place: u32, user: u32, pending: PendingRequest) {
         let key = self.insert(pending);
         self.lines.entry(place).or_default().queue.push(user, key);
@@ -147,7 +147,7 @@ impl PendingMemory {
         self.lines.entry(place).or_default().queue.push_front(user, key);
     }
 
-    /// Lets a request of a user wait until so many passes over all pins are complete.
+    /// Has a request of a user wait until so many passes over all pins are complete.
     pub(super) fn wait_for_passes(&mut self, passes: u64, user: u32, pending: PendingRequest) {
         let key = self.insert(pending);
         self.deferred.entry(passes).or_default().push(user, key);
@@ -184,17 +184,17 @@ impl PendingMemory {
         removed
     }
 
-    /// Whether a request that finds no room has to have an arena made. Otherwise one is being made, or has just failed.
+    /// Whether a request that finds no room needs another arena. Otherwise one is being allocated, or has just failed.
     pub(super) fn needs_arena(&self, place: u32) -> bool {
         self.lines.get(&place).is_none_or(|line| line.making.is_none() && line.failure.is_none())
     }
 
-    /// An arena of a place is being made.
+    /// An arena of a place is being allocated.
     pub(super) fn begin_arena(&mut self, place: u32, allocation: AllocationId) {
         self.lines.entry(place).or_default().making = Some(allocation);
     }
 
-    /// The arena of a place that was being made is ready, or could not be made. The requests of its line can be resumed.
+    /// The arena of a place that was being allocated is ready, or failed. The requests of its line can be resumed.
     pub(super) fn finish_arena(&mut self, place: u32, outcome: Result<(), ArenaFailure>) {
         let line = self.lines.entry(place).or_default();
         let allocation = line.making.take();
@@ -204,13 +204,13 @@ impl PendingMemory {
         }
     }
 
-    /// Why the requests of a line are refused, where the last arena could not be made.
+    /// Why the requests of a line are refused, if the last arena could not be allocated.
     pub(super) fn failure(&self, place: u32) -> Option<&ArenaFailure> {
         self.lines.get(&place)?.failure.as_ref()
     }
 
     /// Removes the request whose turn it is in the line of a place, with its user. The request is `None` if its client has
-    /// left. Returns `None` if nobody waits, or if an arena is being made.
+    /// left. Returns `None` if no request waits, or if an arena is being allocated.
     pub(super) fn pop(&mut self, place: u32) -> Option<(u32, Option<PendingRequest>)> {
         let line = self.lines.get_mut(&place).filter(|line| line.is_ready())?;
         let (user, key) = line.queue.pop()?;
@@ -228,7 +228,7 @@ impl PendingMemory {
         self.lines.iter().filter(|(_, line)| is_ready(line)).map(|(place, _)| *place).collect()
     }
 
-    /// Ends the round of a line whose requests have been resumed as far as there is room. Returns the arena that was made
+    /// Ends the round of a line whose requests have been resumed as far as there is room. Returns the arena that was allocated
     /// last: if it is not used by now, no request needs it. Does nothing while there are requests to resume.
     pub(super) fn settle(&mut self, place: u32) -> Option<AllocationId> {
         let line = self.lines.get_mut(&place).filter(|line| !line.is_ready())?;
@@ -239,7 +239,7 @@ impl PendingMemory {
         made
     }
 
-    /// Forgets the requests of a client that has left. Memory that is being made for them is not stopped.
+    /// Forgets the requests of a client that has left. Memory that is being allocated for them is not stopped.
     pub(super) fn forget_client(&mut self, client: ClientId) {
         self.abandoned.extend(self.requests.remove(&client));
     }
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_stands_while_its_arena_is_being_made_and_then_users_take_turns() {
+    fn a_line_waits_while_its_arena_is_being_allocated_and_then_users_take_turns() {
         let mut pending = PendingMemory::default();
         assert!(pending.needs_arena(PLACE));
         pending.begin_arena(PLACE, id(1));
@@ -330,7 +330,7 @@ mod tests {
         pending.finish_arena(PLACE, Ok(()));
         assert!(pending.is_ready() && pending.ready_places() == [PLACE]);
         let (user, first) = pending.pop(PLACE).unwrap();
-        // There is no room for it yet: it is the first again when another arena is there.
+        // There is no room for it yet: it is the first again when another arena is ready.
         pending.put_back(PLACE, user, first.unwrap());
         pending.begin_arena(PLACE, id(2));
         assert_eq!((pending.settle(PLACE), pending.ready_places()), (Some(id(1)), vec![]));
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arena_that_fails_is_told_to_all_who_wait_and_not_to_later_ones() {
+    fn an_arena_that_fails_refuses_all_requests_that_wait_and_not_later_ones() {
         let mut pending = PendingMemory::default();
         pending.begin_arena(PLACE, id(1));
         pending.wait_for_arena(PLACE, 7, request(1, 1));

@@ -1,11 +1,11 @@
-//! Finds out which deleted objects nobody has pinned any more, a bounded number of pins at a time.
+//! Searches the clients' pages for pins of deleted objects, a bounded number of pins at a time.
 //!
 //! Clients write pins without telling the server, so a deleted object may be freed only after every page of pins was read
 //! and none named it. One such reading of all pages is a *pass*. A pass is cut into slices, since the pages of other
 //! clients may hold millions of pins: each step of the server reads one slice, and where few pins are in use the whole pass
 //! fits the step that deleted the object.
 //!
-//! What it guarantees: an object is freed only by a pass that began after the object was marked as deleted. Pages are read in
+//! Guarantees: an object is freed only by a pass that began after the object was marked as deleted. Pages are read in
 //! the order of their clients' ids, because a process that forks copies its pins to a page with a higher id: a pin that is
 //! copied while a pass runs, and then released on the lower page, is still found on the higher one.
 
@@ -27,14 +27,14 @@ const WORK_OF_A_HIT: usize = 16;
 /// The work of freeing an object.
 pub(super) const WORK_OF_FREEING: usize = 64;
 
-/// About how many objects one pass looks for. More wait for the next.
+/// About how many objects one pass searches for. Others wait for the next.
 const OBJECTS_OF_A_PASS: usize = 1024;
 
-/// How often deleted objects are looked for though nothing was said about them: a client may be stopped before it tells
-/// that it has released one.
+/// How often deleted objects are searched for without a notification: a client may be stopped after it has released a pin and
+/// before it has notified the server.
 const RECHECK: Duration = Duration::from_secs(1);
 
-/// Where to go on reading pins: at a cell of a client's page.
+/// Where to continue reading pins: a cell of a client's page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PinPosition {
     pub(crate) client: ClientId,
@@ -45,11 +45,11 @@ pub(crate) struct PinPosition {
 /// One reading of all pages.
 #[derive(Debug)]
 struct Pass {
-    /// What it looks for: packs, each by its first object, or single objects.
+    /// What it searches for: packs, each by its first object, or single objects.
     packs: Vec<ObjectId>,
-    /// Where to go on, or that all pages were read.
+    /// Where to continue; `None` when all pages were read.
     at: Option<PinPosition>,
-    /// Deleted objects that somebody has pinned.
+    /// Deleted objects that a client has pinned.
     pinned: BTreeSet<ObjectId>,
 }
 
@@ -57,9 +57,9 @@ struct Pass {
 #[derive(Debug)]
 pub(super) struct PinScan {
     retired: BTreeSet<ObjectId>,
-    /// A bit for each slot, set where its object is in `retired`: most pins name others, and are told apart by this alone.
+    /// A bit for each slot, set where its object is in `retired`: most pins name other objects, and are skipped by this test alone.
     slots: Vec<u64>,
-    /// What the next pass looks for.
+    /// What the next pass searches for.
     next: BTreeSet<ObjectId>,
     pass: Option<Pass>,
     /// How many passes are complete.
@@ -113,7 +113,7 @@ impl PinScan {
         }
     }
 
-    /// Has the next pass look for a pack, named by its first object, or for a single object.
+    /// Has the next pass search for a pack, named by its first object, or for a single object.
     pub(super) fn look_for(&mut self, first: ObjectId) {
         self.next.insert(first);
     }
@@ -128,7 +128,7 @@ impl PinScan {
         self.passes
     }
 
-    /// How many passes will be complete when everything that is looked for now has been.
+    /// How many passes will be complete when everything that is searched for now has been.
     pub(super) fn passes_to_come(&self) -> u64 {
         let next = self.next.len().div_ceil(OBJECTS_OF_A_PASS) as u64;
         self.passes + u64::from(self.pass.is_some()) + next
@@ -143,7 +143,7 @@ impl PinScan {
         }
     }
 
-    /// The objects that are to be looked for again because time has passed: some now, others the next time.
+    /// The objects that are to be searched for again because time has passed: some now, others the next time.
     pub(super) fn due(&mut self, now: Duration) -> Vec<ObjectId> {
         if self.retired.is_empty() || now.saturating_sub(self.rechecked) < RECHECK {
             return Vec::new();
@@ -159,8 +159,8 @@ impl PinScan {
         due
     }
 
-    /// Reads pins as far as the work allows. `size` says how many objects a pack has. True when a pass has read all pages:
-    /// what it looked for is taken out by [`PinScan::take_checked`].
+    /// Reads pins as far as the work allows. `size` returns how many objects a pack has. Returns true when a pass has read all
+    /// pages: what it searched for is returned by [`PinScan::take_checked`].
     pub(super) fn read(
         &mut self,
         server_memory: &impl ServerMemory,
@@ -200,7 +200,7 @@ impl PinScan {
         is_read
     }
 
-    /// The next pack that a complete pass has looked for. The pass is over when there is none left.
+    /// The next pack that a complete pass has searched for. The pass is over when there is none left.
     pub(super) fn take_checked(&mut self) -> Option<ObjectId> {
         let pass = self.pass.as_mut().filter(|pass| pass.at.is_none())?;
         let first = pass.packs.pop();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deleted_while_a_pass_runs_is_left_to_the_next() {
+    fn objects_that_are_deleted_while_a_pass_runs_are_left_to_the_next() {
         let pages = Pages { pages: vec![vec![77; 8191]; 2], ..Pages::default() };
         let mut scan = PinScan::new(64);
         scan.add(id(5));

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_waited_long_goes_and_what_is_being_made_does_not() {
+    fn a_piece_that_is_not_used_for_long_is_released_and_one_that_is_being_allocated_is_not() {
         let mut prealloc = prealloc(&[(8, false), (4, true), (8, true)]);
         let first = Duration::from_secs(1) + KEPT;
         assert_eq!(prealloc.wake_at(), Some(first));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_made_ahead_after_an_object_and_used_by_the_next_of_its_length() {
+    fn memory_is_preallocated_after_an_object_and_used_by_the_next_of_its_length() {
         let mut sim = Simulation::with_ahead(4 * LEN);
         let client = sim.join(1);
         put(&mut sim, client, "first", LEN);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_any_length_is_made_again_when_it_goes() {
+    fn memory_of_any_length_is_preallocated_again_when_it_is_freed() {
         let mut sim = Simulation::with_ahead(TERMS.quota);
         let client = sim.join(1);
         let object = put(&mut sim, client, "object", LEN);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_ahead_never_stands_in_the_way() {
+    fn preallocated_memory_never_takes_room_that_a_request_needs() {
         let mut sim = Simulation::with_ahead(TERMS.quota);
         let client = sim.join(1);
         let object = put(&mut sim, client, "object", LEN);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_ahead_takes_no_slot_that_is_needed() {
+    fn preallocated_memory_takes_no_slot_that_a_request_needs() {
         let mut sim = Simulation::with_ahead(TERMS.quota / 2);
         let client = sim.join(1);
         let slots = GEOMETRY.allocations as u64;
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asks_for_is_given_back() {
+    fn preallocated_memory_that_is_not_used_is_released() {
         let mut sim = Simulation::with_ahead(4 * LEN);
         let client = sim.join(1);
         put(&mut sim, client, "object", LEN);
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_being_made_ahead_is_waited_for() {
+    fn a_request_waits_for_memory_that_is_being_preallocated() {
         let mut sim = Simulation::with_ahead(4 * LEN);
         let client = sim.join(1);
         put(&mut sim, client, "object", LEN);
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_ahead_is_given_back_before_a_request_is_refused() {
+    fn preallocated_memory_is_reclaimed_before_a_request_is_refused() {
         let mut sim = Simulation::with_ahead(4 * LEN);
         let client = sim.join(1);
         put(&mut sim, client, "object", LEN);
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_cannot_be_made_ahead_is_tried_as_that_of_the_request_that_waits_for_it() {
+    fn memory_that_cannot_be_preallocated_is_tried_again_for_the_request_that_waits_for_it() {
         let mut sim = Simulation::with_ahead(4 * LEN);
         let client = sim.join(1);
         put(&mut sim, client, "object", LEN);

@@ -147,7 +147,7 @@ mod tests {
     use crate::protocol::{Answer, Ask, Refusal};
     use crate::server::Server;
 
-    /// A sim with a sealed pack of three.
+    /// A simulation with a sealed pack of three.
     fn packed() -> (Simulation, ClientId, ObjectId) {
         let mut sim = Simulation::new();
         let client = sim.join(1);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_pinned_a_pack_finds_all_of_it_though_it_is_deleted() {
+    fn a_deleted_pack_that_is_pinned_is_kept_whole() {
         let (mut sim, client, first) = packed();
         sim.memory.pins.insert(first);
         sim.one(client, Ask::Delete { object: first }, &[]);

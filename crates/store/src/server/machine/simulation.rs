@@ -1,5 +1,5 @@
-//! A server with its surroundings, killed after every store: each prefix is recovered, and is the sim before the operation
-//! or after it.
+//! A simulated environment of the machine, in which the server is killed after every store: each prefix of the stores is
+//! recovered, and must give the state before the operation or after it.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,13 +69,13 @@ impl ServerMemory for TestMemory {
         None
     }
 
-    /// Whoever leaves has released what was released before.
+    /// A client that leaves has released what was released before.
     fn take_pins(&mut self, _: ClientId) -> Vec<u64> {
         self.pins.released.iter().map(|id| id.as_u64()).collect()
     }
 }
 
-/// Everything that must be as it was before an operation, or as it is after it.
+/// The state that must be as before an operation, or as after it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct View {
     objects: Vec<(ObjectId, State, String, u64, Region, u64)>,
@@ -107,7 +107,7 @@ pub(super) fn view<C: Cells>(server: &Server<C>) -> View {
     let ledger = server.state.memory.ledger();
     let record = |id: AllocationId| Some((id, ledger.record(id)?));
     let allocations: Vec<_> = ledger.allocations().filter_map(record).collect();
-    // An arena that is empty is there for the next object, and says nothing about the last operation.
+    // An arena that is empty is kept for the next object, and does not depend on the last operation.
     let counted = |place| {
         let counted = allocations.iter().filter(|(id, record)| record.place == place && is_used(id));
         counted.map(|(_, record)| record.len).sum()
@@ -130,7 +130,7 @@ pub(super) fn now() -> Now {
     Now { elapsed: Duration::from_secs(1), unix: 7 }
 }
 
-/// A server whose every store is looked at, with its surroundings.
+/// A server whose stores are recorded, with its clients, memory and keeper.
 pub(super) struct Simulation {
     pub(super) cells: RecordedCells,
     pub(super) server: Server<RecordedCells>,
@@ -138,7 +138,7 @@ pub(super) struct Simulation {
     pub(super) parked: BTreeSet<AllocationId>,
     pub(super) clients: BTreeMap<ClientId, u32>,
     pub(super) budget: Budget,
-    /// Who watches for which names.
+    /// The prefix that each client watches for.
     watchers: BTreeMap<ClientId, String>,
     ahead: u64,
     time: Duration,
@@ -152,7 +152,7 @@ impl Simulation {
         Self::with_ahead(0)
     }
 
-    /// One that may make so many bytes ahead.
+    /// One that may preallocate so many bytes.
     pub(super) fn with_ahead(ahead: u64) -> Self {
         let cells = RecordedCells::new(GEOMETRY.cells());
         let index = Index::format(cells.clone(), GEOMETRY);
@@ -217,7 +217,7 @@ impl Simulation {
         outputs
     }
 
-    /// Lets so much time pass, and whatever is to be done by then happen.
+    /// Lets so much time pass, and does what is due by then.
     pub(super) fn rest(&mut self, time: Duration) {
         self.time += time;
         self.run(Input::Tick);
@@ -243,7 +243,7 @@ impl Simulation {
                     Some(Input::Allocated { allocation, outcome: Ok(()) })
                 }
                 Output::Import { allocation, .. } => {
-                    // The keeper is given what was found to be memory.
+                    // The keeper gets what was checked.
                     let outcome = if self.writable { Err("it can be written".to_owned()) } else { Ok(()) };
                     self.parked.insert(allocation);
                     Some(Input::Allocated { allocation, outcome })
@@ -275,12 +275,12 @@ impl Simulation {
         answers
     }
 
-    /// A server that recovers now is the server that is.
+    /// Checks that a server that recovers now has the same state as the running one.
     pub(super) fn check(&self) {
         let (recovered, outputs) =
             self.recover(Prefixes { before: self.cells.snapshot(), stores: vec![] }.replay(0));
         assert_eq!(view(&recovered), view(&self.server));
-        // What was made ahead is nobody's, and goes.
+        // Preallocated memory is released.
         let ahead: BTreeSet<_> = self.server.state.memory.preallocated_ids().collect();
         let released = outputs.iter().filter_map(|output| match output {
             Output::Release { allocation } => Some(*allocation),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::id::LAST_GENERATION;
 
-/// How many slots lie free before one is used again: the table stays short, and generations last.
+/// How many slots are free before one is used again: few, so that the table stays short, but enough that generations last.
 const RESTING: usize = 64;
 
 /// The free slots of a table. The one that was freed first is used first.

@@ -1,4 +1,4 @@
-//! The server killed after every store of every operation.
+//! Tests of whole operations, in which the server is killed after every store.
 
 use std::time::Duration;
 
@@ -180,7 +180,7 @@ fn only_its_owner_gives_a_name_to_another_object() {
     assert_eq!((after.objects, after.host), (before.objects + 1, before.host));
     let find = Ask::Find { name: "mine".to_owned(), wait: 0 };
     assert_eq!(sim.one(other, find, &[]), Answer::Found { object: mine });
-    // The server's user may, and so may anybody when the name is free.
+    // The server's user may, and every user may when the name is free.
     let root = ClientId(9);
     sim.clients.insert(root, 0);
     let account = sim.budget.open(0);
@@ -196,7 +196,7 @@ fn only_its_owner_gives_a_name_to_another_object() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn invalid_requests_are_refused_and_change_nothing() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let before = sim.status(client);
@@ -227,7 +227,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_question_for_a_name_is_answered_when_it_comes_or_when_its_time_is_over() {
+fn a_request_for_a_name_is_answered_when_the_name_exists_or_when_its_time_is_over() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     assert_eq!(sim.ask(client, Ask::Find { name: "later".to_owned(), wait: 500 }, &[]), []);
@@ -247,7 +247,7 @@ fn a_question_for_a_name_is_answered_when_it_comes_or_when_its_time_is_over() {
 }
 
 #[test]
-fn who_watches_is_told_of_names_that_begin_so() {
+fn a_watcher_is_notified_of_names_with_its_prefix() {
     let mut sim = Simulation::new();
     let (client, watcher) = (sim.join(1), sim.join(2));
     sim.one(watcher, Ask::Watch { prefix: "a/".to_owned() }, &[]);
@@ -318,7 +318,7 @@ fn a_request_during_which_two_servers_died_is_refused_unless_it_was_done() {
     assert_eq!(ask(90, 2, more(), 0), refused(2));
     assert_eq!(ask(91, 255, more(), 0), refused(255));
     assert_eq!(ask(92, 2, Ask::Seal { create: large.0 }, 0), refused(2));
-    // What needs no memory, or waits for others, is not to blame.
+    // Requests that need no memory, or wait for other clients, are not refused.
     assert!(matches!(ask(97, 2, create("fits", 10, &[], 0), 10), Answer::Sealed { .. }), "in the arena");
     assert!(matches!(ask(93, 2, Ask::Fetch { object }, 0), Answer::Fetched { .. }));
     assert!(matches!(ask(94, 9, Ask::Find { name: "small".to_owned(), wait: 0 }, 0), Answer::Found { .. }));
@@ -336,12 +336,12 @@ fn a_request_that_one_server_hears_twice_is_done_once() {
         let input = Input::Request { client, request, payload: payload.into(), charge: None };
         server.step(now(), input, &mut sim.memory)
     };
-    // Said before its client has read that this is another server, and said again when it has.
+    // Sent before its client has read that the server was restarted, and repeated after that.
     let outputs = ask(client, 50, 0, create("late", 1 << 40, &[], 0), vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
     let outputs = ask(client, 50, 1, create("late", 30 << 10, &[], 0), vec![]);
-    assert_eq!(outputs, [], "it was refused, and is not done for nobody now that there is room");
-    // One that the server before had heard is done, also when a later one was said already.
+    assert_eq!(outputs, [], "it was refused, and is not processed again now that there is room");
+    // A request that the server before had received is processed, also after a later one.
     let outputs = ask(client, 49, 1, Ask::Status, vec![]);
     assert!(matches!(outputs[..], [Output::Respond { .. }]), "{outputs:?}");
     // Others are as before.
@@ -367,7 +367,7 @@ fn memory_that_cannot_be_made_is_an_answer_and_no_loss() {
 }
 
 #[test]
-fn what_is_given_up_while_it_is_being_sealed_is_not_sealed_and_said_so() {
+fn a_draft_that_is_abandoned_while_it_is_being_sealed_is_not_sealed() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let (create, _) = sim.create(client, "large", 30 << 10);
@@ -384,7 +384,7 @@ fn what_is_given_up_while_it_is_being_sealed_is_not_sealed_and_said_so() {
 }
 
 #[test]
-fn what_is_sealed_twice_at_once_is_answered_twice() {
+fn two_requests_to_seal_a_draft_are_both_answered() {
     let mut sim = Simulation::new();
     let client = sim.join(1);
     let (create, _) = sim.create(client, "large", 30 << 10);
@@ -419,7 +419,7 @@ fn a_client_that_does_not_greet_is_let_go() {
     assert_eq!(outputs, [Output::Disconnect { client }]);
 }
 
-/// Whatever clients do, in whatever order: every prefix of every step recovers.
+/// Every prefix of every step recovers, for random operations in a random order.
 #[test]
 fn random_operations_recover_after_every_store() {
     let rounds = if wholemem_testkit::exhaustive() { 4000 } else { 150 };
@@ -485,7 +485,7 @@ fn random_operations_recover_after_every_store() {
             }
             _ => {
                 sim.memory.pins.clear();
-                // Deleted objects are looked for again, and memory that was made ahead is given back.
+                // Deleted objects are searched for again, and preallocated memory is released.
                 sim.rest(Duration::from_millis([1000, 1010, 20_000][usize::try_from(roll(3)).unwrap()]));
             }
         }

@@ -324,7 +324,7 @@ mod tests {
         Answer::Refused(Refusal::OverQuota { wanted, used, quota: TERMS.quota })
     }
 
-    /// A sim with a sealed object of half the quota.
+    /// A simulation with a sealed object of half the quota.
     fn half_full() -> (Simulation, ClientId, ObjectId) {
         let mut sim = Simulation::new();
         let client = sim.join(1);
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_room_is_told_when_somebody_makes_some() {
+    fn a_request_for_room_is_answered_when_an_object_is_freed() {
         let (mut sim, client, object) = half_full();
         let other = sim.join(2);
         assert_eq!(sim.ask(other, room(TERMS.quota, 60_000), &[]), []);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_of_room_that_one_before_him_needs() {
+    fn a_request_for_room_is_not_answered_while_an_earlier_one_needs_the_room() {
         let (mut sim, client, object) = half_full();
         let [large, small, late] = [2, 3, 4].map(|client| sim.join(client));
         assert_eq!(sim.ask(large, room(HALF + 1, 60_000), &[]), []);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waited_long_enough_hears_what_is_taken() {
+    fn a_request_for_room_that_times_out_is_told_what_is_in_use() {
         let (mut sim, client, _) = half_full();
         assert_eq!(sim.ask(client, room(TERMS.quota, 500), &[]), []);
         assert_eq!(sim.server.wake_at(), Some(Duration::from_millis(1500)));

@@ -30,7 +30,7 @@ fn answered(outputs: &[Output]) -> Vec<(u64, &Answer)> {
         .collect()
 }
 
-/// A sim in which one client of a user waits with many requests, and one of another user with one. The arena that is
+/// A simulation in which one client of a user waits with many requests, and one of another user with one. The arena that is
 /// being made for them, and the second client.
 fn waiting() -> (Simulation, AllocationId, ClientId) {
     let mut sim = Simulation::new();
