@@ -1,4 +1,17 @@
 //! The I/O of the server: one thread that waits for events, tells the machine, and carries out what it decides.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`event_loop`], [`poller`] | the turn of the loop, and what it waits for |
+//! | [`startup`], [`index_memory`] | a server built from the descriptors that the keeper has |
+//! | [`executor`] | carries out outputs |
+//! | [`accept`], [`admission`] | how a client connects and is admitted |
+//! | [`clients`], [`connection`], [`outbox`], [`message_slots`] | connections, and messages in both directions |
+//! | [`watchers`] | events, and the clients that watch for them |
+//! | [`keeper_link`] | the connection to the keeper |
+//! | [`memory_table`] | descriptors and maps of memory, and pages of pins |
+//! | [`workers`], [`headroom`] | threads that allocate memory, and how much may be allocated |
+//! | [`heap_trim`] | when free heap memory is returned to the system |
 
 mod accept;
 mod admission;

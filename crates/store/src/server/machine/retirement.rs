@@ -141,11 +141,58 @@ impl Retirement {
 #[cfg(test)]
 mod tests {
     use super::super::Input;
-    use super::super::simulation::{Simulation, create, label, sealed};
+    use super::super::objects::Origin;
+    use super::super::pin_scan::WORK_OF_A_STEP;
+    use super::super::plan::Plan;
+    use super::super::simulation::{GEOMETRY, Simulation, TestMemory, create, label, sealed};
     use super::*;
-    use crate::id::ClientId;
+    use crate::cells::recorded::RecordedCells;
+    use crate::id::{AllocationId, ClientId};
+    use crate::index::{Index, Region};
     use crate::protocol::{Answer, Ask, Refusal};
     use crate::server::Server;
+
+    /// The objects that one pass over these pins finds unpinned.
+    fn pass(
+        retirement: &mut Retirement,
+        objects: &ObjectTable<RecordedCells>,
+        pins: &TestMemory,
+        is_held: impl Fn(ObjectId) -> bool,
+    ) -> Vec<ObjectId> {
+        let mut work = WORK_OF_A_STEP;
+        assert!(retirement.read_pins(pins, objects, &mut work), "few pins fit one step");
+        let next = || retirement.take_unpinned(objects, &is_held, &mut work);
+        std::iter::from_fn(next).flatten().collect()
+    }
+
+    #[test]
+    fn the_objects_of_a_pack_are_freed_when_none_is_pinned_and_the_first_last() {
+        let mut objects = ObjectTable::new(Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY));
+        let (mut retirement, mut outputs) = (Retirement::new(GEOMETRY.slots), Outputs::default());
+        let ask = create("p", 0, &[("p/a", 10), ("p/b", 20)], 0);
+        let origin = Origin { client: ClientId(1), owner: 7, request: 1, created: 0 };
+        let region = Region { allocation: AllocationId::new(0, 0), offset: 0, len: 4096 };
+        let first = objects.insert(origin, &Plan::new(&ask).unwrap(), region, State::Created);
+        let pack: Vec<_> = objects.pack(first).collect();
+        retirement.unpinned(first, &objects);
+        assert!(!retirement.is_active(), "it is not deleted");
+        retirement.retire(first, &mut objects, &mut outputs);
+        assert_eq!((retirement.count(), outputs.take()), (3, vec![]), "a draft has no events");
+        let mut pins = TestMemory::default();
+        pins.pins.insert(pack[1]);
+        let unpinned = pass(&mut retirement, &objects, &pins, |_| false);
+        assert_eq!(unpinned, [pack[2], first], "a pinned object is kept");
+        pins.pins.insert(first);
+        retirement.unpinned(pack[1], &objects);
+        assert_eq!(pass(&mut retirement, &objects, &pins, |_| false), [], "the first holds all");
+        pins.pins.clear();
+        retirement.unpinned(first, &objects);
+        assert_eq!(pass(&mut retirement, &objects, &pins, |id| id == first), [], "held for another reason");
+        retirement.unpinned(first, &objects);
+        assert_eq!(pass(&mut retirement, &objects, &pins, |_| false), [pack[2], pack[1], first]);
+        pack.iter().for_each(|id| retirement.remove(*id));
+        assert_eq!((retirement.count(), retirement.passes()), (0, 4));
+    }
 
     /// A simulation with a sealed pack of three.
     fn packed() -> (Simulation, ClientId, ObjectId) {

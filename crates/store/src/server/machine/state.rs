@@ -272,3 +272,117 @@ impl<C: Cells> StoreState<C> {
         self.memory.let_go(record.region, index, self.now.elapsed, &mut self.outputs);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::interface::{Output, Requester};
+    use super::super::ledger::HOST;
+    use super::super::simulation::{GEOMETRY, TERMS, TestMemory, create, label, now, settings};
+    use super::super::waiting::TimedRequest;
+    use super::*;
+    use crate::cells::recorded::RecordedCells;
+    use crate::protocol::Event;
+    use crate::server::budget::tests::ample;
+
+    const OWNER: ClientId = ClientId(1);
+    const OTHER: ClientId = ClientId(2);
+    const TRUSTED: ClientId = ClientId(3);
+
+    /// A state with an arena and three clients: two of different users, and one of the server's user.
+    fn state() -> StoreState<RecordedCells> {
+        let index = Index::format(RecordedCells::new(GEOMETRY.cells()), GEOMETRY);
+        let settings = settings(0);
+        let mut state = StoreState::new(index, &settings, now());
+        for (client, user) in [(OWNER, 1001), (OTHER, 1002), (TRUSTED, settings.user)] {
+            state.sessions.join(client, ample().open(user));
+        }
+        let StoreState { objects, memory, outputs, .. } = &mut state;
+        let arena = memory.allocate(HOST, 1, true, Requester::Everyone, outputs).unwrap();
+        memory.ready(arena, objects.index());
+        state.outputs.take();
+        state
+    }
+
+    /// Enters an object of 100 bytes as the request `request` of a client.
+    fn insert(
+        state: &mut StoreState<RecordedCells>,
+        client: ClientId,
+        request: u64,
+        kind: State,
+    ) -> ObjectId {
+        let region = state.memory.carve(HOST, 100).unwrap();
+        let ask = create("name", 100, &[], HOST);
+        state.insert(client, request, &Plan::new(&ask).unwrap(), region, kind)
+    }
+
+    fn event(object: ObjectId, what: EventKind) -> Output {
+        Output::Notify(Event { name: "name".to_owned(), object, what })
+    }
+
+    #[test]
+    fn clients_that_wait_for_a_name_are_answered_before_its_events_and_the_old_object_is_deleted() {
+        let mut state = state();
+        let first = insert(&mut state, OWNER, 1, State::Sealed);
+        state.outputs.take();
+        let second = insert(&mut state, OWNER, 2, State::Sealed);
+        let published = event(second, EventKind::Published { version: 2 });
+        assert_eq!(state.outputs.take(), [published, event(first, EventKind::Deleted)]);
+        assert_eq!((state.status().objects, state.status().retired), (1, 1));
+        state.retire(second);
+        state.outputs.take();
+        let request = TimedRequest { client: OTHER, request: 8, wait: 100 };
+        let StoreState { waiting, sessions, now, .. } = &mut state;
+        assert_eq!(waiting.wait_for_name(request, "name".to_owned(), now.elapsed, sessions), None);
+        let third = insert(&mut state, OWNER, 3, State::Sealed);
+        let outputs = state.outputs.take();
+        let [Output::Respond { client: OTHER, response, .. }, Output::Notify(_)] = &outputs[..] else {
+            panic!("{outputs:?}")
+        };
+        assert_eq!((response.id, &response.answer), (8, &Answer::Found { object: third }));
+    }
+
+    #[test]
+    fn a_name_and_an_object_belong_to_their_user_and_to_the_servers() {
+        let mut state = state();
+        let object = insert(&mut state, OWNER, 1, State::Sealed);
+        let taken = Refusal::NameTaken { name: "name".to_owned(), owner: 1001 };
+        assert_eq!(state.check_owner(OTHER, "name"), Err(taken));
+        assert_eq!([OWNER, TRUSTED].map(|client| state.check_owner(client, "name")), [Ok(()), Ok(())]);
+        assert_eq!(state.check_owner(OTHER, "another"), Ok(()));
+        let refused = Refusal::NotYours { object, owner: 1001 };
+        assert_eq!(state.delete(OTHER, object, false), Err(refused));
+        assert_eq!(state.delete(TRUSTED, object, false), Ok(Answer::Done));
+        assert_eq!(state.delete(OWNER, object, true), Ok(Answer::Done), "repeated after a restart");
+        assert_eq!(state.delete(OWNER, object, false), Err(Refusal::NoSuchObject { object }));
+    }
+
+    #[test]
+    fn an_abandoned_draft_is_freed_with_its_memory_and_its_history() {
+        let mut state = state();
+        let before = state.memory.ledger().room_for(HOST, TERMS.small, 0);
+        let draft = insert(&mut state, OWNER, 1, State::Created);
+        assert_eq!(state.history.get(OWNER, 1), Some(draft));
+        assert!(state.sessions.is_draft(OWNER, draft));
+        assert_eq!(state.abandon(OWNER, 1), Ok(Answer::Done));
+        state.scan_pins(&TestMemory::default());
+        assert_eq!((state.objects.state(draft), state.history.get(OWNER, 1)), (None, None));
+        assert_eq!(state.memory.ledger().room_for(HOST, TERMS.small, 0), before);
+        assert_eq!(state.abandon(OWNER, 1), Ok(Answer::Done), "there is nothing to abandon");
+    }
+
+    #[test]
+    fn a_part_of_an_object_has_a_name_of_its_own_and_holds_the_memory() {
+        let mut state = state();
+        let object = insert(&mut state, OWNER, 1, State::Sealed);
+        let region = state.objects.read(object).unwrap().1.region;
+        let part = Part { offset: 10, len: 5 };
+        let answer = state.insert_part(OWNER, 2, label("part"), region, part).unwrap();
+        let Answer::Sealed { object: alias, version: 1 } = answer else { panic!("{answer:?}") };
+        state.retire(object);
+        state.scan_pins(&TestMemory::default());
+        assert_eq!(state.objects.state(object), None);
+        let (_, record) = state.objects.read(alias).unwrap();
+        assert_eq!((record.offset, record.len), (region.offset + 10, 5));
+        assert_ne!(state.memory.carve(HOST, 100), Some(region), "it is still in use");
+    }
+}

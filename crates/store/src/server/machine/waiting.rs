@@ -310,11 +310,44 @@ fn remove_number(by_user: &mut ByUser, user: u32, number: u64) {
 #[cfg(test)]
 mod tests {
     use super::super::simulation::{Simulation, TERMS, create, sealed};
+    use super::super::slots::Slots;
     use super::super::{Input, Now, Output};
     use super::*;
     use crate::protocol::Ask;
+    use crate::server::budget::tests::ample;
 
     const HALF: u64 = TERMS.quota / 2;
+
+    #[test]
+    fn requests_wait_by_name_and_deadline_and_are_forgotten_with_their_client() {
+        let (mut sessions, mut waiting, mut outputs) =
+            (Sessions::new(0), WaitingRequests::default(), Outputs::default());
+        let clients = [1, 2].map(ClientId);
+        clients.iter().for_each(|client| sessions.join(*client, ample().open(7)));
+        let ledger = Ledger::new(TERMS, TERMS, 0, Slots::used_up_to(8, 0));
+        let at = Duration::from_millis;
+        let wait = |client, request, wait| TimedRequest { client, request, wait };
+        let [one, two] = clients;
+        let name = || "name".to_owned();
+        let refused = Some(Err(Refusal::NoSuchName { name: name() }));
+        assert_eq!(waiting.wait_for_name(wait(one, 1, 0), name(), at(0), &sessions), refused);
+        for (client, request, millis) in [(one, 2, 30), (one, 3, 10), (two, 4, 20)] {
+            assert_eq!(waiting.wait_for_name(wait(client, request, millis), name(), at(5), &sessions), None);
+        }
+        assert_eq!(waiting.wake_at(), Some(at(15)));
+        waiting.answer_due(at(15), &ledger, &sessions, &mut outputs);
+        waiting.forget(two);
+        waiting.answer_due(at(16), &ledger, &sessions, &mut outputs);
+        let object = ObjectId::new(1, 1);
+        waiting.name_found("name", object, &sessions, &mut outputs);
+        let answers = outputs.take().into_iter().map(|output| match output {
+            Output::Respond { client, response, .. } => (client, response.id, response.answer),
+            other => panic!("{other:?}"),
+        });
+        let late = Answer::Refused(Refusal::NoSuchName { name: name() });
+        assert_eq!(answers.collect::<Vec<_>>(), [(one, 3, late), (one, 2, Answer::Found { object })]);
+        assert_eq!((waiting.waiters.len(), waiting.wake_at()), (0, None));
+    }
 
     fn room(len: u64, wait: u64) -> Ask {
         Ask::AwaitRoom { len, place: HOST, wait }
