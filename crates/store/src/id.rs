@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::convert::to_usize;
 
@@ -23,22 +24,7 @@ macro_rules! slot_id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "u64", into = "u64")]
-        pub struct $name(u64);
-
-        impl TryFrom<u64> for $name {
-            type Error = ParseIdError;
-
-            fn try_from(number: u64) -> Result<Self, ParseIdError> {
-                Self::from_u64(number).ok_or(ParseIdError)
-            }
-        }
-
-        impl From<$name> for u64 {
-            fn from(id: $name) -> Self {
-                id.0
-            }
-        }
+        pub struct $name(#[serde(deserialize_with = "deserialize_number")] u64);
 
         impl $name {
             /// The id of what a slot holds in one generation.
@@ -50,9 +36,7 @@ macro_rules! slot_id {
             /// The id that a number stands for, if it stands for one.
             #[must_use]
             pub fn from_u64(number: u64) -> Option<Self> {
-                let slot = number & ((1 << SLOT_BITS) - 1);
-                let is_id = number >> ID_BITS == 0 && (1..=MOST_SLOTS as u64).contains(&slot);
-                is_id.then_some(Self(number))
+                is_id(number).then_some(Self(number))
             }
 
             /// The number itself; never zero.
@@ -96,6 +80,18 @@ macro_rules! slot_id {
             }
         }
     };
+}
+
+/// Whether a number stands for an id.
+fn is_id(number: u64) -> bool {
+    let slot = number & ((1 << SLOT_BITS) - 1);
+    number >> ID_BITS == 0 && (1..=MOST_SLOTS as u64).contains(&slot)
+}
+
+/// Decodes the number of an id. Another number is an error.
+fn deserialize_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let number = u64::deserialize(deserializer)?;
+    if is_id(number) { Ok(number) } else { Err(D::Error::custom(ParseIdError)) }
 }
 
 /// The number of an id, if there can be one of this slot and generation.
