@@ -12,11 +12,11 @@ use wholemem_os::packet::Address;
 use wholemem_os::vm::Protection;
 use wholemem_os::{Deadline, ForkEpoch, Memfd, SharedMap, access_fault, memfd};
 
+use super::connection::{Connection, Greeting};
 use super::draft::Sealed;
 use super::memory::Maps;
 use super::object::{Hold, Object};
 use super::pulse::Pulse;
-use super::wire::{Greeting, Wire};
 use super::{Client, Entry, unexpected};
 use crate::cells::MappedCells;
 use crate::convert::to_usize;
@@ -43,7 +43,7 @@ pub(crate) struct Core {
     pub(super) maps: Maps,
     /// How many allocations had gone when maps were last looked at.
     seen_gone: AtomicU64,
-    wire: Mutex<Wire>,
+    connection: Mutex<Connection>,
     pulse: Pulse,
     /// What has no answer, and could not be said while another thread was asking something. So nothing waits to be dropped.
     unsaid: Mutex<Vec<Ask>>,
@@ -56,7 +56,7 @@ impl Core {
         if std::env::var_os(FAULT_HANDLER).is_some_and(|value| value == "1") {
             access_fault::install()?;
         }
-        let (wire, greeting) = Wire::connect(path, deadline)?;
+        let (connection, greeting) = Connection::connect(path, deadline)?;
         let Greeting { index, index_len, pins, devices: uuids, .. } = greeting;
         let identity = memfd::identity(index.as_fd())?;
         let index = SharedMap::create(&Memfd::import(index, index_len)?, Protection::Read)?;
@@ -68,7 +68,7 @@ impl Core {
             pins: PinPage::new(MappedCells::new(pins)),
             maps: Maps::new(uuids, devices)?,
             seen_gone: AtomicU64::new(0),
-            wire: Mutex::new(wire),
+            connection: Mutex::new(connection),
             pulse: Pulse::default(),
             unsaid: Mutex::default(),
             epoch,
@@ -81,7 +81,7 @@ impl Core {
 
     /// Whether the other end of the connection is closed, as far as that can be seen without waiting: keeper and server are dead.
     pub(super) fn is_at_its_end(&self) -> bool {
-        self.pulse.is_lost() || self.wire.try_lock().is_ok_and(|wire| wire.is_closed())
+        self.pulse.is_lost() || self.connection.try_lock().is_ok_and(|connection| connection.is_closed())
     }
 
     /// Whether anything can be got at all; and lets go maps of memory that has gone since the last time.
@@ -89,7 +89,7 @@ impl Core {
     pub(super) fn check(&self) -> Result<()> {
         self.check_known()?;
         // A thread that is asking something finds out by itself.
-        if self.pulse.feel(|| self.wire.try_lock().is_ok_and(|wire| wire.is_closed())) {
+        if self.pulse.feel(|| self.connection.try_lock().is_ok_and(|connection| connection.is_closed())) {
             return Err(Error::Disconnected);
         }
         self.trim();
@@ -105,7 +105,7 @@ impl Core {
 
     /// Whether the store has ended, for all that is known: then nothing is written over its objects any more. Asks no server.
     pub(super) fn is_over(&self) -> bool {
-        let is_closed = || self.wire.try_lock().is_ok_and(|wire| wire.is_closed());
+        let is_closed = || self.connection.try_lock().is_ok_and(|connection| connection.is_closed());
         self.index.is_superseded() || self.pulse.is_lost() || (self.epoch.is_current() && is_closed())
     }
 
@@ -182,11 +182,11 @@ impl Core {
     }
 
     /// One more connection to the same store.
-    pub(super) fn connect_again(&self, deadline: Deadline) -> Result<(Wire, Greeting)> {
-        let (wire, greeting) = Wire::connect(&self.path, deadline)?;
+    pub(super) fn connect_again(&self, deadline: Deadline) -> Result<(Connection, Greeting)> {
+        let (connection, greeting) = Connection::connect(&self.path, deadline)?;
         // Another store may be served there now.
         let is_same = memfd::identity(greeting.index.as_fd())? == self.identity;
-        if is_same { Ok((wire, greeting)) } else { Err(Error::Disconnected) }
+        if is_same { Ok((connection, greeting)) } else { Err(Error::Disconnected) }
     }
 
     /// Asks the server for a name that is there now or by some moment, and waits for its answer no longer than to another.
@@ -274,22 +274,22 @@ impl Core {
     /// Says what has no answer, now or when another thread has done asking.
     pub(super) fn tell(&self, ask: Ask) {
         self.unsaid.lock().unwrap_or_else(PoisonError::into_inner).push(ask);
-        match self.wire.try_lock() {
-            Ok(mut wire) => self.say(&mut wire),
-            Err(TryLockError::Poisoned(wire)) => self.say(&mut wire.into_inner()),
+        match self.connection.try_lock() {
+            Ok(mut connection) => self.say(&mut connection),
+            Err(TryLockError::Poisoned(connection)) => self.say(&mut connection.into_inner()),
             Err(TryLockError::WouldBlock) => {}
         }
     }
 
-    fn say(&self, wire: &mut Wire) {
+    fn say(&self, connection: &mut Connection) {
         let unsaid = std::mem::take(&mut *self.unsaid.lock().unwrap_or_else(PoisonError::into_inner));
         for ask in unsaid {
-            wire.tell(ask);
+            connection.tell(ask);
         }
     }
 
-    fn wire(&self) -> MutexGuard<'_, Wire> {
-        self.wire.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn request(
@@ -312,14 +312,14 @@ impl Core {
     /// The same, giving the server a descriptor, which it takes from its own user only.
     pub(super) fn request_adoption(&self, ask: Ask, fd: BorrowedFd<'_>) -> Result<Sealed> {
         self.check_known()?;
-        let mut wire = self.wire();
-        let user = wire.server_user()?;
+        let mut connection = self.connection();
+        let user = connection.server_user()?;
         if user != rustix::process::geteuid().as_raw() {
             return Err(Refusal::NotTrusted { user }.into());
         }
         let outcome =
-            self.pulse.learn(wire.request_giving(ask, &[], &[fd], Deadline::after(Client::PATIENCE)));
-        self.say(&mut wire);
+            self.pulse.learn(connection.request_giving(ask, &[], &[fd], Deadline::after(Client::PATIENCE)));
+        self.say(&mut connection);
         match outcome?.0 {
             Answer::Sealed { object, version } => Ok(Sealed { id: object, version }),
             _ => Err(unexpected()),
@@ -358,11 +358,11 @@ impl Core {
         deadline: Deadline,
     ) -> Result<(u64, Answer, Vec<OwnedFd>)> {
         self.check_known()?;
-        let mut wire = self.wire();
-        let id = wire.last_id() + 1;
-        let outcome = self.pulse.learn(wire.request(ask, payload, deadline));
-        self.say(&mut wire);
-        drop(wire);
+        let mut connection = self.connection();
+        let id = connection.last_id() + 1;
+        let outcome = self.pulse.learn(connection.request(ask, payload, deadline));
+        self.say(&mut connection);
+        drop(connection);
         self.trim();
         outcome.map(|(answer, fds)| (id, answer, fds))
     }

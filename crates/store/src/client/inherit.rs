@@ -283,7 +283,7 @@ impl Passage {
 impl Claim {
     /// Gets a page of pins for a child, in the parent.
     fn create(core: &Core, deadline: Deadline) -> Result<Self> {
-        let (mut wire, greeting) = loop {
+        let (mut connection, greeting) = loop {
             match core.connect_again(deadline) {
                 // Connections of other children may be about to end.
                 Err(Error::Refused(Refusal::ClientLimit { .. } | Refusal::NoDescriptors))
@@ -302,11 +302,11 @@ impl Claim {
         // Zero is none.
         let secret = u64::from_ne_bytes(bytes).max(1);
         pin::set_secret(&page, secret);
-        wire.request(Ask::AwaitChild, &[], deadline)?;
+        connection.request(Ask::AwaitChild, &[], deadline)?;
         let ask = Ask::Claim { client: greeting.client, secret };
         Ok(Self {
             page,
-            connection: wire.into_socket()?,
+            connection: connection.into_socket()?,
             address: Address::Path(core.path.clone()).encode()?,
             request: packet(&Request { id: CLAIM_ID, again: 0, ask })?,
             granted: packet(&Response { id: CLAIM_ID, answer: Answer::Done })?,

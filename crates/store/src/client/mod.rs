@@ -18,6 +18,7 @@
 //! is held stays.
 
 mod adopt;
+mod connection;
 mod core;
 mod draft;
 mod inherit;
@@ -27,7 +28,6 @@ mod object;
 mod pack;
 mod pulse;
 mod watch;
-mod wire;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -5,14 +5,14 @@ use std::path::Path;
 use wholemem_os::Deadline;
 
 use super::Client;
-use super::wire::Wire;
+use super::connection::Connection;
 use crate::protocol::{Ask, Event};
 use crate::{Error, Result};
 
 /// A connection on which the server tells of what happens to names that begin in one way.
 #[derive(Debug)]
 pub struct Watch {
-    wire: Wire,
+    connection: Connection,
     prefix: String,
     /// Whether there is another server, who does not know of it yet.
     is_unknown: bool,
@@ -20,8 +20,8 @@ pub struct Watch {
 
 impl Watch {
     pub(super) fn open(path: &Path, prefix: &str) -> Result<Self> {
-        let (wire, _) = Wire::connect(path, Deadline::after(Client::PATIENCE))?;
-        let mut watch = Self { wire, prefix: prefix.to_owned(), is_unknown: true };
+        let (connection, _) = Connection::connect(path, Deadline::after(Client::PATIENCE))?;
+        let mut watch = Self { connection, prefix: prefix.to_owned(), is_unknown: true };
         watch.ask()?;
         Ok(watch)
     }
@@ -37,7 +37,7 @@ impl Watch {
     /// [`Error::Disconnected`] also for one who does not read for long.
     pub fn next(&mut self, deadline: Deadline) -> Result<Event> {
         if !self.is_unknown {
-            match self.wire.event(deadline)? {
+            match self.connection.event(deadline)? {
                 Some(event) => return Ok(event),
                 None => self.is_unknown = true,
             }
@@ -48,7 +48,7 @@ impl Watch {
 
     fn ask(&mut self) -> Result<()> {
         let ask = Ask::Watch { prefix: self.prefix.clone() };
-        self.wire.request(ask, &[], Deadline::after(Client::PATIENCE))?;
+        self.connection.request(ask, &[], Deadline::after(Client::PATIENCE))?;
         self.is_unknown = false;
         Ok(())
     }

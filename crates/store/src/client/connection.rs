@@ -1,4 +1,4 @@
-//! A client's end of the connection: one request at a time, said again when the server was restarted.
+//! The connection of a client to the server: one request at a time, repeated when the server was restarted.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,22 +19,22 @@ use crate::{Error, Result};
 /// How long to wait before connecting again.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// A connection to the server, which stays the same when the server is another. Dropping it says goodbye: a client that just
-/// closes its connection is waited for to end.
-pub(super) struct Wire {
+/// A connection to the server. It survives a restart of the server. Dropping it sends a goodbye: if a client only closes its
+/// connection, the server waits for its process to exit.
+pub(super) struct Connection {
     socket: PacketSocket,
     assembly: Assembly,
     packet: Vec<u8>,
     last_id: u64,
     /// Requests whose answer came too late, or may still come.
     given_up: BTreeSet<u64>,
-    /// In a forked child the connection is the parent's.
+    /// In a forked child the connection belongs to the parent.
     epoch: ForkEpoch,
-    /// Whether it says goodbye when it is dropped.
+    /// Whether it sends a goodbye when it is dropped.
     says_goodbye: bool,
 }
 
-/// What a server said first.
+/// What the server sends when it admits a client.
 #[derive(Debug)]
 pub(super) struct Greeting {
     pub(super) client: ClientId,
@@ -44,13 +44,13 @@ pub(super) struct Greeting {
     pub(super) devices: Vec<[u8; 16]>,
 }
 
-impl Wire {
-    /// Connects, and greets. A server that is being replaced is waited for.
+impl Connection {
+    /// Connects and sends a hello. If the server is being replaced, this waits for the next one.
     pub(super) fn connect(path: &Path, deadline: Deadline) -> Result<(Self, Greeting)> {
         loop {
             match Self::connect_once(path, deadline) {
-                // The server died before the keeper had this connection. Its name is there while its keeper is.
-                // So it is when many wait to connect; neither is over at once.
+                // The server died before the keeper had this connection: its socket exists while the keeper lives. Or too many
+                // clients wait to connect.
                 Err(Error::Disconnected) if !deadline.has_passed() => std::thread::sleep(RETRY),
                 outcome => return outcome,
             }
@@ -68,10 +68,11 @@ impl Wire {
             Err(source) => return Err(Error::Socket { path: path.to_owned(), source }),
         };
         let (assembly, packet, given_up) = (Assembly::default(), vec![0; MAX_PACKET], BTreeSet::new());
-        let mut wire = Self { socket, assembly, packet, last_id: 0, given_up, epoch, says_goodbye: true };
-        let (answer, mut fds) = match wire.request(Ask::Hello { protocol: PROTOCOL }, &[], deadline) {
-            // Turned away before the greeting was said: then that is what there is to be read.
-            Err(Error::Disconnected) => match wire.receive(Deadline::NOW)?.0.answer {
+        let mut connection =
+            Self { socket, assembly, packet, last_id: 0, given_up, epoch, says_goodbye: true };
+        let (answer, mut fds) = match connection.request(Ask::Hello { protocol: PROTOCOL }, &[], deadline) {
+            // Refused before the hello was received: then the refusal is what can be read.
+            Err(Error::Disconnected) => match connection.receive(Deadline::NOW)?.0.answer {
                 Answer::Refused(refusal) => return Err(refusal.into()),
                 _ => return Err(Error::Disconnected),
             },
@@ -84,10 +85,10 @@ impl Wire {
             return Err(Error::Protocol { rule: "a welcome brings two descriptors" });
         };
         let index_len = to_usize(index_len);
-        Ok((wire, Greeting { client, index, index_len, pins, devices }))
+        Ok((connection, Greeting { client, index, index_len, pins, devices }))
     }
 
-    /// The connection alone, which says nothing more.
+    /// The socket alone. No goodbye is sent for it.
     pub(super) fn into_socket(mut self) -> Result<PacketSocket> {
         let socket = PacketSocket::adopt(memfd::share_fd(self.socket.as_fd())?)?;
         self.says_goodbye = false;
@@ -103,7 +104,7 @@ impl Wire {
         self.last_id
     }
 
-    /// Asks, and waits for the answer, through whatever happens to servers meanwhile.
+    /// Sends a request and waits for the answer. If the server is restarted meanwhile, the request is repeated.
     pub(super) fn request(
         &mut self,
         ask: Ask,
@@ -113,7 +114,7 @@ impl Wire {
         self.request_giving(ask, payload, &[], deadline)
     }
 
-    /// The same, with descriptors that go along.
+    /// As [`Self::request`], with descriptors.
     pub(super) fn request_giving(
         &mut self,
         ask: Ask,
@@ -146,29 +147,29 @@ impl Wire {
                     request.again = request.again.saturating_add(1);
                     self.send(&request, payload, fds, deadline)?;
                 }
-                // With an id of zero, all of this client is.
+                // A refusal with an id of zero is for the whole client.
                 Answer::Refused(refusal) if [0, request.id].contains(&response.id) => {
                     return Err(refusal.into());
                 }
                 answer if response.id == request.id => return Ok((answer, received)),
-                // Made for nobody.
+                // An object for a request that has timed out.
                 Answer::Created { .. } if self.given_up.remove(&response.id) => {
                     self.tell(Ask::Abandon { create: response.id });
                 }
-                // An answer that came before, if a server read the question and the next one heard it again.
+                // A second answer, if a server has processed the request and the next one has received it again.
                 _ => {}
             }
         }
     }
 
-    /// Says what has no answer, or none that anybody waits for. If the server does not read, it is not said.
+    /// Sends a request whose answer is not waited for. If the server does not read, it is dropped.
     pub(super) fn tell(&mut self, ask: Ask) {
         self.last_id += 1;
         let request = Request { id: self.last_id, again: 0, ask };
         let _ = frame::send_message(&self.socket, &request, &[], &[], Deadline::NOW);
     }
 
-    /// The next event; `None` when another server has taken over, who has to be told what is watched for.
+    /// The next event; `None` when another server has taken over, and has to be told the prefix.
     pub(super) fn event(&mut self, deadline: Deadline) -> Result<Option<Event>> {
         self.check_fork()?;
         loop {
@@ -180,7 +181,7 @@ impl Wire {
         }
     }
 
-    /// Whether keeper and server are gone, both, or this client was let go.
+    /// Whether keeper and server have both exited, or the server has disconnected this client.
     pub(super) fn is_closed(&self) -> bool {
         self.socket.is_closed() == Ok(true)
     }
@@ -220,7 +221,7 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
+impl Drop for Connection {
     fn drop(&mut self) {
         if self.says_goodbye && self.epoch.is_current() {
             self.tell(Ask::Goodbye);
@@ -228,10 +229,10 @@ impl Drop for Wire {
     }
 }
 
-impl fmt::Debug for Wire {
+impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without room for a packet, which is of no interest and long.
-        f.debug_struct("Wire")
+        // Without the packet buffer, which is long.
+        f.debug_struct("Connection")
             .field("socket", &self.socket)
             .field("last_id", &self.last_id)
             .finish_non_exhaustive()
