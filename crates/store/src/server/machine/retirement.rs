@@ -327,7 +327,7 @@ mod tests {
         let other = sealed(&sim.create(client, "p/b", 10).1);
         assert_eq!(names(&sim.server), ["p", "p/a", "p/b", "p/b", "p/c"]);
         let status = sim.status(client);
-        assert_eq!((status.objects, status.retired), (4, 0), "nobody waits for it to go");
+        assert_eq!((status.objects, status.retired), (4, 0), "it is not waiting to be freed");
         sim.one(client, Ask::Delete { object: first }, &[]);
         assert_eq!(names(&sim.server), ["p/b"]);
         assert_eq!(

@@ -30,7 +30,7 @@ pub(super) struct Sealing {
 }
 
 impl Sealing {
-    /// Seals what a request has created, at once or when nobody can write its memory any more.
+    /// Seals what a request has created, at once or when its memory is closed for writing.
     pub(super) fn seal<C: Cells>(
         &mut self,
         store: &mut StoreState<C>,

@@ -201,7 +201,7 @@ fn invalid_requests_are_refused_and_change_nothing() {
     let client = sim.join(1);
     let before = sim.status(client);
     let long = "x".repeat(201);
-    let nobody = ObjectId::new(3, 3);
+    let unknown = ObjectId::new(3, 3);
     for (ask, payload, code) in [
         (create(&long, 1, &[], 0), 1, "name-too-long"),
         (create("a", 1 << 40, &[], 0), 0, "over-quota"),
@@ -212,8 +212,8 @@ fn invalid_requests_are_refused_and_change_nothing() {
         (create("a", 0, &[("b", 1), ("b", 1)], 0), 0, "malformed"),
         (create("a", 0, &[("", 1); 24], 0), 0, "index-full"),
         (Ask::Seal { create: 1 }, 0, "nothing-to-seal"),
-        (Ask::Fetch { object: nobody }, 0, "no-such-object"),
-        (Ask::Publish { label: label("a"), object: nobody, part: None }, 0, "no-such-object"),
+        (Ask::Fetch { object: unknown }, 0, "no-such-object"),
+        (Ask::Publish { label: label("a"), object: unknown, part: None }, 0, "no-such-object"),
         (Ask::Find { name: long.clone(), wait: u64::MAX }, 0, "name-too-long"),
         (Ask::Watch { prefix: long.clone() }, 0, "name-too-long"),
         (Ask::Hello { protocol: 9 }, 0, "other-protocol"),
