@@ -1,10 +1,11 @@
 //! How long a thread runs before others that wait for its core get a turn.
 //!
 //! Linux gives a thread that is always busy a slice of several milliseconds, and from 6.6 on does not interrupt it before its
-//! slice is used, also not for a thread that has just been woken. A server that shares a core with its clients then delays
+//! slice is used, also not for a thread that has just been woken. A busy server that shares a core with its clients then delays
 //! each answer by a slice. With a [short slice](request) the kernel switches earlier where a thread is woken; between wake-ups
-//! it looks only at its ticks, every few milliseconds. So a thread that is busy for longer gives its core up now and then
-//! ([`Yielder`]).
+//! it looks only at its ticks, every few milliseconds. So a thread that is busy for longer gives its core up now and then, and
+//! has short slices while it does ([`Yielder`]). A thread that mostly sleeps keeps the kernel's own slices: with short ones it
+//! would be interrupted by the client that it has just answered, before it is ready for the next request.
 //!
 //! ```
 //! use std::time::Duration;
@@ -45,7 +46,6 @@ const ORDINARY: u32 = 0;
 #[doc(alias = "sched_setattr")]
 pub fn request(slice: Duration) {
     let Some(current) = attributes().filter(|current| current.policy == ORDINARY) else { return };
-    // Saturating: the kernel limits what it is asked for.
     let wanted = Attributes { runtime: u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX), ..current };
     // SAFETY: the kernel reads `size` bytes at the address, which are those of `wanted`.
     let refused = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0) };
@@ -66,7 +66,13 @@ const SLEPT: Duration = Duration::from_micros(20);
 /// Threads that have the core for longer use it themselves, and do not wait for an answer.
 const BRIEF: Duration = Duration::from_millis(1);
 
-/// Gives the core of a busy thread to others that wait for it.
+/// The slices of a thread while it is busy.
+const BUSY_SLICE: Duration = Duration::from_micros(100);
+
+/// A wait that takes longer ends a time in which the thread is busy.
+const REST: Duration = Duration::from_millis(1);
+
+/// Gives the core of a busy thread to others that wait for it, and has it scheduled in short slices as long as it is busy.
 ///
 /// Clients that wait for an answer need the core for microseconds. A thread that computes takes it until the next tick of the
 /// kernel: where one does, the core is given up less and less often, so that the busy thread keeps its share.
@@ -84,13 +90,15 @@ const BRIEF: Duration = Duration::from_millis(1);
 pub struct Yielder {
     since: Instant,
     run: Duration,
+    /// Whether short slices were asked for.
+    is_busy: bool,
 }
 
 impl Yielder {
     /// A thread that runs from now on.
     #[must_use]
     pub fn new() -> Self {
-        Self { since: Instant::now(), run: RUN }
+        Self { since: Instant::now(), run: RUN, is_busy: false }
     }
 
     /// Calls a function that waits for events, such as `poll`. If this thread has run for long enough, it gives its core up
@@ -98,16 +106,27 @@ impl Yielder {
     #[doc(alias = "sched_yield")]
     pub fn wait<T>(&mut self, wait: impl FnOnce() -> T) -> T {
         if self.since.elapsed() >= self.run {
+            self.set_busy(true);
             let given_up = Instant::now();
             thread::yield_now();
             self.come_back(given_up.elapsed());
         }
         let start = Instant::now();
         let outcome = wait();
-        if start.elapsed() >= SLEPT {
+        let waited = start.elapsed();
+        if waited >= SLEPT {
             self.since = Instant::now();
         }
+        if waited >= REST {
+            self.set_busy(false);
+        }
         outcome
+    }
+
+    fn set_busy(&mut self, is_busy: bool) {
+        if std::mem::replace(&mut self.is_busy, is_busy) != is_busy {
+            request(if is_busy { BUSY_SLICE } else { Duration::ZERO });
+        }
     }
 
     /// Decides how long to run before the next pause, after one of this length.
@@ -149,6 +168,27 @@ mod tests {
         let is_taken = after.runtime == 200_000;
         assert!(is_taken || after.runtime == before.runtime, "{before:?}, {after:?}");
         assert_eq!(Attributes { runtime: before.runtime, ..after }, before);
+    }
+
+    #[test]
+    fn slices_are_short_while_a_thread_is_busy_and_only_then() {
+        let thread = thread::spawn(|| {
+            let mut yielder = Yielder::new();
+            let mut slice_after = |wait: Duration| {
+                yielder.since = Instant::now() - RUN;
+                yielder.wait(|| thread::sleep(wait));
+                (yielder.is_busy, attributes().map(|attributes| attributes.runtime))
+            };
+            (slice_after(Duration::ZERO), slice_after(REST), slice_after(Duration::ZERO))
+        });
+        let (busy, rested, busy_again) = thread.join().expect("a thread that does not panic");
+        assert_eq!((busy.0, rested.0, busy_again.0), (true, false, true));
+        assert_eq!(busy.1, busy_again.1);
+        // Kernels that know slices tell the one that was asked for, or their own.
+        if busy.1.is_some_and(|slice| slice != 0) {
+            assert_eq!(busy.1, Some(100_000));
+            assert_ne!(rested.1, busy.1);
+        }
     }
 
     #[test]

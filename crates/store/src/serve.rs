@@ -5,11 +5,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::time::Duration;
 
 use wholemem_hal::{Backend, BackendKind};
 use wholemem_os::packet::PacketListener;
-use wholemem_os::{Errno, Error as OsError, PacketSocket, meminfo, time_slice};
+use wholemem_os::{Errno, Error as OsError, PacketSocket, meminfo};
 
 use crate::index::Geometry;
 use crate::keeper::{self, Origin, Role};
@@ -20,9 +19,6 @@ use crate::{Error, Result};
 const HOST_GRANULE: u64 = 64 << 10;
 const DEVICE_GRANULE: u64 = 2 << 20;
 const LARGE_PAGE: u64 = wholemem_os::vm::LARGE_PAGE as u64;
-
-/// How long a busy server or keeper runs before a client that waits for the same core gets a turn.
-const SLICE: Duration = Duration::from_micros(100);
 
 /// How a store is served.
 ///
@@ -84,7 +80,6 @@ impl Serve {
                 false => Error::Socket { path, source },
             }
         })?;
-        time_slice::request(SLICE);
         keeper::run(Origin::First(listener), self.parent, launch, ready)
     }
 
@@ -93,7 +88,6 @@ impl Serve {
     /// # Errors
     /// [`Error::Index`] for an index of another version; what the kernel refused.
     pub fn take_part(&self, role: Role, socket: OwnedFd, launch: &Launch<'_>) -> Result<()> {
-        time_slice::request(SLICE);
         let socket = PacketSocket::adopt(socket)?;
         match role {
             Role::Keeper => {

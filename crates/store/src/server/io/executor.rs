@@ -3,6 +3,7 @@
 //! An action that is complete at once, or that fails, has a [`FollowUp`] for the event loop. The executor does not call the
 //! machine.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use wholemem_os::{PidFd, memfd};
@@ -16,7 +17,7 @@ use super::workers::{Done, Job, Workers};
 use crate::id::{AllocationId, ClientId};
 use crate::keeper::{Kept, Key};
 use crate::protocol::{Answer, Response};
-use crate::server::machine::{HOST, Input, Output};
+use crate::server::machine::{HOST, Input, Output, Requester};
 use crate::{Refusal, Result};
 
 /// What follows from an action.
@@ -37,6 +38,8 @@ pub(super) struct Executor<'a> {
     pub(super) keeper: KeeperLink<'a>,
     pub(super) workers: Workers,
     pub(super) admission: Admission,
+    /// Allocations that failed, and are tried again when the keeper has freed what was released before.
+    pub(super) retries: BTreeMap<AllocationId, (Requester, Job)>,
 }
 
 impl Executor<'_> {
@@ -55,7 +58,8 @@ impl Executor<'_> {
                 return admission.admit(client, request, clients, memory, keeper);
             }
             Output::Allocate { allocation, len, place, requester } => {
-                self.workers.add(requester, Job::Allocate { allocation, len, place });
+                self.keeper.send_released();
+                self.workers.add(requester, Job::Allocate { allocation, len, place, is_retry: false });
             }
             Output::Promote { allocation, user } => self.workers.promote(allocation, user),
             Output::Import { allocation, len, place, requester } => {
@@ -90,7 +94,7 @@ impl Executor<'_> {
 
     fn release(&mut self, allocation: AllocationId) {
         self.memory.remove(allocation);
-        self.keeper.unpark(&[Key::Allocation(allocation)]);
+        self.keeper.release(allocation);
     }
 
     /// A worker has finished a job.
@@ -101,6 +105,11 @@ impl Executor<'_> {
                     self.memory.closed(allocation);
                 }
                 Input::ClosedForWriting { allocation, outcome }
+            }
+            Done::Failed { allocation, requester, retry } => {
+                self.retries.insert(allocation, (requester, retry));
+                let waited = self.keeper.after_releases(Parking::Retry(allocation))?;
+                return self.parked(waited);
             }
             Done::Allocated { allocation, outcome: Err(reason), .. } => {
                 Input::Allocated { allocation, outcome: Err(reason) }
@@ -128,6 +137,12 @@ impl Executor<'_> {
             Parking::Memory(allocation) => {
                 Some(FollowUp::Step(Input::Allocated { allocation, outcome: Ok(()) }))
             }
+            Parking::Retry(allocation) => {
+                if let Some((requester, job)) = self.retries.remove(&allocation) {
+                    self.workers.add(requester, job);
+                }
+                None
+            }
             Parking::Client(client) => self.admission.welcome(client, &mut self.clients),
             Parking::Process { client, request: id } => {
                 self.clients.send(client, &Response { id, answer: Answer::Done }, Vec::new());
@@ -137,9 +152,10 @@ impl Executor<'_> {
     }
 
     /// The keeper has not parked something in time.
-    pub(super) fn not_parked(&self, what: Parking) -> FollowUp {
+    pub(super) fn not_parked(&mut self, what: Parking) -> FollowUp {
         match what {
-            Parking::Memory(allocation) => {
+            Parking::Memory(allocation) | Parking::Retry(allocation) => {
+                self.retries.remove(&allocation);
                 let outcome = Err("the keeper does not take it: has it descriptors left?".to_owned());
                 FollowUp::Step(Input::Allocated { allocation, outcome })
             }
@@ -213,6 +229,7 @@ impl Executor<'_> {
 mod tests {
     use std::process::Child;
     use std::sync::Arc;
+    use std::time::Instant;
 
     use wholemem_os::{Deadline, Memfd, PacketSocket};
 
@@ -220,10 +237,10 @@ mod tests {
     use super::super::index_memory::IndexMemory;
     use super::*;
     use crate::index::Geometry;
-    use crate::keeper::{Role, ToKeeper};
+    use crate::keeper::{Role, ToKeeper, ToServer};
     use crate::protocol::frame::{Assembly, decode};
     use crate::server::budget::tests::ample;
-    use crate::server::machine::{Requester, Share};
+    use crate::server::machine::Share;
 
     const LEN: usize = 64 << 10;
 
@@ -243,7 +260,8 @@ mod tests {
         let keeper_link = KeeperLink::new(socket, &no_launch, clients.poller()).unwrap();
         let admission = Admission::new(index, vec![[7; 16]], headroom);
         let memory = MemoryTable::default();
-        (Executor { memory, clients, keeper: keeper_link, workers, admission }, keeper)
+        let retries = BTreeMap::new();
+        (Executor { memory, clients, keeper: keeper_link, workers, admission, retries }, keeper)
     }
 
     /// A client that has connected, and its end of the socket.
@@ -293,9 +311,37 @@ mod tests {
             panic!("{follow_up:?}")
         };
         assert!(perform(&mut executor, Output::Release { allocation }).is_none());
+        assert!(executor.keeper.timeout(Instant::now()).is_some(), "the keeper is told a little later");
+        executor.keeper.send_released();
         let keys = vec![Key::Allocation(allocation).encode()];
         assert_eq!(told(&mut executor, &keeper), (ToKeeper::Unpark(keys), 0));
         assert_eq!(executor.memory.fds().count(), 0);
+    }
+
+    #[test]
+    fn an_allocation_that_fails_is_tried_again_when_the_keeper_has_freed_what_was_released() {
+        let (mut executor, keeper) = executor();
+        let released = add_memory(&mut executor, &keeper);
+        executor.parked(Parking::Memory(released));
+        assert!(perform(&mut executor, Output::Release { allocation: released }).is_none());
+        let (allocation, requester) = (AllocationId::new(3, 0), Requester::User(7));
+        let retry = Job::Allocate { allocation, len: 4096, place: HOST, is_retry: true };
+        assert!(executor.finished(Done::Failed { allocation, requester, retry }).is_none());
+        // The keeper frees the memory before it answers.
+        let keys = vec![Key::Allocation(released).encode()];
+        assert_eq!(told(&mut executor, &keeper), (ToKeeper::Unpark(keys), 0));
+        assert_eq!(told(&mut executor, &keeper), (ToKeeper::Park(Vec::new()), 0));
+        let answer = postcard::to_allocvec(&ToServer::Parked(Vec::new())).unwrap();
+        keeper.send(&answer, &[], Deadline::NEVER).unwrap();
+        assert_eq!(executor.keeper.receive(&mut [0; 100]).parked, [Parking::Retry(allocation)]);
+        assert!(executor.parked(Parking::Retry(allocation)).is_none() && executor.retries.is_empty());
+        let done = loop {
+            if let Some(done) = executor.workers.done().pop() {
+                break done;
+            }
+            std::thread::yield_now();
+        };
+        assert!(matches!(done, Done::Allocated { outcome: Ok(_), .. }), "{done:?}");
     }
 
     #[test]

@@ -26,10 +26,20 @@ const HEARD_AT_ONCE: usize = 4;
 /// How many bytes may be queued for the keeper before no more clients are accepted.
 const MOST_WAITING: usize = 256 << 10;
 
+/// How long the keeper may hold memory that the server has released. The keeper has the last descriptor, and the kernel frees
+/// the pages when the keeper closes it. For a large object this takes longer than the request that deleted it, and it takes a
+/// core that the client may need. So memory is released a little later, several allocations at a time.
+const RELEASE_DELAY: Duration = Duration::from_millis(1);
+
+/// The number of released allocations that are sent without delay.
+const MOST_RELEASED: usize = 64;
+
 /// What waits until the keeper has its descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Parking {
     Memory(AllocationId),
+    /// An allocation that failed, and is tried again when the keeper has freed all memory that was released before.
+    Retry(AllocationId),
     Client(ClientId),
     /// A client that is answered when the keeper has its process, or knows that it has none.
     Process {
@@ -63,6 +73,12 @@ pub(super) struct KeeperLink<'a> {
     parking: BTreeMap<u64, Parking>,
     /// The same keys in the order of sending, with the times. Some may be answered already.
     sent: VecDeque<(Instant, u64)>,
+    /// Memory that the keeper is to free, and when the first of it was released.
+    released: Vec<u64>,
+    released_at: Option<Instant>,
+    /// What waits until the keeper has freed what was released, in the order of the messages that the keeper answers. `None`
+    /// where the answer is late.
+    fences: VecDeque<(Instant, Option<Parking>)>,
     /// When to try again to start a keeper, because one could not be started.
     retry_at: Option<Instant>,
     launch: &'a Launch<'a>,
@@ -70,8 +86,16 @@ pub(super) struct KeeperLink<'a> {
 
 impl<'a> KeeperLink<'a> {
     pub(super) fn new(socket: PacketSocket, launch: &'a Launch<'a>, poller: &mut Poller) -> Result<Self> {
-        let mut link =
-            Self { peer: None, parking: BTreeMap::new(), sent: VecDeque::new(), retry_at: None, launch };
+        let mut link = Self {
+            peer: None,
+            parking: BTreeMap::new(),
+            sent: VecDeque::new(),
+            released: Vec::new(),
+            released_at: None,
+            fences: VecDeque::new(),
+            retry_at: None,
+            launch,
+        };
         link.attach(Peer { socket, outbox: Outbox::default(), child: None, interest: READ }, poller)?;
         Ok(link)
     }
@@ -113,7 +137,45 @@ impl<'a> KeeperLink<'a> {
         self.tell(&ToKeeper::Unpark(keys.iter().map(|key| key.encode()).collect()), Vec::new());
     }
 
+    /// Has the keeper free memory: after [`RELEASE_DELAY`], or with the next message.
+    pub(super) fn release(&mut self, allocation: AllocationId) {
+        if self.peer.is_none() {
+            return;
+        }
+        self.released.push(Key::Allocation(allocation).encode());
+        self.released_at.get_or_insert_with(Instant::now);
+        if self.released.len() >= MOST_RELEASED {
+            self.send_released();
+        }
+    }
+
+    /// Sends what was released without further delay: new memory may need the room.
+    pub(super) fn send_released(&mut self) {
+        self.released_at = None;
+        if !self.released.is_empty() {
+            let keys = std::mem::take(&mut self.released);
+            self.send(&ToKeeper::Unpark(keys), Vec::new());
+        }
+    }
+
+    /// Has `what` wait until the keeper has freed all memory that was released so far. Returns it if there is no keeper to wait
+    /// for.
+    pub(super) fn after_releases(&mut self, what: Parking) -> Option<Parking> {
+        if self.peer.is_none() {
+            return Some(what);
+        }
+        // The keeper handles messages in order, and answers this one though it parks nothing.
+        self.tell(&ToKeeper::Park(Vec::new()), Vec::new());
+        self.fences.push_back((Instant::now(), Some(what)));
+        None
+    }
+
     pub(super) fn tell(&mut self, what: &ToKeeper, fds: Vec<Rc<OwnedFd>>) {
+        self.send_released();
+        self.send(what, fds);
+    }
+
+    fn send(&mut self, what: &ToKeeper, fds: Vec<Rc<OwnedFd>>) {
         if let (Some(peer), Ok(bytes)) = (&mut self.peer, postcard::to_allocvec(what)) {
             peer.outbox.push(vec![bytes], fds, None);
         }
@@ -121,6 +183,9 @@ impl<'a> KeeperLink<'a> {
 
     /// Sends what is queued. Returns false if the keeper has exited.
     pub(super) fn flush(&mut self, poller: &mut Poller) -> bool {
+        if self.released_at.is_some_and(|at| at.elapsed() >= RELEASE_DELAY) {
+            self.send_released();
+        }
         let Some(peer) = &mut self.peer else { return true };
         if peer.outbox.flush(&peer.socket) == Flushed::Broken {
             return false;
@@ -139,6 +204,9 @@ impl<'a> KeeperLink<'a> {
             let Some(peer) = &self.peer else { return messages };
             match peer.socket.recv(packet, Deadline::NOW) {
                 Ok(len) => match postcard::from_bytes(&packet[..len]) {
+                    Ok(ToServer::Parked(keys)) if keys.is_empty() => {
+                        messages.parked.extend(self.fences.pop_front().and_then(|(_, what)| what));
+                    }
                     Ok(ToServer::Parked(keys)) => {
                         messages.parked.extend(keys.iter().filter_map(|key| self.parking.remove(key)));
                     }
@@ -167,14 +235,20 @@ impl<'a> KeeperLink<'a> {
             self.sent.pop_front();
             late.extend(self.parking.remove(&key));
         }
+        let is_late = |since: &Instant| now.saturating_duration_since(*since) >= ANSWER;
+        let fences = self.fences.iter_mut().take_while(|(since, _)| is_late(since));
+        late.extend(fences.filter_map(|(_, what)| what.take()));
         late
     }
 
-    /// How long to wait before [`Self::take_late`] or [`Self::take_retry`] has something to return.
+    /// How long to wait before [`Self::take_late`] or [`Self::take_retry`] has something to return, or [`Self::flush`] to send.
     pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
         let left = |at: Instant| at.saturating_duration_since(now);
         let late = self.sent.front().map(|(since, _)| left(*since + ANSWER));
-        late.into_iter().chain(self.retry_at.map(left)).min()
+        let fence = self.fences.iter().find(|(_, what)| what.is_some());
+        let fence = fence.map(|(since, _)| left(*since + ANSWER));
+        let release = self.released_at.map(|at| left(at + RELEASE_DELAY));
+        [late, fence, release, self.retry_at.map(left)].into_iter().flatten().min()
     }
 
     /// The keeper has exited. Returns what was being parked: it does not wait any more.
@@ -186,7 +260,10 @@ impl<'a> KeeperLink<'a> {
             }
         }
         self.sent.clear();
-        std::mem::take(&mut self.parking).into_values().collect()
+        self.released.clear();
+        self.released_at = None;
+        let fences = self.fences.drain(..).filter_map(|(_, what)| what);
+        std::mem::take(&mut self.parking).into_values().chain(fences).collect()
     }
 
     /// Starts another keeper, and hands over what it has to keep. If that fails, [`Self::take_retry`] says when to try again.
@@ -217,6 +294,26 @@ mod tests {
 
     fn fds(client: ClientId) -> Vec<(Key, OwnedFd)> {
         vec![(Key::Pins(client), std::fs::File::open("/dev/null").unwrap().into())]
+    }
+
+    #[test]
+    fn what_waits_for_released_memory_goes_on_with_the_answer_and_with_the_exit_of_the_keeper() {
+        let (here, there) = PacketSocket::pair().unwrap();
+        let mut poller = Poller::create().unwrap();
+        let mut link = KeeperLink::new(here, &no_launch, &mut poller).unwrap();
+        let [one, two] = [1, 2].map(|slot| Parking::Retry(AllocationId::new(slot, 0)));
+        assert_eq!((link.after_releases(one), link.after_releases(two)), (None, None));
+        assert!(
+            link.timeout(Instant::now()).is_some() && link.flush(&mut poller) && link.take_late().is_empty()
+        );
+        // The answer to the first is late, and belongs to it all the same.
+        link.fences[0].0 -= ANSWER;
+        assert_eq!(link.take_late(), [one]);
+        let answer = postcard::to_allocvec(&ToServer::Parked(Vec::new())).unwrap();
+        there.send(&answer, &[], Deadline::NEVER).unwrap();
+        assert_eq!(link.receive(&mut [0; 100]).parked, []);
+        assert_eq!(link.on_exit(&mut poller), [two]);
+        assert_eq!(link.after_releases(one), Some(one), "there is no keeper");
     }
 
     #[test]

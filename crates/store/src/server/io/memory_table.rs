@@ -140,8 +140,10 @@ impl MemoryTable {
     }
 
     pub(super) fn add_pins(&mut self, client: ClientId, page: &Memfd) -> Result<()> {
-        let map = SharedMap::create(page, Protection::Read)?;
-        self.pins.insert(client, MappedCells::new(map));
+        let cells = MappedCells::new(SharedMap::create(page, Protection::Read)?);
+        // The first access maps the page. Otherwise a delete request would wait for that when it reads the pins.
+        cells.load_acquire(0);
+        self.pins.insert(client, cells);
         Ok(())
     }
 

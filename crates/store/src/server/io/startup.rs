@@ -65,7 +65,7 @@ pub(super) fn start<'a>(
     acceptor.register(clients.poller())?;
     let admission = Admission::new(index_memory, settings.devices, headroom);
     let keeper = KeeperLink::new(socket, launch, clients.poller())?;
-    let executor = Executor { memory, clients, keeper, workers, admission };
+    let executor = Executor { memory, clients, keeper, workers, admission, retries: BTreeMap::new() };
     let mut event_loop = EventLoop::new(server, executor, acceptor, clock);
     event_loop.execute(outputs, None);
     Ok(event_loop)

@@ -12,10 +12,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 use wholemem_hal::{Allocation, AllocationSpec, Backend, HandleKind, Mapping, Reservation, Rights};
-use wholemem_os::{Deadline, Errno, Error as OsError, Memfd, PacketSocket, memfd, time_slice};
+use wholemem_os::{Deadline, Errno, Error as OsError, Memfd, PacketSocket, memfd};
 
 use super::headroom::{Headroom, Purpose};
 use crate::Result;
@@ -29,16 +28,43 @@ const THREADS: usize = 2;
 /// A call that takes long.
 #[derive(Debug)]
 pub(super) enum Job {
-    Allocate { allocation: AllocationId, len: u64, place: u32 },
-    Check { allocation: AllocationId, len: u64, place: u32, fd: Option<OwnedFd> },
-    Close { allocation: AllocationId, fd: OwnedFd },
+    /// Memory that cannot be had at the first attempt may be had at the second, when released memory has been freed.
+    Allocate {
+        allocation: AllocationId,
+        len: u64,
+        place: u32,
+        is_retry: bool,
+    },
+    Check {
+        allocation: AllocationId,
+        len: u64,
+        place: u32,
+        fd: Option<OwnedFd>,
+    },
+    Close {
+        allocation: AllocationId,
+        fd: OwnedFd,
+    },
 }
 
 /// A job that is finished.
 #[derive(Debug)]
 pub(super) enum Done {
-    Allocated { allocation: AllocationId, place: u32, outcome: Result<OwnedFd, String> },
-    Closed { allocation: AllocationId, outcome: Result<(), Refusal> },
+    Allocated {
+        allocation: AllocationId,
+        place: u32,
+        outcome: Result<OwnedFd, String>,
+    },
+    Closed {
+        allocation: AllocationId,
+        outcome: Result<(), Refusal>,
+    },
+    /// The first attempt to allocate memory for a request has failed: the job for the second one.
+    Failed {
+        allocation: AllocationId,
+        requester: Requester,
+        retry: Job,
+    },
 }
 
 impl Job {
@@ -68,10 +94,9 @@ impl Jobs {
         }
     }
 
-    /// The next job, and what its memory is for.
-    fn pop(&mut self) -> Option<(Job, Purpose)> {
-        let requested = self.requested.pop().map(|(_, job)| (job, Purpose::Objects));
-        requested.or_else(|| self.ahead.pop_front().map(|job| (job, Purpose::Ahead)))
+    /// The next job, and on whose behalf it is done.
+    fn pop(&mut self) -> Option<(Requester, Job)> {
+        self.requested.pop().or_else(|| Some((Requester::Server, self.ahead.pop_front()?)))
     }
 
     fn promote(&mut self, allocation: AllocationId, user: u32) {
@@ -97,7 +122,7 @@ impl JobQueue {
     }
 
     /// The next job. `None` when the queue is closed.
-    fn wait(&self) -> Option<(Job, Purpose)> {
+    fn wait(&self) -> Option<(Requester, Job)> {
         let mut jobs = self.lock();
         loop {
             if jobs.is_closed {
@@ -175,13 +200,19 @@ fn work(
     report: &Sender<Done>,
     waker: &PacketSocket,
 ) {
-    // Jobs are long: not the short slices of the thread that started this one, but the kernel's own.
-    time_slice::request(Duration::ZERO);
-    while let Some((job, purpose)) = queue.wait() {
+    while let Some((requester, job)) = queue.wait() {
         let done = match job {
-            Job::Allocate { allocation, len, place } => {
-                let outcome = allocate(devices, headroom, purpose, len, place);
-                Done::Allocated { allocation, place, outcome }
+            Job::Allocate { allocation, len, place, is_retry } => {
+                let is_ahead = requester == Requester::Server;
+                let purpose = if is_ahead { Purpose::Ahead } else { Purpose::Objects };
+                match allocate(devices, headroom, purpose, len, place) {
+                    Err(reason) if !is_retry && !is_ahead => {
+                        tracing::debug!(%allocation, reason, "tried again when released memory has been freed");
+                        let retry = Job::Allocate { allocation, len, place, is_retry: true };
+                        Done::Failed { allocation, requester, retry }
+                    }
+                    outcome => Done::Allocated { allocation, place, outcome },
+                }
             }
             Job::Check { allocation, len, place, fd } => {
                 Done::Allocated { allocation, place, outcome: check(devices, len, place, fd) }
@@ -296,11 +327,11 @@ mod tests {
     }
 
     fn make(slot: usize) -> Job {
-        Job::Allocate { allocation: AllocationId::new(slot, 0), len: 1, place: 0 }
+        Job::Allocate { allocation: AllocationId::new(slot, 0), len: 1, place: 0, is_retry: true }
     }
 
     fn slots(jobs: &mut Jobs) -> Vec<usize> {
-        std::iter::from_fn(|| jobs.pop()).map(|(job, _)| job.allocation().slot()).collect()
+        std::iter::from_fn(|| jobs.pop()).map(|(_, job)| job.allocation().slot()).collect()
     }
 
     #[test]
@@ -341,7 +372,10 @@ mod tests {
         let workers = Workers::start(Some(&devices), &headroom()).unwrap();
         for place in [0, 1] {
             let allocation = AllocationId::new(place as usize, 0);
-            workers.add(Requester::User(1), Job::Allocate { allocation, len: 128 << 10, place });
+            workers.add(
+                Requester::User(1),
+                Job::Allocate { allocation, len: 128 << 10, place, is_retry: false },
+            );
             let Done::Allocated { outcome: Ok(fd), .. } = wait(&workers) else { panic!("memory") };
             let memory = Memfd::import(fd, 128 << 10).unwrap();
             let map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
@@ -359,7 +393,7 @@ mod tests {
         let workers = Workers::start(None, &headroom()).unwrap();
         let allocation = AllocationId::new(0, 0);
         for (len, place, reason) in [(1 << 60, 0, "only "), (4096, 1, "the server has no devices")] {
-            workers.add(Requester::User(1), Job::Allocate { allocation, len, place });
+            workers.add(Requester::User(1), Job::Allocate { allocation, len, place, is_retry: true });
             let Done::Allocated { outcome: Err(said), .. } = wait(&workers) else { panic!("no memory") };
             assert!(said.starts_with(reason), "{said}");
         }
@@ -369,7 +403,7 @@ mod tests {
     fn memory_made_ahead_leaves_what_requests_may_take() {
         let workers = Workers::start(None, &Arc::new(Headroom::new(Machine::with(40 << 20)))).unwrap();
         let allocation = AllocationId::new(0, 0);
-        let job = || Job::Allocate { allocation, len: 16 << 20, place: 0 };
+        let job = || Job::Allocate { allocation, len: 16 << 20, place: 0, is_retry: true };
         workers.add(Requester::Server, job());
         let Done::Allocated { outcome: Err(said), .. } = wait(&workers) else { panic!("memory made ahead") };
         assert_eq!(said, "only 40 MiB are available on this machine, and 30 MiB stay free");
@@ -383,7 +417,7 @@ mod tests {
     fn short_memory_is_looked_at_too() {
         let workers = Workers::start(None, &Arc::new(Headroom::new(Machine::with(9 << 20)))).unwrap();
         let allocation = AllocationId::new(0, 0);
-        workers.add(Requester::User(1), Job::Allocate { allocation, len: 2 << 20, place: 0 });
+        workers.add(Requester::User(1), Job::Allocate { allocation, len: 2 << 20, place: 0, is_retry: true });
         let Done::Allocated { outcome: Err(said), .. } = wait(&workers) else { panic!("no memory") };
         assert_eq!(said, "only 9 MiB are available on this machine, and 8 MiB stay free");
     }
