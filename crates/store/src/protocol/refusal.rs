@@ -5,7 +5,6 @@ use wholemem_os::{Errno, Error as OsError, Size, Visible, descriptors};
 
 use crate::ObjectId;
 use crate::convert::to_usize;
-use crate::pin::PINS_LEN;
 
 /// Why a server did not do what was asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -198,15 +197,6 @@ impl Refusal {
         Self::NoMemory { len, reason: limit_met(error) }
     }
 
-    /// That a client cannot be admitted: no descriptor is left for it, or no memory for its page of pins.
-    pub(crate) fn of_admission(error: &crate::Error) -> Self {
-        match error {
-            crate::Error::Os(error) if error.is_no_descriptor_left() => Self::NoDescriptors,
-            crate::Error::Os(error) => Self::of_memory(PINS_LEN as u64, error),
-            error => Self::NoMemory { len: PINS_LEN as u64, reason: error.to_string() },
-        }
-    }
-
     /// The same for a client of an older protocol, in words that it understands.
     pub(crate) fn for_protocol(self, protocol: u32) -> Self {
         match self {
@@ -264,16 +254,6 @@ pub(crate) fn limit_met(error: &OsError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_client_without_a_descriptor_is_refused_for_that() {
-        let refused = |errno| {
-            let error = OsError::Call { call: "memfd_create", errno };
-            Refusal::of_admission(&error.into()).code()
-        };
-        assert_eq!(refused(Errno::MFILE), "no-descriptors");
-        assert_eq!(refused(Errno::NOMEM), "no-memory");
-    }
 
     #[test]
     fn a_full_quota_names_what_is_taken_and_what_to_do() {

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::clients::{Clients, Ending};
+use super::connection::admission_refusal;
 use super::executor::FollowUp;
 use super::headroom::{Headroom, Purpose, bookkeeping};
 use super::index_memory::IndexMemory;
@@ -63,7 +64,7 @@ impl Admission {
         let admitted = match clients.admit(client, request, &self.headroom) {
             Ok(Ok(())) => prepare(client, clients, memory),
             Ok(Err(refusal)) => Err(refusal),
-            Err(error) => Err(Refusal::of_admission(&error)),
+            Err(error) => Err(admission_refusal(&error)),
         };
         match admitted {
             Ok(fds) => {
@@ -102,5 +103,5 @@ fn prepare(
         }
         Ok(fds)
     });
-    fds.map_err(|error| Refusal::of_admission(&error))
+    fds.map_err(|error| admission_refusal(&error))
 }

@@ -11,7 +11,7 @@ use std::time::Instant;
 use wholemem_os::PacketSocket;
 
 use super::accept::refuse_connection;
-use super::connection::{Connection, Phase, Received};
+use super::connection::{Connection, Phase, Received, admission_refusal};
 use super::headroom::Headroom;
 use super::message_slots::{MessageSlots, Next};
 use super::poller::Poller;
@@ -159,7 +159,7 @@ impl Clients {
         if let Some(process) = connection.admitted.as_mut().and_then(|admitted| admitted.process.take()) {
             self.poller.remove(connection.account.uid(), &process);
         }
-        connection.park(client).map_err(|error| Refusal::of_admission(&error))
+        connection.park(client).map_err(|error| admission_refusal(&error))
     }
 
     /// A child that has made the connection `claimer` claims the page of pins of another client, of its own user: the page is held
@@ -174,7 +174,7 @@ impl Clients {
         let child = child.ok_or_else(refused)?;
         let (user, process) = (child.account.uid(), child.socket.as_ref().map(PacketSocket::peer_pidfd));
         let process = process.ok_or_else(refused)?;
-        let process = process.map_err(|error| Refusal::of_admission(&error.into()))?;
+        let process = process.map_err(|error| admission_refusal(&error.into()))?;
         let connection = self.connections.get_mut(&client).filter(|found| found.account.uid() == user);
         let admitted = connection.and_then(|connection| connection.admitted.as_mut()).ok_or_else(refused)?;
         // A child that claims again was interrupted by a restart of the server.
@@ -189,7 +189,7 @@ impl Clients {
             // A process that is not watched would keep the page for ever.
             connection.admitted.as_mut().map(|admitted| admitted.process.take());
         }
-        watched.map_err(|error| Refusal::of_admission(&error))
+        watched.map_err(|error| admission_refusal(&error))
     }
 
     pub(super) fn get(&self, client: ClientId) -> Option<&Connection> {

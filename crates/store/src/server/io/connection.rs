@@ -15,7 +15,7 @@ use crate::pin::PINS_LEN;
 use crate::protocol::frame::{self, Assembly, MAX_MESSAGE, Payload};
 use crate::protocol::{Ask, Request, Response};
 use crate::server::budget::{Account, Amount, CONNECTION, Charge};
-use crate::{Refusal, Result};
+use crate::{Error, Refusal, Result};
 
 /// How many packets of one message are read before other connections are served.
 const PACKETS_AT_ONCE: usize = 4;
@@ -170,10 +170,10 @@ impl Connection {
         let _claim = claim.map_err(|shortage| shortage.refusal(PINS_LEN))?;
         // Few clients have many pins. The server reads the first memory page of every client, and the others if the client uses them.
         let pins = Memfd::create_partly_filled("wholemem-pins", PINS_LEN, FILLED_PINS)
-            .map_err(|error| Refusal::of_admission(&error.into()))?;
+            .map_err(|error| admission_refusal(&error.into()))?;
         let process = match self.socket.as_ref().map(PacketSocket::peer_pidfd) {
             Some(Err(error)) if error.is_no_descriptor_left() => {
-                return Err(Refusal::of_admission(&error.into()));
+                return Err(admission_refusal(&error.into()));
             }
             process => process.and_then(Result::ok),
         };
@@ -374,6 +374,15 @@ impl Connection {
     }
 }
 
+/// The reason that a client which cannot be admitted is given: no descriptor is left for it, or no memory for its page of pins.
+pub(super) fn admission_refusal(error: &Error) -> Refusal {
+    match error {
+        Error::Os(error) if error.is_no_descriptor_left() => Refusal::NoDescriptors,
+        Error::Os(error) => Refusal::of_memory(PINS_LEN as u64, error),
+        error => Refusal::NoMemory { len: PINS_LEN as u64, reason: error.to_string() },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::headroom::tests::Machine;
@@ -393,6 +402,16 @@ mod tests {
         connection.admit(1, &Headroom::new(Machine::with(1 << 30))).unwrap();
         connection.phase = Phase::Open;
         (connection, there)
+    }
+
+    #[test]
+    fn a_client_without_a_descriptor_is_refused_for_that() {
+        let refused = |errno| {
+            let error = OsError::Call { call: "memfd_create", errno };
+            admission_refusal(&error.into()).code()
+        };
+        assert_eq!(refused(wholemem_os::Errno::MFILE), "no-descriptors");
+        assert_eq!(refused(wholemem_os::Errno::NOMEM), "no-memory");
     }
 
     #[test]
