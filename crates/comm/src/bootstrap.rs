@@ -48,8 +48,9 @@ impl Bootstrap {
     /// Joins the group of `id` as `rank` of `size`, and returns when all ranks have. If ranks are missing, it fails when the
     /// deadline has passed, at most half a second later.
     ///
-    /// If a rank dies after another rank has joined it, all survivors return [`Error::PeerLost`] within a second of each other:
-    /// when the last of them has called `create`, or else at the deadline. So a new group of the survivors can be created.
+    /// If ranks die after others have joined them, all survivors return [`Error::PeerLost`] within a second of each other: when
+    /// the last of them has called `create`, or else at the deadline. So a new group of the survivors can be created. That also
+    /// holds for deaths of the ranks that took the place of a dead one.
     ///
     /// Raises this process's limit on open files to its hard limit.
     ///
@@ -81,7 +82,8 @@ impl Bootstrap {
         wholemem_os::descriptors::raise_limit();
         let tree = Tree::new(rank, size);
         let core = Arc::new(Core::create(id.clone(), tree)?);
-        let door = match tree.children().next() {
+        // Also a rank without children listens: if its parent dies, others find out there whether it lives.
+        let door = match tree.neighbours().next() {
             Some(_) => Some(Door::new(listen(id, rank)?, tree, id.key(), id.has_secret())),
             None => None,
         };

@@ -84,20 +84,22 @@ impl Door {
     }
 
     /// Lets in who knocks, and hears who has something to say.
-    pub(crate) fn serve(&mut self, heart: &Heart, is_taken: impl Fn(Rank) -> bool) -> Vec<Joined> {
+    ///
+    /// `admit` is called with a rank that has proved itself before it is told so, and returns whether it may join.
+    pub(crate) fn serve(&mut self, heart: &Heart, mut admit: impl FnMut(Rank) -> bool) -> Vec<Joined> {
         let mut joined = Vec::new();
-        self.listen(heart, &is_taken, &mut joined);
+        self.listen(heart, &mut admit, &mut joined);
         loop {
             // A descriptor table that is full leaves them waiting outside.
             let Ok(Some(socket)) = self.listener.accept() else { break };
-            self.admit(socket);
+            self.let_in(socket);
             // At once: a rank has sent its claim before we could look, and is then no longer among the silent.
-            self.listen(heart, &is_taken, &mut joined);
+            self.listen(heart, &mut admit, &mut joined);
         }
         joined
     }
 
-    fn admit(&mut self, socket: PacketSocket) {
+    fn let_in(&mut self, socket: PacketSocket) {
         let user = socket.peer_uid().unwrap_or(u32::MAX);
         if self.only_user.is_some_and(|only| only != user) {
             return;
@@ -116,12 +118,12 @@ impl Door {
         self.visitors.push(Visitor { socket, since: Instant::now(), user, said: 0, stage: Stage::Silent });
     }
 
-    fn listen(&mut self, heart: &Heart, is_taken: &impl Fn(Rank) -> bool, joined: &mut Vec<Joined>) {
+    fn listen(&mut self, heart: &Heart, admit: &mut impl FnMut(Rank) -> bool, joined: &mut Vec<Joined>) {
         let mut index = 0;
         while index < self.visitors.len() {
             // Those who joined in this very round are taken too, though nobody else knows of them yet.
-            let taken = |rank| is_taken(rank) || joined.iter().any(|joined| joined.rank == rank);
-            match self.hear(index, heart, &taken) {
+            let mut admit = |rank| joined.iter().all(|joined| joined.rank != rank) && admit(rank);
+            match self.hear(index, heart, &mut admit) {
                 Next::Stays(stage) => {
                     self.visitors[index].stage = stage;
                     index += 1;
@@ -136,7 +138,7 @@ impl Door {
     }
 
     /// Hears all that one visitor has to say.
-    fn hear(&mut self, index: usize, heart: &Heart, is_taken: &impl Fn(Rank) -> bool) -> Next {
+    fn hear(&mut self, index: usize, heart: &Heart, admit: &mut impl FnMut(Rank) -> bool) -> Next {
         loop {
             let visitor = &mut self.visitors[index];
             if visitor.is_stranger() && visitor.since.elapsed() > STAY {
@@ -159,7 +161,7 @@ impl Door {
             if visitor.said > WORDS {
                 return Next::Goes;
             }
-            match self.answer(index, &buffer[..len], fds, heart, is_taken) {
+            match self.answer(index, &buffer[..len], fds, heart, admit) {
                 Next::Stays(stage) => self.visitors[index].stage = stage,
                 next => return next,
             }
@@ -172,7 +174,7 @@ impl Door {
         bytes: &[u8],
         fds: Vec<OwnedFd>,
         heart: &Heart,
-        is_taken: &impl Fn(Rank) -> bool,
+        admit: &mut impl FnMut(Rank) -> bool,
     ) -> Next {
         let visitor = &self.visitors[index];
         match (visitor.stage, Hello::decode(bytes)) {
@@ -191,7 +193,7 @@ impl Door {
                     return Next::Goes;
                 }
                 // Somebody else, as far as both know the secret: the first to prove itself is the one.
-                if is_taken(rank) || self.visitors.iter().any(|other| other.is_welcomed_as(rank)) {
+                if self.visitors.iter().any(|other| other.is_welcomed_as(rank)) || !admit(rank) {
                     visitor.say(&Hello::Verdict(Verdict::RankTaken), &[]);
                     return Next::Goes;
                 }
@@ -264,17 +266,17 @@ mod tests {
         let knock =
             || Knock::new(id.address(Rank(0)), Rank(0), Tree::new(Rank(1), 3), id.key(), id.has_secret());
         let (mut first, mut second) = (knock(), knock());
-        let nobody = |_| false;
+        let anybody = |_| true;
 
         // Both claim and are challenged; the first answers and is welcomed.
         assert!(first.step(&heart).unwrap().is_none() && second.step(&heart).unwrap().is_none());
-        assert!(door.serve(&heart, nobody).is_empty());
+        assert!(door.serve(&heart, anybody).is_empty());
         assert!(first.step(&heart).unwrap().is_none());
-        assert!(door.serve(&heart, nobody).is_empty());
+        assert!(door.serve(&heart, anybody).is_empty());
         // The first's greeting and the second's answer wait at the door together.
         assert!(first.step(&heart).unwrap().is_some());
         assert!(second.step(&heart).unwrap().is_none());
-        let joined = door.serve(&heart, nobody);
+        let joined = door.serve(&heart, anybody);
         assert_eq!(joined.iter().map(|joined| joined.rank).collect::<Vec<_>>(), [Rank(1)]);
         assert_eq!(second.step(&heart).map(drop), Err(Error::RankTaken { rank: Rank(1) }));
     }

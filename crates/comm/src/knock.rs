@@ -38,6 +38,11 @@ enum Stage {
     Answered { socket: PacketSocket },
 }
 
+/// Whether a connection failed because no process listens at the address.
+pub(crate) fn is_refusal(error: &OsError) -> bool {
+    matches!(error, OsError::Call { call: "connect", errno: Errno::CONNREFUSED | Errno::NOENT })
+}
+
 impl Knock {
     pub(crate) fn new(address: Address, parent: Rank, tree: Tree, key: Key, has_secret: bool) -> Self {
         let only_user = (!has_secret).then(|| rustix::process::geteuid().as_raw());
@@ -83,8 +88,7 @@ impl Knock {
             Stage::Outside { .. } => match self.claim() {
                 Ok(stage) => (self.stage, self.refused) = (stage, false),
                 Err(Error::Os(error)) => {
-                    let refusals = [Errno::CONNREFUSED, Errno::NOENT];
-                    self.refused = matches!(error, OsError::Call { call: "connect", errno } if refusals.contains(&errno));
+                    self.refused = is_refusal(&error);
                     self.step_back();
                 }
                 Err(error) => return Err(error),

@@ -19,9 +19,10 @@ use crate::core::{Core, Message, Phase, Tagged};
 use crate::door::Door;
 use crate::link::{Left, Link, Packet};
 use crate::machine::Fault;
-use crate::machine::join::{Input, JoinProtocol, Stage};
+use crate::machine::join::{Input, JoinProtocol, JoinRecord};
 use crate::machine::rest::Rest;
 use crate::paths::Next;
+use crate::rank::Tree;
 use crate::wire::Malformed;
 use crate::wire::frame::{self, Header, Kind, What, decode_fault, decode_news, decode_ranks};
 use crate::{Rank, Result};
@@ -377,6 +378,7 @@ impl Progress {
         self.looked = Instant::now();
         self.look_at_the_whole();
         self.take_vacant_places();
+        self.probe_unaccounted();
     }
 
     /// A neighbour's thread is no more: it has left, or died. What it had sent before counts.
@@ -387,13 +389,21 @@ impl Progress {
         self.core.links().remove(&rank);
         if peer.pulse.owner() == Owner::Died {
             self.core.id.address(rank).remove();
-            if self.protocol.as_ref().is_some_and(|protocol| protocol.died().any(|dead| dead == rank)) {
-                // It was a rank in the place of one that had died before.
-                self.core.id.stand_in_address(rank).clear_away();
-            }
         }
         if self.protocol.is_some() {
-            return self.protocol(Input::Died(rank, Stage::decode(peer.pulse.status())));
+            return match JoinRecord::decode(peer.pulse.status(), Tree { rank, ..self.core.tree }) {
+                Ok(record) => {
+                    if peer.pulse.owner() == Owner::Died {
+                        // The rank that died may have been in the place of another.
+                        self.core.id.address(record.rank).remove();
+                    }
+                    self.protocol(Input::Died(rank, record));
+                }
+                Err(Malformed(what)) => {
+                    tracing::warn!(%rank, what, "a rank broke the protocol");
+                    self.protocol(Input::Decision(Err(Fault::Broke(rank))));
+                }
+            };
         }
         let has_left = self.core.state().standing.has_left(rank);
         // Free without a word is a rank whose group had fallen already, or whose joining failed.

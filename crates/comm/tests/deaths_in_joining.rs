@@ -131,6 +131,96 @@ fn kill_with_folder(rank: &wholemem_testkit::Rank) {
     kill_while_joining(rank, victim, 6, if victim == 0 { 4 } else { 2 });
 }
 
+/// What the last of five ranks does before it joins: it lets others join, and kills some of them.
+#[derive(Clone, Copy)]
+enum Step {
+    /// A rank joins, and is connected with another when the next step begins.
+    Join(usize),
+    Kill(usize),
+}
+
+use Step::{Join, Kill};
+
+/// The ranks of a group whose ranks 1 to 4 join rank 0. The last one drives the others.
+const FLAT: usize = 5;
+const DRIVER: usize = FLAT - 1;
+
+/// Rank 1 is the only one that can take the place of rank 0. Ranks 2 and 3 join it there.
+const SUCCESSOR: &[Step] = &[Join(0), Join(1), Kill(0), Join(2), Join(3), Kill(1)];
+
+/// Rank 2 takes the place from rank 1, and rank 3 from rank 2.
+const SUCCESSORS: &[Step] = &[Join(0), Join(1), Kill(0), Join(2), Kill(1), Join(3), Kill(2)];
+
+/// Rank 1 is dead, whether it has taken the place of rank 0 or not, before another rank is connected with it.
+const UNSEEN: &[Step] = &[Join(0), Join(1), Join(2), Join(3), Kill(0), Kill(1)];
+
+fn kill_in_steps(rank: &wholemem_testkit::Rank, steps: &[Step]) {
+    let parameter = rank.parameter();
+    let (first, second) = parameter.split_once(' ').expect("two ids");
+    let is_killed = |rank: usize| steps.iter().any(|step| matches!(step, Kill(killed) if *killed == rank));
+    // Threads, and what the first group of a process makes once and for all.
+    drop(Bootstrap::local(2).expect("a group"));
+    let before = Census::take();
+    if rank.id() == DRIVER {
+        for step in steps {
+            match *step {
+                Join(other) => {
+                    // It has left the group that it made for itself.
+                    assert_eq!(rank.recv(other).0, b"ready");
+                    rank.send(other, b"join", &[]);
+                    // Rank 0 is alone.
+                    wait_until_connected(rank.pid(other), if other == 0 { 1 } else { 2 });
+                }
+                Kill(other) => kill(rank.pid(other)),
+            }
+        }
+    } else {
+        rank.send(DRIVER, b"ready", &[]);
+        assert_eq!(rank.recv(DRIVER).0, b"join");
+    }
+    let outcome = join(first, rank.id(), FLAT, FAR).map(drop);
+    assert!(!is_killed(rank.id()), "it was to be killed while it joined: {outcome:?}");
+    assert_eq!(outcome, Err(Error::PeerLost { rank: Rank(0) }));
+    let survivors: Vec<_> = (0..FLAT).filter(|rank| !is_killed(*rank)).collect();
+    let place = survivors.iter().position(|survivor| *survivor == rank.id()).expect("it lives");
+    let again = join(second, place, survivors.len(), FAR).expect("a group of the survivors");
+    assert_eq!(again.all_gather(&[9]).expect("it works").len(), survivors.len());
+    drop(again);
+    Census::take().assert_same_as(&before, "after both groups");
+}
+
+#[test]
+fn all_survivors_learn_that_the_successor_of_rank_0_was_killed_and_form_a_new_group() {
+    let ranks = Ranks::of(FLAT).killed(0).killed(1).parameter(two_ids(None));
+    ranks.run(test_name!(), |rank| kill_in_steps(rank, SUCCESSOR));
+}
+
+#[test]
+fn all_survivors_learn_that_successors_of_successors_were_killed_and_form_a_new_group() {
+    let ranks = Ranks::of(FLAT).killed(0).killed(1).killed(2).parameter(two_ids(None));
+    ranks.run(test_name!(), |rank| kill_in_steps(rank, SUCCESSORS));
+}
+
+#[test]
+fn all_survivors_learn_that_a_rank_was_killed_that_only_a_killed_rank_was_connected_with() {
+    let ranks = Ranks::of(FLAT).killed(0).killed(1).parameter(two_ids(None));
+    ranks.run(test_name!(), |rank| kill_in_steps(rank, UNSEEN));
+}
+
+#[test]
+fn successors_killed_while_joining_leave_no_file_in_the_folder_of_sockets() {
+    let body = |rank: &wholemem_testkit::Rank| kill_in_steps(rank, SUCCESSORS);
+    if Ranks::is_rank() {
+        return Ranks::of(FLAT).run(test_name!(), body);
+    }
+    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let folder = folder.path().join("s");
+    let ranks = Ranks::of(FLAT).killed(0).killed(1).killed(2).parameter(two_ids(Some(&folder)));
+    ranks.run(test_name!(), body);
+    let left: Vec<_> = std::fs::read_dir(&folder).expect("the folder").collect();
+    assert!(left.is_empty(), "the ranks that were killed left {left:?}");
+}
+
 #[test]
 fn a_rank_0_that_is_killed_before_it_joins_is_missed_at_the_deadline() {
     Ranks::of(3).killed(0).parameter(two_ids(None)).run(test_name!(), |rank| {

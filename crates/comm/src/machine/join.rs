@@ -20,8 +20,13 @@
 //!        1   2   3                   2   3               and by rank 3, which comes later
 //! ```
 //!
-//! A rank that has passed a decision on shows so ([`Stage::Decided`]) before it does. So if it dies, each of its children knows
-//! whether any other may have left already, and then does not wait for it.
+//! A rank that sends a decision publishes that it does ([`Stage::Decided`]) before it sends it. So if it dies, each of its
+//! children knows whether any other may have left already, and then does not wait for it.
+//!
+//! **Deaths of successors.** The rank that takes a place may die too, and so may the next. So each rank publishes a
+//! [`JoinRecord`], which its neighbours read after its death: up to which place above it all ranks are dead, so that a child climbs as
+//! far, and which ranks had joined. The caller tests whether those that have not joined again still listen at their address
+//! ([`JoinProtocol::unaccounted`]). If one does not, it has died ([`Input::Gone`]), also if no survivor was ever connected with it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -30,48 +35,39 @@ use super::{Fault, give_up_on_joining_at};
 use crate::Rank;
 use crate::rank::Tree;
 
+mod record;
+
+pub(crate) use record::{JoinRecord, Stage};
+
+/// For how long no process may listen at the place above until a rank that had joined there takes it that the decision was made
+/// without it. If the rank above has died instead, one of its neighbours listens there much earlier.
+const REFUSED_FOR: Duration = Duration::from_millis(500);
+
 /// What happens to a rank while its group comes together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Input {
     /// The parent has proved itself, and this rank to it.
     ParentProved,
+    /// A child has proved itself, and is about to be told so.
+    ChildAdmitted(Rank),
     /// A child has proved itself, and this rank to it.
     ChildProved(Rank),
     /// A child tells of ranks below it.
     News(News),
-    /// A neighbour has died after it proved itself, and had come so far.
-    Died(Rank, Stage),
+    /// The rank in this place next to this one has died after it proved itself, and has left this record.
+    Died(Rank, JoinRecord),
+    /// One of the ranks that are [unaccounted](JoinProtocol::unaccounted) for does not listen any more.
+    Gone(Rank),
     /// This rank has taken the place of a rank that died.
     TookPlace(Rank),
     /// Neither the parent of the place that this rank has taken nor a stand-in for it accepts connections.
     Refused,
+    /// One of them does, or may.
+    Reached,
     /// The parent has decided.
     Decision(Result<(), Fault>),
     /// Time has passed.
     Tick,
-}
-
-/// How far a rank has come, as its neighbours still see after its death.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u64)]
-pub(crate) enum Stage {
-    /// It has not joined a parent.
-    Alone = 0,
-    /// It has joined its parent.
-    Joined = 1,
-    /// It knows the decision, and may have told it to some of its neighbours.
-    Decided = 2,
-}
-
-impl Stage {
-    /// The stage that a neighbour has shown. An unknown number is a neighbour of another version, which shows none.
-    pub(crate) fn decode(number: u64) -> Self {
-        match number {
-            0 => Self::Alone,
-            1 => Self::Joined,
-            _ => Self::Decided,
-        }
-    }
 }
 
 /// Ranks that have joined, and ranks that have died since.
@@ -94,6 +90,7 @@ pub(crate) enum Output {
 
 #[derive(Debug)]
 pub(crate) struct JoinProtocol {
+    own: Rank,
     /// The highest place of this rank: its own, or that of a rank that died.
     tree: Tree,
     timeout: Duration,
@@ -106,6 +103,10 @@ pub(crate) struct JoinProtocol {
     /// Joined, this rank among them; all are below this rank.
     joined: BTreeSet<Rank>,
     died: BTreeSet<Rank>,
+    /// Ranks that this rank has admitted, or that had joined according to the records of dead ranks.
+    seen: BTreeSet<Rank>,
+    /// Since when no process has listened at the place above.
+    refused_since: Option<Duration>,
     ended: bool,
 }
 
@@ -115,8 +116,11 @@ enum Parent {
     None,
     Awaited,
     Proved,
-    /// It died undecided, and had come so far.
-    Dead(Stage),
+    /// It died undecided, as have the ranks in all places above it up to `top`. The last of them had come so far.
+    Dead {
+        stage: Stage,
+        top: Rank,
+    },
     /// The parent of the place that this rank has taken: the dead rank had joined it.
     Rejoined,
 }
@@ -124,6 +128,7 @@ enum Parent {
 impl JoinProtocol {
     pub(crate) fn new(tree: Tree, timeout: Duration) -> Self {
         Self {
+            own: tree.rank,
             tree,
             timeout,
             give_up_on_word: give_up_on_joining_at(timeout),
@@ -132,6 +137,8 @@ impl JoinProtocol {
             places: BTreeSet::from([tree.rank]),
             joined: BTreeSet::from([tree.rank]),
             died: BTreeSet::new(),
+            seen: BTreeSet::new(),
+            refused_since: None,
             ended: false,
         }
     }
@@ -141,13 +148,18 @@ impl JoinProtocol {
         if self.parent == Parent::Proved { self.give_up_on_word } else { self.timeout }
     }
 
-    /// How far this rank has come.
-    pub(crate) fn stage(&self) -> Stage {
-        match self.parent {
-            _ if self.ended => Stage::Decided,
-            Parent::Proved => Stage::Joined,
-            _ => Stage::Alone,
-        }
+    /// The [record](JoinRecord) that this rank is to publish.
+    pub(crate) fn record(&self) -> u64 {
+        let (stage, top) = match self.parent {
+            Parent::Dead { stage, top } => (stage, top),
+            Parent::Proved | Parent::Rejoined => (Stage::Joined, self.tree.rank),
+            Parent::None | Parent::Awaited => (Stage::Alone, self.tree.rank),
+        };
+        let stage = if self.ended { Stage::Decided } else { stage };
+        let is_seen =
+            |rank| self.joined.contains(&rank) || self.died.contains(&rank) || self.seen.contains(&rank);
+        let (own, top) = (Tree { rank: self.own, ..self.tree }, Tree { rank: top, ..self.tree });
+        JoinRecord::encode(stage, own, top, is_seen)
     }
 
     /// The highest place of this rank in the tree.
@@ -160,7 +172,7 @@ impl JoinProtocol {
         match self.parent {
             _ if self.ended => None,
             Parent::None | Parent::Proved => None,
-            Parent::Awaited | Parent::Dead(_) | Parent::Rejoined => {
+            Parent::Awaited | Parent::Dead { .. } | Parent::Rejoined => {
                 Some((self.tree.rank, self.tree.parent()?))
             }
         }
@@ -171,7 +183,7 @@ impl JoinProtocol {
         if self.ended {
             return Vec::new();
         }
-        let above = self.tree.parent().filter(|_| matches!(self.parent, Parent::Dead(_)));
+        let above = self.tree.parent().filter(|_| matches!(self.parent, Parent::Dead { .. }));
         let is_below = |dead: &Rank| {
             let above = Tree { rank: *dead, ..self.tree }.parent();
             above.is_some_and(|above| self.places.contains(&above))
@@ -186,6 +198,12 @@ impl JoinProtocol {
         self.died.iter().copied()
     }
 
+    /// Ranks that had joined before a rank died, and neither have joined again nor are known to be dead, as far as this rank knows.
+    pub(crate) fn unaccounted(&self) -> impl Iterator<Item = Rank> {
+        let is_known = |rank: &Rank| self.joined.contains(rank) || self.died.contains(rank);
+        self.seen.iter().copied().filter(move |rank| !self.ended && !is_known(rank))
+    }
+
     pub(crate) fn step(&mut self, now: Duration, input: Input) -> Vec<Output> {
         let mut outputs = Vec::new();
         if self.ended {
@@ -193,36 +211,54 @@ impl JoinProtocol {
         }
         let news = match input {
             Input::ParentProved => {
-                self.parent = Parent::Proved;
+                (self.parent, self.refused_since) = (Parent::Proved, None);
                 let (joined, died) = (self.joined.iter().copied(), self.died.iter().copied());
                 News { joined: joined.collect(), died: died.collect() }
+            }
+            Input::ChildAdmitted(child) => {
+                // From now on it may take the place of this rank, so it is published first.
+                self.seen.insert(child);
+                return outputs;
             }
             Input::ChildProved(child) => {
                 self.children.insert(child);
                 self.note(News { joined: vec![child], died: vec![] })
             }
             Input::News(news) => self.note(news),
-            Input::Died(rank, stage) if Some(rank) == self.tree.parent() => {
-                self.parent = Parent::Dead(stage);
-                self.died.insert(rank);
-                if stage == Stage::Decided {
-                    self.end(Err(Fault::Lost(rank)), &mut outputs);
-                    return outputs;
+            Input::Died(place, record) => {
+                self.seen.extend(record.seen);
+                let mut died = vec![place, record.rank];
+                if Some(place) == self.tree.parent() {
+                    if record.stage == Stage::Decided {
+                        self.died.insert(place);
+                        self.end(Err(Fault::Lost(place)), &mut outputs);
+                        return outputs;
+                    }
+                    died.extend(self.path(place, record.top));
+                    (self.parent, self.refused_since) =
+                        (Parent::Dead { stage: record.stage, top: record.top }, None);
+                } else {
+                    self.children.remove(&place);
                 }
-                News::default()
+                self.note(News { joined: vec![], died })
             }
-            Input::Died(rank, _) => {
-                self.children.remove(&rank);
-                self.note(News { joined: vec![], died: vec![rank] })
-            }
+            Input::Gone(rank) => self.note(News { joined: vec![], died: vec![rank] }),
             Input::TookPlace(place) => {
                 self.take_place(place);
                 News::default()
             }
             Input::Refused if self.parent == Parent::Rejoined => {
-                // The parent of the dead rank was there, and is not any more: it has decided, and the dead rank has not
-                // passed it on.
-                self.end(Err(Fault::Lost(self.tree.rank)), &mut outputs);
+                let since = *self.refused_since.get_or_insert(now);
+                if now.saturating_sub(since) >= REFUSED_FOR {
+                    // The parent of the dead rank was there, and is not any more: it has decided, and the dead rank has
+                    // not passed it on.
+                    self.end(Err(Fault::Lost(self.tree.rank)), &mut outputs);
+                    return outputs;
+                }
+                News::default()
+            }
+            Input::Reached => {
+                self.refused_since = None;
                 return outputs;
             }
             Input::Decision(decision) => {
@@ -240,24 +276,32 @@ impl JoinProtocol {
         outputs
     }
 
+    /// The places from one up to another above it, both among them.
+    fn path(&self, from: Rank, to: Rank) -> impl Iterator<Item = Rank> {
+        let tree = self.tree;
+        let above = move |rank: &Rank| Tree { rank: *rank, ..tree }.parent().filter(|_| *rank != to);
+        std::iter::successors(Some(from), above)
+    }
+
     fn take_place(&mut self, place: Rank) {
         self.places.insert(place);
-        let Parent::Dead(stage) = self.parent else { return };
+        let Parent::Dead { stage, top } = self.parent else { return };
         if self.tree.parent() == Some(place) {
             self.tree.rank = place;
             self.parent = match stage {
                 _ if self.tree.is_root() => Parent::None,
+                _ if place != top => Parent::Dead { stage, top },
                 Stage::Joined => Parent::Rejoined,
                 Stage::Alone | Stage::Decided => Parent::Awaited,
             };
         }
     }
 
-    /// Takes in what is new, and says what of it was.
+    /// Takes in what is new, and returns what of it was. A rank counts as joined if it is below this one, as dead wherever it is.
     fn note(&mut self, mut news: News) -> News {
         let tree = self.tree;
         news.joined.retain(|rank| tree.is_below(*rank) && self.joined.insert(*rank));
-        news.died.retain(|rank| tree.is_below(*rank) && self.died.insert(*rank));
+        news.died.retain(|rank| rank.0 < tree.size && self.died.insert(*rank));
         news
     }
 
@@ -272,10 +316,10 @@ impl JoinProtocol {
                 Some(verdict(self.tree.parent().into_iter().collect()))
             }
             Parent::Proved => None,
-            Parent::Awaited | Parent::Dead(_) | Parent::Rejoined if now >= self.timeout => {
+            Parent::Awaited | Parent::Dead { .. } | Parent::Rejoined if now >= self.timeout => {
                 Some(verdict(self.tree.parent().into_iter().chain(self.missing()).collect()))
             }
-            Parent::Awaited | Parent::Dead(_) | Parent::Rejoined => None,
+            Parent::Awaited | Parent::Dead { .. } | Parent::Rejoined => None,
             Parent::None => {
                 let due = now >= self.timeout;
                 // Cheap first: most steps are of a group that is far from complete.
@@ -310,131 +354,4 @@ impl JoinProtocol {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TIMEOUT: Duration = Duration::from_secs(4);
-
-    fn joining(rank: u32, size: u32) -> JoinProtocol {
-        JoinProtocol::new(Tree::new(Rank(rank), size), TIMEOUT)
-    }
-
-    fn joined(ranks: &[u32]) -> News {
-        News { joined: ranks.iter().copied().map(Rank).collect(), died: vec![] }
-    }
-
-    #[test]
-    fn a_group_of_one_stands_at_once() {
-        assert_eq!(joining(0, 1).step(Duration::ZERO, Input::Tick), [Output::End(Ok(()))]);
-    }
-
-    #[test]
-    fn rank_0_lets_all_go_when_the_last_has_joined() {
-        let mut root = joining(0, 3);
-        assert_eq!(root.step(Duration::ZERO, Input::ChildProved(Rank(2))), []);
-        assert_eq!(
-            root.step(Duration::ZERO, Input::ChildProved(Rank(1))),
-            [Output::Down(Rank(1), Ok(())), Output::Down(Rank(2), Ok(())), Output::End(Ok(()))]
-        );
-        assert_eq!(root.stage(), Stage::Decided);
-    }
-
-    #[test]
-    fn what_joined_before_the_parent_appeared_is_told_to_it() {
-        let mut inner = joining(1, 8);
-        assert_eq!(inner.step(Duration::ZERO, Input::ChildProved(Rank(5))), []);
-        assert_eq!(inner.stage(), Stage::Alone);
-        assert_eq!(inner.step(Duration::ZERO, Input::ParentProved), [Output::Up(joined(&[1, 5]))]);
-        assert_eq!(inner.stage(), Stage::Joined);
-        assert_eq!(inner.step(Duration::ZERO, Input::ChildProved(Rank(7))), [Output::Up(joined(&[7]))]);
-        // A child that tells of ranks which are none of its own is not believed.
-        assert_eq!(inner.step(Duration::ZERO, Input::News(joined(&[2, 7]))), []);
-    }
-
-    #[test]
-    fn a_death_is_told_when_all_others_have_joined() {
-        let mut root = joining(0, 6);
-        for child in [1, 2, 3] {
-            assert_eq!(root.step(Duration::ZERO, Input::ChildProved(Rank(child))), []);
-        }
-        assert_eq!(root.step(Duration::ZERO, Input::Died(Rank(1), Stage::Joined)), []);
-        // Rank 5, which is to join rank 1, joins rank 0 in its place.
-        assert_eq!(root.vacant(), [Rank(1)]);
-        assert_eq!(root.step(Duration::ZERO, Input::TookPlace(Rank(1))), []);
-        assert_eq!(root.vacant(), []);
-        assert_eq!(root.step(Duration::ZERO, Input::ChildProved(Rank(5))), []);
-        let fault = Err(Fault::Lost(Rank(1)));
-        let told = [2, 3, 4, 5].map(|child| Output::Down(Rank(child), fault.clone()));
-        let outputs = root.step(Duration::ZERO, Input::ChildProved(Rank(4)));
-        assert_eq!(outputs, [&told[..], &[Output::End(fault)]].concat());
-    }
-
-    #[test]
-    fn a_child_takes_the_place_of_rank_0_and_waits_for_the_others() {
-        let mut heir = joining(1, 4);
-        heir.step(Duration::ZERO, Input::ParentProved);
-        assert_eq!((heir.seeks(), heir.vacant()), (None, vec![]));
-        assert_eq!(heir.step(Duration::ZERO, Input::Died(Rank(0), Stage::Alone)), []);
-        assert_eq!((heir.seeks(), heir.vacant()), (Some((Rank(1), Rank(0))), vec![Rank(0)]));
-        assert_eq!(heir.step(Duration::ZERO, Input::TookPlace(Rank(0))), []);
-        assert_eq!((heir.seeks(), heir.vacant(), heir.stage()), (None, vec![], Stage::Alone));
-        assert_eq!(heir.step(Duration::ZERO, Input::ChildProved(Rank(3))), []);
-        let fault = Err(Fault::Lost(Rank(0)));
-        assert_eq!(
-            heir.step(Duration::ZERO, Input::ChildProved(Rank(2))),
-            [Output::Down(Rank(2), fault.clone()), Output::Down(Rank(3), fault.clone()), Output::End(fault)]
-        );
-    }
-
-    #[test]
-    fn a_child_in_the_place_of_its_parent_joins_the_parent_of_that() {
-        let mut heir = joining(5, 8);
-        heir.step(Duration::ZERO, Input::ParentProved);
-        heir.step(Duration::ZERO, Input::Died(Rank(1), Stage::Joined));
-        heir.step(Duration::ZERO, Input::TookPlace(Rank(1)));
-        assert_eq!(heir.seeks(), Some((Rank(1), Rank(0))));
-        let news = News { joined: vec![Rank(5)], died: vec![Rank(1)] };
-        assert_eq!(heir.step(Duration::ZERO, Input::ParentProved), [Output::Up(news)]);
-        assert_eq!(heir.step(Duration::ZERO, Input::ChildProved(Rank(7))), [Output::Up(joined(&[7]))]);
-
-        let mut late = joining(5, 8);
-        late.step(Duration::ZERO, Input::Died(Rank(1), Stage::Joined));
-        assert_eq!(
-            late.step(Duration::ZERO, Input::Refused),
-            [],
-            "a rank in the place of rank 1 may accept it yet"
-        );
-        late.step(Duration::ZERO, Input::TookPlace(Rank(1)));
-        let lost = Err(Fault::Lost(Rank(1)));
-        assert_eq!(late.step(Duration::ZERO, Input::Refused), [Output::End(lost)]);
-    }
-
-    #[test]
-    fn a_parent_that_had_decided_is_lost_at_once() {
-        let mut orphan = joining(2, 4);
-        orphan.step(Duration::ZERO, Input::ParentProved);
-        let lost = Err(Fault::Lost(Rank(0)));
-        assert_eq!(
-            orphan.step(Duration::ZERO, Input::Died(Rank(0), Stage::Decided)),
-            [Output::End(lost)],
-            "another child may have left already"
-        );
-    }
-
-    #[test]
-    fn heads_name_the_missing_when_their_timeout_has_passed_and_not_before() {
-        let mut root = joining(0, 4);
-        root.step(Duration::ZERO, Input::ChildProved(Rank(2)));
-        let fault = Err(Fault::Missing(vec![Rank(1), Rank(3)]));
-        let before = TIMEOUT - Duration::from_nanos(1);
-        assert_eq!((root.next_tick(), root.step(before, Input::Tick)), (TIMEOUT, vec![]));
-        assert_eq!(
-            root.step(TIMEOUT, Input::Tick),
-            [Output::Down(Rank(2), fault.clone()), Output::End(fault)]
-        );
-        let mut orphan = joining(1, 6);
-        let fault = Err(Fault::Missing(vec![Rank(0), Rank(5)]));
-        assert_eq!((orphan.next_tick(), orphan.step(before, Input::Tick)), (TIMEOUT, vec![]));
-        assert_eq!(orphan.step(TIMEOUT, Input::Tick), [Output::End(fault)]);
-    }
-}
+mod tests;

@@ -2,21 +2,23 @@
 //! [`JoinProtocol`](crate::machine::join) machine.
 //!
 //! If a neighbour dies meanwhile, this rank tries to take its place, by listening at an address that follows from the id and
-//! the dead rank. Only one process can listen there, so one neighbour takes the place, and the others connect to it.
+//! the dead rank. Only one process can listen there, so one neighbour takes the place, and the others connect to it. If that one
+//! dies too, the address is free again as soon as the kernel has closed its socket. A forked child that keeps the socket open
+//! delays that: then the survivors wait until their timeout has passed.
 
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use wholemem_os::PidFd;
 use wholemem_os::packet::PacketListener;
 use wholemem_os::robust::Pulse;
+use wholemem_os::{PacketSocket, PidFd};
 
 use super::{Peer, Progress, Reading};
 use crate::core::{Core, Phase};
 use crate::door::{Door, Joined};
-use crate::knock::Knock;
+use crate::knock::{Knock, is_refusal};
 use crate::link::Link;
 use crate::machine::Fault;
 use crate::machine::join::{Input, Output};
@@ -24,6 +26,9 @@ use crate::machine::rest::Rest;
 use crate::rank::Tree;
 use crate::wire::frame::{Header, Kind, What, encode_fault, encode_news};
 use crate::{Error, Rank};
+
+/// How often to test whether ranks that had joined a dead rank still listen.
+const PROBE_EVERY: Duration = Duration::from_millis(100);
 
 /// The connections of a rank that is joining, on both sides.
 #[derive(Debug)]
@@ -36,12 +41,20 @@ pub(super) struct Joining {
     seeks: Option<(Rank, Rank)>,
     /// The places of this rank in the tree: its own, and those of ranks that died.
     places: BTreeSet<Rank>,
+    /// When ranks were last probed.
+    probed: Instant,
 }
 
 impl Joining {
     pub(super) fn new(rank: Rank, door: Option<Door>) -> Self {
         let doors = door.into_iter().collect();
-        Self { doors, knocks: Vec::new(), seeks: None, places: BTreeSet::from([rank]) }
+        Self {
+            doors,
+            knocks: Vec::new(),
+            seeks: None,
+            places: BTreeSet::from([rank]),
+            probed: Instant::now(),
+        }
     }
 
     /// Everything to be polled for reading.
@@ -99,13 +112,21 @@ impl Progress {
             }
         }
         let knocks = &self.joining.knocks;
-        if !knocks.is_empty() && knocks.iter().all(Knock::is_refused) {
-            self.protocol(Input::Refused);
+        if !knocks.is_empty() {
+            let is_refused = knocks.iter().all(Knock::is_refused);
+            self.protocol(if is_refused { Input::Refused } else { Input::Reached });
         }
-        let (own, peers) = (self.core.tree.rank, &self.peers);
+        let (own, peers, heart) = (self.core.tree.rank, &self.peers, &self.core.heart);
         let mut joined = Vec::new();
         for door in &mut self.joining.doors {
-            joined.extend(door.serve(&self.core.heart, |rank| rank == own || peers.contains_key(&rank)));
+            joined.extend(door.serve(heart, |rank| {
+                let is_free = rank != own && !peers.contains_key(&rank);
+                if let Some(protocol) = self.protocol.as_mut().filter(|_| is_free) {
+                    protocol.step(self.began.elapsed(), Input::ChildAdmitted(rank));
+                    heart.set_status(protocol.record());
+                }
+                is_free
+            }));
         }
         for joined in joined {
             let rank = joined.rank;
@@ -136,11 +157,15 @@ impl Progress {
         let Some(protocol) = &mut self.protocol else { return };
         let outputs = protocol.step(self.began.elapsed(), input);
         // Before any neighbour is told: if this rank dies meanwhile, they know what the others may have heard.
-        self.core.heart.set_status(protocol.stage() as u64);
+        self.core.heart.set_status(protocol.record());
         let place = protocol.place();
         if outputs.iter().any(|output| matches!(output, Output::End(_))) {
-            // Before anybody is told: who dies in the telling leaves no file.
+            // Before the decision is sent: this rank may die while it sends it, and a child before it reads it. Neither
+            // leaves the file of its socket.
             self.joining.end();
+            for child in self.peers.keys().filter(|rank| Some(**rank) != place.parent()) {
+                self.core.id.address(*child).remove();
+            }
         }
         for output in outputs {
             match output {
@@ -178,8 +203,8 @@ impl Progress {
         for place in vacant {
             let id = &self.core.id;
             // It is refused if another neighbour of the dead rank has taken the place: then this rank joins that one, or
-            // that one joins this rank.
-            let Ok(listener) = PacketListener::bind_unused(&id.stand_in_address(place)) else { continue };
+            // that one joins this rank. The file of one that has died since is replaced.
+            let Ok(listener) = PacketListener::bind(&id.stand_in_address(place)) else { continue };
             let tree = Tree { rank: place, ..self.core.tree };
             self.joining.doors.push(Door::new(listener, tree, id.key(), id.has_secret()));
             self.joining.places.insert(place);
@@ -187,10 +212,31 @@ impl Progress {
         }
     }
 
+    /// Tests whether ranks still listen that had joined a rank which died, and have not joined its successor.
+    ///
+    /// Every rank listens at its own address until it has learnt the decision.
+    pub(super) fn probe_unaccounted(&mut self) {
+        if self.joining.probed.elapsed() < PROBE_EVERY {
+            return;
+        }
+        self.joining.probed = Instant::now();
+        let unaccounted: Vec<_> = self.protocol.iter().flat_map(|protocol| protocol.unaccounted()).collect();
+        for rank in unaccounted {
+            let address = self.core.id.address(rank);
+            if PacketSocket::connect(&address).is_err_and(|error| is_refusal(&error)) {
+                address.clear_away();
+                self.protocol(Input::Gone(rank));
+            }
+        }
+    }
+
     pub(super) fn fail(&mut self, error: Error) {
         self.joining.end();
         if let Some(protocol) = &self.protocol {
-            protocol.died().for_each(|dead| self.core.id.stand_in_address(dead).clear_away());
+            for dead in protocol.died() {
+                self.core.id.address(dead).clear_away();
+                self.core.id.stand_in_address(dead).clear_away();
+            }
         }
         (self.protocol, self.whole) = (None, None);
         self.enter(Phase::Failed(error));

@@ -112,6 +112,89 @@ fn ranks_that_know_of_a_death_wait_for_one_that_comes_late() {
     });
 }
 
+/// Kills a rank while one is late, and then some of the ranks that take the places of those killed, one after the other.
+fn kill_successors(seed: u64, size: u32, victim: Rank, places: Vec<Rank>, deaths: u32) {
+    let mut dice = Dice(seed ^ 9);
+    let late = (victim.0 + 1 + u32::try_from(dice.below(u64::from(size) - 1)).expect("small")) % size;
+    let mut world = World::new(seed, size, false);
+    let comes = Duration::from_secs(3);
+    world.delay(Rank(late), comes);
+    world.doomed = (places, deaths);
+    world.push(Duration::from_micros(2 * LATEST), victim, What::Kill);
+    world.run();
+    world.assert_nobody_hangs();
+    let dead = |rank: Rank| !world.members[rank.index()].alive;
+    let killed: Vec<_> = (0..size).map(Rank).filter(|rank| dead(*rank)).collect();
+    let knows = |rank: Rank| world.members[rank.index()].joining.died().next().is_some();
+    if !world.survivors().any(|(rank, _)| knows(rank)) {
+        // Each was connected with ranks that live, or with none: it cannot tell the dead from ranks that have yet to start.
+        return;
+    }
+    world.assert_learnt_together();
+    for (rank, outcome) in world.survivors() {
+        let context = format!("to {rank} of {size}, {late} is late, {killed:?} were killed");
+        let Err(Fault::Lost(lost)) = outcome else { panic!("{outcome:?} {context}") };
+        assert!(killed.contains(lost), "{lost} {context}");
+        let (at, _) = world.members[rank.index()].outcome.as_ref().expect("it has one");
+        assert!(*at < TIMEOUT, "at {at:?} {context}");
+    }
+}
+
+#[test]
+fn ranks_that_only_the_dead_have_seen_are_learnt_dead_by_all_together() {
+    for_seeds(100, |seed| {
+        let mut dice = Dice(seed ^ 13);
+        // All are within two levels of rank 0.
+        let size = 4 + u32::try_from(dice.below(18)).expect("small");
+        let mut world = World::new(seed, size, false);
+        // Rank 1 is late, rank 2 lives, and ranks 5 to 8 have not joined any; rank 0 and some others die at the same time.
+        world.delay(Rank(1), Duration::from_secs(3));
+        let mut dies = |rank: &u32| !(5..9).contains(rank) && dice.below(3) == 0;
+        let killed: Vec<_> = (3..size).filter(|rank| dies(rank)).chain([0]).map(Rank).collect();
+        for rank in &killed {
+            world.push(Duration::from_micros(2 * LATEST), *rank, What::Kill);
+        }
+        world.run();
+        world.assert_nobody_hangs();
+        world.assert_learnt_together();
+        for (rank, outcome) in world.survivors() {
+            assert_eq!(*outcome, Err(Fault::Lost(Rank(0))), "to {rank} of {size}, {killed:?} were killed");
+            let (at, _) = world.members[rank.index()].outcome.as_ref().expect("it has one");
+            assert!(*at < TIMEOUT, "at {at:?} to {rank} of {size}, {killed:?} were killed");
+        }
+    });
+}
+
+#[test]
+fn a_death_of_the_successor_of_rank_0_is_learnt_by_all_together() {
+    for_seeds(200, |seed| {
+        let size = 3 + u32::try_from(Dice(seed ^ 10).below(60)).expect("small");
+        kill_successors(seed, size, Rank(0), vec![Rank(0)], 1);
+    });
+}
+
+#[test]
+fn deaths_of_successors_of_successors_are_learnt_by_all_together() {
+    for_seeds(200, |seed| {
+        let mut dice = Dice(seed ^ 11);
+        let size = 3 + u32::try_from(dice.below(60)).expect("small");
+        let deaths = 2 + u32::try_from(dice.below(4)).expect("small");
+        kill_successors(seed, size, Rank(0), vec![Rank(0)], deaths);
+    });
+}
+
+#[test]
+fn deaths_of_successors_at_inner_places_are_learnt_by_all_together() {
+    for_seeds(200, |seed| {
+        let mut dice = Dice(seed ^ 12);
+        let size = 7 + u32::try_from(dice.below(100)).expect("small");
+        let victim = Rank(u32::try_from(dice.below(2)).expect("a rank"));
+        let places = vec![Rank(0), Rank(1), Rank(5)];
+        let deaths = 1 + u32::try_from(dice.below(5)).expect("small");
+        kill_successors(seed, size, victim, places, deaths);
+    });
+}
+
 #[test]
 fn a_rank_that_never_comes_is_named_to_all() {
     for_seeds(60, |seed| {

@@ -1,0 +1,156 @@
+//! What a rank publishes of its joining in its liveness page: its neighbours can read it after its death.
+//!
+//! ```text
+//!   bit 0     2      6         26        46     63
+//!       | stage | climbed | below top | below own | rank + 1 |
+//! ```
+//!
+//! A rank that dies cannot pass on what it knows, and a neighbour that takes its place needs to know which ranks to wait for. The
+//! record holds the ranks that were seen at the two levels below the highest place of the rank and below its own place. For a
+//! group of up to 21 ranks, that is all of them.
+
+use std::collections::BTreeSet;
+
+use crate::Rank;
+use crate::rank::Tree;
+use crate::wire::Malformed;
+
+/// How far a rank has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It has not joined a parent.
+    Alone,
+    /// It has joined its parent.
+    Joined,
+    /// It knows the decision, and may have sent it to some of its neighbours.
+    Decided,
+}
+
+/// What a rank publishes of its joining.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct JoinRecord {
+    /// How far the rank has come: of the highest place, whether the rank in it had joined its parent.
+    pub(crate) stage: Stage,
+    /// The rank itself, which may be in the places of others.
+    pub(crate) rank: Rank,
+    /// The highest place that the rank has taken or knows to be that of a dead rank, all places between that and its own too.
+    pub(crate) top: Rank,
+    /// Ranks that had joined, dead or alive.
+    pub(crate) seen: BTreeSet<Rank>,
+}
+
+const BELOW_BITS: u32 = 20;
+const CLIMBED_AT: u32 = 2;
+const TOP_AT: u32 = 6;
+const OWN_AT: u32 = TOP_AT + BELOW_BITS;
+const RANK_AT: u32 = OWN_AT + BELOW_BITS;
+
+impl JoinRecord {
+    /// The number of a rank whose own place is `own`. `is_seen` is asked about the ranks at the two levels below `top` and `own`.
+    pub(crate) fn encode(stage: Stage, own: Tree, top: Tree, is_seen: impl Fn(Rank) -> bool) -> u64 {
+        let below = |tree: Tree| {
+            let bit = |(n, rank): (usize, Rank)| u64::from(is_seen(rank)) << n;
+            two_levels_below(tree).enumerate().map(bit).sum::<u64>()
+        };
+        let stage = match stage {
+            Stage::Alone => 0,
+            Stage::Joined => 1,
+            Stage::Decided => 2,
+        };
+        let below_top = below(top);
+        let below_own = if own == top { below_top } else { below(own) };
+        stage
+            | u64::from(own.depth() - top.depth()) << CLIMBED_AT
+            | below_top << TOP_AT
+            | below_own << OWN_AT
+            | (u64::from(own.rank.0) + 1) << RANK_AT
+    }
+
+    /// The record that a neighbour in `place` has published.
+    pub(crate) fn decode(number: u64, place: Tree) -> Result<Self, Malformed> {
+        let field = |at: u32, bits: u32| number >> at & ((1 << bits) - 1);
+        let stage = match field(0, CLIMBED_AT) {
+            0 => Stage::Alone,
+            1 => Stage::Joined,
+            2 => Stage::Decided,
+            _ => return Err(Malformed("a record of joining is of no known stage")),
+        };
+        let rank = (number >> RANK_AT).checked_sub(1).and_then(|rank| u32::try_from(rank).ok());
+        let Some(rank) = rank.filter(|rank| *rank < place.size).map(Rank) else {
+            return Err(Malformed("a record of joining is of no rank"));
+        };
+        let own = Tree { rank, ..place };
+        let mut top = own;
+        for _ in 0..field(CLIMBED_AT, TOP_AT - CLIMBED_AT) {
+            top.rank = top.parent().ok_or(Malformed("a record of joining is of a place above rank 0"))?;
+        }
+        if !top.is_below(place.rank) {
+            return Err(Malformed("a record of joining is of another part of the tree"));
+        }
+        let mut seen = BTreeSet::new();
+        for (tree, at) in [(top, TOP_AT), (own, OWN_AT)] {
+            let below = field(at, BELOW_BITS);
+            seen.extend(
+                two_levels_below(tree).enumerate().filter(|(n, _)| below >> n & 1 == 1).map(|(_, rank)| rank),
+            );
+            let known = two_levels_below(tree).count();
+            if below >> known != 0 {
+                return Err(Malformed("a record of joining names a rank that is not in the group"));
+            }
+        }
+        Ok(Self { stage, rank, top: top.rank, seen })
+    }
+}
+
+/// The children of a place and their children, in ascending order: at most 20.
+fn two_levels_below(tree: Tree) -> impl Iterator<Item = Rank> {
+    tree.children().chain(tree.children().flat_map(move |rank| Tree { rank, ..tree }.children()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn encode(record: &JoinRecord, size: u32) -> u64 {
+        let (own, top) = (Tree::new(record.rank, size), Tree::new(record.top, size));
+        JoinRecord::encode(record.stage, own, top, |rank| record.seen.contains(&rank))
+    }
+
+    #[test]
+    fn a_record_of_a_group_of_21_names_all_ranks_that_were_seen() {
+        let seen = (0..21).map(Rank).filter(|rank| rank.0 != 0 && rank.0 != 7).collect();
+        let record = JoinRecord { stage: Stage::Joined, rank: Rank(7), top: Rank(0), seen };
+        assert_eq!(JoinRecord::decode(encode(&record, 21), Tree::new(Rank(1), 21)), Ok(record));
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_is_refused() {
+        let of = |record: u64, place: u32| JoinRecord::decode(record, Tree::new(Rank(place), 30)).map(drop);
+        let record = JoinRecord { stage: Stage::Alone, rank: Rank(5), top: Rank(1), seen: BTreeSet::new() };
+        let number = encode(&record, 30);
+        assert_eq!(of(number, 5), Ok(()));
+        for (number, place, rule) in [
+            (0, 5, "a record of joining is of no rank"),
+            (31 << RANK_AT, 5, "a record of joining is of no rank"),
+            (number | 3, 5, "a record of joining is of no known stage"),
+            (number | 3 << CLIMBED_AT, 5, "a record of joining is of a place above rank 0"),
+            (number, 2, "a record of joining is of another part of the tree"),
+            (number | 1 << (OWN_AT + 19), 5, "a record of joining names a rank that is not in the group"),
+        ] {
+            assert_eq!(of(number, place), Err(Malformed(rule)), "{number:#x}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_that_is_decoded_is_encoded_to_the_same_number(number: u64, rank in 0u64..40, place in 0u32..30) {
+            let number = number & ((1 << RANK_AT) - 1) | rank << RANK_AT;
+            if let Ok(record) = JoinRecord::decode(number, Tree::new(Rank(place), 30)) {
+                let again = encode(&record, 30);
+                prop_assert_eq!(JoinRecord::decode(again, Tree::new(Rank(place), 30)), Ok(record));
+            }
+        }
+    }
+}
