@@ -1,4 +1,12 @@
-//! A rank in a group of ranks: how it joins, and how it leaves.
+//! [`Bootstrap`]: a rank's membership in a group, how it joins and leaves.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`collective`] | barrier, broadcast, all_gather, all_to_all and agree |
+//! | [`descriptors`] | all_gather_fds |
+//! | [`split`] | groups of some of the ranks of a group |
+//! | [`env`](mod@env) | from_env: joining as a launcher asks for |
+//! | [`watch`] | callbacks for the failure of a group |
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,13 +16,23 @@ use std::time::{Duration, Instant};
 use wholemem_os::packet::PacketListener;
 use wholemem_os::{Deadline, Errno, Error as OsError, interrupt};
 
-use crate::collective::{GLANCE, wait_out};
 use crate::core::{Core, Phase};
-use crate::door::Door;
-use crate::machine::Fault;
+use crate::fault::Fault;
+use crate::handshake::Acceptor;
 use crate::progress::Progress;
 use crate::rank::Tree;
 use crate::{Error, Rank, Result, UniqueId};
+
+mod collective;
+mod descriptors;
+mod env;
+mod split;
+mod watch;
+
+pub use self::collective::Verdict;
+pub use self::watch::Watch;
+
+use self::collective::{GLANCE, wait_out};
 
 /// How long an operation waits for the other ranks unless [`Bootstrap::set_timeout`] says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -64,7 +82,7 @@ impl Bootstrap {
     }
 
     /// Joins a group whose members, if it is a part of another, are all known to be members of that.
-    pub(crate) fn create_part(
+    fn create_part(
         id: &UniqueId,
         rank: Rank,
         size: u32,
@@ -83,11 +101,11 @@ impl Bootstrap {
         let tree = Tree::new(rank, size);
         let core = Arc::new(Core::create(id.clone(), tree)?);
         // Also a rank without children listens: if its parent dies, others find out there whether it lives.
-        let door = match tree.neighbours().next() {
-            Some(_) => Some(Door::new(listen(id, rank)?, tree, id.key(), id.has_secret())),
+        let acceptor = match tree.neighbours().next() {
+            Some(_) => Some(Acceptor::new(listen(id, rank)?, tree, id.key(), id.has_secret())),
             None => None,
         };
-        let progress = Progress::new(Arc::clone(&core), timeout, door, whole);
+        let progress = Progress::new(Arc::clone(&core), timeout, acceptor, whole);
         let thread = std::thread::Builder::new()
             .name(format!("wholemem-rank-{rank}"))
             .spawn(move || progress.run())
@@ -190,7 +208,7 @@ impl Bootstrap {
     pub fn check(&self) -> Result<()> {
         self.check_epoch()?;
         let state = self.core.state();
-        state.standing.check(state.begun + 1)
+        state.group.check(state.begun + 1)
     }
 
     /// Ends the group for all ranks: what they are at, and whatever they call later, is [`Error::Aborted`].
@@ -225,11 +243,11 @@ impl Bootstrap {
             let mut state = self.core.state();
             state.stop = true;
             self.core.changed.notify_all();
-            state.standing.close()
+            state.group.close()
         };
         self.core.wake();
         if is_news {
-            self.core.tell(&Error::Closed);
+            self.core.notify(&Error::Closed);
         }
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread
@@ -250,19 +268,19 @@ impl Bootstrap {
         }
     }
 
-    pub(crate) fn check_epoch(&self) -> Result<()> {
+    fn check_epoch(&self) -> Result<()> {
         if self.core.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// Begins an operation: gives it its number, if no other is under way and the group stands.
-    pub(crate) fn begin(&self) -> Result<Turn<'_>> {
+    fn begin(&self) -> Result<Turn<'_>> {
         self.check_epoch()?;
         if self.busy.swap(true, Ordering::Acquire) {
             return Err(Error::Busy);
         }
         let turn = Turn { bootstrap: self, began: Instant::now() };
         let mut state = self.core.state();
-        state.standing.check(state.begun + 1)?;
+        state.group.check(state.begun + 1)?;
         state.begun += 1;
         drop(state);
         Ok(turn)
@@ -271,7 +289,7 @@ impl Bootstrap {
 
 /// The time in which one operation has the communicator for itself.
 #[derive(Debug)]
-pub(crate) struct Turn<'a> {
+struct Turn<'a> {
     pub(crate) bootstrap: &'a Bootstrap,
     pub(crate) began: Instant,
 }

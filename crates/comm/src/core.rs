@@ -8,13 +8,16 @@ use rustix::event::EventfdFlags;
 use wholemem_os::robust::Heart;
 use wholemem_os::{Error as OsError, ForkEpoch, PacketSocket};
 
-use crate::link::{Left, Link, Packet};
-use crate::machine::Fault;
-use crate::machine::standing::Standing;
-use crate::paths::{Next, Paths};
+use crate::fault::Fault;
+use crate::links::{Left, Link, Next, Packet, Paths};
+use crate::machine::group_state::GroupState;
 use crate::rank::Tree;
 use crate::wire::frame::{Header, Kind, MAX_PAYLOAD, What, encode_fault};
-use crate::{Error, Rank, Result, UniqueId, watch};
+use crate::{Error, Rank, Result, UniqueId};
+
+mod watchers;
+
+pub(crate) use watchers::Notify;
 
 /// A message as it was sent, put together from its frames.
 #[derive(Debug)]
@@ -42,7 +45,7 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) phase: Phase,
-    pub(crate) standing: Standing,
+    pub(crate) group: GroupState,
     pub(crate) inbox: HashMap<(u64, Kind, Rank), Message>,
     /// Descriptors that have come, by operation and by the neighbour they came from.
     pub(crate) fds: HashMap<(u64, Rank), Vec<Tagged>>,
@@ -72,7 +75,7 @@ pub(crate) struct Core {
     pub(crate) changed: Condvar,
     /// The neighbours whose threads have stood still for some time.
     still: Mutex<BTreeSet<Rank>>,
-    pub(crate) watchers: watch::Place,
+    watchers: Mutex<watchers::Watchers>,
 }
 
 impl Core {
@@ -90,7 +93,7 @@ impl Core {
             paths: Mutex::new(Paths::new(tree.rank)),
             state: Mutex::new(State {
                 phase: Phase::Joining,
-                standing: Standing::new(tree),
+                group: GroupState::new(tree),
                 inbox: HashMap::new(),
                 fds: HashMap::new(),
                 fds_lost: false,
@@ -100,7 +103,7 @@ impl Core {
             }),
             changed: Condvar::new(),
             still: Mutex::default(),
-            watchers: watch::Place::default(),
+            watchers: Mutex::default(),
         })
     }
 
@@ -141,7 +144,7 @@ impl Core {
     }
 
     pub(crate) fn post_packets(&self, to: Rank, packets: impl IntoIterator<Item = Packet>) {
-        // No link: the peer has died or left, and the standing says so.
+        // No link: the peer has died or left, and the state of the group says so.
         if let Some(link) = self.link(to)
             && link.post(packets) != Left::Nothing
         {
@@ -194,8 +197,8 @@ impl Core {
     pub(crate) fn fall(&self, fault: Fault, from: Option<Rank>) {
         let (told, is_first) = {
             let mut state = self.state();
-            let is_first = state.standing.fault().is_none();
-            let told = state.standing.fall(fault.clone(), from);
+            let is_first = state.group.fault().is_none();
+            let told = state.group.fall(fault.clone(), from);
             self.changed.notify_all();
             (told, is_first)
         };
@@ -209,7 +212,7 @@ impl Core {
             }
         }
         if is_first {
-            self.tell(&fault.error());
+            self.notify(&fault.error());
         }
     }
 
@@ -217,8 +220,8 @@ impl Core {
     pub(crate) fn leave(&self, rank: Rank, after: u64, from: Option<Rank>) {
         let (told, is_news) = {
             let mut state = self.state();
-            let is_news = !state.standing.has_left(rank);
-            let told = state.standing.leave(rank, after, from);
+            let is_news = !state.group.has_left(rank);
+            let told = state.group.leave(rank, after, from);
             self.changed.notify_all();
             (told, is_news)
         };
@@ -226,7 +229,7 @@ impl Core {
             self.post(neighbour, Header::new(Kind::Left, What::Nothing, rank, neighbour, after), &[]);
         }
         if is_news {
-            self.tell(&Error::PeerLeft { rank });
+            self.notify(&Error::PeerLeft { rank });
         }
     }
 }

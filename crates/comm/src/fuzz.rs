@@ -27,10 +27,10 @@ pub fn frame(bytes: &[u8]) {
     }
 }
 
-/// Bytes as the packets of a stranger at the door, each behind a byte that says how long it is.
+/// Bytes as the packets of an unauthenticated peer, each behind a byte that says how long it is.
 ///
 /// # Panics
-/// When a stranger without the secret is believed, or what is decoded is not what was encoded.
+/// When a peer without the secret is authenticated, or what is decoded is not what was encoded.
 pub fn handshake(bytes: &[u8]) {
     let key = UniqueId::agreed(Home::Namespace(0), "fuzz", Some("a secret that no corpus holds")).key();
     let mut rest = bytes;
@@ -47,7 +47,10 @@ pub fn handshake(bytes: &[u8]) {
                 transcript = Some(Transcript { claim, parent: Rank(0), parent_size: 3, parent_nonce });
             }
             (Hello::Answer(proof), Some(transcript)) => {
-                assert!(!transcript.verify(&key, Role::Child, proof), "a stranger was believed");
+                assert!(
+                    !transcript.verify(&key, Role::Child, proof),
+                    "a peer without the secret was authenticated"
+                );
             }
             _ => {}
         }

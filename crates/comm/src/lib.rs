@@ -1,41 +1,49 @@
-//! Ranks that find, trust and watch each other, and pass bytes and file descriptors.
+//! Process groups on one node: ranks authenticate each other, detect deaths, and exchange bytes and file descriptors.
 //!
 //! ```text
-//!   launcher ---- UniqueId ----> every rank           a tree of sockets, made in milliseconds
+//!   launcher ---- UniqueId ----> every rank           the ranks connect as a tree, within milliseconds
 //!
 //!                  0
 //!               /  |  \                               Bootstrap: barrier, broadcast, all_gather,
 //!              1   2   3 ...                          all_to_all, all_gather_fds, agree, split
 //!
-//!   each watches its neighbours; a death is known to all within 100 ms, and named
+//!   each rank watches its neighbours; within 100 ms of a death, every rank knows which rank has died
 //! ```
 //!
-//! | room | what it holds |
+//! The modules are layers. Each uses only those below it in this drawing:
+//!
+//! ```text
+//!   bootstrap       Bootstrap: creating a group, collectives, descriptors, split, launchers' environment, watch
+//!   progress        the thread of a communicator: joins, reads, forwards, detects deaths
+//!   core            the state that callers and that thread share
+//!   links           connections between ranks        handshake       authentication of ranks
+//!   machine         the protocols as state machines without I/O, and the simulator that tests them
+//!   wire            frames and handshake messages as bytes
+//!   fault, id       why a group failed, UniqueId
+//!   error, rank     Error, Rank and the tree
+//! ```
+//!
+//! | item | what it is |
 //! |---|---|
-//! | [`UniqueId`] | what ranks have in common before they meet |
-//! | [`Bootstrap`] | a rank's membership: how to get one, and every operation |
-//! | [`Error`] | what can go wrong, with the ranks it went wrong with |
-//! | `machine` | what ranks decide, as machines without I/O, with the simulator that tests them |
-//! | `wire` | what travels between ranks, as bytes |
-//! | `door`, `knock` | joining: the proof of the secret, and the limits of strangers |
-//! | `progress/joining` | joining: whom to accept and to connect to, and who takes the place of a rank that dies |
-//! | `link`, `core`, `progress` | connections, what threads share, and the one thread that reads and watches |
-//! | `paths` | links between ranks that are no neighbours in the tree, made at first use |
+//! | [`UniqueId`] | the address and the secret of a group, which all its ranks are given before they join |
+//! | [`Bootstrap`] | a rank's membership in a group, with every operation |
+//! | [`Watch`] | a callback for the failure of a group |
+//! | [`Verdict`] | the result of a vote |
+//! | [`Error`] | what can go wrong, with the ranks at fault |
 //!
-//! What it keeps true: every wait ends, when its timeout has passed and not before, at most a second after it. A rank
-//! that died is [`Error::PeerLost`] on every survivor, one that
-//! is stopped or never came is [`Error::Timeout`], both with its rank; after that every operation returns an error at
-//! once, and a new communicator among the survivors works. Nothing is left behind: descriptors, maps, files.
+//! **Guarantees.** Every wait ends when its timeout has passed, not before, and at most a second after it. If a rank dies, every
+//! survivor gets [`Error::PeerLost`]. If a rank is stopped or has not started, every other rank gets [`Error::Timeout`]. Both name
+//! the rank. After that, every operation of the group returns an error at once, and the survivors can create a new group. No
+//! descriptor, mapping or file remains of a group that has ended.
 //!
-//! What it will not do: hide what is said. Traffic is not encrypted, and processes of the same user are trusted. Several
-//! machines are not joined yet.
+//! **Limits.** Traffic is not encrypted, and processes of the same user are trusted. All ranks must be on one node.
 //!
 //! ```
 //! use wholemem_comm::{Bootstrap, Rank, UniqueId};
 //! use wholemem_os::Deadline;
 //! use std::time::Duration;
 //!
-//! // In one process here; as a rule, each rank is a process and has got the text of the id from a launcher.
+//! // The ranks are threads here. As a rule, each is a process that a launcher has given the text of the id.
 //! let id = UniqueId::create()?;
 //! std::thread::scope(|scope| {
 //!     for rank in 0..3 {
@@ -54,28 +62,20 @@
 #![forbid(unsafe_code)]
 
 mod bootstrap;
-mod collective;
 mod core;
-mod descriptors;
-mod door;
-mod env;
 mod error;
+mod fault;
 #[doc(hidden)]
 pub mod fuzz;
+mod handshake;
 mod id;
-mod knock;
-mod link;
+mod links;
 mod machine;
-mod paths;
 mod progress;
 mod rank;
-mod split;
-mod watch;
 mod wire;
 
-pub use bootstrap::{Bootstrap, DEFAULT_TIMEOUT};
-pub use collective::Verdict;
+pub use bootstrap::{Bootstrap, DEFAULT_TIMEOUT, Verdict, Watch};
 pub use error::{Error, Result};
 pub use id::UniqueId;
 pub use rank::Rank;
-pub use watch::Watch;

@@ -1,9 +1,9 @@
-//! The progress thread: the one thread of a communicator that reads, passes on, and watches.
+//! The progress thread of a communicator: reads from all links, forwards frames, and detects deaths of neighbours.
 //!
-//! It holds the lock of the rank's [`Heart`](wholemem_os::robust::Heart) for as long as it lives, so that others see
-//! its death before the kernel has closed anything of the process, and whoever else keeps its sockets open. It sleeps
-//! in one `poll` over all links, and wakes every 10 ms to look at the pulses of its neighbours (every 40 ms in large
-//! groups, where many share the processors).
+//! It holds the lock of the rank's [`Heart`](wholemem_os::robust::Heart) while it runs, so that others see its death before the
+//! kernel has closed the descriptors of the process, and also if another process keeps its sockets open. It waits in one `poll` over
+//! all links, and wakes every 10 ms to read the liveness pages of its neighbours (every 40 ms in large groups, where many
+//! threads share the processors).
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,12 +16,11 @@ use wholemem_os::robust::{Owner, Pulse};
 use wholemem_os::{Deadline, Error as OsError, PacketSocket, PidFd};
 
 use crate::core::{Core, Message, Phase, Tagged};
-use crate::door::Door;
-use crate::link::{Left, Link, Packet};
-use crate::machine::Fault;
+use crate::fault::Fault;
+use crate::handshake::Acceptor;
+use crate::links::{Left, Link, Next, Packet};
 use crate::machine::join::{Input, JoinProtocol, JoinRecord};
-use crate::machine::rest::Rest;
-use crate::paths::Next;
+use crate::machine::stall_detector::StallDetector;
 use crate::rank::Tree;
 use crate::wire::Malformed;
 use crate::wire::frame::{self, Header, Kind, What, decode_fault, decode_news, decode_ranks};
@@ -72,7 +71,7 @@ impl Reading {
 struct Peer {
     pulse: Pulse,
     process: PidFd,
-    rest: Rest,
+    stall: StallDetector,
 }
 
 #[derive(Debug)]
@@ -96,12 +95,12 @@ impl Progress {
     pub(crate) fn new(
         core: Arc<Core>,
         timeout: Duration,
-        door: Option<Door>,
+        acceptor: Option<Acceptor>,
         whole: Option<Arc<Core>>,
     ) -> Self {
         let now = Instant::now();
         let protocol = Some(JoinProtocol::new(core.tree, timeout));
-        let joining = Joining::new(core.tree.rank, door);
+        let joining = Joining::new(core.tree.rank, acceptor);
         Self {
             core,
             began: now,
@@ -367,13 +366,13 @@ impl Progress {
                 Owner::Alive if peer.process.has_exited() != Ok(true) => {}
                 _ => dead.push(*rank),
             }
-            peer.rest.look(peer.pulse.beats(), passed);
+            peer.stall.observe(peer.pulse.beats(), passed);
         }
         for rank in dead {
-            self.bury(rank);
+            self.on_peer_exit(rank);
         }
         // Who is not there, because it has left, does not stand still: it is not to be named for those behind it.
-        let is_still = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| peer.rest.is_still());
+        let is_still = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| peer.stall.is_stalled());
         *self.core.still() = self.core.tree.neighbours().filter(is_still).collect();
         self.looked = Instant::now();
         self.look_at_the_whole();
@@ -381,8 +380,8 @@ impl Progress {
         self.probe_unaccounted();
     }
 
-    /// A neighbour's thread is no more: it has left, or died. What it had sent before counts.
-    fn bury(&mut self, rank: Rank) {
+    /// Handles that the thread of a neighbour has ended: it has left, or died. What it had sent before is read first.
+    fn on_peer_exit(&mut self, rank: Rank) {
         self.read_from(rank, usize::MAX);
         let Some(peer) = self.peers.remove(&rank) else { return };
         self.readings.remove(&rank);
@@ -405,7 +404,7 @@ impl Progress {
                 }
             };
         }
-        let has_left = self.core.state().standing.has_left(rank);
+        let has_left = self.core.state().group.has_left(rank);
         // Free without a word is a rank whose group had fallen already, or whose joining failed.
         if !has_left && (peer.pulse.owner() == Owner::Died || peer.process.has_exited() == Ok(true)) {
             self.core.fall(Fault::Lost(rank), None);
@@ -417,7 +416,7 @@ impl Progress {
 
     /// A part of a group cannot come together when the whole has fallen.
     fn look_at_the_whole(&mut self) {
-        let fallen = self.whole.as_ref().and_then(|whole| whole.state().standing.fault().cloned());
+        let fallen = self.whole.as_ref().and_then(|whole| whole.state().group.fault().cloned());
         if let (Some(fault), Some(_)) = (fallen, &self.protocol) {
             // Nobody will join this part any more, and one of its members can no longer clear up behind itself.
             for rank in self.core.tree.neighbours() {
@@ -431,7 +430,7 @@ impl Progress {
     fn say_goodbye(&mut self) {
         let (is_up, has_fallen, finished) = {
             let state = self.core.state();
-            (state.phase == Phase::Up, state.standing.fault().is_some(), state.finished)
+            (state.phase == Phase::Up, state.group.fault().is_some(), state.finished)
         };
         let rank = self.core.tree.rank;
         if is_up && !has_fallen {

@@ -31,9 +31,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Fault, give_up_on_joining_at};
+use super::give_up_on_joining_at;
 use crate::Rank;
+use crate::fault::Fault;
 use crate::rank::Tree;
+use crate::wire::frame::News;
 
 mod record;
 
@@ -68,13 +70,6 @@ pub(crate) enum Input {
     Decision(Result<(), Fault>),
     /// Time has passed.
     Tick,
-}
-
-/// Ranks that have joined, and ranks that have died since.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct News {
-    pub(crate) joined: Vec<Rank>,
-    pub(crate) died: Vec<Rank>,
 }
 
 /// What a rank has to do about it.

@@ -1,59 +1,26 @@
-//! What ranks decide, as machines of `step(now, input) -> outputs`: no I/O inside, and time is an argument.
+//! The protocols between ranks as state machines, `step(now, input) -> outputs`: they do no I/O, and time is an argument.
 //!
 //! | machine | what it decides |
 //! |---|---|
 //! | [`join`] | when the group is complete, or why it never will be |
 //! | [`converge`] | every collective: votes go up the tree, the decision comes down |
-//! | [`rest`] | whether a neighbour runs |
-//! | [`standing`] | whether the group still stands, and who is to be told when it falls |
+//! | [`stall_detector`] | whether a neighbour runs |
+//! | [`group_state`] | whether the group has failed, and which neighbours to inform |
 //!
 //! A rank gives up when its timeout has passed and never before; whatever the others do, it waits at most a second
 //! longer, for the word of a rank that knows who is missing. `now` counts from the call they serve. The
 //! seeded simulator in `simulator` delays, stops and kills ranks, and prints the seed of a run that fails.
 
 pub(crate) mod converge;
+pub(crate) mod group_state;
 pub(crate) mod join;
-pub(crate) mod rest;
 #[cfg(test)]
 mod simulator;
-pub(crate) mod standing;
+pub(crate) mod stall_detector;
 
 use std::time::Duration;
 
 use crate::rank::Tree;
-use crate::{Error, Rank};
-
-/// Why a group has fallen.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Fault {
-    Lost(Rank),
-    Aborted(Rank),
-    Missing(Vec<Rank>),
-    /// A rank that did not keep to the protocol, or is at another operation, as one of the others saw it.
-    Broke(Rank),
-}
-
-impl Fault {
-    /// What a later operation answers.
-    pub(crate) fn error(&self) -> Error {
-        match self {
-            Self::Lost(rank) => Error::PeerLost { rank: *rank },
-            Self::Aborted(by) => Error::Aborted { by: *by },
-            Self::Missing(missing) => Error::Poisoned { missing: missing.clone() },
-            Self::Broke(rank) => {
-                Error::Protocol { rank: *rank, what: "another rank did not understand what it sent" }
-            }
-        }
-    }
-
-    /// What the operation answers during which it happened.
-    pub(crate) fn error_within(&self, timeout: Duration, joining: bool) -> Error {
-        match self {
-            Self::Missing(missing) => Error::Timeout { missing: missing.clone(), timeout, joining },
-            other => other.error(),
-        }
-    }
-}
 
 /// When a rank that nobody above can inform gives up on the others: rank 0 when the timeout has passed, a rank whose
 /// parent does not run later, the deeper the later. So the word of a rank above, if it comes, is there first.
@@ -95,6 +62,7 @@ pub(crate) fn give_up_on_parent_at(tree: Tree, timeout: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Rank;
 
     #[test]
     fn no_rank_gives_up_before_its_timeout_and_those_above_are_first() {

@@ -17,12 +17,11 @@ use wholemem_os::{PacketSocket, PidFd};
 
 use super::{Peer, Progress, Reading};
 use crate::core::{Core, Phase};
-use crate::door::{Door, Joined};
-use crate::knock::{Knock, is_refusal};
-use crate::link::Link;
-use crate::machine::Fault;
+use crate::fault::Fault;
+use crate::handshake::{Acceptor, Connector, Joined, is_refusal};
+use crate::links::Link;
 use crate::machine::join::{Input, Output};
-use crate::machine::rest::Rest;
+use crate::machine::stall_detector::StallDetector;
 use crate::rank::Tree;
 use crate::wire::frame::{Header, Kind, What, encode_fault, encode_news};
 use crate::{Error, Rank};
@@ -34,10 +33,10 @@ const PROBE_EVERY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Joining {
     /// Where children are accepted: at this rank's own address, and at those of ranks whose place it has taken.
-    doors: Vec<Door>,
+    acceptors: Vec<Acceptor>,
     /// To the parent, and to a rank that may have taken its place.
-    knocks: Vec<Knock>,
-    /// The place that `knocks` are for, and the one above it.
+    connectors: Vec<Connector>,
+    /// The place that `connectors` are for, and the one above it.
     seeks: Option<(Rank, Rank)>,
     /// The places of this rank in the tree: its own, and those of ranks that died.
     places: BTreeSet<Rank>,
@@ -46,11 +45,11 @@ pub(super) struct Joining {
 }
 
 impl Joining {
-    pub(super) fn new(rank: Rank, door: Option<Door>) -> Self {
-        let doors = door.into_iter().collect();
+    pub(super) fn new(rank: Rank, acceptor: Option<Acceptor>) -> Self {
+        let acceptors = acceptor.into_iter().collect();
         Self {
-            doors,
-            knocks: Vec::new(),
+            acceptors,
+            connectors: Vec::new(),
             seeks: None,
             places: BTreeSet::from([rank]),
             probed: Instant::now(),
@@ -59,12 +58,12 @@ impl Joining {
 
     /// Everything to be polled for reading.
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.doors.iter().flat_map(Door::fds).chain(self.knocks.iter().filter_map(Knock::fd))
+        self.acceptors.iter().flat_map(Acceptor::fds).chain(self.connectors.iter().filter_map(Connector::fd))
     }
 
     /// When to try again, if nothing can be read.
     pub(super) fn again(&self) -> Option<Duration> {
-        self.knocks.iter().filter_map(Knock::again).min()
+        self.connectors.iter().filter_map(Connector::again).min()
     }
 
     pub(super) fn has_place(&self, rank: Rank) -> bool {
@@ -73,8 +72,8 @@ impl Joining {
 
     /// Nothing is accepted any more, and nothing is connected to.
     fn end(&mut self) {
-        self.doors.clear();
-        self.knocks.clear();
+        self.acceptors.clear();
+        self.connectors.clear();
     }
 
     /// Connects to the rank above that this rank has to join now.
@@ -83,12 +82,12 @@ impl Joining {
             return;
         }
         self.seeks = seeks;
-        self.knocks.clear();
+        self.connectors.clear();
         let Some((place, above)) = seeks else { return };
         let (id, tree) = (&core.id, Tree { rank: place, ..core.tree });
         for address in [id.address(above), id.stand_in_address(above)] {
-            let knock = Knock::new(address, above, tree, id.key(), id.has_secret());
-            self.knocks.push(if place == core.tree.rank { knock } else { knock.for_dead_rank() });
+            let connector = Connector::new(address, above, tree, id.key(), id.has_secret());
+            self.connectors.push(if place == core.tree.rank { connector } else { connector.for_dead_rank() });
         }
     }
 }
@@ -98,12 +97,12 @@ impl Progress {
     pub(super) fn join(&mut self) {
         let Some(protocol) = &self.protocol else { return };
         self.joining.seek(&self.core, protocol.seeks());
-        for index in 0..self.joining.knocks.len() {
-            match self.joining.knocks[index].step(&self.core.heart) {
+        for index in 0..self.joining.connectors.len() {
+            match self.joining.connectors[index].step(&self.core.heart) {
                 Ok(None) => {}
                 Ok(Some(joined)) => {
                     if self.meet(joined) {
-                        self.joining.knocks.clear();
+                        self.joining.connectors.clear();
                         self.protocol(Input::ParentProved);
                         break;
                     }
@@ -111,15 +110,15 @@ impl Progress {
                 Err(error) => return self.fail(error),
             }
         }
-        let knocks = &self.joining.knocks;
-        if !knocks.is_empty() {
-            let is_refused = knocks.iter().all(Knock::is_refused);
+        let connectors = &self.joining.connectors;
+        if !connectors.is_empty() {
+            let is_refused = connectors.iter().all(Connector::is_refused);
             self.protocol(if is_refused { Input::Refused } else { Input::Reached });
         }
         let (own, peers, heart) = (self.core.tree.rank, &self.peers, &self.core.heart);
         let mut joined = Vec::new();
-        for door in &mut self.joining.doors {
-            joined.extend(door.serve(heart, |rank| {
+        for acceptor in &mut self.joining.acceptors {
+            joined.extend(acceptor.serve(heart, |rank| {
                 let is_free = rank != own && !peers.contains_key(&rank);
                 if let Some(protocol) = self.protocol.as_mut().filter(|_| is_free) {
                     protocol.step(self.began.elapsed(), Input::ChildAdmitted(rank));
@@ -136,7 +135,7 @@ impl Progress {
         }
     }
 
-    /// Takes a rank that has proved itself among the neighbours.
+    /// Adds a rank whose handshake is complete to the neighbours.
     pub(super) fn meet(&mut self, joined: Joined) -> bool {
         let Joined { rank, socket, fds } = joined;
         let mut fds = fds.into_iter();
@@ -148,8 +147,8 @@ impl Progress {
         let link = Arc::new(Link::new(rank, socket));
         self.core.links().insert(rank, Arc::clone(&link));
         self.readings.insert(rank, Reading::new(link));
-        let rest = Rest::new(pulse.beats());
-        self.peers.insert(rank, Peer { pulse, process, rest });
+        let stall = StallDetector::new(pulse.beats());
+        self.peers.insert(rank, Peer { pulse, process, stall });
         true
     }
 
@@ -206,7 +205,7 @@ impl Progress {
             // that one joins this rank. The file of one that has died since is replaced.
             let Ok(listener) = PacketListener::bind(&id.stand_in_address(place)) else { continue };
             let tree = Tree { rank: place, ..self.core.tree };
-            self.joining.doors.push(Door::new(listener, tree, id.key(), id.has_secret()));
+            self.joining.acceptors.push(Acceptor::new(listener, tree, id.key(), id.has_secret()));
             self.joining.places.insert(place);
             self.protocol(Input::TookPlace(place));
         }

@@ -1,7 +1,7 @@
 //! What a rank makes of frames that no rank keeping to the protocol would send.
 
 use super::*;
-use crate::door::{Joined, own_fds};
+use crate::handshake::{Joined, own_fds};
 use crate::rank::Tree;
 use crate::{Rank, UniqueId};
 

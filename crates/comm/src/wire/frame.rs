@@ -13,8 +13,7 @@ use wholemem_os::packet::{MAX_FDS, MAX_PACKET};
 
 use super::{Malformed, Reader};
 use crate::Rank;
-use crate::machine::Fault;
-use crate::machine::join::News;
+use crate::fault::Fault;
 
 const MAGIC: [u8; 4] = *b"wmf1";
 pub(crate) const HEADER: usize = 40;
@@ -202,6 +201,13 @@ pub(crate) fn decode_ranks(bytes: &[u8]) -> Result<Vec<Rank>, Malformed> {
         return Err(Malformed("a list of ranks ends in the middle of one"));
     };
     Ok(ranks.iter().map(|rank| Rank(u32::from_le_bytes(*rank))).collect())
+}
+
+/// Ranks that have joined, and ranks that have died since.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct News {
+    pub(crate) joined: Vec<Rank>,
+    pub(crate) died: Vec<Rank>,
 }
 
 pub(crate) fn encode_news(news: &News) -> Vec<u8> {

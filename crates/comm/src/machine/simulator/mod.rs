@@ -11,10 +11,11 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 use super::converge::{self, Converge};
+use super::give_up_on_word_at;
+use super::group_state::GroupState;
 use super::join::{self, JoinProtocol, JoinRecord};
-use super::standing::Standing;
-use super::{Fault, give_up_on_word_at};
 use crate::Rank;
+use crate::fault::Fault;
 use crate::rank::Tree;
 
 /// SplitMix64: small, seeded, and good enough to choose delays.
@@ -105,7 +106,7 @@ struct Member {
     is_taking_places: bool,
     is_probing: bool,
     converge: Converge,
-    standing: Standing,
+    group: GroupState,
     outcome: Option<(Duration, Result<Vec<u8>, Fault>)>,
 }
 
@@ -148,7 +149,7 @@ impl World {
                 is_taking_places: false,
                 is_probing: false,
                 converge: Converge::new(tree, TIMEOUT, 1u32.to_le_bytes().to_vec(), count),
-                standing: Standing::new(tree),
+                group: GroupState::new(tree),
                 outcome: None,
             }
         };
@@ -499,11 +500,11 @@ impl World {
 
     fn fall(&mut self, now: Duration, rank: Rank, fault: Fault, from: Option<Rank>) {
         let member = self.member(rank);
-        for neighbour in member.standing.fall(fault.clone(), from) {
+        for neighbour in member.group.fall(fault.clone(), from) {
             self.send(now, rank, neighbour, What::Fall(fault.clone(), Some(rank)));
         }
         let member = self.member(rank);
-        let kept = member.standing.fault().expect("just told").clone();
+        let kept = member.group.fault().expect("just told").clone();
         member.outcome.get_or_insert((now, Err(kept)));
     }
 

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::super::{Fault, give_up_on_joining_at, give_up_on_word_at};
+use super::super::{give_up_on_joining_at, give_up_on_word_at};
 use super::{Dice, LATEST, SLOWEST, TIMEOUT, What, World};
 use crate::Rank;
+use crate::fault::Fault;
 
 /// Runs `case` with many seeds, and prints the one that fails.
 fn for_seeds(cases: u64, case: impl Fn(u64) + std::panic::RefUnwindSafe) {
@@ -235,8 +236,8 @@ fn a_death_in_a_collective_reaches_every_survivor() {
         world.run();
         world.assert_nobody_hangs();
         for (rank, _) in world.survivors() {
-            let standing = &world.members[rank.index()].standing;
-            assert_eq!(standing.fault(), Some(&Fault::Lost(victim)), "at {rank} of {size}");
+            let group = &world.members[rank.index()].group;
+            assert_eq!(group.fault(), Some(&Fault::Lost(victim)), "at {rank} of {size}");
         }
     });
 }

@@ -1,11 +1,11 @@
-//! Joining by what a launcher has left in the environment: `wholemem launch`, torchrun, Slurm or Open MPI.
+//! Creates a group from the environment that a launcher has set: `wholemem launch`, torchrun, Slurm or Open MPI.
 //!
-//! torchrun's variables hold no secret, and its agent keeps `MASTER_PORT` for itself: here it is only a name.
+//! The variables of torchrun hold no secret, and its agent listens at `MASTER_PORT`: it only serves as a name here.
 
 use std::path::Path;
 use std::time::Duration;
 
-use crate::bootstrap::DEFAULT_TIMEOUT;
+use super::DEFAULT_TIMEOUT;
 use crate::id::{Home, SOCKET_DIR};
 use crate::{Bootstrap, Error, Rank, Result, UniqueId};
 

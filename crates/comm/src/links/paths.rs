@@ -1,4 +1,4 @@
-//! Paths to ranks that are no neighbours: links of their own, made when two ranks first have much to say to each other.
+//! Links between ranks that are not neighbours in the tree, made when one first sends the other a long message.
 //!
 //! ```text
 //!     asker                    the tree                     asked
@@ -7,9 +7,10 @@
 //!       |====================== the pair ========================|
 //! ```
 //!
-//! Nobody has to be found or trusted anew: the offer comes from a rank, through ranks. What is to be said waits for the
-//! answer. Where the other has no room for one more descriptor, it goes along the tree, as short messages always do.
-//! When two ask each other at once, the offer of the lower rank counts and the other one is forgotten on both sides.
+//! No further handshake is needed, since the offer comes through links between authenticated ranks. The message waits for the answer.
+//! If the other rank declines because it has no room for one more descriptor, the message is forwarded along the tree, as short
+//! messages always are. If two ranks send each other an offer at the same time, that of the lower rank counts, and both drop the
+//! other one.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -18,9 +19,9 @@ use std::sync::Arc;
 use wholemem_os::{PacketSocket, Result};
 
 use crate::Rank;
-use crate::link::{Left, Link, Packet};
+use crate::links::{Left, Link, Packet};
 
-/// How many links of this kind a rank has at most. A group of threads has that many for each of them in one process.
+/// How many such links a rank has at most. In a group of threads, each thread has that many.
 const MOST: usize = 128;
 
 #[derive(Debug)]
@@ -30,24 +31,24 @@ enum Path {
         waiting: Vec<Packet>,
     },
     Open(Arc<Link>),
-    /// There is to be none.
+    /// There is no link: messages are forwarded along the tree.
     Tree,
 }
 
-/// What the caller has to do now.
+/// What the caller has to do.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// To see that what the link has not taken at once is sent.
+    /// Wake the progress thread, which sends what the link has not taken at once.
     Flush,
-    /// To send these along the tree.
+    /// Forward these along the tree.
     AlongTree(Vec<Packet>),
-    /// To offer this to the other rank.
+    /// Offer this to the other rank.
     Offer(OwnedFd),
-    /// To accept what was offered.
+    /// Accept the offer.
     Accept,
-    /// To decline what was offered.
+    /// Decline the offer.
     Decline,
-    /// To read from this link from now on, and to see that what waited is sent.
+    /// Read from this link from now on, and send what waits on it.
     Read(Arc<Link>),
 }
 
@@ -71,7 +72,7 @@ impl Paths {
         self.paths.values().filter(|path| !matches!(path, Path::Tree)).count() < MOST
     }
 
-    /// Sends packets to a rank, or keeps them until it has answered. `pair` makes two sockets that are connected.
+    /// Sends packets to a rank, or queues them until it has answered the offer. `pair` makes two connected sockets.
     pub(crate) fn send(
         &mut self,
         to: Rank,
@@ -93,7 +94,7 @@ impl Paths {
                     self.paths.insert(to, Path::Asked { ours, waiting: packets });
                     vec![Next::Offer(theirs.into())]
                 }
-                // It is not asked for again: the next message would find no room either.
+                // No further offer is made: there would be no room for the next either.
                 _ => {
                     self.paths.insert(to, Path::Tree);
                     vec![Next::AlongTree(packets)]
@@ -102,15 +103,15 @@ impl Paths {
         }
     }
 
-    /// Takes an offer; `None` is one whose socket was lost on the way.
+    /// Handles an offer. The socket is `None` if it was lost on the way.
     pub(crate) fn offered(&mut self, from: Rank, socket: Option<PacketSocket>) -> Vec<Next> {
         let room = self.has_room();
         let waiting = match self.paths.remove(&from) {
             None | Some(Path::Tree) if !room => None,
             None | Some(Path::Tree) => Some(Vec::new()),
-            // Theirs counts, and they do not answer ours.
+            // The offer of the other rank counts, and it does not answer that of this rank.
             Some(Path::Asked { waiting, .. }) if from < self.rank => Some(waiting),
-            // Ours counts, and its answer is on the way or here.
+            // The offer of this rank counts, and its answer is on the way or has arrived.
             Some(ours) => {
                 self.paths.insert(from, ours);
                 return vec![];
@@ -125,7 +126,7 @@ impl Paths {
         }
     }
 
-    /// Takes the answer to our offer.
+    /// Handles the answer to the offer of this rank.
     pub(crate) fn answered(&mut self, by: Rank, accepted: bool) -> Vec<Next> {
         match self.paths.remove(&by) {
             Some(Path::Asked { ours, waiting }) if accepted => vec![self.open_with(by, ours, waiting)],
@@ -133,7 +134,7 @@ impl Paths {
                 self.paths.insert(by, Path::Tree);
                 vec![Next::AlongTree(waiting)]
             }
-            // An answer to nothing.
+            // An answer without an offer.
             other => {
                 self.paths.extend(other.map(|path| (by, path)));
                 vec![]
@@ -141,7 +142,7 @@ impl Paths {
         }
     }
 
-    /// Forgets a link whose other end is closed.
+    /// Removes a link whose other end is closed.
     pub(crate) fn close(&mut self, peer: Rank) {
         self.paths.remove(&peer);
     }

@@ -1,32 +1,32 @@
-//! Whether the group still stands, and who is to be told when it falls.
+//! Whether the group has failed, and which neighbours to inform of it.
 //!
-//! The first fault a rank hears of is the one it keeps and passes on, once, to every neighbour but the one it came
-//! from; so a fault crosses the tree in as many hops as the tree is deep, and then is silent. Ranks that leave are
-//! another matter: what they had finished before stays valid, so that their leaving is noted with the number of
-//! their last operation, and only later operations fail of it.
+//! A rank keeps the first fault that it learns of, and sends it once to every neighbour but the one it came from. So a fault reaches
+//! all ranks in at most twice as many hops as the tree is deep. A rank that leaves is no fault: the operations that it had finished stay
+//! valid. The number of its last operation is kept, and only later operations fail.
 
 use std::collections::BTreeMap;
 
-use super::Fault;
+use crate::fault::Fault;
 use crate::rank::Tree;
 use crate::{Error, Rank};
 
+/// What a rank knows of the failure of its group, and of the ranks that have left it.
 #[derive(Debug)]
-pub(crate) struct Standing {
+pub(crate) struct GroupState {
     tree: Tree,
     fault: Option<Fault>,
-    /// Who has left, and the last operation each has finished.
+    /// The ranks that have left, with the last operation that each has finished.
     left: BTreeMap<Rank, u64>,
-    /// Whether this rank has.
+    /// Whether this rank has left.
     is_closed: bool,
 }
 
-impl Standing {
+impl GroupState {
     pub(crate) fn new(tree: Tree) -> Self {
         Self { tree, fault: None, left: BTreeMap::new(), is_closed: false }
     }
 
-    /// Takes in a fault, and says who is to be told of it.
+    /// Notes a fault, and returns the neighbours to inform.
     pub(crate) fn fall(&mut self, fault: Fault, from: Option<Rank>) -> Vec<Rank> {
         if self.fault.is_some() {
             return Vec::new();
@@ -35,7 +35,7 @@ impl Standing {
         self.others(from)
     }
 
-    /// Takes in that a rank has left, and says who is to be told of it.
+    /// Notes that a rank has left, and returns the neighbours to inform.
     pub(crate) fn leave(&mut self, rank: Rank, after: u64, from: Option<Rank>) -> Vec<Rank> {
         if self.left.contains_key(&rank) {
             return Vec::new();
@@ -44,12 +44,12 @@ impl Standing {
         self.others(from)
     }
 
-    /// Takes in that this rank leaves, and says whether that is news.
+    /// Notes that this rank leaves, and returns whether it had not before.
     pub(crate) fn close(&mut self) -> bool {
         !std::mem::replace(&mut self.is_closed, true)
     }
 
-    /// What is to be told to who wants to hear of it late.
+    /// All that a watcher which is added now is to be notified of.
     pub(crate) fn news(&self) -> impl Iterator<Item = Error> {
         let fault = self.fault.as_ref().map(Fault::error);
         let closed = self.is_closed.then_some(Error::Closed);
@@ -64,7 +64,7 @@ impl Standing {
         self.fault.as_ref()
     }
 
-    /// What keeps operation `op` from finishing, if anything does.
+    /// Returns the error that keeps operation `op` from finishing, if there is one.
     pub(crate) fn check(&self, op: u64) -> Result<(), Error> {
         if let Some(fault) = &self.fault {
             return Err(fault.error());
@@ -89,20 +89,20 @@ mod tests {
 
     #[test]
     fn the_first_fault_is_kept_and_passed_on_once() {
-        let mut standing = Standing::new(Tree::new(Rank(1), 8));
-        assert_eq!(standing.check(1), Ok(()));
-        assert_eq!(standing.fall(Fault::Lost(Rank(6)), Some(Rank(6))), [Rank(0), Rank(5), Rank(7)]);
-        assert_eq!(standing.fall(Fault::Aborted(Rank(0)), Some(Rank(0))), []);
-        assert_eq!(standing.check(1), Err(Error::PeerLost { rank: Rank(6) }));
+        let mut group = GroupState::new(Tree::new(Rank(1), 8));
+        assert_eq!(group.check(1), Ok(()));
+        assert_eq!(group.fall(Fault::Lost(Rank(6)), Some(Rank(6))), [Rank(0), Rank(5), Rank(7)]);
+        assert_eq!(group.fall(Fault::Aborted(Rank(0)), Some(Rank(0))), []);
+        assert_eq!(group.check(1), Err(Error::PeerLost { rank: Rank(6) }));
     }
 
     #[test]
     fn a_rank_that_left_fails_later_operations_only() {
-        let mut standing = Standing::new(Tree::new(Rank(0), 3));
-        assert_eq!(standing.leave(Rank(2), 7, Some(Rank(2))), [Rank(1)]);
-        assert_eq!(standing.leave(Rank(2), 7, Some(Rank(1))), []);
-        assert_eq!(standing.check(7), Ok(()));
-        assert_eq!(standing.check(8), Err(Error::PeerLeft { rank: Rank(2) }));
-        assert_eq!(standing.fall(Fault::Lost(Rank(1)), None), [Rank(1)], "who left is not told");
+        let mut group = GroupState::new(Tree::new(Rank(0), 3));
+        assert_eq!(group.leave(Rank(2), 7, Some(Rank(2))), [Rank(1)]);
+        assert_eq!(group.leave(Rank(2), 7, Some(Rank(1))), []);
+        assert_eq!(group.check(7), Ok(()));
+        assert_eq!(group.check(8), Err(Error::PeerLeft { rank: Rank(2) }));
+        assert_eq!(group.fall(Fault::Lost(Rank(1)), None), [Rank(1)], "a rank that left is not informed");
     }
 }

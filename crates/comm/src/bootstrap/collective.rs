@@ -1,7 +1,7 @@
 //! The collectives of bytes: barrier, broadcast, all_gather, all_to_all and agree.
 //!
-//! All but all_to_all are one pass of votes up the tree and of the decision down ([`converge`](crate::machine)); they
-//! differ in how votes are put together. all_to_all sends each part to its rank.
+//! All but all_to_all are one pass of votes up the tree and of the decision down ([`converge`](crate::machine)). They differ in how
+//! votes are merged. all_to_all sends each part to its rank.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 
 use wholemem_os::interrupt;
 
-use crate::bootstrap::Turn;
+use super::Turn;
 use crate::core::{Message, State};
+use crate::fault::Fault;
 use crate::machine::converge::{Converge, Input, Merge, Output};
-use crate::machine::{Fault, give_up_on_word_at, margin};
+use crate::machine::{give_up_on_word_at, margin};
 use crate::wire::Reader;
 use crate::wire::frame::{Header, Kind, What, decode_ranks, encode_ranks};
 use crate::{Bootstrap, Error, Rank, Result};
 
-/// How often a waiting rank looks whether its neighbours still run, and whether it is to wait at all.
+/// How often a waiting rank checks whether its neighbours run, and whether it is interrupted.
 pub(crate) const GLANCE: Duration = Duration::from_millis(100);
 
 /// The most that one rank gives to an operation, in bytes. More is for shared memory.
@@ -166,7 +167,7 @@ impl Turn<'_> {
                 }
             };
             if inputs.is_empty() {
-                if state.standing.check(op).is_err() {
+                if state.group.check(op).is_err() {
                     drop(state);
                     return Err(self.fallen(op));
                 }
@@ -252,7 +253,7 @@ impl Turn<'_> {
                 self.converge(What::AllToAll, Vec::new(), nothing)?;
                 return Ok(received.into_iter().flatten().collect());
             }
-            if state.standing.check(op).is_err() {
+            if state.group.check(op).is_err() {
                 drop(state);
                 return Err(self.fallen(op));
             }
@@ -315,9 +316,9 @@ impl Turn<'_> {
     pub(crate) fn fallen(&self, op: u64) -> Error {
         let error = {
             let state = self.bootstrap.core.state();
-            match state.standing.fault() {
+            match state.group.fault() {
                 Some(fault) => fault.error_within(self.bootstrap.timeout, false),
-                None => state.standing.check(op).err().unwrap_or(Error::Busy),
+                None => state.group.check(op).err().unwrap_or(Error::Busy),
             }
         };
         wait_out(error, self.began)

@@ -1,4 +1,4 @@
-//! The child's side of joining: knocking at the parent's door until the parent has proved itself and lets us in.
+//! Connects to the parent, and repeats it until the parent has proved itself and admitted this rank.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -7,18 +7,19 @@ use wholemem_os::packet::Address;
 use wholemem_os::robust::Heart;
 use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket};
 
-use crate::door::{Joined, own_fds};
+use super::{Joined, own_fds};
 use crate::id::{Key, random};
 use crate::rank::Tree;
 use crate::wire::frame::{Header, Kind, What};
 use crate::wire::hello::{Claim, Hello, LONGEST, Role, Transcript, Verdict};
 use crate::{Error, Rank, Result};
 
-/// How long to wait before knocking again: twice as long each time.
+/// How long to wait before the next attempt: at first, and at most. It doubles each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
+/// An attempt to join the rank at one address.
 #[derive(Debug)]
-pub(crate) struct Knock {
+pub(crate) struct Connector {
     address: Address,
     parent: Rank,
     tree: Tree,
@@ -33,7 +34,7 @@ pub(crate) struct Knock {
 
 #[derive(Debug)]
 enum Stage {
-    Outside { again: Instant },
+    Waiting { again: Instant },
     Claimed { socket: PacketSocket, claim: Claim },
     Answered { socket: PacketSocket },
 }
@@ -43,10 +44,10 @@ pub(crate) fn is_refusal(error: &OsError) -> bool {
     matches!(error, OsError::Call { call: "connect", errno: Errno::CONNREFUSED | Errno::NOENT })
 }
 
-impl Knock {
+impl Connector {
     pub(crate) fn new(address: Address, parent: Rank, tree: Tree, key: Key, has_secret: bool) -> Self {
         let only_user = (!has_secret).then(|| rustix::process::geteuid().as_raw());
-        let stage = Stage::Outside { again: Instant::now() };
+        let stage = Stage::Waiting { again: Instant::now() };
         let (for_dead_rank, refused) = (false, false);
         Self { address, parent, tree, key, only_user, for_dead_rank, pause: PAUSE.0, refused, stage }
     }
@@ -64,28 +65,28 @@ impl Knock {
     /// The socket to be polled for reading.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.stage {
-            Stage::Outside { .. } => None,
+            Stage::Waiting { .. } => None,
             Stage::Claimed { socket, .. } | Stage::Answered { socket } => Some(socket.as_fd()),
         }
     }
 
-    /// When to come back, if the socket says nothing.
+    /// How long until the next attempt, if there is no connection.
     pub(crate) fn again(&self) -> Option<Duration> {
         match &self.stage {
-            Stage::Outside { again } => Some(again.saturating_duration_since(Instant::now())),
+            Stage::Waiting { again } => Some(again.saturating_duration_since(Instant::now())),
             _ => None,
         }
     }
 
-    /// Goes one step on. `Some` when the parent has let us in.
+    /// Goes one step on. Returns `Some` when the parent has admitted this rank.
     ///
     /// # Errors
-    /// When there is no point in knocking again: the rank is taken, or the group has another size.
+    /// If another attempt is of no use: the rank is taken, or the group has another size.
     pub(crate) fn step(&mut self, heart: &Heart) -> Result<Option<Joined>> {
-        let stage = std::mem::replace(&mut self.stage, Stage::Outside { again: Instant::now() });
+        let stage = std::mem::replace(&mut self.stage, Stage::Waiting { again: Instant::now() });
         match stage {
-            Stage::Outside { again } if again > Instant::now() => self.stage = Stage::Outside { again },
-            Stage::Outside { .. } => match self.claim() {
+            Stage::Waiting { again } if again > Instant::now() => self.stage = Stage::Waiting { again },
+            Stage::Waiting { .. } => match self.claim() {
                 Ok(stage) => (self.stage, self.refused) = (stage, false),
                 Err(Error::Os(error)) => {
                     self.refused = is_refusal(&error);
@@ -101,13 +102,13 @@ impl Knock {
                     Err(_) => self.step_back(),
                 }
             }
-            Stage::Answered { socket } => return self.enter(socket, heart),
+            Stage::Answered { socket } => return self.greet(socket, heart),
         }
         Ok(None)
     }
 
     fn step_back(&mut self) {
-        self.stage = Stage::Outside { again: Instant::now() + self.pause };
+        self.stage = Stage::Waiting { again: Instant::now() + self.pause };
         self.pause = (self.pause * 2).min(PAUSE.1);
     }
 
@@ -132,7 +133,7 @@ impl Knock {
             parent_size: challenge.size,
             parent_nonce: challenge.nonce,
         };
-        // Whoever listens here is not the parent: perhaps the parent comes yet.
+        // The process that listens here is not the parent, which may start yet.
         if challenge.parent != self.parent || !transcript.verify(&self.key, Role::Parent, challenge.proof) {
             self.step_back();
             return Ok(());
@@ -153,7 +154,7 @@ impl Knock {
         Ok(())
     }
 
-    fn enter(&mut self, socket: PacketSocket, heart: &Heart) -> Result<Option<Joined>> {
+    fn greet(&mut self, socket: PacketSocket, heart: &Heart) -> Result<Option<Joined>> {
         let mut buffer = [0; LONGEST];
         let (len, fds) = match socket.recv_with_fds(&mut buffer, 2, Deadline::NOW) {
             Ok(received) => received,

@@ -1,29 +1,11 @@
-//! Those who want to hear at once that the group has fallen, or that a rank has left it, while they wait for something else
-//! than an operation.
+//! Notifies a caller of the failure of the group, or of a rank that leaves it, while the caller is in no operation.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use crate::core::Core;
+use crate::core::{Core, Notify};
 use crate::{Bootstrap, Error};
 
-type Tell = Arc<dyn Fn(&Error) + Send + Sync>;
-
-/// Who is to be told, by number.
-#[derive(Default)]
-pub(crate) struct Watchers {
-    next: u64,
-    all: BTreeMap<u64, Tell>,
-}
-
-impl fmt::Debug for Watchers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} watchers", self.all.len())
-    }
-}
-
-/// A wish to be told, until it is dropped. When the drop returns, a call that was under way may still be.
+/// A registered callback. Dropping it removes the callback; a call that has begun may still be under way when the drop returns.
 #[derive(Debug)]
 pub struct Watch {
     core: Arc<Core>,
@@ -32,14 +14,14 @@ pub struct Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.core.watchers().all.remove(&self.number);
+        self.core.remove_watcher(self.number);
     }
 }
 
 impl Bootstrap {
-    /// Calls `tell` with the fault when the group falls: a rank was lost, or aborted, or an operation timed out. Also with
-    /// [`Error::PeerLeft`] when another rank leaves, and with [`Error::Closed`] when this one does. At once, if it was so
-    /// already. It is called by the thread that watches over the group, which nothing may hold up, or by who leaves.
+    /// Calls `tell` with the error when the group fails: a rank was lost, or aborted, or an operation timed out. Also with
+    /// [`Error::PeerLeft`] when another rank leaves, and with [`Error::Closed`] when this one does. If that was so before, it is
+    /// called at once. The caller is the progress thread of the group, which the callback must not block, or the thread that leaves.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -54,36 +36,14 @@ impl Bootstrap {
     /// ```
     pub fn watch(&self, tell: impl Fn(&Error) + Send + Sync + 'static) -> Watch {
         let core = &self.core;
-        let tell: Tell = Arc::new(tell);
-        let number = {
-            let mut watchers = core.watchers();
-            watchers.next += 1;
-            let number = watchers.next;
-            watchers.all.insert(number, Arc::clone(&tell));
-            number
-        };
-        // Looked at after it was entered: what happens in between tells it twice, never not at all.
-        let news: Vec<_> = core.state().standing.news().collect();
-        news.iter().for_each(|error| tell(error));
+        let notify: Notify = Arc::new(tell);
+        let number = core.add_watcher(Arc::clone(&notify));
+        // Read after the callback was added: an event in between is reported twice, never not at all.
+        let news: Vec<_> = core.state().group.news().collect();
+        news.iter().for_each(|error| notify(error));
         Watch { core: Arc::clone(core), number }
     }
 }
-
-impl Core {
-    fn watchers(&self) -> MutexGuard<'_, Watchers> {
-        self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells those who want to hear of what has happened.
-    pub(crate) fn tell(&self, error: &Error) {
-        // Not under the lock: one of them may drop its wish, or another's.
-        let all: Vec<_> = self.watchers().all.values().cloned().collect();
-        all.iter().for_each(|tell| tell(error));
-    }
-}
-
-/// The place of the watchers in what a communicator shares.
-pub(crate) type Place = Mutex<Watchers>;
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,9 @@
-//! A connection between two ranks that have proved themselves to each other, and what waits to be sent on it.
+//! A connection between two authenticated ranks, with the packets that wait to be sent on it.
 //!
-//! What it keeps true: nobody waits here. What the socket does not take at once is queued, and the progress thread
-//! sends it when the socket is ready. Of descriptors, one batch is in flight at a time, since the kernel counts them
-//! against the user's limit; what is said about batches overtakes them, so that two ranks that send each other many
-//! do not wait for each other. So does the word that the group has fallen.
+//! No call waits. What the socket does not take at once is queued, and the progress thread sends it when the socket is ready. One
+//! batch of descriptors is in flight at a time, since the kernel counts them against the user's limit. Acknowledgements of batches
+//! are sent before queued packets, so that two ranks which send each other many batches do not deadlock. So is the message that the
+//! group has failed.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +22,7 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// The offer of a link, with its end; or without it, where that was lost.
+    /// The offer of a link, with the descriptor of its end, or without it if that was lost.
     pub(crate) fn offer(header: Header, end: Option<OwnedFd>) -> Self {
         let fds: Vec<_> = end.into_iter().map(Arc::new).collect();
         let header = Header { fds: u16::try_from(fds.len()).unwrap_or(u16::MAX), ..header };
@@ -36,6 +36,7 @@ impl From<Vec<u8>> for Packet {
     }
 }
 
+/// A connection to one rank.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) peer: Rank,
@@ -52,15 +53,15 @@ struct Outbox {
     closed: bool,
 }
 
-/// What is left to send after an attempt to send all.
+/// What remains to be sent after an attempt to send all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Left {
     Nothing,
-    /// The socket is full: it will say when it is not.
+    /// The socket is full: `poll` reports when it is not.
     Full,
-    /// A batch of descriptors waits for the word that the one before it was taken.
+    /// A batch of descriptors waits for the acknowledgement of the one before it.
     Untaken,
-    /// The kernel refuses more descriptors in flight for now, and will not say when it does not.
+    /// The kernel refuses more descriptors in flight for now, and does not report when it accepts more.
     Refused,
 }
 
@@ -121,7 +122,7 @@ impl Outbox {
                 }
                 Err(OsError::TimedOut) => return Left::Full,
                 Err(OsError::Call { errno: wholemem_os::Errno::TOOMANYREFS, .. }) => return Left::Refused,
-                // Nobody reads it any more. Whether the peer is dead is for its pulse to tell.
+                // The other end is closed. Whether the peer is dead, its liveness page shows.
                 Err(_) => self.closed = true,
             }
         }
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn one_batch_of_descriptors_is_in_flight_and_words_about_batches_overtake() {
+    fn one_batch_of_descriptors_is_in_flight_and_acknowledgements_overtake() {
         let (link, there) = pair();
         assert_eq!(link.post([batch("one"), batch("two"), Packet::from(b"three".to_vec())]), Left::Untaken);
         assert_eq!(next(&there).as_deref(), Some("one"));
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_whose_peer_is_gone_forgets_what_waits() {
+    fn a_link_whose_peer_has_closed_it_drops_queued_packets() {
         let (link, there) = pair();
         drop(there);
         assert_eq!(link.post([Packet::from(vec![1]), Packet::from(vec![2])]), Left::Nothing);

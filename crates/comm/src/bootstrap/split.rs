@@ -1,14 +1,14 @@
-//! Parts of a group: ranks of one colour, or of one node, as a group of their own.
+//! Splits a group into groups of the ranks with one colour, or on one node.
 //!
-//! A part has an id of its own, which follows from the whole's by a hash that only members can compute, so that nothing
-//! secret is sent to make one. While it comes together the members also watch the whole: a member that dies then is
-//! told by its rank in the whole, and the whole has fallen.
+//! A part has its own id, which is derived from that of the whole group by a hash that only members can compute, so that no secret
+//! is sent. While the members join the part, they also watch the whole group: if one dies, the whole group fails, and the error names
+//! its rank there.
 
 use std::sync::{Arc, PoisonError};
 
-use crate::bootstrap::Turn;
-use crate::collective::wait_out;
-use crate::machine::Fault;
+use super::Turn;
+use super::collective::wait_out;
+use crate::fault::Fault;
 use crate::wire::Reader;
 use crate::wire::frame::What;
 use crate::{Bootstrap, Error, Rank, Result};
@@ -109,7 +109,7 @@ impl Bootstrap {
     /// whole has fallen is gone from the part as one that died is, and may be so before the word has come here.
     fn wait_for_fall(&self, turn: &Turn<'_>) {
         let mut state = self.core.state();
-        while state.standing.fault().is_none() {
+        while state.group.fault().is_none() {
             let left = self.timeout.saturating_sub(turn.began.elapsed());
             if left.is_zero() {
                 return;

@@ -1,14 +1,14 @@
-//! Passing file descriptors: every rank gets those of every rank.
+//! Gathers file descriptors: every rank receives those of every rank.
 //!
 //! ```text
-//!   1. how many each rank has: an all_gather
-//!   2. up the tree, each rank those of all below it, in batches that are answered one by one
-//!   3. down the tree, to each child those that it has not sent up itself
-//!   4. whether all have got all: agree
+//!   1. an all_gather of the number of descriptors of each rank
+//!   2. up the tree: each rank sends those of all ranks below it, in batches that are acknowledged one by one
+//!   3. down the tree: each rank sends each child those that did not come from it
+//!   4. an agree on whether all ranks have received all
 //! ```
 //!
-//! A rank that cannot take a descriptor, because its table is full, says so to its neighbours, who then wait for no
-//! more; in step 4 all ranks learn which rank it was. Whatever came is closed, and the group still stands.
+//! If a rank cannot receive a descriptor because its table is full, it informs its neighbours, which then wait for no more. In
+//! step 4, all ranks learn which rank it was. The descriptors that have arrived are closed, and the group remains usable.
 
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,11 +16,12 @@ use std::sync::{Arc, PoisonError};
 
 use wholemem_os::packet::MAX_FDS;
 
-use crate::bootstrap::Turn;
-use crate::collective::{GLANCE, Verdict};
+use super::Turn;
+use super::collective::{GLANCE, Verdict};
 use crate::core::Tagged;
-use crate::link::Packet;
-use crate::machine::{Fault, give_up_on_child_at, give_up_on_parent_at};
+use crate::fault::Fault;
+use crate::links::Packet;
+use crate::machine::{give_up_on_child_at, give_up_on_parent_at};
 use crate::wire::frame::{Header, Kind, What};
 use crate::{Bootstrap, Error, Rank, Result};
 
@@ -180,7 +181,7 @@ impl Turn<'_> {
             if count == 0 || state.fds.get(&(op, from)).is_some_and(|fds| fds.len() >= count) {
                 return Ok(Ok(state.fds.remove(&(op, from)).unwrap_or_default()));
             }
-            if state.standing.check(op).is_err() {
+            if state.group.check(op).is_err() {
                 drop(state);
                 return Err(self.fallen(op));
             }
