@@ -111,7 +111,8 @@ impl Bootstrap {
             .spawn(move || progress.run())
             .map_err(|error| OsError::Call {
                 call: "clone",
-                errno: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
+                // An error without a number is that of a name with a zero byte.
+                errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
             })?;
         let (busy, thread) = (AtomicBool::new(false), Mutex::new(Some(thread)));
         let bootstrap = Self { core, timeout: DEFAULT_TIMEOUT, busy, thread };

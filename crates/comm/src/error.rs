@@ -209,7 +209,8 @@ pub enum Error {
 impl Error {
     /// The same error of a part of a group, with ranks of the whole: rank `n` of the part is `members[n]` there.
     pub(crate) fn in_the_whole(self, members: &[Rank]) -> Self {
-        let named = |rank: Rank| members.get(rank.index()).copied().unwrap_or(rank);
+        // Ranks that other ranks name are checked when they are received.
+        let named = |rank: Rank| *members.get(rank.index()).expect("a rank of the part");
         match self {
             Self::PeerLost { rank } => Self::PeerLost { rank: named(rank) },
             Self::PeerLeft { rank } => Self::PeerLeft { rank: named(rank) },

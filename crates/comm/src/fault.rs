@@ -15,6 +15,14 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
+    /// The ranks at fault.
+    pub(crate) fn ranks(&self) -> &[Rank] {
+        match self {
+            Self::Lost(rank) | Self::Aborted(rank) | Self::Broke(rank) => std::slice::from_ref(rank),
+            Self::Missing(missing) => missing,
+        }
+    }
+
     /// The error of a later operation.
     pub(crate) fn error(&self) -> Error {
         match self {

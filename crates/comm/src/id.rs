@@ -165,10 +165,8 @@ impl UniqueId {
     pub(crate) fn check_home(&self, rank: Rank) -> Result<()> {
         match &self.home {
             Home::Folder(folder) => check_folder(folder),
-            home => match Home::here() {
-                Ok(here) if here != *home => Err(Error::OtherNamespace { rank }),
-                _ => Ok(()),
-            },
+            home if Home::here()? != *home => Err(Error::OtherNamespace { rank }),
+            Home::Namespace(_) => Ok(()),
         }
     }
 
@@ -182,8 +180,9 @@ impl UniqueId {
 impl Home {
     /// The network namespace of this process.
     pub(crate) fn here() -> Result<Self> {
-        // Without /proc nothing can be told apart, and nothing is.
-        Ok(Self::Namespace(std::fs::metadata("/proc/self/ns/net").map_or(0, |namespace| namespace.ino())))
+        let namespace = rustix::fs::stat("/proc/self/ns/net");
+        let namespace = namespace.map_err(|errno| OsError::Call { call: "stat", errno })?;
+        Ok(Self::Namespace(namespace.st_ino))
     }
 
     pub(crate) fn in_folder(folder: &Path) -> Result<Self> {
@@ -199,7 +198,8 @@ impl Home {
         }
         match std::fs::DirBuilder::new().mode(0o700).create(folder) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                // An error without a number is that of a path with a zero byte.
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
                 return Err(OsError::Call { call: "mkdir", errno }.into());
             }
             _ => {}

@@ -160,9 +160,9 @@ impl Progress {
         polls.extend(
             self.peers.values().map(|peer| PollFd::from_borrowed_fd(peer.process.as_fd(), PollFlags::IN)),
         );
-        let wait = Timespec::try_from(wait).ok();
+        let wait = Timespec::try_from(wait).expect("some milliseconds");
         // An interruption, or too many descriptors: the next round looks at everything anyway.
-        let _ = poll(&mut polls, wait.as_ref());
+        let _ = poll(&mut polls, Some(&wait));
         let mut woken = [0; 8];
         let _ = rustix::io::read(&self.core.wake, &mut woken);
     }
@@ -265,7 +265,8 @@ impl Progress {
         if (partial.len() as u64) < header.total {
             return Ok(());
         }
-        let whole = reading.partial.remove(&key).unwrap_or_default();
+        let whole = std::mem::take(partial);
+        reading.partial.remove(&key);
         self.deliver(from, header, whole, fds)
     }
 
@@ -298,12 +299,21 @@ impl Progress {
             Kind::Offer | Kind::Accepted | Kind::Declined if !is_far => {
                 return Err(Malformed("a link is offered or answered by a rank that needs none"));
             }
-            Kind::News => self.protocol(Input::News(decode_news(&bytes)?)),
-            Kind::Decision => self.protocol(Input::Decision(decode_fault(&bytes)?.map_or(Ok(()), Err))),
-            Kind::Fall => match decode_fault(&bytes)? {
-                Some(fault) => self.core.fall(fault, Some(from)),
-                None => return Err(Malformed("a fall has no fault")),
-            },
+            Kind::News => {
+                let news = decode_news(&bytes)?;
+                self.check_ranks(news.joined.iter().chain(&news.died))?;
+                self.protocol(Input::News(news));
+            }
+            Kind::Decision => {
+                let fault = decode_fault(&bytes)?;
+                self.check_ranks(fault.iter().flat_map(Fault::ranks))?;
+                self.protocol(Input::Decision(fault.map_or(Ok(()), Err)));
+            }
+            Kind::Fall => {
+                let fault = decode_fault(&bytes)?.ok_or(Malformed("a fall has no fault"))?;
+                self.check_ranks(fault.ranks())?;
+                self.core.fall(fault, Some(from));
+            }
             Kind::Left => self.core.leave(src, op, Some(from)),
             Kind::FdsTaken => {
                 if let Some(link) = self.core.link(from) {
@@ -333,7 +343,7 @@ impl Progress {
                 self.follow(src, next);
             }
             Kind::Report => {
-                decode_ranks(&bytes)?;
+                self.check_ranks(&decode_ranks(&bytes)?)?;
                 self.put(op, kind, src, Message { what, bytes });
             }
             Kind::Up | Kind::Down | Kind::Direct | Kind::FdsLost => {
@@ -342,6 +352,13 @@ impl Progress {
             Kind::Greeting => return Err(Malformed("a rank greeted twice")),
         }
         Ok(())
+    }
+
+    /// A neighbour names ranks of the group only.
+    fn check_ranks<'r>(&self, ranks: impl IntoIterator<Item = &'r Rank>) -> Result<(), Malformed> {
+        let size = self.core.tree.size;
+        let are_known = ranks.into_iter().all(|rank| rank.0 < size);
+        if are_known { Ok(()) } else { Err(Malformed("a frame names a rank that is not in the group")) }
     }
 
     fn follow(&mut self, peer: Rank, next: Vec<Next>) {
@@ -449,9 +466,9 @@ impl Progress {
                 break;
             }
             let mut polls: Vec<_> = self.readings.values().filter_map(Reading::poll).collect();
-            let left = deadline.remaining().map(|left| left.min(LOOK));
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
-            let _ = poll(&mut polls, left.as_ref());
+            let left = deadline.remaining().map_or(LOOK, |left| left.min(LOOK));
+            let left = Timespec::try_from(left).expect("some milliseconds");
+            let _ = poll(&mut polls, Some(&left));
             // Words that wait behind a batch of descriptors go when the neighbour says that it has taken it. Nor do we
             // keep those waiting who leave too.
             self.read();

@@ -85,7 +85,7 @@ impl Tree {
             count += last.min(size - 1) - first + 1;
             (first, last) = (first * u64::from(ARITY) + 1, last * u64::from(ARITY) + u64::from(ARITY));
         }
-        usize::try_from(count).unwrap_or(usize::MAX)
+        usize::try_from(count).expect("a count of ranks is at most `size`, which is a u32")
     }
 
     /// The child under which `rank` is found; `None` where it is elsewhere, or is this rank.

@@ -95,8 +95,8 @@ impl Bootstrap {
         let len = bytes.len() / size;
         let parts: Vec<_> = (0..size).map(|n| &bytes[n * len..(n + 1) * len]).collect();
         let received = self.all_to_allv(&parts)?;
-        if let Some(rank) = received.iter().position(|part| part.len() != len) {
-            let rank = Rank(u32::try_from(rank).unwrap_or(u32::MAX));
+        let of_another_len = (0..).map(Rank).zip(&received).find(|(_, part)| part.len() != len);
+        if let Some((rank, _)) = of_another_len {
             self.core.fall(Fault::Broke(rank), None);
             return Err(Error::Protocol { rank, what: "its parts are of another length" });
         }
@@ -209,13 +209,17 @@ impl Turn<'_> {
             Err(why) => [&self.bootstrap.rank().0.to_le_bytes(), why.as_bytes()].concat(),
         };
         let decision = self.converge(What::Agree, own, lowest)?;
-        Ok(match decision.split_first_chunk::<4>() {
-            None => Verdict::Agreed,
-            Some((rank, why)) => Verdict::Refused {
+        match decision.split_first_chunk::<4>() {
+            None if decision.is_empty() => Ok(Verdict::Agreed),
+            None => {
+                self.bootstrap.core.fall(Fault::Broke(Rank(0)), None);
+                Err(Error::Protocol { rank: Rank(0), what: "a vote is no rank and reason" })
+            }
+            Some((rank, why)) => Ok(Verdict::Refused {
                 rank: Rank(u32::from_le_bytes(*rank)),
                 why: String::from_utf8_lossy(why).into_owned(),
-            },
-        })
+            }),
+        }
     }
 
     fn all_to_allv(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
@@ -318,7 +322,12 @@ impl Turn<'_> {
             let state = self.bootstrap.core.state();
             match state.group.fault() {
                 Some(fault) => fault.error_within(self.bootstrap.timeout, false),
-                None => state.group.check(op).err().unwrap_or(Error::Busy),
+                None => match state.group.check(op) {
+                    Err(error) => error,
+                    Ok(()) => {
+                        unreachable!("operation {op} cannot finish, and a group that has failed stays so")
+                    }
+                },
             }
         };
         wait_out(error, self.began)
@@ -331,8 +340,10 @@ impl Turn<'_> {
 pub(crate) fn wait_out(error: Error, began: Instant) -> Error {
     let Error::Timeout { missing, timeout, joining } = error else { return error };
     if timeout.saturating_sub(began.elapsed()) > margin(timeout) {
-        let waited = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        return Error::Timeout { missing, timeout: Duration::from_millis(waited), joining };
+        // In whole milliseconds.
+        let waited = began.elapsed();
+        let waited = Duration::new(waited.as_secs(), waited.subsec_millis() * 1_000_000);
+        return Error::Timeout { missing, timeout: waited, joining };
     }
     loop {
         let left = timeout.saturating_sub(began.elapsed());
@@ -351,7 +362,8 @@ fn take_inputs(state: &mut State, tree: crate::rank::Tree, op: u64, what: What) 
             inputs.push(Input::Vote { child, vote: matching(message, what, child)? });
         }
         if let Some(message) = state.inbox.remove(&(op, Kind::Report, child)) {
-            let missing = decode_ranks(&message.bytes).unwrap_or_default();
+            let malformed = |_| Error::Protocol { rank: child, what: "its report is malformed" };
+            let missing = decode_ranks(&message.bytes).map_err(malformed)?;
             inputs.push(Input::Report { child, missing });
         }
     }
@@ -389,11 +401,11 @@ fn whoever_has_it(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     children.values().find(|vote| vote.len() > HEAD).cloned().unwrap_or(own)
 }
 
-/// The vote against of the lowest rank, if there is one.
+/// The vote against of the lowest rank, if there is one. A malformed vote comes before all, so that every rank gets it.
 fn lowest(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     let rank = |vote: &[u8]| vote.first_chunk().map(|rank| u32::from_le_bytes(*rank));
     let votes = std::iter::once(&own).chain(children.values());
-    votes.filter(|vote| rank(vote).is_some()).min_by_key(|vote| rank(vote)).cloned().unwrap_or_default()
+    votes.filter(|vote| !vote.is_empty()).min_by_key(|vote| rank(vote)).cloned().unwrap_or_default()
 }
 
 fn entry(rank: Rank, bytes: &[u8]) -> Vec<u8> {
@@ -427,4 +439,18 @@ fn all_entries(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
 
 fn votes_len(own: &[u8], children: &BTreeMap<Rank, Vec<u8>>) -> usize {
     own.len() + children.values().map(Vec::len).sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_malformed_vote_is_passed_on_before_all_others() {
+        let against = |rank: u32| [&rank.to_le_bytes()[..], b"no"].concat();
+        let votes = BTreeMap::from([(Rank(1), against(1)), (Rank(2), vec![])]);
+        assert_eq!(lowest(vec![], &votes), against(1));
+        let votes = BTreeMap::from([(Rank(1), against(1)), (Rank(2), vec![7, 7])]);
+        assert_eq!(lowest(vec![], &votes), [7, 7]);
+    }
 }

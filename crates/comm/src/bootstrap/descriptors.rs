@@ -89,12 +89,13 @@ impl Turn<'_> {
         if lost.is_some() {
             kept.clear();
         }
-        let count = u32::try_from(kept.len()).unwrap_or(u32::MAX);
+        let count = u32::try_from(kept.len()).expect("a process has fewer than 2^32 descriptors");
         let counts = self.all_gather(What::AllGatherFds, &count.to_le_bytes())?;
-        let counts: Vec<usize> = counts
-            .iter()
-            .map(|count| count.first_chunk().map_or(0, |count| u32::from_le_bytes(*count) as usize))
-            .collect();
+        let decode = |(rank, count): (Rank, &Vec<u8>)| match count[..].try_into().map(u32::from_le_bytes) {
+            Ok(count) => Ok(count as usize),
+            Err(_) => Err(Error::Protocol { rank, what: "its count of descriptors is malformed" }),
+        };
+        let counts: Vec<usize> = (0..).map(Rank).zip(&counts).map(decode).collect::<Result<_>>()?;
         self.next();
         let op = core.state().begun;
         let below = |child: Rank| -> usize {
@@ -156,7 +157,7 @@ impl Turn<'_> {
         let packets = fds.chunks(MAX_FDS).flat_map(|batch| {
             let tags =
                 batch.iter().flat_map(|tagged| [tagged.src.0, tagged.index]).flat_map(u32::to_le_bytes);
-            let header = Header { fds: u16::try_from(batch.len()).unwrap_or(u16::MAX), ..header };
+            let header = Header { fds: u16::try_from(batch.len()).expect("MAX_FDS at most"), ..header };
             let fds: Vec<_> = batch.iter().map(|tagged| Arc::clone(&tagged.fd)).collect();
             let frames = header.frames(&tags.collect::<Vec<_>>());
             frames.into_iter().map(move |bytes| Packet { bytes, fds: fds.clone() })

@@ -57,16 +57,21 @@ impl Bootstrap {
             let mut reader = Reader(vote);
             let colored = reader.u8().map_err(malformed)?;
             let (its_color, its_key) = (reader.u32().map_err(malformed)?, reader.u32().map_err(malformed)?);
-            if colored != 0 && Some(its_color) == color {
+            reader.end().map_err(malformed)?;
+            let its_color = match colored {
+                0 => None,
+                1 => Some(its_color),
+                _ => return Err(Error::Protocol { rank, what: "its color and key are malformed" }),
+            };
+            if its_color.is_some() && its_color == color {
                 members.push((its_key, rank));
             }
         }
         let Some(color) = color else { return Ok(None) };
         members.sort_unstable();
-        let place = members.iter().position(|(_, rank)| *rank == self.rank());
-        let place = place.and_then(|place| u32::try_from(place).ok()).map(Rank);
-        let size = u32::try_from(members.len()).unwrap_or(u32::MAX);
-        let Some(place) = place else {
+        let place = (0..).map(Rank).zip(&members).find(|(_, (_, rank))| *rank == self.rank());
+        let size = u32::try_from(members.len()).expect("each rank is a member at most once");
+        let Some((place, _)) = place else {
             return Err(Error::Protocol { rank: self.rank(), what: "its vote has not come back to it" });
         };
         let id = self.core.id.part(number, color);
@@ -138,8 +143,7 @@ impl Bootstrap {
         let names = turn.all_gather(What::AllGather, name.as_bytes())?;
         turn.next();
         // All ranks of a group have passed each other descriptors, so they are on one machine.
-        let color = names.iter().position(|other| other == name.as_bytes());
-        let color = color.and_then(|color| u32::try_from(color).ok());
+        let color = (0..).zip(&names).find(|(_, other)| *other == name.as_bytes()).map(|(color, _)| color);
         match self.split_in(&turn, color, self.rank().0)? {
             Some(part) => Ok(part),
             None => Err(Error::Protocol { rank: self.rank(), what: "its node has not come back to it" }),

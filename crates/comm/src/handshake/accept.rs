@@ -96,7 +96,8 @@ impl Acceptor {
     }
 
     fn add(&mut self, socket: PacketSocket) {
-        let user = socket.peer_uid().unwrap_or(u32::MAX);
+        // A connection whose user the kernel does not tell is closed.
+        let Ok(user) = socket.peer_uid() else { return };
         if self.only_user.is_some_and(|only| only != user) {
             return;
         }

@@ -24,8 +24,8 @@ pub(crate) struct Packet {
 impl Packet {
     /// The offer of a link, with the descriptor of its end, or without it if that was lost.
     pub(crate) fn offer(header: Header, end: Option<OwnedFd>) -> Self {
-        let fds: Vec<_> = end.into_iter().map(Arc::new).collect();
-        let header = Header { fds: u16::try_from(fds.len()).unwrap_or(u16::MAX), ..header };
+        let header = Header { fds: u16::from(end.is_some()), ..header };
+        let fds = end.into_iter().map(Arc::new).collect();
         Self { bytes: header.encode(&[]), fds }
     }
 }

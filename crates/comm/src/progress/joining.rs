@@ -176,7 +176,7 @@ impl Progress {
                 }
                 Output::Down(child, decision) => {
                     // To the child, this rank is the one whose place it has.
-                    let parent = Tree { rank: child, ..place }.parent().unwrap_or(place.rank);
+                    let parent = Tree { rank: child, ..place }.parent().expect("rank 0 is the child of none");
                     let header = Header::new(Kind::Decision, What::Nothing, parent, child, 0);
                     self.core.post(child, header, &encode_fault(decision.err().as_ref()));
                 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::handshake::{Joined, own_fds};
 use crate::rank::Tree;
+use crate::wire::frame::{News, encode_fault, encode_news, encode_ranks};
 use crate::{Rank, UniqueId};
 
 /// Rank 1 of 30, whose neighbours are 0 and 5 to 8; 21 to 24 are below 5. It has met rank 5.
@@ -53,6 +54,18 @@ fn a_frame_that_cannot_be_is_told_from_one_that_can() {
         ),
     ] {
         assert_eq!(take(from, header), Err(Malformed(rule)), "{header:?}");
+    }
+    let unknown = Rank(30);
+    let not_in_the_group = Err(Malformed("a frame names a rank that is not in the group"));
+    for (kind, payload) in [
+        (Kind::News, encode_news(&News { joined: vec![], died: vec![unknown] })),
+        (Kind::News, encode_news(&News { joined: vec![unknown], died: vec![] })),
+        (Kind::Decision, encode_fault(Some(&Fault::Lost(unknown)))),
+        (Kind::Fall, encode_fault(Some(&Fault::Missing(vec![Rank(2), unknown])))),
+        (Kind::Report, encode_ranks(&[unknown])),
+    ] {
+        let frames = frame(kind, 5, 1).frames(&payload);
+        assert_eq!(progress.take(Rank(5), &frames[0], Vec::new()), not_in_the_group, "{kind:?}");
     }
     let gap = Header { total: 9, offset: 4, ..frame(Kind::Up, 5, 1) }.encode(&[7]);
     let rule = "a frame does not follow the one before it";

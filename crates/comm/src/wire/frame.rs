@@ -211,14 +211,16 @@ pub(crate) struct News {
 }
 
 pub(crate) fn encode_news(news: &News) -> Vec<u8> {
-    let joined = u32::try_from(news.joined.len()).unwrap_or(u32::MAX).to_le_bytes();
+    let joined = u32::try_from(news.joined.len()).expect("each rank joins once, and ranks are u32");
+    let joined = joined.to_le_bytes();
     [joined.to_vec(), encode_ranks(&news.joined), encode_ranks(&news.died)].concat()
 }
 
 pub(crate) fn decode_news(bytes: &[u8]) -> Result<News, Malformed> {
     let mut reader = Reader(bytes);
-    let joined = reader.u32()? as usize;
-    let joined = reader.bytes(joined.saturating_mul(4)).and_then(decode_ranks)?;
+    let joined = usize::try_from(reader.u32()?).ok().and_then(|joined| joined.checked_mul(4));
+    let joined = joined.ok_or(Malformed("news of more ranks than there can be"))?;
+    let joined = reader.bytes(joined).and_then(decode_ranks)?;
     Ok(News { joined, died: decode_ranks(reader.0)? })
 }
 
