@@ -27,6 +27,10 @@
 //! [`JoinRecord`], which its neighbours read after its death: up to which place above it all ranks are dead, so that a child climbs as
 //! far, and which ranks had joined. The caller tests whether those that have not joined again still listen at their address
 //! ([`JoinProtocol::unaccounted`]). If one does not, it has died ([`Input::Gone`]), also if no survivor was ever connected with it.
+//!
+//! **Limit.** If a rank dies together with all its neighbours but those at one place below it, and the rank in that place has not
+//! seen it die, the ranks below take it that the decision was made without them: they return after half a second, and ranks that start
+//! later wait until their timeout has passed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -191,7 +191,9 @@ fn deaths_of_successors_at_inner_places_are_learnt_by_all_together() {
         let size = 7 + u32::try_from(dice.below(100)).expect("small");
         let victim = Rank(u32::try_from(dice.below(2)).expect("a rank"));
         let places = vec![Rank(0), Rank(1), Rank(5)];
-        let deaths = 1 + u32::try_from(dice.below(5)).expect("small");
+        // Fewer than rank 0 has children: if all that were connected with it die before it is known to be dead, the others
+        // cannot tell that from a decision that they have missed.
+        let deaths = 1 + u32::try_from(dice.below(2)).expect("small");
         kill_successors(seed, size, victim, places, deaths);
     });
 }
