@@ -3,6 +3,7 @@
 use std::fmt;
 
 use smallvec::SmallVec;
+use zerocopy::{Immutable, IntoBytes, TryFromBytes};
 
 /// A kernel as the host backend runs it: the whole grid in one call.
 ///
@@ -97,14 +98,21 @@ impl Args {
     #[must_use]
     #[inline]
     pub fn u32(self, value: u32) -> Self {
-        self.bytes(&value.to_ne_bytes(), align_of::<u32>())
+        self.value(&value)
     }
 
     /// Adds an eight-byte number, or an address.
     #[must_use]
     #[inline]
     pub fn u64(self, value: u64) -> Self {
-        self.bytes(&value.to_ne_bytes(), align_of::<u64>())
+        self.value(&value)
+    }
+
+    /// Adds a number or a structure as it is in memory.
+    #[must_use]
+    #[inline]
+    pub fn value<T: IntoBytes + Immutable>(self, value: &T) -> Self {
+        self.bytes(value.as_bytes(), align_of::<T>())
     }
 
     /// Adds a structure by its bytes; `align` is its alignment, a power of two.
@@ -139,16 +147,23 @@ impl Args {
         self.places.iter().map(|&(start, _)| self.bytes[start..].as_ptr())
     }
 
+    /// A copy of one argument; `None` if it has another length, or bytes that no value of the type has.
+    #[must_use]
+    #[inline]
+    pub fn read_value<T: TryFromBytes>(&self, index: usize) -> Option<T> {
+        T::try_read_from_bytes(self.read(index)?).ok()
+    }
+
     /// One argument as a four-byte number, if it is that long.
     #[must_use]
     pub fn read_u32(&self, index: usize) -> Option<u32> {
-        Some(u32::from_ne_bytes(self.read(index)?.try_into().ok()?))
+        self.read_value(index)
     }
 
     /// One argument as an eight-byte number, if it is that long.
     #[must_use]
     pub fn read_u64(&self, index: usize) -> Option<u64> {
-        Some(u64::from_ne_bytes(self.read(index)?.try_into().ok()?))
+        self.read_value(index)
     }
 }
 
@@ -165,5 +180,15 @@ mod tests {
         assert_eq!(args.read(2), Some(&[3; 5][..]));
         assert_eq!(args.read(4), None);
         assert_eq!((args.read_u32(0), args.read_u64(1), args.read_u64(2)), (Some(1), Some(2), None));
+    }
+
+    #[test]
+    fn a_structure_is_read_back_and_no_other_type_is() {
+        let args = Args::new().u32(1).value(&[7_u64, 8, 9]).value(&true);
+        assert_eq!(args.places[..], [(0, 4), (8, 24), (32, 1)]);
+        assert_eq!(args.read_value(1), Some([7_u64, 8, 9]));
+        assert_eq!(args.read_value::<[u64; 2]>(1), None);
+        assert_eq!(args.read_value(2), Some(true));
+        assert_eq!(Args::new().value(&2_u8).read_value::<bool>(0), None);
     }
 }
