@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let module = unsafe { Module::load(&device, &IMAGE) }?;
     let kernel = module.function("sum_neighbours_chunked")?;
     let args = Args::new()
-        .bytes(&table.element_ref().to_bytes(), align_of::<u64>())
+        .value(&table.element_ref())
         .u64(WIDTH as u64)
         .u64(starts.all().address())
         .u64(neighbours.all().address())
@@ -79,9 +79,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// The arguments are those of the kernel, and what they describe is mapped.
 unsafe fn sum_neighbours(_: &LaunchShape, args: &Args) {
     let number = |index| args.read_u64(index).expect("the kernel takes eight bytes here");
-    let handle =
-        args.read(0).and_then(|bytes| bytes.try_into().ok()).expect("the kernel takes a table first");
-    let table = ElementRef::from_bytes(handle).rows;
+    let table = args.read_value::<ElementRef>(0).expect("the kernel takes a table first").rows;
     let (width, nodes) = (number(1), number(4));
     let (starts, neighbours, sums) = (number(2), number(3), number(5));
     for node in 0..nodes {

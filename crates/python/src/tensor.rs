@@ -9,6 +9,7 @@ use wholemem::files::{LoadSpec, SaveSpec, Source};
 use wholemem::{Kind, LocalRows, Location, Rank, TensorSpec, WholeTensor as Rows};
 use wholemem_hal::{PinnedBuffer, Rights};
 use wholemem_os::interrupt::is_interrupted;
+use zerocopy::IntoBytes;
 
 use crate::array::{Array, Element, Layout, Place, View};
 use crate::communicator::{Communicator, Open};
@@ -320,9 +321,10 @@ impl WholeTensor {
         let reference = match self.reference.get() {
             Some(reference) => reference,
             None => {
-                let bytes = self.rows.element_ref().to_bytes();
+                let elements = self.rows.element_ref();
+                let bytes = elements.as_bytes();
                 let buffer = PinnedBuffer::create(self.open.comm.device(), bytes.len()).raised()?;
-                buffer.bytes().raised()?.write_at(0, &bytes).raised()?;
+                buffer.bytes().raised()?.write_at(0, bytes).raised()?;
                 self.reference.get_or_init(|| buffer)
             }
         };

@@ -150,6 +150,7 @@
 
 #![deny(unsafe_code)]
 
+#[allow(unreachable_pub, reason = "cbindgen exports what is `pub`")]
 mod abi;
 mod collective;
 mod communicator;
@@ -163,7 +164,7 @@ mod kernels;
 mod table;
 
 #[doc(hidden)]
-pub use abi::Mutants;
+pub use abi::Mutant;
 pub use abi::{
     CollectiveRequest, ElementRef, ElementsRequest, GlobalRef, IndexType, LaneRef, RowsRequest, WindowRef,
 };

@@ -1,10 +1,5 @@
 //! The record in which kernels store the first index that names no row.
 //!
-//! ```text
-//!   0          8       16     24                32
-//!   | position | index | rows | recorded for    |
-//! ```
-//!
 //! GPU kernels only lower `position` (atomic minimum). CPU kernels also store the index and the number of rows, for the position
 //! in `recorded for`; if that differs from `position`, the index is unknown.
 
@@ -14,8 +9,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The position if there was no bad index.
 pub(crate) const NO_BAD_INDEX: u64 = u64::MAX;
 
+/// A word of a record: a `u64`, eight times its number behind the record's address.
+#[repr(u32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BadIndexWord {
+    /// The smallest position of a bad index; all bits set if there was none.
+    Position = 0,
+    /// The index. CPU kernels only.
+    Index = 1,
+    /// The number of rows of the table. CPU kernels only.
+    Rows = 2,
+    /// The position for which the index and the number of rows were stored. CPU kernels only.
+    RecordedFor = 3,
+}
+
 /// The number of words of a record.
-pub(crate) const RECORD_WORDS: usize = 4;
+pub(crate) const RECORD_WORDS: usize = BadIndexWord::RecordedFor as usize + 1;
 
 /// Held while the words of a record are changed together. Bad indices are rare, so one lock serves all records.
 static RECORDING: Mutex<()> = Mutex::new(());
@@ -29,7 +38,17 @@ pub(crate) struct BadIndexRecord<'a> {
     pub(crate) recorded_for: &'a AtomicU64,
 }
 
-impl BadIndexRecord<'_> {
+impl<'a> BadIndexRecord<'a> {
+    /// The record whose words `word` gives.
+    pub(crate) fn of<E>(word: impl Fn(BadIndexWord) -> Result<&'a AtomicU64, E>) -> Result<Self, E> {
+        Ok(Self {
+            position: word(BadIndexWord::Position)?,
+            index: word(BadIndexWord::Index)?,
+            rows: word(BadIndexWord::Rows)?,
+            recorded_for: word(BadIndexWord::RecordedFor)?,
+        })
+    }
+
     /// Stores an index that names none of `rows` rows, unless one at a smaller position is stored.
     pub(crate) fn store(&self, position: u64, index: i64, rows: u64) {
         if position >= self.position.load(Ordering::Acquire) {

@@ -1,21 +1,22 @@
 //! `ElementRef`: from which a user's kernel computes the address of any element of a table or a view.
-//!
-//! ```text
-//!   columns 3 and 4 of 8, of elements of 4 bytes: stride = 32, row_len = 8
-//!
-//!   memory   . . . 0 1 . . .   . . . 2 3 . . .   . . . 4 5 . . .        elements by their number in the view
-//! ```
-//!
-//! A [`GlobalRef`] gives the addresses of rows, but not the length of a row, which is needed to number elements through the
-//! rows.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::GlobalRef;
 
-/// The addresses of the elements of a table: `wholemem::ElementRef` of `wholemem/global_ref.cuh`, from which a kernel creates a
-/// `PtrGen`.
+/// The addresses of the elements of a table, from which a kernel creates a `PtrGen`.
+///
+/// A `GlobalRef` gives the addresses of rows, but not the length of a row, which is needed to number elements through the rows.
+/// In a view of some columns, rows are shorter than the stride:
+///
+/// ```text
+///   columns 3 and 4 of 8, of elements of 4 bytes: stride = 32, row_len = 8
+///
+///   memory   . . . 0 1 . . .   . . . 2 3 . . .   . . . 4 5 . . .        elements by their number in the view
+/// ```
 #[doc(alias = "WholeChunkedMemoryHandle")]
 #[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, FromBytes, Immutable, KnownLayout)]
 pub struct ElementRef {
     /// The addresses of its rows.
     pub rows: GlobalRef,
@@ -23,34 +24,13 @@ pub struct ElementRef {
     pub row_len: u64,
 }
 
-const _: () = assert!(size_of::<ElementRef>() == ElementRef::LEN);
+layout!(ElementRef: 72 { rows: 0, row_len: 64 });
 
 impl ElementRef {
-    /// Its length in bytes.
-    pub const LEN: usize = 72;
-
     /// The row of a byte, numbered through all rows as if they were contiguous, and its offset in that row.
     #[must_use]
     pub fn locate(&self, byte: u64) -> (u64, u64) {
         (byte / self.row_len, byte % self.row_len)
-    }
-
-    /// Encodes it as a kernel reads it.
-    #[must_use]
-    pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let mut bytes = [0; Self::LEN];
-        bytes[..64].copy_from_slice(&self.rows.to_bytes());
-        bytes[64..].copy_from_slice(&self.row_len.to_ne_bytes());
-        bytes
-    }
-
-    /// Decodes what [`to_bytes`](Self::to_bytes) encoded.
-    #[must_use]
-    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
-        let (mut rows, mut row_len) = ([0; 64], [0; 8]);
-        rows.copy_from_slice(&bytes[..64]);
-        row_len.copy_from_slice(&bytes[64..]);
-        Self { rows: GlobalRef::from_bytes(&rows), row_len: u64::from_ne_bytes(row_len) }
     }
 }
 
@@ -58,7 +38,6 @@ impl ElementRef {
 mod tests {
     use wholemem_hal::{Backend, HostConfig};
 
-    use super::*;
     use crate::{Communicator, Dtype, TensorSpec, WholeTensor};
 
     #[test]
@@ -74,12 +53,5 @@ mod tests {
         };
         assert_eq!([0, 1, 2, 3].map(place), [3, 4, 11, 12]);
         assert_eq!(table.element_ref(), table.memory().element_ref());
-    }
-
-    #[test]
-    fn bytes_are_read_as_they_were_written() {
-        let rows = GlobalRef::continuous(4096, 10, 32).part(1, 5, 8);
-        let elements = ElementRef { rows, row_len: 8 };
-        assert_eq!(ElementRef::from_bytes(&elements.to_bytes()), elements);
     }
 }

@@ -1,33 +1,36 @@
 //! `GlobalRef`: 64 bytes from which a kernel computes the address of any row.
-//!
-//! ```text
-//!   chunks = 1    base ------------------> row 0, row 1, row 2 ...                 one range of addresses
-//!
-//!   chunks = 3    base --> [ A | B | C ][ 0 | 4 | 8 | 10 ]                         a base for each rank, and the
-//!                            |   |   |                                             first row of each
-//!                            v   v   +----------> rows 8, 9
-//!                         rows  rows              a row's chunk: row / chunk_rows where the chunks are equal,
-//!                         0..4  4..8              otherwise a binary search in the starts
-//! ```
-//!
-//! A kernel divides by a multiplication with a precomputed factor, which is exact for every row.
 
-/// The addresses of the rows of a table, as CPU and GPU kernels read them.
+use wholemem_os::width::to_usize;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The addresses of the rows of a table.
+///
+/// ```text
+///   chunks = 1    base ------------------> row 0, row 1, row 2 ...            one range of addresses
+///
+///   chunks = 3    base --> [ A | B | C ][ 0 | 4 | 8 | 10 ]                    an address for each chunk, then the
+///                            |   |   |                                        first row of each and the number of rows
+///                            v   v   +----------> rows 8, 9
+///                         rows  rows              a row's chunk: row / chunk_rows if the chunks are equal,
+///                         0..4  4..8              otherwise a binary search in the first rows
+/// ```
+///
+/// A kernel divides by a multiplication with a precomputed factor, which is exact for every row.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, FromBytes, Immutable, KnownLayout)]
 pub struct GlobalRef {
-    /// With one chunk, the address of row 0. With more, the address of the chunks' addresses, and behind them of the
-    /// first row of each and the number of all.
+    /// With one chunk, the address of row 0. With more, the address of the directory: `u64 bases[chunks]`, then
+    /// `u64 starts[chunks + 1]`.
     pub base: u64,
     /// Valid indices are below this.
     pub rows: u64,
-    /// Added to an index before its chunk is looked up; zero with one chunk.
+    /// Added to an index before its chunk is looked up; zero with one chunk, where it is part of the base.
     pub first_row: u64,
-    /// Bytes from one row to the next.
+    /// Bytes from one row to the next, in every chunk.
     pub stride: u64,
-    /// Bytes from the start of a row in its chunk to the start of the row of this view; zero with one chunk.
+    /// Bytes added to the address of a row; zero with one chunk, where they are part of the base.
     pub offset: u64,
-    /// The rows of every chunk but the last; zero to search.
+    /// The rows of every chunk but the last that is not empty; zero to search, if they differ or are one.
     pub chunk_rows: u64,
     /// The multiplier of the division by `chunk_rows`.
     pub magic: u64,
@@ -37,7 +40,9 @@ pub struct GlobalRef {
     pub chunks: u32,
 }
 
-const _: () = assert!(size_of::<GlobalRef>() == 64);
+layout!(GlobalRef: 64 {
+    base: 0, rows: 8, first_row: 16, stride: 24, offset: 32, chunk_rows: 40, magic: 48, shift: 56, chunks: 60,
+});
 
 impl GlobalRef {
     /// A table whose rows follow each other from `base` on.
@@ -65,53 +70,13 @@ impl GlobalRef {
         let chunk = if self.chunk_rows == 0 {
             starts.partition_point(|start| *start <= row) - 1
         } else {
-            usize::try_from(self.division().quotient(row)).unwrap_or(usize::MAX)
+            to_usize(self.division().quotient(row))
         };
         (chunk, row - starts[chunk])
     }
 
     fn division(&self) -> Division {
         Division { by: self.chunk_rows, magic: self.magic, shift: self.shift }
-    }
-
-    /// Encodes it as a kernel reads it.
-    #[must_use]
-    pub fn to_bytes(&self) -> [u8; 64] {
-        let Self { base, rows, first_row, stride, offset, chunk_rows, magic, shift, chunks } = *self;
-        let words = [base, rows, first_row, stride, offset, chunk_rows, magic];
-        let mut bytes = [0; 64];
-        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_ne_bytes());
-        }
-        bytes[56..60].copy_from_slice(&shift.to_ne_bytes());
-        bytes[60..].copy_from_slice(&chunks.to_ne_bytes());
-        bytes
-    }
-
-    /// Decodes what [`to_bytes`](Self::to_bytes) encoded.
-    #[must_use]
-    pub fn from_bytes(bytes: &[u8; 64]) -> Self {
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
-            u64::from_ne_bytes(word)
-        };
-        let half = |at: usize| {
-            let mut half = [0; 4];
-            half.copy_from_slice(&bytes[at..at + 4]);
-            u32::from_ne_bytes(half)
-        };
-        Self {
-            base: word(0),
-            rows: word(1),
-            first_row: word(2),
-            stride: word(3),
-            offset: word(4),
-            chunk_rows: word(5),
-            magic: word(6),
-            shift: half(56),
-            chunks: half(60),
-        }
     }
 }
 
@@ -193,13 +158,6 @@ mod tests {
             for by in [by, small] {
                 prop_assert_eq!(Division::by(by).unwrap().quotient(number), number / by);
             }
-        }
-
-        #[test]
-        fn bytes_are_read_as_they_were_written(words: [u64; 7], shift: u32, chunks: u32) {
-            let [base, rows, first_row, stride, offset, chunk_rows, magic] = words;
-            let table = GlobalRef { base, rows, first_row, stride, offset, chunk_rows, magic, shift, chunks };
-            prop_assert_eq!(GlobalRef::from_bytes(&table.to_bytes()), table);
         }
     }
 }

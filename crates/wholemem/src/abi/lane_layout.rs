@@ -5,17 +5,8 @@
 //!   [ signals ][ notices ]..[ slots: parity 0, then 1 ]..[ parity 0 ][ parity 1 ]..[ reduced tiles      ]
 //! ```
 
-use super::LaneRef;
+use super::{LaneRef, MAX_BLOCKS, SIGNAL_STRIDE};
 use crate::error::{Error, Result};
-
-/// The most blocks of a call. Each block has signals and a call counter of its own.
-pub(crate) const BLOCKS: u32 = 128;
-
-/// The threads of a block.
-pub(crate) const THREADS: u32 = 512;
-
-/// The distance of signals: no two of them share a cache line.
-pub(crate) const LINE: u64 = 128;
 
 /// The alignment of the parts.
 const PAGE: u64 = 4096;
@@ -40,7 +31,7 @@ impl LaneLayout {
             let ranks = u64::from(ranks);
             let ll_len = (ll_len as u64).checked_next_multiple_of(PAGE)?;
             let staging_len = (staging_len as u64).max(PAGE).checked_next_multiple_of(PAGE)?;
-            let notices_at = u64::from(BLOCKS) * ranks * LINE;
+            let notices_at = u64::from(MAX_BLOCKS) * ranks * SIGNAL_STRIDE;
             let ll_at = (notices_at + ranks * 8).checked_next_multiple_of(PAGE)?;
             // Two parities of a slot for each rank; half of a packet is flags.
             let staging_at = ll_len.checked_mul(4 * ranks)?.checked_add(ll_at)?;
@@ -60,7 +51,7 @@ const STAGGERED: u64 = 16;
 ///
 /// The slots of ranks have different offsets in a page: a load is delayed by an earlier store to the same offset of another page.
 pub(crate) fn slot_at(lane: &LaneRef, rank: u32, parity: u64) -> u64 {
-    lane.ll_at + parity * 2 * lane.ll_len + u64::from(rank) % STAGGERED * LINE
+    lane.ll_at + parity * 2 * lane.ll_len + u64::from(rank) % STAGGERED * SIGNAL_STRIDE
 }
 
 #[cfg(test)]

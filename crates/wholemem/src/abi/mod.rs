@@ -1,4 +1,4 @@
-//! The device ABI: every structure, word and constant that kernels and the host both know.
+//! The device ABI: the only definition of every structure, word and constant that kernels and the host both know.
 //!
 //! ```text
 //!   rows          RowsRequest ── GlobalRef          collectives   CollectiveRequest ── LaneRef, WindowRef
@@ -7,28 +7,53 @@
 //!                 BadIndexRecord: what goes wrong   user kernels  GlobalRef, ElementRef, LaneRef, WindowRef
 //! ```
 //!
-//! The CUDA side is in `kernels/include`. The CPU implementation of the kernels (`cpu`) reads the same bytes. This module
-//! encodes and decodes; it accesses no memory and launches nothing.
+//! `cargo xtask abi` generates the C++ definitions from these files: `kernels/include/wholemem/abi.cuh`, which user kernels
+//! include, and `kernels/include/ops/abi.cuh` for the requests. `layout!` pins sizes and offsets at compile time in both
+//! languages.
+//!
+//! A structure is passed to a kernel as it is in memory ([`IntoBytes`](zerocopy::IntoBytes)). A CPU kernel (`cpu`) copies it
+//! out of its arguments ([`TryFromBytes`](zerocopy::TryFromBytes)), which fails for codes that name nothing. This module
+//! launches nothing.
+
+/// Checks at compile time the size of a structure, and that it has these fields at these offsets.
+///
+/// `cargo xtask abi` reads the same numbers, and writes a `static_assert` for each.
+macro_rules! layout {
+    ($type:ident: $len:literal { $($field:ident: $offset:literal),+ $(,)? }) => {
+        const _: () = {
+            assert!(size_of::<$type>() == $len);
+            $(assert!(std::mem::offset_of!($type, $field) == $offset);)+
+            // A field that is not listed is a compile error.
+            let _ = |$type { $($field: _),+ }: $type| {};
+        };
+    };
+}
 
 mod bad_index;
 mod collective_request;
 mod element_ref;
 mod global_ref;
 mod lane_layout;
+mod lane_ref;
 mod lane_words;
 mod row_tiles;
 mod rows_request;
+mod window_ref;
 
-pub(crate) use bad_index::{BadIndex, BadIndexRecord, NO_BAD_INDEX, RECORD_WORDS, names_a_row};
-pub use collective_request::{CollectiveRequest, LaneRef, WindowRef};
+pub(crate) use bad_index::{BadIndex, BadIndexRecord, BadIndexWord, NO_BAD_INDEX, RECORD_WORDS, names_a_row};
+pub(crate) use collective_request::COLLECTIVE_THREADS;
+pub use collective_request::CollectiveRequest;
 pub use element_ref::ElementRef;
 pub(crate) use global_ref::Division;
 pub use global_ref::GlobalRef;
-pub(crate) use lane_layout::{BLOCKS, LINE, LaneLayout, THREADS, slot_at};
-pub use lane_words::Mutants;
-pub(crate) use lane_words::{
-    ABORT, ABORTED, ASLEEP, CALL_LOCK, CAUSE, DELAYS, FIRST_COUNTER, GIVEN_UP, LEFT, LOST, MISSED, MISSING,
-    PHASE, POINTS, POISON, SEQUENCE, SPINS, TIMEOUT, cause,
+pub(crate) use lane_layout::{LaneLayout, slot_at};
+pub use lane_ref::LaneRef;
+pub(crate) use lane_ref::{MAX_BLOCKS, PHASE_BITS, SIGNAL_STRIDE};
+pub use lane_words::Mutant;
+pub(crate) use lane_words::{Cause, ControlWord, DEBUG_POINTS, DebugWord, ReportWord};
+pub(crate) use row_tiles::{
+    ADD_TURNS, CONVERT_TURNS_1, CONVERT_TURNS_4, ROW_THREADS, ROW_TURNS_1, ROW_TURNS_4, ROW_TURNS_8,
+    ROW_TURNS_16, RowTiles, STAGE_LEN, STAGE_PARTS, STAGE_TURNS, WARP,
 };
-pub(crate) use row_tiles::RowTiles;
 pub use rows_request::{ElementsRequest, IndexType, RowsRequest};
+pub use window_ref::WindowRef;

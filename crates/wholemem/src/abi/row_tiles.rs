@@ -1,62 +1,76 @@
-//! How the rows of a request are divided into tiles: the second argument of the kernels of gather and scatter.
+//! How a GPU divides the rows of a request into tiles: the second argument of the kernels of gather and scatter.
 
-use super::IndexType;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// How the rows of a request are cut into tiles, as `kernels/include/ops/tiles.cuh` has it.
+/// How the rows of a request are divided into tiles, each of which one warp copies.
+///
+/// The units of all rows are numbered consecutively. A tile may begin and end within a row:
+///
+/// ```text
+///   rows      ...  row 7  |     row 8     |     row 9     |   row 10  ...     a row has 5 units
+///   units        2  3  4    0  1  2  3  4   0  1  2  3  4    0  1  2          a tile has 16
+///   lanes        0  1  2    3  4  5  6 ...                        15          and begins at unit 2 of row 7
+/// ```
 #[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct RowTiles {
-    pub(crate) tiles: u64,
-    pub(crate) row_units: u64,
-    pub(crate) magic: u64,
-    pub(crate) shift: u32,
-    pub(crate) units: u32,
-    pub(crate) unit_magic: u32,
-    pub(crate) parts: u32,
-    pub(crate) width: u32,
-    pub(crate) edges: u32,
-    pub(crate) index_len: u32,
-    pub(crate) reserved: u32,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
+pub struct RowTiles {
+    /// The number of tiles.
+    pub tiles: u64,
+    /// Units of a row.
+    pub row_units: u64,
+    /// The multiplier of the division by `row_units`, or by `parts` if rows are staged; unused if the divisor is one.
+    pub magic: u64,
+    /// The shift of that division.
+    pub shift: u32,
+    /// Units of a tile; if rows are staged, bytes of a part.
+    pub units: u32,
+    /// 2^31 divided by `row_units`, or by `units` if a row is longer than a tile; rounded up.
+    pub unit_magic: u32,
+    /// Parts of a row, if rows are staged.
+    pub parts: u32,
+    /// Bytes of a unit, of which all addresses are multiples; zero: units are bytes, and rows are staged.
+    pub width: u32,
+    /// One to fetch the sectors that a row shares with its neighbours before the row is written.
+    pub edges: u32,
+    /// Bytes of an index: four or eight.
+    pub index_len: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
-impl RowTiles {
-    pub(crate) const LEN: usize = 56;
+layout!(RowTiles: 56 {
+    tiles: 0, row_units: 8, magic: 16, shift: 24, units: 28, unit_magic: 32, parts: 36, width: 40, edges: 44,
+    index_len: 48, reserved: 52,
+});
 
-    /// Encodes it as a kernel reads it.
-    pub(crate) fn to_bytes(self) -> [u8; Self::LEN] {
-        let Self {
-            tiles,
-            row_units,
-            magic,
-            shift,
-            units,
-            unit_magic,
-            parts,
-            width,
-            edges,
-            index_len,
-            reserved,
-        } = self;
-        let mut bytes = [0; Self::LEN];
-        let (words, halves) = bytes.split_at_mut(24);
-        for (place, word) in words.chunks_exact_mut(8).zip([tiles, row_units, magic]) {
-            place.copy_from_slice(&word.to_ne_bytes());
-        }
-        let rest = [shift, units, unit_magic, parts, width, edges, index_len, reserved];
-        for (place, half) in halves.chunks_exact_mut(4).zip(rest) {
-            place.copy_from_slice(&half.to_ne_bytes());
-        }
-        bytes
-    }
+/// Threads of a warp.
+pub const WARP: u32 = 32;
 
-    /// Decodes the type of the indices.
-    pub(crate) fn index_type(bytes: &[u8]) -> Option<IndexType> {
-        match u32::from_ne_bytes(bytes.get(48..52)?.try_into().ok()?) {
-            4 => Some(IndexType::I32),
-            8 => Some(IndexType::I64),
-            _ => None,
-        }
-    }
-}
+/// Threads of a block.
+pub const ROW_THREADS: u32 = 256;
 
-const _: () = assert!(size_of::<RowTiles>() == RowTiles::LEN);
+/// Units of 16 bytes that each thread copies in a tile.
+pub const ROW_TURNS_16: u32 = 3;
+/// Units of 8 bytes that each thread copies in a tile.
+pub const ROW_TURNS_8: u32 = 6;
+/// Units of 4 bytes that each thread copies in a tile.
+pub const ROW_TURNS_4: u32 = 8;
+/// Units of 1 or 2 bytes that each thread copies in a tile.
+pub const ROW_TURNS_1: u32 = 4;
+
+/// Units of four elements that each thread converts in a tile.
+pub const CONVERT_TURNS_4: u32 = 2;
+/// Units of one element that each thread converts in a tile.
+pub const CONVERT_TURNS_1: u32 = 4;
+
+/// Units that each thread adds in a tile.
+pub const ADD_TURNS: u32 = 8;
+
+/// Vectors of 16 bytes that each thread stages.
+pub const STAGE_TURNS: u32 = 4;
+
+/// The most parts of rows that a warp stages.
+pub const STAGE_PARTS: u32 = 64;
+
+/// Bytes of shared memory in which a warp stages: its vectors and one on either side, two addresses and a length for each part.
+pub const STAGE_LEN: u32 = (WARP * STAGE_TURNS + 2) * 16 + STAGE_PARTS * (8 + 8 + 4);

@@ -128,7 +128,7 @@ impl Lane {
     /// # Errors
     /// [`Error::Hal`], [`Error::Comm`].
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
-        let request = CollectiveRequest { lane: self.current(), ..CollectiveRequest::default() };
+        let request = CollectiveRequest::without_data(self.current());
         self.perform(stream, (Collective::Barrier, Algorithm::OneShot), 1, &request, [None; 2])
     }
 
@@ -158,10 +158,10 @@ impl Lane {
             count: call.count,
             inputs: reached(&from),
             outputs: reached(&to),
-            dtype: call.dtype.code(),
-            op: call.op.code(),
+            dtype: call.dtype,
+            op: call.op,
             root: call.root.0,
-            early: 0,
+            programmatic: 0,
         };
         let blocks = blocks(algorithm, &shape, &self.limits);
         self.perform(stream, (call.what, algorithm), blocks, &request, [from.keep, to.keep])
@@ -285,11 +285,12 @@ fn place(call: &Call, from: &Found<'_>, to: &Found<'_>, len: u64, own: Rank) -> 
 #[cfg(test)]
 mod tests {
     use super::most_pieces;
+    use crate::abi::PHASE_BITS;
 
     #[test]
     fn the_phases_of_the_longest_call_are_told_apart() {
         for inline in [true, false] {
-            assert!(2 * most_pieces(inline) < 1 << 16);
+            assert!(2 * most_pieces(inline) < 1 << PHASE_BITS);
         }
     }
 }

@@ -4,15 +4,17 @@
 
 use std::sync::atomic::Ordering;
 
+use zerocopy::IntoBytes;
+
 use super::Lane;
 use crate::Result;
-use crate::abi::{BLOCKS, DELAYS, Mutants, POINTS};
+use crate::abi::{DEBUG_POINTS, DebugWord, MAX_BLOCKS, Mutant};
 
 /// What is to go wrong on this rank.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Chaos {
-    /// Rules that are not kept.
-    pub mutants: Mutants,
+    /// A rule that is not kept.
+    pub mutant: Option<Mutant>,
     /// Where random delays begin.
     pub seed: u64,
     /// The longest random delay, in nanoseconds.
@@ -24,21 +26,27 @@ pub struct Chaos {
 }
 
 impl Chaos {
-    fn to_bytes(&self) -> Vec<u8> {
-        let mut words = vec![0_u64; DELAYS + POINTS * BLOCKS as usize];
-        words[..3].copy_from_slice(&[self.mutants.0, self.seed, self.random]);
+    /// The debug words.
+    fn words(&self) -> Vec<u64> {
+        let delay_at = |point: usize, block: u32| {
+            DebugWord::Delays as usize + point * MAX_BLOCKS as usize + block as usize
+        };
+        let mut words = vec![0_u64; delay_at(DEBUG_POINTS as usize, 0)];
+        words[DebugWord::Mutant as usize] = self.mutant.map_or(0, |mutant| u64::from(mutant as u32));
+        words[DebugWord::Seed as usize] = self.seed;
+        words[DebugWord::MaxDelay as usize] = self.random;
         for (point, block, delay) in &self.delays {
-            if let Some(word) = words.get_mut(DELAYS + point * BLOCKS as usize + *block as usize) {
+            if let Some(word) = words.get_mut(delay_at(*point, *block)) {
                 *word = *delay;
             }
         }
-        words.into_iter().flat_map(u64::to_ne_bytes).collect()
+        words
     }
 
     /// Whether kernels have to look.
     fn is_visible(&self) -> bool {
-        let Self { mutants, random, delays, .. } = self;
-        mutants.0 != 0 || *random != 0 || !delays.is_empty()
+        let Self { mutant, random, delays, .. } = self;
+        mutant.is_some() || *random != 0 || !delays.is_empty()
     }
 }
 
@@ -49,7 +57,7 @@ impl Lane {
     /// [`Error::Hal`](crate::Error::Hal).
     #[doc(hidden)]
     pub fn disturb(&self, chaos: &Chaos) -> Result<()> {
-        self.preset(chaos.counter, &chaos.to_bytes())?;
+        self.preset(chaos.counter, chaos.words().as_bytes())?;
         let address = if chaos.is_visible() { self.debug_address() } else { 0 };
         self.debug.store(address, Ordering::Release);
         Ok(())

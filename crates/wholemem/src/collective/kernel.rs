@@ -5,7 +5,7 @@ use wholemem_hal::{Args, Device, Function, KernelImage, LaunchShape, Module, Spa
 use wholemem_os::Deadline;
 
 use super::tuning::Algorithm;
-use crate::abi::THREADS;
+use crate::abi::COLLECTIVE_THREADS;
 use crate::{CollectiveRequest, Result, cpu};
 
 const COLLECTIVE: KernelImage =
@@ -77,8 +77,9 @@ impl Kernels {
     pub(super) fn resident_blocks(&self) -> Result<u32> {
         let all =
             self.all_reduce.iter().chain(&self.all_gather).chain(&self.broadcast).chain([&self.barrier]);
-        let counts =
-            all.map(|kernel| kernel.function.occupancy(THREADS, 0)).collect::<Result<Vec<_>, _>>()?;
+        let counts = all
+            .map(|kernel| kernel.function.occupancy(COLLECTIVE_THREADS, 0))
+            .collect::<Result<Vec<_>, _>>()?;
         Ok(counts.into_iter().min().unwrap_or(0))
     }
 
@@ -128,9 +129,9 @@ impl Kernels {
         request: &CollectiveRequest,
         operands: impl IntoIterator<Item = &'a Span, IntoIter: Clone>,
     ) -> Result<()> {
-        let shape = LaunchShape { early: self.wait, ..LaunchShape::line(blocks, THREADS) };
-        let request = CollectiveRequest { early: u32::from(self.wait), ..*request };
-        let args = Args::new().bytes(&request.to_bytes(), align_of::<u64>());
+        let shape = LaunchShape { early: self.wait, ..LaunchShape::line(blocks, COLLECTIVE_THREADS) };
+        let request = CollectiveRequest { programmatic: u32::from(self.wait), ..*request };
+        let args = Args::new().value(&request);
         let function = &self.kernel(what, algorithm).function;
         // SAFETY: the functions take a `CollectiveRequest`. The caller has checked that its addresses are valid, and their memory
         // is among the operands, which the stream holds until the kernel has ended.

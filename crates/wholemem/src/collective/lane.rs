@@ -7,6 +7,7 @@ use std::time::Duration;
 use wholemem_comm::{Error as CommError, Watch};
 use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Span, Stream};
 use wholemem_os::futex;
+use zerocopy::IntoBytes;
 
 use super::kernel::Kernels;
 use super::report::Report;
@@ -14,7 +15,8 @@ use super::space::Pieces;
 use super::tuning::{Limits, Tuning};
 use super::window::Dropped;
 use crate::abi::{
-    BLOCKS, CollectiveRequest, FIRST_COUNTER, LINE, LaneLayout, LaneRef, SPINS, TIMEOUT, slot_at,
+    CollectiveRequest, ControlWord, DEBUG_POINTS, DebugWord, LaneLayout, LaneRef, MAX_BLOCKS, PHASE_BITS,
+    SIGNAL_STRIDE, slot_at,
 };
 use crate::{Communicator, Result, cpu};
 use wholemem_os::width::to_usize;
@@ -23,6 +25,9 @@ use wholemem_os::width::to_usize;
 pub(super) const PRIVATE_LEN: usize = CONTROL_LEN + DEBUG_LEN;
 const CONTROL_LEN: usize = 4 << 10;
 const DEBUG_LEN: usize = 12 << 10;
+
+const _: () = assert!(8 * (ControlWord::Sequence as u32 + MAX_BLOCKS) as usize <= CONTROL_LEN);
+const _: () = assert!(8 * (DebugWord::Delays as u32 + DEBUG_POINTS * MAX_BLOCKS) as usize <= DEBUG_LEN);
 
 /// One sequence of collective calls: they run one after the other, on any streams. Calls that should overlap need lanes of their
 /// own.
@@ -79,14 +84,11 @@ impl Lane {
         let Common { group, kernels, limits, tuning, timeout, layout, dropped, share_cores } = common.clone();
         let device = group.device();
         let report = Report::create(device, group.size())?;
-        let mut counters = vec![0_u8; CONTROL_LEN];
-        let mut set = |index: usize, value: u64| {
-            counters[index * 8..index * 8 + 8].copy_from_slice(&value.to_ne_bytes());
-        };
+        let mut control = vec![0_u64; CONTROL_LEN / 8];
         // Zero would mean no limit. 584 years and more saturate.
-        set(TIMEOUT, u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX).max(1));
-        set(SPINS, cpu::spins(share_cores));
-        (0..BLOCKS as usize).for_each(|block| set(FIRST_COUNTER + block, 1));
+        control[ControlWord::Timeout as usize] = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX).max(1);
+        control[ControlWord::Spins as usize] = cpu::spins(share_cores);
+        control[ControlWord::Sequence as usize..][..MAX_BLOCKS as usize].fill(1);
         let reference = LaneRef {
             base: base + offset as u64,
             stride,
@@ -102,7 +104,7 @@ impl Lane {
             rank: group.rank().0,
             ranks: group.size(),
             near: u32::from(limits.near),
-            spare: 0,
+            reserved: 0,
         };
         let maps: Vec<_> = memory.iter().flatten().cloned().collect();
         let touched: Vec<_> = maps.iter().map(Mapping::all).chain([private.clone(), report.span()]).collect();
@@ -110,9 +112,9 @@ impl Lane {
         let stream = device.stream()?;
         // Poisoned while the kernels run once to be loaded, so that they do nothing.
         stream.fill(&private, 1)?;
-        let request = CollectiveRequest { lane: reference, ..CollectiveRequest::default() };
+        let request = CollectiveRequest::without_data(reference);
         kernels.warm_up(&stream, &request, &operand)?;
-        stream.write(&private.part(0, CONTROL_LEN)?, &counters)?;
+        stream.write(&private.part(0, CONTROL_LEN)?, control.as_bytes())?;
         stream.write(&private.part(CONTROL_LEN, DEBUG_LEN)?, &vec![0; DEBUG_LEN])?;
         let memory = maps.iter().map(|map| (map.all(), offset)).collect();
         let watch = watch(&group, report.clone(), maps, offset);
@@ -144,7 +146,7 @@ impl Lane {
         self.report.check(self.group.bootstrap(), self.timeout)
     }
 
-    /// The lane for a user's kernels: the `Lane` of `barrier.cuh`.
+    /// The lane for a user's kernels: a `Call` of `barrier.cuh` takes it.
     #[must_use]
     pub fn lane_ref(&self) -> LaneRef {
         self.reference
@@ -173,9 +175,10 @@ impl Lane {
     pub(super) fn preset(&self, counter: Option<u64>, debug: &[u8]) -> Result<()> {
         let stream = self.group.device().stream()?;
         if let Some(counter) = counter {
-            let counters = counter.to_ne_bytes().repeat(BLOCKS as usize);
-            stream.write(&self.private.part(FIRST_COUNTER * 8, counters.len())?, &counters)?;
-            self.forge(&stream, counter.wrapping_sub(1) << 16)?;
+            let counters = counter.to_ne_bytes().repeat(MAX_BLOCKS as usize);
+            stream
+                .write(&self.private.part(ControlWord::Sequence as usize * 8, counters.len())?, &counters)?;
+            self.forge(&stream, counter.wrapping_sub(1) << PHASE_BITS)?;
         }
         if !debug.is_empty() {
             stream.write(&self.private.part(CONTROL_LEN, debug.len())?, debug)?;
@@ -188,14 +191,14 @@ impl Lane {
     fn forge(&self, stream: &Stream, flag: u64) -> Result<()> {
         let LaneRef { rank, ranks, .. } = self.reference;
         let on_host = stream.runs_inline();
-        let blocks = if on_host { 1 } else { u64::from(BLOCKS) };
+        let blocks = if on_host { 1 } else { u64::from(MAX_BLOCKS) };
         let set = |(memory, offset): &(Span, usize), at: u64| {
             let at = offset + to_usize(at);
             Ok::<_, crate::Error>(stream.write(&memory.part(at, 8)?, &flag.to_ne_bytes())?)
         };
         for memory in &self.memory {
             for block in 0..blocks {
-                set(memory, (block * u64::from(ranks) + u64::from(rank)) * LINE)?;
+                set(memory, (block * u64::from(ranks) + u64::from(rank)) * SIGNAL_STRIDE)?;
             }
         }
         if on_host {
@@ -231,7 +234,7 @@ fn watch(group: &Communicator, report: Report, maps: Vec<Mapping>, offset: usize
         while report.is_asleep() {
             for (rank, map) in maps.iter().enumerate() {
                 if let Ok(bytes) = map.bytes()
-                    && let Ok(word) = bytes.atomic_u32(offset + rank * to_usize(LINE))
+                    && let Ok(word) = bytes.atomic_u32(offset + rank * to_usize(SIGNAL_STRIDE))
                 {
                     let _ = futex::wake_all(word);
                 }

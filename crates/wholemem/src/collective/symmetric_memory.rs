@@ -15,7 +15,7 @@ use super::spec::SymmetricSpec;
 use super::tuning::{Limits, Tuning};
 use super::window::Window;
 use super::window_part::WindowPart;
-use crate::abi::{BLOCKS, LaneLayout};
+use crate::abi::{LaneLayout, MAX_BLOCKS};
 use crate::communicator::agree;
 use crate::{Communicator, Error, Result};
 
@@ -244,7 +244,7 @@ fn resident(group: &Communicator, kernels: &Kernels, lanes: u32) -> Result<(u32,
         let [uuid @ .., a, b, c, d] = device;
         all.push((uuid, u32::from_le_bytes([a, b, c, d])));
     }
-    let mut least = BLOCKS;
+    let mut least = MAX_BLOCKS;
     for (rank, (uuid, fits)) in (0..).map(Rank).zip(all.iter().copied()) {
         let sharing = all.iter().filter(|(other, _)| *other == uuid).count();
         let calls = lanes.saturating_mul(kernels.calls_at_once());

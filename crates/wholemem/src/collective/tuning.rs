@@ -12,7 +12,7 @@ use std::str::FromStr;
 use wholemem_hal::BackendKind;
 
 use super::Lane;
-use crate::abi::{BLOCKS, THREADS};
+use crate::abi::{COLLECTIVE_THREADS, MAX_BLOCKS};
 
 /// The algorithm of a collective call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -171,13 +171,13 @@ pub(super) fn choose(shape: &Shape, tuning: &Tuning, limits: &Limits) -> Algorit
 
 /// The number of blocks of a call: as many as have work, and at most as many as run at once.
 pub(super) fn blocks(algorithm: Algorithm, shape: &Shape, limits: &Limits) -> u32 {
-    let threads = u64::from(THREADS);
+    let threads = u64::from(COLLECTIVE_THREADS);
     let tiles = match algorithm {
         Algorithm::Packets => shape.len.div_ceil(8 * threads),
         Algorithm::OneShot => shape.len.div_ceil(16 * threads),
         Algorithm::TwoShot => shape.len.div_ceil(16 * threads * u64::from(shape.ranks.max(1))),
     };
-    let most = limits.blocks.clamp(1, BLOCKS);
+    let most = limits.blocks.clamp(1, MAX_BLOCKS);
     u32::try_from(tiles.clamp(1, most.into())).expect("clamped to a u32")
 }
 

@@ -20,8 +20,8 @@ use wholemem_os::{Deadline, futex, interrupt};
 
 use super::call_lock::CallLock;
 use crate::abi::{
-    ABORT, ABORTED, ASLEEP, BLOCKS, CALL_LOCK, CAUSE, DELAYS, FIRST_COUNTER, GIVEN_UP, LINE, LaneRef, MISSED,
-    MISSING, Mutants, PHASE, POISON, SEQUENCE, SPINS, TIMEOUT, cause, slot_at,
+    Cause, ControlWord, DEBUG_POINTS, DebugWord, LaneRef, MAX_BLOCKS, Mutant, PHASE_BITS, ReportWord,
+    SIGNAL_STRIDE, slot_at,
 };
 use wholemem_os::width::to_usize;
 
@@ -64,7 +64,8 @@ pub(super) struct CollectiveCall<'a> {
     signals: Signals,
     /// The number of the call.
     number: u64,
-    mutants: u64,
+    /// The bits of a mutant, or zero.
+    mutant: u64,
     /// When this rank first computed its deadline.
     began: Option<Instant>,
     _lock: CallLock<'a>,
@@ -78,25 +79,25 @@ impl<'a> CollectiveCall<'a> {
     /// `'a`, aligned to words, and accessed as atomics only.
     pub(super) unsafe fn begin(lane: &'a LaneRef, signals: Signals) -> Result<Self, Aborted> {
         // SAFETY: the caller guarantees that the control words are mapped for `'a`, aligned and accessed as atomics only.
-        let control = |index: usize| unsafe { word_at(lane.control + index as u64 * 8) };
-        let has_failed = || control(POISON).load(Ordering::Relaxed) != 0;
+        let control = |word: ControlWord| unsafe { word_at(word_address(lane.control, word as u32)) };
+        let has_failed = || control(ControlWord::Poison).load(Ordering::Relaxed) != 0;
         // A lane that is not ready yet is poisoned, and its lock is not initialized.
         if has_failed() {
             return Err(Aborted);
         }
-        let lock = CallLock::acquire(lower_half(control(CALL_LOCK)));
+        let lock = CallLock::acquire(lower_half(control(ControlWord::CallLock)));
         // The previous call may have failed while this thread waited for the lock.
         if has_failed() {
             return Err(Aborted);
         }
-        let number = control(FIRST_COUNTER).load(Ordering::Relaxed);
-        let mut call = Self { lane, signals, number, mutants: 0, began: None, _lock: lock };
+        let number = control(ControlWord::Sequence).load(Ordering::Relaxed);
+        let mut call = Self { lane, signals, number, mutant: 0, began: None, _lock: lock };
         if lane.debug != 0 {
-            call.mutants = call.word(lane.debug).load(Ordering::Relaxed);
+            call.mutant = call.debug(DebugWord::Mutant as u32);
         }
         call.pause(0);
         // If the group has failed, the other ranks may not arrive.
-        match call.report(ABORT).load(Ordering::Acquire) {
+        match call.report(ReportWord::Abort).load(Ordering::Acquire) {
             0 => Ok(call),
             why => Err(call.abort(0, why)),
         }
@@ -104,17 +105,17 @@ impl<'a> CollectiveCall<'a> {
 
     /// Which of two buffers the `piece`th piece of this call uses.
     pub(super) fn parity(&self, piece: u64) -> u64 {
-        if self.breaks(Mutants::ONE_BUFFER) { 0 } else { (self.number + piece) & 1 }
+        if self.breaks(Mutant::OneBuffer) { 0 } else { (self.number + piece) & 1 }
     }
 
     /// Whether a test asks this rank to break a rule.
-    pub(super) fn breaks(&self, mutant: Mutants) -> bool {
-        self.mutants & mutant.0 != 0
+    pub(super) fn breaks(&self, mutant: Mutant) -> bool {
+        self.mutant & u64::from(mutant as u32) != 0
     }
 
     /// The progress of a rank that has announced a phase of this call.
     pub(super) fn flag(&self, phase: u64) -> u64 {
-        self.number << 16 | phase
+        self.number << PHASE_BITS | phase
     }
 
     /// The address at an offset in a rank's memory of the lane.
@@ -131,7 +132,7 @@ impl<'a> CollectiveCall<'a> {
     /// Where a rank stores its progress in this call.
     pub(super) fn signal_at(&self, rank: u32) -> u64 {
         match self.signals {
-            Signals::Lines => self.place(rank, u64::from(rank) * LINE),
+            Signals::Lines => self.place(rank, u64::from(rank) * SIGNAL_STRIDE),
             Signals::Packets => self.place(rank, slot_at(self.lane, rank, self.parity(0))),
         }
     }
@@ -153,7 +154,7 @@ impl<'a> CollectiveCall<'a> {
     }
 
     /// A barrier, unless a test asks this rank to break the rule `mutant`.
-    pub(super) fn sync(&mut self, phase: u64, mutant: Mutants) -> Result<(), Aborted> {
+    pub(super) fn sync(&mut self, phase: u64, mutant: Mutant) -> Result<(), Aborted> {
         self.announce(phase);
         if self.breaks(mutant) {
             self.wake_waiters(phase);
@@ -165,7 +166,7 @@ impl<'a> CollectiveCall<'a> {
     /// Waits until a rank has reached a phase.
     fn wait(&mut self, rank: u32, phase: u64) -> Result<(), Aborted> {
         let (signal, flag) = (self.signal(rank), self.flag(phase));
-        for _ in 0..self.control(SPINS).load(Ordering::Relaxed) {
+        for _ in 0..self.control(ControlWord::Spins).load(Ordering::Relaxed) {
             if has_reached(signal.load(Ordering::Acquire), flag) {
                 return Ok(());
             }
@@ -203,7 +204,8 @@ impl<'a> CollectiveCall<'a> {
     #[cold]
     fn sleep_until(&mut self, rank: u32, phase: u64) -> Result<(), Aborted> {
         let (signal, flag) = (self.signal(rank), self.flag(phase));
-        let (progress, waiters, asleep) = (self.progress(rank), self.waiters(rank), self.report(ASLEEP));
+        let (progress, waiters, asleep) =
+            (self.progress(rank), self.waiters(rank), self.report(ReportWord::Asleep));
         let deadline = self.deadline();
         waiters.fetch_add(1, Ordering::SeqCst);
         asleep.store(1, Ordering::SeqCst);
@@ -228,11 +230,11 @@ impl<'a> CollectiveCall<'a> {
                 let is_interrupted = interrupt::is_interrupted();
                 asleep.store(1, Ordering::SeqCst);
                 if is_interrupted {
-                    break Err(cause(ABORTED, Rank(self.lane.rank)));
+                    break Err(Cause::Aborted.word(Rank(self.lane.rank)));
                 }
             }
             if deadline.has_passed() {
-                break if has_arrived() { Ok(()) } else { Err(cause(MISSED, Rank(rank))) };
+                break if has_arrived() { Ok(()) } else { Err(Cause::TimedOut.word(Rank(rank))) };
             }
         };
         asleep.store(0, Ordering::SeqCst);
@@ -242,7 +244,7 @@ impl<'a> CollectiveCall<'a> {
 
     /// When this rank stops waiting.
     fn deadline(&mut self) -> Deadline {
-        let nanoseconds = self.control(TIMEOUT).load(Ordering::Relaxed);
+        let nanoseconds = self.control(ControlWord::Timeout).load(Ordering::Relaxed);
         if nanoseconds == 0 {
             return Deadline::NEVER;
         }
@@ -253,25 +255,26 @@ impl<'a> CollectiveCall<'a> {
     /// The cause to abort, if the host or another rank has stored one.
     fn abort_cause(&self) -> Option<u64> {
         let notice = |rank: u32| self.notice(self.lane.rank, rank).load(Ordering::Acquire);
-        let told = self.report(ABORT).load(Ordering::SeqCst);
+        let told = self.report(ReportWord::Abort).load(Ordering::SeqCst);
         [told].into_iter().chain(self.others().map(notice)).find(|cause| *cause != 0)
     }
 
     /// Stores the cause in the report and in the notices of the other ranks, and poisons the lane.
     #[cold]
     fn abort(&self, phase: u64, why: u64) -> Aborted {
-        self.control(POISON).store(1, Ordering::Relaxed);
+        self.control(ControlWord::Poison).store(1, Ordering::Relaxed);
         let flag = self.flag(phase);
+        let timed_out = Cause::of_word(why).is_some_and(|(cause, _)| cause == Cause::TimedOut);
         for rank in self.others() {
-            if why >> 32 == MISSED && !has_reached(self.signal(rank).load(Ordering::Acquire), flag) {
-                self.report(MISSING + rank as usize / 64).fetch_or(1 << (rank % 64), Ordering::Relaxed);
+            if timed_out && !has_reached(self.signal(rank).load(Ordering::Acquire), flag) {
+                self.missing(rank).fetch_or(1 << (rank % 64), Ordering::Relaxed);
             }
             self.notice(rank, self.lane.rank).store(why, Ordering::Release);
         }
-        self.report(SEQUENCE).store(self.number, Ordering::Relaxed);
-        self.report(PHASE).store(phase, Ordering::Relaxed);
-        self.report(CAUSE).store(why, Ordering::Relaxed);
-        self.report(GIVEN_UP).store(1, Ordering::Release);
+        self.report(ReportWord::Call).store(self.number, Ordering::Relaxed);
+        self.report(ReportWord::Phase).store(phase, Ordering::Relaxed);
+        self.report(ReportWord::Cause).store(why, Ordering::Relaxed);
+        self.report(ReportWord::Aborted).store(1, Ordering::Release);
         // Sleeping ranks check the notices when they wake.
         (0..self.lane.ranks).for_each(|rank| wake(self.progress(rank)));
         Aborted
@@ -279,7 +282,7 @@ impl<'a> CollectiveCall<'a> {
 
     /// Ends the call.
     pub(super) fn end(self) {
-        self.control(FIRST_COUNTER).store(self.number.wrapping_add(1), Ordering::Relaxed);
+        self.control(ControlWord::Sequence).store(self.number.wrapping_add(1), Ordering::Relaxed);
     }
 
     /// Delays this rank at a point of a call if a test asks for it.
@@ -291,9 +294,10 @@ impl<'a> CollectiveCall<'a> {
 
     #[cold]
     fn pause_for_test(&self, point: u64) {
-        let word = |index: u64| self.word(self.lane.debug + 8 * index).load(Ordering::Relaxed);
-        let (seed, most) = (word(1), word(2));
-        let fixed = word(DELAYS as u64 + point.min(7) * u64::from(BLOCKS));
+        let (seed, most) = (self.debug(DebugWord::Seed as u32), self.debug(DebugWord::MaxDelay as u32));
+        let last = DEBUG_POINTS - 1;
+        let place = u32::try_from(point.min(last.into())).expect("no larger than the last point");
+        let fixed = self.debug(DebugWord::Delays as u32 + place * MAX_BLOCKS);
         let random =
             if most == 0 { 0 } else { scramble(seed ^ scramble(self.number << 3 | point)) % (most + 1) };
         let delay = Duration::from_nanos(fixed + random);
@@ -319,11 +323,11 @@ impl<'a> CollectiveCall<'a> {
 
     /// The word on which ranks that wait for `rank` sleep.
     fn progress(&self, rank: u32) -> &'a AtomicU64 {
-        self.word(self.place(rank, u64::from(rank) * LINE))
+        self.word(self.place(rank, u64::from(rank) * SIGNAL_STRIDE))
     }
 
     fn waiters(&self, rank: u32) -> &'a AtomicU32 {
-        lower_half(self.word(self.place(rank, u64::from(self.lane.ranks + rank) * LINE)))
+        lower_half(self.word(self.place(rank, u64::from(self.lane.ranks + rank) * SIGNAL_STRIDE)))
     }
 
     /// Where `from` stores for `rank` why it has aborted.
@@ -331,13 +335,27 @@ impl<'a> CollectiveCall<'a> {
         self.word(self.place(rank, self.lane.notices_at + u64::from(from) * 8))
     }
 
-    fn control(&self, index: usize) -> &'a AtomicU64 {
-        self.word(self.lane.control + index as u64 * 8)
+    fn control(&self, word: ControlWord) -> &'a AtomicU64 {
+        self.word(word_address(self.lane.control, word as u32))
     }
 
-    fn report(&self, index: usize) -> &'a AtomicU64 {
-        self.word(self.lane.report + index as u64 * 8)
+    fn report(&self, word: ReportWord) -> &'a AtomicU64 {
+        self.word(word_address(self.lane.report, word as u32))
     }
+
+    /// The word with the bit of a missing rank.
+    fn missing(&self, rank: u32) -> &'a AtomicU64 {
+        self.word(word_address(self.lane.report, ReportWord::Missing as u32 + rank / 64))
+    }
+
+    fn debug(&self, word: u32) -> u64 {
+        self.word(word_address(self.lane.debug, word)).load(Ordering::Relaxed)
+    }
+}
+
+/// The address of a word by its number.
+fn word_address(first: u64, word: u32) -> u64 {
+    first + u64::from(word) * 8
 }
 
 /// A word of a lane's memory, control, report or debug words.

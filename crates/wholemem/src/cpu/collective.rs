@@ -17,8 +17,7 @@ use super::call::{Aborted, CollectiveCall, Signals};
 use super::combine::{Stores, combine};
 use super::copy::machine;
 use super::row_lookup::pointer;
-use crate::abi::{CollectiveRequest, Mutants, WindowRef};
-use crate::dtype::Dtype;
+use crate::abi::{CollectiveRequest, Mutant, WindowRef};
 use wholemem_os::width::to_usize;
 
 /// What is longer than this goes past the caches.
@@ -37,7 +36,7 @@ macro_rules! collectives {
     ($($name:literal: $part:ident by $signals:ident;)*) => {
         /// Every kernel, by name.
         pub(crate) const COLLECTIVES: &[(&str, HostFunction)] = &[$(($name, |_, args| {
-            let request = args.read(0).and_then(CollectiveRequest::from_bytes).expect("a request");
+            let request = args.read_value(0).expect("a kernel is launched with a request");
             // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
             unsafe { $part(&request) }
         })),*];
@@ -86,7 +85,7 @@ struct Piece {
 // The precondition of every `unsafe fn` here: the addresses of the request are valid, for the lengths that it gives.
 impl RankCall<'_> {
     unsafe fn barrier(&mut self) -> Result<(), Aborted> {
-        self.call.sync(1, Mutants::NO_FIRST_BARRIER)
+        self.call.sync(1, Mutant::NoFirstBarrier)
     }
 
     unsafe fn reduce_packets(&mut self) -> Result<(), Aborted> {
@@ -127,7 +126,7 @@ impl RankCall<'_> {
         }
         self.call.announce(1);
         self.call.pause(1);
-        if self.call.breaks(Mutants::ANY_FLAG) { Ok(()) } else { self.call.await_all(1) }
+        if self.call.breaks(Mutant::AnyFlag) { Ok(()) } else { self.call.await_all(1) }
     }
 
     unsafe fn reduce_one_shot(&mut self) -> Result<(), Aborted> {
@@ -139,7 +138,7 @@ impl RankCall<'_> {
                 unsafe { own.combine(|rank| own.found(rank, piece), &to, piece.len, Stores::Cached) };
             });
         }
-        self.call.sync(1, Mutants::NO_FIRST_BARRIER)?;
+        self.call.sync(1, Mutant::NoFirstBarrier)?;
         // SAFETY: every rank's part of the window has as many elements as the call.
         unsafe {
             self.combine(
@@ -149,13 +148,13 @@ impl RankCall<'_> {
                 self.stores(),
             );
         }
-        self.call.sync(2, Mutants::NO_SECOND_BARRIER)
+        self.call.sync(2, Mutant::NoSecondBarrier)
     }
 
     unsafe fn reduce_two_shot(&mut self) -> Result<(), Aborted> {
         let CollectiveRequest { inputs, outputs, output, .. } = *self.request;
         if !inputs.is_none() && !outputs.is_none() {
-            self.call.sync(1, Mutants::NO_FIRST_BARRIER)?;
+            self.call.sync(1, Mutant::NoFirstBarrier)?;
             let slice = self.slice(self.own(), self.len());
             let from = |rank| address(&inputs, rank) + slice.start;
             let to = |rank| address(&outputs, rank) + slice.start;
@@ -163,7 +162,7 @@ impl RankCall<'_> {
             // SAFETY: every rank's parts of the windows have as many elements as the call; where both are one, nobody but this
             // rank reads or writes this slice of it.
             unsafe { self.combine(from, &to, slice.end - slice.start, self.stores()) };
-            return self.call.sync(2, Mutants::NO_SECOND_BARRIER);
+            return self.call.sync(2, Mutant::NoSecondBarrier);
         }
         for piece in self.pieces() {
             if inputs.is_none() {
@@ -172,7 +171,7 @@ impl RankCall<'_> {
                     unsafe { self.stage(piece, self.slice(rank, piece.len)) };
                 }
             }
-            self.call.sync(2 * piece.number + 1, Mutants::NO_FIRST_BARRIER)?;
+            self.call.sync(2 * piece.number + 1, Mutant::NoFirstBarrier)?;
             let slice = self.slice(self.own(), piece.len);
             let at = slice.start;
             let from = |rank| self.found(rank, piece) + at;
@@ -185,7 +184,7 @@ impl RankCall<'_> {
             };
             // SAFETY: every rank has as many elements there; nobody else reads or writes this slice of what is stored to.
             unsafe { self.combine(from, &to, slice.end - at, Stores::Cached) };
-            self.call.sync(2 * piece.number + 2, Mutants::NO_SECOND_BARRIER)?;
+            self.call.sync(2 * piece.number + 2, Mutant::NoSecondBarrier)?;
             if outputs.is_none() {
                 for rank in self.call.others() {
                     let slice = self.slice(rank, piece.len);
@@ -214,12 +213,12 @@ impl RankCall<'_> {
                 }
             });
         }
-        self.call.sync(1, Mutants::NO_FIRST_BARRIER)?;
+        self.call.sync(1, Mutant::NoFirstBarrier)?;
         for rank in self.call.others() {
             // SAFETY: every rank's part of the window has `len` bytes; the output has `len` bytes for every rank.
             unsafe { copy(address(&inputs, rank), to(rank, 0), len) };
         }
-        self.call.sync(2, Mutants::NO_SECOND_BARRIER)
+        self.call.sync(2, Mutant::NoSecondBarrier)
     }
 
     unsafe fn copy_root(&mut self) -> Result<(), Aborted> {
@@ -237,12 +236,12 @@ impl RankCall<'_> {
                 }
             });
         }
-        self.call.sync(1, Mutants::NO_FIRST_BARRIER)?;
+        self.call.sync(1, Mutant::NoFirstBarrier)?;
         if !is_root {
             // SAFETY: the root's part of the window has as many bytes.
             unsafe { copy(address(&inputs, root), output, self.len()) };
         }
-        self.call.sync(2, Mutants::NO_SECOND_BARRIER)
+        self.call.sync(2, Mutant::NoSecondBarrier)
     }
 
     /// Puts piece after piece of the input where the others find it, and uses theirs when all have.
@@ -253,13 +252,13 @@ impl RankCall<'_> {
                 // SAFETY: nobody reads this buffer: all have finished the piece before the last.
                 unsafe { self.stage(piece, 0..piece.len) };
             }
-            self.call.sync(piece.number + 1, Mutants::NO_FIRST_BARRIER)?;
+            self.call.sync(piece.number + 1, Mutant::NoFirstBarrier)?;
             use_it(self, piece);
             count += 1;
         }
         if count > 1 {
             // The next call begins with either buffer.
-            self.call.sync(count + 1, Mutants::NO_LAST_BARRIER)?;
+            self.call.sync(count + 1, Mutant::NoLastBarrier)?;
         }
         Ok(())
     }
@@ -285,7 +284,7 @@ impl RankCall<'_> {
 
     /// Combines `len` bytes of all ranks, and stores the outcome to every target.
     unsafe fn combine(&self, from: impl Fn(u32) -> u64, to: &Targets<'_>, len: u64, stores: Stores) {
-        let (dtype, op) = self.request.elements().expect("elements that the plan has checked");
+        let CollectiveRequest { dtype, op, .. } = *self.request;
         let count = to_usize(len) / dtype.len();
         if count == 0 {
             return;
@@ -351,8 +350,7 @@ impl RankCall<'_> {
 
     /// Bytes of the input.
     fn len(&self) -> u64 {
-        let dtype = Dtype::from_code(self.request.dtype).expect("a type that the plan has checked");
-        self.request.count * dtype.len() as u64
+        self.request.count * self.request.dtype.len() as u64
     }
 
     fn own(&self) -> u32 {

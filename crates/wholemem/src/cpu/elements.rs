@@ -21,7 +21,7 @@ type RowFunction = unsafe fn(from: *const u8, to: *mut u8, elements: usize);
 /// What the request names is mapped: the indices and the rows of all valid ones readable, the dense side writable, all of
 /// them aligned to their elements. Others may write all of it meanwhile.
 pub(super) unsafe fn gather<I: Index>(request: &ElementsRequest) {
-    let (table, dense) = request.dtypes().expect("types that the plan knows");
+    let ElementsRequest { table_dtype: table, rows_dtype: dense, .. } = *request;
     let convert = converter(table, dense).expect("types that convert");
     let (elements, len) = (to_usize(request.elements), to_usize(request.elements) * dense.len());
     let row = |row: Option<*mut u8>, dense| match row {
@@ -39,7 +39,7 @@ pub(super) unsafe fn gather<I: Index>(request: &ElementsRequest) {
 /// # Safety
 /// As [`gather`], with the table writable and the dense side readable.
 pub(super) unsafe fn scatter<I: Index>(request: &ElementsRequest) {
-    let (table, dense) = request.dtypes().expect("types that the plan knows");
+    let ElementsRequest { table_dtype: table, rows_dtype: dense, .. } = *request;
     let convert = converter(dense, table).expect("types that convert");
     // SAFETY: passed on from the caller.
     unsafe { for_found_rows::<I>(request, convert) }
@@ -50,7 +50,7 @@ pub(super) unsafe fn scatter<I: Index>(request: &ElementsRequest) {
 /// # Safety
 /// As [`scatter`].
 pub(super) unsafe fn add<I: Index>(request: &ElementsRequest) {
-    let (table, dense) = request.dtypes().expect("types that the plan knows");
+    let ElementsRequest { table_dtype: table, rows_dtype: dense, .. } = *request;
     let add = adder(dense, table).expect("types that convert");
     // SAFETY: passed on from the caller.
     unsafe { for_found_rows::<I>(request, add) }

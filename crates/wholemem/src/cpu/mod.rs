@@ -26,72 +26,40 @@ pub(crate) use collective::{
     reduce_one_shot, reduce_packets, reduce_two_shot,
 };
 
-use wholemem_hal::{Args, HostFunction, LaunchShape};
+use wholemem_hal::{Args, HostFunction};
+use zerocopy::TryFromBytes;
 
-use crate::abi::{ElementsRequest, IndexType, RowTiles, RowsRequest};
+use crate::abi::{IndexType, RowTiles};
 
-/// Every kernel, by name.
-pub(crate) const FUNCTIONS: &[(&str, HostFunction)] = &[
-    ("gather_rows", gather_rows),
-    ("scatter_rows", scatter_rows),
-    ("gather_convert", gather_convert),
-    ("scatter_convert", scatter_convert),
-    ("scatter_add", scatter_add),
-];
-
-fn rows(args: &Args) -> RowsRequest {
-    args.read(0).and_then(RowsRequest::from_bytes).expect("a request")
+macro_rules! row_kernels {
+    ($($name:literal: $module:ident::$kernel:ident;)*) => {
+        /// The kernels of gather and scatter, by name.
+        pub(crate) const FUNCTIONS: &[(&str, HostFunction)] = &[$(($name, |_, args| {
+            // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
+            unsafe { run(args, $module::$kernel::<i32>, $module::$kernel::<i64>) }
+        })),*];
+    };
 }
 
-fn elements(args: &Args) -> ElementsRequest {
-    args.read(0).and_then(ElementsRequest::from_bytes).expect("a request")
+row_kernels! {
+    "gather_rows": rows::gather;
+    "scatter_rows": rows::scatter;
+    "gather_convert": elements::gather;
+    "scatter_convert": elements::scatter;
+    "scatter_add": elements::add;
 }
 
-fn index_type(args: &Args) -> IndexType {
-    args.read(1).and_then(RowTiles::index_type).expect("the tiles of a request")
-}
-
-unsafe fn gather_rows(_: &LaunchShape, args: &Args) {
-    match index_type(args) {
-        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
-        IndexType::I32 => unsafe { rows::gather::<i32>(&rows(args)) },
-        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
-        IndexType::I64 => unsafe { rows::gather::<i64>(&rows(args)) },
-    }
-}
-
-unsafe fn scatter_rows(_: &LaunchShape, args: &Args) {
-    match index_type(args) {
-        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
-        IndexType::I32 => unsafe { rows::scatter::<i32>(&rows(args)) },
-        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
-        IndexType::I64 => unsafe { rows::scatter::<i64>(&rows(args)) },
-    }
-}
-
-unsafe fn gather_convert(_: &LaunchShape, args: &Args) {
-    match index_type(args) {
-        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
-        IndexType::I32 => unsafe { elements::gather::<i32>(&elements(args)) },
-        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
-        IndexType::I64 => unsafe { elements::gather::<i64>(&elements(args)) },
-    }
-}
-
-unsafe fn scatter_convert(_: &LaunchShape, args: &Args) {
-    match index_type(args) {
-        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
-        IndexType::I32 => unsafe { elements::scatter::<i32>(&elements(args)) },
-        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
-        IndexType::I64 => unsafe { elements::scatter::<i64>(&elements(args)) },
-    }
-}
-
-unsafe fn scatter_add(_: &LaunchShape, args: &Args) {
-    match index_type(args) {
-        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
-        IndexType::I32 => unsafe { elements::add::<i32>(&elements(args)) },
-        // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
-        IndexType::I64 => unsafe { elements::add::<i64>(&elements(args)) },
-    }
+/// Runs the kernel for the type of the indices on the request of a launch.
+///
+/// # Safety
+/// The addresses of the request are valid, as the kernel requires it.
+unsafe fn run<Request: TryFromBytes>(args: &Args, i32: unsafe fn(&Request), i64: unsafe fn(&Request)) {
+    let request: Request = args.read_value(0).expect("a kernel is launched with a request");
+    let tiles: RowTiles = args.read_value(1).expect("a kernel is launched with the tiles of its request");
+    let kernel = match IndexType::of_len(tiles.index_len).expect("an index has four or eight bytes") {
+        IndexType::I32 => i32,
+        IndexType::I64 => i64,
+    };
+    // SAFETY: the caller guarantees that the addresses of the request are valid.
+    unsafe { kernel(&request) };
 }

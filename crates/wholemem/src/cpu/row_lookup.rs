@@ -1,8 +1,9 @@
 //! Row lookup: from an index in memory to the address of its row.
 
+use std::convert::Infallible;
 use std::sync::atomic::AtomicU64;
 
-use crate::abi::{BadIndexRecord, GlobalRef, RowsRequest};
+use crate::abi::{BadIndexRecord, BadIndexWord, GlobalRef, RowsRequest};
 use wholemem_os::width::to_usize;
 
 /// A type of index.
@@ -104,13 +105,11 @@ impl<'a> RowLookup<'a> {
             return;
         }
         let words = pointer(self.bad).cast::<u64>();
-        let word = |at: usize| {
-            let word = words.wrapping_add(at);
+        let Ok(record) = BadIndexRecord::of(|word: BadIndexWord| {
+            let word = words.wrapping_add(word as usize);
             // SAFETY: the caller guarantees that the record has four aligned words, which are accessed as atomics only.
-            unsafe { AtomicU64::from_ptr(word) }
-        };
-        let record =
-            BadIndexRecord { position: word(0), index: word(1), rows: word(2), recorded_for: word(3) };
+            Ok::<_, Infallible>(unsafe { AtomicU64::from_ptr(word) })
+        });
         // SAFETY: the caller guarantees that the index is readable and aligned. A concurrent writer may have replaced it since
         // it was checked.
         let index = unsafe { self.index_at::<I>(position) };

@@ -13,12 +13,13 @@ use std::str::FromStr;
 pub(crate) use element::{Element, add, convert, with_floats, with_integers, with_types};
 pub use reduce::{ReduceOp, UnknownReduceOp, combine_naive};
 pub use table::{DtypeInfo, DtypeKind};
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// The type of a tensor's elements. Any other element, such as a structure, is a row of `U8`.
 ///
-/// The codes never change. Kernels know those of numbers; files use them too, with the code of the [storage](Self::storage) for
-/// the other types.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// The codes never change. Kernels know those of numbers; files use them too, with the code of the storage
+/// type for the other types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoBytes, TryFromBytes, Immutable, KnownLayout)]
 #[non_exhaustive]
 #[repr(u32)]
 pub enum Dtype {

@@ -9,6 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use half::{bf16, f16};
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::Dtype;
 use super::element::{Element, with_types};
@@ -16,22 +17,13 @@ use super::element::{Element, with_types};
 /// How the elements of all ranks become one.
 ///
 /// The numbers are those that kernels and C use, and never change.
-///
-/// ```
-/// use wholemem::{Dtype, ReduceOp};
-///
-/// let op: ReduceOp = "xor".parse()?;
-/// assert!(op.applies_to(Dtype::U32));
-/// assert!(!op.applies_to(Dtype::F32));
-/// # Ok::<(), wholemem::UnknownReduceOp>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoBytes, TryFromBytes, Immutable, KnownLayout)]
 #[non_exhaustive]
 #[repr(u32)]
 pub enum ReduceOp {
     /// The sum; of integers, its lower bits.
     Sum = 0,
-    /// The sum divided by the number of ranks; of integers, what [`Sum`](Self::Sum) is, divided towards zero.
+    /// The sum divided by the number of ranks; of integers, what `Sum` is, divided towards zero.
     Avg = 1,
     /// The smallest, or a NaN where there is one. -0 is smaller than +0.
     Min = 2,
@@ -65,6 +57,15 @@ impl ReduceOp {
     }
 
     /// Whether elements of this type can be combined so: only numbers can, and by their bits, only integers.
+    ///
+    /// ```
+    /// use wholemem::{Dtype, ReduceOp};
+    ///
+    /// let op: ReduceOp = "xor".parse()?;
+    /// assert!(op.applies_to(Dtype::U32));
+    /// assert!(!op.applies_to(Dtype::F32));
+    /// # Ok::<(), wholemem::UnknownReduceOp>(())
+    /// ```
     #[must_use]
     pub fn applies_to(self, dtype: Dtype) -> bool {
         match self {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wholemem::{Algorithm, Chaos, Dtype, Mutants, Rank, ReduceOp, SymmetricMemory, SymmetricSpec};
+use wholemem::{Algorithm, Chaos, Dtype, Mutant, Rank, ReduceOp, SymmetricMemory, SymmetricSpec};
 use wholemem_hal::Backend;
 use wholemem_os::Deadline;
 use wholemem_testkit::{cuda, exhaustive, seed};
@@ -40,9 +40,14 @@ impl Course {
 }
 
 /// Whether any rank ever sees something else than the sum, when the ranks do not keep a rule and `late` is late.
-fn goes_wrong(backend: &Backend, course: &Course, mutants: Mutants, (late, delay): (Rank, u64)) -> bool {
+fn goes_wrong(
+    backend: &Backend,
+    course: &Course,
+    mutant: Option<Mutant>,
+    (late, delay): (Rank, u64),
+) -> bool {
     // Where a rule is broken, packets may be lost that are waited for.
-    let timeout = Duration::from_secs(if mutants == Mutants::default() { 60 } else { 2 });
+    let timeout = Duration::from_secs(if mutant.is_none() { 60 } else { 2 });
     let spec = SymmetricSpec { timeout, ..fragile(backend, 2, Some(course.algorithm)) };
     let wrong = on_ranks_like(backend, 2, &spec, |symmetric| {
         let group = symmetric.group();
@@ -50,7 +55,7 @@ fn goes_wrong(backend: &Backend, course: &Course, mutants: Mutants, (late, delay
         let delays =
             if late { (0..4).map(|block| (course.late_at, block, delay)).collect() } else { Vec::new() };
         let counter = course.counter;
-        symmetric.disturb(&Chaos { mutants, delays, counter, ..Chaos::default() }).unwrap();
+        symmetric.disturb(&Chaos { mutant, delays, counter, ..Chaos::default() }).unwrap();
         group.bootstrap().barrier().unwrap();
         let wrong = (0..6).filter(|round| !is_right(symmetric, course, *round)).count();
         // Nobody leaves while another reads its memory.
@@ -93,25 +98,26 @@ const SHORT: usize = 64;
 const TWO_PIECES: usize = 2 * STAGING / 4;
 
 /// Each rule, and a course in which it is needed.
-const RULES: [(Mutants, Course); 8] = [
-    (Mutants::ONE_BUFFER, Course::new(Algorithm::OneShot, false, SHORT, 3)),
-    (Mutants::ONE_BUFFER, Course::new(Algorithm::Packets, false, SHORT, 1)),
-    (Mutants::NO_FIRST_BARRIER, Course::new(Algorithm::OneShot, false, SHORT, 0)),
-    (Mutants::NO_FIRST_BARRIER, Course::new(Algorithm::OneShot, true, SHORT, 0)),
-    (Mutants::NO_SECOND_BARRIER, Course::new(Algorithm::OneShot, true, SHORT, 3)),
-    (Mutants::NO_SECOND_BARRIER, Course::new(Algorithm::TwoShot, false, SHORT, 3)),
-    (Mutants::NO_LAST_BARRIER, Course::new(Algorithm::OneShot, false, TWO_PIECES, 5)),
-    (Mutants::ANY_FLAG, Course::new(Algorithm::Packets, false, SHORT, 0)),
+const RULES: [(Mutant, Course); 8] = [
+    (Mutant::OneBuffer, Course::new(Algorithm::OneShot, false, SHORT, 3)),
+    (Mutant::OneBuffer, Course::new(Algorithm::Packets, false, SHORT, 1)),
+    (Mutant::NoFirstBarrier, Course::new(Algorithm::OneShot, false, SHORT, 0)),
+    (Mutant::NoFirstBarrier, Course::new(Algorithm::OneShot, true, SHORT, 0)),
+    (Mutant::NoSecondBarrier, Course::new(Algorithm::OneShot, true, SHORT, 3)),
+    (Mutant::NoSecondBarrier, Course::new(Algorithm::TwoShot, false, SHORT, 3)),
+    (Mutant::NoLastBarrier, Course::new(Algorithm::OneShot, false, TWO_PIECES, 5)),
+    (Mutant::AnyFlag, Course::new(Algorithm::Packets, false, SHORT, 0)),
 ];
 
 fn every_rule_is_needed(backend: &Backend) {
     for (mutant, course) in &RULES {
         assert!(
-            !RANKS.iter().any(|late| goes_wrong(backend, course, Mutants::default(), (*late, LONG))),
+            !RANKS.iter().any(|late| goes_wrong(backend, course, None, (*late, LONG))),
             "with all rules kept: {course:?}"
         );
-        let noticed = (0..TRIES)
-            .any(|time| RANKS.iter().any(|late| goes_wrong(backend, course, *mutant, (*late, LONG << time))));
+        let noticed = (0..TRIES).any(|time| {
+            RANKS.iter().any(|late| goes_wrong(backend, course, Some(*mutant), (*late, LONG << time)))
+        });
         assert!(noticed, "{mutant:?} in {course:?}");
     }
 }
@@ -197,10 +203,7 @@ fn counters_may_wrap(backend: &Backend) {
     for near in [u64::from(u32::MAX) - 2, (1 << 48) - 3, u64::MAX - 2] {
         for algorithm in Algorithm::ALL {
             let course = Course { counter: Some(near), ..Course::new(algorithm, false, SHORT, 0) };
-            assert!(
-                !goes_wrong(backend, &course, Mutants::default(), (Rank(1), LONG)),
-                "from {near:#x} on: {algorithm}"
-            );
+            assert!(!goes_wrong(backend, &course, None, (Rank(1), LONG)), "from {near:#x} on: {algorithm}");
         }
     }
 }
@@ -218,16 +221,14 @@ fn gpu_counters_wrap_unnoticed() {
 }
 
 /// Flags of packets begin again after 2^32 calls: what was left in the slots from the first time must be gone.
-fn meets_old_packets(backend: &Backend, mutants: Mutants) -> bool {
+fn meets_old_packets(backend: &Backend, mutant: Option<Mutant>) -> bool {
     const MANY: usize = 1024;
     let wrong = on_ranks_like(backend, 2, &fragile(backend, 2, Some(Algorithm::Packets)), |symmetric| {
         let group = symmetric.group();
         let course = |count, counter| Course { counter, ..Course::new(Algorithm::Packets, false, count, 0) };
         let again = |counter: u64, delays: Vec<_>| {
             group.bootstrap().barrier().unwrap();
-            symmetric
-                .disturb(&Chaos { mutants, delays, counter: Some(counter), ..Chaos::default() })
-                .unwrap();
+            symmetric.disturb(&Chaos { mutant, delays, counter: Some(counter), ..Chaos::default() }).unwrap();
             group.bootstrap().barrier().unwrap();
         };
         // The first call leaves its number, 1, in many packets.
@@ -247,8 +248,8 @@ fn meets_old_packets(backend: &Backend, mutants: Mutants) -> bool {
 #[test]
 fn gpu_packets_of_long_ago_are_not_taken_for_new_ones() {
     if let Some(backend) = cuda::backend() {
-        assert!(!meets_old_packets(&backend, Mutants::default()));
-        assert!(meets_old_packets(&backend, Mutants::NO_CLEARING));
+        assert!(!meets_old_packets(&backend, None));
+        assert!(meets_old_packets(&backend, Some(Mutant::NoClearing)));
     }
 }
 

@@ -182,7 +182,7 @@ fn bind(rank: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use wholemem::{Chaos, Mutants};
+    use wholemem::{Chaos, Mutant};
     use wholemem_hal::{Backend, HostConfig};
 
     use super::*;
@@ -237,7 +237,7 @@ mod tests {
             if group.rank().0 == 0 {
                 symmetric.disturb(&Chaos { delays: vec![(0, 0, 3_000_000)], ..Chaos::default() })?;
             } else {
-                symmetric.disturb(&Chaos { mutants: Mutants::NO_FIRST_BARRIER, ..Chaos::default() })?;
+                symmetric.disturb(&Chaos { mutant: Some(Mutant::NoFirstBarrier), ..Chaos::default() })?;
             }
             lap::play(&symmetric, &course, &limits, &mut |_| Ok(())).map(|_| ())
         });

@@ -30,15 +30,15 @@ impl RowKernels {
             (Op::ScatterAdd, _) => &self.scatter_add,
         };
         let args = match &request {
-            Request::Rows(request) => Args::new().bytes(&request.to_bytes(), align_of::<u64>()),
-            Request::Elements(request) => Args::new().bytes(&request.to_bytes(), align_of::<u64>()),
+            Request::Rows(request) => Args::new().value(request),
+            Request::Elements(request) => Args::new().value(request),
         };
         let device = stream.device();
         let Shape { launch, tiles } = match device.backend().kind() {
             BackendKind::Host => whole(indices.kind),
             _ => shape(op, &request, indices.kind),
         };
-        let args = args.bytes(&tiles.to_bytes(), align_of::<u64>());
+        let args = args.value(&tiles);
         let attempt = || Attempt::Launch { name: function.name() };
         indices.span.check(device, Rights::Read, attempt)?;
         let needed = if op == Op::Gather { Rights::ReadWrite } else { Rights::Read };

@@ -11,24 +11,21 @@ use wholemem_hal::LaunchShape;
 
 use super::Op;
 use super::plan::Request;
-use crate::Dtype;
-use crate::abi::{Division, ElementsRequest, IndexType, RowTiles, RowsRequest};
+use crate::abi::{
+    ADD_TURNS, CONVERT_TURNS_1, CONVERT_TURNS_4, Division, ElementsRequest, IndexType, ROW_THREADS,
+    ROW_TURNS_1, ROW_TURNS_4, ROW_TURNS_8, ROW_TURNS_16, RowTiles, RowsRequest, STAGE_LEN, STAGE_PARTS,
+    STAGE_TURNS, WARP,
+};
 
-/// Threads of a block, and the warps they are.
-const THREADS: u32 = 256;
-const WARPS: u32 = THREADS / 32;
+/// Warps of a block.
+const WARPS: u32 = ROW_THREADS / WARP;
 
 /// The most blocks in a direction of the grid.
 const MOST_BLOCKS: u64 = (1 << 31) - 1;
 
-/// Bytes of a vector, the vectors that a warp stages at a time, and the parts of rows that they may be of.
+/// Bytes of a vector, and the vectors that a warp stages at a time.
 const VECTOR: u64 = 16;
-const VECTORS: u64 = 128;
-const PARTS: u64 = 64;
-
-/// Bytes of shared memory with which a warp stages: the vectors and one on either side, two addresses and a length for
-/// each part.
-const STAGE_LEN: u64 = (VECTORS + 2) * VECTOR + PARTS * (8 + 8 + 4);
+const VECTORS: u64 = (WARP * STAGE_TURNS) as u64;
 
 /// The longest part of a row that is staged: with an end in other vectors at either side it still fits.
 const LONGEST_PART: u64 = 1984;
@@ -63,7 +60,12 @@ pub(crate) fn shape(op: Op, request: &Request, index: IndexType) -> Shape {
     let lines = blocks.div_ceil(MOST_BLOCKS);
     let grid = [number(blocks.div_ceil(lines)), number(lines), 1];
     Shape {
-        launch: LaunchShape { grid, block: [THREADS, 1, 1], shared_len: number(shared_len), early: false },
+        launch: LaunchShape {
+            grid,
+            block: [ROW_THREADS, 1, 1],
+            shared_len: number(shared_len),
+            early: false,
+        },
         tiles,
     }
 }
@@ -85,15 +87,15 @@ fn rows(op: Op, request: &RowsRequest) -> (RowTiles, u64) {
         _ => row_len > 8,
     };
     let (tiles, shared_len) = if stages {
-        (staged(count, row_len), u64::from(WARPS) * STAGE_LEN)
+        (staged(count, row_len), u64::from(WARPS * STAGE_LEN))
     } else {
-        let units = match width {
-            16 => 96,
-            8 => 192,
-            4 => 256,
-            _ => 128,
+        let turns = match width {
+            16 => ROW_TURNS_16,
+            8 => ROW_TURNS_8,
+            4 => ROW_TURNS_4,
+            _ => ROW_TURNS_1,
         };
-        flat(count, row_len / u64::from(width), units, width)
+        flat(count, row_len / u64::from(width), turns, width)
     };
     let cut = !(table_bits(request) | row_len).is_multiple_of(SECTOR);
     let edges = u32::from(op == Op::Scatter && cut && FETCHED.contains(&row_len));
@@ -107,9 +109,9 @@ fn convert(request: &ElementsRequest) -> (RowTiles, u64) {
     let fours = |bits: u64, len: u64| bits.is_multiple_of((4 * len).min(VECTOR));
     let dense_bits = rows.rows | rows.rows_stride;
     if elements.is_multiple_of(4) && fours(table_bits(rows), table_len) && fours(dense_bits, dense_len) {
-        flat(rows.count, elements / 4, 64, 4)
+        flat(rows.count, elements / 4, CONVERT_TURNS_4, 4)
     } else {
-        flat(rows.count, *elements, 128, 1)
+        flat(rows.count, *elements, CONVERT_TURNS_1, 1)
     }
 }
 
@@ -124,11 +126,12 @@ fn add(request: &ElementsRequest) -> (RowTiles, u64) {
         _ => 0,
     };
     let units = if width == 0 { *elements } else { rows.row_len / u64::from(width) };
-    flat(rows.count, units, 256, width)
+    flat(rows.count, units, ADD_TURNS, width)
 }
 
 /// Tiles of units, counted through all rows, and the shared memory with an address for each.
-fn flat(count: u64, row_units: u64, units: u32, width: u32) -> (RowTiles, u64) {
+fn flat(count: u64, row_units: u64, turns: u32, width: u32) -> (RowTiles, u64) {
+    let units = WARP * turns;
     let row_units = row_units.max(1);
     let (magic, shift) = division(row_units);
     let shorter = number(row_units.min(units.into()));
@@ -178,7 +181,7 @@ fn part_len(row_len: u64, parts: u64) -> u64 {
 
 /// How many parts a warp stages at a time: each may begin and end within vectors.
 fn parts_of_tile(len: u64) -> u64 {
-    (VECTORS / ((len + 2 * (VECTOR - 1)) / VECTOR)).min(PARTS)
+    (VECTORS / ((len + 2 * (VECTOR - 1)) / VECTOR)).min(STAGE_PARTS.into())
 }
 
 /// What the addresses of the table's rows are multiples of. Chunks begin on granules.
@@ -188,8 +191,7 @@ fn table_bits(request: &RowsRequest) -> u64 {
 }
 
 fn element_lens(request: &ElementsRequest) -> [u64; 2] {
-    let len = |code| Dtype::from_code(code).expect("the plan stored the code of a type").len() as u64;
-    [len(request.table_dtype), len(request.rows_dtype)]
+    [request.table_dtype, request.rows_dtype].map(|dtype| dtype.len() as u64)
 }
 
 fn division(by: u64) -> (u64, u32) {
@@ -206,7 +208,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::GlobalRef;
+    use crate::{Dtype, GlobalRef};
 
     /// What `own_tile` and `row_of` of the kernels make of a tile: the row and the number in it of each unit.
     fn units_of(tiles: &RowTiles, count: u64, tile: u64) -> Vec<(u64, u64)> {
@@ -246,8 +248,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_unit_is_in_one_tile(count in 1_u64..300, row_units in 1_u64..700, tile in prop::sample::select(vec![64, 96, 128, 192, 256])) {
-            let (tiles, _) = flat(count, row_units, tile, 16);
+        fn every_unit_is_in_one_tile(count in 1_u64..300, row_units in 1_u64..700, turns in 2_u32..=8) {
+            let (tiles, _) = flat(count, row_units, turns, 16);
             let all: Vec<_> = (0..tiles.tiles).flat_map(|tile| units_of(&tiles, count, tile)).collect();
             let naive: Vec<_> = (0..count).flat_map(|row| (0..row_units).map(move |unit| (row, unit))).collect();
             prop_assert_eq!(all, naive);
@@ -256,7 +258,7 @@ mod tests {
         #[test]
         fn tiles_far_out_begin_where_they_should(row_units in 1_u64..1 << 40, far in any::<u64>()) {
             let count = (1 << 62) / row_units;
-            let (tiles, _) = flat(count, row_units, 96, 16);
+            let (tiles, _) = flat(count, row_units, 3, 16);
             let tile = far % tiles.tiles;
             let start = tile * 96;
             prop_assert_eq!(units_of(&tiles, count, tile)[0], (start / row_units, start % row_units));
@@ -330,8 +332,7 @@ mod tests {
         let elements = |op, elements, table: Dtype, dense: Dtype| {
             let mut rows = request(10, elements * table.len() as u64, 4096);
             rows.rows_stride = elements * dense.len() as u64;
-            let [table_dtype, rows_dtype] = [table, dense].map(Dtype::code);
-            let request = ElementsRequest { rows, elements, table_dtype, rows_dtype };
+            let request = ElementsRequest { rows, elements, table_dtype: table, rows_dtype: dense };
             let tiles = shape(op, &Request::Elements(request), IndexType::I32).tiles;
             (tiles.width, tiles.row_units)
         };
@@ -344,12 +345,12 @@ mod tests {
     }
 
     #[test]
-    fn the_type_of_the_indices_is_read_back() {
+    fn the_length_of_the_indices_is_passed_on() {
         for index in [IndexType::I32, IndexType::I64] {
             let shape = shape(Op::Gather, &Request::Rows(request(1, 8, 4096)), index);
-            assert_eq!(RowTiles::index_type(&shape.tiles.to_bytes()), Some(index));
-            assert_eq!(RowTiles::index_type(&whole(index).tiles.to_bytes()), Some(index));
+            for tiles in [shape.tiles, whole(index).tiles] {
+                assert_eq!(IndexType::of_len(tiles.index_len), Some(index));
+            }
         }
-        assert_eq!(RowTiles::index_type(&[0; RowTiles::LEN]), None);
     }
 }

@@ -123,7 +123,7 @@ pub(crate) fn plan(
     if !by_elements {
         return Ok(Some(Request::Rows(rows)));
     }
-    let (table_dtype, rows_dtype) = (table.dtype.code(), dense.dtype.code());
+    let (table_dtype, rows_dtype) = (table.dtype, dense.dtype);
     Ok(Some(Request::Elements(ElementsRequest { rows, elements: table.elements, table_dtype, rows_dtype })))
 }
 

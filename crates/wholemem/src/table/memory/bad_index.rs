@@ -49,13 +49,11 @@ impl BadIndexFlag {
     fn record(&self) -> Result<BadIndexRecord<'_>> {
         let bytes = self.words.bytes()?;
         // The buffer begins on a page, so its words are aligned.
-        let word = |at: usize| {
-            bytes.atomic_u64(at * size_of::<u64>()).map_err(|cause| wholemem_hal::Error::Failed {
-                attempt: wholemem_hal::Attempt::Access { len: size_of::<u64>() },
-                cause: cause.into(),
-            })
-        };
-        Ok(BadIndexRecord { position: word(0)?, index: word(1)?, rows: word(2)?, recorded_for: word(3)? })
+        let record = BadIndexRecord::of(|word| bytes.atomic_u64(word as usize * size_of::<u64>()));
+        record.map_err(|cause| {
+            let attempt = wholemem_hal::Attempt::Access { len: size_of::<u64>() };
+            wholemem_hal::Error::Failed { attempt, cause: cause.into() }.into()
+        })
     }
 }
 
