@@ -4,7 +4,7 @@
 #include "ops/gather.cuh"
 
 #define COLLECTIVE(NAME, BLOCKS)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(wholemem::THREADS, BLOCKS)                                            \
+    extern "C" __global__ void __launch_bounds__(wholemem::COLLECTIVE_THREADS, BLOCKS)                                            \
         NAME(const __grid_constant__ wholemem::CollectiveRequest request)                                              \
     {                                                                                                                  \
         wholemem::begin(request);                                                                                      \

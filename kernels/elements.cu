@@ -143,13 +143,13 @@ __device__ __forceinline__ void add_elements(const ElementsRequest &request, con
 extern __shared__ u64 memory[];
 
 #define MOVE(NAME, SCATTER)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, 5)                                                           \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS, 5)                                                           \
         NAME(const __grid_constant__ ElementsRequest request, const __grid_constant__ RowTiles tiles)                  \
     {                                                                                                                  \
         if (tiles.width == 4)                                                                                          \
-            move_elements<SCATTER, 4, 2>(request, tiles, memory);                                                      \
+            move_elements<SCATTER, 4, CONVERT_TURNS_4>(request, tiles, memory);                                        \
         else                                                                                                           \
-            move_elements<SCATTER, 1, 4>(request, tiles, memory);                                                      \
+            move_elements<SCATTER, 1, CONVERT_TURNS_1>(request, tiles, memory);                                        \
     }
 
 // A unit is four elements where that is the width, else one.
@@ -157,12 +157,12 @@ MOVE(gather_convert, false)
 MOVE(scatter_convert, true)
 
 // A unit is as many bytes as the width, or an element where that is 0.
-extern "C" __global__ void __launch_bounds__(THREADS, 5)
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 5)
     scatter_add(const __grid_constant__ ElementsRequest request, const __grid_constant__ RowTiles tiles)
 {
     switch (tiles.width) {
-    case 8: return add_units<u64, 8>(request, tiles, memory);
-    case 4: return add_units<u32, 8>(request, tiles, memory);
-    default: return add_elements<8>(request, tiles, memory);
+    case 8: return add_units<u64, ADD_TURNS>(request, tiles, memory);
+    case 4: return add_units<u32, ADD_TURNS>(request, tiles, memory);
+    default: return add_elements<ADD_TURNS>(request, tiles, memory);
     }
 }

@@ -49,14 +49,16 @@ __device__ __forceinline__ void scatter_units(const RowsRequest &request, const 
 // A warp's shared memory while it stages: vectors of the source, with one on either side that may be read but is not used,
 // and where each part of a row comes from and goes to, and how many bytes it is.
 struct Stage {
-    static constexpr u32 TURNS = 4;
-    static constexpr u32 PARTS = 64;
+    static constexpr u32 TURNS = STAGE_TURNS;
+    static constexpr u32 PARTS = STAGE_PARTS;
 
     uint4 vectors[1 + WARP * TURNS + 1];
     u64 from[PARTS];
     u64 to[PARTS];
     u32 len[PARTS];
 };
+
+static_assert(sizeof(Stage) == STAGE_LEN, "a launch has as much shared memory for each warp");
 
 // Sixteen bytes of two vectors, from a byte of the first on.
 __device__ __forceinline__ uint4 join(uint4 a, uint4 b, u32 byte)
@@ -176,15 +178,15 @@ __device__ __forceinline__ void move_staged(const RowsRequest &request, const Ro
 extern __shared__ uint4 memory[];
 
 #define ROWS(NAME, MOVE_UNITS, SCATTER, BLOCKS)                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                      \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS, BLOCKS)                                                      \
         NAME(const __grid_constant__ RowsRequest request, const __grid_constant__ RowTiles tiles)                      \
     {                                                                                                                  \
         switch (tiles.width) {                                                                                         \
-        case 16: return MOVE_UNITS<uint4, 3>(request, tiles, (u64 *)memory);                                           \
-        case 8: return MOVE_UNITS<u64, 6>(request, tiles, (u64 *)memory);                                              \
-        case 4: return MOVE_UNITS<u32, 8>(request, tiles, (u64 *)memory);                                              \
-        case 2: return MOVE_UNITS<u16, 4>(request, tiles, (u64 *)memory);                                              \
-        case 1: return MOVE_UNITS<u8, 4>(request, tiles, (u64 *)memory);                                               \
+        case 16: return MOVE_UNITS<uint4, ROW_TURNS_16>(request, tiles, (u64 *)memory);                                \
+        case 8: return MOVE_UNITS<u64, ROW_TURNS_8>(request, tiles, (u64 *)memory);                                    \
+        case 4: return MOVE_UNITS<u32, ROW_TURNS_4>(request, tiles, (u64 *)memory);                                    \
+        case 2: return MOVE_UNITS<u16, ROW_TURNS_1>(request, tiles, (u64 *)memory);                                    \
+        case 1: return MOVE_UNITS<u8, ROW_TURNS_1>(request, tiles, (u64 *)memory);                                     \
         default: return move_staged<SCATTER>(request, tiles, (Stage *)memory);                                         \
         }                                                                                                              \
     }

@@ -7,7 +7,7 @@
 #include "wholemem/window.cuh"
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    sample_all_reduce(const __grid_constant__ wholemem::Lane lane, const __grid_constant__ wholemem::Window inputs,
+    sample_all_reduce(const __grid_constant__ wholemem::LaneRef lane, const __grid_constant__ wholemem::WindowRef inputs,
                       float *output, wholemem::u64 count)
 {
     wholemem::Call call(lane);

@@ -51,7 +51,7 @@ const Together TOGETHER[ALGORITHMS] = {all_reduce_ll_together,       all_reduce_
 int failures = 0;
 
 // A cause that the host might tell: rank 2 was lost.
-constexpr u64 LOST = 1ull << 32 | 3;
+constexpr u64 LOST = (u64)CAUSE_LOST << CAUSE_SHIFT | 3;
 
 u64 round_up(u64 value, u64 to) { return (value + to - 1) / to * to; }
 
@@ -59,7 +59,7 @@ u64 round_up(u64 value, u64 to) { return (value + to - 1) / to * to; }
 struct World {
     u32 ranks;
     u64 arena_len;
-    Lane lane;
+    LaneRef lane;
     char *memory, *arena, *control, *debug;
     u64 *reports;
     u64 *table; // device memory: [2][ranks]
@@ -68,10 +68,10 @@ struct World {
     World(u32 ranks, u64 ll_len, u64 staging_len, u64 arena_len, u64 deadline, bool with_debug)
         : ranks(ranks), arena_len(arena_len), debug(nullptr)
     {
-        lane = Lane();
+        lane = LaneRef();
         lane.ranks = ranks;
         lane.near = ranks % 2 == 0; // either scope
-        lane.notices_at = (u64)MOST_BLOCKS * ranks * SIGNAL_STRIDE;
+        lane.notices_at = (u64)MAX_BLOCKS * ranks * SIGNAL_STRIDE;
         lane.ll_at = round_up(lane.notices_at + ranks * 8, 128);
         lane.ll_len = ll_len;
         lane.staging_at = round_up(lane.ll_at + 4 * ranks * ll_len, 4096);
@@ -103,15 +103,15 @@ struct World {
         cudaFree(memory), cudaFree(arena), cudaFree(control), cudaFree(table), cudaFree(debug), cudaFreeHost(reports);
     }
 
-    static constexpr u64 DEBUG_LEN = (debug::DELAY + debug::POINTS * MOST_BLOCKS) * 8;
+    static constexpr u64 DEBUG_LEN = (DEBUG_WORD_DELAYS + DEBUG_POINTS * MAX_BLOCKS) * 8;
 
     void preset(u64 seq, u64 deadline)
     {
         std::vector<u64> words(512 * ranks, 0);
         for (u32 rank = 0; rank < ranks; ++rank) {
-            words[512 * rank + control::DEADLINE] = deadline;
-            for (u32 block = 0; block < MOST_BLOCKS; ++block)
-                words[512 * rank + control::SEQ + block] = seq;
+            words[512 * rank + CONTROL_WORD_TIMEOUT] = deadline;
+            for (u32 block = 0; block < MAX_BLOCKS; ++block)
+                words[512 * rank + CONTROL_WORD_SEQUENCE + block] = seq;
         }
         CHECK(cudaDeviceSynchronize());
         CHECK(cudaMemcpy(control, words.data(), words.size() * 8, cudaMemcpyHostToDevice));
@@ -125,13 +125,13 @@ struct World {
     // All blocks of a rank stand still at a point.
     void set_delay(u32 rank, u32 point, u64 nanoseconds)
     {
-        for (u32 block = 0; block < MOST_BLOCKS; ++block)
-            set_debug(rank, debug::DELAY + point * MOST_BLOCKS + block, nanoseconds);
+        for (u32 block = 0; block < MAX_BLOCKS; ++block)
+            set_debug(rank, DEBUG_WORD_DELAYS + point * MAX_BLOCKS + block, nanoseconds);
     }
 
-    Lane lane_of(u32 rank) const
+    LaneRef lane_of(u32 rank) const
     {
-        Lane own = lane;
+        LaneRef own = lane;
         own.rank = rank;
         own.control = (u64)control + 4096 * rank;
         u64 *report;
@@ -148,7 +148,7 @@ struct World {
     {
         CHECK(cudaDeviceSynchronize());
         for (u32 rank = 0; rank < ranks; ++rank)
-            if (report(rank)[report::GIVEN_UP] != 0)
+            if (report(rank)[REPORT_WORD_ABORTED] != 0)
                 return false;
         return true;
     }
@@ -205,15 +205,15 @@ void run(World &world, const Case &c, bool together)
         request.input = (u64)world.arena + rank * world.arena_len + guard + shift;
         if (c.in_place)
             request.input = request.output + (gathers ? rank * bytes : 0);
-        request.count = c.count, request.dtype = c.dtype, request.op = c.op, request.root = c.root;
+        request.count = c.count, request.dtype = (Dtype)c.dtype, request.op = (ReduceOp)c.op, request.root = c.root;
         parts[rank] = request.input, parts[ranks + rank] = request.output;
     }
     for (u32 rank = 0; rank < ranks; ++rank) {
         CollectiveRequest &request = requests[rank];
         const bool flat = !c.tabled && !(c.in_place && gathers);
-        const Window in = flat ? Window{parts[0], world.arena_len, 0} : Window{0, 0, (u64)world.table};
-        const Window outs = flat ? Window{parts[ranks], world.arena_len, 0}
-                                 : Window{0, 0, (u64)(world.table + ranks)};
+        const WindowRef in = flat ? WindowRef{parts[0], world.arena_len, 0} : WindowRef{0, 0, (u64)world.table};
+        const WindowRef outs = flat ? WindowRef{parts[ranks], world.arena_len, 0}
+                                 : WindowRef{0, 0, (u64)(world.table + ranks)};
         if (c.mode == INPUTS || c.mode == BOTH)
             request.inputs = in;
         if (c.mode == OUTPUTS || c.mode == BOTH)
@@ -233,13 +233,13 @@ void run(World &world, const Case &c, bool together)
         CollectiveRequest *device;
         CHECK(cudaMalloc(&device, sizeof(CollectiveRequest) * ranks));
         CHECK(cudaMemcpy(device, requests.data(), sizeof(CollectiveRequest) * ranks, cudaMemcpyHostToDevice));
-        TOGETHER[c.algorithm]<<<c.blocks * ranks, THREADS, 0, world.streams[0]>>>(device, ranks);
+        TOGETHER[c.algorithm]<<<c.blocks * ranks, COLLECTIVE_THREADS, 0, world.streams[0]>>>(device, ranks);
         CHECK(cudaGetLastError());
         CHECK(cudaDeviceSynchronize());
         CHECK(cudaFree(device));
     } else {
         for (u32 rank = 0; rank < ranks; ++rank)
-            KERNELS[c.algorithm]<<<c.blocks, THREADS, 0, world.streams[rank]>>>(requests[rank]);
+            KERNELS[c.algorithm]<<<c.blocks, COLLECTIVE_THREADS, 0, world.streams[rank]>>>(requests[rank]);
         CHECK(cudaGetLastError());
     }
     if (!world.wait()) {
@@ -406,7 +406,7 @@ u64 replay(World &world, Algorithm algorithm, Mode mode, u64 count, u32 blocks, 
         CHECK(cudaStreamBeginCapture(world.streams[rank], cudaStreamCaptureModeThreadLocal));
         for (u32 call = 0; call < calls; ++call) {
             write_input<<<4, 256, 0, world.streams[rank]>>>((u32 *)request.input, count, state + 2 * rank, rank);
-            KERNELS[algorithm]<<<blocks, THREADS, 0, world.streams[rank]>>>(request);
+            KERNELS[algorithm]<<<blocks, COLLECTIVE_THREADS, 0, world.streams[rank]>>>(request);
             check_output<<<4, 256, 0, world.streams[rank]>>>((u32 *)request.input, (u32 *)request.output, count,
                                                              state + 2 * rank, ranks, state + 2 * rank + 1);
             next_call<<<1, 1, 0, world.streams[rank]>>>(state + 2 * rank);
@@ -452,8 +452,8 @@ void stress()
         for (const auto &way : ways) {
             World world(ranks, 4096, 16384, 1 << 20, 5 * SECOND, true);
             for (u32 rank = 0; rank < ranks; ++rank) {
-                world.set_debug(rank, debug::SEED, 1000 + rank);
-                world.set_debug(rank, debug::MOST_DELAY, 8000);
+                world.set_debug(rank, DEBUG_WORD_SEED, 1000 + rank);
+                world.set_debug(rank, DEBUG_WORD_MAX_DELAY, 8000);
             }
             const u64 errors = replay(world, way.algorithm, way.mode, way.count, 3, 50, 20);
             const std::string name = std::string(NAMES[way.algorithm]) + " " + MODES[way.mode] + ", delays, ranks " +
@@ -469,8 +469,8 @@ u64 wrap(u32 mutant)
     World world(2, 4096, 16384, 1 << 20, 2 * SECOND, true);
     u64 errors = replay(world, LL, STAGED, 1000, 1, 2, 1); // calls 1 and 2 leave their packets, one in each slot
     world.preset((1ull << 32) - 1, 2 * SECOND);
-    world.set_debug(0, debug::MUTANTS, mutant);
-    world.set_debug(1, debug::MUTANTS, mutant);
+    world.set_debug(0, DEBUG_WORD_MUTANT, mutant);
+    world.set_debug(1, DEBUG_WORD_MUTANT, mutant);
     world.set_delay(1, 0, 100000);
     errors |= replay(world, LL, STAGED, 2, 1, 2, 1, 20);    // 2^32 - 1, and the call that begins anew
     errors |= replay(world, LL, STAGED, 1000, 1, 4, 1, 40); // 2^32 + 1 and 2^32 + 2 look like 1 and 2
@@ -488,29 +488,29 @@ void mutants()
         u64 count;
         u32 point;
     } tests[] = {
-        {"one parity of staging memory", ONE_PARITY, ONE_SHOT, STAGED, 2000, 3},
-        {"one parity of packets", ONE_PARITY, LL, STAGED, 1000, 1},
-        {"one parity of pieces", ONE_PARITY, ONE_SHOT, STAGED, 8000, 3},
-        {"no first barrier, staged", NO_FIRST, ONE_SHOT, STAGED, 2000, 0},
-        {"no first barrier, two shots", NO_FIRST, TWO_SHOT, STAGED, 2000, 0},
-        {"no second barrier, zero copy", NO_SECOND, ONE_SHOT, INPUTS, 2000, 3},
-        {"no second barrier, two shots", NO_SECOND, TWO_SHOT, STAGED, 8000, 3},
-        {"no second barrier, two shots, outputs", NO_SECOND, TWO_SHOT, BOTH, 8000, 3},
-        {"no final barrier", NO_FINAL, ONE_SHOT, STAGED, 8000, 5},
-        {"any flag", ANY_FLAG, LL, STAGED, 1000, 0},
+        {"one parity of staging memory", MUTANT_ONE_BUFFER, ONE_SHOT, STAGED, 2000, 3},
+        {"one parity of packets", MUTANT_ONE_BUFFER, LL, STAGED, 1000, 1},
+        {"one parity of pieces", MUTANT_ONE_BUFFER, ONE_SHOT, STAGED, 8000, 3},
+        {"no first barrier, staged", MUTANT_NO_FIRST_BARRIER, ONE_SHOT, STAGED, 2000, 0},
+        {"no first barrier, two shots", MUTANT_NO_FIRST_BARRIER, TWO_SHOT, STAGED, 2000, 0},
+        {"no second barrier, zero copy", MUTANT_NO_SECOND_BARRIER, ONE_SHOT, INPUTS, 2000, 3},
+        {"no second barrier, two shots", MUTANT_NO_SECOND_BARRIER, TWO_SHOT, STAGED, 8000, 3},
+        {"no second barrier, two shots, outputs", MUTANT_NO_SECOND_BARRIER, TWO_SHOT, BOTH, 8000, 3},
+        {"no final barrier", MUTANT_NO_LAST_BARRIER, ONE_SHOT, STAGED, 8000, 5},
+        {"any flag", MUTANT_ANY_FLAG, LL, STAGED, 1000, 0},
     };
     for (const auto &test : tests)
         for (u32 mutant : {0u, test.mutant}) {
             World world(2, 4096, 16384, 1 << 20, SECOND / 5, true);
             for (u32 rank = 0; rank < 2; ++rank)
-                world.set_debug(rank, debug::MUTANTS, mutant);
+                world.set_debug(rank, DEBUG_WORD_MUTANT, mutant);
             world.set_delay(1, test.point, 60000);
             const u64 errors = replay(world, test.algorithm, test.mode, test.count, 1, 10, 3);
             const std::string name = std::string(test.name) + (mutant == 0 ? ", unchanged" : ", changed");
             expect(mutant == 0 ? errors == 0 : errors != 0, name.c_str(), errors);
         }
     expect(wrap(0) == 0, "packets over the end of 32 bits, unchanged", wrap(0));
-    expect(wrap(NO_CLEARING) != 0, "packets over the end of 32 bits, not cleared", wrap(NO_CLEARING));
+    expect(wrap(MUTANT_NO_CLEARING) != 0, "packets over the end of 32 bits, not cleared", wrap(MUTANT_NO_CLEARING));
 }
 
 // Rank 2 of 3 never comes.
@@ -531,27 +531,27 @@ void deadline()
             }
             const u32 blocks = algorithm == BARRIER ? 1 : 2;
             for (u32 rank = 0; rank < 2; ++rank)
-                KERNELS[algorithm]<<<blocks, THREADS, 0, world.streams[rank]>>>(requests[rank]);
+                KERNELS[algorithm]<<<blocks, COLLECTIVE_THREADS, 0, world.streams[rank]>>>(requests[rank]);
             CHECK(cudaGetLastError());
             if (abort)
                 for (u32 rank = 0; rank < 2; ++rank)
-                    *(volatile u64 *)(world.report(rank) + report::ABORT) = LOST;
+                    *(volatile u64 *)(world.report(rank) + REPORT_WORD_ABORT) = LOST;
             CHECK(cudaDeviceSynchronize());
             for (u32 rank = 0; rank < 2; ++rank) {
                 const u64 *report = world.report(rank);
                 const std::string name = std::string(NAMES[algorithm]) + (abort ? ", aborted" : ", late") + ", rank " +
                                          std::to_string(rank);
-                expect(report[report::CAUSE] == (abort ? LOST : report::MISSED | 3), (name + ": cause").c_str(),
-                       report[report::CAUSE]);
-                expect(report[report::CALL] == 1 && report[report::MISSING] == 4, (name + ": missing").c_str(),
-                       report[report::MISSING]);
+                expect(report[REPORT_WORD_CAUSE] == (abort ? LOST : TIMED_OUT | 3), (name + ": cause").c_str(),
+                       report[REPORT_WORD_CAUSE]);
+                expect(report[REPORT_WORD_CALL] == 1 && report[REPORT_WORD_MISSING] == 4, (name + ": missing").c_str(),
+                       report[REPORT_WORD_MISSING]);
             }
             // What comes later ends at once and touches nothing, and the device still works.
             CHECK(cudaMemset(world.arena, 0xa5, world.arena_len * 3));
             std::vector<unsigned char> before(world.lane.stride * 3), after(before.size());
             CHECK(cudaMemcpy(before.data(), world.memory, before.size(), cudaMemcpyDeviceToHost));
             for (u32 rank = 0; rank < 2; ++rank)
-                KERNELS[algorithm]<<<blocks, THREADS, 0, world.streams[rank]>>>(requests[rank]);
+                KERNELS[algorithm]<<<blocks, COLLECTIVE_THREADS, 0, world.streams[rank]>>>(requests[rank]);
             CHECK(cudaDeviceSynchronize());
             CHECK(cudaMemcpy(after.data(), world.memory, after.size(), cudaMemcpyDeviceToHost));
             std::vector<unsigned char> arena(world.arena_len * 3);

@@ -14,7 +14,7 @@ __global__ void ping_pong(u64 *mine, u64 *theirs, u64 first, u32 rounds, bool be
 }
 
 // A kernel of a user's in which the ranks meet again and again.
-__global__ void __launch_bounds__(THREADS) meet_often(const __grid_constant__ Lane lane, u32 rounds)
+__global__ void __launch_bounds__(COLLECTIVE_THREADS) meet_often(const __grid_constant__ LaneRef lane, u32 rounds)
 {
     Call call(lane);
     for (u32 round = 0; round < rounds; ++round)
@@ -131,7 +131,7 @@ void time_meetings()
             ping_pong<<<1, 1, 0, world.streams[rank]>>>(mine, theirs, 1 + lap * ROUNDS, ROUNDS, rank == 0, near);
         });
         std::printf("a flag's way there and back, %s: %.3f us\n", near ? "one GPU" : "any GPU", flag);
-        for (u32 threads : {32u, THREADS}) {
+        for (u32 threads : {32u, COLLECTIVE_THREADS}) {
             const float meeting = best_round(world, [&](u32 rank, u32) {
                 meet_often<<<1, threads, 0, world.streams[rank]>>>(world.lane_of(rank), ROUNDS);
             });
@@ -165,7 +165,7 @@ void time_all()
         measure(world, "barrier", 0, 100, 1, [&](u32 rank) {
             CollectiveRequest request = CollectiveRequest();
             request.lane = world.lane_of(rank);
-            barrier<<<1, THREADS, 0, world.streams[rank]>>>(request);
+            barrier<<<1, COLLECTIVE_THREADS, 0, world.streams[rank]>>>(request);
         });
         for (u64 bytes : {1ull << 10, 8ull << 10, 64ull << 10, 256ull << 10, 1ull << 20, 8ull << 20, 64ull << 20}) {
             const u32 calls = bytes >= 8 << 20 ? 20 : 100;
@@ -181,7 +181,7 @@ void time_all()
                         request.inputs = {(u64)world.arena, world.arena_len, 0};
                     if (mode == OUTPUTS || mode == BOTH)
                         request.outputs = {(u64)world.arena + world.arena_len / 2, world.arena_len, 0};
-                    KERNELS[algorithm]<<<blocks, THREADS, 0, world.streams[rank]>>>(request);
+                    KERNELS[algorithm]<<<blocks, COLLECTIVE_THREADS, 0, world.streams[rank]>>>(request);
                     CHECK(cudaGetLastError());
                 });
             };

@@ -5,7 +5,7 @@
 #include "ops/gather.cuh"
 
 #define TOGETHER(NAME)                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(wholemem::THREADS, 1)                                                 \
+    extern "C" __global__ void __launch_bounds__(wholemem::COLLECTIVE_THREADS, 1)                                                 \
         NAME##_together(const wholemem::CollectiveRequest *requests, unsigned count)                                   \
     {                                                                                                                  \
         __shared__ wholemem::CollectiveRequest request;                                                                \

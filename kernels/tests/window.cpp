@@ -1,17 +1,19 @@
-// Windows, lanes and packets on the host: every address is where a drawing of the memory says that it is.
+// Windows, lanes and packets on the host: every address is where a drawing of the memory says that it is. The requests of our own
+// kernels are only compiled: their layout is asserted.
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
+#include "ops/abi.cuh"
 #include "wholemem/ll.cuh"
 #include "wholemem/window.cuh"
 
 namespace {
 
-using wholemem::Lane;
-using wholemem::Window;
+using wholemem::LaneRef;
+using wholemem::WindowRef;
 using wholemem::u32;
 using wholemem::u64;
 
@@ -25,15 +27,15 @@ void require(bool held, const char *what, u64 a, u64 b)
 
 void windows_find_every_part()
 {
-    const Window none = Window();
+    const WindowRef none = WindowRef();
     require(!none.exists(), "there is a window", 0, 0);
     std::vector<std::vector<int> > parts(5, std::vector<int>(8));
     std::vector<u64> table;
     for (std::size_t rank = 0; rank < parts.size(); ++rank)
         table.push_back((u64)(std::uintptr_t)parts[rank].data());
-    Window tabled = Window();
+    WindowRef tabled = WindowRef();
     tabled.table = (u64)(std::uintptr_t)table.data();
-    Window flat = Window();
+    WindowRef flat = WindowRef();
     flat.base = 4096;
     flat.stride = 1 << 20;
     require(tabled.exists() && flat.exists(), "there is no window", 0, 0);
@@ -48,9 +50,9 @@ void windows_find_every_part()
 // Marks every byte of every thing in a lane's memory: none is marked twice, and none lies outside.
 void lanes_keep_things_apart(u32 ranks)
 {
-    Lane lane = Lane();
+    LaneRef lane = LaneRef();
     lane.ranks = ranks;
-    lane.notices_at = (u64)wholemem::MOST_BLOCKS * ranks * wholemem::SIGNAL_STRIDE;
+    lane.notices_at = (u64)wholemem::MAX_BLOCKS * ranks * wholemem::SIGNAL_STRIDE;
     lane.ll_at = lane.notices_at + 8 * ranks;
     lane.ll_len = 64;
     lane.staging_at = (lane.ll_at + 4 * ranks * lane.ll_len + 4095) / 4096 * 4096;
@@ -69,7 +71,7 @@ void lanes_keep_things_apart(u32 ranks)
     };
     for (u32 rank = 0; rank < ranks; ++rank) {
         for (u32 peer = 0; peer < ranks; ++peer) {
-            for (u32 block = 0; block < wholemem::MOST_BLOCKS; ++block)
+            for (u32 block = 0; block < wholemem::MAX_BLOCKS; ++block)
                 mark(rank, lane.signal(rank, block, peer), wholemem::SIGNAL_STRIDE);
             mark(rank, lane.notice(rank, peer), sizeof(u64));
             for (u32 parity = 0; parity < 2; ++parity)

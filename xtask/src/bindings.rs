@@ -115,23 +115,7 @@ pub(crate) fn check() -> Result<()> {
 /// Generates the table.
 #[cfg(not(feature = "bindings"))]
 pub(crate) fn generate(check: bool) -> Result<()> {
-    // This program again, built with the generator.
-    let mut again = crate::command::cargo();
-    again.args([
-        "run",
-        "--quiet",
-        "--locked",
-        "--package",
-        "xtask",
-        "--features",
-        "bindings",
-        "--",
-        "bindings",
-    ]);
-    if check {
-        again.arg("--check");
-    }
-    crate::command::run(&mut again)
+    generated::with_generator("bindings", check)
 }
 
 /// Generates the table.

@@ -7,6 +7,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
+use crate::command;
+
 const LABEL: &str = "inputs: ";
 
 /// A digest of inputs, stable across machines and versions of Rust: FNV-1a over the parts and their lengths.
@@ -52,6 +54,20 @@ pub(crate) fn put(file: &Path, text: &str, check: bool) -> Result<()> {
         fs::create_dir_all(folder)?;
     }
     fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Runs a command of this program again, built with the feature of the same name, which brings the command's generator.
+#[cfg_attr(
+    all(feature = "abi", feature = "bindings"),
+    expect(dead_code, reason = "all generators are built in")
+)]
+pub(crate) fn with_generator(name: &str, check: bool) -> Result<()> {
+    let mut again = command::cargo();
+    again.args(["run", "--quiet", "--locked", "--package", "xtask", "--features", name, "--", name]);
+    if check {
+        again.arg("--check");
+    }
+    command::run(&mut again)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! | [`cargo`], [`miri`], [`python`] | the steps that build and test |
 //! | [`source_rules`], [`source`] | the rules for source files, and the reading of Rust they need |
 //! | [`crate_graph`], [`module_graph`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies, of crates and of modules |
-//! | [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
+//! | [`abi`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
 //! | [`peers`], [`open_mpi`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
 //! | [`site`] | the documentation as a site |
@@ -23,6 +23,7 @@
     reason = "a report for people, written while the checks run, is the whole output"
 )]
 
+mod abi;
 mod bindings;
 mod bundle;
 mod cargo;
@@ -74,6 +75,8 @@ enum Task {
     Test(TestArguments),
     /// Generate the table of the CUDA driver from NVIDIA's headers, which are fetched.
     Bindings(GenerateArguments),
+    /// Generate the C++ form of the structures that kernels share with the host.
+    Abi(GenerateArguments),
     /// Compile the kernels to PTX with NVIDIA's compiler, which is fetched.
     Kernels(GenerateArguments),
     /// Gather what a machine with a GPU needs to run the suite and the benches.
@@ -132,6 +135,7 @@ fn main() -> Result<ExitCode> {
         Task::Plots(arguments) => plots::generate(arguments.check).map(|()| ExitCode::SUCCESS),
         Task::Docs(arguments) => docs(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Kernels(arguments) => kernels::generate(arguments.check, true).map(|()| ExitCode::SUCCESS),
+        Task::Abi(arguments) => abi::generate(arguments.check).map(|()| ExitCode::SUCCESS),
         Task::Bindings(arguments) => bindings::generate(arguments.check).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -10,7 +10,7 @@ use crate::report::{Ended, Outcome, Report};
 use crate::toolchain::Skip;
 use crate::tree::Tree;
 use crate::{
-    bindings, cargo, crate_graph, headers, kernels, leftovers, licences, miri, plots, python, site,
+    abi, bindings, cargo, crate_graph, headers, kernels, leftovers, licences, miri, plots, python, site,
     source_rules, tree,
 };
 
@@ -68,6 +68,7 @@ impl Step {
             Self::CrateGraph => crate_graph::check(),
             Self::Licences => licences::check(),
             Self::Generated => bindings::check()
+                .and_then(|()| abi::check())
                 .and_then(|()| kernels::check(run.exhaustive))
                 .and_then(|()| plots::generate(true)),
             Self::Headers => headers::check(),

@@ -55,7 +55,7 @@ struct Outputs {
 
 // What of every rank's part is reduced, and where it goes: every result to all places.
 template <class To> struct Reduction {
-    Window from;
+    WindowRef from;
     To to;
     u32 bytes;
     bool fits; // all addresses are multiples of a pack
@@ -155,13 +155,13 @@ __device__ __forceinline__ void all_reduce_one_shot(const CollectiveRequest &req
     Call call(request.lane, block, blocks);
     const bool fits = request.output % PACK == 0 &&
                       (!request.inputs.exists() || aligned(request.inputs, request.lane.ranks));
-    with_inputs(request, call, true, [&](const Window &from, u64 start, u32 len) {
+    with_inputs(request, call, true, [&](const WindowRef &from, u64 start, u32 len) {
         reduce<Output>(request, {from, {request.output + start}, len, fits, Share(call)});
     });
 }
 
 // Collects what the other ranks have reduced: the j-th tile of a block is in the memory of rank j % ranks.
-__device__ __forceinline__ void collect(const Lane &lane, const Call &call, u64 output, u32 bytes, bool fits)
+__device__ __forceinline__ void collect(const LaneRef &lane, const Call &call, u64 output, u32 bytes, bool fits)
 {
     constexpr u32 TURNS = 4;
     const Share share(call);
@@ -198,7 +198,7 @@ __device__ __forceinline__ void collect(const Lane &lane, const Call &call, u64 
 __device__ __forceinline__ void all_reduce_two_shot(const CollectiveRequest &request, u32 block, u32 blocks)
 {
     Call call(request.lane, block, blocks);
-    const Lane &lane = request.lane;
+    const LaneRef &lane = request.lane;
     const bool fits = (!request.inputs.exists() || aligned(request.inputs, lane.ranks)) &&
                       (request.outputs.exists() ? aligned(request.outputs, lane.ranks) : request.output % PACK == 0);
     u32 piece = 0;
@@ -212,11 +212,11 @@ __device__ __forceinline__ void all_reduce_two_shot(const CollectiveRequest &req
         const u32 len = piece_len(start, bytes, most);
         if (staged)
             stage(request, call, start, len, call.parity());
-        if (!call.sync(NO_FIRST))
+        if (!call.sync(MUTANT_NO_FIRST_BARRIER))
             return;
         reduce<Outputs>(request, {staged ? staging(lane, call.parity()) : request.inputs.from(start), {request, start}, len,
                                   fits, Share(call, lane.rank, lane.ranks)});
-        if (!call.sync(NO_SECOND))
+        if (!call.sync(MUTANT_NO_SECOND_BARRIER))
             return;
         if (collected)
             collect(lane, call, request.output + start, len, fits);
@@ -276,12 +276,12 @@ __device__ __forceinline__ void all_reduce_ll(const CollectiveRequest &request, 
 {
     Call call(request.lane, block, blocks);
     const Share share = Share::of_halves(call);
-    const u32 bytes = (u32)request.bytes(), span = max(bytes, 1u), ranks = request.lane.ranks;
+    const u32 bytes = (u32)input_len(request), span = max(bytes, 1u), ranks = request.lane.ranks;
     u64 own = 0;
     if (share.first < span)
         own = load_half(request.input + share.first, half_len(share.first, bytes));
     if (call.wraps())
-        return with_inputs(request, call, true, [&](const Window &from, u64 start, u32 len) {
+        return with_inputs(request, call, true, [&](const WindowRef &from, u64 start, u32 len) {
             reduce_rest<Output>({from, {request.output + start}, len, false, Share(call)},
                                 {request.dtype, request.op, ranks}, Share(call).first);
         });

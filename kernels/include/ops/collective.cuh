@@ -1,4 +1,4 @@
-// What a collective is asked: one value for one kernel of each rank.
+// What the kernels of all collectives have in common: how they begin, and how they read the inputs.
 #pragma once
 
 #include "ops/numbers.cuh"
@@ -7,22 +7,8 @@
 
 namespace wholemem {
 
-struct CollectiveRequest {
-    Lane lane;
-    u64 input;  // this rank's own, aligned to its elements, as is the output
-    u64 output; // may be the input; of an all-gather, its own part may be
-    u64 count;  // elements of the input
-    Window inputs;  // every rank's, to be read where they are; none: they are staged
-    Window outputs; // every rank's, to be written by all; none: each rank writes its own
-    u32 dtype;
-    u32 op;
-    u32 root;
-    u32 early; // not zero: this kernel is set up while the one before it runs, and lets the next be
-
-    __device__ __forceinline__ u64 bytes() const { return count * element_len(dtype); }
-};
-
-static_assert(sizeof(CollectiveRequest) == 192, "the layout is shared with Rust");
+// Bytes of this rank's input.
+__device__ __forceinline__ u64 input_len(const CollectiveRequest &request) { return request.count * element_len(request.dtype); }
 
 // What every kernel does first.
 //
@@ -31,7 +17,7 @@ static_assert(sizeof(CollectiveRequest) == 192, "the layout is shared with Rust"
 __device__ __forceinline__ void begin(const CollectiveRequest &request)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (request.early != 0) {
+    if (request.programmatic != 0) {
         asm volatile("griddepcontrol.wait;" ::: "memory");
         asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     }
@@ -41,7 +27,7 @@ __device__ __forceinline__ void begin(const CollectiveRequest &request)
 }
 
 // The parts of all ranks' staging memory that have a parity, as a window.
-__device__ __forceinline__ Window staging(const Lane &lane, u32 parity)
+__device__ __forceinline__ WindowRef staging(const LaneRef &lane, u32 parity)
 {
     return {lane.staging(0, parity), lane.stride, 0};
 }
@@ -69,21 +55,21 @@ template <class Read>
 __device__ __forceinline__ void with_inputs(const CollectiveRequest &request, Call &call, bool stages, Read read)
 {
     const bool direct = request.inputs.exists();
-    const u64 bytes = request.bytes(), most = direct ? PIECE : min(request.lane.staging_len, PIECE);
+    const u64 bytes = input_len(request), most = direct ? PIECE : min(request.lane.staging_len, PIECE);
     u64 start = 0;
     u32 pieces = 0;
     do {
         const u32 len = piece_len(start, bytes, most);
-        const u32 parity = call.parity() ^ (call.has(ONE_PARITY) ? 0 : pieces & 1);
+        const u32 parity = call.parity() ^ (call.has(MUTANT_ONE_BUFFER) ? 0 : pieces & 1);
         if (!direct && stages)
             stage(request, call, start, len, parity);
-        if (!call.sync(NO_FIRST))
+        if (!call.sync(MUTANT_NO_FIRST_BARRIER))
             return;
         read(direct ? request.inputs.from(start) : staging(request.lane, parity), start, len);
         start += most;
         ++pieces;
     } while (start < bytes);
-    if ((direct || pieces > 1) && !call.sync(direct ? NO_SECOND : NO_FINAL))
+    if ((direct || pieces > 1) && !call.sync(direct ? MUTANT_NO_SECOND_BARRIER : MUTANT_NO_LAST_BARRIER))
         return;
     call.finish();
 }

@@ -6,12 +6,12 @@
 namespace wholemem {
 
 // Copies this thread's packs of every rank's part to the output, where the parts lie one after another.
-__device__ __forceinline__ void gather(const CollectiveRequest &request, const Window &from, u64 start, u32 len,
+__device__ __forceinline__ void gather(const CollectiveRequest &request, const WindowRef &from, u64 start, u32 len,
                                        Share share, bool fits)
 {
     constexpr u32 GROUP = 2, TURNS = 2;
     const u32 ranks = request.lane.ranks, whole = whole_packs(len);
-    const u64 part = request.bytes(), output = request.output + start;
+    const u64 part = input_len(request), output = request.output + start;
     u32 at = share.first;
     if (fits) {
 #pragma unroll 1
@@ -53,15 +53,15 @@ __device__ __forceinline__ void gather(const CollectiveRequest &request, const W
 __device__ __forceinline__ void push(const CollectiveRequest &request, Call &call, u64 offset, bool pushes)
 {
     const u32 ranks = request.lane.ranks;
-    const u64 bytes = request.bytes();
+    const u64 bytes = input_len(request);
     const bool fits = request.input % PACK == 0 && aligned(request.outputs.from(offset), ranks);
-    if (!call.sync(NO_FIRST))
+    if (!call.sync(MUTANT_NO_FIRST_BARRIER))
         return;
 #pragma unroll 1
     for (u64 start = 0; pushes && start < bytes; start += PIECE)
         spread(request.input + start, request.outputs.from(offset + start), ranks, piece_len(start, bytes, PIECE),
                Share(call), fits, true);
-    if (!call.sync(NO_SECOND))
+    if (!call.sync(MUTANT_NO_SECOND_BARRIER))
         return;
     call.finish();
 }
@@ -69,12 +69,12 @@ __device__ __forceinline__ void push(const CollectiveRequest &request, Call &cal
 __device__ __forceinline__ void all_gather(const CollectiveRequest &request, u32 block, u32 blocks)
 {
     Call call(request.lane, block, blocks);
-    const u64 part = request.bytes();
+    const u64 part = input_len(request);
     if (request.outputs.exists())
         return push(request, call, request.lane.rank * part, true);
     const bool fits = (request.output | part) % PACK == 0 &&
                       (!request.inputs.exists() || aligned(request.inputs, request.lane.ranks));
-    with_inputs(request, call, true, [&](const Window &from, u64 start, u32 len) {
+    with_inputs(request, call, true, [&](const WindowRef &from, u64 start, u32 len) {
         gather(request, from, start, len, Share(call), fits);
     });
 }
@@ -85,12 +85,12 @@ __device__ __forceinline__ void all_gather_ll(const CollectiveRequest &request, 
     Call call(request.lane, block, blocks);
     const Share share = Share::of_halves(call);
     const u32 ranks = request.lane.ranks, rank = request.lane.rank;
-    const u32 bytes = (u32)request.bytes(), span = max(bytes, 1u);
+    const u32 bytes = (u32)input_len(request), span = max(bytes, 1u);
     u64 own = 0;
     if (share.first < span)
         own = load_half(request.input + share.first, half_len(share.first, bytes));
     if (call.wraps())
-        return with_inputs(request, call, true, [&](const Window &from, u64 start, u32 len) {
+        return with_inputs(request, call, true, [&](const WindowRef &from, u64 start, u32 len) {
             gather(request, from, start, len, Share(call), false);
         });
     const Packets packets(call);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void all_gather_ll(const CollectiveRequest &request, 
 }
 
 // Copies the root's input, or its own.
-__device__ __forceinline__ void fetch(const CollectiveRequest &request, const Call &call, const Window &from, u64 start,
+__device__ __forceinline__ void fetch(const CollectiveRequest &request, const Call &call, const WindowRef &from, u64 start,
                                       u32 len, bool may_fit)
 {
     const u64 output = request.output + start;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void broadcast(const CollectiveRequest &request, u32 
     const bool is_root = request.lane.rank == request.root;
     if (request.outputs.exists() && !request.inputs.exists())
         return push(request, call, 0, is_root);
-    with_inputs(request, call, is_root, [&](const Window &from, u64 start, u32 len) {
+    with_inputs(request, call, is_root, [&](const WindowRef &from, u64 start, u32 len) {
         fetch(request, call, from, start, len, true);
     });
 }
@@ -152,18 +152,18 @@ __device__ __forceinline__ void broadcast(const CollectiveRequest &request, u32 
 __device__ __forceinline__ void broadcast_ll(const CollectiveRequest &request, u32 block, u32 blocks)
 {
     Call call(request.lane, block, blocks);
-    const Lane &lane = request.lane;
+    const LaneRef &lane = request.lane;
     const Share share = Share::of_halves(call);
     const bool is_root = lane.rank == request.root;
-    const u32 bytes = (u32)request.bytes(), span = max(bytes, 1u);
+    const u32 bytes = (u32)input_len(request), span = max(bytes, 1u);
     if (call.wraps())
-        return with_inputs(request, call, is_root, [&](const Window &from, u64 start, u32 len) {
+        return with_inputs(request, call, is_root, [&](const WindowRef &from, u64 start, u32 len) {
             fetch(request, call, from, start, len, false);
         });
     const Packets packets(call);
     if (!is_root)
 #pragma unroll 1
-        for (u32 peer = threadIdx.x; block == 0 && peer < lane.ranks; peer += THREADS)
+        for (u32 peer = threadIdx.x; block == 0 && peer < lane.ranks; peer += COLLECTIVE_THREADS)
             if (peer != lane.rank)
                 packets.send_to(peer, 0, 0);
     call.pause(1);
@@ -185,7 +185,7 @@ __device__ __forceinline__ void broadcast_ll(const CollectiveRequest &request, u
             since = 0;
         }
 #pragma unroll 1
-        for (; at >= span && peer < lane.ranks && call.alive(); peer += THREADS) {
+        for (; at >= span && peer < lane.ranks && call.alive(); peer += COLLECTIVE_THREADS) {
             if (peer != request.root && !packets.receive(0, peer, data))
                 break;
             since = 0;

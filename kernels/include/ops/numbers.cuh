@@ -5,12 +5,10 @@
 // positive quiet NaN without a payload, so that the host gets the same bits.
 #pragma once
 
+#include "ops/abi.cuh"
 #include "ops/units.cuh"
-#include "wholemem/global_ref.cuh"
 
 namespace wholemem {
-
-enum Dtype : u32 { U8, I8, U16, I16, U32, I32, U64, I64, F16, BF16, F32, F64 };
 
 __device__ __forceinline__ u32 element_len(u32 dtype)
 {

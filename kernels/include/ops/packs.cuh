@@ -8,16 +8,16 @@
 // last pack may be shorter, and goes byte by byte.
 #pragma once
 
+#include "ops/abi.cuh"
 #include "ops/units.cuh"
 #include "wholemem/barrier.cuh"
 #include "wholemem/window.cuh"
 
 namespace wholemem {
 
-constexpr u32 THREADS = 512; // of a block
 constexpr u32 PACK = 16;
 constexpr u32 HALF = 8; // what a packet carries
-constexpr u32 TILE = THREADS * PACK;
+constexpr u32 TILE = COLLECTIVE_THREADS * PACK;
 
 // A whole pack that is aligned, if it is there; else zeros. Predicated rather than branched around, so that a thread's loads
 // stand next to each other.
@@ -165,7 +165,7 @@ __device__ __forceinline__ u32 pack_len(u32 at, u32 bytes) { return min(bytes - 
 __device__ __forceinline__ u32 half_len(u32 at, u32 bytes) { return min(bytes - at, HALF); }
 
 // Whether the parts of all ranks are aligned to packs.
-__device__ __forceinline__ bool aligned(const Window &window, u32 ranks)
+__device__ __forceinline__ bool aligned(const WindowRef &window, u32 ranks)
 {
     u64 all = 0;
 #pragma unroll 1
@@ -176,7 +176,7 @@ __device__ __forceinline__ bool aligned(const Window &window, u32 ranks)
 
 // Copies this thread's packs to each of `count` places. `fits`: all addresses are multiples of a pack. Not `wanted`: nothing is
 // stored, which loads need not wait for.
-__device__ __forceinline__ void spread(u64 from, const Window &to, u32 count, u32 bytes, Share share, bool fits,
+__device__ __forceinline__ void spread(u64 from, const WindowRef &to, u32 count, u32 bytes, Share share, bool fits,
                                        bool wanted)
 {
     constexpr u32 TURNS = 4;

@@ -10,8 +10,6 @@
 
 namespace wholemem {
 
-enum Op : u32 { SUM, AVG, MIN, MAX, PROD, AND, OR, XOR };
-
 // An element of 16 bits of a word, as what it is summed up in.
 template <u32 DTYPE> __device__ __forceinline__ float widen(u32 word, bool upper)
 {

@@ -1,59 +1,14 @@
-// What gather and scatter are asked, and how the rows of a request are cut into tiles that warps move.
+// How a warp moves a tile of a request's rows (RowTiles).
 //
-// The units of all rows, counted through, are cut into tiles of as many as a warp holds at a time. A tile may begin and end
-// within a row:
-//
-//     rows      ...  row 7  |     row 8     |     row 9     |   row 10  ...     a row has 5 units
-//     units        2  3  4    0  1  2  3  4   0  1  2  3  4    0  1  2          a tile has 16
-//     lanes        0  1  2    3  4  5  6 ...                        15          and begins at unit 2 of row 7
-//
-// Its warp first looks up all of its rows, one lane a row, and keeps their addresses in shared memory; then lane after lane
+// A warp first looks up all rows of its tile, one lane a row, and keeps their addresses in shared memory; then lane after lane
 // takes a unit. So a row is checked and looked up once, and the loads of a warp are wide and independent of each other.
 #pragma once
 
+#include "ops/abi.cuh"
 #include "ops/units.cuh"
 #include "wholemem/global_ref.cuh"
 
 namespace wholemem {
-
-// Rows as bytes.
-struct RowsRequest {
-    GlobalRef table;
-    u64 indices; // address of 32-bit or 64-bit signed numbers
-    u64 count;   // how many
-    u64 rows;    // address of the dense side: what gather writes, and scatter reads
-    u64 rows_stride;
-    u64 row_len;
-    u64 bad; // address of the word for the smallest position with a bad index; 0: nobody asks
-};
-
-// Rows as elements, whose type may change on the way.
-struct ElementsRequest {
-    RowsRequest rows; // its row_len is that of the table
-    u64 elements;     // of a row
-    u32 table_dtype;
-    u32 rows_dtype;
-};
-
-struct RowTiles {
-    u64 tiles;
-    u64 row_units; // units of a row
-    u64 magic;     // divides by row_units, or by parts where rows are staged, if that is more than 1
-    u32 shift;
-    u32 units;      // of a tile, or of a part where rows are staged
-    u32 unit_magic; // 2^31 / row_units, or / units where a row is longer than a tile; rounded up
-    u32 parts;      // of a row that is staged
-    u32 width;      // bytes of a unit, of which all addresses are multiples; 0: units are bytes, and staged
-    u32 edges;      // 1: fetch what a row shares with its neighbours before it is written
-    u32 index_len;  // bytes of an index: 4 or 8
-    u32 reserved;
-};
-
-static_assert(sizeof(RowsRequest) == 112 && sizeof(ElementsRequest) == 128 && sizeof(RowTiles) == 56,
-              "the layouts are shared with Rust");
-
-constexpr u32 WARP = 32;
-constexpr u32 THREADS = 256;
 
 struct Tile {
     u64 row;    // the first
@@ -67,7 +22,7 @@ __device__ __forceinline__ u32 lane() { return threadIdx.x % WARP; }
 
 __device__ __forceinline__ u32 warp() { return threadIdx.x / WARP; }
 
-__device__ __forceinline__ u64 own_number() { return ((u64)blockIdx.y * gridDim.x + blockIdx.x) * (THREADS / WARP) + warp(); }
+__device__ __forceinline__ u64 own_number() { return ((u64)blockIdx.y * gridDim.x + blockIdx.x) * (ROW_THREADS / WARP) + warp(); }
 
 // Divides a small number by another, whose magic is 2^31 divided by it, rounded up. Exact while their product is below 2^31.
 __device__ __forceinline__ u32 divide_small(u32 number, u32 magic) { return __umulhi(number * 2, magic); }
@@ -109,7 +64,7 @@ __device__ __forceinline__ u64 look_up(const RowsRequest &request, const RowTile
     const u32 bad = __ballot_sync(~0u, there && !valid);
     // The word is in the host's memory, but this device alone writes it: its own scope is enough.
     if (bad != 0 && request.bad != 0 && lane() == (u32)__ffs((int)bad) - 1)
-        atomicMin((u64 *)request.bad, position);
+        atomicMin((u64 *)request.bad + BAD_INDEX_WORD_POSITION, position);
     return there && valid ? request.table.address((u64)index) : 0;
 }
 

@@ -15,7 +15,7 @@
 // the host stores into the abort word, or when another rank tells that it has given up. The kernel then notes who is missing
 // for the host and ends normally, so that the context lives on, and later calls on the lane end at once.
 //
-// Signals are words that only grow: seq << 16 | phase. Nothing is ever reset, so nothing races with a reset, and a peer that
+// Signals are words that only grow: seq << PHASE_BITS | phase. Nothing is ever reset, so nothing races with a reset, and a peer that
 // is already one phase ahead is no harm. Each (block, peer) has a line of its own:
 //
 //     rank 0's memory                      rank 1's memory
@@ -29,94 +29,31 @@
 
 namespace wholemem {
 
-constexpr u32 MOST_BLOCKS = 128;  // of a call
-constexpr u32 SIGNAL_STRIDE = 128; // bytes: a line of the cache
+WHOLEMEM_HOST_DEVICE u64 LaneRef::memory(u32 of) const { return base + of * stride; }
 
-// Words of the memory that only this rank's kernels use.
-namespace control {
-enum Word : u32 {
-    POISON,   // not 0: leave at once
-    CLAIM,    // not 0: somebody writes the report
-    DEADLINE, // nanoseconds that a call may wait; 0: for ever
-    SEQ = 16, // [MOST_BLOCKS]: the number of the next call, all alike between calls
-};
-} // namespace control
+WHOLEMEM_HOST_DEVICE u64 LaneRef::signal(u32 of, u32 block, u32 peer) const
+{
+    return memory(of) + ((u64)block * ranks + peer) * SIGNAL_STRIDE;
+}
 
-// Words of the memory that the host reads. A cause is what happened in its upper half, and 1 + the rank to blame in its lower.
-namespace report {
-enum Word : u32 {
-    ABORT,    // a cause, where the host wants kernels to leave
-    GIVEN_UP, // not 0: one has left; stored last, so that the others are there then
-    CALL,
-    PHASE,
-    CAUSE,
-    ASLEEP,  // the host's own
-    MISSING, // bits of the ranks that are missing
-};
-constexpr u64 MISSED = 3ull << 32; // a rank did not come in time; the host and other ranks tell of others
-} // namespace report
+WHOLEMEM_HOST_DEVICE u64 LaneRef::notice(u32 of, u32 peer) const { return memory(of) + notices_at + peer * sizeof(u64); }
 
-// Words of the memory that tests put their wishes into.
-namespace debug {
-enum Word : u32 { MUTANTS, SEED, MOST_DELAY, DELAY = 16 }; // DELAY: [8 points][MOST_BLOCKS]
-constexpr u32 POINTS = 8;
-} // namespace debug
+WHOLEMEM_HOST_DEVICE u64 LaneRef::packets(u32 of, u32 parity, u32 source) const
+{
+    return memory(of) + ll_at + ((u64)parity * ranks + source) * (2 * ll_len);
+}
 
-// Mistakes to make on purpose: a test that passes with one of them tests nothing.
-enum Mutant : u32 {
-    ONE_PARITY = 1,
-    NO_FIRST = 2,
-    NO_SECOND = 4,
-    NO_FINAL = 8,
-    NO_CLEARING = 16,
-    ANY_FLAG = 32,
-};
+WHOLEMEM_HOST_DEVICE u64 LaneRef::staging(u32 of, u32 parity) const
+{
+    return memory(of) + staging_at + parity * staging_len;
+}
 
-struct Lane {
-    u64 base;   // of rank 0's memory
-    u64 stride; // from one rank's to the next
-    u64 control;
-    u64 report;
-    u64 debug; // 0: none
-    u64 notices_at;
-    u64 ll_at;
-    u64 ll_len; // payload bytes of a slot, a multiple of 16
-    u64 staging_at;
-    u64 staging_len; // a multiple of 4096
-    u64 result_at;
-    u32 rank;
-    u32 ranks;
-    u32 near; // not 0: all ranks are on one device
-    u32 spare;
-
-    WHOLEMEM_HOST_DEVICE u64 memory(u32 rank) const { return base + rank * stride; }
-
-    // Where rank `of` keeps the signal of a peer's block.
-    WHOLEMEM_HOST_DEVICE u64 signal(u32 of, u32 block, u32 peer) const
-    {
-        return memory(of) + ((u64)block * ranks + peer) * SIGNAL_STRIDE;
-    }
-
-    // Where rank `of` keeps whether a peer has given up.
-    WHOLEMEM_HOST_DEVICE u64 notice(u32 of, u32 peer) const { return memory(of) + notices_at + peer * sizeof(u64); }
-
-    // Where rank `of` keeps the packets of a source: 16 bytes for 8 of payload.
-    WHOLEMEM_HOST_DEVICE u64 packets(u32 of, u32 parity, u32 source) const
-    {
-        return memory(of) + ll_at + ((u64)parity * ranks + source) * (2 * ll_len);
-    }
-
-    WHOLEMEM_HOST_DEVICE u64 staging(u32 of, u32 parity) const
-    {
-        return memory(of) + staging_at + parity * staging_len;
-    }
-
-    WHOLEMEM_HOST_DEVICE u64 result(u32 of) const { return memory(of) + result_at; }
-};
-
-static_assert(sizeof(Lane) == 104, "the layout is shared with Rust");
+WHOLEMEM_HOST_DEVICE u64 LaneRef::result(u32 of) const { return memory(of) + result_at; }
 
 #if defined(__CUDACC__)
+
+// The cause of a call for which a rank did not arrive in time, without that rank.
+constexpr u64 TIMED_OUT = (u64)CAUSE_TIMED_OUT << CAUSE_SHIFT;
 
 // Words that a thread waits for, of some ranks: those of rank r are at address + r * stride. Signals grow to a flag; packets,
 // of which there are some words, have it in their upper halves.
@@ -144,9 +81,9 @@ struct Awaited {
 
 // Why to leave: a cause, without the rank to blame where the time is over; 0, for no reason. That the lane has ended is not
 // asked here.
-__device__ __forceinline__ u64 cause_to_leave(const Lane &lane, u64 since, u64 now)
+__device__ __forceinline__ u64 cause_to_leave(const LaneRef &lane, u64 since, u64 now)
 {
-    const u64 abort = load_relaxed(lane.report + report::ABORT * sizeof(u64));
+    const u64 abort = load_relaxed(lane.report + REPORT_WORD_ABORT * sizeof(u64));
     if (abort != 0)
         return abort;
 #pragma unroll 1
@@ -155,24 +92,24 @@ __device__ __forceinline__ u64 cause_to_leave(const Lane &lane, u64 since, u64 n
         if (notice != 0)
             return notice;
     }
-    const u64 deadline = load_relaxed(lane.control + control::DEADLINE * sizeof(u64));
-    return deadline != 0 && now - since >= deadline ? report::MISSED : 0;
+    const u64 deadline = load_relaxed(lane.control + CONTROL_WORD_TIMEOUT * sizeof(u64));
+    return deadline != 0 && now - since >= deadline ? TIMED_OUT : 0;
 }
 
 // What a thread does that has waited for long: it looks whether it is to leave. If so the lane ends, the first to end it
 // reports, and the answer is 0. If not, the answer is when the wait began, which is at the first look.
-__device__ __forceinline__ u64 weigh(const Lane &lane, u64 seq, u32 phase, Awaited awaited, u64 since)
+__device__ __forceinline__ u64 weigh(const LaneRef &lane, u64 seq, u32 phase, Awaited awaited, u64 since)
 {
     const u64 now = nanoseconds();
     since = since == 0 ? now : since;
     // Who found the lane ended has nothing to say.
-    if (load_relaxed(lane.control + control::POISON * sizeof(u64)) != 0)
+    if (load_relaxed(lane.control + CONTROL_WORD_POISON * sizeof(u64)) != 0)
         return 0;
     u64 cause = cause_to_leave(lane, since, now);
     if (cause == 0)
         return since;
-    store_relaxed(lane.control + control::POISON * sizeof(u64), 1);
-    if (!claim(lane.control + control::CLAIM * sizeof(u64)))
+    store_relaxed(lane.control + CONTROL_WORD_POISON * sizeof(u64), 1);
+    if (!claim(lane.control + CONTROL_WORD_CLAIM * sizeof(u64)))
         return 0;
     u32 lowest = lane.ranks;
     u64 missing = 0;
@@ -183,16 +120,16 @@ __device__ __forceinline__ u64 weigh(const Lane &lane, u64 seq, u32 phase, Await
             lowest = rank < lowest ? rank : lowest;
         }
         if (rank % 64 == 63 || rank + 1 == lane.ranks) {
-            store_relaxed(lane.report + (report::MISSING + rank / 64) * sizeof(u64), missing);
+            store_relaxed(lane.report + (REPORT_WORD_MISSING + rank / 64) * sizeof(u64), missing);
             missing = 0;
         }
     }
-    if (cause == report::MISSED)
+    if (cause == TIMED_OUT)
         cause |= lowest + 1;
-    store_relaxed(lane.report + report::CALL * sizeof(u64), seq);
-    store_relaxed(lane.report + report::PHASE * sizeof(u64), phase);
-    store_relaxed(lane.report + report::CAUSE * sizeof(u64), cause);
-    store_release(lane.report + report::GIVEN_UP * sizeof(u64), 1);
+    store_relaxed(lane.report + REPORT_WORD_CALL * sizeof(u64), seq);
+    store_relaxed(lane.report + REPORT_WORD_PHASE * sizeof(u64), phase);
+    store_relaxed(lane.report + REPORT_WORD_CAUSE * sizeof(u64), cause);
+    store_release(lane.report + REPORT_WORD_ABORTED * sizeof(u64), 1);
 #pragma unroll 1
     for (u32 peer = 0; peer < lane.ranks; ++peer)
         store_relaxed(lane.notice(peer, lane.rank), cause);
@@ -202,13 +139,13 @@ __device__ __forceinline__ u64 weigh(const Lane &lane, u64 seq, u32 phase, Await
 #if defined(WHOLEMEM_TESTING)
 
 // Stands still where a test asks for it, a second at most.
-__device__ __forceinline__ void stand_still(const Lane &lane, u64 seq, u32 block, u32 point)
+__device__ __forceinline__ void stand_still(const LaneRef &lane, u64 seq, u32 block, u32 point)
 {
-    const u32 place = point < debug::POINTS ? point : debug::POINTS - 1;
-    u64 wanted = load_relaxed(lane.debug + (debug::DELAY + place * MOST_BLOCKS + block) * sizeof(u64));
-    const u64 most = load_relaxed(lane.debug + debug::MOST_DELAY * sizeof(u64));
+    const u32 place = point < DEBUG_POINTS ? point : DEBUG_POINTS - 1;
+    u64 wanted = load_relaxed(lane.debug + (DEBUG_WORD_DELAYS + place * MAX_BLOCKS + block) * sizeof(u64));
+    const u64 most = load_relaxed(lane.debug + DEBUG_WORD_MAX_DELAY * sizeof(u64));
     if (most != 0) {
-        u64 dice = load_relaxed(lane.debug + debug::SEED * sizeof(u64)) + seq * 0x9e3779b97f4a7c15ull;
+        u64 dice = load_relaxed(lane.debug + DEBUG_WORD_SEED * sizeof(u64)) + seq * 0x9e3779b97f4a7c15ull;
         dice = (dice ^ (u64)lane.rank << 32 ^ block << 8 ^ point) * 0xbf58476d1ce4e5b9ull;
         dice = (dice ^ dice >> 31) * 0x94d049bb133111ebull;
         wanted += multiply_high(dice, most + 1);
@@ -224,14 +161,14 @@ __device__ __forceinline__ void stand_still(const Lane &lane, u64 seq, u32 block
 class Call {
 public:
     // A grid of its own.
-    __device__ __forceinline__ explicit Call(const Lane &lane) : Call(lane, blockIdx.x, gridDim.x) {}
+    __device__ __forceinline__ explicit Call(const LaneRef &lane) : Call(lane, blockIdx.x, gridDim.x) {}
 
     // Block `block` of `blocks`. Both words are asked for here, and waited for where they are used.
-    __device__ __forceinline__ Call(const Lane &lane, u32 block, u32 blocks)
+    __device__ __forceinline__ Call(const LaneRef &lane, u32 block, u32 blocks)
         : lane(lane), block(block), blocks(blocks), phase(0), failed(false)
     {
-        seq = load_relaxed(control_word(control::SEQ + block));
-        poison = load_relaxed(control_word(control::POISON));
+        seq = load_relaxed(control_word(CONTROL_WORD_SEQUENCE + block));
+        poison = load_relaxed(control_word(CONTROL_WORD_POISON));
         pause(0);
     }
 
@@ -239,7 +176,7 @@ public:
     __device__ __forceinline__ u64 number() const { return seq; }
 
     // Which of two buffers is this call's.
-    __device__ __forceinline__ u32 parity() const { return has(ONE_PARITY) ? 0 : (u32)seq & 1; }
+    __device__ __forceinline__ u32 parity() const { return has(MUTANT_ONE_BUFFER) ? 0 : (u32)seq & 1; }
 
     // Whether this thread knows of nothing that ends the call. Threads of a block may differ until they sync: who may not go
     // on writes nothing, and comes to the sync.
@@ -308,8 +245,8 @@ public:
     __device__ __forceinline__ void finish()
     {
         const u32 other = block + threadIdx.x * blocks;
-        if (other < MOST_BLOCKS)
-            store_relaxed(control_word(control::SEQ + other), seq + 1);
+        if (other < MAX_BLOCKS)
+            store_relaxed(control_word(CONTROL_WORD_SEQUENCE + other), seq + 1);
     }
 
     // Agrees within the block, without a meeting of ranks, whether all has gone well.
@@ -360,14 +297,14 @@ public:
     __device__ __forceinline__ bool has(Mutant mutant) const
     {
 #if defined(WHOLEMEM_TESTING)
-        return lane.debug != 0 && (load_relaxed(debug_word(debug::MUTANTS)) & mutant) != 0;
+        return lane.debug != 0 && (load_relaxed(debug_word(DEBUG_WORD_MUTANT)) & mutant) != 0;
 #else
         (void)mutant;
         return false;
 #endif
     }
 
-    const Lane &lane;
+    const LaneRef &lane;
     const u32 block;
     const u32 blocks;
 
@@ -390,7 +327,7 @@ private:
     __device__ __forceinline__ u64 debug_word(u32 word) const { return lane.debug + word * sizeof(u64); }
 #endif
 
-    __device__ __forceinline__ u64 flag() const { return seq << 16 | phase; }
+    __device__ __forceinline__ u64 flag() const { return seq << PHASE_BITS | phase; }
 
     // Looks for a peer's signal.
     __device__ __forceinline__ bool has_come(u32 peer) const
@@ -407,7 +344,7 @@ private:
     // not before every block has arrived.
     __device__ __forceinline__ void clear_packets()
     {
-        if (has(NO_CLEARING) || !alive())
+        if (has(MUTANT_NO_CLEARING) || !alive())
             return;
         const u64 first = lane.packets(lane.rank, 0, 0), end = first + 4 * lane.ranks * lane.ll_len;
 #pragma unroll 1

@@ -30,14 +30,14 @@ WHOLEMEM_HOST_DEVICE u32 packet_flag(u64 word) { return (u32)(word >> 32); }
 class Packets {
 public:
     __device__ __forceinline__ explicit Packets(Call &call)
-        : call(call), flag((u32)call.number()), parity(call.parity()), any(call.has(ANY_FLAG))
+        : call(call), flag((u32)call.number()), parity(call.parity()), any(call.has(MUTANT_ANY_FLAG))
     {
     }
 
     // Sends what is at `at` of the payload to every peer, each rank to another one first.
     __device__ __forceinline__ void send(u64 at, u64 data) const
     {
-        const Lane &lane = call.lane;
+        const LaneRef &lane = call.lane;
 #pragma unroll 1
         for (u32 step = 1; step < lane.ranks; ++step)
             send_to(lane.rank + step < lane.ranks ? lane.rank + step : lane.rank + step - lane.ranks, at, data);
@@ -55,7 +55,7 @@ public:
     // look are under way together, and only for what has not come.
     template <u32 COUNT> __device__ __forceinline__ bool receive(u64 at, u32 first, u64 (&data)[COUNT]) const
     {
-        const Lane &lane = call.lane;
+        const LaneRef &lane = call.lane;
         const u64 slots = lane.packets(lane.rank, parity, first) + 2 * at;
         WordPair pairs[COUNT];
         // Where there is nothing to wait for, what was waited for is there. What is not there has no flag, which none is 0.
