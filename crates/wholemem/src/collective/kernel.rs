@@ -35,11 +35,11 @@ pub(super) struct Kernels {
     wait: bool,
 }
 
-/// One of them: as a device runs it, and as a thread of the processor does without a launch.
+/// A kernel, and the function that a CPU rank calls instead of a launch, which would take longer than a short call.
 #[derive(Debug)]
 struct Kernel {
     function: Function,
-    here: cpu::CollectiveFunction,
+    cpu: cpu::CollectiveFunction,
 }
 
 impl Kernels {
@@ -50,19 +50,19 @@ impl Kernels {
         let image = KernelImage { ptx: others.or(usual.ptx), ..usual };
         // SAFETY: the functions of the image take a `CollectiveRequest`. `launch`, their only caller, passes one.
         let module = unsafe { Module::load(device, &image) }?;
-        let kernel = |name, here| Ok::<_, crate::Error>(Kernel { function: module.function(name)?, here });
+        let kernel = |name| {
+            let cpu = cpu::collective_function(name).expect("every kernel has a CPU function");
+            Ok::<_, crate::Error>(Kernel { function: module.function(name)?, cpu })
+        };
         Ok(Self {
             all_reduce: [
-                kernel("all_reduce_ll", cpu::reduce_packets)?,
-                kernel("all_reduce_one_shot", cpu::reduce_one_shot)?,
-                kernel("all_reduce_two_shot", cpu::reduce_two_shot)?,
+                kernel("all_reduce_ll")?,
+                kernel("all_reduce_one_shot")?,
+                kernel("all_reduce_two_shot")?,
             ],
-            all_gather: [kernel("all_gather_ll", cpu::gather_packets)?, kernel("all_gather", cpu::gather)?],
-            broadcast: [
-                kernel("broadcast_ll", cpu::copy_root_packets)?,
-                kernel("broadcast", cpu::copy_root)?,
-            ],
-            barrier: kernel("barrier", cpu::barrier)?,
+            all_gather: [kernel("all_gather_ll")?, kernel("all_gather")?],
+            broadcast: [kernel("broadcast_ll")?, kernel("broadcast")?],
+            barrier: kernel("barrier")?,
             wait,
         })
     }
@@ -117,7 +117,7 @@ impl Kernels {
     ) -> Result<bool> {
         let kernel = self.kernel(what, algorithm);
         // SAFETY: the caller of `run` has checked that the addresses of the request are valid, and holds their memory.
-        Ok(stream.run_inline(kernel.function.name(), || unsafe { (kernel.here)(request) })?)
+        Ok(stream.run_inline(kernel.function.name(), || unsafe { (kernel.cpu)(request) })?)
     }
 
     /// Enqueues this rank's part in a call, planned likewise: all that it touches is among the operands.

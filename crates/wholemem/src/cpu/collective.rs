@@ -34,17 +34,25 @@ pub(crate) type CollectiveFunction = unsafe fn(&CollectiveRequest);
 
 macro_rules! collectives {
     ($($name:literal: $part:ident by $signals:ident;)*) => {
-        /// Every kernel, by name.
+        /// Every kernel, by name, as a launch and a graph call it.
         pub(crate) const COLLECTIVES: &[(&str, HostFunction)] = &[$(($name, |_, args| {
             let request = args.read_value(0).expect("a kernel is launched with a request");
             // SAFETY: a launch is unsafe, and its caller guarantees that the addresses of the request are valid.
             unsafe { $part(&request) }
         })),*];
 
+        /// The same kernel, to be called without a launch; `None` if no kernel has the name.
+        pub(crate) fn collective_function(name: &str) -> Option<CollectiveFunction> {
+            match name {
+                $($name => Some($part),)*
+                _ => None,
+            }
+        }
+
         $(
             /// # Safety
             /// As [`CollectiveFunction`].
-            pub(crate) unsafe fn $part(request: &CollectiveRequest) {
+            unsafe fn $part(request: &CollectiveRequest) {
                 // SAFETY: passed on from the caller.
                 let Ok(call) = (unsafe { CollectiveCall::begin(&request.lane, Signals::$signals) }) else { return };
                 let mut rank_call = RankCall { request, call };

@@ -21,10 +21,7 @@ mod row_lookup;
 mod rows;
 
 pub(crate) use call::spins;
-pub(crate) use collective::{
-    COLLECTIVES, CollectiveFunction, barrier, copy_root, copy_root_packets, gather, gather_packets,
-    reduce_one_shot, reduce_packets, reduce_two_shot,
-};
+pub(crate) use collective::{COLLECTIVES, CollectiveFunction, collective_function};
 
 use wholemem_hal::{Args, HostFunction};
 use zerocopy::TryFromBytes;
