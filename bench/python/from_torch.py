@@ -7,7 +7,8 @@ It needs the package `wholemem`, built for release, and torch. What is compared:
 - `gather`: rows of 512 bytes from a large table, 64 MiB a call: one call by itself, from an idle device, and twenty behind each
   other, where a device that works hides what is done meanwhile. The output is given, as it is in Rust; on a GPU also made by
   torch in each call, out of what its allocator has: that alone takes microseconds before a launch.
-- `gather by address`: the same by itself, with numbers in place of tensors: the least that a call from Python takes.
+- `gather by the native call`: the same by itself, without asking whether torch's dispatcher is needed: the least that a call from
+  Python takes.
 - `gather in a graph`: 1 MiB a call, a hundred calls recorded by `torch.cuda.graph`. On a GPU only.
 - `allreduce`: `FastAllreduce.all_reduce(tensor, out)` of few bytes, call by call, for one rank and for two, which are
   processes; also with tensors that are registered. On a GPU, start an MPS server first, or the ranks take turns.
@@ -39,6 +40,7 @@ import torch
 
 import wholemem
 import wholemem.torch as wm
+from wholemem.torch.tensors import EXCHANGE
 
 ROW = 512
 SIZES = [16, 1 << 10, 64 << 10]
@@ -190,16 +192,14 @@ def gathers(args, table, rows, calls, given):
 
 
 def bare_gathers(args, table, rows, calls, given):
-    """The same by addresses, which nobody looks at: the least that a call from Python takes."""
+    """The same by the call below torch's operator: the least that a call from Python takes."""
     clock, times, source = Clock(args.device), [], table.table
-    device = -1 if args.device == "cpu" else torch.cuda.current_device()
-    stream = torch._C._cuda_getCurrentRawStream(device) if args.device == "cuda" else 0
     for played in table.rounds_of(args, rows, calls, given):
-        asked = [(index.data_ptr(), out.data_ptr()) for index, out in zip(played.indices, played.outputs)]
+        asked = list(zip(played.indices, played.outputs))
         clock.settle()
         clock.begin()
         for index, out in asked:
-            source.gather_at(index, rows, True, out, 0, None, device, stream)
+            EXCHANGE.gather(source, index, out)
         times.append(clock.end())
         played.gathered.extend(played.outputs)
     return statistics.median(times[WARM_UP:]) / calls
@@ -228,7 +228,7 @@ def graph_gathers(args, table, rows, calls, given):
 def gather_plan(args):
     """The cases: name, bytes, calls, whether the output is given, and who measures it."""
     plan = [("gather", 64 << 20, calls, True, gathers) for calls in (1, 20)]
-    plan.append(("gather by address", 64 << 20, 1, True, bare_gathers))
+    plan.append(("gather by the native call", 64 << 20, 1, True, bare_gathers))
     if args.device == "cuda":
         plan += [("gather", 64 << 20, calls, False, gathers) for calls in (1, 20)]
         plan.append(("gather in a graph", 1 << 20, 100, False, graph_gathers))

@@ -5,17 +5,18 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use wholemem::{Buffer, Rank, ReduceOp, SymmetricMemory, SymmetricSpec, UnknownReduceOp};
-use wholemem_hal::{Rights, Span};
+use wholemem_hal::{Rights, Span, Stream};
 
-use crate::array::{Array, Layout, View};
-use crate::communicator::{Communicator, Open};
+use crate::array::{Array, Element, Layout};
+use crate::communicator::{CommState, Communicator};
 use crate::error::{Raised, Raises};
 use crate::number::natural;
-use crate::stream::Target;
+use crate::raw_tensor::RawTensor;
+use crate::stream::CallStream;
 use crate::wait::waiting;
 use crate::window::Kept;
 
-impl Open {
+impl CommState {
     /// What the ranks meet through. The first call makes it, which all ranks do together.
     pub(crate) fn symmetric(&self) -> Result<&SymmetricMemory, Raised> {
         if let Some(symmetric) = self.symmetric.get() {
@@ -27,74 +28,126 @@ impl Open {
     }
 }
 
-/// An array as a collective call takes it: memory of this rank, or its part of a window.
-#[derive(Clone)]
+/// A tensor as a collective takes it: memory of this rank, or its part of a window.
+#[derive(Debug)]
 struct Operand {
-    layout: Layout,
     span: Span,
     window: Option<(Arc<Kept>, usize)>,
 }
 
 impl Operand {
-    fn new(open: &Open, view: View, what: &str, rights: Rights) -> Result<Self, Raised> {
-        view.layout.check_contiguous(what, rights)?;
-        let span = view.span(what, open.comm.device(), rights)?;
-        let window = open.windows.find(view.address, view.layout.len());
-        Ok(Self { layout: view.layout, span, window })
+    fn new(state: &CommState, tensor: &RawTensor<'_>, what: &str, rights: Rights) -> Result<Self, Raised> {
+        tensor.check_contiguous(what, rights)?;
+        let span = tensor.span(what, state, rights)?;
+        let window = state.windows.find(tensor.address, span.len());
+        Ok(Self { span, window })
     }
 
     fn buffer(&self) -> Buffer<'_> {
         match &self.window {
-            Some((kept, offset)) => kept.parts.range(*offset..*offset + self.span.len()),
+            Some((kept, offset)) => kept.window.range(*offset..*offset + self.span.len()),
             None => Buffer::Own(&self.span),
         }
     }
 }
 
-/// One call's operands.
+/// What a collective reads and writes.
+#[derive(Debug)]
+pub(crate) struct Operands {
+    from: Operand,
+    to: Operand,
+    dtype: Element,
+}
+
+/// The collectives, as every way to them calls them.
+impl CommState {
+    /// The operands of a collective whose output has the input's type, and its shape behind the dimensions `outer`. `what` names
+    /// the input in errors.
+    pub(crate) fn operands(
+        &self,
+        what: &str,
+        from: &RawTensor<'_>,
+        to: &RawTensor<'_>,
+        outer: &[i64],
+    ) -> Result<Operands, Raised> {
+        let dtype = from.dtype;
+        to.check_dtype("the output", dtype, what)?;
+        to.check_shape("the output", outer, from.shape)?;
+        let rights = if from.address == to.address { Rights::ReadWrite } else { Rights::Read };
+        let from = Operand::new(self, from, what, rights)?;
+        Ok(Operands { from, to: Operand::new(self, to, "the output", Rights::ReadWrite)?, dtype })
+    }
+
+    pub(crate) fn all_reduce(
+        &self,
+        py: Python<'_>,
+        on: &Stream,
+        Operands { from, to, dtype }: &Operands,
+        op: ReduceOp,
+    ) -> PyResult<()> {
+        let dtype = dtype.number().raised()?;
+        waiting(py, || -> Result<(), Raised> {
+            Ok(self.symmetric()?.all_reduce(on, from.buffer(), to.buffer(), dtype, op)?)
+        })
+    }
+
+    pub(crate) fn all_gather(
+        &self,
+        py: Python<'_>,
+        on: &Stream,
+        Operands { from, to, .. }: &Operands,
+    ) -> PyResult<()> {
+        waiting(py, || -> Result<(), Raised> {
+            Ok(self.symmetric()?.all_gather(on, from.buffer(), to.buffer())?)
+        })
+    }
+
+    pub(crate) fn broadcast(
+        &self,
+        py: Python<'_>,
+        on: &Stream,
+        root: Rank,
+        Operands { from, to, .. }: &Operands,
+    ) -> PyResult<()> {
+        waiting(py, || -> Result<(), Raised> {
+            Ok(self.symmetric()?.broadcast(on, root, from.buffer(), to.buffer())?)
+        })
+    }
+}
+
+/// A collective called with arrays.
 struct Call<'py> {
-    open: Arc<Open>,
-    target: Target,
-    input: Operand,
-    output: Operand,
+    state: Arc<CommState>,
+    on: CallStream,
+    operands: Operands,
     /// What the caller gets.
     out: Bound<'py, PyAny>,
 }
 
 impl<'py> Call<'py> {
-    /// `shape_of` says what the output is like, by the input.
+    /// The output has the input's shape behind the dimensions `outer`.
     fn prepare(
         comm: &Communicator,
         array: &Bound<'py, PyAny>,
         out: Option<Bound<'py, PyAny>>,
         stream: Option<&Bound<'py, PyAny>>,
-        shape_of: impl FnOnce(&[i64]) -> Vec<i64>,
+        outer: &[i64],
     ) -> PyResult<Self> {
-        let open = comm.open().raised()?;
-        let target = Target::of(&open, stream)?;
-        let in_place = out.as_ref().is_some_and(|out| out.is(array));
-        let rights = if in_place { Rights::ReadWrite } else { Rights::Read };
-        let input = Operand::new(&open, target.take(array)?, "the array", rights).raised()?;
-        let (element, shape) = (input.layout.element, shape_of(&input.layout.shape));
+        let state = comm.state().raised()?;
+        let on = CallStream::of(&state, stream)?;
+        let input = on.take(array)?;
         let out = match out {
             Some(out) => out,
             None => {
-                let layout = Layout::contiguous(element, &shape).raised()?;
-                Bound::new(array.py(), Array::new(open.make(layout).raised()?))?.into_any()
+                let shape = [outer, &input.layout.shape].concat();
+                let layout = Layout::contiguous(input.layout.element, &shape).raised()?;
+                Bound::new(array.py(), Array::new(state.make(layout).raised()?))?.into_any()
             }
         };
-        let output = if in_place {
-            input.clone()
-        } else {
-            Operand::new(&open, target.take(&out)?, "the output", Rights::ReadWrite).raised()?
-        };
-        output.layout.check_shape("the output", &shape).raised()?;
-        if output.layout.element != element {
-            let message =
-                format!("the output holds {}, and the array {}", output.layout.element.name, element.name);
-            return Err(Raised::new("WrongType", message).hint("give an output of the array's type").into());
-        }
-        Ok(Self { open, target, input, output, out })
+        let output = if out.is(array) { input.clone() } else { on.take(&out)? };
+        let (from, to) = (RawTensor::of(&input), RawTensor::of(&output));
+        let operands = state.operands("the array", &from, &to, outer).raised()?;
+        Ok(Self { state, on, operands, out })
     }
 }
 
@@ -138,13 +191,8 @@ impl Communicator {
         op: Reduction,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let Call { open, target, input, output, out } =
-            Call::prepare(self, array, out, stream, <[i64]>::to_vec)?;
-        let dtype = input.layout.element.number().raised()?;
-        waiting(py, || -> Result<(), Raised> {
-            let (from, to) = (input.buffer(), output.buffer());
-            Ok(open.symmetric()?.all_reduce(&target.stream, from, to, dtype, op.0)?)
-        })?;
+        let Call { state, on, operands, out } = Call::prepare(self, array, out, stream, &[])?;
+        state.all_reduce(py, &on.stream, &operands, op.0)?;
         Ok(out)
     }
 
@@ -157,12 +205,9 @@ impl Communicator {
         out: Option<Bound<'py, PyAny>>,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let size = i64::from(self.open().raised()?.comm.size());
-        let shape_of = |shape: &[i64]| [&[size], shape].concat();
-        let Call { open, target, input, output, out } = Call::prepare(self, array, out, stream, shape_of)?;
-        waiting(py, || -> Result<(), Raised> {
-            Ok(open.symmetric()?.all_gather(&target.stream, input.buffer(), output.buffer())?)
-        })?;
+        let ranks = [i64::from(self.size())];
+        let Call { state, on, operands, out } = Call::prepare(self, array, out, stream, &ranks)?;
+        state.all_gather(py, &on.stream, &operands)?;
         Ok(out)
     }
 
@@ -176,20 +221,16 @@ impl Communicator {
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let out = Some(array.clone());
-        let Call { open, target, input, output, out } =
-            Call::prepare(self, &array, out, stream, <[i64]>::to_vec)?;
-        waiting(py, || -> Result<(), Raised> {
-            let (from, to) = (input.buffer(), output.buffer());
-            Ok(open.symmetric()?.broadcast(&target.stream, Rank(root), from, to)?)
-        })?;
+        let Call { state, on, operands, out } = Call::prepare(self, &array, out, stream, &[])?;
+        state.broadcast(py, &on.stream, Rank(root), &operands)?;
         Ok(out)
     }
 
     /// A barrier for what is enqueued on a stream: on a GPU nobody waits but the streams.
     #[pyo3(signature = (*, stream=None))]
     fn stream_barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let open = self.open().raised()?;
-        let target = Target::of(&open, stream)?;
-        waiting(py, || -> Result<(), Raised> { Ok(open.symmetric()?.barrier(&target.stream)?) })
+        let state = self.state().raised()?;
+        let on = CallStream::of(&state, stream)?;
+        waiting(py, || -> Result<(), Raised> { Ok(state.symmetric()?.barrier(&on.stream)?) })
     }
 }

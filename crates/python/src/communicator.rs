@@ -7,22 +7,22 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 use wholemem::{Rank, SymmetricMemory};
 use wholemem_comm::{Bootstrap, UniqueId};
-use wholemem_hal::{BackendKind, Device, PlainBuffer, Stream};
+use wholemem_hal::{Device, PlainBuffer, Stream};
 use wholemem_os::{Deadline, ForkEpoch};
 
 use crate::array::{Layout, Place, View};
 use crate::device::DeviceName;
 use crate::error::{Raised, Raises};
-use crate::framework::FrameworkMemory;
 use crate::handle::Handle;
 use crate::number::natural;
-use crate::stream::{Streams, Target};
+use crate::raw_tensor::BorrowedMemory;
+use crate::stream::{CallStream, Streams};
 use crate::wait::waiting;
 use crate::window::Windows;
 
 /// What a communicator has until it is closed, and what was made through it keeps.
 #[derive(Debug)]
-pub(crate) struct Open {
+pub(crate) struct CommState {
     pub(crate) comm: wholemem::Communicator,
     /// Where work runs for which the caller names no stream.
     pub(crate) stream: Stream,
@@ -30,29 +30,25 @@ pub(crate) struct Open {
     pub(crate) symmetric: OnceLock<SymmetricMemory>,
     pub(crate) windows: Windows,
     pub(crate) streams: Streams,
-    /// What frameworks name by addresses.
-    pub(crate) framework: FrameworkMemory,
-    /// The device's number as they have it: a GPU's, or -1 for the processor.
-    pub(crate) device: i32,
+    /// Memory that callers keep, as the device reaches it.
+    pub(crate) borrowed_memory: BorrowedMemory,
+    /// Where the device is.
+    pub(crate) place: Place,
 }
 
-impl Open {
+impl CommState {
     fn new(comm: wholemem::Communicator) -> Result<Self, Raised> {
         let stream = comm.device().stream()?;
         let streams = Streams::new()?;
-        let framework = FrameworkMemory::new(comm.device());
-        let device = match comm.device().backend().kind() {
-            BackendKind::Host => -1,
-            _ => i32::try_from(comm.device().id().0).unwrap_or(i32::MAX),
-        };
+        let (borrowed_memory, place) = (BorrowedMemory::new(comm.device()), Place::of(comm.device()));
         Ok(Self {
             comm,
             stream,
             symmetric: OnceLock::new(),
             windows: Windows::default(),
             streams,
-            framework,
-            device,
+            borrowed_memory,
+            place,
         })
     }
 
@@ -86,32 +82,32 @@ pub(crate) struct Communicator {
     size: u32,
     device: Device,
     epoch: ForkEpoch,
-    open: Mutex<Option<Arc<Open>>>,
+    state: Mutex<Option<Arc<CommState>>>,
     handle: Handle,
 }
 
 impl Communicator {
     fn new(comm: wholemem::Communicator) -> Result<Self, Raised> {
         let (rank, size, device) = (comm.rank().0, comm.size(), comm.device().clone());
-        let (open, epoch) = (Open::new(comm)?, ForkEpoch::current()?);
+        let (state, epoch) = (CommState::new(comm)?, ForkEpoch::current()?);
         Ok(Self {
             rank,
             size,
             device,
             epoch,
-            open: Mutex::new(Some(Arc::new(open))),
+            state: Mutex::new(Some(Arc::new(state))),
             handle: Handle::default(),
         })
     }
 
     /// The group, unless it was closed, or this is a forked child.
-    pub(crate) fn open(&self) -> Result<Arc<Open>, Raised> {
+    pub(crate) fn state(&self) -> Result<Arc<CommState>, Raised> {
         // Before the lock, which in a child may be held by a thread that is not there.
         if !self.epoch.is_current() {
             return Err(wholemem_comm::Error::Forked.into());
         }
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.clone().ok_or_else(|| wholemem_comm::Error::Closed.into())
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.clone().ok_or_else(|| wholemem_comm::Error::Closed.into())
     }
 }
 
@@ -220,7 +216,7 @@ impl Communicator {
 
     /// How many ranks there are.
     #[getter]
-    fn size(&self) -> u32 {
+    pub(crate) fn size(&self) -> u32 {
         self.size
     }
 
@@ -230,8 +226,8 @@ impl Communicator {
         Place::of(&self.device).to_string()
     }
 
-    /// A number for this, for places where only numbers go: see ``wholemem.handles``.
-    #[getter]
+    /// The number by which torch's operators find this object: see ``wholemem._handles``.
+    #[getter(_handle)]
     fn handle(slf: &Bound<'_, Self>) -> PyResult<u64> {
         slf.get().handle.of(slf)
     }
@@ -239,32 +235,32 @@ impl Communicator {
     /// Whether this rank has left.
     #[getter]
     fn closed(&self) -> bool {
-        self.epoch.is_current() && self.open.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.epoch.is_current() && self.state.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
     /// Waits until all ranks are here, and what they have done so far, on that stream too, can be seen by all.
     #[pyo3(signature = (*, stream=None))]
     fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let open = self.open().raised()?;
-        let target = Target::of(&open, stream)?;
+        let state = self.state().raised()?;
+        let on = CallStream::of(&state, stream)?;
         waiting(py, || -> Result<(), Raised> {
-            target.finish()?;
-            Ok(open.comm.barrier(&target.stream)?)
+            on.finish()?;
+            Ok(state.comm.barrier(&on.stream)?)
         })
     }
 
     /// Raises what keeps the group from going on, if anything does, without waiting.
     fn check(&self) -> PyResult<()> {
-        let open = self.open().raised()?;
-        open.comm.bootstrap().check().raised()?;
-        open.symmetric.get().map_or(Ok(()), |symmetric| symmetric.check()).raised()
+        let state = self.state().raised()?;
+        state.comm.bootstrap().check().raised()?;
+        state.symmetric.get().map_or(Ok(()), |symmetric| symmetric.check()).raised()
     }
 
     /// Ends the group for all ranks, from whichever thread.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let open = self.open().raised()?;
+        let state = self.state().raised()?;
         // Those who wait are woken by it, and may want the interpreter's lock.
-        py.detach(|| open.comm.bootstrap().abort());
+        py.detach(|| state.comm.bootstrap().abort());
         Ok(())
     }
 
@@ -273,10 +269,10 @@ impl Communicator {
         if self.epoch.is_current() {
             // Leaving takes a thread its time, which needs no lock of ours or of the interpreter.
             py.detach(|| {
-                let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
                 // Tables and windows have it too, and may stay for long.
-                if let Some(open) = open {
-                    open.comm.bootstrap().leave();
+                if let Some(state) = state {
+                    state.comm.bootstrap().leave();
                 }
             });
         }

@@ -1,7 +1,7 @@
-//! Numbers for tensors and communicators, for places where only numbers go: the graphs of a compiler, for one.
+//! Numbers for tables and communicators: torch's operators take numbers and tensors, and no other objects.
 //!
-//! A number is given when it is first asked for, and never again to anything else. It keeps nothing: what it stands for is
-//! looked for by `wholemem.handles.find`, which says so when it is gone.
+//! An object gets its number when that is first asked for, and no other object ever gets the same. Handles are weak
+//! references: `wholemem._handles.find` returns the object, or raises if it is gone.
 
 use std::sync::OnceLock;
 
@@ -17,7 +17,7 @@ impl Handle {
         if let Some(number) = self.0.get() {
             return Ok(*number);
         }
-        let number = object.py().import("wholemem.handles")?.getattr("give")?.call1((object,))?.extract()?;
+        let number = object.py().import("wholemem._handles")?.getattr("give")?.call1((object,))?.extract()?;
         Ok(*self.0.get_or_init(|| number))
     }
 }

@@ -8,9 +8,9 @@
 //! | `communicator`, `device`, `stream` | ranks that have devices, and where their work runs |
 //! | `number` | ranks, rows, bytes and shapes, as Python gives them |
 //! | `tensor`, `rows` | elements over many ranks, gathered and scattered |
-//! | `framework` | memory of frameworks by its addresses |
-//! | `direct`, `handle` | the same by address, and numbers for tensors: for a framework that has checked its own |
-//! | `shortcut` | the way around the dispatcher of a framework whose tensors can be looked at |
+//! | `raw_tensor` | the one form in which gathers, scatters and collectives take a tensor |
+//! | `operators`, `handle` | the kernels of torch's operators, and numbers for tables and communicators, which operators take |
+//! | `shortcut` | calls from torch that bypass its dispatcher |
 //! | `doctor` | what this machine can do |
 //! | `pool` | memory for `torch.cuda.MemPool`, which can be published as it is |
 //! | `store` | named objects that outlive their makers, as arrays |
@@ -28,14 +28,14 @@ mod array;
 mod collective;
 mod communicator;
 mod device;
-mod direct;
 mod doctor;
 mod error;
-mod framework;
 mod handle;
 mod number;
+mod operators;
 mod pool;
 mod process;
+mod raw_tensor;
 mod rows;
 mod shortcut;
 mod store;
@@ -52,9 +52,6 @@ mod _native {
     use crate::array::{Array, Exchange, asarray, element_types, zeros};
     #[pymodule_export]
     use crate::communicator::{Communicator, unique_id};
-
-    #[pymodule_export]
-    use crate::direct::{dtype_code, op_code};
 
     #[pymodule_export]
     use crate::doctor::findings;

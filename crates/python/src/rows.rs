@@ -1,19 +1,138 @@
 //! Rows moved by their indices: the gathers and scatters of a `WholeTensor`.
+//!
+//! Every way to them ends in [`WholeTensor::gather_operands`] or [`WholeTensor::scatter_operands`], which check, and in
+//! [`WholeTensor::gather_rows`] or [`WholeTensor::scatter_rows`], which run or enqueue the work.
 
 use pyo3::prelude::*;
 use wholemem::{Indices, OnBadIndex, Order, RowBuffer};
-use wholemem_hal::Rights;
+use wholemem_hal::{Rights, Stream};
 
 use crate::array::{Array, Element, Layout};
 use crate::error::{Raised, Raises};
-use crate::stream::Target;
+use crate::raw_tensor::RawTensor;
+use crate::stream::CallStream;
 use crate::tensor::WholeTensor;
 use crate::wait::waiting;
 
 /// Indices, and the shape they have.
-struct Asked {
-    indices: Indices,
-    shape: Vec<i64>,
+pub(crate) struct IndexArg<'a> {
+    pub(crate) indices: Indices,
+    shape: &'a [i64],
+}
+
+/// How rows are scattered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scatter {
+    pub(crate) add: bool,
+    pub(crate) order: Order,
+}
+
+impl WholeTensor {
+    /// The operands of a gather.
+    pub(crate) fn gather_operands<'a>(
+        &self,
+        indices: &RawTensor<'a>,
+        rows: &RawTensor<'_>,
+        convert: bool,
+        skip_bad: bool,
+    ) -> Result<(IndexArg<'a>, RowBuffer), Raised> {
+        let indices = self.index_arg(indices, skip_bad)?;
+        let rows = self.row_operand(rows, "the output", indices.shape, Rights::ReadWrite, convert)?;
+        Ok((indices, rows))
+    }
+
+    /// The operands of a scatter.
+    pub(crate) fn scatter_operands<'a>(
+        &self,
+        indices: &RawTensor<'a>,
+        rows: &RawTensor<'_>,
+        convert: bool,
+        skip_bad: bool,
+    ) -> Result<(IndexArg<'a>, RowBuffer), Raised> {
+        let indices = self.index_arg(indices, skip_bad)?;
+        let rows = self.row_operand(rows, "the array of rows", indices.shape, Rights::Read, convert)?;
+        Ok((indices, rows))
+    }
+
+    fn index_arg<'a>(&self, given: &RawTensor<'a>, skip_bad: bool) -> Result<IndexArg<'a>, Raised> {
+        let what = "the array of indices";
+        if !given.dtype.is_index() {
+            let message = format!("indices are int32 or int64, and not {}", given.dtype.name);
+            return Err(Raised::new("WrongType", message).hint("convert them to int64"));
+        }
+        given.check_contiguous(what, Rights::Read)?;
+        let span = given.span(what, &self.state, Rights::Read)?;
+        let indices = if given.dtype.len() == 8 { Indices::i64(span) } else { Indices::i32(span) };
+        let on_bad = if skip_bad { OnBadIndex::Skip } else { OnBadIndex::Note };
+        Ok(IndexArg { indices: indices.on_bad(on_bad), shape: given.shape })
+    }
+
+    /// A row for each index of an array of this shape.
+    fn row_operand(
+        &self,
+        given: &RawTensor<'_>,
+        what: &str,
+        indices: &[i64],
+        rights: Rights,
+        convert: bool,
+    ) -> Result<RowBuffer, Raised> {
+        given.check_shape(what, indices, &self.row_shape)?;
+        let is_converted = convert && given.dtype != self.element;
+        let (own, dtype) = if is_converted {
+            // Both must be numbers.
+            (self.element.number()?, given.dtype.number()?)
+        } else {
+            given.check_dtype(what, self.element, "the tensor")?;
+            let own = self.element.stored()?;
+            (own, own)
+        };
+        let span = given.span(what, &self.state, rights)?;
+        let row_len = self.rows.row_len() / own.len() * dtype.len();
+        let rows =
+            RowBuffer::new(span, dtype).stride(given.row_stride(what, indices.len(), row_len, rights)?);
+        Ok(if is_converted { rows.converted() } else { rows })
+    }
+
+    /// Gathers on a stream.
+    pub(crate) fn gather_rows(
+        &self,
+        py: Python<'_>,
+        on: &Stream,
+        indices: &Indices,
+        rows: &RowBuffer,
+    ) -> PyResult<()> {
+        if indices.count() == 0 {
+            return Ok(());
+        }
+        waiting(py, || {
+            if on.runs_inline() {
+                self.rows.gather_sync(on, indices, rows)
+            } else {
+                self.rows.gather(on, indices, rows)
+            }
+        })
+    }
+
+    /// Scatters on a stream.
+    pub(crate) fn scatter_rows(
+        &self,
+        py: Python<'_>,
+        on: &Stream,
+        indices: &Indices,
+        rows: &RowBuffer,
+        Scatter { add, order }: Scatter,
+    ) -> PyResult<()> {
+        let table = &self.rows;
+        if add {
+            self.element.number().raised()?;
+        }
+        waiting(py, || match (add, on.runs_inline()) {
+            (false, true) => table.scatter_sync(on, rows, indices, order),
+            (false, false) => table.scatter(on, rows, indices, order),
+            (true, true) => table.scatter_add_sync(on, rows, indices, order),
+            (true, false) => table.scatter_add(on, rows, indices, order),
+        })
+    }
 }
 
 #[pymethods]
@@ -37,35 +156,22 @@ impl WholeTensor {
         skip_bad: bool,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let target = Target::of(&self.open, stream)?;
-        let Asked { indices, shape } = self.asked(&target, indices, skip_bad)?;
+        let on = CallStream::of(&self.state, stream)?;
+        let indices = on.take(indices)?;
         let out = match out {
             Some(out) => out,
             None => {
-                let layout =
-                    Layout::contiguous(dtype.unwrap_or(self.element), &self.shape_of(&shape)).raised()?;
-                Bound::new(py, Array::new(self.open.make(layout).raised()?))?.into_any()
+                let shape = self.shape_of(&indices.layout.shape);
+                let layout = Layout::contiguous(dtype.unwrap_or(self.element), &shape).raised()?;
+                Bound::new(py, Array::new(self.state.make(layout).raised()?))?.into_any()
             }
         };
-        let given = target.take(&out)?.layout.element;
-        if let Some(asked) = dtype
-            && asked != given
-        {
-            let message = format!("the output holds {}, and {} was asked for", given.name, asked.name);
-            return Err(Raised::new("WrongValue", message).hint("leave out `dtype`").into());
-        }
-        let convert = convert || dtype.is_some();
-        let rows = self.beside(&target, &out, "the output", &shape, Rights::ReadWrite, convert)?;
-        let (table, on) = (&self.rows, &target.stream);
-        if indices.count() > 0 {
-            waiting(py, || {
-                if target.runs_inline() {
-                    table.gather_sync(on, &indices, &rows)
-                } else {
-                    table.gather(on, &indices, &rows)
-                }
-            })?;
-        }
+        let rows = on.take(&out)?;
+        check_asked(dtype, rows.layout.element).raised()?;
+        let (indices, rows) = (RawTensor::of(&indices), RawTensor::of(&rows));
+        let (indices, rows) =
+            self.gather_operands(&indices, &rows, convert || dtype.is_some(), skip_bad).raised()?;
+        self.gather_rows(py, &on.stream, &indices.indices, &rows)?;
         Ok(out)
     }
 
@@ -86,17 +192,8 @@ impl WholeTensor {
         skip_bad: bool,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (target, order) = (Target::of(&self.open, stream)?, order_of(order).raised()?);
-        let Asked { indices, shape } = self.asked(&target, indices, skip_bad)?;
-        let rows = self.beside(&target, array, "the array", &shape, Rights::Read, convert)?;
-        let (table, on) = (&self.rows, &target.stream);
-        waiting(py, || {
-            if target.runs_inline() {
-                table.scatter_sync(on, &rows, &indices, order)
-            } else {
-                table.scatter(on, &rows, &indices, order)
-            }
-        })
+        let how = Scatter { add: false, order: order_of(order).raised()? };
+        self.scatter_arrays(py, indices, array, how, convert, skip_bad, stream)
     }
 
     /// Adds rows to where the indices say. With the order ``fixed``, and at the ``host``, it is a call of all ranks.
@@ -112,22 +209,33 @@ impl WholeTensor {
         skip_bad: bool,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.element.number().raised()?;
-        let (target, order) = (Target::of(&self.open, stream)?, order_of(order).raised()?);
-        let Asked { indices, shape } = self.asked(&target, indices, skip_bad)?;
-        let rows = self.beside(&target, array, "the array", &shape, Rights::Read, convert)?;
-        let (table, on) = (&self.rows, &target.stream);
-        waiting(py, || {
-            if target.runs_inline() {
-                table.scatter_add_sync(on, &rows, &indices, order)
-            } else {
-                table.scatter_add(on, &rows, &indices, order)
-            }
-        })
+        let how = Scatter { add: true, order: order_of(order).raised()? };
+        self.scatter_arrays(py, indices, array, how, convert, skip_bad, stream)
     }
 }
 
-fn order_of(name: &str) -> Result<Order, Raised> {
+impl WholeTensor {
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn scatter_arrays(
+        &self,
+        py: Python<'_>,
+        indices: &Bound<'_, PyAny>,
+        array: &Bound<'_, PyAny>,
+        how: Scatter,
+        convert: bool,
+        skip_bad: bool,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let on = CallStream::of(&self.state, stream)?;
+        let (indices, rows) = (on.take(indices)?, on.take(array)?);
+        let (indices, rows) = (RawTensor::of(&indices), RawTensor::of(&rows));
+        let (indices, rows) = self.scatter_operands(&indices, &rows, convert, skip_bad).raised()?;
+        self.scatter_rows(py, &on.stream, &indices.indices, &rows, how)
+    }
+}
+
+/// An order by its name.
+pub(crate) fn order_of(name: &str) -> Result<Order, Raised> {
     match name {
         "any" => Ok(Order::Any),
         "fixed" => Ok(Order::Fixed),
@@ -136,50 +244,13 @@ fn order_of(name: &str) -> Result<Order, Raised> {
     }
 }
 
-impl WholeTensor {
-    fn asked(&self, target: &Target, given: &Bound<'_, PyAny>, skip_bad: bool) -> PyResult<Asked> {
-        let view = target.take(given)?;
-        view.layout.check_contiguous("the array of indices", Rights::Read).raised()?;
-        let span = view.span("the array of indices", self.open.comm.device(), Rights::Read).raised()?;
-        let indices = match view.layout.element.name {
-            "int32" => Indices::i32(span),
-            "int64" => Indices::i64(span),
-            name => {
-                let message = format!("indices are int32 or int64, and not {name}");
-                return Err(Raised::new("WrongType", message).hint("convert them to int64").into());
-            }
-        };
-        let on_bad = if skip_bad { OnBadIndex::Skip } else { OnBadIndex::Note };
-        Ok(Asked { indices: indices.on_bad(on_bad), shape: view.layout.shape })
-    }
-
-    /// The rows that stand beside indices of some shape.
-    fn beside(
-        &self,
-        target: &Target,
-        given: &Bound<'_, PyAny>,
-        what: &str,
-        shape: &[i64],
-        rights: Rights,
-        convert: bool,
-    ) -> PyResult<RowBuffer> {
-        let view = target.take(given)?;
-        view.layout.check_shape(what, &self.shape_of(shape)).raised()?;
-        let element = view.layout.element;
-        let span = view.span(what, self.open.comm.device(), rights).raised()?;
-        let dense = if convert && element != self.element {
-            // Both must be numbers, and of one kind.
-            self.element.number().raised()?;
-            RowBuffer::new(span, element.number().raised()?).converted()
-        } else {
-            self.check_element(what, element)?;
-            RowBuffer::new(span, self.element.stored().raised()?)
-        };
-        if shape.len() == 1 {
-            let rows = view.layout.rows(what, rights).raised()?;
-            return Ok(dense.stride(rows.stride.max(rows.len)));
+/// An error unless an output holds what was asked for, if anything was.
+fn check_asked(asked: Option<Element>, given: Element) -> Result<(), Raised> {
+    match asked {
+        Some(asked) if asked != given => {
+            let message = format!("the output holds {}, and {} was asked for", given.name, asked.name);
+            Err(Raised::new("WrongValue", message).hint("leave out `dtype`"))
         }
-        view.layout.check_contiguous(what, rights).raised()?;
-        Ok(dense)
+        _ => Ok(()),
     }
 }

@@ -15,9 +15,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 use wholemem::ReduceOp;
 
-use crate::array::{Element, Exchange, Layout};
+use crate::array::{Element, Exchange, Layout, Place};
 use crate::communicator::Communicator;
-use crate::direct::reduction_of;
 use crate::error::{Raises, is_bad_index};
 use crate::tensor::WholeTensor;
 
@@ -132,7 +131,7 @@ impl Shortcut {
         }
         let Some(out) = out else {
             let Some(rows) = self.new_rows(table, indices)? else { return Ok(None) };
-            let is_done = table.gather_seen(exchange, indices, &rows)? && !is_watched(py, &self.then)?;
+            let is_done = self.gather_plain(table, indices, &rows)? && !is_watched(py, &self.then)?;
             return Ok(is_done.then_some(rows));
         };
         if !exchange.knows(out) || out.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
@@ -148,7 +147,7 @@ impl Shortcut {
         if table.rows.row_len() <= size_of::<u64>() && is_watched(py, &self.then)? {
             return Ok(None);
         }
-        let gathered = table.gather_seen(exchange, indices, out);
+        let gathered = self.gather_plain(table, indices, out);
         // Of a bad index, the other rows are there.
         let is_written = match &gathered {
             Ok(is_filled) => *is_filled,
@@ -163,33 +162,35 @@ impl Shortcut {
         Ok(is_done.then(|| out.clone()))
     }
 
-    /// Reduces a tensor of all ranks to another, or in its place, whoever looks; ``False``, and nothing is done, if they are not
+    /// Adds up a tensor of all ranks, in another or in its place, whoever looks; ``False``, and nothing is done, if they are not
     /// alike, or not as usual.
-    #[pyo3(signature = (comm, input, output, op))]
+    #[pyo3(signature = (comm, input, output))]
     fn all_reduce(
         &self,
         comm: &Bound<'_, Communicator>,
         input: &Bound<'_, PyAny>,
         output: &Bound<'_, PyAny>,
-        op: u32,
     ) -> PyResult<bool> {
-        let exchange = self.exchange.get();
-        let Some(from) = exchange.look(input) else { return Ok(false) };
-        let to = if input.is(output) { Some(from) } else { exchange.look(output) };
-        let to = to.filter(|to| to.is_like(&from));
-        let (Some(to), Ok(dtype)) = (to, from.element.number()) else { return Ok(false) };
-        // Shapes are not looked at behind this, since others may run meanwhile.
-        let (addresses, count) = ([from.address, to.address], from.count());
-        let (element, device) = (from.element, from.device);
+        let (py, exchange) = (input.py(), self.exchange.get());
+        let state = comm.get().state().raised()?;
+        // SAFETY: the caller of the reduction keeps the tensor during the call, and the work goes to the framework's current stream,
+        // in whose order its allocator reuses memory. No Python code runs before the operands are made, which keep no shape.
+        let Some(from) = (unsafe { exchange.look_plain(input) }) else { return Ok(false) };
+        let to = if input.is(output) {
+            Some(from)
+        } else {
+            // SAFETY: the output is kept by the caller, and used on the same stream, as the input is.
+            unsafe { exchange.look_plain(output) }
+        };
+        let element = from.dtype;
+        let operands = to.and_then(|to| state.operands("the tensor", &from, &to, &[]).ok());
+        let (Some(operands), Ok(_)) = (operands, element.number()) else { return Ok(false) };
         // Not while it runs: the other ranks would not do it again.
         if self.is_other(input, element)? || (!input.is(output) && self.is_other(output, element)?) {
             return Ok(false);
         }
-        let (py, comm) = (input.py(), comm.get());
-        let stream = exchange.stream(py, device)?;
-        let (open, op) = (comm.open().raised()?, reduction_of(op).raised()?);
-        // SAFETY: what was seen of the tensors is there while the caller has them, and longer by the order of streams.
-        unsafe { open.reduce_at(py, addresses, count, (dtype, op), device, stream) }?;
+        let on = exchange.call_stream(py, &state)?;
+        state.all_reduce(py, &on, &operands, ReduceOp::Sum)?;
         Ok(true)
     }
 }
@@ -337,7 +338,7 @@ impl ShortReduction {
             let shortcut = shortcut.get();
             let made = if out.is_none() { shortcut.new_like(tensor)? } else { None };
             if let Some(out) = out.or(made.as_ref())
-                && shortcut.all_reduce(comm, tensor, out, ReduceOp::Sum.code())?
+                && shortcut.all_reduce(comm, tensor, out)?
             {
                 return Ok(out.clone());
             }
@@ -378,23 +379,42 @@ impl Shortcut {
         Ok(element.is_part_of_complex() && self.is_other.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
     }
 
+    /// Gathers if indices and rows are plain tensors that fit; if not, it does nothing and returns false.
+    fn gather_plain(
+        &self,
+        table: &WholeTensor,
+        indices: &Bound<'_, PyAny>,
+        rows: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let (py, exchange) = (indices.py(), self.exchange.get());
+        // SAFETY: the caller of the gather keeps the tensor during the call, and the work goes to the framework's current stream, in
+        // whose order its allocator reuses memory. No Python code runs before the operands are made.
+        let Some(from) = (unsafe { exchange.look_plain(indices) }) else { return Ok(false) };
+        // SAFETY: the rows are kept by the caller, and used on the same stream, as the indices are.
+        let Some(to) = (unsafe { exchange.look_plain(rows) }) else { return Ok(false) };
+        let Ok((indices, rows)) = table.gather_operands(&from, &to, false, false) else { return Ok(false) };
+        let on = exchange.call_stream(py, &table.state)?;
+        table.gather_rows(py, &on, &indices.indices, &rows)?;
+        Ok(true)
+    }
+
     /// A tensor for the rows that indices name, if they can be indices.
     fn new_rows<'py>(
         &self,
         table: &WholeTensor,
         indices: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let py = indices.py();
-        let Some(seen) = self.exchange.get().look(indices).filter(|seen| seen.element.is_index()) else {
-            return Ok(None);
-        };
-        self.new_tensor(py, table.element, &table.shape_of(seen.shape), seen.device)
+        // SAFETY: nothing is reached through the address, and the shape is copied before any Python code runs.
+        let seen = unsafe { self.exchange.get().look_plain(indices) };
+        let Some(seen) = seen.filter(|seen| seen.dtype.is_index()) else { return Ok(None) };
+        self.new_tensor(indices.py(), table.element, &table.shape_of(seen.shape), seen.device)
     }
 
     /// A tensor like one that can be looked at.
     fn new_like<'py>(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(seen) = self.exchange.get().look(tensor) else { return Ok(None) };
-        self.new_tensor(tensor.py(), seen.element, seen.shape, seen.device)
+        // SAFETY: nothing is reached through the address, and the shape is copied before any Python code runs.
+        let Some(seen) = (unsafe { self.exchange.get().look_plain(tensor) }) else { return Ok(None) };
+        self.new_tensor(tensor.py(), seen.dtype, seen.shape, seen.device)
     }
 
     fn new_tensor<'py>(
@@ -402,13 +422,14 @@ impl Shortcut {
         py: Python<'py>,
         element: Element,
         shape: &[i64],
-        device: i32,
+        device: Place,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         // Of more elements than there can be, the framework says so.
         let (Some(kind), Ok(layout)) = (self.type_of(element), Layout::contiguous(element, shape)) else {
             return Ok(None);
         };
         let (size, strides) = (PyTuple::new(py, layout.shape)?, PyTuple::new(py, layout.strides)?);
+        let device = if device.is_cuda() { device.id } else { -1 };
         self.new.make(size, strides, kind, device).map(Some)
     }
 }

@@ -11,33 +11,34 @@ use wholemem_os::interrupt::{MOMENT, is_interrupted};
 use wholemem_os::{Deadline, ForkEpoch};
 
 use crate::array::{Array, Turn, View, take};
-use crate::communicator::Open;
+use crate::communicator::CommState;
 use crate::error::{Raised, Raises};
 
 /// A stream, and how DLPack calls it.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct CallStream {
     pub(crate) stream: Stream,
     dlpack: Option<i64>,
     /// The stream as arrays remember who used them; `None` on the host, where nobody has to wait.
     turn: Option<Turn>,
 }
 
-impl Target {
+impl CallStream {
     /// The stream that was given: a number, or an object of torch, CuPy or cuda.core.
-    pub(crate) fn of(open: &Open, given: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
-        let device = open.comm.device();
+    pub(crate) fn of(state: &CommState, given: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let device = state.comm.device();
         if device.backend().kind() == BackendKind::Host {
             // Not used, but no excuse for what is none.
             given.map(handle_of).transpose()?;
-            return Ok(Self { stream: open.stream.clone(), dlpack: None, turn: None });
+            return Ok(Self { stream: state.stream.clone(), dlpack: None, turn: None });
         }
         let handle = given.map_or(Ok(0), handle_of)?;
-        // SAFETY: who names a stream says that it is one of the communicator's device, and stays while work is enqueued.
-        let stream = unsafe { Stream::from_foreign(device, handle) };
+        // SAFETY: the calling Python code guarantees that the stream it names is one of the communicator's device, and that it is not
+        // destroyed while work is enqueued on it or an array remembers it.
+        let turn = unsafe { Turn::new(device, handle, given) };
         // Zero is not taken by DLPack, where one is the default stream.
         let dlpack = i64::try_from(handle.max(1)).ok();
-        Ok(Self { stream, dlpack, turn: Some(Turn::new(device, handle, given)) })
+        Ok(Self { stream: turn.stream(), dlpack, turn: Some(turn) })
     }
 
     /// An array, ready to be used on this stream.
@@ -51,11 +52,6 @@ impl Target {
     /// Waits until what is enqueued has run.
     pub(crate) fn finish(&self) -> Result<(), HalError> {
         finish(&self.stream)
-    }
-
-    /// Whether work has run when the call that asked for it returns.
-    pub(crate) fn runs_inline(&self) -> bool {
-        self.stream.runs_inline()
     }
 }
 
@@ -107,19 +103,22 @@ impl Streams {
     }
 }
 
-impl Open {
-    /// The stream that a framework calls by a number: one that it does not destroy before the communicator is closed and
-    /// its memory dropped, as torch destroys none of its own.
-    pub(crate) fn stream_at(&self, handle: u64) -> Stream {
-        let device = self.comm.device();
+impl CommState {
+    /// The stream that a framework calls by a number, remembered so that the next call finds it without allocating.
+    ///
+    /// # Safety
+    /// The number is that of a stream of the communicator's device, which its framework does not destroy before the communicator
+    /// is closed and its memory dropped, as torch destroys none of its own. On the host the number has no meaning.
+    pub(crate) unsafe fn stream_at(&self, handle: u64) -> Stream {
         // In a child of a fork, which is told so by whatever it enqueues, the lock may be held by a thread that is not there.
-        if self.device < 0 || !self.streams.epoch.is_current() {
+        if !self.place.is_cuda() || !self.streams.epoch.is_current() {
             return self.stream.clone();
         }
         let mut known = self.streams.known.lock().unwrap_or_else(PoisonError::into_inner);
         let place = known.iter().position(|(number, _)| *number == handle).unwrap_or_else(|| {
-            // SAFETY: who names a stream says that it is one of the communicator's device, and stays, as said above.
-            known.push((handle, unsafe { Stream::from_lasting(device, handle) }));
+            // SAFETY: the caller guarantees that the number is that of a stream of this device, and that the stream outlives the
+            // communicator's memory, and so the last clone.
+            known.push((handle, unsafe { Stream::from_lasting(self.comm.device(), handle) }));
             known.len() - 1
         });
         known.swap(0, place);

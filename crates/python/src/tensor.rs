@@ -6,17 +6,18 @@ use std::sync::{Arc, OnceLock};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 use wholemem::files::{LoadSpec, SaveSpec, Source};
-use wholemem::{Kind, LocalRows, Location, Rank, TensorSpec, WholeTensor as Rows};
+use wholemem::{Kind, LocalRows, Location, Rank, TensorSpec};
 use wholemem_hal::{PinnedBuffer, Rights};
 use wholemem_os::interrupt::is_interrupted;
 use zerocopy::IntoBytes;
 
 use crate::array::{Array, Element, Layout, Place, View};
-use crate::communicator::{Communicator, Open};
+use crate::communicator::{CommState, Communicator};
 use crate::error::{Raised, Raises};
 use crate::handle::Handle;
 use crate::number::{Shape, natural};
-use crate::stream::Target;
+use crate::raw_tensor::RawTensor;
+use crate::stream::CallStream;
 use crate::wait::waiting;
 
 /// A tensor whose rows are divided among ranks: each stores its own, and reaches all.
@@ -31,24 +32,28 @@ use crate::wait::waiting;
 #[pyclass(frozen, weakref, module = "wholemem")]
 #[derive(Debug)]
 pub(crate) struct WholeTensor {
-    pub(crate) rows: Rows,
+    pub(crate) rows: wholemem::WholeTensor,
+    /// The shape of one row.
+    pub(crate) row_shape: Vec<i64>,
     /// What the elements are to Python; the tensor below may only know how long they are.
     pub(crate) element: Element,
-    pub(crate) open: Arc<Open>,
+    pub(crate) state: Arc<CommState>,
     /// What kernels find rows by, where they can read it.
     reference: OnceLock<PinnedBuffer>,
     handle: Handle,
 }
 
 impl WholeTensor {
-    fn new(rows: Rows, element: Element, open: Arc<Open>) -> Self {
-        Self { rows, element, open, reference: OnceLock::new(), handle: Handle::default() }
+    fn new(rows: wholemem::WholeTensor, element: Element, state: Arc<CommState>) -> Self {
+        // A tensor has fewer elements than there are addresses.
+        let signed = |len: &u64| i64::try_from(*len).unwrap_or(i64::MAX);
+        let row_shape = rows.shape().iter().skip(1).map(signed).collect();
+        Self { rows, row_shape, element, state, reference: OnceLock::new(), handle: Handle::default() }
     }
 
     /// The shape of some of its rows.
     pub(crate) fn shape_of(&self, rows: &[i64]) -> Vec<i64> {
-        let inner = self.rows.shape().iter().skip(1);
-        rows.iter().copied().chain(inner.map(|len| i64::try_from(*len).unwrap_or(i64::MAX))).collect()
+        [rows, &self.row_shape].concat()
     }
 
     /// Rows that are one range of addresses, as an array.
@@ -61,7 +66,7 @@ impl WholeTensor {
         if count > 1 {
             layout.strides[0] = i64::try_from(stride / self.element.len()).unwrap_or(i64::MAX);
         }
-        let device = self.open.comm.device();
+        let device = self.state.comm.device();
         let place = match self.rows.memory().location() {
             Location::Host => Place::beside(device),
             _ => Place::of(device),
@@ -108,7 +113,7 @@ impl WholeTensor {
         rows_of_each: Option<Shape>,
         equal_addresses: bool,
     ) -> PyResult<Self> {
-        let open = comm.open().raised()?;
+        let state = comm.state().raised()?;
         let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
         let spec = TensorSpec {
             dtype: dtype.stored().raised()?,
@@ -118,8 +123,8 @@ impl WholeTensor {
             rows_of_each: rows_of_each.map(|rows| rows.0),
             equal_addresses,
         };
-        let rows = waiting(py, || Rows::create(&open.comm, &spec))?;
-        Ok(Self::new(rows, dtype, open))
+        let rows = waiting(py, || wholemem::WholeTensor::create(&state.comm, &spec))?;
+        Ok(Self::new(rows, dtype, state))
     }
 
     /// Makes a tensor of a file: of what was saved, of a ``.npy``, or of a ``.safetensors``, where ``name`` says which.
@@ -139,16 +144,17 @@ impl WholeTensor {
         location: &str,
         rows_of_each: Option<Shape>,
     ) -> PyResult<Self> {
-        let open = comm.open().raised()?;
+        let state = comm.state().raised()?;
         let source = match name {
             Some(name) => Source::tensor(path, name),
             None => Source::new(path),
         };
         let (kind, location) = (kind_of(kind).raised()?, location_of(location).raised()?);
         let spec = LoadSpec { kind, location, rows_of_each: rows_of_each.map(|rows| rows.0) };
-        let rows = waiting(py, || Rows::load(&open.comm, &source, &spec, &unless_interrupted))?;
+        let rows =
+            waiting(py, || wholemem::WholeTensor::load(&state.comm, &source, &spec, &unless_interrupted))?;
         let element = Element::of(rows.dtype());
-        Ok(Self::new(rows, element, open))
+        Ok(Self::new(rows, element, state))
     }
 
     /// Saves the tensor as a folder, which appears when it is complete. All ranks call it.
@@ -160,16 +166,16 @@ impl WholeTensor {
     /// Makes a tensor like this one, zero. All ranks call it.
     fn like(&self, py: Python<'_>) -> PyResult<Self> {
         let rows = waiting(py, || self.rows.like())?;
-        Ok(Self::new(rows, self.element, Arc::clone(&self.open)))
+        Ok(Self::new(rows, self.element, Arc::clone(&self.state)))
     }
 
     /// Waits until all ranks are here, and what they have done to it so far, on that stream too, can be seen by all.
     #[pyo3(signature = (*, stream=None))]
     fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let target = Target::of(&self.open, stream)?;
+        let on = CallStream::of(&self.state, stream)?;
         waiting(py, || -> Result<(), Raised> {
-            target.finish()?;
-            Ok(self.open.comm.barrier(&target.stream)?)
+            on.finish()?;
+            Ok(self.state.comm.barrier(&on.stream)?)
         })
     }
 
@@ -208,11 +214,11 @@ impl WholeTensor {
     /// The device by which this rank reaches the rows.
     #[getter]
     fn device(&self) -> String {
-        Place::of(self.open.comm.device()).to_string()
+        Place::of(self.state.comm.device()).to_string()
     }
 
-    /// A number for this, for places where only numbers go: see ``wholemem.handles``.
-    #[getter]
+    /// The number by which torch's operators find this object: see ``wholemem._handles``.
+    #[getter(_handle)]
     fn handle(slf: &Bound<'_, Self>) -> PyResult<u64> {
         slf.get().handle.of(slf)
     }
@@ -258,7 +264,7 @@ impl WholeTensor {
         #[pyo3(from_py_with = natural)] start: u64,
         #[pyo3(from_py_with = natural)] stop: u64,
     ) -> PyResult<Self> {
-        Ok(Self::new(self.rows.rows(start..stop).raised()?, self.element, Arc::clone(&self.open)))
+        Ok(Self::new(self.rows.rows(start..stop).raised()?, self.element, Arc::clone(&self.state)))
     }
 
     /// Some of the columns, as a tensor: a range of the second dimension.
@@ -267,7 +273,7 @@ impl WholeTensor {
         #[pyo3(from_py_with = natural)] start: u64,
         #[pyo3(from_py_with = natural)] stop: u64,
     ) -> PyResult<Self> {
-        Ok(Self::new(self.rows.columns(start..stop).raised()?, self.element, Arc::clone(&self.open)))
+        Ok(Self::new(self.rows.columns(start..stop).raised()?, self.element, Arc::clone(&self.state)))
     }
 
     /// Copies the rows of an array to the rows from ``first`` on.
@@ -279,10 +285,10 @@ impl WholeTensor {
         array: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let target = Target::of(&self.open, stream)?;
-        let span = self.dense(&target, array, "the array", Rights::Read)?;
+        let on = CallStream::of(&self.state, stream)?;
+        let span = self.whole_rows(&on, array, "the array", Rights::Read)?;
         match span {
-            Some(span) => waiting(py, || self.rows.copy_rows_in(&target.stream, first, &span)),
+            Some(span) => waiting(py, || self.rows.copy_rows_in(&on.stream, first, &span)),
             None => Ok(()),
         }
     }
@@ -296,10 +302,10 @@ impl WholeTensor {
         out: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let target = Target::of(&self.open, stream)?;
-        let span = self.dense(&target, out, "the output", Rights::ReadWrite)?;
+        let on = CallStream::of(&self.state, stream)?;
+        let span = self.whole_rows(&on, out, "the output", Rights::ReadWrite)?;
         match span {
-            Some(span) => waiting(py, || self.rows.copy_rows_out(&target.stream, first, &span)),
+            Some(span) => waiting(py, || self.rows.copy_rows_out(&on.stream, first, &span)),
             None => Ok(()),
         }
     }
@@ -323,7 +329,7 @@ impl WholeTensor {
             None => {
                 let elements = self.rows.element_ref();
                 let bytes = elements.as_bytes();
-                let buffer = PinnedBuffer::create(self.open.comm.device(), bytes.len()).raised()?;
+                let buffer = PinnedBuffer::create(self.state.comm.device(), bytes.len()).raised()?;
                 buffer.bytes().raised()?.write_at(0, bytes).raised()?;
                 self.reference.get_or_init(|| buffer)
             }
@@ -333,31 +339,21 @@ impl WholeTensor {
 }
 
 impl WholeTensor {
-    /// An array of whole rows without gaps, of this tensor's elements; `None` if it has none.
-    fn dense(
+    /// An array of whole contiguous rows, of this tensor's elements; `None` if it has none.
+    fn whole_rows(
         &self,
-        target: &Target,
+        on: &CallStream,
         given: &Bound<'_, PyAny>,
         what: &str,
         rights: Rights,
     ) -> PyResult<Option<wholemem_hal::Span>> {
-        let view = target.take(given)?;
-        self.check_element(what, view.layout.element)?;
-        let rows = view.layout.shape.first().copied().unwrap_or(0);
-        view.layout.check_shape(what, &self.shape_of(&[rows])).raised()?;
-        view.layout.check_contiguous(what, rights).raised()?;
-        let span = view.span(what, self.open.comm.device(), rights).raised()?;
+        let view = on.take(given)?;
+        let rows = RawTensor::of(&view);
+        rows.check_dtype(what, self.element, "the tensor").raised()?;
+        rows.check_shape(what, rows.shape.get(..1).unwrap_or(&[0]), &self.row_shape).raised()?;
+        rows.check_contiguous(what, rights).raised()?;
+        let span = rows.span(what, &self.state, rights).raised()?;
         Ok((!span.is_empty()).then_some(span))
-    }
-
-    pub(crate) fn check_element(&self, what: &str, element: Element) -> PyResult<()> {
-        if element == self.element {
-            return Ok(());
-        }
-        let message = format!("{what} holds {}, and the tensor {}", element.name, self.element.name);
-        Err(Raised::new("WrongType", message)
-            .hint(format!("convert it to {} first", self.element.name))
-            .into())
     }
 }
 

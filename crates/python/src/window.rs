@@ -3,15 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::prelude::*;
-use wholemem::{Rank, Window as Parts};
+use wholemem::Rank;
 use wholemem_comm::Error as CommError;
-use wholemem_hal::Rights;
 
 use crate::array::{Array, Element, Layout, Place, View};
-use crate::communicator::{Communicator, Open};
+use crate::communicator::{CommState, Communicator};
 use crate::error::{Raised, Raises};
 use crate::number::{Shape, natural};
-use crate::stream::Target;
+use crate::stream::CallStream;
 use crate::wait::waiting;
 
 /// The windows of a communicator that something still holds.
@@ -31,14 +30,14 @@ struct Known {
 /// A window, held by Python's object and by every array that was made of it.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    pub(crate) parts: Parts,
+    pub(crate) window: wholemem::Window,
 }
 
 impl Windows {
-    fn keep(&self, parts: Parts) -> Arc<Kept> {
-        let len = parts.len();
-        let begins = if len == 0 { 0 } else { parts.local().address() };
-        let kept = Arc::new(Kept { parts });
+    fn keep(&self, window: wholemem::Window) -> Arc<Kept> {
+        let len = window.len();
+        let begins = if len == 0 { 0 } else { window.local().address() };
+        let kept = Arc::new(Kept { window });
         let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         windows.retain(|window| window.kept.strong_count() > 0);
         windows.push(Known { begins, len, kept: Arc::downgrade(&kept) });
@@ -68,7 +67,7 @@ impl Windows {
 #[derive(Debug)]
 pub(crate) struct Window {
     kept: Arc<Kept>,
-    open: Arc<Open>,
+    state: Arc<CommState>,
 }
 
 /// Why memory that is there does not become a window: on whichever rank, it was not made to be shared.
@@ -81,7 +80,7 @@ fn unregistered(error: wholemem::Error) -> Raised {
 impl Window {
     /// A rank, if there is one.
     fn rank(&self, rank: u32) -> Result<Rank, Raised> {
-        let (rank, size) = (Rank(rank), self.open.comm.size());
+        let (rank, size) = (Rank(rank), self.state.comm.size());
         if rank.0 < size { Ok(rank) } else { Err(CommError::NoSuchRank { rank, size }.into()) }
     }
 
@@ -94,17 +93,17 @@ impl Window {
         offset: usize,
     ) -> Result<Array, Raised> {
         let rank = self.rank(rank)?;
-        let has = self.kept.parts.len_of(rank).saturating_sub(offset);
+        let has = self.kept.window.len_of(rank).saturating_sub(offset);
         let all = || vec![i64::try_from(has / element.len()).unwrap_or(i64::MAX)];
         let layout = Layout::contiguous(element, &shape.unwrap_or_else(all))?;
-        let span = self.kept.parts.part_of(rank, offset, layout.len())?;
+        let span = self.kept.window.part_of(rank, offset, layout.len())?;
         if !span.address().is_multiple_of(element.len() as u64) {
             let message = format!("{} cannot begin at offset {offset}", element.name);
             return Err(
                 Raised::new("WrongValue", message).hint(format!("take a multiple of {}", element.len()))
             );
         }
-        let place = Place::of(self.open.comm.device());
+        let place = Place::of(self.state.comm.device());
         let owner = Arc::clone(&self.kept);
         Ok(Array::new(View { address: span.address(), layout, place, readonly: false, owner }))
     }
@@ -115,12 +114,12 @@ impl Window {
     /// How many bytes this rank has of it.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.kept.parts.len()
+        self.kept.window.len()
     }
 
     /// How many bytes a rank has of it.
     fn nbytes_of(&self, #[pyo3(from_py_with = natural)] rank: u32) -> PyResult<usize> {
-        Ok(self.kept.parts.len_of(self.rank(rank).raised()?))
+        Ok(self.kept.window.len_of(self.rank(rank).raised()?))
     }
 
     /// This rank's part from some byte on, as an array: of bytes, if nothing else is asked for.
@@ -131,7 +130,7 @@ impl Window {
         shape: Option<Shape>,
         #[pyo3(from_py_with = natural)] offset: usize,
     ) -> PyResult<Array> {
-        self.peer(self.open.comm.rank().0, dtype, shape, offset)
+        self.peer(self.state.comm.rank().0, dtype, shape, offset)
     }
 
     /// A rank's part, as this rank reaches it.
@@ -148,7 +147,7 @@ impl Window {
     }
 
     fn __repr__(&self) -> String {
-        let (rank, size) = (self.open.comm.rank(), self.open.comm.size());
+        let (rank, size) = (self.state.comm.rank(), self.state.comm.size());
         format!("Window(nbytes={}, rank={rank}, size={size})", self.nbytes())
     }
 }
@@ -157,9 +156,9 @@ impl Window {
 impl Communicator {
     /// Makes a window of new memory, zero, with so many bytes on this rank. All ranks call it; a rank may have none.
     fn mem_alloc(&self, py: Python<'_>, #[pyo3(from_py_with = natural)] nbytes: usize) -> PyResult<Window> {
-        let open = self.open().raised()?;
-        let parts = waiting(py, || open.symmetric()?.mem_alloc(nbytes).map_err(Raised::from))?;
-        Ok(Window { kept: open.windows.keep(parts), open })
+        let state = self.state().raised()?;
+        let window = waiting(py, || state.symmetric()?.mem_alloc(nbytes).map_err(Raised::from))?;
+        Ok(Window { kept: state.windows.keep(window), state })
     }
 
     /// Makes a window of memory that is there: of a GPU, mapped in segments. All ranks call it.
@@ -170,12 +169,12 @@ impl Communicator {
         array: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Window> {
-        let open = self.open().raised()?;
-        let view = Target::of(&open, stream)?.take(array)?;
-        view.layout.check_contiguous("the array", Rights::Read).raised()?;
+        let state = self.state().raised()?;
+        let view = CallStream::of(&state, stream)?.take(array)?;
+        view.check_contiguous("the array").raised()?;
         let (address, len) = (view.address, view.layout.len());
-        let parts =
-            waiting(py, || open.symmetric()?.window_register_mapped(address, len).map_err(unregistered))?;
-        Ok(Window { kept: open.windows.keep(parts), open })
+        let window =
+            waiting(py, || state.symmetric()?.window_register_mapped(address, len).map_err(unregistered))?;
+        Ok(Window { kept: state.windows.keep(window), state })
     }
 }

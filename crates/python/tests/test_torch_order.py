@@ -115,7 +115,7 @@ def test_rows_of_every_type_are_written_in_order(device: str, dtype: str) -> Non
 @pytest.mark.parametrize("name", ["scatter", "scatter_add"])
 def test_operators_with_an_order_are_as_they_say(device: str, name: str, order: str) -> None:
     table = WholeTensor.create(joined(device), (10, 4), "float32")
-    arguments = table.handle, torch.ones(2, 4, device=device), torch.tensor([1, 2], device=device), order
+    arguments = table._handle, torch.ones(2, 4, device=device), torch.tensor([1, 2], device=device), order
     operator = getattr(torch.ops.wholemem, name).default
     torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
@@ -160,7 +160,7 @@ def test_no_other_order_has_a_name(order: Any) -> None:
     calls = [lambda put=put: put(table, values, indices, order=order) for put in PUTS]
     calls += [lambda: wm.Embedding(table, order=order)]
     if isinstance(order, str):
-        calls += [lambda: torch.ops.wholemem.scatter(table.handle, values, indices, order)]
+        calls += [lambda: torch.ops.wholemem.scatter(table._handle, values, indices, order)]
     for call in calls:
         with pytest.raises(errors.WrongValue, match=f"^no order is called `{order}`") as caught:
             call()

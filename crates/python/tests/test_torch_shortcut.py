@@ -111,7 +111,7 @@ def test_tensors_that_stand_for_others_are_not_taken_for_them(table: WholeTensor
     # Of nothing, and a way from its beginning.
     zeros = torch._efficientzerotensor((9,), dtype=torch.int64, device=device)[4:]
     with wm.FastAllreduce(0, 1, device=device) as fast:
-        assert not SHORTCUT.all_reduce(fast.comm, zeros, torch.ones_like(zeros), 0)
+        assert not SHORTCUT.all_reduce(fast.comm, zeros, torch.ones_like(zeros))
 
 
 def test_many_tensors_of_indices_are_gathered_by_one_call(table: WholeTensor, device: str) -> None:
@@ -329,7 +329,7 @@ def test_a_backward_pass_is_told_of_what_was_written(table: WholeTensor, device:
         if direct:
             wm.gather(table, indices, out=out)
         else:
-            torch.ops.wholemem.gather_into(table.handle, indices, out)
+            torch.ops.wholemem.gather_into(table._handle, indices, out)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             product.backward()
 

@@ -103,12 +103,6 @@ def element_types() -> list[tuple[str, bool, Optional[str]]]:
 def unique_id() -> str:
     """What ranks find each other by: made by one of them, and passed on to the others."""
 
-def dtype_code(dtype: Any) -> int:
-    """The number of a type of elements, as the calls by address take it."""
-
-def op_code(op: str) -> int:
-    """The number of a reduction, likewise."""
-
 @final
 class Exchange:
     """How tensors of a framework are looked at without a call of Python: by the functions that it publishes, if it does.
@@ -121,6 +115,16 @@ class Exchange:
     @staticmethod
     def of(kind: type, *others: type) -> Optional[Exchange]:
         """For tensors of exactly these types; ``None`` if their framework publishes nothing that is understood."""
+    def gather(self, table: WholeTensor, indices: Any, out: Any) -> None:
+        """Gathers rows of a table into a tensor, and converts them to its type."""
+    def scatter(self, table: WholeTensor, indices: Any, values: Any, add: bool, order: str) -> None:
+        """Writes rows of a table, or adds to them, converted to its type."""
+    def all_reduce(self, comm: Communicator, input: Any, output: Any, op: str) -> None:
+        """Reduces a tensor of all ranks to another, or in its place."""
+    def all_gather(self, comm: Communicator, input: Any, output: Any) -> None:
+        """Gives every rank's tensor to all ranks."""
+    def broadcast(self, comm: Communicator, input: Any, output: Any, root: int) -> None:
+        """Gives the root's tensor to all ranks."""
 
 @final
 class Shortcut:
@@ -150,8 +154,8 @@ class Shortcut:
     ) -> Shortcut: ...
     def gather(self, table: Any, indices: Any, out: Any, dtype: Any) -> Any:
         """The rows of a table that the indices name, in ``out`` or in a new tensor; ``None`` if anything is not as usual."""
-    def all_reduce(self, comm: Communicator, input: Any, output: Any, op: int) -> bool:
-        """Reduces a tensor of all ranks to another, or in its place, whoever looks; ``False``, and nothing is done, if they are not
+    def all_reduce(self, comm: Communicator, input: Any, output: Any) -> bool:
+        """Adds up a tensor of all ranks, in another or in its place, whoever looks; ``False``, and nothing is done, if they are not
         alike, or not as usual."""
 
 @final
@@ -249,8 +253,8 @@ class Communicator:
     def device(self) -> str:
         """This rank's device."""
     @property
-    def handle(self) -> int:
-        """A number for this, for places where only numbers go: see ``wholemem.handles``."""
+    def _handle(self) -> int:
+        """The number by which torch's operators find this object: see ``wholemem._handles``."""
     @property
     def closed(self) -> bool:
         """Whether this rank has left."""
@@ -273,15 +277,6 @@ class Communicator:
         """Gives every rank's array to all ranks, one after the other."""
     def broadcast(self, array: Any, root: int = 0, *, stream: Any = None) -> Any:
         """Makes every rank's array what the root's is, and returns it."""
-    def all_reduce_at(
-        self, input: int, output: int, count: int, dtype: int, op: int, device: int, stream: int
-    ) -> None:
-        """:meth:`all_reduce` by address, which the caller guarantees to be valid: of ``count`` elements on a GPU's number,
-        or -1, on a stream's."""
-    def all_gather_at(self, input: int, output: int, len: int, device: int, stream: int) -> None:
-        """:meth:`all_gather` by address: ``len`` bytes of each rank."""
-    def broadcast_at(self, input: int, output: int, len: int, root: int, device: int, stream: int) -> None:
-        """:meth:`broadcast` by address: ``len`` bytes of the root."""
     def check(self) -> None:
         """Raises what keeps the group from going on, if anything does, without waiting."""
     def abort(self) -> None:
@@ -393,8 +388,8 @@ class WholeTensor:
     def device(self) -> str:
         """The device by which this rank reaches the rows."""
     @property
-    def handle(self) -> int:
-        """A number for this, for places where only numbers go: see ``wholemem.handles``."""
+    def _handle(self) -> int:
+        """The number by which torch's operators find this object: see ``wholemem._handles``."""
     @property
     def local_rows(self) -> tuple[int, int]:
         """The first of this rank's rows, and the one behind the last."""
@@ -458,33 +453,6 @@ class WholeTensor:
         stream: Any = None,
     ) -> None:
         """Adds rows to where the indices say. With the order ``fixed``, and at the ``host``, it is a call of all ranks."""
-    def gather_at(
-        self,
-        indices: int,
-        count: int,
-        wide: bool,
-        rows: int,
-        stride: int,
-        dtype: Optional[int],
-        device: int,
-        stream: int,
-    ) -> None:
-        """:meth:`gather` by address, which the caller guarantees to be valid: indices of eight bytes or four, and rows
-        ``stride`` bytes apart, or one after the other if that is 0; converted where a type is named, on a GPU's number, or
-        -1, on a stream's."""
-    def scatter_at(
-        self,
-        add: bool,
-        rows: int,
-        stride: int,
-        dtype: Optional[int],
-        indices: int,
-        count: int,
-        wide: bool,
-        device: int,
-        stream: int,
-    ) -> None:
-        """:meth:`scatter`, or :meth:`scatter_add`, by address."""
     def populate(self) -> None:
         """Enters all rows into the page table of this process at once, as large pages where the kernel can: worth it once they
         are written, before gathering from host memory. On a GPU's there is nothing to do."""

@@ -139,9 +139,13 @@ pub(crate) fn take_cuda_interface(
         && view.layout.count() > 0
     {
         let device = view.place.device().raised()?;
-        let before = Turn::new(&device, awaited, None);
+        // SAFETY: by the protocol of CUDA's interface the producer names a stream of the array's device that is to be waited for.
+        let before = unsafe { Turn::new(&device, awaited, None) };
         match stream.and_then(|stream| u64::try_from(stream).ok()) {
-            Some(stream) => Turn::new(&device, stream, None).follow(&before).raised()?,
+            Some(stream) => {
+                // SAFETY: the calling Python code guarantees that the stream on which it uses the array is one of its device.
+                unsafe { Turn::new(&device, stream, None) }.follow(&before).raised()?;
+            }
             None => waiting(given.py(), || finish(&before.stream()))?,
         }
     }

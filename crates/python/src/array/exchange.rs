@@ -8,10 +8,13 @@ use std::ffi::{CStr, c_int, c_void};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
+use wholemem_hal::Stream;
 
 use super::dlpack::Tensor;
-use super::element::Element;
-use super::layout::are_gapless;
+use super::view::Place;
+use crate::communicator::CommState;
+use crate::error::Raised;
+use crate::raw_tensor::RawTensor;
 
 const ATTRIBUTE: &str = "__dlpack_c_exchange_api__";
 const NAME: &CStr = c"dlpack_exchange_api";
@@ -40,28 +43,6 @@ struct Table {
 }
 
 const _: () = assert!(size_of::<Table>() == 56);
-
-/// A tensor without gaps between its elements.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen<'a> {
-    pub(crate) address: u64,
-    pub(crate) shape: &'a [i64],
-    pub(crate) element: Element,
-    /// The number of a GPU, or -1 for the processor.
-    pub(crate) device: i32,
-}
-
-impl Seen<'_> {
-    /// How many elements it has.
-    pub(crate) fn count(&self) -> usize {
-        self.shape.iter().map(|len| usize::try_from(*len).unwrap_or(0)).product()
-    }
-
-    /// Whether another one has the same shape, type and device.
-    pub(crate) fn is_like(&self, other: &Self) -> bool {
-        (self.device, self.element, self.shape) == (other.device, other.element, other.shape)
-    }
-}
 
 /// How tensors of a framework are looked at without a call of Python: by the functions that it publishes, if it does.
 ///
@@ -115,46 +96,91 @@ impl Exchange {
         self.kinds.iter().any(|known| std::ptr::eq(known.as_ptr(), kind.cast()))
     }
 
-    /// Looks at a tensor. `None` if it is not simply one: of another type, with gaps, complex, elsewhere, nowhere, or refused.
-    /// Whether its elements are those in its memory, and not their negatives, the caller has asked before.
+    /// A tensor as a call takes it that goes around the dispatcher: `None` unless it is of exactly one of the types, contiguous,
+    /// and not complex, since complex elements may have to be conjugated. Whether elements are the negatives of what is in memory,
+    /// the caller asks.
     ///
-    /// What is seen stays so while no other Python runs: between this and the use of it, none is called.
-    pub(crate) fn look<'a>(&self, given: &'a Bound<'_, PyAny>) -> Option<Seen<'a>> {
+    /// # Safety
+    /// As [`look`](Self::look).
+    pub(crate) unsafe fn look_plain<'a>(&self, given: &'a Bound<'_, PyAny>) -> Option<RawTensor<'a>> {
         if !self.knows(given) {
             return None;
         }
-        let mut tensor = Tensor::EMPTY;
-        // SAFETY: the object is of a type that the function is for, and the tensor is writable.
-        if unsafe { (self.look)(given.as_ptr().cast(), &raw mut tensor) } != 0 {
+        // SAFETY: the object is of a type that the function is for; the rest is the caller's guarantee.
+        let Ok(seen) = (unsafe { self.described(given) }) else {
             drop(PyErr::take(given.py()));
             return None;
-        }
-        let device = match tensor.device_type {
-            CPU => -1,
-            CUDA => tensor.device_id,
-            _ => return None,
         };
-        // SAFETY: the lists are the object's, which the caller holds; and nobody changes its shape while the lock is held.
-        let (shape, strides) = unsafe { tensor.lists() };
-        let seen = Seen { address: tensor.address(), shape, element: tensor.element().ok()?, device };
-        if seen.count() == 0 {
-            return Some(seen);
-        }
-        // Complex numbers may be meant to be conjugated.
-        let is_plain = seen.address >= LOWEST && !seen.element.is_complex();
-        (is_plain && (strides.is_empty() || are_gapless(shape, strides))).then_some(seen)
+        (seen.stride.is_empty() && !seen.dtype.is_complex() && (seen.address > 0 || seen.count() == 0))
+            .then_some(seen)
     }
 
-    /// The stream to which the framework's work on a device goes now.
-    pub(crate) fn stream(&self, py: Python<'_>, device: i32) -> PyResult<u64> {
-        if device < 0 {
-            return Ok(0);
+    /// A tensor as an operator takes it, of one of the types or derived from the first. `what` names it in errors.
+    ///
+    /// # Errors
+    /// `WrongType`, `WrongValue` for what is no tensor with memory.
+    ///
+    /// # Safety
+    /// The caller keeps the tensor, and does not change its shape or its storage, until the work that uses it has run; or, on a GPU,
+    /// has been enqueued on the framework's current [stream](Self::call_stream), in whose order the framework's allocator reuses
+    /// memory. No Python code runs between this and the last use of the shape.
+    pub(crate) unsafe fn look<'a>(&self, what: &str, given: &'a Bound<'_, PyAny>) -> PyResult<RawTensor<'a>> {
+        let py = given.py();
+        let is_tensor = self.knows(given)
+            || self.kinds.first().is_some_and(|kind| given.is_instance(kind.bind(py)).unwrap_or(false));
+        if !is_tensor {
+            let message = format!("{what} is a `{}`", given.get_type().name()?);
+            return Err(Raised::new("WrongType", message).hint("give a tensor").into());
         }
+        // SAFETY: the object is of a type that the function is for; the rest is the caller's guarantee.
+        match unsafe { self.described(given) } {
+            Ok(seen) => Ok(seen),
+            Err(refused) => {
+                let cause = PyErr::take(py);
+                let says =
+                    cause.as_ref().map_or_else(|| refused.to_owned(), |cause| cause.value(py).to_string());
+                let message = format!("{what} has no memory that can be used: {says}");
+                let error =
+                    PyErr::from(Raised::new("WrongValue", message).hint("give one on a processor or a GPU"));
+                error.set_cause(py, cause);
+                Err(error)
+            }
+        }
+    }
+
+    /// What the framework says of a tensor. If it refuses, its exception is set, or the error says why.
+    ///
+    /// # Safety
+    /// The object is a tensor of the framework; for the memory and the lists of numbers, as [`look`](Self::look).
+    unsafe fn described<'a>(&self, given: &'a Bound<'_, PyAny>) -> Result<RawTensor<'a>, &'static str> {
+        let mut tensor = Tensor::EMPTY;
+        // SAFETY: the caller guarantees that the object is one that the function is for, and the tensor is writable.
+        if unsafe { (self.look)(given.as_ptr().cast(), &raw mut tensor) } != 0 {
+            return Err("its framework does not describe it");
+        }
+        let device = match tensor.device_type {
+            CPU => Place::CPU,
+            CUDA => Place::cuda(tensor.device_id),
+            _ => return Err("it is on another kind of device"),
+        };
+        // SAFETY: the lists are the object's, which the caller holds, and whose shape does not change meanwhile.
+        let (shape, strides) = unsafe { tensor.lists() };
+        let Ok(dtype) = tensor.element() else {
+            return Err("its elements are of a type that is not known here");
+        };
+        let address = if tensor.address() < LOWEST { 0 } else { tensor.address() };
+        // SAFETY: the framework says that the elements are there, and the caller guarantees that they stay until the work has run.
+        Ok(unsafe { RawTensor::borrowed(address, shape, strides, dtype, device) })
+    }
+
+    /// The stream to which the framework's work on the communicator's device goes now.
+    pub(crate) fn call_stream(&self, py: Python<'_>, state: &CommState) -> PyResult<Stream> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: the stream is writable; a device that is none is an error.
-        match unsafe { (self.stream)(CUDA, device, &raw mut stream) } {
-            0 => Ok(stream.expose_provenance() as u64),
-            _ => Err(PyErr::fetch(py)),
+        if state.place.is_cuda() && unsafe { (self.stream)(CUDA, state.place.id, &raw mut stream) } != 0 {
+            return Err(PyErr::fetch(py));
         }
+        // SAFETY: the framework has just named it as its stream of this device, and destroys none of its streams.
+        Ok(unsafe { state.stream_at(stream.expose_provenance() as u64) })
     }
 }

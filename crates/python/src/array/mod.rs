@@ -29,13 +29,12 @@ use pyo3::exceptions::{PyAttributeError, PyBufferError, PyRuntimeError, PyValueE
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::types::{PyDict, PyTuple};
-use wholemem_hal::Rights;
 
 pub(crate) use element::{Element, element_types};
 pub(crate) use exchange::Exchange;
-pub(crate) use layout::Layout;
+pub(crate) use layout::{Layout, are_contiguous, extent_of};
 pub(crate) use turn::Turn;
-pub(crate) use view::{Place, View};
+pub(crate) use view::{Owner, Place, View};
 
 use crate::error::{Raised, Raises};
 use crate::number::Shape;
@@ -73,7 +72,7 @@ impl Array {
     /// Its memory, for work on the default stream of its device.
     fn settled(&self, py: Python<'_>) -> Result<View, Raised> {
         match self.last.get(py) {
-            Some(last) => self.used_in(py, &Turn::new(last.device(), 0, None)),
+            Some(last) => self.used_in(py, &Turn::of_default(last.device())),
             None => Ok(self.view.clone()),
         }
     }
@@ -248,7 +247,7 @@ impl Array {
 
     /// The array as a buffer of Python, without a copy.
     fn memoryview<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let View { layout, place, .. } = &slf.get().view;
+        let View { place, .. } = &slf.get().view;
         if !place.is_host() {
             return Err(Raised::new(
                 "Unsupported",
@@ -256,7 +255,7 @@ impl Array {
             )
             .into());
         }
-        layout.check_contiguous("the array", Rights::Read).raised()?;
+        slf.get().view.check_contiguous("the array").raised()?;
         slf.py().import("wholemem.buffers")?.call_method1("memoryview_of", (slf,))
     }
 
@@ -305,7 +304,8 @@ impl Array {
         }
         let stream = u64::try_from(stream.unwrap_or(0)).ok();
         if let (Some(last), Some(stream)) = (self.last.get(py), stream) {
-            Turn::new(last.device(), stream, None).follow(&last).raised()?;
+            // SAFETY: by DLPack's protocol the consumer names a stream of the array's device on which it will use the array.
+            unsafe { Turn::new(last.device(), stream, None) }.follow(&last).raised()?;
         }
         if copy == Some(true) {
             let copy = py.detach(|| self.view.copied(stream)).raised()?;

@@ -23,7 +23,17 @@ impl Turn {
     /// What frameworks call the default stream, which is zero to the driver.
     pub(crate) const DEFAULT: i64 = 1;
 
-    pub(crate) fn new(device: &Device, handle: u64, stream: Option<&Bound<'_, PyAny>>) -> Self {
+    /// The default stream of a device, which is always there.
+    pub(crate) fn of_default(device: &Device) -> Self {
+        Self { device: device.clone(), handle: Self::DEFAULT.unsigned_abs(), keeps: None }
+    }
+
+    /// A stream by its number; zero and one are the default stream. `stream` is the framework's object, which is kept.
+    ///
+    /// # Safety
+    /// The number is that of a stream of the device, which is not destroyed before the last use of this value and its clones, nor
+    /// before the work has run that is enqueued through them.
+    pub(crate) unsafe fn new(device: &Device, handle: u64, stream: Option<&Bound<'_, PyAny>>) -> Self {
         let keeps = stream.map(|stream| stream.clone().unbind());
         Self { device: device.clone(), handle: handle.max(Self::DEFAULT.unsigned_abs()), keeps }
     }
@@ -40,8 +50,8 @@ impl Turn {
     /// The stream, to enqueue work on.
     pub(crate) fn stream(&self) -> Stream {
         let handle = if self.handle == Self::DEFAULT.unsigned_abs() { 0 } else { self.handle };
-        // SAFETY: who named the stream says that it is one of the device, and stays while work is enqueued on it, and it is
-        // kept here where it came as an object.
+        // SAFETY: the default stream is always there; of another one, the caller of `new` guarantees that it is a stream of the
+        // device and is not destroyed before the work has run.
         unsafe { Stream::from_foreign(&self.device, handle) }
     }
 

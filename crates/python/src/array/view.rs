@@ -86,7 +86,7 @@ impl Place {
     }
 
     /// Whether work of `device` reaches it.
-    fn is_reached_by(self, device: &Device) -> bool {
+    pub(crate) fn is_reached_by(self, device: &Device) -> bool {
         match device.backend().kind() {
             BackendKind::Host => self.is_host(),
             _ => self == Self::of(device) || matches!(self.kind, Self::CUDA_HOST | Self::CUDA_MANAGED),
@@ -153,7 +153,7 @@ impl View {
             let message = format!("{what} is on {}, where the processor does not read it", self.place);
             return Err(Raised::new("WrongDevice", message).hint("copy it to the host first"));
         }
-        self.layout.check_contiguous(what, Rights::Read)?;
+        self.check_contiguous(what)?;
         self.host_bytes()
     }
 
@@ -181,31 +181,13 @@ impl View {
         } else {
             let device = self.place.device()?;
             let copy = PlainBuffer::create(&device, len)?.all();
-            let stream = Turn::new(&device, stream.unwrap_or(0), None).stream();
+            // SAFETY: by DLPack's protocol the consumer names a stream of the array's device on which it will use the copy.
+            let stream = unsafe { Turn::new(&device, stream.unwrap_or(0), None) }.stream();
             stream.copy(&copy, &self.span("the array", &device, Rights::Read)?)?;
             (copy.address(), Arc::new(copy))
         };
         let address = address + before as u64;
         Ok(Self { address, layout: self.layout.clone(), place: self.place, readonly: false, owner })
-    }
-
-    /// The memory as work of `device` takes it.
-    pub(crate) fn span(&self, what: &str, device: &Device, rights: Rights) -> Result<Span, Raised> {
-        if !self.place.is_reached_by(device) {
-            let (here, there) = (self.place, Place::of(device));
-            let message = format!("{what} is on {here}, and the communicator on {there}");
-            return Err(Raised::new("WrongDevice", message).hint(format!("move it to {there} first")));
-        }
-        if self.readonly && rights == Rights::ReadWrite {
-            let message = format!("{what} would be written, and is read-only");
-            return Err(Raised::new("ReadOnly", message).hint("give an array that can be written"));
-        }
-        let (before, len) = self.layout.extent()?;
-        let rights = if self.readonly { Rights::Read } else { Rights::ReadWrite };
-        let owner = Arc::clone(&self.owner);
-        // SAFETY: whoever made the view says that the memory is there, for this device, while its owner lives. Nobody has
-        // a reference to it: Python's arrays are pointers, and who writes one while a call uses it gets what he wrote.
-        Ok(unsafe { Span::foreign(device, self.address - before as u64, before + len, rights, owner) })
     }
 }
 

@@ -137,7 +137,8 @@ impl Writing {
     /// Has all of it where it will be sealed; on a GPU, when a stream has done what it was given so far.
     fn settle(&mut self, stream: u64) -> Result<(), Raised> {
         if let Some(device) = self.gpu() {
-            finish(&Turn::new(&device, stream, None).stream())?;
+            // SAFETY: the calling Python code guarantees that the stream it names is one of the draft's device.
+            finish(&unsafe { Turn::new(&device, stream, None) }.stream())?;
         }
         if !self.in_place {
             for (member, view) in self.views.iter().enumerate() {

@@ -95,7 +95,7 @@ impl Given {
     pub(super) fn put(&self, client: &Client, name: &str) -> Result<u64, Raised> {
         let (device, views) = (self.device()?, self.views());
         // Before anything is taken of the store.
-        views.iter().try_for_each(|(what, view)| view.layout.check_contiguous(what, Rights::Read))?;
+        views.iter().try_for_each(|(what, view)| view.check_contiguous(what))?;
         let mut target = match self {
             Self::One(view) => Target::one(client, name, &view.layout, device.as_ref())?,
             Self::Many(arrays) => {
@@ -119,7 +119,7 @@ impl Given {
 fn copy_on_gpu(target: &Target, views: &[(String, &View)]) -> Result<(), Raised> {
     let Some(device) = target.device() else { return Ok(()) };
     // Arrays were asked for on the default stream.
-    let stream = Turn::new(&device, 0, None).stream();
+    let stream = Turn::of_default(&device).stream();
     for (member, (what, view)) in views.iter().enumerate() {
         if let Some(to) = target.span(member)?.filter(|to| !to.is_empty()) {
             stream.copy(&to, &view.span(what, &device, Rights::Read)?)?;

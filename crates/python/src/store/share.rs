@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use wholemem_hal::{Allocation, Rights, Segment};
+use wholemem_hal::{Allocation, Segment};
 use wholemem_os::ForkEpoch;
 use wholemem_store::{Client, Error, ObjectId, Refusal, Sealed};
 
@@ -38,11 +38,11 @@ pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Rai
     if !view.place.is_cuda() || view.layout.count() == 0 {
         return Err(refused(format!("an array on {} cannot become an object where it lies", view.place)));
     }
-    view.layout.check_contiguous("the array", Rights::Read)?;
+    view.check_contiguous("the array")?;
     let (address, len, meta) = (view.address, view.layout.len(), description::describe(&view.layout));
     let device = view.place.device()?;
     // The array was asked for on the default stream.
-    finish(&Turn::new(&device, 0, None).stream())?;
+    finish(&Turn::of_default(&device).stream())?;
     let within = |base: u64| {
         let offset = usize::try_from(address - base).unwrap_or(usize::MAX);
         offset..offset.saturating_add(len)

@@ -9,27 +9,13 @@ from typing import Any, Iterator, Optional, Sequence, Union
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .._native import Communicator, Window, op_code
+from .._native import Communicator, Window
 from .._native import ShortReduction as _ShortReduction
-from ..errors import PeerLost, Unsupported, WrongType, WrongValue
+from ..errors import PeerLost, Unsupported, WrongStride, WrongType, WrongValue
 from .shortcut import SHORTCUT
-from .tensors import (
-    CODES,
-    INSTEAD,
-    address_of,
-    as_tensor,
-    called,
-    check_contiguous,
-    check_like,
-    check_number,
-    check_own,
-    check_tensor,
-    raw_stream,
-)
+from .tensors import EXCHANGE, NUMBERS, as_tensor, as_torch_dtype, check_own, check_tensor, raw_stream
 
 __all__ = ["FastAllreduce"]
-
-_SUM = op_code("sum")
 
 
 class FastAllreduce(_ShortReduction):
@@ -85,22 +71,12 @@ class FastAllreduce(_ShortReduction):
             self._go_short(SHORTCUT)
 
     def _all_reduce(self, tensor: torch.Tensor, out: Optional[torch.Tensor]) -> torch.Tensor:
-        """The same as :meth:`all_reduce`, looked at closely: for tensors that are not plain, and to say what is wrong."""
-        if out is None:
-            check_tensor("the tensor", tensor)
-            out = torch.empty_like(tensor)
+        """The same as :meth:`all_reduce`, for tensors that are not plain, and to say what is wrong."""
         check_tensor("the tensor", tensor)
+        out = torch.empty_like(tensor) if out is None else out
         check_tensor("the output", out)
-        check_number(tensor.dtype)
         check_own("the output", out)
-        tensor = tensor.resolve_neg()
-        check_contiguous("the tensor", tensor)
-        if out is not tensor:
-            check_like("the output", out, tensor)
-            check_contiguous("the output", out, INSTEAD)
-        device, code = tensor.get_device(), CODES[tensor.dtype]
-        addresses = address_of("the tensor", tensor), address_of("the output", out)
-        self.comm.all_reduce_at(*addresses, tensor.numel(), code, _SUM, device, raw_stream(device))
+        EXCHANGE.all_reduce(self.comm, tensor.resolve_neg(), out, "sum")
         return out
 
     def should_use(self, tensor: torch.Tensor) -> bool:
@@ -108,7 +84,7 @@ class FastAllreduce(_ShortReduction):
         check_tensor("the tensor", tensor)
         return (
             tensor.device == self.device
-            and tensor.dtype in CODES
+            and tensor.dtype in NUMBERS
             and tensor.is_contiguous()
             and 0 < tensor.nbytes <= self.max_size
         )
@@ -121,7 +97,8 @@ class FastAllreduce(_ShortReduction):
         ``share_memory_``, with what it holds. Views that were made of it before stay behind.
         """
         check_tensor("the tensor", tensor)
-        check_contiguous("the tensor", tensor)
+        if not tensor.is_contiguous():
+            raise WrongStride("the tensor is not contiguous", hint="make it so by `contiguous()`")
         if tensor.numel() == 0:
             # There is nothing to read.
             return
@@ -147,7 +124,7 @@ class FastAllreduce(_ShortReduction):
 
         Its memory goes with the tensor, and with its views: on a GPU in the next call that makes or registers one.
         """
-        dtype = called(dtype)
+        dtype = as_torch_dtype(dtype)
         try:
             size = torch.Size((shape,) if isinstance(shape, int) else shape)
         except TypeError:

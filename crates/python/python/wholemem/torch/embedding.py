@@ -9,14 +9,14 @@ from typing import Any, Optional
 
 import torch
 
-from .. import handles
+from .. import _handles
+from .._handles import find
 from .._native import WholeTensor
 from ..errors import RanksDisagree, WrongType, WrongValue
-from ..handles import find
 from .effects import ordered
-from .ops import LIBRARY, _gather, _gather_fake, gather, put
+from .ops import LIBRARY, _gather, _gather_fake, gather, scatter_rows
 from .order import check_order
-from .tensors import CODES, as_tensor, check_indices, check_kind, check_tensor, conversion, dtype_of, raw_stream
+from .tensors import NUMBERS, as_tensor, check_indices, check_kind, check_tensor, dtype_of, raw_stream
 
 __all__ = ["Embedding"]
 
@@ -36,7 +36,7 @@ class Gradients:
         self.like = table
         self.made = grad
         self.order = order
-        self.handle = handles.give(self)
+        self.handle = _handles.give(self)
         self.home, self.making = os.getpid(), RLock()
 
     @property
@@ -109,8 +109,7 @@ class Embedding(torch.nn.Module):
             check_kind("the table of gradients", grad, WholeTensor)
             _check_fits(table, grad)
         if not dtype_of(table).is_floating_point:
-            # There is no gradient of an integer.
-            conversion("an embedding", torch.float32, dtype_of(table))
+            raise WrongType(f"an embedding learns floats, and the table holds {table.dtype}", hint="give a table of floats")
         self.table = table
         self._gradients = Gradients(table, grad, order)
         # A leaf by which the backward pass comes here: torch does not see the table, of which the rows are made.
@@ -125,7 +124,7 @@ class Embedding(torch.nn.Module):
         """The rows; with a way back to them, in training."""
         if self.training and torch.is_grad_enabled() and self._anchor.requires_grad:
             check_tensor("the tensor of indices", indices)
-            return OPS.embedding(self.table.handle, self._gradients.handle, self._anchor, indices)
+            return OPS.embedding(self.table._handle, self._gradients.handle, self._anchor, indices)
         return gather(self.table, indices)
 
     def requires_grad_(self, requires_grad: bool = True) -> Embedding:
@@ -171,7 +170,7 @@ def _check_fits(table: WholeTensor, grad: WholeTensor) -> None:
     if grad.shape != table.shape:
         raise WrongValue(f"gradients must have the shape {list(table.shape)}, and have {list(grad.shape)}")
     dtype, hint = dtype_of(grad), "make it by `table.like()`"
-    if dtype not in CODES or not dtype.is_floating_point:
+    if dtype not in NUMBERS or not dtype.is_floating_point:
         raise WrongType(f"gradients cannot be added to {dtype}", hint=hint)
     if _rows_of_each(table) != _rows_of_each(grad):
         raise WrongValue(
@@ -197,7 +196,7 @@ def _embedding_fake(table: int, gradients: int, anchor: torch.Tensor, indices: t
 
 def _backward(gradients: int, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     found = find(gradients, Gradients)
-    put(True, found.table.handle, values, indices, found.order)
+    scatter_rows(True, found.table, values, indices, found.order)
     return _backward_fake(gradients, values, indices)
 
 

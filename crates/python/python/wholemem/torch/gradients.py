@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from .._handles import find
 from .._native import Communicator
 from ..errors import Unsupported
-from ..handles import find
 from .ops import LIBRARY
-from .tensors import CODES
+from .tensors import NUMBERS
 
 OPS = torch.ops.wholemem
 
@@ -27,22 +27,22 @@ def _set_up_all_reduce(ctx: Any, inputs: tuple[int, torch.Tensor, str], output: 
 
 
 def _all_reduce(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]:
-    return None, OPS.all_reduce(ctx.comm.handle, grad, ctx.op), None
+    return None, OPS.all_reduce(ctx.comm._handle, grad, ctx.op), None
 
 
 def _check_sum(tensor: torch.Tensor) -> None:
     """Raises unless gradients of a tensor can be added up. Bytes of any type get forward, and the way back is refused in time."""
     dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
-    if dtype not in CODES:
+    if dtype not in NUMBERS:
         raise Unsupported(f"there is no gradient of {tensor.dtype} over ranks", hint="give a tensor by `detach()`")
 
 
 def _sum(comm: Communicator, grad: torch.Tensor) -> torch.Tensor:
     """The sum of all ranks' gradients; complex ones are added as pairs."""
     if not grad.is_complex():
-        return OPS.all_reduce(comm.handle, grad, "sum")
+        return OPS.all_reduce(comm._handle, grad, "sum")
     pairs = torch.view_as_real(grad.resolve_conj())
-    return torch.view_as_complex(OPS.all_reduce(comm.handle, pairs, "sum"))
+    return torch.view_as_complex(OPS.all_reduce(comm._handle, pairs, "sum"))
 
 
 def _set_up_all_gather(ctx: Any, inputs: tuple[int, torch.Tensor], output: torch.Tensor) -> None:

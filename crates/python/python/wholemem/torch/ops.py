@@ -16,31 +16,26 @@ from typing import Any, Optional, Union
 import torch
 from torch.autograd.graph import increment_version
 
-from .._native import Communicator, WholeTensor, op_code
-from ..handles import find
-from . import tensors
+from .._handles import find
+from .._native import Communicator, WholeTensor
+from ..errors import BadIndex
 from .effects import ordered
 from .order import check_determined, check_order
 from .shortcut import gather_around, is_forward
 from .tensors import (
-    CODES,
-    address_of,
-    called,
+    EXCHANGE,
+    as_torch_dtype,
     check_asked,
     check_indices,
     check_kind,
     check_like,
     check_no_gradient,
+    check_number,
     check_op,
     check_own,
-    check_rows,
-    check_stride,
     check_tensor,
-    conversion,
+    contiguous,
     dtype_of,
-    gapless,
-    raw_stream,
-    stride_of,
 )
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "gather", "scatter", "scatter_add"]
@@ -72,13 +67,13 @@ def gather(
     """
     check_kind("the table", table, WholeTensor)
     if dtype is not None:
-        dtype = called(dtype)
+        dtype = as_torch_dtype(dtype)
     if out is None:
         check_tensor("the tensor of indices", indices)
-        return OPS.gather(table.handle, indices, dtype)
+        return OPS.gather(table._handle, indices, dtype)
     if not isinstance(out, torch.Tensor):
         check_tensor("the output", out)
-        OPS.gather_into(table.handle, indices, out)
+        OPS.gather_into(table._handle, indices, out)
         return out
     if dtype is not None:
         check_asked("the output", out, dtype)
@@ -86,12 +81,12 @@ def gather(
     check_tensor("the tensor of indices", indices)
     if torch.compiler.is_compiling() or is_forward():
         # A tensor that is written cannot be in an operator whose order is kept; nor does one take its tangent along.
-        rows = OPS.gather(table.handle, indices, out.dtype)
+        rows = OPS.gather(table._handle, indices, out.dtype)
         # Fewer rows would be repeated, and those of another device copied.
         check_like("the output", out, rows)
         return out.copy_(rows)
     check_own("the output", out)
-    OPS.gather_into(table.handle, indices, out)
+    OPS.gather_into(table._handle, indices, out)
     return out
 
 
@@ -105,7 +100,7 @@ def scatter(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor, *, 
     check_tensor("the tensor of values", values)
     check_tensor("the tensor of indices", indices)
     check_order(order)
-    OPS.scatter(table.handle, values, indices, order)
+    OPS.scatter(table._handle, values, indices, order)
 
 
 def scatter_add(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor, *, order: str = "any") -> None:
@@ -118,7 +113,7 @@ def scatter_add(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor,
     check_tensor("the tensor of values", values)
     check_tensor("the tensor of indices", indices)
     check_order(order)
-    OPS.scatter_add(table.handle, values, indices, order)
+    OPS.scatter_add(table._handle, values, indices, order)
 
 
 def all_reduce(comm: Communicator, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
@@ -129,21 +124,21 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, op: str = "sum") -> tor
     check_kind("the communicator", comm, Communicator)
     check_tensor("the tensor", tensor)
     check_op(op)
-    return OPS.all_reduce(comm.handle, tensor, op)
+    return OPS.all_reduce(comm._handle, tensor, op)
 
 
 def all_gather(comm: Communicator, tensor: torch.Tensor) -> torch.Tensor:
     """Every rank's tensor, one after the other, as a new tensor with a dimension more. All ranks call it."""
     check_kind("the communicator", comm, Communicator)
     check_tensor("the tensor", tensor)
-    return OPS.all_gather(comm.handle, tensor)
+    return OPS.all_gather(comm._handle, tensor)
 
 
 def broadcast(comm: Communicator, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
     """The root's tensor, as a new one on every rank. All ranks call it, with tensors of one shape and type."""
     check_kind("the communicator", comm, Communicator)
     check_tensor("the tensor", tensor)
-    return OPS.broadcast(comm.handle, tensor, root)
+    return OPS.broadcast(comm._handle, tensor, root)
 
 
 def _new_rows(table: WholeTensor, indices: torch.Tensor, dtype: Optional[torch.dtype]) -> torch.Tensor:
@@ -152,19 +147,14 @@ def _new_rows(table: WholeTensor, indices: torch.Tensor, dtype: Optional[torch.d
 
 
 def _gather(handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype] = None) -> torch.Tensor:
-    table = find(handle, WholeTensor)
-    check_indices(indices)
-    out = _new_rows(table, indices, dtype)
-    _fill(table, indices, out)
+    out = _gather_fake(handle, indices, dtype)
+    EXCHANGE.gather(find(handle, WholeTensor), contiguous("the tensor of indices", indices), out)
     return out
 
 
 def _gather_fake(handle: int, indices: torch.Tensor, dtype: Optional[torch.dtype] = None) -> torch.Tensor:
-    table = find(handle, WholeTensor)
     check_indices(indices)
-    out = _new_rows(table, indices, dtype)
-    conversion("the output", out.dtype, dtype_of(table))
-    return out
+    return _new_rows(find(handle, WholeTensor), indices, dtype)
 
 
 def _gather_vmap(
@@ -177,96 +167,50 @@ def _gather_vmap(
 
 def _gather_into(handle: int, indices: torch.Tensor, out: torch.Tensor) -> None:
     table = find(handle, WholeTensor)
-    check_indices(indices)
-    check_rows("the output", out, indices, table)
+    try:
+        EXCHANGE.gather(table, contiguous("the tensor of indices", indices), out)
+    except BadIndex:
+        # The other rows were written.
+        increment_version(out)
+        raise
     increment_version(out)
-    _fill(table, indices, out)
 
 
 def _gather_into_fake(handle: int, indices: torch.Tensor, out: torch.Tensor) -> None:
-    table = find(handle, WholeTensor)
-    check_indices(indices)
-    check_rows("the output", out, indices, table)
+    check_like("the output", out, _gather_fake(handle, indices, out.dtype))
 
 
-def _fill(table: WholeTensor, indices: torch.Tensor, out: torch.Tensor) -> None:
-    """Gathers into a tensor of the right shape."""
-    device, indices = indices.get_device(), gapless("the tensor of indices", indices)
-    table.gather_at(
-        indices.data_ptr(),
-        indices.numel(),
-        indices.dtype is torch.int64,
-        address_of("the output", out),
-        check_stride("the output", out, indices.dim()),
-        conversion("the output", out.dtype, dtype_of(table)),
-        device,
-        raw_stream(device),
-    )
+def _scatter_rows(add: bool, handle: int, values: torch.Tensor, indices: torch.Tensor, order: str) -> None:
+    scatter_rows(add, find(handle, WholeTensor), values, indices, order)
 
 
-def _check_put(handle: int, values: torch.Tensor, indices: torch.Tensor, order: str) -> WholeTensor:
-    table = find(handle, WholeTensor)
-    check_order(order)
-    check_indices(indices)
-    check_rows("the tensor of values", values, indices, table)
-    conversion("the tensor of values", values.dtype, dtype_of(table))
-    return table
-
-
-def put(add: bool, handle: int, values: torch.Tensor, indices: torch.Tensor, order: str) -> None:
+def scatter_rows(add: bool, table: WholeTensor, values: torch.Tensor, indices: torch.Tensor, order: str) -> None:
     """Writes rows of a table, or adds to them."""
-    table = _check_put(handle, values, indices, order)
-    device, indices = indices.get_device(), gapless("the tensor of indices", indices)
-    if order == "fixed":
-        _put_in_order(add, table, gapless("the tensor of values", values), indices, device)
-        return
-    check_determined(table, add)
-    stride = stride_of(values, indices.dim())
-    if stride is None:
-        values, stride = gapless("the tensor of values", values), 0
-    table.scatter_at(
-        add,
-        address_of("the tensor of values", values),
-        stride,
-        conversion("the tensor of values", values.dtype, dtype_of(table)),
-        indices.data_ptr(),
-        indices.numel(),
-        indices.dtype is torch.int64,
-        device,
-        raw_stream(device),
-    )
+    if order != "fixed":
+        check_determined(table, add)
+    indices, values = contiguous("the tensor of indices", indices), contiguous("the tensor of values", values, indices.dim())
+    EXCHANGE.scatter(table, indices, values, add, order)
 
 
-def _put_in_order(add: bool, table: WholeTensor, values: torch.Tensor, indices: torch.Tensor, device: int) -> None:
-    """The same as a call of all ranks, next to which the detour by arrays is nothing."""
-    does = table.scatter_add if add else table.scatter
-    does(values.detach(), indices, order="fixed", convert=True, stream=raw_stream(device))
-
-
-def _put_fake(handle: int, values: torch.Tensor, indices: torch.Tensor, order: str = "any") -> None:
-    _check_put(handle, values, indices, order)
+def _scatter_fake(handle: int, values: torch.Tensor, indices: torch.Tensor, order: str = "any") -> None:
+    check_order(order)
+    check_like("the tensor of values", values, _gather_fake(handle, indices, values.dtype))
 
 
 def _all_reduce(handle: int, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
-    comm = find(handle, Communicator)
     out = _all_reduce_fake(handle, input, op)
-    device, input = input.get_device(), gapless("the tensor", input)
-    stream, code = raw_stream(device), CODES[input.dtype]
-    comm.all_reduce_at(input.data_ptr(), out.data_ptr(), input.numel(), code, op_code(op), device, stream)
+    EXCHANGE.all_reduce(find(handle, Communicator), contiguous("the tensor", input), out, op)
     return out
 
 
 def _all_reduce_fake(handle: int, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
-    op_code(op)
-    tensors.check_number(input.dtype)
+    check_number(input.dtype)
     return input.new_empty(input.shape)
 
 
 def _all_gather(handle: int, input: torch.Tensor) -> torch.Tensor:
-    comm = find(handle, Communicator)
     out = _all_gather_fake(handle, input)
-    device, input = input.get_device(), gapless("the tensor", input)
-    comm.all_gather_at(input.data_ptr(), out.data_ptr(), input.nbytes, device, raw_stream(device))
+    EXCHANGE.all_gather(find(handle, Communicator), contiguous("the tensor", input), out)
     return out
 
 
@@ -275,10 +219,8 @@ def _all_gather_fake(handle: int, input: torch.Tensor) -> torch.Tensor:
 
 
 def _broadcast(handle: int, input: torch.Tensor, root: int = 0) -> torch.Tensor:
-    comm = find(handle, Communicator)
     out = _broadcast_fake(handle, input, root)
-    device, input = input.get_device(), gapless("the tensor", input)
-    comm.broadcast_at(input.data_ptr(), out.data_ptr(), input.nbytes, root, device, raw_stream(device))
+    EXCHANGE.broadcast(find(handle, Communicator), contiguous("the tensor", input), out, root)
     return out
 
 
@@ -287,18 +229,18 @@ def _broadcast_fake(handle: int, input: torch.Tensor, root: int = 0) -> torch.Te
 
 
 def _scatter(handle: int, values: torch.Tensor, indices: torch.Tensor, order: str = "any") -> None:
-    put(False, handle, values, indices, order)
+    _scatter_rows(False, handle, values, indices, order)
 
 
 def _scatter_add(handle: int, values: torch.Tensor, indices: torch.Tensor, order: str = "any") -> None:
-    put(True, handle, values, indices, order)
+    _scatter_rows(True, handle, values, indices, order)
 
 
 for name, does, is_like in (
     ("gather", _gather, _gather_fake),
     ("gather_into", _gather_into, _gather_into_fake),
-    ("scatter", _scatter, _put_fake),
-    ("scatter_add", _scatter_add, _put_fake),
+    ("scatter", _scatter, _scatter_fake),
+    ("scatter_add", _scatter_add, _scatter_fake),
     ("all_reduce", _all_reduce, _all_reduce_fake),
     ("all_gather", _all_gather, _all_gather_fake),
     ("broadcast", _broadcast, _broadcast_fake),

@@ -9,7 +9,7 @@ import torch
 
 from .._native import WholeTensor
 from ..errors import Unsupported, WrongValue
-from .tensors import CODES, dtype_of
+from .tensors import NUMBERS, dtype_of
 
 __all__ = ["check_determined", "check_order"]
 
@@ -40,4 +40,4 @@ def _is_same_in_any_order(table: WholeTensor) -> bool:
 
     What cannot be added at all is told by those who try."""
     dtype = dtype_of(table)
-    return not dtype.is_floating_point or dtype not in CODES or table.location == "host"
+    return not dtype.is_floating_point or dtype not in NUMBERS or table.location == "host"

@@ -15,8 +15,8 @@ import torch
 from torch.autograd import forward_ad, profiler
 from torch.utils import _python_dispatch
 
-from .._native import Exchange, ShortGather, Shortcut
-from .tensors import DTYPES
+from .._native import ShortGather, Shortcut
+from .tensors import DTYPES, EXCHANGE
 
 __all__ = ["SHORTCUT", "gather_around", "is_forward"]
 
@@ -51,9 +51,6 @@ def _flag(module: ModuleType, name: str, quiet: object) -> tuple[dict[str, Any],
 
 
 def _shortcut() -> Optional[Shortcut]:
-    exchange = Exchange.of(torch.Tensor, torch.nn.Parameter)
-    if exchange is None:
-        return None
     try:
         functions, operators = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
         profiling = _flag(profiler, "_is_profiler_enabled", False)
@@ -62,7 +59,7 @@ def _shortcut() -> Optional[Shortcut]:
         forward = _flag(forward_ad, "_current_level", -1)
         compiling = _flag(torch.compiler, "_is_compiling_flag", False)
         return Shortcut(
-            exchange,
+            EXCHANGE,
             # These tell of each call, and would tell of two.
             first=[profiling, dispatching, functions],
             then=[forward, compiling, operators, torch._C._is_tracing],

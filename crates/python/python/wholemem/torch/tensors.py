@@ -1,29 +1,42 @@
-"""Tensors of torch as the native half takes them: as numbers, once they have been looked at."""
+"""Tensors of torch: how the native half looks at them, their types, and what is checked of them in Python.
+
+Shapes, strides, devices and memory are checked in the native half, by every call.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
-from .._native import WholeTensor, Window, dtype_code, element_types
+from .._native import Exchange, WholeTensor, Window, element_types
 from ..chunked import ChunkedTensor
-from ..errors import Unsupported, WrongDevice, WrongStride, WrongType, WrongValue
+from ..errors import Unsupported, WrongDevice, WrongType, WrongValue
 
 __all__ = ["as_tensor"]
+
+
+def _exchange() -> Exchange:
+    """The functions by which torch describes its tensors."""
+    found = Exchange.of(torch.Tensor, torch.nn.Parameter)
+    if found is None:
+        raise Unsupported(
+            f"torch {torch.__version__} has no exchange API of DLPack that is understood here",
+            hint="use torch 2.11 or newer",
+        )
+    return found
+
+
+EXCHANGE = _exchange()
+"""Calls the native half with tensors, on torch's current stream."""
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name, _, _ in element_types() if hasattr(torch, name)
 }
 """The types that tables hold, by the names they have there."""
 
-CODES: dict[torch.dtype, int] = {
-    DTYPES[name]: dtype_code(name) for name, is_number, _ in element_types() if is_number
-}
-"""The types that can be reduced and converted, and what the native half calls them."""
-
-INSTEAD = "give one without gaps, and copy from it"
-"""What can be done about an output with gaps: what is made contiguous is a copy, and not what was meant."""
+NUMBERS = frozenset(DTYPES[name] for name, is_number, _ in element_types() if is_number)
+"""The types that can be reduced and converted."""
 
 
 def as_tensor(array: Any) -> torch.Tensor:
@@ -45,18 +58,15 @@ def as_tensor(array: Any) -> torch.Tensor:
     return torch.from_dlpack(array)
 
 
-def address_of(what: str, tensor: torch.Tensor) -> int:
-    """Where a tensor's elements are."""
+def contiguous(what: str, tensor: torch.Tensor, dims: int = 0) -> torch.Tensor:
+    """A tensor that is read, or a contiguous copy of it. Behind one dimension, rows may lie apart."""
+    if tensor.is_contiguous():
+        return tensor
     if tensor.untyped_storage().nbytes() == 0 and tensor.numel() > 0:
+        # Copying it would read memory that is gone.
         raise WrongValue(f"{what} has no memory", hint="give one whose storage was not freed")
-    return int(tensor.data_ptr())
-
-
-def gapless(what: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor, or a copy of it whose elements follow each other without a gap."""
-    # Of a storage that was freed, nothing is copied.
-    address_of(what, tensor)
-    return tensor.contiguous()
+    is_of_rows = dims == 1 and tensor.numel() > 0 and tensor[0].is_contiguous() and tensor.stride(0) >= tensor[0].numel()
+    return tensor if is_of_rows else tensor.contiguous()
 
 
 def raw_stream(device: int) -> int:
@@ -72,7 +82,7 @@ def dtype_of(table: WholeTensor) -> torch.dtype:
         raise WrongType(f"torch {torch.__version__} has no type like {table.dtype}") from None
 
 
-def called(dtype: Any) -> torch.dtype:
+def as_torch_dtype(dtype: Any) -> torch.dtype:
     """A type of torch, given as it is or by its name."""
     if isinstance(dtype, torch.dtype):
         return dtype
@@ -101,16 +111,8 @@ def check_op(op: Any) -> None:
 
 def check_number(dtype: torch.dtype) -> None:
     """Raises unless elements of a type can be reduced."""
-    if dtype not in CODES:
+    if dtype not in NUMBERS:
         raise WrongType(f"cannot compute with {dtype}", hint="convert the tensor to another type first")
-
-
-def check_contiguous(what: str, tensor: torch.Tensor, hint: str = "make it so by `contiguous()`") -> None:
-    """Raises unless the elements follow each other without a gap."""
-    if not tensor.is_contiguous():
-        raise WrongStride(
-            f"{what} is not contiguous: strides {list(tensor.stride())} of shape {list(tensor.shape)}", hint=hint
-        )
 
 
 def check_asked(what: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
@@ -153,45 +155,3 @@ def check_indices(indices: torch.Tensor) -> None:
     """Raises unless these can name rows."""
     if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
         raise WrongType(f"indices are int32 or int64, and not {indices.dtype}", hint="convert them by `long()`")
-
-
-def check_rows(what: str, rows: torch.Tensor, indices: torch.Tensor, table: WholeTensor) -> None:
-    """Raises unless a tensor has a row of the table for every index."""
-    shape = (*indices.shape, *table.shape[1:])
-    if rows.shape != shape:
-        raise WrongValue(f"{what} must have the shape {list(shape)}, and has {list(rows.shape)}")
-    check_together(what, rows, indices)
-
-
-def stride_of(rows: torch.Tensor, dims: int) -> Optional[int]:
-    """The bytes from one row to the next, where rows are at the end of so many dimensions; 0 if nothing lies between, and
-    ``None`` if something lies within."""
-    if rows.is_contiguous():
-        return 0
-    if dims == 1 and rows.numel() > 0 and rows[0].is_contiguous() and rows.stride(0) >= rows[0].numel():
-        return int(rows.stride(0)) * rows.itemsize
-    return None
-
-
-def check_stride(what: str, rows: torch.Tensor, dims: int) -> int:
-    """The same, or raises."""
-    stride = stride_of(rows, dims)
-    if stride is None:
-        raise WrongStride(
-            f"the rows of {what} have gaps: strides {list(rows.stride())} of shape {list(rows.shape)}",
-            hint=INSTEAD,
-        )
-    return stride
-
-
-def conversion(what: str, dtype: torch.dtype, own: torch.dtype) -> Optional[int]:
-    """The code of the type that a table's elements are converted to; none, if it is their own."""
-    if dtype is own:
-        return None
-    if dtype not in CODES or own not in CODES or dtype.is_floating_point != own.is_floating_point:
-        raise WrongType(
-            f"{what} cannot be {dtype}: the table holds {own}",
-            hint="floats are converted to floats, and integers to integers",
-        )
-    return CODES[dtype]
-

@@ -1,6 +1,6 @@
-"""Numbers for objects, for places where only numbers go: the graphs of a compiler, for one.
+"""Numbers for objects: torch's operators take numbers and tensors, and no other objects.
 
-A number keeps nothing. What it stands for is found as long as somebody else keeps it.
+Handles are weak references: an object is found by its number as long as something else keeps it.
 
 >>> class Table: pass
 >>> table = Table()
@@ -32,14 +32,14 @@ _objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def give(object: Any) -> int:
-    """A number that nothing else has."""
+    """Gives an object a number that no other object has."""
     number = next(_numbers)
     _objects[number] = object
     return number
 
 
 def find(handle: int, kind: type[T]) -> T:
-    """What a number stands for."""
+    """The object of a number."""
     found = _objects.get(handle)
     if found is None:
         raise Closed(
