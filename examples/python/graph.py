@@ -83,9 +83,9 @@ def alone(graph: Graph, ranks: int) -> Weights:
 def in_numpy(comm: wholemem.Communicator, table: wholemem.WholeTensor, graph: Graph) -> Weights:
     weights = (np.zeros((WIDTH, CLASSES), np.float32), np.zeros((WIDTH, CLASSES), np.float32))
     for nodes, near in graph.batches(comm.rank):
-        own, around = table.gather(nodes).numpy(), table.gather(near).numpy()
+        own, around = table.gather(nodes), table.gather(near)
         for weight, mine in zip(weights, gradient(weights, own, around.mean(1), nodes % CLASSES)):
-            weight -= RATE * comm.all_reduce(mine, op="avg").numpy()
+            weight -= RATE * comm.all_reduce(mine, op="avg")
     return weights
 
 

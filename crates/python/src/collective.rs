@@ -7,9 +7,10 @@ use pyo3::types::PyString;
 use wholemem::{Buffer, Rank, ReduceOp, SymmetricMemory, SymmetricSpec, UnknownReduceOp};
 use wholemem_hal::{Rights, Span, Stream};
 
-use crate::array::{Array, Element, Layout};
+use crate::array::{Element, Layout};
 use crate::communicator::{CommState, Communicator};
 use crate::error::{Raised, Raises};
+use crate::framework::Framework;
 use crate::number::natural;
 use crate::raw_tensor::RawTensor;
 use crate::stream::CallStream;
@@ -134,14 +135,15 @@ impl<'py> Call<'py> {
         outer: &[i64],
     ) -> PyResult<Self> {
         let state = comm.state().raised()?;
-        let on = CallStream::of(&state, stream)?;
+        let framework = Framework::of(array)?;
+        let on = CallStream::for_call(&state, stream, &framework)?;
         let input = on.take(array)?;
         let out = match out {
             Some(out) => out,
             None => {
                 let shape = [outer, &input.layout.shape].concat();
                 let layout = Layout::contiguous(input.layout.element, &shape).raised()?;
-                Bound::new(array.py(), Array::new(state.make(layout).raised()?))?.into_any()
+                framework.output(array.py(), &state, layout)?
             }
         };
         let output = if out.is(array) { input.clone() } else { on.take(&out)? };
@@ -177,8 +179,9 @@ impl Communicator {
     /// Combines the elements of all ranks, and gives all of them the outcome, the same to the bit.
     ///
     /// ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``. The outcome is in ``out``,
-    /// which may be ``array`` itself, or in a new :class:`Array`. Arrays that lie in a window are read where they are;
-    /// all ranks give such ones, at the same place, or none does.
+    /// which may be ``array`` itself, or in a new array of the same framework: a tensor of torch for one of torch, an array of
+    /// numpy for one of numpy, else an :class:`Array`. Arrays that lie in a window are read where they are; all ranks give
+    /// such ones, at the same place, or none does.
     #[pyo3(
         signature = (array, out=None, *, op=Reduction(ReduceOp::Sum), stream=None),
         text_signature = "($self, array, out=None, *, op='sum', stream=None)"
@@ -196,7 +199,7 @@ impl Communicator {
         Ok(out)
     }
 
-    /// Gives every rank's array to all ranks, one after the other.
+    /// Gives every rank's array to all ranks, one after the other, in ``out`` or in a new array of the same framework.
     #[pyo3(signature = (array, out=None, *, stream=None))]
     fn all_gather<'py>(
         &self,

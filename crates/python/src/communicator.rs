@@ -130,11 +130,18 @@ impl Communicator {
     /// Joins the group that a launcher started this process for: ``wholemem launch``, torchrun, srun or mpirun.
     ///
     /// If no ``device`` is given, or one without a number, the number is the launcher's local rank (``LOCAL_RANK``), else the
-    /// rank, modulo the number of visible devices. Ranks on several nodes are refused.
+    /// rank, modulo the number of visible devices. ``timeout`` is in seconds, also for later calls; if none is given,
+    /// ``WHOLEMEM_TIMEOUT`` says it. Ranks on several nodes are refused.
     #[classmethod]
-    #[pyo3(signature = (*, device=None))]
-    fn from_env(_class: &Bound<'_, PyType>, py: Python<'_>, device: Option<DeviceName>) -> PyResult<Self> {
-        waiting(py, || group_of(Bootstrap::from_env()?, device.unwrap_or_default()))
+    #[pyo3(signature = (*, device=None, timeout=None))]
+    fn from_env(
+        _class: &Bound<'_, PyType>,
+        py: Python<'_>,
+        device: Option<DeviceName>,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let (name, timeout) = (device.unwrap_or_default(), patience(timeout).raised()?);
+        waiting(py, || group_of(Bootstrap::from_env_within(timeout)?, name))
     }
 
     /// Joins the group of an id, and returns when all ranks have. ``timeout`` is in seconds, also for later calls.

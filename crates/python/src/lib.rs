@@ -8,6 +8,7 @@
 //! | `communicator`, `device`, `stream` | ranks that have devices, and where their work runs |
 //! | `number` | ranks, rows, bytes and shapes, as Python gives them |
 //! | `tensor`, `rows` | elements over many ranks, gathered and scattered |
+//! | `framework` | the framework of an argument, and outputs of the same |
 //! | `raw_tensor` | the one form in which gathers, scatters and collectives take a tensor |
 //! | `operators`, `handle` | the kernels of torch's operators, and numbers for tables and communicators, which operators take |
 //! | `shortcut` | calls from torch that bypass its dispatcher |
@@ -30,6 +31,7 @@ mod communicator;
 mod device;
 mod doctor;
 mod error;
+mod framework;
 mod handle;
 mod number;
 mod operators;

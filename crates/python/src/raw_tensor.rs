@@ -101,15 +101,13 @@ impl<'a> RawTensor<'a> {
         is_reached: bool,
         rights: Rights,
     ) -> Result<(u64, usize), Raised> {
-        if !is_reached {
+        // What has no elements is nowhere.
+        if !is_reached && self.count() > 0 {
             let (here, there) = (self.device, Place::of(device));
             let message = format!("{what} is on {here}, and the communicator on {there}");
             return Err(Raised::new("WrongDevice", message).hint(format!("move it to {there} first")));
         }
-        if self.readonly && rights == Rights::ReadWrite {
-            let message = format!("{what} would be written, and is read-only");
-            return Err(Raised::new("ReadOnly", message).hint("give an array that can be written"));
-        }
+        self.check_rights(what, rights)?;
         let (before, behind) = match self.stride {
             [] => (0, self.len()),
             stride => extent_of(self.dtype, self.shape, stride)?,
@@ -119,6 +117,14 @@ impl<'a> RawTensor<'a> {
             return Err(Raised::new("WrongValue", message).hint("give one whose storage was not freed"));
         }
         Ok((self.address - before as u64, before + behind))
+    }
+
+    fn check_rights(&self, what: &str, rights: Rights) -> Result<(), Raised> {
+        if !self.readonly || rights != Rights::ReadWrite {
+            return Ok(());
+        }
+        let message = format!("{what} would be written, and is read-only");
+        Err(Raised::new("ReadOnly", message).hint("give an array that can be written"))
     }
 
     /// # Errors
@@ -187,6 +193,13 @@ impl View {
     /// The memory as work of `device` takes it.
     pub(crate) fn span(&self, what: &str, device: &Device, rights: Rights) -> Result<Span, Raised> {
         RawTensor::of(self).owned_span(what, device, &self.owner, rights)
+    }
+
+    /// An error unless the elements are contiguous and may be written.
+    pub(crate) fn check_writable(&self, what: &str) -> Result<(), Raised> {
+        let raw = RawTensor::of(self);
+        raw.check_rights(what, Rights::ReadWrite)?;
+        raw.check_contiguous(what, Rights::ReadWrite)
     }
 
     /// An error unless the elements are contiguous, to be read.

@@ -3,12 +3,15 @@
 //! Every way to them ends in [`WholeTensor::gather_operands`] or [`WholeTensor::scatter_operands`], which check, and in
 //! [`WholeTensor::gather_rows`] or [`WholeTensor::scatter_rows`], which run or enqueue the work.
 
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyInt, PyList, PyRange, PyTuple};
 use wholemem::{Indices, OnBadIndex, Order, RowBuffer};
 use wholemem_hal::{Rights, Stream};
 
-use crate::array::{Array, Element, Layout};
+use crate::array::{Element, Layout, View};
 use crate::error::{Raised, Raises};
+use crate::framework::Framework;
 use crate::raw_tensor::RawTensor;
 use crate::stream::CallStream;
 use crate::tensor::WholeTensor;
@@ -49,7 +52,10 @@ impl WholeTensor {
         convert: bool,
         skip_bad: bool,
     ) -> Result<(IndexArg<'a>, RowBuffer), Raised> {
-        let indices = self.index_arg(indices, skip_bad)?;
+        let is_swapped = !indices.dtype.is_index() && rows.dtype.is_index();
+        let indices = self.index_arg(indices, skip_bad).map_err(|error| {
+            if is_swapped { error.hint("give the indices first, then the rows") } else { error }
+        })?;
         let rows = self.row_operand(rows, "the array of rows", indices.shape, Rights::Read, convert)?;
         Ok((indices, rows))
     }
@@ -137,13 +143,21 @@ impl WholeTensor {
 
 #[pymethods]
 impl WholeTensor {
-    /// The rows that the indices name, in ``out`` or in a new :class:`Array`.
+    /// The rows that the indices name, in ``out`` or in a new array of the framework that the indices belong to.
     ///
-    /// They are moved in no order: none may lie where ``out`` is, if that is a part of a tensor itself.
+    /// Indices are a tensor of torch, an array of numpy or of another framework, an int, or a list, tuple or range of ints. Indices
+    /// of torch give a tensor of torch, on torch's current stream if no ``stream`` is given; indices of numpy give an array of
+    /// numpy; others give an :class:`Array`, and so does numpy where it has no type like the tensor's. No stream of torch waits for
+    /// another ``stream``: the caller orders them.
+    ///
+    /// If the tensor is on a GPU, indices in host memory are copied there, and an array of numpy is copied back: each is one copy,
+    /// for which the call waits. Tensors of torch are not copied: one on another device raises.
+    ///
+    /// Rows are moved in no order: none may lie where ``out`` is, if that is a part of a tensor itself.
     ///
     /// Elements are converted where ``dtype`` or ``convert`` asks for it: floats to floats, integers to integers. An
     /// index that names no row raises :class:`~wholemem.errors.BadIndex`, of a GPU's work in the next call or in
-    /// :meth:`check`; its row is zero, and nothing else is touched. With ``skip_bad`` nobody is told.
+    /// :meth:`check`; its row is zero, and nothing else is touched. With ``skip_bad`` nothing is raised.
     #[pyo3(signature = (indices, out=None, *, dtype=None, convert=false, skip_bad=false, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn gather<'py>(
@@ -156,82 +170,146 @@ impl WholeTensor {
         skip_bad: bool,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let on = CallStream::of(&self.state, stream)?;
-        let indices = on.take(indices)?;
-        let out = match out {
-            Some(out) => out,
+        let framework = Framework::of(indices)?;
+        let on = CallStream::for_call(&self.state, stream, &framework)?;
+        let indices = self.taken(py, &on, &framework, "the array of indices", index_view(indices, &on)?)?;
+        let (out, to) = match out {
+            Some(out) => {
+                let framework = Framework::of(&out)?;
+                (out, framework)
+            }
             None => {
                 let shape = self.shape_of(&indices.layout.shape);
                 let layout = Layout::contiguous(dtype.unwrap_or(self.element), &shape).raised()?;
-                Bound::new(py, Array::new(self.state.make(layout).raised()?))?.into_any()
+                (framework.output(py, &self.state, layout)?, framework)
             }
         };
         let rows = on.take(&out)?;
         check_asked(dtype, rows.layout.element).raised()?;
-        let (indices, rows) = (RawTensor::of(&indices), RawTensor::of(&rows));
-        let (indices, rows) =
-            self.gather_operands(&indices, &rows, convert || dtype.is_some(), skip_bad).raised()?;
-        self.gather_rows(py, &on.stream, &indices.indices, &rows)?;
+        let staged = if to.is_staged() && on.needs_copy(&self.state, &rows) {
+            rows.check_writable("the output").raised()?;
+            Some(self.state.make(rows.layout.clone()).raised()?)
+        } else {
+            None
+        };
+        let (from, into) = (RawTensor::of(&indices), RawTensor::of(staged.as_ref().unwrap_or(&rows)));
+        let convert = convert || dtype.is_some();
+        let (from, into) = self.gather_operands(&from, &into, convert, skip_bad).raised()?;
+        self.gather_rows(py, &on.stream, &from.indices, &into)?;
+        if let Some(staged) = &staged {
+            on.read_back(py, &self.state, staged, &rows)?;
+            // The work has run: what it met with need not wait for the next call.
+            self.rows.check().raised()?;
+        }
         Ok(out)
     }
 
     /// Writes rows to where the indices say. Other ranks see them behind the next ``barrier``.
     ///
-    /// They are moved in no order: none may go where ``array`` is, if that is a part of a tensor itself.
+    /// Indices are what :meth:`gather` takes, and come first there and here. If the tensor is on a GPU, indices and rows in host
+    /// memory are copied there, and the call waits for the copies; tensors of torch are not.
+    ///
+    /// Rows are moved in no order: none may go where ``array`` is, if that is a part of a tensor itself.
     ///
     /// Where several go to one place, the order ``fixed`` leaves the last of the last rank, and is a call of all ranks.
-    #[pyo3(signature = (array, indices, *, order="any", convert=false, skip_bad=false, stream=None))]
+    #[pyo3(signature = (indices, array, *, order="any", convert=false, skip_bad=false, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn scatter(
         &self,
         py: Python<'_>,
-        array: &Bound<'_, PyAny>,
         indices: &Bound<'_, PyAny>,
+        array: &Bound<'_, PyAny>,
         order: &str,
         convert: bool,
         skip_bad: bool,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let how = Scatter { add: false, order: order_of(order).raised()? };
-        self.scatter_arrays(py, indices, array, how, convert, skip_bad, stream)
+        self.scatter_arrays(py, [indices, array], how, convert, skip_bad, stream)
     }
 
     /// Adds rows to where the indices say. With the order ``fixed``, and at the ``host``, it is a call of all ranks.
-    #[pyo3(signature = (array, indices, *, order="any", convert=false, skip_bad=false, stream=None))]
+    ///
+    /// Its arguments are those of :meth:`scatter`.
+    #[pyo3(signature = (indices, array, *, order="any", convert=false, skip_bad=false, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn scatter_add(
         &self,
         py: Python<'_>,
-        array: &Bound<'_, PyAny>,
         indices: &Bound<'_, PyAny>,
+        array: &Bound<'_, PyAny>,
         order: &str,
         convert: bool,
         skip_bad: bool,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let how = Scatter { add: true, order: order_of(order).raised()? };
-        self.scatter_arrays(py, indices, array, how, convert, skip_bad, stream)
+        self.scatter_arrays(py, [indices, array], how, convert, skip_bad, stream)
     }
 }
 
 impl WholeTensor {
-    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn scatter_arrays(
         &self,
         py: Python<'_>,
-        indices: &Bound<'_, PyAny>,
-        array: &Bound<'_, PyAny>,
+        [indices, array]: [&Bound<'_, PyAny>; 2],
         how: Scatter,
         convert: bool,
         skip_bad: bool,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let on = CallStream::of(&self.state, stream)?;
-        let (indices, rows) = (on.take(indices)?, on.take(array)?);
+        let (of_indices, of_rows) = (Framework::of(indices)?, Framework::of(array)?);
+        let on = CallStream::for_call(&self.state, stream, &of_rows)?;
+        let indices = self.taken(py, &on, &of_indices, "the array of indices", index_view(indices, &on)?)?;
+        let rows = self.taken(py, &on, &of_rows, "the array of rows", on.take(array)?)?;
         let (indices, rows) = (RawTensor::of(&indices), RawTensor::of(&rows));
         let (indices, rows) = self.scatter_operands(&indices, &rows, convert, skip_bad).raised()?;
         self.scatter_rows(py, &on.stream, &indices.indices, &rows, how)
     }
+
+    /// An array that is read, copied to the device if the framework's arrays are.
+    fn taken(
+        &self,
+        py: Python<'_>,
+        on: &CallStream,
+        framework: &Framework<'_>,
+        what: &str,
+        view: View,
+    ) -> PyResult<View> {
+        if framework.is_staged() { on.on_device(py, &self.state, what, view) } else { Ok(view) }
+    }
+}
+
+/// Indices as a view: those of an array, or of ints.
+fn index_view(given: &Bound<'_, PyAny>, on: &CallStream) -> PyResult<View> {
+    if given.is_instance_of::<PyInt>() && !given.is_instance_of::<PyBool>() {
+        return View::of_indices(&[index_of(given)?], &[]).raised();
+    }
+    let is_ints = given.is_instance_of::<PyList>()
+        || given.is_instance_of::<PyTuple>()
+        || given.is_instance_of::<PyRange>();
+    if !is_ints {
+        return on.take(given);
+    }
+    let indices = given.try_iter()?.map(|index| index_of(&index?)).collect::<PyResult<Vec<_>>>()?;
+    let count = i64::try_from(indices.len()).unwrap_or(i64::MAX);
+    View::of_indices(&indices, &[count]).raised()
+}
+
+/// An index that is an int, or can stand for one; truth values cannot.
+fn index_of(given: &Bound<'_, PyAny>) -> PyResult<i64> {
+    if !given.is_instance_of::<PyBool>() {
+        match given.extract::<i64>() {
+            Ok(index) => return Ok(index),
+            Err(error) if error.is_instance_of::<PyOverflowError>(given.py()) => {
+                let message = format!("no row has the index {given}");
+                return Err(Raised::new("WrongValue", message).into());
+            }
+            Err(_) => {}
+        }
+    }
+    let message = format!("an index is a `{}`", given.get_type().name()?);
+    Err(Raised::new("WrongType", message).hint("give ints, or one array of indices").into())
 }
 
 /// An order by its name.

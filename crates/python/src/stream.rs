@@ -6,13 +6,15 @@
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use wholemem_hal::{BackendKind, Error as HalError, Stream};
+use wholemem_hal::{BackendKind, Error as HalError, Rights, Stream};
 use wholemem_os::interrupt::{MOMENT, is_interrupted};
 use wholemem_os::{Deadline, ForkEpoch};
 
-use crate::array::{Array, Turn, View, take};
+use crate::array::{Array, Place, Turn, View, take};
 use crate::communicator::CommState;
 use crate::error::{Raised, Raises};
+use crate::framework::Framework;
+use crate::wait::waiting;
 
 /// A stream, and how DLPack calls it.
 #[derive(Debug)]
@@ -41,12 +43,63 @@ impl CallStream {
         Ok(Self { stream: turn.stream(), dlpack, turn: Some(turn) })
     }
 
+    /// The same for a call on arrays of a framework, whose own stream is taken if none is given.
+    pub(crate) fn for_call<'py>(
+        state: &CommState,
+        given: Option<&Bound<'py, PyAny>>,
+        framework: &Framework<'py>,
+    ) -> PyResult<Self> {
+        match given {
+            Some(_) => Self::of(state, given),
+            None => Self::of(state, framework.stream(state.place)?.as_ref()),
+        }
+    }
+
     /// An array, ready to be used on this stream.
     pub(crate) fn take(&self, given: &Bound<'_, PyAny>) -> PyResult<View> {
         if let (Some(turn), Ok(array)) = (&self.turn, given.cast::<Array>()) {
             return array.get().used_in(given.py(), turn).raised();
         }
         take(given, self.dlpack)
+    }
+
+    /// The same memory on the communicator's device: a copy if that is a GPU and the array is in host memory that the GPU does not
+    /// reach. The call waits for the copy.
+    pub(crate) fn on_device(
+        &self,
+        py: Python<'_>,
+        state: &CommState,
+        what: &str,
+        view: View,
+    ) -> PyResult<View> {
+        if !self.needs_copy(state, &view) {
+            return Ok(view);
+        }
+        let mut bytes = vec![0; view.layout.len()];
+        view.bytes(what).raised()?.read_at(0, &mut bytes).raised()?;
+        let copy = state.make(view.layout.clone()).raised()?;
+        let span = copy.span(what, state.comm.device(), Rights::ReadWrite).raised()?;
+        waiting(py, || self.stream.write(&span, &bytes))?;
+        Ok(copy)
+    }
+
+    /// Whether a GPU does not reach a host array with elements.
+    pub(crate) fn needs_copy(&self, state: &CommState, view: &View) -> bool {
+        state.place.is_cuda() && view.place == Place::CPU && view.layout.count() > 0
+    }
+
+    /// Copies from memory of the device to a host array of the same layout, and waits for what is enqueued before.
+    pub(crate) fn read_back(
+        &self,
+        py: Python<'_>,
+        state: &CommState,
+        from: &View,
+        to: &View,
+    ) -> PyResult<()> {
+        let span = from.span("the output", state.comm.device(), Rights::Read).raised()?;
+        let mut bytes = vec![0; from.layout.len()];
+        waiting(py, || self.stream.read(&span, &mut bytes))?;
+        to.write_bytes("the output", &bytes).raised()
     }
 
     /// Waits until what is enqueued has run.

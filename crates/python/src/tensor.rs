@@ -25,8 +25,8 @@ use crate::wait::waiting;
 /// >>> import numpy, wholemem
 /// >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
 /// >>> table = wholemem.WholeTensor.create(comm, (1000, 4), "float32")
-/// >>> table.scatter_add(numpy.ones((2, 4), "float32"), numpy.array([7, 7]))
-/// >>> table.gather(numpy.array([7, 8])).numpy()
+/// >>> table.scatter_add([7, 7], numpy.ones((2, 4), "float32"))
+/// >>> table.gather(numpy.array([7, 8]))
 /// array([[2., 2., 2., 2.],
 ///        [0., 0., 0., 0.]], dtype=float32)
 #[pyclass(frozen, weakref, module = "wholemem")]

@@ -34,7 +34,7 @@ def test_all_reduce_is_what_numpy_finds(op: str, dtype: str) -> None:
     given = inputs(3, (7, 11), dtype)
 
     def work(comm: Communicator) -> Any:
-        return comm.all_reduce(given[comm.rank], op=op).numpy()
+        return comm.all_reduce(given[comm.rank], op=op)
 
     if dtype.startswith("float") and op in ("and", "or", "xor"):
         with pytest.raises(errors.WrongType, match="operations on bits are for integers"):
@@ -68,7 +68,7 @@ def test_all_gather_and_broadcast() -> None:
     def work(comm: Communicator) -> None:
         all_of_them = comm.all_gather(given[comm.rank])
         assert all_of_them.shape == (3, 2, 5)
-        np.testing.assert_array_equal(all_of_them.numpy(), np.stack(given))
+        np.testing.assert_array_equal(all_of_them, np.stack(given))
         out = np.empty((3, 2, 5), np.float32)
         assert comm.all_gather(given[comm.rank], out) is out
         np.testing.assert_array_equal(out, np.stack(given))
@@ -122,7 +122,7 @@ def test_arrays_that_lie_in_a_window_are_found_whatever_they_went_through() -> N
         comm.all_reduce(given, given)
         assert (mine.numpy() == 3).all()
         out = comm.all_reduce(given)
-        assert (out.numpy() == 6).all()
+        assert type(out) is type(given) and (np.asarray(out) == 6).all()
 
     each(2, work)
 
@@ -204,7 +204,7 @@ def test_bad_arrays_are_refused(array: Any, out: Any, kind: type, says: str) -> 
         comm.all_reduce(np.zeros(1), op="median")
     with pytest.raises(errors.WrongType, match="the operation is a `int`\nhint: give its name"):
         comm.all_reduce(np.zeros(1), op=3)  # type: ignore[arg-type]
-    assert comm.all_reduce(np.ones(1)).numpy() == [1]
+    assert comm.all_reduce(np.ones(1)) == [1]
 
 
 def test_what_to_do_about_gaps_depends_on_what_is_written() -> None:

@@ -209,7 +209,8 @@ def test_who_takes_an_array_waits_for_the_stream_that_writes_it(comm: wholemem.C
     table = WholeTensor.create(comm, (64, 1024), "int32")
     table.write(0, torch.full((64, 1024), 7, dtype=torch.int32, device="cuda"))
     comm.barrier()
-    rows = torch.arange(64, device="cuda")
+    # As an array of wholemem, which remembers its streams; for a tensor of torch there would be a tensor.
+    rows = wholemem.asarray(torch.arange(64, device="cuda"))
     torch.cuda.synchronize()
     wrote, took = torch.cuda.Stream(), torch.cuda.Stream()
     for take in [torch.from_dlpack, lambda array: torch.as_tensor(ByInterface(array), device="cuda")]:
@@ -251,7 +252,7 @@ def test_rows_are_gathered_and_scattered_as_on_the_host(
     same(given, torch.from_dlpack(gathered))
 
     places = rng.permutation(1000)[:700].astype(index)
-    table.scatter(given, torch.from_numpy(places).cuda())
+    table.scatter(torch.from_numpy(places).cuda(), given)
     expected = whole.cpu().view(torch.uint8).clone()
     expected[torch.from_numpy(places).long()] = given.cpu().view(torch.uint8)
     same(torch.from_dlpack(table.local()), expected)
@@ -264,7 +265,7 @@ def test_rows_are_added_as_on_the_host(comm: wholemem.Communicator, dtype: str) 
     rng = np.random.default_rng(3)
     added = torch.from_numpy(rng.integers(0, 4, (300, 6))).to(getattr(torch, dtype))
     rows = torch.from_numpy(rng.integers(0, 50, 300))
-    table.scatter_add(added.cuda(), rows.cuda())
+    table.scatter_add(rows.cuda(), added.cuda())
     expected = np.zeros((50, 6), np.float64)
     np.add.at(expected, rows.numpy(), added.to(torch.float64).numpy())
     np.testing.assert_array_equal(torch.from_dlpack(table.local()).double().cpu().numpy(), expected)
@@ -285,6 +286,35 @@ def test_rows_at_the_host_are_reached_from_the_gpu(comm: wholemem.Communicator) 
     assert gathered[:, 0].tolist() == [396, 0, 396]
 
 
+@pytest.mark.parametrize("index", ["int32", "int64"])
+def test_arrays_of_numpy_are_copied_to_the_gpu_and_back(comm: wholemem.Communicator, index: str) -> None:
+    table = WholeTensor.create(comm, (100, 4), "float32")
+    whole = np.arange(400, dtype=np.float32).reshape(100, 4)
+    table.scatter(range(100), whole)
+    rows = np.array([[99, 0], [7, 7]], index)
+    gathered = table.gather(rows)
+    assert type(gathered) is np.ndarray and (gathered == whole[rows]).all()
+    out = np.zeros((2, 2, 4), np.float32)
+    assert table.gather(rows, out) is out and (out == gathered).all()
+    ours = table.gather([5, 6])
+    assert ours.device == "cuda:0" and (torch.from_dlpack(ours).cpu().numpy() == whole[5:7]).all()
+    table.scatter_add(rows[0], whole[:2])
+    assert (table.gather(rows[0]) == whole[rows[0]] + whole[:2]).all()
+    with pytest.raises(errors.BadIndex):
+        table.gather(np.array([100]))
+
+
+def test_tensors_of_torch_are_gathered_on_its_current_stream(comm: wholemem.Communicator) -> None:
+    table = WholeTensor.create(comm, (64, 1024), "int32")
+    table.write(0, torch.full((64, 1024), 7, dtype=torch.int32, device="cuda"))
+    comm.barrier()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(400_000_000)
+        rows = torch.arange(64, device="cuda")
+        gathered = table.gather(rows)
+        assert type(gathered) is torch.Tensor and int(gathered.sum()) == 7 * 64 * 1024
+
+
 # Mistakes.
 
 
@@ -294,9 +324,9 @@ def test_what_does_not_fit_is_refused(comm: wholemem.Communicator) -> None:
     fits = torch.zeros((3, 4), device="cuda")
     for kind, says, call in [
         (errors.WrongDevice, "is on cpu, and the communicator on cuda:0", lambda: table.gather(rows.cpu())),
-        (errors.WrongDevice, "is on cpu", lambda: table.scatter(fits.cpu(), rows)),
+        (errors.WrongDevice, "is on cpu", lambda: table.scatter(rows, fits.cpu())),
         (errors.WrongType, "indices are int32 or int64", lambda: table.gather(rows.float())),
-        (errors.WrongType, "holds float64, and the tensor float32", lambda: table.scatter(fits.double(), rows)),
+        (errors.WrongType, "holds float64, and the tensor float32", lambda: table.scatter(rows, fits.double())),
         (errors.WrongStride, "not contiguous", lambda: table.gather(torch.zeros(6, dtype=int, device="cuda")[::2])),
         (errors.WrongStride, "have gaps", lambda: table.gather(rows, torch.zeros((4, 3), device="cuda").T)),
         (errors.WrongValue, "must have the shape", lambda: table.gather(rows, fits[:2])),

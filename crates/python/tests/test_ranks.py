@@ -70,7 +70,7 @@ def test_who_closes_leaves_although_its_memory_stays() -> None:
             comm.close()
             left.set()
             assert stays.wait(60)
-        assert table.gather(np.array([3])).numpy().tolist() == [[1.0, 1.0]]
+        assert table.gather(np.array([3])).tolist() == [[1.0, 1.0]]
         assert window.nbytes == 64
         for call in (table.like, table.barrier):
             with pytest.raises(errors.PeerLost if comm.rank == 0 else errors.Closed):
@@ -96,7 +96,7 @@ def test_collectives_end_when_a_rank_leaves() -> None:
         ranks = Communicator.local(2, device="cpu")
         with ThreadPoolExecutor(2) as pool:
             for sums in [pool.submit(comm.all_reduce, ones) for comm in ranks]:
-                assert sums.result(60).numpy().tolist() == [2, 2, 2]
+                assert sums.result(60).tolist() == [2, 2, 2]
             waits = pool.submit(ranks[0].all_reduce, ones)
             ranks[leaves].close()
             with pytest.raises(errors.Closed if leaves == 0 else errors.PeerLost) as caught:
@@ -223,7 +223,7 @@ def test_ranks_of_torch_join(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.rank.number = rank
         with Communicator.from_torch("group", device="cpu") as comm:
             assert (comm.rank, comm.size) == (rank, 3)
-            sums.append(comm.all_reduce(np.array([2.0**rank])).numpy()[0])
+            sums.append(comm.all_reduce(np.array([2.0**rank]))[0])
             comm.barrier()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
@@ -265,6 +265,11 @@ def test_the_environment_says_how_long_ranks_wait(monkeypatch: pytest.MonkeyPatc
     first, _ = Communicator.local(2, device="cpu", timeout=0.125)
     with pytest.raises(errors.Timeout, match="within 125ms"):
         first.barrier()
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "WHOLEMEM_RENDEZVOUS": "waited-for"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(errors.Timeout, match="within 125ms") as caught:
+        Communicator.from_env(device="cpu", timeout=0.125)
+    assert caught.value.missing == (1,)
     monkeypatch.setenv("WHOLEMEM_TIMEOUT", "soon")
     with pytest.raises(errors.BadEnvironment, match="WHOLEMEM_TIMEOUT"):
         Communicator.local(1, device="cpu")
@@ -371,8 +376,8 @@ def test_ranks_that_are_processes() -> None:
             window = comm.mem_alloc(4096)
             window.peer((comm.rank + 1) % 3, "int32", (4,)).numpy()[:] = comm.rank
             comm.barrier()
-            seen = table.gather(np.array([0, 100, 299])).numpy()[:, 0].tolist()
-            total = comm.all_reduce(np.array([comm.rank + 1.0])).numpy()[0]
+            seen = table.gather(np.array([0, 100, 299]))[:, 0].tolist()
+            total = comm.all_reduce(np.array([comm.rank + 1.0]))[0]
             print(comm.rank, seen, window.local("int32", (1,)).numpy()[0], total, flush=True)
             comm.barrier()
         """,
@@ -443,7 +448,7 @@ def test_a_forked_child_is_told_and_its_parent_goes_on() -> None:
             os._exit(0 if fine else 1)
         _, status = os.waitpid(child, 0)
         comm.barrier()
-        assert table.gather(indices).numpy().tolist() == [[7, 7]]
+        assert table.gather(indices).tolist() == [[7, 7]]
         comm.all_reduce(window.local("int32"))
         print(os.waitstatus_to_exitcode(status))
         """

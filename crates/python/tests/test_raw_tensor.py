@@ -39,10 +39,10 @@ def test_rows_are_gathered_and_scattered_by_address(dtype: Any) -> None:
     double = np.zeros((3, 3))
     table.gather(Stated(indices), Stated(double), convert=True)
     np.testing.assert_array_equal(double, whole[indices])
-    table.scatter_add(Stated(out), Stated(indices))
+    table.scatter_add(Stated(indices), Stated(out))
     np.add.at(whole, indices, out)
     np.testing.assert_array_equal(table.all().numpy(), whole)
-    table.scatter(Stated(double[:2]), Stated(indices[:2]), convert=True)
+    table.scatter(Stated(indices[:2]), Stated(double[:2]), convert=True)
     whole[indices[:2]] = double[:2]
     np.testing.assert_array_equal(table.all().numpy(), whole)
 

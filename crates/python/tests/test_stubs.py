@@ -32,6 +32,8 @@ def declared() -> Iterator[tuple[str, ast.stmt]]:
 
 
 DECLARED = dict(declared())
+# Of an overloaded function the last one has the words.
+OVERLOADS = [(name, node) for name, node in declared() if isinstance(node, ast.FunctionDef) and "__" not in name]
 CLASSES = {name: node for name, node in DECLARED.items() if isinstance(node, ast.ClassDef)}
 WORDS = {
     name: ast.get_docstring(node)
@@ -73,12 +75,8 @@ def test_what_is_there_is_declared() -> None:
     assert set(there()) - set(DECLARED) == set()
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, node in DECLARED.items() if isinstance(node, ast.FunctionDef) and "__" not in name]
-)
-def test_arguments_are_as_declared(name: str) -> None:
-    node = DECLARED[name]
-    assert isinstance(node, ast.FunctionDef)
+@pytest.mark.parametrize(("name", "node"), OVERLOADS)
+def test_arguments_are_as_declared(name: str, node: ast.FunctionDef) -> None:
     if any(isinstance(mark, ast.Name) and mark.id == "property" for mark in node.decorator_list):
         return
     signature = inspect.signature(reached(name))
@@ -144,3 +142,44 @@ def test_examples_run(name: str) -> None:
     outcome = doctest.DocTestRunner().run(example)
     assert outcome.failed == 0
     assert outcome.attempted > 0
+
+
+PROGRAM = """
+from typing import Any
+import numpy as np, wholemem
+from numpy.typing import NDArray
+
+def typed(table: wholemem.WholeTensor, comm: wholemem.Communicator, indices: NDArray[np.int64], own: wholemem.Array) -> None:
+    rows: NDArray[Any] = table.gather(indices)
+    ours: wholemem.Array = table.gather([1, 2])
+    ours = table.gather(3, dtype="float16")
+    ours = table.gather(range(4))
+    ours = table.gather(own)
+    ours = table.gather(indices, own)
+    rows = comm.all_reduce(rows, op="max")
+    ours = comm.all_gather(own)
+    ours = comm.broadcast(own)
+    {wrong}
+"""
+
+WRONG = [
+    ("", ""),
+    ("ours = table.gather(indices)", "Incompatible types in assignment"),
+    ("rows = table.gather([1, 2])", "Incompatible types in assignment"),
+    ('comm.all_reduce(rows, op="mean")', "No overload variant"),
+    ('table.scatter(indices, rows, order="sorted")', "has incompatible type"),
+    ('wholemem.WholeTensor.create(comm, 3, "float32", kind="striped")', "has incompatible type"),
+    ('wholemem.WholeTensor.create(comm, 3, "float32", location="disk")', "has incompatible type"),
+]
+
+
+def test_checkers_know_what_is_returned_and_refuse_unknown_names(tmp_path: Path) -> None:
+    api: Any = pytest.importorskip("mypy.api", reason="mypy is not installed")
+    programs = [tmp_path / f"program_{number}.py" for number in range(len(WRONG))]
+    for program, (wrong, _) in zip(programs, WRONG):
+        program.write_text(PROGRAM.replace("{wrong}", wrong))
+    said, errors, _ = api.run(["--strict", "--cache-dir", str(tmp_path / "cache"), *map(str, programs)])
+    assert errors == ""
+    for program, (_, says) in zip(programs, WRONG):
+        told = [line for line in said.splitlines() if line.startswith(str(program)) and ": error:" in line]
+        assert (len(told) > 0) == (says != "") and says in "".join(told), said

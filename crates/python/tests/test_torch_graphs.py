@@ -52,7 +52,7 @@ def test_gathers_are_replayed_with_other_indices_and_rows() -> None:
         indices.copy_(torch.randint(0, 5000, (700,)))
         if turn % 10 == 0:
             whole[turn] = turn
-            wm.scatter(table, whole[turn : turn + 1], torch.tensor([turn], device="cuda"))
+            wm.scatter(table, torch.tensor([turn], device="cuda"), whole[turn : turn + 1])
         graph.replay()
         assert torch.equal(rows, whole[indices] * 2)
 
@@ -60,7 +60,7 @@ def test_gathers_are_replayed_with_other_indices_and_rows() -> None:
 def test_scatters_are_replayed() -> None:
     table = filled(joined(), torch.zeros(100, 8, device="cuda"))
     indices, values = torch.zeros(20, dtype=torch.int64, device="cuda"), torch.zeros(20, 8, device="cuda")
-    graph, _ = recorded(lambda: wm.scatter_add(table, values, indices))
+    graph, _ = recorded(lambda: wm.scatter_add(table, indices, values))
     expected = torch.zeros(100, 8, device="cuda")
     for _ in range(REPLAYS):
         indices.copy_(torch.randint(0, 100, (20,)))

@@ -57,7 +57,7 @@ def test_elements_are_converted_and_outputs_are_filled_where_they_are(device: st
     assert wm.gather(table, indices, out=part) is part
     assert torch.equal(part.cpu(), whole[[5, 1]].half())
     assert (wide[1::2] == -1).all() and (wide[:, :3] == -1).all() and (wide[:, 7:] == -1).all()
-    wm.scatter(table, torch.ones(2, 4, dtype=torch.bfloat16, device=device), indices)
+    wm.scatter(table, indices, torch.ones(2, 4, dtype=torch.bfloat16, device=device))
     assert (wm.gather(table, indices) == 1).all()
 
 
@@ -66,16 +66,16 @@ def test_scatter_and_scatter_add_are_what_torch_finds(device: str) -> None:
     table = filled(joined(device), whole)
     indices = torch.tensor([4, 29, 4, 4], device=device)
     values = torch.randint(0, 9, (4, 5)).float()
-    wm.scatter_add(table, values.to(device), indices)
+    wm.scatter_add(table, indices, values.to(device))
     whole.index_add_(0, indices.cpu(), values)
     everything = torch.arange(30, device=device)
     assert torch.equal(wm.gather(table, everything).cpu(), whole)
-    wm.scatter(table, values[:2].to(device), indices[:2])
+    wm.scatter(table, indices[:2], values[:2].to(device))
     whole[indices[:2].cpu()] = values[:2]
     assert torch.equal(wm.gather(table, everything).cpu(), whole)
     # Rows with gaps between them.
     wide = torch.ones(4, 9, device=device)
-    wm.scatter_add(table, wide[:, 2:7], indices)
+    wm.scatter_add(table, indices, wide[:, 2:7])
     whole.index_add_(0, indices.cpu(), torch.ones(4, 5))
     assert torch.equal(wm.gather(table, everything).cpu(), whole)
 
@@ -87,10 +87,10 @@ def test_a_compiler_keeps_what_is_done_to_a_table_and_its_order(device: str) -> 
     def work(values: Any) -> Any:
         wm.gather(table, indices)
         before = wm.gather(table, indices)
-        wm.scatter(table, values, indices)
+        wm.scatter(table, indices, values)
         after = wm.gather(table, indices)
-        wm.scatter_add(table, values * 2, indices)
-        wm.scatter_add(table, values * 2, indices)
+        wm.scatter_add(table, indices, values * 2)
+        wm.scatter_add(table, indices, values * 2)
         out = torch.empty_like(after)
         return before * 1, after * 1, wm.gather(table, indices, out=out), out
 
@@ -256,7 +256,7 @@ def test_tables_of_the_host_too(device: str) -> None:
     wm.as_tensor(table.local()).copy_(whole)
     indices = torch.tensor([1, 19, 1], device=device)
     assert torch.equal(wm.gather(table, indices).cpu(), whole[indices.cpu()])
-    wm.scatter_add(table, torch.ones(3, 4, device=device), indices)
+    wm.scatter_add(table, indices, torch.ones(3, 4, device=device))
     assert torch.allclose(wm.gather(table, indices).cpu(), whole[indices.cpu()] + torch.tensor([[2.0], [1.0], [2.0]]))
 
 
@@ -296,7 +296,7 @@ def test_bad_values_are_refused(values: Any, kind: type, says: str) -> None:
     table = filled(joined("cpu"), torch.ones(5, 2))
     for put in (wm.scatter, wm.scatter_add):
         with pytest.raises(kind, match=says) as caught:
-            put(table, values, torch.tensor([0, 1]))
+            put(table, torch.tensor([0, 1]), values)
         assert caught.value.hint or kind is errors.WrongValue
     assert (wm.gather(table, torch.arange(5)) == 1).all()
 
@@ -312,8 +312,8 @@ def test_what_is_read_may_lie_in_any_way(device: str) -> None:
         assert torch.equal(wm.gather(table, indices, out=out), held[indices])
         once = indices.contiguous().unique()
         for rows in (torch.ones(3, len(once), device=device).T, torch.ones(3, device=device).expand(len(once), 3)):
-            wm.scatter(table, rows * 0.5, once)
-            wm.scatter_add(table, rows, once)
+            wm.scatter(table, once, rows * 0.5)
+            wm.scatter_add(table, once, rows)
             assert (wm.gather(table, once) == 1.5).all()
     part = held[::2, 1:]
     for op in (wm.all_reduce, wm.broadcast):
@@ -333,7 +333,7 @@ def test_a_compiler_may_lay_out_what_is_read(device: str) -> None:
     def work(numbers: Any) -> Any:
         asked = (numbers.T + 1).contiguous()
         rows = wm.gather(table, asked)
-        wm.scatter_add(table, rows.flip(2).contiguous(), asked)
+        wm.scatter_add(table, asked, rows.flip(2).contiguous())
         sums = wm.all_reduce(comm, (numbers.T * 2.0).contiguous())
         many = torch.vmap(lambda one: wm.gather(table, one), in_dims=1)(numbers)
         return rows, sums, many, wm.all_gather(comm, numbers.T.contiguous()), wm.broadcast(comm, numbers.T.clone())
@@ -363,7 +363,7 @@ def test_bad_outputs_are_refused() -> None:
     with pytest.raises(errors.WrongType, match="cannot compute with bool"):
         wm.gather(table, indices, dtype=torch.int32)
     with pytest.raises(errors.WrongType, match="cannot compute with bool"):
-        wm.scatter_add(table, torch.ones(2, 2, dtype=torch.bool), indices)
+        wm.scatter_add(table, indices, torch.ones(2, 2, dtype=torch.bool))
 
 
 def test_outputs_that_do_not_fit_are_not_filled_by_repetition() -> None:
@@ -430,7 +430,7 @@ def test_a_tensor_of_another_device_is_refused() -> None:
         wm.gather(table, torch.tensor([0], device="cuda"))
     assert caught.value.hint == "move it to cpu first"
     with pytest.raises(errors.WrongDevice, match="is on cpu, and the other tensor on cuda:0"):
-        wm.scatter(table, torch.ones(1, 2), torch.tensor([0], device="cuda"))
+        wm.scatter(table, torch.tensor([0], device="cuda"), torch.ones(1, 2))
 
 
 def test_what_is_gone_or_closed_is_told(device: str) -> None:

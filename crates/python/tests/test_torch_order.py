@@ -54,7 +54,7 @@ def test_sums_in_a_fixed_order_are_the_same_to_the_bit(location: str) -> None:
 
     def work(comm: Communicator) -> None:
         table = WholeTensor.create(comm, (4, 8), "float32", location=location)
-        wm.scatter_add(table, *given(comm.rank), order="fixed")
+        wm.scatter_add(table, *reversed(given(comm.rank)), order="fixed")
         comm.barrier()
         assert torch.equal(wm.gather(table, torch.arange(4)), expected)
 
@@ -81,9 +81,9 @@ def test_the_last_row_of_the_last_rank_stays() -> None:
         # The last rank has less to say, and what it says is said last.
         indices = torch.tensor([5, 5, 1] if comm.rank == 0 else [5])
         values = torch.arange(len(indices))[:, None].expand(-1, 2) + 10.0 * comm.rank
-        wm.scatter(table, values, indices, order="fixed")
+        wm.scatter(table, indices, values, order="fixed")
         nothing = torch.zeros(0, dtype=torch.int64)
-        wm.scatter(table, torch.ones(0, 2), nothing, order="fixed")
+        wm.scatter(table, nothing, torch.ones(0, 2), order="fixed")
         comm.barrier()
         assert wm.gather(table, torch.tensor([1, 5]))[:, 0].tolist() == [2, 10]
 
@@ -96,8 +96,8 @@ def test_what_is_put_in_order_may_lie_in_any_way_and_is_converted(device: str) -
     for indices in (numbers.T, numbers[:, 1].int(), numbers[0, 2]):
         for dtype in (torch.float32, torch.bfloat16):
             rows = torch.ones((3, *indices.shape), dtype=dtype, device=device).movedim(0, -1)
-            wm.scatter(table, rows, indices, order="fixed")
-            wm.scatter_add(table, rows.requires_grad_() * 2, indices, order="fixed")
+            wm.scatter(table, indices, rows, order="fixed")
+            wm.scatter_add(table, indices, rows.requires_grad_() * 2, order="fixed")
             assert (wm.gather(table, indices) == 3).all()
 
 
@@ -105,7 +105,7 @@ def test_what_is_put_in_order_may_lie_in_any_way_and_is_converted(device: str) -
 def test_rows_of_every_type_are_written_in_order(device: str, dtype: str) -> None:
     table = WholeTensor.create(joined(device), (5, 2), dtype)
     rows, indices = torch.ones(1, 2, device=device).to(getattr(torch, dtype)), torch.tensor([3], device=device)
-    wm.scatter(table, rows, indices, order="fixed")
+    wm.scatter(table, indices, rows, order="fixed")
     found, expected = wm.as_tensor(table.local()), torch.zeros(5, 2, dtype=rows.dtype, device=device)
     expected[3] = rows[0]
     assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
@@ -130,9 +130,9 @@ with wholemem.Communicator.from_env(device=device) as comm:
     indices = torch.tensor([3, 3], device=device)
 
     def work(values):
-        wm.scatter(table, values, indices, order="fixed")
+        wm.scatter(table, indices, values, order="fixed")
         before = wm.gather(table, indices)
-        wm.scatter_add(table, values, indices, order="fixed")
+        wm.scatter_add(table, indices, values, order="fixed")
         return before * 1, (ours(indices) * 3).sum()
 
     work = torch.compile(work, fullgraph=True, backend="aot_eager")
@@ -157,7 +157,7 @@ def test_a_compiler_keeps_calls_of_all_ranks_in_their_order(device: str) -> None
 def test_no_other_order_has_a_name(order: Any) -> None:
     table = WholeTensor.create(joined("cpu"), (5, 2), "float32")
     values, indices = torch.ones(1, 2), torch.tensor([1])
-    calls = [lambda put=put: put(table, values, indices, order=order) for put in PUTS]
+    calls = [lambda put=put: put(table, indices, values, order=order) for put in PUTS]
     calls += [lambda: wm.Embedding(table, order=order)]
     if isinstance(order, str):
         calls += [lambda: torch.ops.wholemem.scatter(table._handle, values, indices, order)]
@@ -173,22 +173,22 @@ def test_any_order_is_refused_where_all_runs_must_be_the_same(device: str) -> No
     table = WholeTensor.create(joined(device), (5, 2), "float32")
     values, indices = torch.ones(1, 2, device=device), torch.tensor([1], device=device)
     with pytest.raises(errors.Unsupported, match="^additions of float32 have no fixed order, which") as caught:
-        wm.scatter_add(table, values, indices)
+        wm.scatter_add(table, indices, values)
     assert caught.value.hint == HINT
     with pytest.raises(errors.Unsupported, match="^rows that are written to one place have no fixed order") as caught:
-        wm.scatter(table, values, indices)
+        wm.scatter(table, indices, values)
     assert caught.value.hint == HINT
     with pytest.raises(errors.Unsupported, match="^additions of float32 have no fixed order") as caught:
         wm.Embedding(table)(indices).sum().backward()
     assert caught.value.hint == HINT
-    compiled = torch.compile(lambda: wm.scatter_add(table, values, indices), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda: wm.scatter_add(table, indices, values), fullgraph=True, backend="aot_eager")
     with pytest.raises(errors.Unsupported, match="^additions of float32 have no fixed order"):
         compiled()
     assert not wm.gather(table, indices).any()
     torch.use_deterministic_algorithms(True, warn_only=True)
     for put in PUTS:
         with pytest.warns(UserWarning, match="have no fixed order, which(.|\n)*hint: give order"):
-            put(table, values, indices)
+            put(table, indices, values)
     assert (wm.gather(table, indices) == 2).all()
 
 
@@ -199,7 +199,7 @@ def test_what_is_the_same_in_any_order_is_let_be(device: str) -> None:
         warnings.simplefilter("error")
         for dtype, location in ((torch.int64, "device"), (torch.uint8, "device"), (torch.float32, "host")):
             table = WholeTensor.create(comm, (5, 2), dtype, location=location)
-            wm.scatter_add(table, torch.ones(2, 2, dtype=dtype, device=device), indices)
+            wm.scatter_add(table, indices, torch.ones(2, 2, dtype=dtype, device=device))
             assert (wm.gather(table, indices) == 2).all()
         ours = wm.Embedding(WholeTensor.create(comm, (5, 2), "float32", location="host"))
         ours(indices).sum().backward()
@@ -207,4 +207,4 @@ def test_what_is_the_same_in_any_order_is_let_be(device: str) -> None:
         # What cannot be added in any order is told as ever.
         table = WholeTensor.create(comm, (5, 2), "float8_e4m3fn")
         with pytest.raises(errors.WrongType, match="cannot compute with float8_e4m3fn"):
-            wm.scatter_add(table, torch.ones(2, 2, device=device).to(torch.float8_e4m3fn), indices)
+            wm.scatter_add(table, indices, torch.ones(2, 2, device=device).to(torch.float8_e4m3fn))

@@ -202,7 +202,7 @@ def test_a_tensor_whose_memory_was_freed_is_refused(table: WholeTensor, device: 
     calls = [
         lambda: wm.gather(table, part),
         lambda: wm.gather(table, asked, out=rows),
-        lambda: wm.scatter(table, rows, asked),
+        lambda: wm.scatter(table, asked, rows),
         lambda: wm.all_reduce(Communicator.local(1, device=device)[0], rest),
     ]
     for call in calls:
@@ -280,8 +280,8 @@ def test_other_things_than_tables_are_told(table: WholeTensor, device: str) -> N
         lambda: wm.gather(table, [1, 2]),  # type: ignore[arg-type]
         lambda: wm.gather(table, indices, out=[1]),  # type: ignore[arg-type]
         lambda: wm.gather(table, [1, 2], out=rows),  # type: ignore[arg-type]
-        lambda: wm.scatter(table, rows, [1, 2]),  # type: ignore[arg-type]
-        lambda: wm.scatter_add(table, [[1]], indices),  # type: ignore[arg-type]
+        lambda: wm.scatter(table, [1, 2], rows),  # type: ignore[arg-type]
+        lambda: wm.scatter_add(table, indices, [[1]]),  # type: ignore[arg-type]
         lambda: wm.all_reduce(Communicator.local(1, device=device)[0], [1]),  # type: ignore[arg-type]
     ]
     for call in calls:

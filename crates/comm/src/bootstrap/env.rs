@@ -111,7 +111,21 @@ impl Bootstrap {
     /// [`Error::Environment`] naming the variable that is missing or wrong; [`Error::SeveralNodes`]; those of
     /// [`create`](Self::create).
     pub fn from_env() -> Result<Self> {
+        Self::joined_from_env(None)
+    }
+
+    /// Joins as [`from_env`](Self::from_env), and waits for other ranks as long as `timeout` says, now and in later calls,
+    /// whatever `WHOLEMEM_TIMEOUT` says.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_env_within(timeout: Duration) -> Result<Self> {
+        Self::joined_from_env(Some(timeout))
+    }
+
+    fn joined_from_env(timeout: Option<Duration>) -> Result<Self> {
         let place = read(|name| std::env::var(name).ok())?;
+        let timeout = timeout.unwrap_or(place.timeout);
         let id = match place.id {
             Source::Id(id) => id,
             Source::Agreed { run, secret } => {
@@ -122,8 +136,8 @@ impl Bootstrap {
                 UniqueId::agreed(home, &run, secret.as_deref())
             }
         };
-        let mut bootstrap = Self::create_part(&id, place.rank, place.size, place.timeout, None)?;
-        bootstrap.timeout = place.timeout;
+        let mut bootstrap = Self::create_part(&id, place.rank, place.size, timeout, None)?;
+        bootstrap.timeout = timeout;
         Ok(bootstrap)
     }
 

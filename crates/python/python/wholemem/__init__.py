@@ -14,8 +14,8 @@ Threads can be ranks too, as here:
 ...         table = wholemem.WholeTensor.create(comm, (100, 4), "float32")
 ...         table.local().numpy()[:] = comm.rank
 ...         comm.barrier()
-...         rows = table.gather(numpy.array([0, 99])).numpy()
-...         total = comm.all_reduce(rows).numpy()
+...         rows = table.gather(numpy.array([0, 99]))
+...         total = comm.all_reduce(rows)
 ...         if comm.rank == 0:
 ...             print(rows[:, 0], total[:, 0])
 >>> ranks = wholemem.Communicator.local(2, device="cpu")

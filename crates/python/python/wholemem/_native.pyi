@@ -2,8 +2,9 @@
 
 from os import PathLike
 from types import TracebackType
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union, final
+from typing import Any, Callable, Literal, Optional, Sequence, TypeVar, Union, final, overload
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ._native_store import Client as Client
@@ -17,6 +18,13 @@ from ._native_store import Status as Status
 from ._native_store import Watch as Watch
 
 VERSION: str
+
+Kind = Literal["continuous", "chunked"]
+Location = Literal["device", "host", "cpu"]
+Order = Literal["any", "fixed"]
+ReduceOp = Literal["sum", "avg", "min", "max", "prod", "and", "or", "xor"]
+_Out = TypeVar("_Out")
+_Ints = Union[int, list[int], tuple[int, ...], range]
 
 @final
 class Array:
@@ -216,11 +224,12 @@ class Communicator:
     """
 
     @classmethod
-    def from_env(cls, *, device: Any = None) -> Communicator:
+    def from_env(cls, *, device: Any = None, timeout: Optional[float] = None) -> Communicator:
         """Joins the group that a launcher started this process for: ``wholemem launch``, torchrun, srun or mpirun.
 
         If no ``device`` is given, or one without a number, the number is the launcher's local rank (``LOCAL_RANK``), else the
-        rank, modulo the number of visible devices. Ranks on several nodes are refused.
+        rank, modulo the number of visible devices. ``timeout`` is in seconds, also for later calls; if none is given,
+        ``WHOLEMEM_TIMEOUT`` says it. Ranks on several nodes are refused.
         """
     @classmethod
     def create(
@@ -266,16 +275,31 @@ class Communicator:
         """Makes a window of new memory, zero, with so many bytes on this rank. All ranks call it; a rank may have none."""
     def window_register(self, array: Any, *, stream: Any = None) -> Window:
         """Makes a window of memory that is there: of a GPU, mapped in segments. All ranks call it."""
-    def all_reduce(self, array: Any, out: Any = None, *, op: str = "sum", stream: Any = None) -> Any:
+    @overload
+    def all_reduce(self, array: NDArray[Any], out: None = None, *, op: ReduceOp = "sum", stream: Any = None) -> NDArray[Any]: ...
+    @overload
+    def all_reduce(self, array: Array, out: None = None, *, op: ReduceOp = "sum", stream: Any = None) -> Array: ...
+    @overload
+    def all_reduce(self, array: Tensor, out: None = None, *, op: ReduceOp = "sum", stream: Any = None) -> Tensor: ...
+    @overload
+    def all_reduce(self, array: Any, out: _Out, *, op: ReduceOp = "sum", stream: Any = None) -> _Out:
         """Combines the elements of all ranks, and gives all of them the outcome, the same to the bit.
 
         ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``. The outcome is in ``out``,
-        which may be ``array`` itself, or in a new :class:`Array`. Arrays that lie in a window are read where they are;
-        all ranks give such ones, at the same place, or none does.
+        which may be ``array`` itself, or in a new array of the same framework: a tensor of torch for one of torch, an array of
+        numpy for one of numpy, else an :class:`Array`. Arrays that lie in a window are read where they are; all ranks give
+        such ones, at the same place, or none does.
         """
-    def all_gather(self, array: Any, out: Any = None, *, stream: Any = None) -> Any:
-        """Gives every rank's array to all ranks, one after the other."""
-    def broadcast(self, array: Any, root: int = 0, *, stream: Any = None) -> Any:
+    @overload
+    def all_gather(self, array: NDArray[Any], out: None = None, *, stream: Any = None) -> NDArray[Any]: ...
+    @overload
+    def all_gather(self, array: Array, out: None = None, *, stream: Any = None) -> Array: ...
+    @overload
+    def all_gather(self, array: Tensor, out: None = None, *, stream: Any = None) -> Tensor: ...
+    @overload
+    def all_gather(self, array: Any, out: _Out, *, stream: Any = None) -> _Out:
+        """Gives every rank's array to all ranks, one after the other, in ``out`` or in a new array of the same framework."""
+    def broadcast(self, array: _Out, root: int = 0, *, stream: Any = None) -> _Out:
         """Makes every rank's array what the root's is, and returns it."""
     def check(self) -> None:
         """Raises what keeps the group from going on, if anything does, without waiting."""
@@ -324,8 +348,8 @@ class WholeTensor:
     >>> import numpy, wholemem
     >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
     >>> table = wholemem.WholeTensor.create(comm, (1000, 4), "float32")
-    >>> table.scatter_add(numpy.ones((2, 4), "float32"), numpy.array([7, 7]))
-    >>> table.gather(numpy.array([7, 8])).numpy()
+    >>> table.scatter_add([7, 7], numpy.ones((2, 4), "float32"))
+    >>> table.gather(numpy.array([7, 8]))
     array([[2., 2., 2., 2.],
            [0., 0., 0., 0.]], dtype=float32)
     """
@@ -337,8 +361,8 @@ class WholeTensor:
         shape: Union[int, Sequence[int]],
         dtype: Any,
         *,
-        kind: str = "continuous",
-        location: str = "device",
+        kind: Kind = "continuous",
+        location: Location = "device",
         rows_of_each: Optional[Sequence[int]] = None,
         equal_addresses: bool = False,
     ) -> WholeTensor:
@@ -354,8 +378,8 @@ class WholeTensor:
         path: Union[str, PathLike[str]],
         *,
         name: Optional[str] = None,
-        kind: str = "continuous",
-        location: str = "device",
+        kind: Kind = "continuous",
+        location: Location = "device",
         rows_of_each: Optional[Sequence[int]] = None,
     ) -> WholeTensor:
         """Makes a tensor of a file: of what was saved, of a ``.npy``, or of a ``.safetensors``, where ``name`` says which.
@@ -408,51 +432,99 @@ class WholeTensor:
         """Copies the rows of an array to the rows from ``first`` on."""
     def read(self, first: int, out: Any, *, stream: Any = None) -> None:
         """Copies the rows from ``first`` on to the rows of an array."""
+    @overload
     def gather(
         self,
-        indices: Any,
-        out: Any = None,
+        indices: NDArray[Any],
+        out: None = None,
         *,
         dtype: Any = None,
         convert: bool = False,
         skip_bad: bool = False,
         stream: Any = None,
-    ) -> Any:
-        """The rows that the indices name, in ``out`` or in a new :class:`Array`.
+    ) -> NDArray[Any]: ...
+    @overload
+    def gather(
+        self,
+        indices: Union[Array, _Ints],
+        out: None = None,
+        *,
+        dtype: Any = None,
+        convert: bool = False,
+        skip_bad: bool = False,
+        stream: Any = None,
+    ) -> Array: ...
+    @overload
+    def gather(
+        self,
+        indices: Tensor,
+        out: None = None,
+        *,
+        dtype: Any = None,
+        convert: bool = False,
+        skip_bad: bool = False,
+        stream: Any = None,
+    ) -> Tensor: ...
+    @overload
+    def gather(
+        self,
+        indices: Any,
+        out: _Out,
+        *,
+        dtype: Any = None,
+        convert: bool = False,
+        skip_bad: bool = False,
+        stream: Any = None,
+    ) -> _Out:
+        """The rows that the indices name, in ``out`` or in a new array of the framework that the indices belong to.
 
-        They are moved in no order: none may lie where ``out`` is, if that is a part of a tensor itself.
+        Indices are a tensor of torch, an array of numpy or of another framework, an int, or a list, tuple or range of ints. Indices
+        of torch give a tensor of torch, on torch's current stream if no ``stream`` is given; indices of numpy give an array of
+        numpy; others give an :class:`Array`, and so does numpy where it has no type like the tensor's. No stream of torch waits for
+        another ``stream``: the caller orders them.
+
+        If the tensor is on a GPU, indices in host memory are copied there, and an array of numpy is copied back: each is one copy,
+        for which the call waits. Tensors of torch are not copied: one on another device raises.
+
+        Rows are moved in no order: none may lie where ``out`` is, if that is a part of a tensor itself.
 
         Elements are converted where ``dtype`` or ``convert`` asks for it: floats to floats, integers to integers. An
         index that names no row raises :class:`~wholemem.errors.BadIndex`, of a GPU's work in the next call or in
-        :meth:`check`; its row is zero, and nothing else is touched. With ``skip_bad`` nobody is told.
+        :meth:`check`; its row is zero, and nothing else is touched. With ``skip_bad`` nothing is raised.
         """
     def scatter(
         self,
-        array: Any,
         indices: Any,
+        array: Any,
         *,
-        order: str = "any",
+        order: Order = "any",
         convert: bool = False,
         skip_bad: bool = False,
         stream: Any = None,
     ) -> None:
         """Writes rows to where the indices say. Other ranks see them behind the next ``barrier``.
 
-        They are moved in no order: none may go where ``array`` is, if that is a part of a tensor itself.
+        Indices are what :meth:`gather` takes, and come first there and here. If the tensor is on a GPU, indices and rows in host
+        memory are copied there, and the call waits for the copies; tensors of torch are not.
+
+        Rows are moved in no order: none may go where ``array`` is, if that is a part of a tensor itself.
 
         Where several go to one place, the order ``fixed`` leaves the last of the last rank, and is a call of all ranks.
         """
     def scatter_add(
         self,
-        array: Any,
         indices: Any,
+        array: Any,
         *,
-        order: str = "any",
+        order: Order = "any",
         convert: bool = False,
         skip_bad: bool = False,
         stream: Any = None,
     ) -> None:
-        """Adds rows to where the indices say. With the order ``fixed``, and at the ``host``, it is a call of all ranks."""
+        """Adds rows to where the indices say. With the order ``fixed``, and at the ``host``, it is a call of all ranks.
+
+        Its arguments are those of :meth:`scatter`.
+        """
     def populate(self) -> None:
         """Enters all rows into the page table of this process at once, as large pages where the kernel can: worth it once they
         are written, before gathering from host memory. On a GPU's there is nothing to do."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Optional, Sequence, Union
 
 from ._native import Array, Communicator, WholeTensor
+
+if TYPE_CHECKING:
+    from ._native import Location
 
 __all__ = ["ChunkedTensor"]
 
@@ -33,7 +36,7 @@ class ChunkedTensor:
         shape: Union[int, Sequence[int]],
         dtype: Any,
         *,
-        location: str = "device",
+        location: Location = "device",
         rows_of_each: Optional[Sequence[int]] = None,
     ) -> None:
         self.tensor = WholeTensor.create(

@@ -72,6 +72,9 @@ static PLACES: [[u8; 8]; 16] = {
 };
 
 impl Element {
+    /// What indices are that came as numbers of Python.
+    pub(crate) const INDEX: Self = element(Dtype::I64);
+
     /// What anything else is made of.
     pub(crate) const BYTE: Self = element(Dtype::U8);
 

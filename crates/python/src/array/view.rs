@@ -9,6 +9,7 @@ use std::sync::Arc;
 use wholemem_hal::{Backend, BackendKind, Device, PlainBuffer, Rights, Span};
 use wholemem_os::SharedSlice;
 
+use super::element::Element;
 use super::layout::Layout;
 use super::turn::Turn;
 use crate::error::Raised;
@@ -157,8 +158,26 @@ impl View {
         self.host_bytes()
     }
 
-    /// The bytes of an array in host memory from the first to the last, gaps included.
+    /// Writes the bytes of a contiguous array in host memory.
+    pub(crate) fn write_bytes(&self, what: &str, bytes: &[u8]) -> Result<(), Raised> {
+        self.check_writable(what)?;
+        Ok(self.host_slice(true)?.write_at(0, bytes)?)
+    }
+
+    /// Indices in memory of this process.
+    pub(crate) fn of_indices(indices: &[i64], shape: &[i64]) -> Result<Self, Raised> {
+        let view = Self::zeroed(Layout::contiguous(Element::INDEX, shape)?)?;
+        let bytes: Vec<u8> = indices.iter().flat_map(|index| index.to_ne_bytes()).collect();
+        view.write_bytes("the array of indices", &bytes)?;
+        Ok(view)
+    }
+
+    /// The bytes of an array in host memory from the first to the last, gaps included, to be read.
     fn host_bytes(&self) -> Result<SharedSlice<'_>, Raised> {
+        self.host_slice(false)
+    }
+
+    fn host_slice(&self, writable: bool) -> Result<SharedSlice<'_>, Raised> {
         let (before, behind) = self.layout.extent()?;
         let first = self.address.saturating_sub(before as u64);
         let at = std::ptr::with_exposed_provenance_mut(usize::try_from(first).unwrap_or_default());
@@ -166,7 +185,7 @@ impl View {
         let (at, len) = NonNull::new(at).map_or((NonNull::dangling(), 0), |at| (at, before + behind));
         // SAFETY: whoever made the view says that the memory is there while its owner lives, which outlives the borrow.
         // Python's arrays are pointers, to which nobody has a reference.
-        Ok(unsafe { SharedSlice::new(at, len, false) })
+        Ok(unsafe { SharedSlice::new(at, len, writable) })
     }
 
     /// The same elements in memory of their own, which lie as these do; on a GPU, copied on a stream, or on the default one.

@@ -6,7 +6,7 @@ outputs come from torch's own allocator, so that they live in the pools of CUDA 
 >>> import torch, wholemem, wholemem.torch as wm
 >>> (comm,) = wholemem.Communicator.local(1, device="cpu")
 >>> table = wholemem.WholeTensor.create(comm, (1000, 2), "float32")
->>> wm.scatter_add(table, torch.ones(3, 2), torch.tensor([7, 8, 7]))
+>>> wm.scatter_add(table, torch.tensor([7, 8, 7]), torch.ones(3, 2))
 >>> wm.gather(table, torch.tensor([7, 9]))
 tensor([[2., 2.],
         [0., 0.]])

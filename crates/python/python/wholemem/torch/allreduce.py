@@ -24,7 +24,7 @@ class FastAllreduce(_ShortReduction):
     The ranks meet through a group of ``torch.distributed``, of whichever backend, if there is one; or as a launcher has
     started them (``torchrun``, ``wholemem launch``). Tensors are of the processor or of one GPU, and of any size: those of up to
     ``max_size`` bytes are what this is made for, and :meth:`should_use` says so. Who waits longer than ``timeout`` seconds for
-    another rank gets a :class:`~wholemem.errors.Timeout`; ranks of a launcher take it from ``WHOLEMEM_TIMEOUT``.
+    another rank gets a :class:`~wholemem.errors.Timeout`; if none is given, ``WHOLEMEM_TIMEOUT`` says it.
 
     >>> import torch
     >>> with FastAllreduce(0, 1, device="cpu") as fast:
@@ -223,10 +223,4 @@ def _join(rank: int, world_size: int, group: Any, device: str, timeout: Optional
     if (rank, world_size) == (0, 1):
         (alone,) = Communicator.local(1, device=device, timeout=timeout)
         return alone
-    if timeout is not None:
-        # It is the same for all ranks, whom only their launcher knows.
-        raise Unsupported(
-            "ranks of a launcher have the timeout of their environment",
-            hint="set `WHOLEMEM_TIMEOUT`, or give a `group` of torch.distributed",
-        )
-    return Communicator.from_env(device=device)
+    return Communicator.from_env(device=device, timeout=timeout)

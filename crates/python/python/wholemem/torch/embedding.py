@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from threading import RLock
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 
@@ -17,6 +17,9 @@ from .effects import ordered
 from .ops import LIBRARY, _gather, _gather_fake, gather, scatter_rows
 from .order import check_order
 from .tensors import NUMBERS, as_tensor, check_indices, check_kind, check_tensor, dtype_of, raw_stream
+
+if TYPE_CHECKING:
+    from .._native import Order
 
 __all__ = ["Embedding"]
 
@@ -101,7 +104,7 @@ class Embedding(torch.nn.Module):
     table: WholeTensor
     """The rows."""
 
-    def __init__(self, table: WholeTensor, grad: Optional[WholeTensor] = None, *, order: str = "any") -> None:
+    def __init__(self, table: WholeTensor, grad: Optional[WholeTensor] = None, *, order: Order = "any") -> None:
         super().__init__()
         check_kind("the table", table, WholeTensor)
         check_order(order)

@@ -11,7 +11,7 @@ own for it, whatever the program says. What it writes is given as it is to be.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 from torch.autograd.graph import increment_version
@@ -37,6 +37,9 @@ from .tensors import (
     contiguous,
     dtype_of,
 )
+
+if TYPE_CHECKING:
+    from .._native import Order, ReduceOp
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "gather", "scatter", "scatter_add"]
 
@@ -90,8 +93,8 @@ def gather(
     return out
 
 
-def scatter(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor, *, order: str = "any") -> None:
-    """Writes rows to where the indices say. Other ranks see them behind the next barrier.
+def scatter(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor, *, order: Order = "any") -> None:
+    """Writes rows to where the indices say. Other ranks see them behind the next barrier. Indices come first, as in :func:`gather`.
 
     Where several go to one place, the order ``fixed`` leaves the last of the last rank, and is a call of all ranks. Without it,
     this is refused under ``torch.use_deterministic_algorithms(True)``: nobody knows what other ranks write.
@@ -103,8 +106,8 @@ def scatter(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor, *, 
     OPS.scatter(table._handle, values, indices, order)
 
 
-def scatter_add(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor, *, order: str = "any") -> None:
-    """Adds rows to where the indices say, all ranks at the same time if they like.
+def scatter_add(table: WholeTensor, indices: torch.Tensor, values: torch.Tensor, *, order: Order = "any") -> None:
+    """Adds rows to where the indices say, all ranks at the same time if they like. Indices come first, as in :func:`gather`.
 
     With the order ``fixed``, and at the ``host``, it is a call of all ranks, and floats are the same to the bit in every run.
     Other additions of floats are refused under ``torch.use_deterministic_algorithms(True)``.
@@ -116,7 +119,7 @@ def scatter_add(table: WholeTensor, values: torch.Tensor, indices: torch.Tensor,
     OPS.scatter_add(table._handle, values, indices, order)
 
 
-def all_reduce(comm: Communicator, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+def all_reduce(comm: Communicator, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
     """The elements of all ranks, combined: a new tensor, the same to the bit on every rank. All ranks call it.
 
     ``op`` is ``sum``, ``avg``, ``min``, ``max``, ``prod``, ``and``, ``or`` or ``xor``.
