@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::types::{PyDict, PyTuple, PyType};
 use wholemem::files::{LoadSpec, SaveSpec, Source};
 use wholemem::{Kind, LocalRows, Location, Rank, TensorSpec};
 use wholemem_hal::{PinnedBuffer, Rights};
@@ -237,6 +237,17 @@ impl WholeTensor {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let (shape, dtype, kind) = (self.shape(py)?, self.element.name, self.kind());
         Ok(format!("WholeTensor(shape={shape}, dtype={dtype}, kind={kind}, location={})", self.location()))
+    }
+
+    /// Asked by numpy: all rows without a copy, of a continuous tensor in host memory; any other raises.
+    #[pyo3(signature = (*arguments, **named))]
+    fn __array__<'py>(
+        &self,
+        py: Python<'py>,
+        arguments: &Bound<'py, PyTuple>,
+        named: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Array::__array__(&Bound::new(py, self.all()?)?, arguments, named)
     }
 
     /// This rank's rows, without a copy.

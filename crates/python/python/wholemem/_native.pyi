@@ -2,7 +2,7 @@
 
 from os import PathLike
 from types import TracebackType
-from typing import Any, Callable, Literal, Optional, Sequence, TypeVar, Union, final, overload
+from typing import Any, Callable, Iterator, Literal, Optional, Sequence, TypeVar, Union, final, overload
 
 from numpy.typing import NDArray
 from torch import Tensor
@@ -30,9 +30,18 @@ _Ints = Union[int, list[int], tuple[int, ...], range]
 class Array:
     """A view of memory that keeps its owner, and that every framework takes without a copy.
 
+    Ints and slices in ``[]`` select views, or a number; ``==``, ``bool``, iteration and printing are numpy's, which has to be
+    installed for them. Values of a GPU's array are copied to the host, and the call waits for the work that uses the array; one of
+    more than 1 MiB is printed without its values.
+
     >>> import numpy, wholemem
     >>> array = wholemem.zeros((2, 3), "float32")
     >>> array.numpy()[1, 2] = 7
+    >>> array
+    Array([[0., 0., 0.],
+           [0., 0., 7.]], shape=(2, 3), dtype=float32, device=cpu)
+    >>> array[1, 2], array[:, 2].tolist()
+    (7.0, [0.0, 7.0])
     >>> float(numpy.from_dlpack(array).sum())
     7.0
     """
@@ -78,6 +87,18 @@ class Array:
     def lent(self) -> Array:
         """The same memory for a framework that cannot be told whether it may be written, such as JAX: its user promises
         not to. By DLPack an array of an object is given as it is then, not in a copy-on-write map."""
+    def item(self) -> Any:
+        """The only element, as a number of Python. A GPU's is copied to the host."""
+    def tolist(self) -> Any:
+        """The elements as numbers of Python, in lists of lists. A GPU's are copied to the host."""
+    def __getitem__(self, key: Any) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __float__(self) -> float: ...
+    def __int__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def __eq__(self, other: object) -> Any: ...
+    def __ne__(self, other: object) -> Any: ...
+    __hash__: None  # type: ignore[assignment]
     def __len__(self) -> int: ...
     def __dlpack__(
         self,
@@ -418,6 +439,8 @@ class WholeTensor:
     def local_rows(self) -> tuple[int, int]:
         """The first of this rank's rows, and the one behind the last."""
     def __len__(self) -> int: ...
+    def __array__(self, dtype: Any = None, *, copy: Optional[bool] = None) -> NDArray[Any]:
+        """Asked by numpy: all rows without a copy, of a continuous tensor in host memory; any other raises."""
     def local(self) -> Array:
         """This rank's rows, without a copy."""
     def rows_of(self, rank: int) -> Array:

@@ -23,7 +23,8 @@ class Client:
     ...     numbers = client.get("numbers")
     1
     >>> numbers
-    Array(shape=(2, 3), dtype=int64, device=cpu, readonly)
+    Array([[0, 1, 2],
+           [3, 4, 5]], shape=(2, 3), dtype=int64, device=cpu, readonly)
     >>> numbers.numpy().sum()
     np.int64(15)
     """

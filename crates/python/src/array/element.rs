@@ -88,6 +88,11 @@ impl Element {
         usize::from(self.bits / 8)
     }
 
+    /// The integer of the same bits, if it is the upper half of a `float32`.
+    pub(crate) fn half_of_float32(self) -> Option<Self> {
+        (self.dtype == Some(Dtype::Bf16)).then(|| Self::named("uint16")).flatten()
+    }
+
     /// Whether it can name rows.
     pub(crate) fn is_index(self) -> bool {
         matches!(self.dtype, Some(Dtype::I32 | Dtype::I64))

@@ -8,6 +8,7 @@
 //! | `exchange` | the same only looked at, by one call and without an object |
 //! | `buffer` | buffers of Python, and numpy's interfaces |
 //! | `private` | arrays of objects mapped copy-on-write, for frameworks that may write what they must not |
+//! | `values` | what the elements are, as numpy has them: indexing, numbers, comparison, printing |
 //! | `turn` | the stream that used an array last, for which the next one waits |
 //!
 //! What it keeps true: nothing is copied, but where DLPack asks for a copy, and page by page where a framework writes a
@@ -21,6 +22,7 @@ mod exchange;
 mod layout;
 mod private;
 mod turn;
+mod values;
 mod view;
 
 use std::sync::Arc;
@@ -42,9 +44,18 @@ use turn::LastTurn;
 
 /// A view of memory that keeps its owner, and that every framework takes without a copy.
 ///
+/// Ints and slices in ``[]`` select views, or a number; ``==``, ``bool``, iteration and printing are numpy's, which has to be
+/// installed for them. Values of a GPU's array are copied to the host, and the call waits for the work that uses the array; one of
+/// more than 1 MiB is printed without its values.
+///
 /// >>> import numpy, wholemem
 /// >>> array = wholemem.zeros((2, 3), "float32")
 /// >>> array.numpy()[1, 2] = 7
+/// >>> array
+/// Array([[0., 0., 0.],
+///        [0., 0., 7.]], shape=(2, 3), dtype=float32, device=cpu)
+/// >>> array[1, 2], array[:, 2].tolist()
+/// (7.0, [0.0, 7.0])
 /// >>> float(numpy.from_dlpack(array).sum())
 /// 7.0
 #[pyclass(frozen, module = "wholemem")]
@@ -224,12 +235,6 @@ impl Array {
         rows.ok_or_else(|| Raised::new("WrongType", "a single number has no length").into())
     }
 
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let View { layout, place, readonly, .. } = &self.view;
-        let only = if *readonly { ", readonly" } else { "" };
-        Ok(format!("Array(shape={}, dtype={}, device={place}{only})", self.shape(py)?, layout.element.name))
-    }
-
     /// The array as numpy has it, without a copy.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let View { layout, place, .. } = &slf.get().view;
@@ -316,7 +321,7 @@ impl Array {
 
     /// Asked by numpy when it finds no other way.
     #[pyo3(signature = (*arguments, **named))]
-    fn __array__<'py>(
+    pub(crate) fn __array__<'py>(
         slf: &Bound<'py, Self>,
         arguments: &Bound<'py, PyTuple>,
         named: Option<&Bound<'py, PyDict>>,

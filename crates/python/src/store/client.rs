@@ -33,7 +33,8 @@ use crate::wait::{Closed, waiting, waiting_unless};
 /// ...     numbers = client.get("numbers")
 /// 1
 /// >>> numbers
-/// Array(shape=(2, 3), dtype=int64, device=cpu, readonly)
+/// Array([[0, 1, 2],
+///        [3, 4, 5]], shape=(2, 3), dtype=int64, device=cpu, readonly)
 /// >>> numbers.numpy().sum()
 /// np.int64(15)
 #[pyclass(frozen, module = "wholemem.store")]

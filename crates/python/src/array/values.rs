@@ -1,0 +1,241 @@
+//! The values of an array, as numpy has them: indexing, conversion to numbers, comparison and printing.
+//!
+//! numpy is imported by the first call that needs it, and need not be installed for anything else. Values of a GPU's array are
+//! copied to the host, and the call waits for the work that was enqueued on the array. `bfloat16`, which numpy does not
+//! have, becomes `float32`, which has all its values.
+
+use pyo3::exceptions::PyModuleNotFoundError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyEllipsis, PyInt, PySlice, PyTuple};
+use wholemem_hal::Rights;
+
+use super::element::Element;
+use super::layout::Layout;
+use super::view::{Place, View};
+use super::{Array, Turn};
+use crate::error::{Raised, Raises};
+use crate::wait::waiting;
+
+/// A GPU's array of more bytes is printed without its values: they would all be copied.
+const PRINTED_FROM_GPU: usize = 1 << 20;
+
+/// The view that basic indexing selects, and whether it is one element.
+fn indexed(view: &View, key: &Bound<'_, PyAny>) -> PyResult<(View, bool)> {
+    let py = key.py();
+    let key = key.cast::<PyTuple>().cloned().or_else(|_| PyTuple::new(py, [key]))?;
+    let (dims, is_ellipsis) =
+        (view.layout.shape.len(), |item: &Bound<'_, PyAny>| item.is_instance_of::<PyEllipsis>());
+    let ellipses = key.iter().filter(is_ellipsis).count();
+    let used = key.iter().filter(|item| !item.is_none() && !is_ellipsis(item)).count();
+    if used > dims || ellipses > 1 {
+        let message = format!("{used} indices and {ellipses} ellipses do not fit {dims} dimensions");
+        return Err(Raised::new("BadIndex", message).into());
+    }
+    let (mut offset, mut shape, mut strides) = (0, Vec::new(), Vec::new());
+    let mut rest = view.layout.shape.iter().copied().zip(view.layout.strides.iter().copied());
+    for item in &key {
+        if item.is_none() {
+            shape.push(1);
+            strides.push(0);
+        } else if is_ellipsis(&item) {
+            let (lens, steps): (Vec<_>, Vec<_>) = rest.by_ref().take(dims - used).unzip();
+            shape.extend(lens);
+            strides.extend(steps);
+        } else if let Some((len, stride)) = rest.next() {
+            offset += match position(&item, len)? {
+                Position::At(index) => index * stride,
+                Position::Range { start, count, step } => {
+                    shape.push(count);
+                    strides.push(stride * step);
+                    if count == 0 { 0 } else { start * stride }
+                }
+            };
+        }
+    }
+    let (lens, steps): (Vec<_>, Vec<_>) = rest.unzip();
+    shape.extend(lens);
+    strides.extend(steps);
+    let is_element = shape.is_empty() && ellipses == 0;
+    let element = view.layout.element;
+    let layout = Layout::strided(element, shape, strides).raised()?;
+    // Every index is within its dimension, so that the first selected element lies in the array.
+    let bytes = offset * i64::try_from(element.len()).unwrap_or(1);
+    let address = view.address.checked_add_signed(bytes).unwrap_or_else(|| {
+        unreachable!("element {offset} of an array at {:#x} lies outside the address space", view.address)
+    });
+    Ok((View { address, layout, ..view.clone() }, is_element))
+}
+
+/// What an index selects of a dimension.
+enum Position {
+    At(i64),
+    Range { start: i64, count: i64, step: i64 },
+}
+
+fn position(item: &Bound<'_, PyAny>, len: i64) -> PyResult<Position> {
+    if let Ok(slice) = item.cast::<PySlice>() {
+        let found = slice.indices(isize::try_from(len).unwrap_or(isize::MAX))?;
+        return Ok(Position::Range {
+            start: found.start as i64,
+            count: i64::try_from(found.slicelength).unwrap_or(i64::MAX),
+            step: found.step as i64,
+        });
+    }
+    let is_index = !item.is_instance_of::<PyBool>()
+        && (item.is_instance_of::<PyInt>() || item.hasattr("__index__")?)
+        && !item.hasattr("__len__")?;
+    if !is_index {
+        let message = format!("an array is not indexed by a `{}`", item.get_type().name()?);
+        let hint = "give ints and slices, or index what numpy has: `array.numpy()[...]`";
+        return Err(Raised::new("WrongType", message).hint(hint).into());
+    }
+    let index: i64 = item.extract()?;
+    let found = if index < 0 { index + len } else { index };
+    if (0..len).contains(&found) {
+        return Ok(Position::At(found));
+    }
+    let message = format!("index {index} is out of range for a dimension of {len} elements");
+    Err(Raised::new("BadIndex", message).into())
+}
+
+impl View {
+    /// The same elements in memory of this process, copied if they are on a GPU, behind what was enqueued on the stream.
+    fn on_host(&self, py: Python<'_>, turn: Option<Turn>) -> PyResult<Self> {
+        if self.place.is_host() {
+            return Ok(self.clone());
+        }
+        let device = self.place.device().raised()?;
+        let (before, behind) = self.layout.extent().raised()?;
+        let span = self.span("the array", &device, Rights::Read).raised()?;
+        let stream = turn.unwrap_or_else(|| Turn::of_default(&device)).stream();
+        let mut bytes = vec![0; before + behind];
+        waiting(py, || stream.read(&span, &mut bytes))?;
+        let count = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
+        let copy = Self::zeroed(Layout::contiguous(Element::BYTE, &[count]).raised()?).raised()?;
+        copy.write_bytes("the copy", &bytes).raised()?;
+        let address = copy.address + before as u64;
+        Ok(Self {
+            address,
+            layout: self.layout.clone(),
+            place: Place::CPU,
+            readonly: true,
+            owner: copy.owner,
+        })
+    }
+}
+
+impl Array {
+    /// The elements as an array of numpy.
+    fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let numpy = py.import("numpy").map_err(|error| {
+            if !error.is_instance_of::<PyModuleNotFoundError>(py) {
+                return error;
+            }
+            let message = "the values of an array are read by numpy, which is not installed";
+            Raised::new("Unsupported", message).hint("install numpy, or take the array with torch").into()
+        })?;
+        let view = self.view.on_host(py, self.last.get(py))?;
+        let element = view.layout.element;
+        let (view, is_widened) = match element.half_of_float32() {
+            Some(half) => (View { layout: Layout { element: half, ..view.layout.clone() }, ..view }, true),
+            None => (view, false),
+        };
+        let values = Self::numpy(&Bound::new(py, Self::new(view))?)?;
+        if !is_widened {
+            return Ok(values);
+        }
+        let wide = values.call_method1("astype", (numpy.getattr("uint32")?,))?;
+        let wide = wide.call_method1("__lshift__", (16,))?;
+        // What numpy made of a single element is a scalar.
+        numpy.call_method1("asarray", (wide,))?.call_method1("view", (numpy.getattr("float32")?,))
+    }
+
+    /// The values as numpy prints them.
+    fn printed(&self, py: Python<'_>) -> PyResult<String> {
+        let values = self.values(py)?;
+        let says = pyo3::types::PyDict::new(py);
+        says.set_item("separator", ", ")?;
+        says.set_item("prefix", "Array(")?;
+        py.import("numpy")?.call_method("array2string", (values,), Some(&says))?.extract()
+    }
+}
+
+#[pymethods]
+impl Array {
+    /// Ints, slices, ``...`` and ``None`` select a view of the same memory, or a number where they select one element.
+    fn __getitem__<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let (view, is_element) = indexed(&self.view, key)?;
+        let found = self.same(py, view, self.is_lent).raised()?;
+        if is_element { found.item(py) } else { Ok(Bound::new(py, found)?.into_any()) }
+    }
+
+    fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let (builtins, count) = (slf.py().import("builtins")?, slf.get().__len__()?);
+        let numbers = builtins.call_method1("range", (count,))?;
+        builtins.call_method1("map", (slf.getattr("__getitem__")?, numbers))
+    }
+
+    /// The only element, as a number of Python. A GPU's is copied to the host.
+    fn item<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if self.view.layout.count() != 1 {
+            let message = format!("an array of {} elements is no single number", self.view.layout.count());
+            return Err(Raised::new("WrongValue", message).hint("give an index: `array[0].item()`").into());
+        }
+        self.values(py)?.call_method0("item")
+    }
+
+    /// The elements as numbers of Python, in lists of lists. A GPU's are copied to the host.
+    fn tolist<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.values(py)?.call_method0("tolist")
+    }
+
+    fn __float__(&self, py: Python<'_>) -> PyResult<f64> {
+        self.item(py)?.extract()
+    }
+
+    fn __int__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("builtins")?.call_method1("int", (self.item(py)?,))
+    }
+
+    fn __bool__(&self, py: Python<'_>) -> PyResult<bool> {
+        self.values(py)?.is_truthy()
+    }
+
+    /// Element by element, as numpy compares: an array of numpy.
+    fn __eq__<'py>(&self, py: Python<'py>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.compared(other, "equal", py)
+    }
+
+    fn __ne__<'py>(&self, py: Python<'py>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.compared(other, "not_equal", py)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let View { layout, place, readonly, .. } = &self.view;
+        let only = if *readonly { ", readonly" } else { "" };
+        let shape = PyTuple::new(py, &layout.shape)?;
+        let says = format!("shape={shape}, dtype={}, device={place}{only}", layout.element.name);
+        // Printing raises nothing: without numpy, or a GPU that answers, the values are left out.
+        let is_shown = place.is_host() || layout.len() <= PRINTED_FROM_GPU;
+        match is_shown.then(|| self.printed(py)) {
+            Some(Ok(values)) => Ok(format!("Array({values}, {says})")),
+            _ => Ok(format!("Array({says})")),
+        }
+    }
+}
+
+impl Array {
+    fn compared<'py>(
+        &self,
+        other: &Bound<'py, PyAny>,
+        how: &str,
+        py: Python<'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let values = self.values(py)?;
+        let other = match other.cast::<Self>() {
+            Ok(other) => other.get().values(py)?,
+            Err(_) => other.clone(),
+        };
+        py.import("numpy")?.call_method1(how, (values, other))
+    }
+}
