@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use wholemem::{Buffer, Rank, ReduceOp, SymmetricMemory, SymmetricSpec, UnknownReduceOp};
+use wholemem::{Buffer, Dtype, Rank, ReduceOp, SymmetricMemory, SymmetricSpec, UnknownReduceOp};
 use wholemem_hal::{Rights, Span, Stream};
 
 use crate::array::{Element, Layout};
@@ -57,7 +57,6 @@ impl Operand {
 pub(crate) struct Operands {
     from: Operand,
     to: Operand,
-    dtype: Element,
 }
 
 /// The collectives, as every way to them calls them.
@@ -71,22 +70,21 @@ impl CommState {
         to: &RawTensor<'_>,
         outer: &[i64],
     ) -> Result<Operands, Raised> {
-        let dtype = from.dtype;
-        to.check_dtype("the output", dtype, what)?;
+        to.check_dtype("the output", from.dtype, what)?;
         to.check_shape("the output", outer, from.shape)?;
         let rights = if from.address == to.address { Rights::ReadWrite } else { Rights::Read };
         let from = Operand::new(self, from, what, rights)?;
-        Ok(Operands { from, to: Operand::new(self, to, "the output", Rights::ReadWrite)?, dtype })
+        Ok(Operands { from, to: Operand::new(self, to, "the output", Rights::ReadWrite)? })
     }
 
     pub(crate) fn all_reduce(
         &self,
         py: Python<'_>,
         on: &Stream,
-        Operands { from, to, dtype }: &Operands,
+        Operands { from, to }: &Operands,
+        dtype: Dtype,
         op: ReduceOp,
     ) -> PyResult<()> {
-        let dtype = dtype.number().raised()?;
         waiting(py, || -> Result<(), Raised> {
             Ok(self.symmetric()?.all_reduce(on, from.buffer(), to.buffer(), dtype, op)?)
         })
@@ -96,7 +94,7 @@ impl CommState {
         &self,
         py: Python<'_>,
         on: &Stream,
-        Operands { from, to, .. }: &Operands,
+        Operands { from, to }: &Operands,
     ) -> PyResult<()> {
         waiting(py, || -> Result<(), Raised> {
             Ok(self.symmetric()?.all_gather(on, from.buffer(), to.buffer())?)
@@ -108,7 +106,7 @@ impl CommState {
         py: Python<'_>,
         on: &Stream,
         root: Rank,
-        Operands { from, to, .. }: &Operands,
+        Operands { from, to }: &Operands,
     ) -> PyResult<()> {
         waiting(py, || -> Result<(), Raised> {
             Ok(self.symmetric()?.broadcast(on, root, from.buffer(), to.buffer())?)
@@ -121,6 +119,7 @@ struct Call<'py> {
     state: Arc<CommState>,
     on: CallStream,
     operands: Operands,
+    element: Element,
     /// What the caller gets.
     out: Bound<'py, PyAny>,
 }
@@ -149,7 +148,7 @@ impl<'py> Call<'py> {
         let output = if out.is(array) { input.clone() } else { on.take(&out)? };
         let (from, to) = (RawTensor::of(&input), RawTensor::of(&output));
         let operands = state.operands("the array", &from, &to, outer).raised()?;
-        Ok(Self { state, on, operands, out })
+        Ok(Self { state, on, operands, element: input.layout.element, out })
     }
 }
 
@@ -194,8 +193,8 @@ impl Communicator {
         op: Reduction,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let Call { state, on, operands, out } = Call::prepare(self, array, out, stream, &[])?;
-        state.all_reduce(py, &on.stream, &operands, op.0)?;
+        let Call { state, on, operands, element, out } = Call::prepare(self, array, out, stream, &[])?;
+        state.all_reduce(py, &on.stream, &operands, element.number().raised()?, op.0)?;
         Ok(out)
     }
 
@@ -209,7 +208,7 @@ impl Communicator {
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let ranks = [i64::from(self.size())];
-        let Call { state, on, operands, out } = Call::prepare(self, array, out, stream, &ranks)?;
+        let Call { state, on, operands, out, .. } = Call::prepare(self, array, out, stream, &ranks)?;
         state.all_gather(py, &on.stream, &operands)?;
         Ok(out)
     }
@@ -224,7 +223,7 @@ impl Communicator {
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let out = Some(array.clone());
-        let Call { state, on, operands, out } = Call::prepare(self, &array, out, stream, &[])?;
+        let Call { state, on, operands, out, .. } = Call::prepare(self, &array, out, stream, &[])?;
         state.broadcast(py, &on.stream, Rank(root), &operands)?;
         Ok(out)
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use wholemem::Rank;
 
-use crate::array::Exchange;
+use crate::array::{Element, Exchange};
 use crate::collective::{Operands, Reduction};
 use crate::communicator::{CommState, Communicator};
 use crate::error::Raises;
@@ -70,8 +70,9 @@ impl Exchange {
         output: &Bound<'_, PyAny>,
         op: Reduction,
     ) -> PyResult<()> {
-        let (state, operands) = self.operands(comm, input, output, &[])?;
-        state.all_reduce(py, &self.call_stream(py, &state)?, &operands, op.0)
+        let (state, operands, element) = self.operands(comm, input, output, &[])?;
+        let dtype = element.number().raised()?;
+        state.all_reduce(py, &self.call_stream(py, &state)?, &operands, dtype, op.0)
     }
 
     /// Gives every rank's tensor to all ranks.
@@ -83,7 +84,7 @@ impl Exchange {
         input: &Bound<'_, PyAny>,
         output: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let (state, operands) = self.operands(comm, input, output, &[i64::from(comm.size())])?;
+        let (state, operands, _) = self.operands(comm, input, output, &[i64::from(comm.size())])?;
         state.all_gather(py, &self.call_stream(py, &state)?, &operands)
     }
 
@@ -97,7 +98,7 @@ impl Exchange {
         output: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = natural)] root: u32,
     ) -> PyResult<()> {
-        let (state, operands) = self.operands(comm, input, output, &[])?;
+        let (state, operands, _) = self.operands(comm, input, output, &[])?;
         state.broadcast(py, &self.call_stream(py, &state)?, Rank(root), &operands)
     }
 }
@@ -110,7 +111,7 @@ impl Exchange {
         input: &Bound<'_, PyAny>,
         output: &Bound<'_, PyAny>,
         outer: &[i64],
-    ) -> PyResult<(Arc<CommState>, Operands)> {
+    ) -> PyResult<(Arc<CommState>, Operands, Element)> {
         let state = comm.state().raised()?;
         // SAFETY: the caller of the operator keeps the tensor during the call, and the work goes to the framework's current
         // stream, in whose order its allocator reuses memory.
@@ -118,6 +119,6 @@ impl Exchange {
         // SAFETY: the output is kept by the operator, and used on the same stream, as the input is.
         let to = unsafe { self.look("the output", output) }?;
         let operands = state.operands("the tensor", &from, &to, outer).raised()?;
-        Ok((state, operands))
+        Ok((state, operands, from.dtype))
     }
 }

@@ -32,6 +32,7 @@ pub(crate) struct Scatter {
 
 impl WholeTensor {
     /// The operands of a gather.
+    #[inline]
     pub(crate) fn gather_operands<'a>(
         &self,
         indices: &RawTensor<'a>,
@@ -60,6 +61,7 @@ impl WholeTensor {
         Ok((indices, rows))
     }
 
+    #[inline]
     fn index_arg<'a>(&self, given: &RawTensor<'a>, skip_bad: bool) -> Result<IndexArg<'a>, Raised> {
         let what = "the array of indices";
         if !given.dtype.is_index() {
@@ -69,11 +71,12 @@ impl WholeTensor {
         given.check_contiguous(what, Rights::Read)?;
         let span = given.span(what, &self.state, Rights::Read)?;
         let indices = if given.dtype.len() == 8 { Indices::i64(span) } else { Indices::i32(span) };
-        let on_bad = if skip_bad { OnBadIndex::Skip } else { OnBadIndex::Note };
-        Ok(IndexArg { indices: indices.on_bad(on_bad), shape: given.shape })
+        let indices = if skip_bad { indices.on_bad(OnBadIndex::Skip) } else { indices };
+        Ok(IndexArg { indices, shape: given.shape })
     }
 
     /// A row for each index of an array of this shape.
+    #[inline]
     fn row_operand(
         &self,
         given: &RawTensor<'_>,

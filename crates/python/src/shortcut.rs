@@ -184,13 +184,13 @@ impl Shortcut {
         };
         let element = from.dtype;
         let operands = to.and_then(|to| state.operands("the tensor", &from, &to, &[]).ok());
-        let (Some(operands), Ok(_)) = (operands, element.number()) else { return Ok(false) };
+        let (Some(operands), Ok(dtype)) = (operands, element.number()) else { return Ok(false) };
         // Not while it runs: the other ranks would not do it again.
         if self.is_other(input, element)? || (!input.is(output) && self.is_other(output, element)?) {
             return Ok(false);
         }
         let on = exchange.call_stream(py, &state)?;
-        state.all_reduce(py, &on, &operands, ReduceOp::Sum)?;
+        state.all_reduce(py, &on, &operands, dtype, ReduceOp::Sum)?;
         Ok(true)
     }
 }

@@ -102,6 +102,7 @@ impl Exchange {
     ///
     /// # Safety
     /// As [`look`](Self::look).
+    #[inline]
     pub(crate) unsafe fn look_plain<'a>(&self, given: &'a Bound<'_, PyAny>) -> Option<RawTensor<'a>> {
         if !self.knows(given) {
             return None;
@@ -152,6 +153,7 @@ impl Exchange {
     ///
     /// # Safety
     /// The object is a tensor of the framework; for the memory and the lists of numbers, as [`look`](Self::look).
+    #[inline]
     unsafe fn described<'a>(&self, given: &'a Bound<'_, PyAny>) -> Result<RawTensor<'a>, &'static str> {
         let mut tensor = Tensor::EMPTY;
         // SAFETY: the caller guarantees that the object is one that the function is for, and the tensor is writable.
@@ -174,6 +176,7 @@ impl Exchange {
     }
 
     /// The stream to which the framework's work on the communicator's device goes now.
+    #[inline]
     pub(crate) fn call_stream(&self, py: Python<'_>, state: &CommState) -> PyResult<Stream> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: the stream is writable; a device that is none is an error.
