@@ -79,6 +79,7 @@ pub(crate) const PARTS: &[Part] = &[
     Part {
         title: "Background",
         entries: &[
+            text("Architecture", "docs/ARCHITECTURE.md"),
             text("Measured", "docs/measured/README.md"),
             text("Environment", "docs/ENVIRONMENT.md"),
             text("Security", "docs/SECURITY.md"),
