@@ -8,6 +8,7 @@
 //! | [`mod@reference`] | what the Python package says of itself, as texts |
 //! | [`layout`] | a page around its text |
 //! | [`links`] | that every link leads somewhere |
+//! | [`mentions`] | that every path which a text mentions exists |
 //!
 //! The front page is the README. A file that a page links to, and that is none, gets one that shows it. Beside our pages
 //! lies what rustdoc makes. What it keeps true: the site works below any path, from a disk too, and without scripts; no
@@ -19,6 +20,7 @@ mod highlight;
 mod layout;
 mod links;
 mod markdown;
+mod mentions;
 mod reference;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,6 +52,11 @@ pub(crate) fn build() -> Result<PathBuf> {
                 fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?,
             );
         }
+    }
+    // What changed, and what was measured, is about trees of other days.
+    let is_of_today = |path: &str| path != "CHANGELOG.md" && !path.starts_with("docs/measured/");
+    for (path, text) in texts.iter().filter(|(path, _)| is_of_today(path)) {
+        findings.extend(mentions::missing(path, text, &files));
     }
     texts.extend(reference::texts()?);
     files.extend(texts.keys().cloned());
