@@ -46,6 +46,7 @@ const ORDINARY: u32 = 0;
 #[doc(alias = "sched_setattr")]
 pub fn request(slice: Duration) {
     let Some(current) = attributes().filter(|current| current.policy == ORDINARY) else { return };
+    // Saturating: the kernel limits what it is asked for.
     let wanted = Attributes { runtime: u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX), ..current };
     // SAFETY: the kernel reads `size` bytes at the address, which are those of `wanted`.
     let refused = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0) };

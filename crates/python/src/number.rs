@@ -4,6 +4,7 @@ use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
+use wholemem_os::width::to_usize;
 
 use crate::error::Raised;
 
@@ -25,14 +26,31 @@ pub(crate) fn natural<'py, T: FromPyObjectOwned<'py, Error = PyErr>>(
     })
 }
 
+/// A length in memory or a count of elements there, as DLPack and numpy have it.
+pub(crate) fn signed(len: usize) -> i64 {
+    i64::try_from(len).expect("memory has fewer than 2^63 bytes")
+}
+
+/// One length of a shape.
+fn length(given: &Bound<'_, PyAny>) -> PyResult<i64> {
+    let len: u64 = natural(given)?;
+    i64::try_from(len).map_err(|_| {
+        Raised::new("WrongValue", format!("{len} is out of range")).hint("give one of at most 63 bits").into()
+    })
+}
+
 /// A shape: as many numbers as there are dimensions, or the one that there is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape(pub(crate) Vec<u64>);
 
 impl Shape {
+    fn of(lens: Vec<i64>) -> Self {
+        Self(lens.into_iter().map(i64::cast_unsigned).collect())
+    }
+
     /// The same as DLPack has it.
     pub(crate) fn signed(&self) -> Vec<i64> {
-        self.0.iter().map(|len| i64::try_from(*len).unwrap_or(i64::MAX)).collect()
+        self.0.iter().map(|len| signed(to_usize(*len))).collect()
     }
 }
 
@@ -55,8 +73,8 @@ impl<'py> FromPyObject<'_, 'py> for Shape {
             return Err(refused(PyTypeError::new_err(())));
         }
         match given.try_iter() {
-            Ok(lens) => lens.map(|len| natural(&len?)).collect::<PyResult<_>>().map(Self).map_err(refused),
-            Err(_) => natural(&given).map(|len| Self(vec![len])).map_err(refused),
+            Ok(lens) => lens.map(|len| length(&len?)).collect::<PyResult<_>>().map(Self::of).map_err(refused),
+            Err(_) => length(&given).map(|len| Self::of(vec![len])).map_err(refused),
         }
     }
 }

@@ -40,6 +40,7 @@ fn device(number: c_int) -> wholemem_hal::Result<Device> {
             CUDA.get_or_init(|| opened)
         }
     };
+    // A negative number is none of a device, and neither is this one.
     backend.device(u32::try_from(number).unwrap_or(u32::MAX))
 }
 

@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use wholemem_hal::{Device, Rights, Span};
+use wholemem_os::width::to_usize;
 
 use crate::array::{Element, Layout, Owner, Place, View, are_contiguous, extent_of};
 use crate::communicator::CommState;
@@ -252,8 +253,6 @@ impl BorrowedMemory {
     /// The device reaches the bytes, for reading and writing, until all work has run that uses the span, its parts or its
     /// clones; and no `&` or `&mut` to them is used meanwhile.
     unsafe fn part(&self, address: u64, len: usize) -> Result<Span, Raised> {
-        // No length that the caller states reaches beyond the last address.
-        let at = usize::try_from(address).unwrap_or(usize::MAX);
-        Ok(self.all.part(at, len)?)
+        Ok(self.all.part(to_usize(address), len)?)
     }
 }

@@ -12,6 +12,7 @@ use wholemem_hal::{Rights, Stream};
 use crate::array::{Element, Layout, View};
 use crate::error::{Raised, Raises};
 use crate::framework::Framework;
+use crate::number::signed;
 use crate::raw_tensor::RawTensor;
 use crate::stream::CallStream;
 use crate::tensor::WholeTensor;
@@ -295,8 +296,7 @@ fn index_view(given: &Bound<'_, PyAny>, on: &CallStream) -> PyResult<View> {
         return on.take(given);
     }
     let indices = given.try_iter()?.map(|index| index_of(&index?)).collect::<PyResult<Vec<_>>>()?;
-    let count = i64::try_from(indices.len()).unwrap_or(i64::MAX);
-    View::of_indices(&indices, &[count]).raised()
+    View::of_indices(&indices, &[signed(indices.len())]).raised()
 }
 
 /// An index that is an int, or can stand for one; truth values cannot.

@@ -9,13 +9,14 @@ use wholemem::files::{LoadSpec, SaveSpec, Source};
 use wholemem::{Kind, LocalRows, Location, Rank, TensorSpec};
 use wholemem_hal::{PinnedBuffer, Rights};
 use wholemem_os::interrupt::is_interrupted;
+use wholemem_os::width::to_usize;
 use zerocopy::IntoBytes;
 
 use crate::array::{Array, Element, Layout, Place, View};
 use crate::communicator::{CommState, Communicator};
 use crate::error::{Raised, Raises};
 use crate::handle::Handle;
-use crate::number::{Shape, natural};
+use crate::number::{Shape, natural, signed};
 use crate::raw_tensor::RawTensor;
 use crate::stream::CallStream;
 use crate::wait::waiting;
@@ -45,9 +46,7 @@ pub(crate) struct WholeTensor {
 
 impl WholeTensor {
     fn new(rows: wholemem::WholeTensor, element: Element, state: Arc<CommState>) -> Self {
-        // A tensor has fewer elements than there are addresses.
-        let signed = |len: &u64| i64::try_from(*len).unwrap_or(i64::MAX);
-        let row_shape = rows.shape().iter().skip(1).map(signed).collect();
+        let row_shape = rows.shape().iter().skip(1).map(|len| signed(to_usize(*len))).collect();
         Self { rows, row_shape, element, state, reference: OnceLock::new(), handle: Handle::default() }
     }
 
@@ -61,10 +60,10 @@ impl WholeTensor {
         let Some(LocalRows { rows, span, stride }) = found else {
             return Ok(Array::new(View::zeroed(Layout::contiguous(self.element, &self.shape_of(&[0]))?)?));
         };
-        let count = i64::try_from(rows.end - rows.start).unwrap_or(i64::MAX);
+        let count = signed(to_usize(rows.end - rows.start));
         let mut layout = Layout::contiguous(self.element, &self.shape_of(&[count]))?;
         if count > 1 {
-            layout.strides[0] = i64::try_from(stride / self.element.len()).unwrap_or(i64::MAX);
+            layout.strides[0] = signed(stride / self.element.len());
         }
         let device = self.state.comm.device();
         let place = match self.rows.memory().location() {
@@ -189,7 +188,7 @@ impl WholeTensor {
     #[getter]
     fn stride<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let mut strides = Layout::contiguous(self.element, &self.shape_of(&[1])).raised()?.strides;
-        strides[0] = i64::try_from(self.rows.stride() / self.element.len()).unwrap_or(i64::MAX);
+        strides[0] = signed(self.rows.stride() / self.element.len());
         PyTuple::new(py, strides)
     }
 
@@ -231,7 +230,7 @@ impl WholeTensor {
     }
 
     fn __len__(&self) -> usize {
-        usize::try_from(self.rows.row_count()).unwrap_or(usize::MAX)
+        to_usize(self.rows.row_count())
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

@@ -9,7 +9,7 @@ use wholemem_comm::Error as CommError;
 use crate::array::{Array, Element, Layout, Place, View};
 use crate::communicator::{CommState, Communicator};
 use crate::error::{Raised, Raises};
-use crate::number::{Shape, natural};
+use crate::number::{Shape, natural, signed};
 use crate::stream::CallStream;
 use crate::wait::waiting;
 
@@ -94,7 +94,7 @@ impl Window {
     ) -> Result<Array, Raised> {
         let rank = self.rank(rank)?;
         let has = self.kept.window.len_of(rank).saturating_sub(offset);
-        let all = || vec![i64::try_from(has / element.len()).unwrap_or(i64::MAX)];
+        let all = || vec![signed(has / element.len())];
         let layout = Layout::contiguous(element, &shape.unwrap_or_else(all))?;
         let span = self.kept.window.part_of(rank, offset, layout.len())?;
         if !span.address().is_multiple_of(element.len() as u64) {

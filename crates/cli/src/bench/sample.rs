@@ -72,7 +72,7 @@ impl Comparison {
     }
 
     pub(super) fn rounds(&self) -> u32 {
-        u32::try_from(self.rounds.len()).unwrap_or(u32::MAX)
+        u32::try_from(self.rounds.len()).expect("rounds are counted in 32 bits")
     }
 
     /// The times of the latest round.

@@ -278,7 +278,7 @@ fn receive_raw(link: &Link, hands: &Hands) -> Result<()> {
 }
 
 fn report(link: &Link, end: Duration, ends: [u8; 2]) -> Result<()> {
-    let nanos = u64::try_from(end.as_nanos()).unwrap_or(u64::MAX);
+    let nanos = u64::try_from(end.as_nanos()).expect("shorter than 584 years");
     ensure!(nanos < u64::MAX, "the clock cannot be told in nanoseconds");
     link.say(&Answer::Read { nanos, ends })
 }

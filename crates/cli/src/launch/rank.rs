@@ -41,7 +41,7 @@ fn become_command(command: &[OsString]) -> Result<()> {
 /// Joins, says with how many connections, and leaves when it is told to.
 fn join() -> Result<()> {
     let comm = Bootstrap::from_env()?;
-    say(&[u8::try_from(comm.connections()).unwrap_or(u8::MAX)])?;
+    say(&[u8::try_from(comm.connections())?])?;
     wait()?;
     comm.barrier()?;
     Ok(())

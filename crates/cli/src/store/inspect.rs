@@ -3,6 +3,7 @@
 use anyhow::Result;
 use serde::Serialize;
 use wholemem_os::Deadline;
+use wholemem_os::width::to_usize;
 use wholemem_store::{Entry, Error, Event, EventKind};
 
 use crate::cli::{ListArgs, RemoveArgs, StatArgs, WatchArgs};
@@ -122,7 +123,7 @@ pub(crate) fn stat(args: &StatArgs) -> Result<()> {
         return terminal::print_json(&status);
     }
     let of = |usage: wholemem_store::Usage| {
-        let bytes = |count: u64| Rough(usize::try_from(count).unwrap_or(usize::MAX));
+        let bytes = |count: u64| Rough(to_usize(count));
         format!("{} of {}", bytes(usage.used), bytes(usage.quota))
     };
     let lines = [

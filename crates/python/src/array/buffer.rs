@@ -57,7 +57,7 @@ impl Held {
 
 // SAFETY: the numbers are read only while it is made; afterwards it is only released, under the interpreter's lock.
 unsafe impl Send for Held {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives the owner alone, which is a `Py`, and that is `Sync`.
 unsafe impl Sync for Held {}
 
 impl Drop for Held {

@@ -19,6 +19,7 @@ use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
+use wholemem_os::width::to_usize;
 
 use super::element::Element;
 use super::layout::Layout;
@@ -224,10 +225,10 @@ fn give_as<'py, M: Managed>(py: Python<'py>, view: &View, flags: u64) -> PyResul
         _view: view.clone(),
     });
     let tensor = Tensor {
-        data: std::ptr::with_exposed_provenance_mut(usize::try_from(view.address).unwrap_or_default()),
+        data: std::ptr::with_exposed_provenance_mut(to_usize(view.address)),
         device_type: view.place.told().kind,
         device_id: view.place.told().id,
-        ndim: i32::try_from(given.shape.len()).unwrap_or(i32::MAX),
+        ndim: i32::try_from(given.shape.len()).expect("an array has few dimensions"),
         dtype: DataType { code: element.code, bits: element.bits, lanes: 1 },
         shape: given.shape.as_mut_ptr(),
         strides: given.strides.as_mut_ptr(),
@@ -236,7 +237,7 @@ fn give_as<'py, M: Managed>(py: Python<'py>, view: &View, flags: u64) -> PyResul
     let given = NonNull::from(Box::leak(given));
     // SAFETY: just leaked, and nobody else's yet.
     let place = unsafe { &raw mut (*given.as_ptr()).managed };
-    // SAFETY: as above; what it replaces has nothing to drop.
+    // SAFETY: `place` is in the box that was just leaked; the value that is replaced has nothing to drop.
     unsafe { place.write(M::new(tensor, given.as_ptr().cast(), flags)) };
     // SAFETY: the name lives for ever, and the destructor knows what a capsule of that name holds.
     let capsule = unsafe { ffi::PyCapsule_New(place.cast(), M::NAME.as_ptr(), Some(destroy::<M>)) };
@@ -266,7 +267,7 @@ struct Taken<M: Managed>(NonNull<M>);
 
 // SAFETY: DLPack's deleters are called from any thread; nothing else is reached through the pointer.
 unsafe impl<M: Managed> Send for Taken<M> {}
-// SAFETY: as above.
+// SAFETY: nothing is reached through a shared reference: the pointer is used by `drop` alone.
 unsafe impl<M: Managed> Sync for Taken<M> {}
 
 impl<M: Managed> Drop for Taken<M> {

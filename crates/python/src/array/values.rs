@@ -14,6 +14,7 @@ use super::layout::Layout;
 use super::view::{Place, View};
 use super::{Array, Turn};
 use crate::error::{Raised, Raises};
+use crate::number::signed;
 use crate::wait::waiting;
 
 /// A GPU's array of more bytes is printed without its values: they would all be copied.
@@ -74,10 +75,10 @@ enum Position {
 
 fn position(item: &Bound<'_, PyAny>, len: i64) -> PyResult<Position> {
     if let Ok(slice) = item.cast::<PySlice>() {
-        let found = slice.indices(isize::try_from(len).unwrap_or(isize::MAX))?;
+        let found = slice.indices(isize::try_from(len).expect("a length in memory"))?;
         return Ok(Position::Range {
             start: found.start as i64,
-            count: i64::try_from(found.slicelength).unwrap_or(i64::MAX),
+            count: signed(found.slicelength),
             step: found.step as i64,
         });
     }
@@ -110,8 +111,8 @@ impl View {
         let stream = turn.unwrap_or_else(|| Turn::of_default(&device)).stream();
         let mut bytes = vec![0; before + behind];
         waiting(py, || stream.read(&span, &mut bytes))?;
-        let count = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
-        let copy = Self::zeroed(Layout::contiguous(Element::BYTE, &[count]).raised()?).raised()?;
+        let layout = Layout::contiguous(Element::BYTE, &[signed(bytes.len())]).raised()?;
+        let copy = Self::zeroed(layout).raised()?;
         copy.write_bytes("the copy", &bytes).raised()?;
         let address = copy.address + before as u64;
         Ok(Self {

@@ -40,12 +40,13 @@ impl Place {
     pub(crate) fn of(device: &Device) -> Self {
         match device.backend().kind() {
             BackendKind::Host => Self::CPU,
-            _ => Self::cuda(i32::try_from(device.id().0).unwrap_or(i32::MAX)),
+            _ => Self::cuda(i32::try_from(device.id().0).expect("the driver numbers devices by an `int`")),
         }
     }
 
     /// The GPU that it is on.
     pub(crate) fn device(self) -> Result<Device, Raised> {
+        // A negative number is none of a device, and neither is this one.
         let id = u32::try_from(self.id).unwrap_or(u32::MAX);
         Ok(Backend::open(BackendKind::Cuda)?.device(id)?)
     }
@@ -223,7 +224,7 @@ struct Zeroed {
 
 // SAFETY: plain memory, reached through views only.
 unsafe impl Send for Zeroed {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives the address only; the bytes are reached through views.
 unsafe impl Sync for Zeroed {}
 
 impl Zeroed {

@@ -12,6 +12,7 @@ use wholemem::files::npy;
 
 use crate::array::{Element, Layout};
 use crate::error::Raised;
+use crate::number::signed;
 
 /// How the description of an object begins that was a `.npy` file.
 const NPY: &str = "npy ";
@@ -45,7 +46,7 @@ pub(super) fn is_empty_pack(meta: &[u8], len: usize) -> bool {
 pub(super) fn understand(meta: &[u8], len: usize) -> Result<Layout, Raised> {
     let layout = match read(meta)? {
         Some(layout) => layout,
-        None => Layout::contiguous(Element::BYTE, &[i64::try_from(len).unwrap_or(i64::MAX)])?,
+        None => Layout::contiguous(Element::BYTE, &[signed(len)])?,
     };
     if layout.len() != len {
         let (name, shape) = (layout.element.name, &layout.shape);
@@ -61,8 +62,11 @@ fn read(meta: &[u8]) -> Result<Option<Layout>, Raised> {
     if let Some(header) = text.strip_prefix(NPY) {
         let Ok(header) = npy::Header::parse(header) else { return Ok(None) };
         let Ok(element) = Element::of_typestr(&header.descr) else { return Ok(None) };
-        let shape: Vec<i64> =
-            header.shape.iter().map(|len| i64::try_from(*len).unwrap_or(i64::MAX)).collect();
+        let shape = header.shape.iter().map(|len| i64::try_from(*len)).collect::<Result<Vec<_>, _>>();
+        let shape = shape.map_err(|_| {
+            let message = format!("an object is said to have the shape {:?}", header.shape);
+            Raised::new("WrongValue", message).hint("whoever made it described it wrongly")
+        })?;
         return if header.columns_first {
             columns_first(element, shape)
         } else {

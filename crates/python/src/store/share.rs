@@ -9,6 +9,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use wholemem_hal::{Allocation, Segment};
 use wholemem_os::ForkEpoch;
+use wholemem_os::width::to_usize;
 use wholemem_store::{Client, Error, ObjectId, Refusal, Sealed};
 
 use super::description;
@@ -44,7 +45,7 @@ pub(super) fn share(client: &Client, name: &str, view: &View) -> Result<u64, Rai
     // The array was asked for on the default stream.
     finish(&Turn::of_default(&device).stream())?;
     let within = |base: u64| {
-        let offset = usize::try_from(address - base).unwrap_or(usize::MAX);
+        let offset = to_usize(address - base);
         offset..offset.saturating_add(len)
     };
     let sealed = match pool::find(address, len) {

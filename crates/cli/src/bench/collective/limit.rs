@@ -85,7 +85,7 @@ impl Limits {
 
 /// The longest time of all ranks. Collective.
 pub(super) fn slowest(group: &Communicator, own: Duration) -> Result<Duration> {
-    let own = u64::try_from(own.as_nanos()).unwrap_or(u64::MAX);
+    let own = u64::try_from(own.as_nanos()).expect("shorter than 584 years");
     let all = group.bootstrap().all_gather(&own.to_le_bytes())?;
     let times = all.iter().filter_map(|bytes| Some(u64::from_le_bytes(bytes[..].try_into().ok()?)));
     Ok(Duration::from_nanos(times.max().unwrap_or(0)))

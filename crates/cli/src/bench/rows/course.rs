@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use wholemem_hal::BackendKind;
+use wholemem_os::width::to_usize;
 
 use super::Op;
 use crate::cli::{IndexChoice, KindChoice, LocationChoice, RowsArgs, Share, Spread};
@@ -239,7 +240,7 @@ impl Course {
 
 /// How many bytes rows are. What does not fit was refused.
 fn length(rows: u64, row_len: usize) -> usize {
-    usize::try_from(rows).unwrap_or(usize::MAX).saturating_mul(row_len)
+    to_usize(rows).saturating_mul(row_len)
 }
 
 /// Each with each.

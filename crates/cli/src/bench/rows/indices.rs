@@ -1,6 +1,7 @@
 //! Indices that are a function of their position: the same again whenever they are asked for, so that none are kept.
 
 use wholemem_hal::pattern::word;
+use wholemem_os::width::to_usize;
 
 use super::content::in_parallel;
 use crate::cli::{IndexChoice, Spread};
@@ -45,7 +46,7 @@ impl Draw {
             IndexChoice::I32 => size_of::<i32>(),
             IndexChoice::I64 => size_of::<i64>(),
         };
-        let mut bytes = vec![0; usize::try_from(count).unwrap_or(usize::MAX).saturating_mul(len)];
+        let mut bytes = vec![0; to_usize(count).saturating_mul(len)];
         in_parallel(&mut bytes, len, |first, part| {
             for (position, place) in (first..).zip(part.chunks_exact_mut(len)) {
                 // The lower bytes: a four-byte index is below 2^31.

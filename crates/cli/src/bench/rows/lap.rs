@@ -208,7 +208,8 @@ impl<'a> Player<'a> {
             1 => (Duration::ZERO, own),
             _ => (start, now()),
         };
-        let words = [start, end].map(|moment| u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX));
+        let words =
+            [start, end].map(|moment| u64::try_from(moment.as_nanos()).expect("shorter than 584 years"));
         let all = comm.all_gather(&words.map(u64::to_le_bytes).concat())?;
         let (mut first, mut last) = (u64::MAX, 0);
         for (rank, bytes) in all.iter().enumerate() {

@@ -56,7 +56,8 @@ impl Measured {
         let speed = |time: Duration| rounded(payload / time.as_secs_f64().max(1e-9) / 1e9);
         let Summary { typical, median, best } = *summary;
         let (value, limit) = (speed(typical.ours), speed(typical.raw));
-        let devices = u32::try_from(device.backend().devices().len()).unwrap_or(u32::MAX);
+        let devices =
+            u32::try_from(device.backend().devices().len()).expect("devices are numbered in 32 bits");
         Self {
             row_bytes: course.row_len,
             index: course.index,

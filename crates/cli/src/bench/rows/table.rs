@@ -7,6 +7,7 @@ use wholemem::{Communicator, Dtype, Kind, Location, Rank, TensorSpec, WholeTenso
 use wholemem_hal::pattern::Pattern;
 use wholemem_hal::{BackendKind, Span, Stream};
 use wholemem_os::Deadline;
+use wholemem_os::width::to_usize;
 
 use super::content::{cores, joined, sum_rows};
 use super::course::Course;
@@ -54,7 +55,7 @@ impl Table {
 
     /// Where a row begins.
     pub(super) fn offset_of(&self, row: u64) -> usize {
-        usize::try_from(row).unwrap_or(usize::MAX).saturating_mul(self.tensor.row_len())
+        to_usize(row).saturating_mul(self.tensor.row_len())
     }
 
     /// The bytes from `offset` on, and from the beginning again behind the last, in pieces that no boundary between ranks
