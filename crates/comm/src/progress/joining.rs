@@ -90,6 +90,12 @@ impl Joining {
             self.connectors.push(if place == core.tree.rank { connector } else { connector.for_dead_rank() });
         }
     }
+
+    /// This rank has found a parent. If that dies at once, the rank seeks the same place again.
+    fn connected(&mut self) {
+        self.connectors.clear();
+        self.seeks = None;
+    }
 }
 
 impl Progress {
@@ -102,7 +108,7 @@ impl Progress {
                 Ok(None) => {}
                 Ok(Some(joined)) => {
                     if self.meet(joined) {
-                        self.joining.connectors.clear();
+                        self.joining.connected();
                         self.protocol(Input::ParentProved);
                         break;
                     }
@@ -246,6 +252,26 @@ impl Progress {
         if state.phase == Phase::Joining {
             state.phase = phase;
             self.core.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::UniqueId;
+
+    #[test]
+    fn a_rank_whose_parent_dies_at_once_connects_to_the_same_place_again() {
+        let core = Core::create(UniqueId::create_private().unwrap(), Tree::new(Rank(1), 3)).unwrap();
+        let mut joining = Joining::new(Rank(1), None);
+        let seeks = Some((Rank(1), Rank(0)));
+        for _ in 0..2 {
+            joining.seek(&core, seeks);
+            assert_eq!(joining.connectors.len(), 2, "to rank 0, and to a rank that has taken its place");
+            // Before `seek` is called again, the parent is found, and found dead.
+            joining.connected();
+            assert_eq!(joining.connectors.len(), 0);
         }
     }
 }
