@@ -137,6 +137,13 @@ impl Yielder {
     }
 }
 
+/// The thread has the kernel's own slices again.
+impl Drop for Yielder {
+    fn drop(&mut self) {
+        self.set_busy(false);
+    }
+}
+
 impl Default for Yielder {
     fn default() -> Self {
         Self::new()
@@ -176,7 +183,8 @@ mod tests {
         let thread = thread::spawn(|| {
             let mut yielder = Yielder::new();
             let mut slice_after = |wait: Duration| {
-                yielder.since = Instant::now() - RUN;
+                // On a busy core a pause is long, and the next run is longer.
+                yielder.since = Instant::now() - LONGEST_RUN;
                 yielder.wait(|| thread::sleep(wait));
                 (yielder.is_busy, attributes().map(|attributes| attributes.runtime))
             };

@@ -222,6 +222,8 @@ fn a_client_killed_at_any_call_of_an_operation_leaves_nothing_half_done() {
     let mut dice = wholemem_testkit::seed();
     for operation in OPERATIONS {
         prepare(&observer);
+        // What was deleted before goes in several steps.
+        served.settled(&observer);
         let before = look(&observer);
         let calls = walk_client(test_name!(), &served, operation, None);
         // The server learns of the death a moment later, and lets what the client held go in several steps.
@@ -248,7 +250,10 @@ fn a_client_killed_at_any_call_of_an_operation_leaves_nothing_half_done() {
             walk_client(test_name!(), &served, operation, Some(nth));
             let is_whole = |now: &Sight| *now == before || *now == after;
             let now = settled(&is_whole);
-            assert!(is_whole(&now), "{operation:?} killed at call {nth}: {now:?}");
+            assert!(
+                is_whole(&now),
+                "{operation:?} killed at call {nth}: {now:?}, and not {before:?} or {after:?}"
+            );
             tidy(&observer);
         }
     }

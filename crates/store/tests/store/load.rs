@@ -156,7 +156,7 @@ fn under_load(kills: u32, mut kill: impl FnMut(&Served, &mut Dice)) {
         (entry.name, version)
     });
     assert_eq!(found.collect::<BTreeMap<_, _>>(), expected);
-    let status = client.status().unwrap();
+    let status = served.settled(&client);
     assert_eq!((status.unsealed, status.retired, status.objects), (0, 0, expected.len() as u64));
     for entry in client.list("").unwrap() {
         client.delete(entry.id).unwrap();
@@ -252,5 +252,5 @@ fn a_pack_is_found_whole_by_whoever_finds_it_while_others_replace_it() {
         stop.store(true, Ordering::Relaxed);
         wholemem_testkit::report(&format!("{} packs read", reading.join().unwrap()));
     });
-    assert_eq!(reader.status().unwrap().retired, 0);
+    assert_eq!(served.settled(&reader).retired, 0);
 }

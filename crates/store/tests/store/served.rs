@@ -12,7 +12,7 @@ use rustix::process::{Pid, Resource, Rlimit, kill_process_group, setrlimit};
 use wholemem_hal::BackendKind;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::{Deadline, PidFd};
-use wholemem_store::{Client, Role, Serve};
+use wholemem_store::{Client, Role, Serve, Status};
 use wholemem_testkit::MemoryGroup;
 
 const FOLDER: &str = "WHOLEMEM_STORE_TEST_FOLDER";
@@ -98,6 +98,17 @@ fn a_process_of_a_store() {
 }
 
 impl Served {
+    /// The state of the store when deleted objects that no client holds are free, which takes the server several steps.
+    pub(crate) fn settled(&self, client: &Client) -> Status {
+        let deadline = Deadline::after(Duration::from_secs(60));
+        loop {
+            let status = client.status().unwrap();
+            if status.retired == 0 || deadline.has_passed() {
+                return status;
+            }
+        }
+    }
+
     pub(crate) fn start() -> Self {
         Self::start_with("host")
     }

@@ -31,6 +31,14 @@ pub(super) enum FollowUp {
     Reject { client: ClientId, request: u64, refusal: Refusal, ending: Ending },
 }
 
+/// An allocation that is to be tried again, and why it failed.
+#[derive(Debug)]
+pub(super) struct Retry {
+    requester: Requester,
+    job: Job,
+    reason: String,
+}
+
 /// What actions are carried out on.
 pub(super) struct Executor<'a> {
     pub(super) memory: MemoryTable,
@@ -39,7 +47,7 @@ pub(super) struct Executor<'a> {
     pub(super) workers: Workers,
     pub(super) admission: Admission,
     /// Allocations that failed, and are tried again when the keeper has freed what was released before.
-    pub(super) retries: BTreeMap<AllocationId, (Requester, Job)>,
+    pub(super) retries: BTreeMap<AllocationId, Retry>,
 }
 
 impl Executor<'_> {
@@ -106,8 +114,8 @@ impl Executor<'_> {
                 }
                 Input::ClosedForWriting { allocation, outcome }
             }
-            Done::Failed { allocation, requester, retry } => {
-                self.retries.insert(allocation, (requester, retry));
+            Done::Failed { allocation, requester, retry: job, reason } => {
+                self.retries.insert(allocation, Retry { requester, job, reason });
                 let waited = self.keeper.after_releases(Parking::Retry(allocation))?;
                 return self.parked(waited);
             }
@@ -138,7 +146,7 @@ impl Executor<'_> {
                 Some(FollowUp::Step(Input::Allocated { allocation, outcome: Ok(()) }))
             }
             Parking::Retry(allocation) => {
-                if let Some((requester, job)) = self.retries.remove(&allocation) {
+                if let Some(Retry { requester, job, .. }) = self.retries.remove(&allocation) {
                     self.workers.add(requester, job);
                 }
                 None
@@ -155,9 +163,10 @@ impl Executor<'_> {
     pub(super) fn not_parked(&mut self, what: Parking) -> FollowUp {
         match what {
             Parking::Memory(allocation) | Parking::Retry(allocation) => {
-                self.retries.remove(&allocation);
-                let outcome = Err("the keeper does not take it: has it descriptors left?".to_owned());
-                FollowUp::Step(Input::Allocated { allocation, outcome })
+                let failed = self.retries.remove(&allocation).map(|retry| retry.reason);
+                let reason = failed
+                    .unwrap_or_else(|| "the keeper does not take it: has it descriptors left?".to_owned());
+                FollowUp::Step(Input::Allocated { allocation, outcome: Err(reason) })
             }
             Parking::Client(client) => FollowUp::End(client, Ending::Gone),
             Parking::Process { client, .. } => FollowUp::End(client, Ending::Disconnected),
@@ -326,7 +335,8 @@ mod tests {
         assert!(perform(&mut executor, Output::Release { allocation: released }).is_none());
         let (allocation, requester) = (AllocationId::new(3, 0), Requester::User(7));
         let retry = Job::Allocate { allocation, len: 4096, place: HOST, is_retry: true };
-        assert!(executor.finished(Done::Failed { allocation, requester, retry }).is_none());
+        let failed = |retry| Done::Failed { allocation, requester, retry, reason: "none left".to_owned() };
+        assert!(executor.finished(failed(retry)).is_none());
         // The keeper frees the memory before it answers.
         let keys = vec![Key::Allocation(released).encode()];
         assert_eq!(told(&mut executor, &keeper), (ToKeeper::Unpark(keys), 0));
@@ -342,6 +352,15 @@ mod tests {
             std::thread::yield_now();
         };
         assert!(matches!(done, Done::Allocated { outcome: Ok(_), .. }), "{done:?}");
+        // If the keeper does not answer, the client is told why the first attempt has failed.
+        let retry = Job::Allocate { allocation, len: 4096, place: HOST, is_retry: true };
+        assert!(executor.finished(failed(retry)).is_none());
+        let FollowUp::Step(Input::Allocated { outcome: Err(reason), .. }) =
+            executor.not_parked(Parking::Retry(allocation))
+        else {
+            panic!("an error")
+        };
+        assert_eq!((reason.as_str(), executor.retries.len()), ("none left", 0));
     }
 
     #[test]

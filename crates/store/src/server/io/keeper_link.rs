@@ -76,9 +76,11 @@ pub(super) struct KeeperLink<'a> {
     /// Memory that the keeper is to free, and when the first of it was released.
     released: Vec<u64>,
     released_at: Option<Instant>,
-    /// What waits until the keeper has freed what was released, in the order of the messages that the keeper answers. `None`
+    /// What waits until the keeper has freed what was released, by the messages that the keeper answers, in their order. Empty
     /// where the answer is late.
-    fences: VecDeque<(Instant, Option<Parking>)>,
+    fences: VecDeque<(Instant, Vec<Parking>)>,
+    /// Whether no memory was released since the last of these messages.
+    is_fenced: bool,
     /// When to try again to start a keeper, because one could not be started.
     retry_at: Option<Instant>,
     launch: &'a Launch<'a>,
@@ -93,6 +95,7 @@ impl<'a> KeeperLink<'a> {
             released: Vec::new(),
             released_at: None,
             fences: VecDeque::new(),
+            is_fenced: false,
             retry_at: None,
             launch,
         };
@@ -155,6 +158,7 @@ impl<'a> KeeperLink<'a> {
         if !self.released.is_empty() {
             let keys = std::mem::take(&mut self.released);
             self.send(&ToKeeper::Unpark(keys), Vec::new());
+            self.is_fenced = false;
         }
     }
 
@@ -164,9 +168,16 @@ impl<'a> KeeperLink<'a> {
         if self.peer.is_none() {
             return Some(what);
         }
-        // The keeper handles messages in order, and answers this one though it parks nothing.
-        self.tell(&ToKeeper::Park(Vec::new()), Vec::new());
-        self.fences.push_back((Instant::now(), Some(what)));
+        self.send_released();
+        match self.fences.back_mut() {
+            Some((since, waiting)) if self.is_fenced && since.elapsed() < ANSWER => waiting.push(what),
+            _ => {
+                // The keeper handles messages in order, and answers this one though it parks nothing.
+                self.send(&ToKeeper::Park(Vec::new()), Vec::new());
+                self.fences.push_back((Instant::now(), vec![what]));
+                self.is_fenced = true;
+            }
+        }
         None
     }
 
@@ -205,7 +216,9 @@ impl<'a> KeeperLink<'a> {
             match peer.socket.recv(packet, Deadline::NOW) {
                 Ok(len) => match postcard::from_bytes(&packet[..len]) {
                     Ok(ToServer::Parked(keys)) if keys.is_empty() => {
-                        messages.parked.extend(self.fences.pop_front().and_then(|(_, what)| what));
+                        messages
+                            .parked
+                            .extend(self.fences.pop_front().into_iter().flat_map(|(_, what)| what));
                     }
                     Ok(ToServer::Parked(keys)) => {
                         messages.parked.extend(keys.iter().filter_map(|key| self.parking.remove(key)));
@@ -237,7 +250,7 @@ impl<'a> KeeperLink<'a> {
         }
         let is_late = |since: &Instant| now.saturating_duration_since(*since) >= ANSWER;
         let fences = self.fences.iter_mut().take_while(|(since, _)| is_late(since));
-        late.extend(fences.filter_map(|(_, what)| what.take()));
+        late.extend(fences.flat_map(|(_, what)| what.drain(..)));
         late
     }
 
@@ -245,7 +258,7 @@ impl<'a> KeeperLink<'a> {
     pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
         let left = |at: Instant| at.saturating_duration_since(now);
         let late = self.sent.front().map(|(since, _)| left(*since + ANSWER));
-        let fence = self.fences.iter().find(|(_, what)| what.is_some());
+        let fence = self.fences.iter().find(|(_, what)| !what.is_empty());
         let fence = fence.map(|(since, _)| left(*since + ANSWER));
         let release = self.released_at.map(|at| left(at + RELEASE_DELAY));
         [late, fence, release, self.retry_at.map(left)].into_iter().flatten().min()
@@ -262,7 +275,7 @@ impl<'a> KeeperLink<'a> {
         self.sent.clear();
         self.released.clear();
         self.released_at = None;
-        let fences = self.fences.drain(..).filter_map(|(_, what)| what);
+        let fences = self.fences.drain(..).flat_map(|(_, what)| what);
         std::mem::take(&mut self.parking).into_values().chain(fences).collect()
     }
 
@@ -301,18 +314,21 @@ mod tests {
         let (here, there) = PacketSocket::pair().unwrap();
         let mut poller = Poller::create().unwrap();
         let mut link = KeeperLink::new(here, &no_launch, &mut poller).unwrap();
-        let [one, two] = [1, 2].map(|slot| Parking::Retry(AllocationId::new(slot, 0)));
+        let [one, two, three] = [1, 2, 3].map(|slot| Parking::Retry(AllocationId::new(slot, 0)));
         assert_eq!((link.after_releases(one), link.after_releases(two)), (None, None));
+        assert_eq!(link.fences.len(), 1, "nothing was released between them");
+        link.release(AllocationId::new(4, 0));
+        assert_eq!((link.after_releases(three), link.fences.len()), (None, 2));
         assert!(
             link.timeout(Instant::now()).is_some() && link.flush(&mut poller) && link.take_late().is_empty()
         );
         // The answer to the first is late, and belongs to it all the same.
         link.fences[0].0 -= ANSWER;
-        assert_eq!(link.take_late(), [one]);
+        assert_eq!(link.take_late(), [one, two]);
         let answer = postcard::to_allocvec(&ToServer::Parked(Vec::new())).unwrap();
         there.send(&answer, &[], Deadline::NEVER).unwrap();
         assert_eq!(link.receive(&mut [0; 100]).parked, []);
-        assert_eq!(link.on_exit(&mut poller), [two]);
+        assert_eq!(link.on_exit(&mut poller), [three]);
         assert_eq!(link.after_releases(one), Some(one), "there is no keeper");
     }
 

@@ -59,11 +59,12 @@ pub(super) enum Done {
         allocation: AllocationId,
         outcome: Result<(), Refusal>,
     },
-    /// The first attempt to allocate memory for a request has failed: the job for the second one.
+    /// The first attempt to allocate memory for a request has failed: the job for the second one, and the reason.
     Failed {
         allocation: AllocationId,
         requester: Requester,
         retry: Job,
+        reason: String,
     },
 }
 
@@ -207,9 +208,8 @@ fn work(
                 let purpose = if is_ahead { Purpose::Ahead } else { Purpose::Objects };
                 match allocate(devices, headroom, purpose, len, place) {
                     Err(reason) if !is_retry && !is_ahead => {
-                        tracing::debug!(%allocation, reason, "tried again when released memory has been freed");
                         let retry = Job::Allocate { allocation, len, place, is_retry: true };
-                        Done::Failed { allocation, requester, retry }
+                        Done::Failed { allocation, requester, retry, reason }
                     }
                     outcome => Done::Allocated { allocation, place, outcome },
                 }
