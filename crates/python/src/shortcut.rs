@@ -162,8 +162,8 @@ impl Shortcut {
         Ok(is_done.then(|| out.clone()))
     }
 
-    /// Adds up a tensor of all ranks, in another or in its place, whoever looks; ``False``, and nothing is done, if they are not
-    /// alike, or not as usual.
+    /// Sums a tensor over all ranks, into another tensor or in place, without torch's dispatcher. Returns ``False`` and does
+    /// nothing if the tensors differ in shape or type, or if they are not plain strided tensors.
     #[pyo3(signature = (comm, input, output))]
     fn all_reduce(
         &self,

@@ -52,7 +52,7 @@ def test_tensors_of_torch_give_tensors_of_torch() -> None:
         assert torch.equal(table.gather(indices, dtype=torch.float64), rows.double())
     (comm,) = Communicator.local(1, device="cpu")
     assert type(comm.all_reduce(rows)) is torch.Tensor and comm.all_gather(rows).shape == (1, 1, 2, 3)
-    # A gradient would be lost without a word.
+    # A gradient would be lost silently.
     with pytest.raises(errors.WrongValue, match="does not give its memory away") as caught:
         table.scatter(indices[0], rows[0].requires_grad_())
     assert "tensor.detach()" in str(caught.value.hint)

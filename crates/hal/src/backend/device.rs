@@ -62,7 +62,7 @@ impl Device {
         self.backend.granularity(&AllocationSpec::new(self, 1))
     }
 
-    /// How much of its memory nobody has taken. It changes with every other user of the device.
+    /// The number of bytes of its memory that are free. Other processes that use the device change it.
     ///
     /// # Errors
     /// [`Error::Failed`] when the backend cannot tell.

@@ -14,7 +14,7 @@ pub enum Capability {
     ShareReadOnly,
     /// A map can refuse writes.
     ReadOnlyMap,
-    /// Fresh memory holds nobody's old bytes.
+    /// New memory holds no bytes of earlier owners.
     ZeroedMemory,
     /// Addresses can be chosen, so that several processes have the same memory at the same place.
     FixedAddress,

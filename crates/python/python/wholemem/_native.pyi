@@ -184,8 +184,8 @@ class Shortcut:
     def gather(self, table: Any, indices: Any, out: Any, dtype: Any) -> Any:
         """The rows of a table that the indices name, in ``out`` or in a new tensor; ``None`` if anything is not as usual."""
     def all_reduce(self, comm: Communicator, input: Any, output: Any) -> bool:
-        """Adds up a tensor of all ranks, in another or in its place, whoever looks; ``False``, and nothing is done, if they are not
-        alike, or not as usual."""
+        """Sums a tensor over all ranks, into another tensor or in place, without torch's dispatcher. Returns ``False`` and does
+        nothing if the tensors differ in shape or type, or if they are not plain strided tensors."""
 
 @final
 class ShortGather:

@@ -51,7 +51,9 @@ pub(super) fn understand(meta: &[u8], len: usize) -> Result<Layout, Raised> {
     if layout.len() != len {
         let (name, shape) = (layout.element.name, &layout.shape);
         let message = format!("an object of {len} bytes is said to be {name} of shape {shape:?}");
-        return Err(Raised::new("WrongValue", message).hint("whoever made it described it wrongly"));
+        return Err(
+            Raised::new("WrongValue", message).hint("the program that stored it described it wrongly")
+        );
     }
     Ok(layout)
 }
@@ -65,7 +67,7 @@ fn read(meta: &[u8]) -> Result<Option<Layout>, Raised> {
         let shape = header.shape.iter().map(|len| i64::try_from(*len)).collect::<Result<Vec<_>, _>>();
         let shape = shape.map_err(|_| {
             let message = format!("an object is said to have the shape {:?}", header.shape);
-            Raised::new("WrongValue", message).hint("whoever made it described it wrongly")
+            Raised::new("WrongValue", message).hint("the program that stored it described it wrongly")
         })?;
         return if header.columns_first {
             columns_first(element, shape)
