@@ -67,7 +67,11 @@ impl WholeTensor {
         let what = "the array of indices";
         if !given.dtype.is_index() {
             let message = format!("indices are int32 or int64, and not {}", given.dtype.name);
-            return Err(Raised::new("WrongType", message).hint("convert them to int64"));
+            let hint = match given.dtype.name {
+                "bool" => "`numpy.flatnonzero(mask)` gives the indices that a mask selects",
+                _ => "convert them to int64",
+            };
+            return Err(Raised::new("WrongType", message).hint(hint));
         }
         given.check_contiguous(what, Rights::Read)?;
         let span = given.span(what, &self.state, Rights::Read)?;
@@ -284,10 +288,15 @@ impl WholeTensor {
     }
 }
 
+/// How many ints are read between two looks at whether the caller is interrupted.
+const CHECKED_EVERY: usize = 1 << 16;
+
 /// Indices as a view: those of an array, or of ints.
 fn index_view(given: &Bound<'_, PyAny>, on: &CallStream) -> PyResult<View> {
     if given.is_instance_of::<PyInt>() && !given.is_instance_of::<PyBool>() {
-        return View::of_indices(&[index_of(given)?], &[]).raised();
+        let (view, index) = (View::of_indices(&[]).raised()?, index_of(given)?);
+        view.write_index(0, index).raised()?;
+        return Ok(view);
     }
     let is_ints = given.is_instance_of::<PyList>()
         || given.is_instance_of::<PyTuple>()
@@ -295,8 +304,20 @@ fn index_view(given: &Bound<'_, PyAny>, on: &CallStream) -> PyResult<View> {
     if !is_ints {
         return on.take(given);
     }
-    let indices = given.try_iter()?.map(|index| index_of(&index?)).collect::<PyResult<Vec<_>>>()?;
-    View::of_indices(&indices, &[signed(indices.len())]).raised()
+    let count = given.len()?;
+    let (view, mut written) = (View::of_indices(&[signed(count)]).raised()?, 0);
+    for index in given.try_iter()? {
+        if written % CHECKED_EVERY == 0 {
+            given.py().check_signals()?;
+        }
+        view.write_index(written, index_of(&index?)?).raised()?;
+        written += 1;
+    }
+    if written < count {
+        let message = format!("{count} indices were {written} when they were read");
+        return Err(Raised::new("WrongValue", message).hint("do not change them meanwhile").into());
+    }
+    Ok(view)
 }
 
 /// An index that is an int, or can stand for one; truth values cannot.

@@ -238,7 +238,8 @@ impl WholeTensor {
         Ok(format!("WholeTensor(shape={shape}, dtype={dtype}, kind={kind}, location={})", self.location()))
     }
 
-    /// Asked by numpy: all rows without a copy, of a continuous tensor in host memory; any other raises.
+    /// Called by numpy: all rows without a copy, if they are one range of addresses in host memory, as those of a continuous
+    /// tensor are; any other tensor raises. It does not wait for work on a GPU: call ``barrier`` first.
     #[pyo3(signature = (*arguments, **named))]
     fn __array__<'py>(
         &self,

@@ -84,7 +84,7 @@ def test_strides_that_no_row_has_are_refused() -> None:
 
 def test_memory_that_is_not_there_is_refused() -> None:
     table, _ = filled()
-    with pytest.raises(errors.WrongValue, match="the output has no memory"):
+    with pytest.raises(errors.WrongValue, match="the interface of the array says that it lies at 0x0"):
         table.gather(np.array([1]), Stated(np.zeros((1, 3), np.float32), data=(0, False)))
 
 

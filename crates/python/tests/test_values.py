@@ -192,3 +192,40 @@ refused(errors.Unsupported, lambda: np.asarray(table))
         "numpy does not reach memory of cuda:0",
         "hint: take it with torch or CuPy: `torch.from_dlpack(array)`",
     ]
+
+
+@pytest.mark.parametrize("step", [2**62, -(2**62), 2**63 - 1, 2**70])
+def test_a_step_beyond_the_array_selects_one_element(step: int) -> None:
+    values = np.arange(24.0).reshape(2, 3, 4)
+    selected = wholemem.asarray(values)[::step]
+    assert np.array_equal(np.asarray(selected), values[::step])
+
+
+@pytest.mark.parametrize("address", [0, 2**64 - 8])
+def test_an_interface_without_memory_is_refused(address: int) -> None:
+    class Nowhere:
+        __array_interface__ = {"version": 3, "data": (address, False), "typestr": "<i8", "shape": (4,)}
+
+    with pytest.raises(errors.WrongValue, match="says that it lies at"):
+        wholemem.asarray(Nowhere())
+
+
+def test_a_mask_is_refused_with_what_to_do() -> None:
+    (comm,) = Communicator.local(1, device="cpu")
+    table = WholeTensor.create(comm, (3, 2), "float32")
+    with pytest.raises(errors.WrongType) as raised:
+        table.gather(np.array([True, False, True]))  # type: ignore[call-overload,unused-ignore]
+    assert "flatnonzero" in str(raised.value)
+
+
+def test_indices_that_change_while_they_are_read_are_an_error() -> None:
+    class Shrinks:
+        def __index__(self) -> int:
+            indices.pop()
+            return 0
+
+    (comm,) = Communicator.local(1, device="cpu")
+    table = WholeTensor.create(comm, (3, 2), "float32")
+    indices: list[Any] = [Shrinks(), 1, 2]
+    with pytest.raises(errors.WrongValue, match="3 indices were 2 when they were read"):
+        table.gather(indices)

@@ -440,7 +440,8 @@ class WholeTensor:
         """The first of this rank's rows, and the one behind the last."""
     def __len__(self) -> int: ...
     def __array__(self, dtype: Any = None, *, copy: Optional[bool] = None) -> NDArray[Any]:
-        """Asked by numpy: all rows without a copy, of a continuous tensor in host memory; any other raises."""
+        """Called by numpy: all rows without a copy, if they are one range of addresses in host memory, as those of a continuous
+        tensor are; any other tensor raises. It does not wait for work on a GPU: call ``barrier`` first."""
     def local(self) -> Array:
         """This rank's rows, without a copy."""
     def rows_of(self, rank: int) -> Array:

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use wholemem_os::width::to_u64;
 
+use super::dlpack::FIRST;
 use super::element::Element;
 use super::layout::Layout;
 use super::turn::Turn;
@@ -170,6 +172,12 @@ pub(crate) fn take_interface(
     let strides = says.get_item("strides")?.filter(|strides| !strides.is_none());
     let strides = strides.map(|strides| strides.extract()).transpose()?.unwrap_or_default();
     let layout = in_bytes(element, item("shape")?.extract()?, strides)?;
+    let (before, behind) = layout.extent()?;
+    let first = address.checked_sub(to_u64(before)).filter(|first| *first >= FIRST);
+    if layout.len() > 0 && (first.is_none() || address.checked_add(to_u64(behind)).is_none()) {
+        let message = format!("the interface of the array says that it lies at {address:#x}");
+        return Err(Raised::new("WrongValue", message).hint("give the array itself").into());
+    }
     Ok(View { address, layout, place, readonly, owner: Arc::new(given.clone().unbind()) })
 }
 

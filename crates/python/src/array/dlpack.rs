@@ -34,7 +34,7 @@ const VERSIONED_TAKEN: &CStr = c"used_dltensor_versioned";
 /// The version of the structures below; readers take any minor one of the same major.
 const VERSION: (u32, u32) = (1, 1);
 /// Below this no memory begins, on any system with virtual memory.
-const FIRST: u64 = 4096;
+pub(super) const FIRST: u64 = 4096;
 
 const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;

@@ -47,7 +47,8 @@ fn indexed(view: &View, key: &Bound<'_, PyAny>) -> PyResult<(View, bool)> {
                 Position::At(index) => index * stride,
                 Position::Range { start, count, step } => {
                     shape.push(count);
-                    strides.push(stride * step);
+                    // The distance to a second element, which a step may lead beyond all addresses without.
+                    strides.push(if count > 1 { stride * step } else { stride });
                     if count == 0 { 0 } else { start * stride }
                 }
             };
@@ -61,9 +62,7 @@ fn indexed(view: &View, key: &Bound<'_, PyAny>) -> PyResult<(View, bool)> {
     let layout = Layout::strided(element, shape, strides).raised()?;
     // Every index is within its dimension, so that the first selected element lies in the array.
     let bytes = offset * i64::try_from(element.len()).unwrap_or(1);
-    let address = view.address.checked_add_signed(bytes).unwrap_or_else(|| {
-        unreachable!("element {offset} of an array at {:#x} lies outside the address space", view.address)
-    });
+    let address = view.address.checked_add_signed(bytes).expect("an array within the address space");
     Ok((View { address, layout, ..view.clone() }, is_element))
 }
 
@@ -180,7 +179,9 @@ impl Array {
     fn item<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         if self.view.layout.count() != 1 {
             let message = format!("an array of {} elements is no single number", self.view.layout.count());
-            return Err(Raised::new("WrongValue", message).hint("give an index: `array[0].item()`").into());
+            return Err(Raised::new("WrongValue", message)
+                .hint("select one element, such as `array[0, 0]` of two dimensions")
+                .into());
         }
         self.values(py)?.call_method0("item")
     }

@@ -166,11 +166,13 @@ impl View {
     }
 
     /// Indices in memory of this process.
-    pub(crate) fn of_indices(indices: &[i64], shape: &[i64]) -> Result<Self, Raised> {
-        let view = Self::zeroed(Layout::contiguous(Element::INDEX, shape)?)?;
-        let bytes: Vec<u8> = indices.iter().flat_map(|index| index.to_ne_bytes()).collect();
-        view.write_bytes("the array of indices", &bytes)?;
-        Ok(view)
+    pub(crate) fn of_indices(shape: &[i64]) -> Result<Self, Raised> {
+        Self::zeroed(Layout::contiguous(Element::INDEX, shape)?)
+    }
+
+    /// Writes one of the indices of a new array of them.
+    pub(crate) fn write_index(&self, at: usize, index: i64) -> Result<(), Raised> {
+        Ok(self.host_slice(true)?.write_at(size_of::<i64>() * at, &index.to_ne_bytes())?)
     }
 
     /// The bytes of an array in host memory from the first to the last, gaps included, to be read.
