@@ -56,7 +56,7 @@ pub fn request(slice: Duration) {
 }
 
 /// How long a busy thread runs before it gives its core up.
-const RUN: Duration = Duration::from_micros(300);
+const RUN: Duration = Duration::from_micros(100);
 
 /// The most that is, where the core is given to threads that do not give it back soon.
 const LONGEST_RUN: Duration = Duration::from_millis(16);
@@ -70,8 +70,9 @@ const BRIEF: Duration = Duration::from_millis(1);
 /// The slices of a thread while it is busy.
 const BUSY_SLICE: Duration = Duration::from_micros(100);
 
-/// A wait that takes longer ends a time in which the thread is busy.
-const REST: Duration = Duration::from_millis(1);
+/// A wait that takes longer ends a time in which the thread is busy. It is long, since the next burst of a load that comes and goes
+/// would find the long slices, and delay other threads until the thread gives its core up.
+const REST: Duration = Duration::from_secs(1);
 
 /// Gives the core of a busy thread to others that wait for it, and has it scheduled in short slices as long as it is busy.
 ///
@@ -204,11 +205,11 @@ mod tests {
     fn a_core_that_does_not_come_back_soon_is_given_up_less_often() {
         let mut yielder = Yielder::new();
         let mut runs = Vec::new();
-        for pause in [4, 4, 4, 4, 4, 4, 4, 0] {
+        for pause in [4, 4, 4, 4, 4, 4, 4, 4, 4, 0] {
             yielder.come_back(Duration::from_millis(pause));
             runs.push(yielder.run);
         }
-        let doubled = (1..6).map(|times| RUN * (1 << times));
+        let doubled = (1..8).map(|times| RUN * (1 << times));
         let expected: Vec<_> = doubled.chain([LONGEST_RUN, LONGEST_RUN, RUN]).collect();
         assert_eq!(runs, expected);
     }
