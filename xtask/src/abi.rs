@@ -1,7 +1,7 @@
 //! The C++ headers with the structures and constants that kernels share with the host, generated from their Rust definition.
 //!
-//! cbindgen translates `crates/wholemem/src/abi/`. `kernels/cbindgen.toml` says how, and which member functions the structures
-//! get. To that this module adds a `static_assert` for each number of a `layout!`, which rustc has checked, and replaces the
+//! cbindgen translates `crates/wholemem/src/abi/`. `crates/wholemem/kernels/cbindgen.toml` says how, and which member
+//! functions the structures get. To that this module adds a `static_assert` for each number of a `layout!`, which rustc has checked, and replaces the
 //! fixed-width types: NVRTC has no `<cstdint>`.
 
 use std::fs;
@@ -17,7 +17,7 @@ use crate::generated;
 const SOURCES: &str = "crates/wholemem/src";
 
 /// How cbindgen is told to write them.
-const CONFIG: &str = "kernels/cbindgen.toml";
+const CONFIG: &str = "crates/wholemem/kernels/cbindgen.toml";
 
 /// Changes when what this module makes of them does.
 const GENERATION: &str = "1";
@@ -37,7 +37,7 @@ struct Header {
 
 const HEADERS: &[Header] = &[
     Header {
-        file: "kernels/include/wholemem/abi.cuh",
+        file: "crates/wholemem/kernels/include/wholemem/abi.cuh",
         about: "What kernels, users' kernels among them, share with the host: crates/wholemem/src/abi/ in C++.",
         include: "wholemem/types.cuh",
         sources: &[
@@ -52,7 +52,7 @@ const HEADERS: &[Header] = &[
         qualified: true,
     },
     Header {
-        file: "kernels/include/ops/abi.cuh",
+        file: "crates/wholemem/kernels/include/ops/abi.cuh",
         about: "What our own kernels are launched with: the requests of crates/wholemem/src/abi/ in C++.",
         include: "wholemem/abi.cuh",
         sources: &["abi/rows_request.rs", "abi/row_tiles.rs", "abi/collective_request.rs"],

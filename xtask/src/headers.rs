@@ -14,7 +14,8 @@ use crate::command;
 use crate::toolchain::Skip;
 
 /// Programs that include the headers and check them; each ends with 0 if all is well.
-const PROGRAMS: &[&str] = &["kernels/tests/ptr_gen.cpp", "kernels/tests/window.cpp"];
+const PROGRAMS: &[&str] =
+    &["crates/wholemem/kernels/tests/ptr_gen.cpp", "crates/wholemem/kernels/tests/window.cpp"];
 
 /// The oldest C++ that the headers promise to work with, and one of today.
 const STANDARDS: &[&str] = &["c++11", "c++17"];
@@ -34,7 +35,15 @@ pub(crate) fn check() -> Result<()> {
             let mut compiler = Command::new("c++");
             compiler
                 .arg(format!("-std={standard}"))
-                .args(["-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Ikernels/include", "-o"])
+                .args([
+                    "-O1",
+                    "-Wall",
+                    "-Wextra",
+                    "-Wpedantic",
+                    "-Werror",
+                    "-Icrates/wholemem/kernels/include",
+                    "-o",
+                ])
                 .args([binary.as_path(), Path::new(program)]);
             command::run(&mut compiler)?;
             command::run_within(&mut Command::new(&binary), LIMIT)?;

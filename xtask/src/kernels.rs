@@ -1,7 +1,7 @@
 //! The kernels: compiled to PTX with the pinned compiler, committed, and assembled to see that nothing spills.
 //!
-//! A build of wholemem needs no CUDA: it embeds `kernels/ptx/`, and the driver compiles that when it is loaded. The PTX is
-//! for compute capability 7.0, and of the version that drivers from 550 on read. Kernels that have more to gain on newer
+//! A build of wholemem needs no CUDA: a crate embeds the PTX of its folder `kernels/ptx/`, and the driver compiles that when
+//! it is loaded. The PTX is for compute capability 7.0, and of the version that drivers from 550 on read. Kernels that have more to gain on newer
 //! devices are compiled for those too, as `NAME.90.ptx`; and those that make mistakes where a test asks for them, as
 //! `NAME.testing.ptx`.
 
@@ -14,8 +14,11 @@ use anyhow::{Context, Result, bail};
 use crate::wheels::{NVCC, NVRTC, RUNTIME};
 use crate::{command, generated};
 
-const SOURCES: &str = "kernels";
-const OUTPUT: &str = "kernels/ptx";
+/// The folders with sources: one in each crate that embeds PTX. The results are in `ptx` below each.
+const FOLDERS: &[&str] = &["crates/hal/kernels", "crates/testkit/kernels", "crates/wholemem/kernels"];
+
+/// The headers, which sources of every folder may include.
+const HEADERS: &str = "crates/wholemem/kernels/include";
 
 /// What the compiler is told.
 const OPTIONS: &[&str] = &["--std=c++17", "--restrict", "--device-as-default-execution-space"];
@@ -52,9 +55,13 @@ pub(crate) fn check(all: bool) -> Result<()> {
 
 /// Compiles every kernel whose sources changed.
 pub(crate) fn generate(check: bool, all: bool) -> Result<()> {
-    let sources = sources()?;
-    if sources.is_empty() {
-        bail!("there are no kernels in {SOURCES}");
+    let mut sources = Vec::new();
+    for folder in FOLDERS {
+        let found = sources_in(Path::new(folder))?;
+        if found.is_empty() {
+            bail!("there are no kernels in {folder}");
+        }
+        sources.extend(found);
     }
     for (source, text) in texts(&sources) {
         let (target, digest) = (text.target(source), inputs(source)?);
@@ -81,12 +88,12 @@ impl Text {
     /// Where it goes.
     fn target(self, source: &Path) -> PathBuf {
         let name = source.file_name().unwrap_or_default();
-        Path::new(OUTPUT).join(name).with_extension(format!("{}ptx", self.mark))
+        source.with_file_name("ptx").join(name).with_extension(format!("{}ptx", self.mark))
     }
 }
 
-fn sources() -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(SOURCES).context("cannot list the kernels")?;
+fn sources_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     let mut sources: Vec<_> =
         paths.into_iter().filter(|path| path.extension().is_some_and(|end| end == "cu")).collect();
@@ -96,10 +103,12 @@ fn sources() -> Result<Vec<PathBuf>> {
 
 /// PTX without a source is a mistake: somebody would embed it.
 fn strays(sources: &[PathBuf]) -> Result<()> {
-    for entry in fs::read_dir(OUTPUT)? {
-        let path = entry?.path();
-        if !texts(sources).any(|(source, text)| text.target(source) == path) {
-            bail!("{} has no source", path.display());
+    for folder in FOLDERS {
+        for entry in fs::read_dir(Path::new(folder).join("ptx"))? {
+            let path = entry?.path();
+            if !texts(sources).any(|(source, text)| text.target(source) == path) {
+                bail!("{} has no source", path.display());
+            }
         }
     }
     Ok(())
@@ -116,19 +125,15 @@ fn inputs(source: &Path) -> Result<String> {
     parts.push(format!("{FURTHER:?}").into());
     parts.extend(ARCHITECTURES.iter().map(|architecture| architecture.to_le_bytes().to_vec()));
     parts.extend(OPTIONS.iter().map(|option| option.as_bytes().to_vec()));
-    let headers = Path::new(SOURCES).join("include");
-    if headers.is_dir() {
-        let mut paths = Vec::new();
-        for folder in fs::read_dir(&headers)? {
-            let folder = folder?.path();
-            for file in fs::read_dir(folder)? {
-                paths.push(file?.path());
-            }
+    let mut headers = Vec::new();
+    for folder in fs::read_dir(HEADERS).with_context(|| format!("cannot list {HEADERS}"))? {
+        for file in fs::read_dir(folder?.path())? {
+            headers.push(file?.path());
         }
-        paths.sort();
-        for path in paths {
-            parts.push(fs::read(path)?);
-        }
+    }
+    headers.sort();
+    for header in headers {
+        parts.push(fs::read(header)?);
     }
     Ok(generated::digest(parts.iter().map(Vec::as_slice)))
 }
@@ -144,7 +149,7 @@ fn compile(source: &Path, text: Text) -> Result<String> {
         .arg(format!("--gpu-architecture=compute_{}", text.compute))
         .args(text.define.map(|name| format!("-D{name}")))
         .args(OPTIONS)
-        .args([format!("-I{}", headers.display()), format!("-I{SOURCES}/include")]);
+        .args([format!("-I{}", headers.display()), format!("-I{HEADERS}")]);
     let ptx =
         command::capture(&mut python).with_context(|| format!("cannot compile {}", source.display()))?;
     Ok(without_asm_marks(&ptx))

@@ -13,7 +13,7 @@ use crate::{
 };
 
 const IMAGE: KernelImage = KernelImage {
-    ptx: Some(include_str!("../../../kernels/ptx/memory.ptx")),
+    ptx: Some(include_str!("../kernels/ptx/memory.ptx")),
     host: &[("fill_pattern", fill_on_host), ("checksum", sum_on_host)],
 };
 

@@ -14,10 +14,10 @@ use wholemem_os::PidFd;
 use crate::ranks::{Ranks, patience};
 
 /// The kernels of `kernels/testing.cu`.
-pub const TESTING_PTX: &str = include_str!("../../../kernels/ptx/testing.ptx");
+pub const TESTING_PTX: &str = include_str!("../kernels/ptx/testing.ptx");
 
 /// The collectives, which make mistakes where a test asks for them.
-pub const COLLECTIVE_PTX: &str = include_str!("../../../kernels/ptx/collective.testing.ptx");
+pub const COLLECTIVE_PTX: &str = include_str!("../../wholemem/kernels/ptx/collective.testing.ptx");
 
 /// The CUDA backend, or a visible skip. With `WHOLEMEM_REQUIRE_CUDA=1` a skip is a failure.
 ///

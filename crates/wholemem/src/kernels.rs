@@ -9,11 +9,11 @@ use crate::error::Result;
 
 /// Kernels that copy rows as bytes.
 const ROWS: KernelImage =
-    KernelImage { ptx: Some(include_str!("../../../kernels/ptx/rows.ptx")), host: cpu::FUNCTIONS };
+    KernelImage { ptx: Some(include_str!("../kernels/ptx/rows.ptx")), host: cpu::FUNCTIONS };
 
 /// Kernels that read rows as elements: conversion and addition.
 const ELEMENTS: KernelImage =
-    KernelImage { ptx: Some(include_str!("../../../kernels/ptx/elements.ptx")), host: cpu::FUNCTIONS };
+    KernelImage { ptx: Some(include_str!("../kernels/ptx/elements.ptx")), host: cpu::FUNCTIONS };
 
 /// The kernels of gather and scatter. Each takes a request and its tiles.
 #[derive(Debug)]

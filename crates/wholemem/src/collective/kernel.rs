@@ -9,11 +9,11 @@ use crate::abi::COLLECTIVE_THREADS;
 use crate::{CollectiveRequest, Result, cpu};
 
 const COLLECTIVE: KernelImage =
-    KernelImage { ptx: Some(include_str!("../../../../kernels/ptx/collective.ptx")), host: cpu::COLLECTIVES };
+    KernelImage { ptx: Some(include_str!("../../kernels/ptx/collective.ptx")), host: cpu::COLLECTIVES };
 
 /// The same for newer devices, where a kernel can wait for the one before it by itself.
 const COLLECTIVE_90: KernelImage =
-    KernelImage { ptx: Some(include_str!("../../../../kernels/ptx/collective.90.ptx")), ..COLLECTIVE };
+    KernelImage { ptx: Some(include_str!("../../kernels/ptx/collective.90.ptx")), ..COLLECTIVE };
 
 /// What ranks do together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

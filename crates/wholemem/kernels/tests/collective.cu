@@ -1,6 +1,6 @@
 // The collectives on a GPU, without anything around them: ranks are streams of this process.
 //
-//     nvcc -O3 -std=c++17 -arch=sm_90 -DWHOLEMEM_TESTING -I kernels/include kernels/tests/collective.cu -o collective
+//     nvcc -O3 -std=c++17 -arch=sm_90 -DWHOLEMEM_TESTING -I include tests/collective.cu -o collective
 //     ./collective correct mutants deadline together
 //
 // Every result is compared bit for bit with a plain loop on the host. Built without -DWHOLEMEM_TESTING, kernels are those that

@@ -1,6 +1,6 @@
 // What a launch costs where processes share a GPU: the floor under every eager collective.
 //
-//     nvcc -O3 -std=c++17 -arch=sm_90 kernels/tests/launch.cu -o launch
+//     nvcc -O3 -std=c++17 -arch=sm_90 tests/launch.cu -o launch
 //     ./launch 1 2 4 8              processes; under an MPS server, if more than one
 //
 // Kernels that do nothing, with an argument as long as a collective's, of 1 block and of 32; and kernels in which the
