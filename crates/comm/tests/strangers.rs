@@ -262,7 +262,15 @@ fn another_secret_joins_nothing() {
         let elsewhere = door(&folder);
         decoy.join().expect("it ran").expect_err("nobody comes");
         let root = scope.spawn(|| create(&id, 0, 1000));
-        std::fs::rename(door(&folder), &elsewhere).expect("the door can be moved");
+        // It is moved when connections are accepted there: before that, the listener still opens its file by path.
+        let listening = loop {
+            let path = door(&folder);
+            if path != elsewhere && knock(&Address::Path(path.clone())).is_some() {
+                break path;
+            }
+            std::thread::yield_now();
+        };
+        std::fs::rename(&listening, &elsewhere).expect("the door can be moved");
         let other = scope.spawn(|| create(&wrong, 1, 700));
         for (end, missing) in [(root, Rank(1)), (other, Rank(0))] {
             let error = end.join().expect("it ran").expect_err("no group");
