@@ -12,6 +12,7 @@
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
 //! | [`peers`], [`open_mpi`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
 //! | [`site`] | the documentation as a site |
+//! | [`signals`] | that children can be interrupted |
 //! | [`tree`], [`leftovers`] | that a run leaves nothing behind: files, shared memory, processes |
 //!
 //! What it keeps true: it depends on no crate of the workspace, so it runs while they do not compile. Rules are
@@ -42,6 +43,7 @@ mod peers;
 mod plots;
 mod python;
 mod report;
+mod signals;
 mod site;
 mod source;
 mod source_rules;
@@ -116,6 +118,9 @@ struct TestArguments {
     /// Run the sweeps whole instead of as seeded samples.
     #[arg(long)]
     exhaustive: bool,
+    /// Fetch torch, which is 3 GB with what it needs, and run the tests that need it.
+    #[arg(long)]
+    torch: bool,
     /// Run these steps only, in their usual order; `--list` names them.
     #[arg(long, value_name = "STEP", num_args = 1.., value_enum, hide_possible_values = true)]
     only: Vec<Step>,
@@ -151,7 +156,12 @@ fn test(arguments: &TestArguments) -> ExitCode {
         print!("{}", steps::list(&steps));
         return ExitCode::SUCCESS;
     }
-    if steps::run(&steps, arguments.exhaustive) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    signals::let_interrupts_reach_children();
+    if steps::run(&steps, arguments.exhaustive, arguments.torch) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 #[cfg(test)]

@@ -8,14 +8,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::toolchain::Skip;
-use crate::wheels::{MATURIN, MYPY, NUMPY, PYTEST, PYTEST_NEEDS, Wheel};
+use crate::wheels::{MATURIN, MYPY, NUMPY, PYTEST, PYTEST_NEEDS, TORCH, TORCH_GEOMETRIC, Wheel};
 use crate::{command, source_rules};
 
 /// What the environment holds beside the package itself.
 const PACKAGES: [Wheel; 4] = [MATURIN, MYPY, NUMPY, PYTEST];
+
+/// What the environment of the tests that need torch holds.
+const TORCH_PACKAGES: [Wheel; 4] = [NUMPY, PYTEST, TORCH, TORCH_GEOMETRIC];
 
 /// What of the package is written in Python.
 const SOURCES: &str = "crates/python/python/wholemem";
@@ -31,32 +34,82 @@ const BENCH: &str = "bench/python/from_torch.py";
 
 const FETCH_LIMIT: Duration = Duration::from_secs(300);
 
+const TORCH_FETCH_LIMIT: Duration = Duration::from_secs(900);
+
 pub(crate) fn check() -> Result<()> {
-    let python = environment()?;
+    let python = tools()?;
     let target = command::target_folder()?;
     let types = ["-m", "mypy", "--strict", "--no-error-summary", "--cache-dir"];
     command::run(Command::new(&python).args(types).arg(target.join("mypy")).arg(SOURCES))?;
     install(&python, "dev")?;
-    // Ranks are started as a user starts them, and arrays of a GPU are tried without one.
-    let needed = ["--package", "wholemem-cli", "--package", "wholemem-fake-cuda"];
-    command::run(command::cargo().args(["build", "--quiet", "--locked"]).args(needed))?;
-    // What needs torch is tried where there is one, and what needs a store by the tests, which serve one.
+    build_what_tests_start()?;
+    // The step `torch` tries what needs torch, and the tests try what needs a store, which they serve.
     let store = "--ignore-glob=*/wholemem/store.py";
     let examples = ["--doctest-modules", "--doctest-ignore-import-errors", store, "--pyargs", "wholemem"];
-    for what in [&[TESTS][..], &examples] {
-        let mut pytest = Command::new(&python);
-        pytest.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]).args(what);
-        pytest.env("PYTHONDONTWRITEBYTECODE", "1");
-        pytest.env("WHOLEMEM_PROGRAM", target.join("debug/wholemem"));
-        pytest.env("WHOLEMEM_FAKE_CUDA", target.join("debug/libwholemem_fake_cuda.so"));
-        command::run(&mut pytest)?;
+    command::run(pytest(&python, &target).arg(TESTS))?;
+    command::run(pytest(&python, &target).args(examples))
+}
+
+/// The tests that need torch, in an environment that has it. Without `--torch` nothing of it is fetched.
+pub(crate) fn torch(wanted: bool) -> Result<()> {
+    if !wanted {
+        return Err(Skip::new(format!(
+            "{} and what it needs are 3 GB; --torch fetches them",
+            TORCH.pinned()
+        ))
+        .into());
     }
-    Ok(())
+    // Wanted, so a machine that cannot fetch it fails.
+    let python =
+        environment("torch", &TORCH_PACKAGES, TORCH_FETCH_LIMIT).map_err(|error| anyhow!("{error:#}"))?;
+    let files = torch_tests()?;
+    ensure!(!files.is_empty(), "no file in {TESTS} needs torch");
+    let target = command::target_folder()?;
+    install(&python, "dev")?;
+    build_what_tests_start()?;
+    // Under this variable the tests fail the run if one of them is skipped, unless for lack of a GPU.
+    command::run(pytest(&python, &target).args(files).env("WHOLEMEM_REQUIRE_TORCH", "1"))?;
+    command::run(pytest(&python, &target).args(["--doctest-modules", "--pyargs", "wholemem.torch"]))
+}
+
+/// The files with tests that need torch.
+fn torch_tests() -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(TESTS)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.starts_with("test_") && name.ends_with(".py") && needs_torch(&fs::read_to_string(&path)?) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Whether a file of tests skips some of them without torch: it asks for the module by name, or takes it from the files that
+/// do.
+fn needs_torch(text: &str) -> bool {
+    ["(\"torch\"", "from torch_world import", "from gpu import"].iter().any(|sign| text.contains(sign))
+}
+
+/// The program, as which ranks are started, and the driver of a GPU that is not there.
+fn build_what_tests_start() -> Result<()> {
+    let needed = ["--package", "wholemem-cli", "--package", "wholemem-fake-cuda"];
+    command::run(command::cargo().args(["build", "--quiet", "--locked"]).args(needed))
+}
+
+fn pytest(python: &Path, target: &Path) -> Command {
+    let mut pytest = Command::new(python);
+    pytest.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]);
+    pytest.env("PYTHONDONTWRITEBYTECODE", "1");
+    pytest.env("WHOLEMEM_PROGRAM", target.join("debug/wholemem"));
+    pytest.env("WHOLEMEM_FAKE_CUDA", target.join("debug/libwholemem_fake_cuda.so"));
+    pytest
 }
 
 /// An interpreter that has the package, as fast as it can be.
 pub(crate) fn released() -> Result<PathBuf> {
-    let python = environment()?;
+    let python = tools()?;
     install(&python, "release")?;
     Ok(python)
 }
@@ -66,7 +119,7 @@ pub(crate) fn released() -> Result<PathBuf> {
 pub(crate) fn pack(folder: &Path) -> Result<()> {
     let (tests, pytest) = (folder.join("tests"), folder.join("pytest"));
     fs::create_dir_all(&tests)?;
-    let wheel = build(&environment()?, &command::target_folder()?, "release")?;
+    let wheel = build(&tools()?, &command::target_folder()?, "release")?;
     fs::copy(&wheel, folder.join(wheel.file_name().context("a wheel has a name")?))?;
     for entry in fs::read_dir(TESTS)? {
         let path = entry?.path();
@@ -85,18 +138,23 @@ pub(crate) fn pack(folder: &Path) -> Result<()> {
     [PYTEST].into_iter().chain(PYTEST_NEEDS).try_for_each(|wheel| wheel.fetch(&pytest))
 }
 
-/// Builds the wheel with a profile, and installs it.
+/// Builds the wheel with a profile, and installs it into an environment.
 fn install(python: &Path, profile: &str) -> Result<()> {
-    let wheel = build(python, &command::target_folder()?, profile)?;
+    let wheel = build(&tools()?, &command::target_folder()?, profile)?;
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
     command::run(Command::new(python).args(install).arg("--force-reinstall").arg(&wheel))
 }
 
-/// The interpreter of the environment, which is made first if need be. A machine that cannot fetch what belongs into it
+/// The interpreter of the environment with the tools.
+fn tools() -> Result<PathBuf> {
+    environment("python", &PACKAGES, FETCH_LIMIT)
+}
+
+/// The interpreter of an environment, which is made first if need be. A machine that cannot fetch what belongs into it
 /// skips the step.
-fn environment() -> Result<PathBuf> {
-    let pinned: Vec<_> = PACKAGES.iter().map(Wheel::pinned).collect();
-    let folder = Path::new("target/tools/python");
+fn environment(name: &str, packages: &[Wheel], limit: Duration) -> Result<PathBuf> {
+    let pinned: Vec<_> = packages.iter().map(Wheel::pinned).collect();
+    let folder = &Path::new("target/tools").join(name);
     let (python, complete) = (folder.join("bin/python"), folder.join("complete"));
     // Whatever else it holds, it is made anew when a version changes.
     if fs::read_to_string(&complete).is_ok_and(|text| text == pinned.join("\n")) {
@@ -111,7 +169,7 @@ fn environment() -> Result<PathBuf> {
     command::run_within(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder), FETCH_LIMIT)
         .map_err(skip)?;
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    command::run_within(Command::new(&python).args(install).args(&pinned), FETCH_LIMIT).map_err(skip)?;
+    command::run_within(Command::new(&python).args(install).args(&pinned), limit).map_err(skip)?;
     fs::write(&complete, pinned.join("\n"))
         .with_context(|| format!("cannot write {}", complete.display()))?;
     Ok(fs::canonicalize(folder)?.join("bin/python"))
@@ -143,6 +201,25 @@ fn serves_all(wheel: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_needs_torch_if_it_asks_for_the_module() {
+        for text in [
+            "torch: Any = pytest.importorskip(\"torch\", reason=\"torch is not installed\")",
+            "    if not there_is(\"torch\"):",
+            "from torch_world import torch",
+            "from gpu import bits, torch",
+        ] {
+            assert!(needs_torch(text), "{text}");
+        }
+        assert!(!needs_torch("# As torch does.\nassert array.dtype == \"torch.float32\""));
+    }
+
+    #[test]
+    fn torch_is_skipped_with_the_reason_unless_it_is_wanted() {
+        let reason = torch(false).unwrap_err().downcast::<Skip>().unwrap().to_string();
+        assert_eq!(reason, "torch==2.11.0 and what it needs are 3 GB; --torch fetches them");
+    }
 
     #[test]
     fn a_wheel_for_one_python_does_not_serve_all() {

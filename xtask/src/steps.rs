@@ -39,6 +39,8 @@ pub(crate) enum Step {
     Rustdoc,
     /// The Python package has its types right, builds, and passes its tests and examples
     Python,
+    /// The tests of the Python package that need torch pass, with none skipped for lack of it; with `--torch` only
+    Torch,
     /// The documentation is a site in which every link leads somewhere
     Docs,
     /// The modules that can run under Miri have no undefined behaviour there
@@ -77,6 +79,7 @@ impl Step {
             Self::Doctests => cargo::doctests(),
             Self::Rustdoc => cargo::rustdoc(),
             Self::Python => python::check(),
+            Self::Torch => python::torch(run.torch),
             Self::Docs => site::build().map(drop),
             Self::Miri => miri::check(),
             Self::Aarch64 => cargo::aarch64(),
@@ -90,6 +93,7 @@ impl Step {
 #[derive(Debug)]
 struct Run {
     exhaustive: bool,
+    torch: bool,
     tree: Result<Tree>,
     shared_memory: Result<SharedMemory>,
 }
@@ -106,9 +110,9 @@ pub(crate) fn list(steps: &[Step]) -> String {
 }
 
 /// Runs the steps, prints as it goes, and says whether none failed.
-pub(crate) fn run(steps: &[Step], exhaustive: bool) -> bool {
+pub(crate) fn run(steps: &[Step], exhaustive: bool, torch: bool) -> bool {
     let mut report = Report::on_stdout();
-    let run = Run { exhaustive, tree: Tree::look(), shared_memory: SharedMemory::look() };
+    let run = Run { exhaustive, torch, tree: Tree::look(), shared_memory: SharedMemory::look() };
     for (index, step) in steps.iter().enumerate() {
         println!("{}", report.heading(index + 1, steps.len(), &step.name(), &step.sentence()));
         let start = Instant::now();
@@ -138,8 +142,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naming_no_step_selects_all_sixteen() {
-        assert_eq!(select(&[]).len(), 16);
+    fn naming_no_step_selects_all_seventeen() {
+        assert_eq!(select(&[]).len(), 17);
     }
 
     #[test]

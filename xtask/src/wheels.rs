@@ -51,6 +51,13 @@ pub(crate) const PYTEST_NEEDS: [Wheel; 4] = [
     Wheel { name: "pygments", version: "2.19.2" },
 ];
 
+/// What the tests of `wholemem.torch` run with. The index has it for CUDA alone, and it does not load without the libraries
+/// of CUDA that it names: 3 GB, and 4 GB when installed.
+pub(crate) const TORCH: Wheel = Wheel { name: "torch", version: "2.11.0" };
+
+/// What one of the examples runs with.
+pub(crate) const TORCH_GEOMETRIC: Wheel = Wheel { name: "torch_geometric", version: "2.8.1" };
+
 /// What checks its types.
 pub(crate) const MYPY: Wheel = Wheel { name: "mypy", version: "1.18.2" };
 

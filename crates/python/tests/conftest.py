@@ -14,6 +14,9 @@ from wholemem import store
 # How long a test on a GPU may take, in seconds: whatever hangs there is interrupted, and the next one begins.
 LIMIT = 60
 
+# Why a test may be skipped in a run that must have torch.
+EXCUSES = ("no GPU", "needs cuda", "has nothing of torch")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a GPU, and PyTorch to fill it")
@@ -32,6 +35,17 @@ def why_no_gpu() -> Optional[str]:
     import torch
 
     return None if torch.cuda.is_available() else "there is no GPU that PyTorch can use"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails a run that must have torch if a test was skipped, unless for lack of a GPU."""
+    if "WHOLEMEM_REQUIRE_TORCH" not in os.environ:
+        return
+    reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+    for path, line, reason in sorted({report.longrepr for report in reporter.stats.get("skipped", [])}):
+        if not any(excuse in reason for excuse in EXCUSES):
+            reporter.write_line(f"error: {path}:{line}: {reason}, although WHOLEMEM_REQUIRE_TORCH is set")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)
