@@ -3,6 +3,7 @@
 //! The kernel is below, as a processor runs it; ranks meet before it, so that all inputs are written, and after it, so that
 //! none is overwritten while another rank reads it.
 
+#![allow(unsafe_code, reason = "loading and launching a kernel is unsafe")]
 #![expect(clippy::print_stdout, reason = "an example shows what it did")]
 
 use std::error::Error;

@@ -3,6 +3,7 @@
 //! The kernel is `sample.cu` of `crates/wholemem/kernels`, written with `PtrGen` of `wholemem/ptr_gen.cuh` and compiled to PTX. The host has the
 //! same kernel in Rust, below. Both are given the table as an [`ElementRef`], and find any row and element by it.
 
+#![allow(unsafe_code, reason = "loading and launching a kernel is unsafe")]
 #![expect(clippy::print_stdout, reason = "an example shows what it did")]
 
 use std::error::Error;

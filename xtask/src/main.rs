@@ -6,7 +6,7 @@
 //! | [`report`] | what a run says at its end: the table, the failures, the count |
 //! | [`command`], [`toolchain`] | running other programs, and having rustup fetch the ones that are missing |
 //! | [`cargo`], [`miri`], [`python`] | the steps that build and test |
-//! | [`source_rules`], [`source`] | the rules for source files, and the reading of Rust they need |
+//! | [`source_rules`] | the rules for source files that rustc and clippy do not check |
 //! | [`crate_graph`], [`module_graph`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies, of crates and of modules |
 //! | [`abi`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
@@ -45,7 +45,6 @@ mod python;
 mod report;
 mod signals;
 mod site;
-mod source;
 mod source_rules;
 mod spdx;
 mod steps;

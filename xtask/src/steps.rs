@@ -19,7 +19,7 @@ use crate::{
 pub(crate) enum Step {
     /// The sources are formatted
     Fmt,
-    /// Source files say what they are, stay short, and hold `unsafe` only where it is permitted
+    /// Source files say what they are, and stay short
     SourceRules,
     /// The crates of the workspace depend on each other downwards only, and the top modules of each have no import cycle
     CrateGraph,

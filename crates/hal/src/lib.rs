@@ -146,6 +146,8 @@
 //!
 //! This crate does not find or watch other processes, and does not interpret the bytes. The crates above it do.
 
+#![allow(unsafe_code, reason = "this crate wraps the unsafe calls of drivers in safe ones")]
+
 mod backend;
 /// Types, result codes and function versions of the CUDA driver.
 #[rustfmt::skip]

@@ -1,5 +1,6 @@
 //! Handles that are not what they claim, and handles inherited through `fork`: refused exactly, changing nothing.
 
+#![allow(unsafe_code, reason = "stores by address and kernel launches are unsafe")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::os::fd::OwnedFd;

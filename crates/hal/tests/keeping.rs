@@ -1,5 +1,6 @@
 //! What unfinished work uses stays, whatever goes wrong while one looks whether it is over; what is refused comes later.
 
+#![allow(unsafe_code, reason = "stores by address and kernel launches are unsafe")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::ptr::NonNull;

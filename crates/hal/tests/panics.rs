@@ -1,5 +1,7 @@
 //! Host kernels that panic on streams that run late: they have run, and the work of others keeps its memory.
 
+#![allow(unsafe_code, reason = "a kernel launch is unsafe")]
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use wholemem_hal::{Args, HostConfig, KernelImage, LaunchShape, Module, Rights};

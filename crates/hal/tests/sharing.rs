@@ -1,5 +1,6 @@
 //! Memory between processes: handed over, kept alive, protected, and given back.
 
+#![allow(unsafe_code, reason = "changes of maps and stores by address are unsafe")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

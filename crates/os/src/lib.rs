@@ -37,6 +37,8 @@
 //! # Ok::<(), wholemem_os::Error>(())
 //! ```
 
+#![allow(unsafe_code, reason = "this crate wraps the unsafe calls of Linux in safe ones")]
+
 #[cfg(not(target_os = "linux"))]
 compile_error!("wholemem runs on Linux: its memory is memfd, and its handles are Linux file descriptors");
 

@@ -1,5 +1,7 @@
 //! Forks beside work that no child may see half done. In a process of its own: its children have maps of whatever is mapped.
 
+#![allow(unsafe_code, reason = "`fork` is unsafe")]
+
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -25,6 +25,8 @@
 //! What it will not do: decide anything. It says in Python what the crates below say in Rust; documentation for users is
 //! in `python/wholemem/`, beside the types. What Python sees of the rooms has the same words above it, for `help` to show.
 
+#![allow(unsafe_code, reason = "Python and torch pass arrays by address")]
+
 mod array;
 mod collective;
 mod communicator;

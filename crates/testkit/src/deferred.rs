@@ -3,6 +3,8 @@
 //! On the inline host backend a program without a single wait works. Here it reads old bytes, which is what it would
 //! do on a GPU. What is promised is what [`Schedule`] promises: each stream in order, events obeyed, nothing more.
 
+#![allow(unsafe_code, reason = "a backend is implemented by unsafe functions")]
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,5 +1,7 @@
 //! The fake driver that this process has loaded: failing a call of it, and asking what it holds.
 
+#![allow(unsafe_code, reason = "the fake driver is called as a C library")]
+
 use std::ffi::{CStr, c_char};
 
 use libloading::Library;

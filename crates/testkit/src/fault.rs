@@ -1,5 +1,7 @@
 //! Any backend, with its nth raw call failing: nothing may leak, and the error must be exactly that failure.
 
+#![allow(unsafe_code, reason = "a backend is implemented by unsafe functions")]
+
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

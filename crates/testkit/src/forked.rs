@@ -1,5 +1,7 @@
 //! A test that goes on in a forked child, where inherited handles must refuse to work.
 
+#![allow(unsafe_code, reason = "`fork` is unsafe")]
+
 use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,5 +1,7 @@
 //! Code that is to make no system call: a thread on which the kernel allows none.
 
+#![allow(unsafe_code, reason = "`prctl` is unsafe")]
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};

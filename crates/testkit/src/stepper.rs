@@ -12,6 +12,8 @@
 //! It sees every thread of the victim, also those made later. How many calls an operation makes, and in which order its
 //! threads make them, differs from run to run: a sweep over n walks them all many times over, and none in particular.
 
+#![allow(unsafe_code, reason = "`ptrace` is unsafe")]
+
 use std::ffi::c_int;
 use std::io::{Error, ErrorKind};
 use std::ptr;

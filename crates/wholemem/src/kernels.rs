@@ -2,6 +2,8 @@
 //!
 //! Every communicator loads them once, when it is created. `table` launches them; the host functions are in `cpu`.
 
+#![allow(unsafe_code, reason = "loading a kernel image is unsafe")]
+
 use wholemem_hal::{Device, Function, KernelImage, Module};
 
 use crate::cpu;

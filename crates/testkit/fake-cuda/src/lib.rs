@@ -19,6 +19,7 @@
 //! The types are those of the table that `wholemem-hal` is built with, so that a function that is missing here, or has
 //! other parameters, does not compile.
 
+#![allow(unsafe_code, reason = "the driver's functions are unsafe C functions")]
 #![allow(non_snake_case, reason = "the names are the driver's")]
 #![allow(
     clippy::cast_possible_truncation,

@@ -2,6 +2,8 @@
 //!
 //! They return every error they meet, and make no assumption that a failure elsewhere would break.
 
+#![allow(unsafe_code, reason = "a kernel launch is unsafe")]
+
 use wholemem_hal::{
     Allocation, Args, Backend, BackendKind, Event, EventHandle, EventKind, Grant, HandleKind, KernelImage,
     LaunchShape, Mapping, Module, PinnedBuffer, Reservation, Result, Rights,

@@ -1,5 +1,7 @@
 //! What streams, events, graphs and kernels must do on every backend.
 
+#![allow(unsafe_code, reason = "a kernel launch is unsafe")]
+
 use std::time::Instant;
 
 use wholemem_hal::{

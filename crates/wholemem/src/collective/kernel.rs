@@ -1,5 +1,7 @@
 //! The kernels of collective calls on one device: loading and launching.
 
+#![allow(unsafe_code, reason = "a kernel launch is unsafe")]
+
 use wholemem_hal::{Args, Device, Function, KernelImage, LaunchShape, Module, Span, Stream};
 
 use wholemem_os::Deadline;

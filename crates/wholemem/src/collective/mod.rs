@@ -14,7 +14,6 @@
 
 mod call;
 mod debug;
-#[allow(unsafe_code, reason = "a kernel launch is unsafe")]
 mod kernel;
 mod lane;
 mod report;

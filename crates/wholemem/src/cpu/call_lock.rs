@@ -2,6 +2,8 @@
 //!
 //! The lock is a control word of the lane, so that replayed calls find it too.
 
+#![forbid(unsafe_code)]
+
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use wholemem_os::{Deadline, futex};

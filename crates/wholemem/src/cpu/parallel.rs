@@ -1,5 +1,7 @@
 //! Divides the positions of a call among threads.
 
+#![forbid(unsafe_code)]
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,5 +1,7 @@
 //! Launches the kernels of gather and scatter.
 
+#![allow(unsafe_code, reason = "a kernel launch is unsafe")]
+
 use wholemem_hal::{Args, Attempt, BackendKind, Rights, Span, Stream};
 
 use super::launch_shape::{Shape, shape, whole};

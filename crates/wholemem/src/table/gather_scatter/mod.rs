@@ -14,7 +14,6 @@
 
 mod calls;
 mod fixed_order;
-#[allow(unsafe_code, reason = "a kernel launch is unsafe")]
 mod launch;
 mod launch_shape;
 mod operands;
