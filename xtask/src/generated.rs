@@ -38,7 +38,7 @@ pub(crate) fn is_current(file: &Path, digest: &str) -> bool {
 }
 
 fn labelled(text: &str) -> Option<&str> {
-    text.lines().next()?.split_once(LABEL).map(|(_, digest)| digest)
+    text.lines().next()?.split_once(LABEL)?.1.split_whitespace().next()
 }
 
 /// Writes a generated file, or, where it is only to be checked, fails if it would differ.
@@ -86,6 +86,7 @@ mod tests {
     fn a_label_is_read_back() {
         let text = format!("{}fn main() {{}}\n", label("//!", "bindings", "00ff"));
         assert_eq!(labelled(&text), Some("00ff"));
+        assert_eq!(labelled(&label("<!--", "plots", "00ff -->")), Some("00ff"));
         assert_eq!(labelled("fn main() {}\n"), None);
     }
 }

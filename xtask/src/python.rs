@@ -152,7 +152,7 @@ fn tools() -> Result<PathBuf> {
 
 /// The interpreter of an environment, which is made first if need be. A machine that cannot fetch what belongs into it
 /// skips the step.
-fn environment(name: &str, packages: &[Wheel], limit: Duration) -> Result<PathBuf> {
+pub(crate) fn environment(name: &str, packages: &[Wheel], limit: Duration) -> Result<PathBuf> {
     let pinned: Vec<_> = packages.iter().map(Wheel::pinned).collect();
     let folder = &Path::new("target/tools").join(name);
     let (python, complete) = (folder.join("bin/python"), folder.join("complete"));

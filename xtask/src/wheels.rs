@@ -37,6 +37,9 @@ pub(crate) const LIBCLANG: Wheel = Wheel { name: "libclang", version: "18.1.1" }
 /// The rival on a host, and what arrays are in the tests of the Python package.
 pub(crate) const NUMPY: Wheel = Wheel { name: "numpy", version: "2.3.5" };
 
+/// What draws the README's pictures; pinned, since they are committed.
+pub(crate) const MATPLOTLIB: Wheel = Wheel { name: "matplotlib", version: "3.11.2" };
+
 /// What builds the Python package; `pyproject.toml` has the same version.
 pub(crate) const MATURIN: Wheel = Wheel { name: "maturin", version: "1.16.0" };
 
