@@ -33,7 +33,7 @@ pub(crate) fn generate(check: bool) -> Result<()> {
     let python = python::environment("plots", &PACKAGES, FETCH_LIMIT)?;
     let drawn = command::target_folder()?.join("plots");
     fs::create_dir_all(&drawn)?;
-    command::run(Command::new(&python).args(["-m", "doctest", SCRIPT]))?;
+    command::run(Command::new(&python).args(["-B", "-m", "doctest", SCRIPT]))?;
     command::run(Command::new(&python).args([SCRIPT, REPORTS]).arg(&drawn).arg(digest))?;
     for picture in pictures(&drawn)? {
         let name = picture.file_name().context("a picture has a name")?;

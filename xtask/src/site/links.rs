@@ -1,119 +1,114 @@
-//! The links of the finished site: each leads to a file that is there, and to a place that is in it.
+//! The links of texts: each leads to a file of the repository, and on the site to the page of that file.
 //!
-//! Read from the pages as they are, so that it does not matter who wrote them. Other sites are not asked.
+//! The site has the folders of the repository. A link to a file that is neither a text nor a picture leads to a page that shows
+//! the file, and a link to a folder to its `README.md`.
 
 use std::collections::BTreeSet;
 
-use super::address;
+use pulldown_cmark::{Event, Options, Parser, Tag};
 
-/// What a page refers to, and can be referred to by.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Page {
-    pub(crate) links: Vec<String>,
-    pub(crate) places: BTreeSet<String>,
+/// A text as the site has it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Linked {
+    pub(crate) text: String,
+    /// The files of the repository that it links to.
+    pub(crate) files: BTreeSet<String>,
+    /// Links that lead nowhere.
+    pub(crate) broken: Vec<String>,
 }
 
-/// The links and the places of a page.
-pub(crate) fn read(html: &str) -> Page {
-    let mut page = Page::default();
-    for tag in html.split('<').skip(1).filter_map(|from| from.split_once('>')).map(|(tag, _)| tag) {
-        for name in ["href", "src"] {
-            page.links.extend(attribute(tag, name).map(|link| link.replace("&amp;", "&")));
+/// Directs the links of a text, which is the file `page` of the repository, to the pages of the site.
+pub(crate) fn linked(page: &str, text: &str, files: &BTreeSet<String>) -> Linked {
+    let mut linked = Linked { text: text.to_owned(), files: BTreeSet::new(), broken: Vec::new() };
+    let mut changes = Vec::new();
+    for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
+        let Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) = event else { continue };
+        if dest_url.starts_with('#') || dest_url.contains("://") {
+            continue;
         }
-        page.places.extend(attribute(tag, "id").map(str::to_owned));
-    }
-    page
-}
-
-/// The value of an attribute in a tag.
-fn attribute<'a>(tag: &'a str, name: &str) -> Option<&'a str> {
-    let (_, from) = tag.split_once(&format!(" {name}=\""))?;
-    from.split_once('"').map(|(value, _)| value)
-}
-
-/// A link to another site, which is not looked at.
-fn is_elsewhere(link: &str) -> bool {
-    ["https://", "http://", "mailto:"].iter().any(|start| link.starts_with(start))
-}
-
-/// The file and the place that a link on a page leads to; an error, if it cannot lead anywhere from a disk.
-fn lead(page: &str, link: &str) -> Result<(String, String), String> {
-    let (path, place) = link.split_once('#').unwrap_or((link, ""));
-    if path.is_empty() {
-        return Ok((page.to_owned(), place.to_owned()));
-    }
-    let folder = page.rsplit_once('/').map_or("", |(folder, _)| folder);
-    match address::joined(folder, path) {
-        Some(file) if !path.contains(':') => Ok((file, place.to_owned())),
-        _ => Err(format!("{page}: `{link}` leads out of the site")),
-    }
-}
-
-/// What is wrong with the links of a page. `places` has the places of a file of the site; `None`, if there is none.
-pub(crate) fn broken(
-    name: &str,
-    page: &Page,
-    mut places: impl FnMut(&str) -> Option<BTreeSet<String>>,
-) -> Vec<String> {
-    let mut findings = Vec::new();
-    for link in page.links.iter().filter(|link| !is_elsewhere(link)) {
-        let (file, place) = match lead(name, link) {
-            Ok(led) => led,
-            Err(finding) => {
-                findings.push(finding);
-                continue;
-            }
+        let (path, place) = dest_url.find('#').map_or((&*dest_url, ""), |at| dest_url.split_at(at));
+        let Some(file) = file_at(page, path, files) else {
+            linked.broken.push(format!("{page}: `{dest_url}` leads to nothing in the repository"));
+            continue;
         };
-        match places(&file) {
-            None => findings.push(format!("{name}: `{link}` leads to {file}, which is not there")),
-            Some(there) if !place.is_empty() && !there.contains(&place) => {
-                findings.push(format!("{name}: `{link}` leads to a place that {file} does not have"));
-            }
-            Some(_) => {}
+        // A link that is defined elsewhere in the text has no address here.
+        if let Some(at) = text[range.clone()].rfind(&*dest_url) {
+            let up = "../".repeat(page.matches('/').count());
+            let start = range.start + at;
+            changes.push((start..start + dest_url.len(), format!("{up}{}{place}", staged(&file))));
+        }
+        linked.files.insert(file);
+    }
+    for (range, address) in changes.into_iter().rev() {
+        linked.text.replace_range(range, &address);
+    }
+    linked
+}
+
+/// Where a file of the repository is among the sources of the site: a `README.md` is the index of its folder, and code has a
+/// page around it.
+pub(crate) fn staged(path: &str) -> String {
+    match path.strip_suffix("README.md") {
+        Some(folder) if folder.is_empty() || folder.ends_with('/') => format!("{folder}index.md"),
+        _ if is_as_it_is(path) => path.to_owned(),
+        _ => format!("{path}.md"),
+    }
+}
+
+/// Whether the site takes a file as it is: a text or a picture.
+pub(crate) fn is_as_it_is(path: &str) -> bool {
+    [".md", ".svg", ".png"].iter().any(|end| path.ends_with(end))
+}
+
+/// The file that a path means in a file of the repository; of a folder, its `README.md`.
+fn file_at(page: &str, path: &str, files: &BTreeSet<String>) -> Option<String> {
+    let folder = page.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()?),
+            part => parts.push(part),
         }
     }
-    findings
+    let file = parts.join("/");
+    parts.push("README.md");
+    [file, parts.join("/")].into_iter().find(|path| !page.starts_with('/') && files.contains(path))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const HTML: &str = r##"<h1 id="top">A</h1> a href="no" <a class="x" href="b.html?a=1&amp;b=2#c">b</a>
-        <img src="../p.svg" alt="&lt;" /> <a href="https://example.org">x</a> <code>&lt;a href="no"></code>"##;
-
-    #[test]
-    fn links_and_places_are_read_from_tags_only() {
-        let page = read(HTML);
-        assert_eq!(page.links, ["b.html?a=1&b=2#c", "../p.svg", "https://example.org"]);
-        assert_eq!(page.places, BTreeSet::from(["top".to_owned()]));
+    fn on_page(text: &str) -> Linked {
+        let files =
+            ["README.md", "LICENSE", "docs/a.md", "docs/measured/README.md", "docs/p.svg", "examples/x.py"];
+        linked("docs/a.md", text, &files.map(str::to_owned).into())
     }
 
     #[test]
-    fn a_missing_file_a_missing_place_and_a_way_out_are_found() {
-        let links = [
-            "here.html#yes",
-            "#own",
-            "gone.html",
-            "here.html#no",
-            "/x.html",
-            "../../x.html",
-            "../a/here.html",
-        ];
-        let page = Page { links: links.map(str::to_owned).into(), places: BTreeSet::new() };
-        let places = |file: &str| match file {
-            "a/here.html" => Some(BTreeSet::from(["yes".to_owned()])),
-            "a/b.html" => Some(BTreeSet::from(["own".to_owned()])),
-            _ => None,
-        };
-        assert_eq!(
-            broken("a/b.html", &page, places),
-            [
-                "a/b.html: `gone.html` leads to a/gone.html, which is not there",
-                "a/b.html: `here.html#no` leads to a place that a/here.html does not have",
-                "a/b.html: `/x.html` leads out of the site",
-                "a/b.html: `../../x.html` leads out of the site",
-            ]
-        );
+    fn links_lead_to_the_pages_of_files_and_folders() {
+        for (text, expected) in [
+            ("[x](../README.md#top)", "[x](../index.md#top)"),
+            ("| [x](../examples/x.py) |\n|---|\n", "| [x](../examples/x.py.md) |\n|---|\n"),
+            ("[x](measured) [y](measured/)", "[x](../docs/measured/index.md) [y](../docs/measured/index.md)"),
+            ("![x](p.svg)", "![x](../docs/p.svg)"),
+            (
+                "[x](https://example.org) [y](#below) `[z](gone)`",
+                "[x](https://example.org) [y](#below) `[z](gone)`",
+            ),
+        ] {
+            let linked = on_page(text);
+            assert_eq!((linked.text.as_str(), linked.broken), (expected, Vec::new()));
+        }
+        assert_eq!(on_page("[x](../LICENSE)").files, BTreeSet::from(["LICENSE".to_owned()]));
+    }
+
+    #[test]
+    fn links_that_lead_nowhere_are_found() {
+        for link in ["b.md", "../../README.md", "/docs/b.md", "plots"] {
+            let expected = format!("docs/a.md: `{link}` leads to nothing in the repository");
+            assert_eq!(on_page(&format!("[x]({link})")).broken, [expected]);
+        }
     }
 }

@@ -1,102 +1,73 @@
 //! `cargo xtask docs`: the documentation as a site of plain files, below `target/site/`.
 //!
+//! mdBook builds it of the README, `docs/` and the examples, which `SUMMARY.md` lists; `reference.py` writes the pages of the
+//! Python package; rustdoc's pages lie beside them; `check_links.py` reads the finished site. Pages that show a linked file of the
+//! repository are added to the menu.
+//!
 //! | module | what it holds |
 //! |---|---|
-//! | [`contents`] | the menu: every page there is |
-//! | [`address`] | where a file of the repository is on the site |
-//! | [`markdown`], [`highlight`] | texts as HTML |
-//! | [`mod@reference`] | what the Python package says of itself, as texts |
-//! | [`layout`] | a page around its text |
-//! | [`links`] | that every link leads somewhere |
+//! | [`links`] | links of texts to files of the repository, directed to the site |
 //! | [`mentions`] | that every path which a text mentions exists |
 //!
-//! The front page is the README. A file that a page links to, and that is none, gets one that shows it. Beside our pages
-//! lies what rustdoc makes. What it keeps true: the site works below any path, from a disk too, and without scripts; no
-//! link of ours is broken, neither to a file nor to a place in one; every text for people has its page.
+//! What it keeps true: the site works below any path, from a disk too; every link leads to a file, and to a place in it, that
+//! exists; every text for people has its page.
 
-mod address;
-mod contents;
-mod highlight;
-mod layout;
 mod links;
-mod markdown;
 mod mentions;
-mod reference;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::{cargo, command, report, source_rules};
-use address::Target;
-use contents::Source;
-use markdown::Rendered;
+use crate::wheels::{BLACK, GRIFFE2MD, GRIFFELIB, MDBOOK, Wheel};
+use crate::{cargo, command, python, report, source_rules};
 
-const STYLE: &str = include_str!("style.css");
+const FOLDER: &str = "xtask/src/site";
+const SUMMARY: &str = include_str!("SUMMARY.md");
 
-/// Builds the site, and fails if anything of it leads nowhere.
+/// What the environment that builds the site holds.
+const PACKAGES: [Wheel; 4] = [MDBOOK, GRIFFE2MD, GRIFFELIB, BLACK];
+
+const FETCH_LIMIT: Duration = Duration::from_secs(300);
+
+/// Builds the site, and fails if a link of it leads nowhere.
 pub(crate) fn build() -> Result<PathBuf> {
-    cargo::rustdoc()?;
     let target = command::target_folder()?;
-    let mut files: BTreeSet<String> =
-        source_rules::tracked()?.into_iter().filter(|path| Path::new(path).is_file()).collect();
-    let mut findings = contents::forgotten(files.iter().map(String::as_str));
-    let mut texts = BTreeMap::new();
-    for entry in contents::entries() {
-        if let Source::Text(path) = entry.source {
-            texts.insert(
-                path.to_owned(),
-                fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?,
-            );
-        }
+    let book = target.join("book");
+    let (sources, site) = (book.join("src"), target.join("site"));
+    if book.is_dir() {
+        fs::remove_dir_all(&book)?;
     }
-    // What changed, and what was measured, is about trees of other days.
-    let is_of_today = |path: &str| path != "CHANGELOG.md" && !path.starts_with("docs/measured/");
-    for (path, text) in texts.iter().filter(|(path, _)| is_of_today(path)) {
-        findings.extend(mentions::missing(path, text, &files));
+    report::no_findings(stage(&sources)?)?;
+    cargo::rustdoc()?;
+    let python = python::environment("site", &PACKAGES, FETCH_LIMIT)?;
+    for name in ["book.toml", "site.css"] {
+        fs::copy(Path::new(FOLDER).join(name), book.join(name))?;
     }
-    texts.extend(reference::texts()?);
-    files.extend(texts.keys().cloned());
 
-    let mut site = Site { folder: target.join("site"), pages: BTreeMap::new() };
-    if site.folder.is_dir() {
-        fs::remove_dir_all(&site.folder)?;
-    }
-    let mut shown = BTreeSet::new();
-    for (path, text) in &texts {
-        let root = address::root_from(&address::on_site(path));
-        let rendered = markdown::render(text, |link| match address::target(path, link, &files) {
-            Target::AsItIs => link.to_owned(),
-            Target::File { path, place } => {
-                let to = format!("{root}{}{place}", address::on_site(&path));
-                shown.insert(path);
-                to
-            }
-            Target::Nowhere => {
-                findings.push(format!("{path}: `{link}` leads to nothing in the repository"));
-                link.to_owned()
-            }
-        });
-        site.page(path, &rendered)?;
-    }
-    for path in shown.iter().filter(|path| !texts.contains_key(*path)) {
-        if address::is_picture(path) {
-            site.put(path, &fs::read(path)?)?;
-        } else {
-            let text = fs::read_to_string(path).with_context(|| format!("{path} is no text to show"))?;
-            site.page(path, &as_written(path, &text))?;
-        }
-    }
-    site.put(layout::STYLE, STYLE.as_bytes())?;
-    copy(&target.join("doc"), &site.folder.join("rust"))?;
+    let script = |name: &str, arguments: &[&OsStr]| {
+        let script = Path::new(FOLDER).join(name);
+        // `-B`: nothing is written beside the script.
+        command::run(Command::new(&python).args(["-B", "-m", "doctest"]).arg(&script))?;
+        command::run(Command::new(&python).arg(&script).args(arguments))
+    };
+    let pages = sources.join("python");
+    fs::create_dir_all(&pages)?;
+    let modules = pages_of(SUMMARY).into_iter().filter_map(|page| module(&page)).collect::<Vec<_>>();
+    let mut arguments = vec![OsStr::new("crates/python/python"), pages.as_os_str()];
+    arguments.extend(modules.iter().map(OsStr::new));
+    script("reference.py", &arguments)?;
 
-    findings.extend(site.broken_links());
-    println!("{} pages in {}", site.pages.len(), site.folder.display());
-    report::no_findings(findings)?;
-    Ok(site.folder.join("index.html"))
+    let mdbook = python.with_file_name("mdbook");
+    command::run(Command::new(mdbook).arg("build").arg(&book).arg("--dest-dir").arg(&site))?;
+    copy(&target.join("doc"), &site.join("rust"))?;
+    script("check_links.py", &[site.as_os_str(), "rust".as_ref()])?;
+    Ok(site.join("index.html"))
 }
 
 /// Shows the site in a browser.
@@ -104,52 +75,71 @@ pub(crate) fn open(index: &Path) -> Result<()> {
     command::run(Command::new("xdg-open").arg(index))
 }
 
-/// What is written so far.
-#[derive(Debug)]
-struct Site {
-    folder: PathBuf,
-    /// Our pages, by their addresses.
-    pages: BTreeMap<String, links::Page>,
+/// Writes the sources of the site that come from the repository, and returns what is wrong with them.
+fn stage(sources: &Path) -> Result<Vec<String>> {
+    let files: BTreeSet<String> =
+        source_rules::tracked()?.into_iter().filter(|path| Path::new(path).is_file()).collect();
+    let put = |path: &str, text: &[u8]| -> Result<()> {
+        let file = sources.join(path);
+        fs::create_dir_all(file.parent().context("a page lies in a folder")?)?;
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+    };
+    let pages = pages_of(SUMMARY);
+    let mut findings = forgotten(files.iter(), &pages);
+    let mut shown = BTreeSet::new();
+    for path in pages.iter().filter(|path| files.contains(*path)) {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+        // What changed, and what was measured, is about trees of other days.
+        if path != "CHANGELOG.md" && !path.starts_with("docs/measured/") {
+            findings.extend(mentions::missing(path, &text, &files));
+        }
+        let linked = links::linked(path, &text, &files);
+        findings.extend(linked.broken);
+        shown.extend(linked.files);
+        put(&links::staged(path), linked.text.as_bytes())?;
+    }
+    let mut summary = format!("{}\n# Files\n\n", SUMMARY.replace("README.md)", "index.md)"));
+    for path in shown.difference(&pages) {
+        let bytes = fs::read(path)?;
+        if links::is_as_it_is(path) {
+            put(path, &bytes)?;
+            continue;
+        }
+        let text = String::from_utf8(bytes).with_context(|| format!("{path} is no text to show"))?;
+        let kind = Path::new(path).extension().and_then(|kind| kind.to_str()).unwrap_or("text");
+        let kind = if kind.starts_with("cu") { "cpp" } else { kind };
+        let page = links::staged(path);
+        put(&page, format!("# {path}\n\n~~~~{kind}\n{text}\n~~~~\n").as_bytes())?;
+        summary.push_str(&format!("- [{path}]({page})\n"));
+    }
+    put("SUMMARY.md", summary.as_bytes())?;
+    put("rust.md", &fs::read(Path::new(FOLDER).join("rust.md"))?)?;
+    Ok(findings)
 }
 
-impl Site {
-    /// Writes the page of a file of the repository.
-    fn page(&mut self, path: &str, text: &Rendered) -> Result<()> {
-        let at = address::on_site(path);
-        let html = layout::page(&at, text);
-        self.put(&at, html.as_bytes())?;
-        self.pages.insert(at, links::read(&html));
-        Ok(())
-    }
-
-    fn put(&self, at: &str, bytes: &[u8]) -> Result<()> {
-        let file = self.folder.join(at);
-        let folder = file.parent().context("a page lies in a folder")?;
-        fs::create_dir_all(folder)?;
-        fs::write(&file, bytes).with_context(|| format!("cannot write {}", file.display()))
-    }
-
-    fn broken_links(&self) -> Vec<String> {
-        let places = |file: &str| match self.pages.get(file) {
-            Some(page) => Some(page.places.clone()),
-            // What rustdoc has made, and what has no places.
-            None => fs::read(self.folder.join(file))
-                .ok()
-                .map(|bytes| links::read(&String::from_utf8_lossy(&bytes)).places),
-        };
-        self.pages.iter().flat_map(|(name, page)| links::broken(name, page, places)).collect()
-    }
+/// The pages that a table of contents lists, by their paths.
+fn pages_of(summary: &str) -> BTreeSet<String> {
+    summary
+        .split("](")
+        .skip(1)
+        .filter_map(|from| from.split_once(')'))
+        .map(|(path, _)| path.to_owned())
+        .collect()
 }
 
-/// A file that is no Markdown, as it is written.
-fn as_written(path: &str, text: &str) -> Rendered {
-    let kind = Path::new(path).extension().and_then(|kind| kind.to_str()).unwrap_or_default();
-    let html = format!(
-        "<h1>{}</h1>\n<pre><code>{}</code></pre>\n",
-        highlight::escaped(path),
-        highlight::code(kind, text)
-    );
-    Rendered { title: path.to_owned(), html, sections: Vec::new() }
+/// The module of the Python package that a page describes.
+fn module(page: &str) -> Option<String> {
+    page.strip_prefix("python/")?.strip_suffix(".md").map(str::to_owned)
+}
+
+/// What is written for people, and on no page: Markdown in these folders, or beside them at the root.
+fn forgotten<'a>(files: impl IntoIterator<Item = &'a String>, pages: &BTreeSet<String>) -> Vec<String> {
+    let is_ours = |path: &str| {
+        path.ends_with(".md")
+            && (!path.contains('/') || path.starts_with("docs/") || path.starts_with("examples/"))
+    };
+    let files = files.into_iter().filter(|path| is_ours(path) && !pages.contains(*path));
+    files.map(|path| format!("{path}: on no page: {FOLDER}/SUMMARY.md has the menu")).collect()
 }
 
 /// Copies a folder with all that is in it.
@@ -165,4 +155,21 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_without_a_page_is_found() {
+        let files =
+            ["README.md", "docs/new.md", "crates/os/README.md", "docs/plots/a.svg"].map(str::to_owned);
+        let pages = pages_of("- [One](README.md)\n- [Two](python/a.b.md)\n");
+        assert_eq!(pages.iter().find_map(|page| module(page)), Some("a.b".to_owned()));
+        assert_eq!(
+            forgotten(&files, &pages),
+            ["docs/new.md: on no page: xtask/src/site/SUMMARY.md has the menu"]
+        );
+    }
 }

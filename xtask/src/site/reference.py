@@ -1,332 +1,151 @@
-"""The reference of a Python package as Markdown, made of its sources: docstrings, and the signatures of stubs.
+"""Writes the reference of the Python package as Markdown: griffe reads sources and stubs, and griffe2md renders them.
 
-    python3 reference.py FOLDER-OF-THE-PACKAGE MODULE...
+    python3 reference.py FOLDER-OF-SOURCES FOLDER-OF-PAGES MODULE...
 
-It prints a page for each of these modules, as a JSON object of texts by name. Nothing is imported, so that a module is
-described also where what it needs is not installed; that stubs name what there is, tests of the package see to. A reference
-in a docstring that leads nowhere is an error.
+Nothing is imported, so neither must the package be built, nor must torch be installed. A reference in a docstring that leads
+nowhere is an error.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
-import json
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterator, Optional, Union
+from typing import Callable, Iterator, Union
 
-# Longer signatures have a line for each argument.
-WIDTH = 88
+import griffe
+from griffe2md import ConfigDict, default_config, render_object_docs
 
-Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+Object = Union[griffe.Object, griffe.Alias]
 Link = Callable[[str], str]
 
-
-@dataclass(frozen=True)
-class Module:
-    """A file of the package."""
-
-    name: str
-    is_package: bool
-    tree: ast.Module
-
-    def exports(self) -> list[str]:
-        """The names in ``__all__``."""
-        for node in self.tree.body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-                return list(ast.literal_eval(node.value))
-        return []
-
-    def definitions(self) -> dict[str, ast.stmt]:
-        """What it defines, by name."""
-        return {name: node for node in self.tree.body if (name := name_of(node))}
-
-    def imports(self) -> dict[str, tuple[str, str]]:
-        """What it has from other modules of the package: which module, and the name there."""
-        found = {}
-        for node in self.tree.body:
-            if isinstance(node, ast.ImportFrom) and node.level:
-                up = node.level - self.is_package
-                folder = self.name.split(".")[: -up or None]
-                module = ".".join([*folder, *filter(None, [node.module])])
-                found.update({alias.asname or alias.name: (module, alias.name) for alias in node.names})
-        return found
+CONFIG: ConfigDict = {
+    **default_config,
+    "heading_level": 2,
+    "members_order": "source",
+    "show_signature_annotations": True,
+    "show_submodules": False,
+    "summary": False,
+}  # type: ignore[typeddict-item]
 
 
-@dataclass(frozen=True)
-class Item:
-    """Something that a page describes, and the module that defines it."""
-
-    name: str
-    node: ast.stmt
-    home: Module
-
-
-def name_of(node: ast.stmt) -> Optional[str]:
-    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        return node.name
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return node.target.id
-    return None
+def add_overloads(owner: Union[griffe.Module, griffe.Class]) -> None:
+    """Makes the last overload of a function in a stub the function, as griffe does where there is an implementation."""
+    for name, overloads in list(owner.overloads.items()):
+        if overloads and name not in owner.members:
+            *others, last = overloads
+            forms = "\n".join(one.signature() for one in others)
+            said = last.docstring.value if last.docstring else ""
+            last.docstring = griffe.Docstring(f"```python\n{forms}\n```\n\n{said}", parent=last)
+            owner.set_member(name, last)
+    for member in owner.members.values():
+        if isinstance(member, (griffe.Module, griffe.Class)):
+            add_overloads(member)
 
 
-class Package:
-    """The modules of a package, and the place of everything that is described."""
-
-    def __init__(self, modules: dict[str, Module], pages: list[str]) -> None:
-        self.modules = modules
-        self.root = pages[0]
-        self.pages = {page: list(self.items(page, pages)) for page in pages}
-        self.places = {page: f"{page}.md" for page in pages}
-        for page, items in self.pages.items():
-            for item in items:
-                names = [item.name]
-                if isinstance(item.node, ast.ClassDef):
-                    names += [f"{item.name}.{name}" for name, _, _ in self.members(item)]
-                self.places.update({f"{page}.{name}": f"{page}.md#{page}.{name}" for name in names})
-
-    def find(self, module: str, name: str) -> Optional[Item]:
-        """What a name means in a module: nothing, if it is a module itself."""
-        there = self.modules[module]
-        if name in there.definitions():
-            return Item(name, there.definitions()[name], there)
-        if name not in there.imports() or ".".join(there.imports()[name]) in self.modules:
-            return None
-        found = self.find(*there.imports()[name])
-        return found and Item(name, found.node, found.home)
-
-    def items(self, page: str, pages: list[str]) -> Iterator[Item]:
-        """What a page describes: what its module exports, unless the module that defines it has a page too."""
-        for name in self.modules[page].exports():
-            item = self.find(page, name)
-            if item and (item.home.name == page or item.home.name not in pages):
-                yield item
-
-    def elsewhere(self, page: str) -> Iterator[str]:
-        """The full names of what a page's module exports, and another page describes."""
-        described = {item.name for item in self.pages[page]}
-        for name in self.modules[page].exports():
-            item = self.find(page, name)
-            full = f"{item.home.name if item else page}.{name}"
-            if name not in described and full in self.places:
-                yield full
-
-    def members(self, item: Item) -> Iterator[tuple[str, ast.stmt, Optional[str]]]:
-        """Name, definition and description of what a class has, also from bases that nobody sees."""
-        assert isinstance(item.node, ast.ClassDef)
-        for base in item.node.bases:
-            hidden = self.find(item.home.name, ast.unparse(base))
-            if hidden and hidden.name.startswith("_"):
-                yield from self.members(hidden)
-        body = item.node.body
-        for node, following in zip(body, [*body[1:], None]):
-            name = name_of(node)
-            if name and not name.startswith("_"):
-                yield name, node, said(node, following)
-
-    def bases(self, item: Item) -> list[str]:
-        """The bases of a class that people see."""
-        assert isinstance(item.node, ast.ClassDef)
-        names: list[str] = []
-        for base in map(ast.unparse, item.node.bases):
-            hidden = self.find(item.home.name, base) if base.startswith("_") else None
-            names += self.bases(hidden) if hidden else [base]
-        return names
-
-    def link(self, page: str, inside: str) -> Link:
-        """How names are linked in what a page says of something."""
-
-        def linked(name: str) -> str:
-            shown, target = name, name
-            if name.startswith("~"):
-                shown, target = name.split(".")[-1], name[1:]
-            near = [f"{page}.{inside}.{target}", f"{page}.{target}", f"{self.root}.{target}", target]
-            found = [full for full in near if full in self.places]
-            # Or anywhere else, if there is only one of that name.
-            far = [full for full in self.places if full.endswith(f".{target}")]
-            if found or len(far) == 1:
-                return f"[`{shown}`]({self.places[(found or far)[0]]})"
-            raise SystemExit(f"error: `{name}` in what {page} says of `{inside or page}` leads nowhere")
-
-        return linked
-
-    def page(self, name: str) -> str:
-        """What a page says."""
-        parts = [f"# {name}", prose(ast.get_docstring(self.modules[name].tree), self.link(name, ""))]
-        elsewhere = [self.link(name, "")(other) for other in self.elsewhere(name)]
-        parts += [f"Described on pages of their own: {', '.join(elsewhere)}."] if elsewhere else []
-        for item in self.pages[name]:
-            parts += self.described(name, item)
-        return "\n\n".join(part for part in parts if part) + "\n"
-
-    def described(self, page: str, item: Item) -> Iterator[str]:
-        yield f"## `{item.name}` {{#{page}.{item.name}}}"
-        node, link = item.node, self.link(page, item.name)
-        if isinstance(node, ast.ClassDef):
-            yield code(constructor(item.name, node, self.bases(item)))
-            yield prose(ast.get_docstring(node), link)
-            for name, member, text in self.members(item):
-                yield heading(name, member, f"{page}.{item.name}.{name}")
-                if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)) and not is_property(member):
-                    yield code(signature(name, member))
-                yield prose(text, link)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield code(signature(item.name, node))
-            yield prose(ast.get_docstring(node), link)
-        elif isinstance(node, ast.AnnAssign):
-            yield code(f"{item.name}: {ast.unparse(node.annotation)}")
+def add_private_bases(module: griffe.Module) -> None:
+    """Gives classes the members of their private bases, which have no description of their own."""
+    for one in list(module.classes.values()):
+        for base in (module.classes.get(str(name)) for name in one.bases if str(name).startswith("_")):
+            for name, member in base.members.items() if base else []:
+                if name not in one.members:
+                    one.set_member(name, griffe.Alias(name, member, parent=one))
 
 
-def said(node: ast.stmt, following: Optional[ast.stmt]) -> Optional[str]:
-    """The docstring of a definition: inside it, or, for a value, behind it."""
-    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        return ast.get_docstring(node)
-    if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-        return inspect.cleandoc(str(following.value.value))
-    return None
+def members(page: griffe.Module, pages: list[str]) -> Iterator[Object]:
+    """What a page describes: what its module exports, unless another page describes it where it is defined."""
+    for name in page.exports or []:
+        member = page.members[str(name)]
+        if not member.is_module and (not member.is_alias or member.target.module.path not in pages):
+            yield member
 
 
-def heading(name: str, node: ast.stmt, place: str) -> str:
-    """The heading of a member: of a value with its type."""
-    kind = None
-    if isinstance(node, ast.AnnAssign):
-        kind = node.annotation
-    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and is_property(node):
-        kind = node.returns
-    text = f"{name}: {ast.unparse(kind)}" if kind else name
-    return f"### `{text}` {{#{place}}}"
-
-
-def marks(node: Function) -> list[str]:
-    return [ast.unparse(mark) for mark in node.decorator_list]
-
-
-def is_property(node: Function) -> bool:
-    return any(mark.split(".")[-1] in ("property", "cached_property") for mark in marks(node))
-
-
-def constructor(name: str, node: ast.ClassDef, bases: list[str]) -> str:
-    """What a class is one of, and how it is made.
-
-    >>> constructor("A", ast.parse("class A:\\n def __init__(self, x: int = 1) -> None: ...").body[0], [])
-    'class A(x: int = 1)'
-    >>> constructor("Lost", ast.parse("class Lost(_Hidden): ...").body[0], ["Error", "OSError"])
-    'class Lost(Error, OSError)'
-    >>> print(constructor("B", ast.parse("class B(A):\\n def __init__(self, x) -> None: ...").body[0], ["A"]))
-    class B(A)
-    B(x)
-    """
-    made = [
-        signature(name, inner, returns=False)
-        for inner in node.body
-        if isinstance(inner, ast.FunctionDef) and inner.name == "__init__"
-    ]
-    if bases:
-        return "\n".join([f"class {name}({', '.join(bases)})", *made])
-    return f"class {made[0] if made else name}"
-
-
-def signature(name: str, node: Function, *, returns: bool = True) -> str:
-    """A function as it is called.
-
-    >>> signature("f", ast.parse("def f(self, a, *, b: int = 2) -> str: ...").body[0])
-    'f(a, *, b: int = 2) -> str'
-    >>> print(signature("f", ast.parse(f"@classmethod\\ndef f(cls, {'a' * 50}, {'b' * 50}): ...").body[0]))
-    @classmethod
-    f(
-        aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa,
-        bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb,
-    )
-    """
-    shown = ast.parse(ast.unparse(node)).body[0]
-    assert isinstance(shown, (ast.FunctionDef, ast.AsyncFunctionDef))
-    given = shown.args.posonlyargs or shown.args.args
-    if given and given[0].arg in ("self", "cls"):
-        del given[0]
-    marked = [f"@{mark}\n" for mark in marks(node) if mark in ("classmethod", "staticmethod")]
-    result = f" -> {ast.unparse(node.returns)}" if node.returns and returns else ""
-    arguments = list(apart(shown.args))
-    line = f"{name}({', '.join(arguments)}){result}"
-    if len(line) > WIDTH:
-        line = "\n".join([f"{name}(", *(f"    {argument}," for argument in arguments), f"){result}"])
-    return "".join(marked) + line
-
-
-def apart(arguments: ast.arguments) -> Iterator[str]:
-    """The arguments one by one.
-
-    >>> list(apart(ast.parse("def f(a, b: int = 1, *, c=(2, 3), **d): ...").body[0].args))
-    ['a', 'b: int = 1', '*', 'c=(2, 3)', '**d']
-    """
-    places = [*arguments.posonlyargs, *arguments.args]
-    defaults: list[Optional[ast.expr]] = [None] * (len(places) - len(arguments.defaults))
-    for number, (argument, default) in enumerate(zip(places, [*defaults, *arguments.defaults]), start=1):
-        yield one(argument, default)
-        if number == len(arguments.posonlyargs):
-            yield "/"
-    if arguments.vararg:
-        yield f"*{ast.unparse(arguments.vararg)}"
-    elif arguments.kwonlyargs:
-        yield "*"
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults):
-        yield one(argument, default)
-    if arguments.kwarg:
-        yield f"**{ast.unparse(arguments.kwarg)}"
-
-
-def one(argument: ast.arg, default: Optional[ast.expr]) -> str:
-    if default is None:
-        return ast.unparse(argument)
-    value = ast.unparse(default)
-    if isinstance(default, ast.Constant) and isinstance(default.value, str):
-        # In quotes as everybody writes them, and not as Python prints them.
-        value = json.dumps(default.value)
-    equals = " = " if argument.annotation else "="
-    return f"{ast.unparse(argument)}{equals}{value}"
-
-
-def code(text: str) -> str:
-    return f"```python\n{text}\n```"
-
-
-def prose(docstring: Optional[str], link: Link) -> str:
+def written(docstring: str, link: Link) -> str:
     """A docstring as Markdown: references become links, and examples blocks of code.
 
     >>> text = "Makes a :class:`~a.B`::\\n\\n    $ make\\n\\nThen:\\n\\n>>> 1\\n1\\n"
-    >>> [line for line in prose(text, lambda name: f"[{name}]").splitlines() if line]
-    ['Makes a [~a.B]:', '```text', '$ make', '```', 'Then:', '```python', '>>> 1', '1', '```']
+    >>> [line for line in written(text, lambda name: f"[{name}]").splitlines() if line]
+    ['Makes a [~a.B]:', '    $ make', 'Then:', '```python', '>>> 1', '1', '```']
     """
-    parts: list[str] = []
-    for block in re.split(r"\n\n(?=\S)", (docstring or "").strip()):
+    blocks = re.split(r"\n\n(?=\S)", docstring.strip())
+    for number, block in enumerate(blocks):
         if block.startswith(">>>"):
-            parts.append(code(block))
-            continue
-        said, literal, shown = block.partition("::\n\n")
-        said = re.sub(r":\w+:`(.+?)`", lambda found: link(found[1]), said)
-        parts.append(said + ":" if literal else said)
-        if literal:
-            parts.append(f"```text\n{inspect.cleandoc(shown)}\n```")
-    return "\n\n".join(parts)
+            blocks[number] = f"```python\n{block}\n```"
+        else:
+            block = re.sub(r":\w+:`(.+?)`", lambda found: link(found[1]), block)
+            blocks[number] = re.sub(r"::(?=\n\n)", ":", block)
+    return "\n\n".join(blocks)
 
 
-def read(folder: Path) -> dict[str, Module]:
-    """The modules in a folder. Of a source and its stub, the stub says more."""
-    modules = {}
-    for path in sorted(folder.rglob("*.py")) + sorted(folder.rglob("*.pyi")):
-        parts = [folder.name, *path.relative_to(folder).with_suffix("").parts]
-        is_package = parts[-1] == "__init__"
-        name = ".".join(parts[:-1] if is_package else parts)
-        modules[name] = Module(name, is_package, ast.parse(path.read_text(), str(path)))
-    return modules
+def linker(places: dict[str, str], page: str, inside: str) -> Link:
+    """How a reference is linked in the docstring of ``inside``, on a page: by the nearest object of that name.
+
+    >>> linker({"a.B": "a.md#a.B", "a.B.c": "a.md#a.B.c"}, "a", "a.B")("~B.c")
+    '[`c`](a.md#a.B.c)'
+    >>> linker({}, "a", "a.B")("gone")
+    Traceback (most recent call last):
+    SystemExit: error: `gone` in the docstring of `a.B` leads nowhere
+    """
+
+    def link(name: str) -> str:
+        target = name.removeprefix("~")
+        shown = target.split(".")[-1] if name.startswith("~") else target
+        near = [f"{inside}.{target}", f"{page}.{target}", f"{page.split('.')[0]}.{target}", target]
+        found = [path for path in near if path in places]
+        # Or anywhere else, if there is only one of that name.
+        found = found or [path for path in places if path.endswith(f".{target}")]
+        if len(found) == 0 or (found[0] not in near and len(found) > 1):
+            raise SystemExit(f"error: `{name}` in the docstring of `{inside}` leads nowhere")
+        return f"[`{shown}`]({places[found[0]]})"
+
+    return link
+
+
+def objects(member: Object) -> Iterator[Object]:
+    """An object and all that it has."""
+    yield member
+    if member.is_class:
+        for inner in member.all_members.values():
+            if not inner.name.startswith("_"):
+                yield inner
+
+
+def linked(text: str, places: dict[str, str]) -> str:
+    """Headings get the path of what they describe as their place, and links to what no page describes are removed.
+
+    >>> linked("### `a.B.c`\\n[B](#a.B) [int](#int)\\n", {"a.B": "a.md#a.B"})
+    '### `a.B.c` {#a.B.c}\\n[B](a.md#a.B) int\\n'
+    """
+    text = re.sub(r"^(#+ `([\w.]+)`)$", r"\1 {#\2}", text, flags=re.M)
+    link = lambda found: f"[{found[1]}]({places[found[2]]})" if found[2] in places else found[1]
+    return re.sub(r"\[([^\]]+)\]\(#([\w.]+)\)", link, text)
 
 
 def main() -> None:
-    folder, *pages = sys.argv[1:]
-    package = Package(read(Path(folder)), pages)
-    json.dump({page: package.page(page) for page in pages}, sys.stdout)
+    sources, folder, pages = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    package = griffe.load(pages[0].split(".")[0], search_paths=[sources], resolve_aliases=True, allow_inspection=False)
+    add_overloads(package)
+    modules = {page: package.modules_collection[page] for page in pages}
+    for module in modules.values():
+        add_private_bases(module)
+    described = {page: list(members(module, pages)) for page, module in modules.items()}
+    places = {page: f"{page}.md" for page in pages}
+    for page, all_members in described.items():
+        for one in (one for member in all_members for one in objects(member)):
+            places.setdefault(one.path, f"{page}.md#{one.path}")
+    done: set[int] = set()
+    for page, all_members in described.items():
+        module, parts = modules[page], [f"# {page}"]
+        if module.docstring:
+            parts.append(written(module.docstring.value, linker(places, page, page)))
+        for member in all_members:
+            for one in objects(member):
+                # Classes share the docstrings that they inherit.
+                if one.docstring and id(one.docstring) not in done:
+                    one.docstring.value = written(one.docstring.value, linker(places, page, member.path))
+                    done.add(id(one.docstring))
+            parts.append(render_object_docs(member, CONFIG))
+        (folder / f"{page}.md").write_text(linked("\n\n".join(parts), places))
 
 
 if __name__ == "__main__":
