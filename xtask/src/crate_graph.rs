@@ -22,7 +22,7 @@ use std::env;
 
 use anyhow::{Context, Result};
 
-use crate::metadata::{self, Kind, Member};
+use crate::metadata::{self, Kind, Package};
 use crate::module_graph::Cycle;
 use crate::{module_graph, report};
 
@@ -64,7 +64,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 /// The import cycles of one crate, which are printed with their edges unless the crate is excluded.
-fn import_cycles(member: &Member) -> Result<Vec<String>> {
+fn import_cycles(member: &Package) -> Result<Vec<String>> {
     let here = env::current_dir().context("cannot tell the current folder")?;
     let mut cycles = Vec::new();
     for root in &member.roots {
@@ -96,7 +96,7 @@ fn cycle_findings(name: &str, cycles: &[Cycle], is_excluded: bool) -> Vec<String
 }
 
 /// The dependencies of one crate that the table does not allow. `ours` are the names of all crates in the workspace.
-fn forbidden(member: &Member, ours: &[&str]) -> Vec<String> {
+fn forbidden(member: &Package, ours: &[&str]) -> Vec<String> {
     let name = member.name.as_str();
     let Some((_, allowed)) = ALLOWED.iter().find(|(row, _)| *row == name) else {
         return vec![format!(
@@ -127,7 +127,13 @@ mod tests {
     fn findings(name: &str, dependencies: &[(&str, Kind)]) -> Vec<String> {
         let dependencies = dependencies.iter().map(|(to, kind)| ((*to).to_owned(), *kind)).collect();
         forbidden(
-            &Member { name: name.to_owned(), dependencies, roots: Vec::new() },
+            &Package {
+                name: name.to_owned(),
+                version: "1.0.0".to_owned(),
+                licence: None,
+                dependencies,
+                roots: Vec::new(),
+            },
             &["wholemem-os", "wholemem-hal"],
         )
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::{metadata, report};
+use crate::{command, report};
 
 const SHARED_MEMORY: &str = "/dev/shm";
 
@@ -56,7 +56,7 @@ impl SharedMemory {
 pub(crate) fn check(before: &Result<SharedMemory>) -> Result<()> {
     let before =
         before.as_ref().map_err(|error| anyhow!("{error:#}").context("cannot look at shared memory"))?;
-    let target = metadata::target_folder()?;
+    let target = command::target_folder()?;
     let target = target.canonicalize().unwrap_or(target);
     let start = Instant::now();
     let mut left = leftovers(&processes()?, process::id(), &target);

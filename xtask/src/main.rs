@@ -7,7 +7,7 @@
 //! | [`command`], [`toolchain`] | running other programs, and having rustup fetch the ones that are missing |
 //! | [`cargo`], [`miri`], [`python`] | the steps that build and test |
 //! | [`source_rules`] | the rules for source files that rustc and clippy do not check |
-//! | [`crate_graph`], [`module_graph`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies, of crates and of modules |
+//! | [`crate_graph`], [`module_graph`], [`licences`], [`metadata`] | the rules for dependencies, of crates and of modules |
 //! | [`abi`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
 //! | [`peers`], [`open_mpi`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
@@ -46,7 +46,6 @@ mod report;
 mod signals;
 mod site;
 mod source_rules;
-mod spdx;
 mod steps;
 mod toolchain;
 mod tree;
