@@ -62,6 +62,9 @@ pub(crate) fn is_as_it_is(path: &str) -> bool {
 
 /// The file that a path means in a file of the repository; of a folder, its `README.md`.
 fn file_at(page: &str, path: &str, files: &BTreeSet<String>) -> Option<String> {
+    if path.starts_with('/') {
+        return None;
+    }
     let folder = page.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
     for part in path.split('/') {
@@ -73,7 +76,7 @@ fn file_at(page: &str, path: &str, files: &BTreeSet<String>) -> Option<String> {
     }
     let file = parts.join("/");
     parts.push("README.md");
-    [file, parts.join("/")].into_iter().find(|path| !page.starts_with('/') && files.contains(path))
+    [file, parts.join("/")].into_iter().find(|path| files.contains(path))
 }
 
 #[cfg(test)]
@@ -81,9 +84,13 @@ mod tests {
     use super::*;
 
     fn on_page(text: &str) -> Linked {
+        on("docs/a.md", text)
+    }
+
+    fn on(page: &str, text: &str) -> Linked {
         let files =
             ["README.md", "LICENSE", "docs/a.md", "docs/measured/README.md", "docs/p.svg", "examples/x.py"];
-        linked("docs/a.md", text, &files.map(str::to_owned).into())
+        linked(page, text, &files.map(str::to_owned).into())
     }
 
     #[test]
@@ -110,5 +117,6 @@ mod tests {
             let expected = format!("docs/a.md: `{link}` leads to nothing in the repository");
             assert_eq!(on_page(&format!("[x]({link})")).broken, [expected]);
         }
+        assert_eq!(on("README.md", "[x](/LICENSE)").broken.len(), 1);
     }
 }
