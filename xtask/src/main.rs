@@ -9,6 +9,7 @@
 //! | [`source_rules`], [`source`] | the rules for source files, and the reading of Rust they need |
 //! | [`crate_graph`], [`module_graph`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies, of crates and of modules |
 //! | [`abi`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
+//! | [`package`] | the crates as their users get them |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
 //! | [`peers`], [`open_mpi`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
 //! | [`site`] | the documentation as a site |
@@ -39,6 +40,7 @@ mod metadata;
 mod miri;
 mod module_graph;
 mod open_mpi;
+mod package;
 mod peers;
 mod plots;
 mod python;

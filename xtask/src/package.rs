@@ -1,0 +1,141 @@
+//! The crates as their users get them: packed as tarballs, built from them, and used by the programs that READMEs show.
+//!
+//! ```text
+//!   cargo package                   target/package/*.crate        siblings are resolved without a registry
+//!     |  unpack                     target/unpacked/NAME-VERSION/
+//!     |  readme programs            target/unpacked/readme-*/     a package for each README, a program for each block
+//!     v  cargo build, then run      one workspace, which shares nothing with ours but the folder of build outputs
+//! ```
+//!
+//! Crates are built once, all together: `cargo package` would build each of them with all crates below it once more, and the
+//! programs are built from the unpacked folders in any case. `cargo xtask release` has cargo verify each tarball alone.
+
+pub(crate) mod readme;
+pub(crate) mod tarballs;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{command, report};
+use tarballs::{Published, Unpacked};
+
+/// What every tarball has.
+const REQUIRED: [&str; 4] = ["Cargo.toml", "README.md", "LICENSE-MIT", "LICENSE-APACHE"];
+
+/// What no tarball has: it is for tests, which need crates that are not published.
+const REFUSED: [&str; 3] = ["tests", "fuzz", "kernels/tests"];
+
+pub(crate) fn check() -> Result<()> {
+    let published = tarballs::published()?;
+    ensure!(!published.is_empty(), "no crate of the workspace is published");
+    let target = command::target_folder()?;
+    let archives = tarballs::pack(&published, &target, &["--allow-dirty", "--no-verify"])?;
+    let unpacked = Unpacked::create(&target.join("unpacked"), &archives)?;
+
+    let mut findings = Vec::new();
+    let mut programs = vec![("readme-of-repository".to_owned(), read(Path::new("README.md"))?)];
+    for (krate, folder) in published.iter().zip(&unpacked.folders) {
+        findings.extend(wrong_files(&krate.name, |path| folder.join(path).exists()));
+        let text = read(&folder.join("README.md")).unwrap_or_default();
+        let docs = read(&folder.join("src/lib.rs")).unwrap_or_default();
+        findings.extend(undocumented_features(krate, &text, &docs));
+        programs.push((format!("readme-of-{}", krate.name), text));
+    }
+    report::no_findings(findings)?;
+
+    let mut to_run = Vec::new();
+    for (package, text) in &programs {
+        let blocks = readme::blocks(text);
+        let folder = unpacked.root.join(package);
+        readme::write_package(&folder, package, &blocks, &published)?;
+        to_run.extend(blocks.iter().filter(|block| block.runs).map(|block| block.program(package)));
+    }
+    let packages: Vec<_> = programs.iter().map(|(package, _)| package.as_str()).collect();
+    unpacked.write_workspace(&packages, &published)?;
+    unpacked.build(&target)?;
+    run(&to_run, &target, &unpacked.root)
+}
+
+fn run(programs: &[String], target: &Path, folder: &Path) -> Result<()> {
+    ensure!(!programs.is_empty(), "no README has a program that can be run");
+    for program in programs {
+        command::run(Command::new(target.join("debug").join(program)).current_dir(folder))?;
+    }
+    println!("{} programs of READMEs ran", programs.len());
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// What a tarball lacks, and what it has too much. `has` says whether a path exists in it.
+fn wrong_files(name: &str, has: impl Fn(&str) -> bool) -> Vec<String> {
+    let lacks = REQUIRED.iter().filter(|path| !has(path)).map(|path| format!("{name}: lacks {path}"));
+    let refused =
+        REFUSED.iter().filter(|path| has(path)).map(|path| format!("{name}: has {path}, which is for tests"));
+    lacks.chain(refused).collect()
+}
+
+/// The features of a crate that neither its README nor the documentation in its `lib.rs` describes.
+fn undocumented_features(krate: &Published, readme: &str, library: &str) -> Vec<String> {
+    let docs: Vec<_> = library.lines().filter_map(|line| line.strip_prefix("//!")).map(str::trim).collect();
+    let lines = || readme.lines().chain(docs.iter().copied());
+    let mut findings = Vec::new();
+    if !lines().any(|line| line.starts_with('#') && line.trim_start_matches('#').trim() == "Features") {
+        findings.push(format!("{}: no section `Features` in README.md or src/lib.rs", krate.name));
+    }
+    let is_described = |feature: &str| lines().any(|line| line.contains(&format!("`{feature}`")));
+    for feature in krate.features.iter().filter(|feature| !is_described(feature)) {
+        findings.push(format!("{}: feature `{feature}` is not in README.md or src/lib.rs", krate.name));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_features(features: &[&str]) -> Published {
+        let features = features.iter().map(|&feature| feature.to_owned()).collect();
+        Published { name: "ours".to_owned(), version: "1.2.3".to_owned(), features, is_library: true }
+    }
+
+    #[test]
+    fn a_tarball_without_a_licence_or_with_tests_is_found() {
+        assert_eq!(wrong_files("ours", |path| REQUIRED.contains(&path)), [] as [String; 0]);
+        assert_eq!(
+            wrong_files("ours", |path| path != "LICENSE-MIT" && !REFUSED.contains(&path)),
+            ["ours: lacks LICENSE-MIT"]
+        );
+        assert_eq!(
+            wrong_files("ours", |path| REQUIRED.contains(&path) || path == "fuzz"),
+            ["ours: has fuzz, which is for tests"]
+        );
+    }
+
+    #[test]
+    fn features_are_described_in_the_readme_or_in_the_library() {
+        let krate = with_features(&["slow", "loud"]);
+        let (readme, library) =
+            ("# ours\n\n## Features\n\n- `slow`: waits.\n", "//! With `loud` it prints.\n");
+        assert_eq!(undocumented_features(&krate, readme, library), [] as [String; 0]);
+        assert_eq!(
+            undocumented_features(&krate, readme, "// `loud`\n"),
+            ["ours: feature `loud` is not in README.md or src/lib.rs"]
+        );
+    }
+
+    #[test]
+    fn a_crate_without_features_says_so_in_a_section() {
+        let krate = with_features(&[]);
+        assert_eq!(undocumented_features(&krate, "# ours\n", "//! # Features\n"), [] as [String; 0]);
+        assert_eq!(
+            undocumented_features(&krate, "# ours\nFeatures\n", ""),
+            ["ours: no section `Features` in README.md or src/lib.rs"]
+        );
+    }
+}
