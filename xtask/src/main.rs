@@ -9,7 +9,7 @@
 //! | [`source_rules`], [`source`] | the rules for source files, and the reading of Rust they need |
 //! | [`crate_graph`], [`module_graph`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies, of crates and of modules |
 //! | [`abi`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
-//! | [`package`] | the crates as their users get them |
+//! | [`package`], [`release`] | the crates as their users get them, and a release with all its artefacts |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
 //! | [`peers`], [`open_mpi`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
 //! | [`site`] | the documentation as a site |
@@ -44,6 +44,7 @@ mod package;
 mod peers;
 mod plots;
 mod python;
+mod release;
 mod report;
 mod signals;
 mod site;
@@ -92,6 +93,8 @@ enum Task {
     Plots(GenerateArguments),
     /// Build the documentation as a site below `target/site/`; a link that leads nowhere is a failure.
     Docs(DocsArguments),
+    /// Set the version, cut the changelog, build all artefacts, commit and tag; nothing is pushed or published.
+    Release(release::Arguments),
 }
 
 #[derive(Args, Debug)]
@@ -141,6 +144,7 @@ fn main() -> Result<ExitCode> {
         Task::Peers(peers) => peers::run(&peers).map(|()| ExitCode::SUCCESS),
         Task::Plots(arguments) => plots::generate(arguments.check).map(|()| ExitCode::SUCCESS),
         Task::Docs(arguments) => docs(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Release(arguments) => release::release(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Kernels(arguments) => kernels::generate(arguments.check, true).map(|()| ExitCode::SUCCESS),
         Task::Abi(arguments) => abi::generate(arguments.check).map(|()| ExitCode::SUCCESS),
         Task::Bindings(arguments) => bindings::generate(arguments.check).map(|()| ExitCode::SUCCESS),
