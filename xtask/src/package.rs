@@ -19,6 +19,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::toolchain::Skip;
 use crate::{command, report};
 use tarballs::{Published, Unpacked};
 
@@ -28,7 +29,15 @@ const REQUIRED: [&str; 4] = ["Cargo.toml", "README.md", "LICENSE-MIT", "LICENSE-
 /// What no tarball has: it is for tests, which need crates that are not published.
 const REFUSED: [&str; 3] = ["tests", "fuzz", "kernels/tests"];
 
+/// The first cargo that packs crates which depend on each other before any of them is on a registry.
+const FIRST_CARGO: u32 = 90;
+
 pub(crate) fn check() -> Result<()> {
+    let version = command::capture(command::cargo().arg("--version"))?;
+    if minor_version(&version).is_some_and(|minor| minor < FIRST_CARGO) {
+        let reason = format!("{} cannot pack crates that are not published yet", version.trim());
+        return Err(Skip::new(format!("{reason}\nhint: rustup update stable")).into());
+    }
     let published = tarballs::published()?;
     ensure!(!published.is_empty(), "no crate of the workspace is published");
     let target = command::target_folder()?;
@@ -70,6 +79,11 @@ fn run(programs: &[String], target: &Path, folder: &Path) -> Result<()> {
 
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The second number of `cargo 1.95.0 (...)`.
+fn minor_version(text: &str) -> Option<u32> {
+    text.strip_prefix("cargo 1.")?.split('.').next()?.parse().ok()
 }
 
 /// What a tarball lacks, and what it has too much. `has` says whether a path exists in it.
@@ -115,6 +129,13 @@ mod tests {
             wrong_files("ours", |path| REQUIRED.contains(&path) || path == "fuzz"),
             ["ours: has fuzz, which is for tests"]
         );
+    }
+
+    #[test]
+    fn the_version_of_cargo_is_read() {
+        assert_eq!(minor_version("cargo 1.89.0 (c24e10642 2025-06-23)\n"), Some(89));
+        assert_eq!(minor_version("cargo 1.95.0-nightly (f2d3ce0bd 2026-03-21)"), Some(95));
+        assert_eq!(minor_version("cargo 2.0.0"), None);
     }
 
     #[test]
