@@ -83,24 +83,27 @@ pub(crate) fn release(arguments: &Arguments) -> Result<()> {
     let manifest = read(MANIFEST)?;
     let before = version::current(&manifest)?;
     let reasons = refusals(version, before, &status()?, tag_exists)?;
+    if arguments.dry_run {
+        reasons.iter().for_each(|reason| println!("would be refused: {reason}"));
+    } else {
+        ensure!(reasons.is_empty(), "{}", reasons.join("\n"));
+    }
     let plan = [
         (MANIFEST, version::set(&manifest, version)?),
         (CHANGELOG, changelog::cut(&read(CHANGELOG)?, version, &today()?)?),
     ];
-    let folder = command::target_folder()?.join(format!("release-{version}"));
+    let target = command::target_folder()?;
     if arguments.dry_run {
-        for reason in &reasons {
-            println!("would be refused: {reason}");
-        }
-        show(&plan, &folder.with_extension("plan"))?;
+        show(&plan, &target.join("release-plan"))?;
         semver(arguments)?;
-        return rehearse(version, before);
+        return rehearse(&target.join(format!("release-{version}-dry-run")), before);
     }
-    ensure!(reasons.is_empty(), "{}", reasons.join("\n"));
+    let folder = target.join(format!("release-{version}"));
     for (path, text) in &plan {
         fs::write(path, text).with_context(|| format!("cannot write {path}"))?;
     }
-    let undo = "hint: `git restore Cargo.toml Cargo.lock CHANGELOG.md` undoes the edits";
+    let undo =
+        "nothing was committed\nhint: `git restore Cargo.toml Cargo.lock CHANGELOG.md` undoes the edits";
     // Of the workspace's own crates only.
     command::run(command::cargo().args(["update", "--workspace", "--offline", "--quiet"])).context(undo)?;
     semver(arguments).context(undo)?;
@@ -163,16 +166,16 @@ fn show(plan: &[(&str, String)], folder: &Path) -> Result<()> {
     fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
-fn rehearse(version: Version, before: Version) -> Result<()> {
-    let folder = command::target_folder()?.join(format!("release-{version}-dry-run"));
-    renew(&folder)?;
+/// Builds what is quick to build, of the version of the tree.
+fn rehearse(folder: &Path, before: Version) -> Result<()> {
+    renew(folder)?;
     for builder in BUILDERS {
         match builder.rehearse {
-            Some(rehearse) => make(&folder, builder.name, rehearse)?,
+            Some(rehearse) => make(folder, builder.name, rehearse)?,
             None => println!("{}: not built in a dry run", builder.name),
         }
     }
-    write_sums(&folder)?;
+    write_sums(folder)?;
     println!("\n{} holds artefacts of {before}; nothing in the tree has changed", folder.display());
     Ok(())
 }
