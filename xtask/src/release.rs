@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     /// Change nothing in the tree: print what would change, and build what is quick to build, of the present version.
     #[arg(long)]
     dry_run: bool,
-    /// The tarballs of the last release, to compare public interfaces with.
+    /// The tarballs of the last release, to compare public interfaces with; from the root of the repository.
     #[arg(long, value_name = "DIR")]
     previous: Option<PathBuf>,
 }

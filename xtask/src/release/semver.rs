@@ -105,6 +105,9 @@ fn archives(folder: &Path) -> Result<Vec<(String, String, PathBuf)>> {
     }
     ensure!(!found.is_empty(), "no tarball in {}", folder.display());
     found.sort();
+    for pair in found.windows(2) {
+        ensure!(pair[0].0 != pair[1].0, "two versions of {} in {}", pair[0].0, folder.display());
+    }
     Ok(found)
 }
 
