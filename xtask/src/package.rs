@@ -29,6 +29,9 @@ const REQUIRED: [&str; 4] = ["Cargo.toml", "README.md", "LICENSE-MIT", "LICENSE-
 /// What no tarball has: it is for tests, which need crates that are not published.
 const REFUSED: [&str; 3] = ["tests", "fuzz", "kernels/tests"];
 
+/// The whole section `Features` of a crate that has none.
+const NO_FEATURES: &str = "None.";
+
 /// The first cargo that packs crates which depend on each other before any of them is on a registry.
 const FIRST_CARGO: u32 = 90;
 
@@ -50,7 +53,7 @@ pub(crate) fn check() -> Result<()> {
         findings.extend(wrong_files(&krate.name, |path| folder.join(path).exists()));
         let text = read(&folder.join("README.md")).unwrap_or_default();
         let docs = read(&folder.join("src/lib.rs")).unwrap_or_default();
-        findings.extend(undocumented_features(krate, &text, &docs));
+        findings.extend(wrong_features(krate, &text, &docs));
         programs.push((format!("readme-of-{}", krate.name), text));
     }
     report::no_findings(findings)?;
@@ -94,19 +97,35 @@ fn wrong_files(name: &str, has: impl Fn(&str) -> bool) -> Vec<String> {
     lacks.chain(refused).collect()
 }
 
-/// The features of a crate that neither its README nor the documentation in its `lib.rs` describes.
-fn undocumented_features(krate: &Published, readme: &str, library: &str) -> Vec<String> {
+/// What is wrong with the description of a crate's features: one is neither in its README nor in the documentation in its
+/// `lib.rs`, or the README's list has one that does not exist.
+fn wrong_features(krate: &Published, readme: &str, library: &str) -> Vec<String> {
     let docs: Vec<_> = library.lines().filter_map(|line| line.strip_prefix("//!")).map(str::trim).collect();
     let lines = || readme.lines().chain(docs.iter().copied());
     let mut findings = Vec::new();
-    if !lines().any(|line| line.starts_with('#') && line.trim_start_matches('#').trim() == "Features") {
+    if !lines().any(is_features_heading) {
         findings.push(format!("{}: no section `Features` in README.md or src/lib.rs", krate.name));
     }
     let is_described = |feature: &str| lines().any(|line| line.contains(&format!("`{feature}`")));
     for feature in krate.features.iter().filter(|feature| !is_described(feature)) {
         findings.push(format!("{}: feature `{feature}` is not in README.md or src/lib.rs", krate.name));
     }
+    let section = readme.lines().skip_while(|line| !is_features_heading(line)).skip(1);
+    for line in section.take_while(|line| !line.starts_with('#')) {
+        if line == NO_FEATURES && !krate.features.is_empty() {
+            let features = krate.features.join(", ");
+            findings.push(format!("{}: README.md says that it has no features: {features}", krate.name));
+        }
+        let listed = line.strip_prefix("- `").and_then(|rest| rest.split('`').next());
+        if let Some(feature) = listed.filter(|feature| !krate.features.iter().any(|known| known == feature)) {
+            findings.push(format!("{}: README.md lists `{feature}`, which is no feature", krate.name));
+        }
+    }
     findings
+}
+
+fn is_features_heading(line: &str) -> bool {
+    line.starts_with('#') && line.trim_start_matches('#').trim() == "Features"
 }
 
 #[cfg(test)]
@@ -143,19 +162,30 @@ mod tests {
         let krate = with_features(&["slow", "loud"]);
         let (readme, library) =
             ("# ours\n\n## Features\n\n- `slow`: waits.\n", "//! With `loud` it prints.\n");
-        assert_eq!(undocumented_features(&krate, readme, library), [] as [String; 0]);
+        assert_eq!(wrong_features(&krate, readme, library), [] as [String; 0]);
         assert_eq!(
-            undocumented_features(&krate, readme, "// `loud`\n"),
+            wrong_features(&krate, readme, "// `loud`\n"),
             ["ours: feature `loud` is not in README.md or src/lib.rs"]
         );
     }
 
     #[test]
+    fn a_readme_lists_only_features_that_exist() {
+        let readme = "# ours\n\n## Features\n\n- `slow`: waits.\n- `old`: is gone.\n";
+        let stale = "ours: README.md lists `old`, which is no feature";
+        assert_eq!(wrong_features(&with_features(&["slow"]), readme, ""), [stale]);
+        let none = "# ours\n\n## Features\n\nNone.\n";
+        assert_eq!(wrong_features(&with_features(&[]), none, ""), [] as [String; 0]);
+        let wrong = "ours: README.md says that it has no features: slow";
+        assert_eq!(wrong_features(&with_features(&["slow"]), none, "//! `slow` waits.\n"), [wrong]);
+    }
+
+    #[test]
     fn a_crate_without_features_says_so_in_a_section() {
         let krate = with_features(&[]);
-        assert_eq!(undocumented_features(&krate, "# ours\n", "//! # Features\n"), [] as [String; 0]);
+        assert_eq!(wrong_features(&krate, "# ours\n", "//! # Features\n"), [] as [String; 0]);
         assert_eq!(
-            undocumented_features(&krate, "# ours\nFeatures\n", ""),
+            wrong_features(&krate, "# ours\nFeatures\n", ""),
             ["ours: no section `Features` in README.md or src/lib.rs"]
         );
     }
