@@ -9,6 +9,7 @@
 //! | [`source_rules`] | the rules for source files that rustc and clippy do not check |
 //! | [`crate_graph`], [`module_graph`], [`licences`], [`metadata`] | the rules for dependencies, of crates and of modules |
 //! | [`abi`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
+//! | [`package`], [`release`] | the crates as their users get them, and a release with all its artefacts |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
 //! | [`peers`], [`open_mpi`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
 //! | [`site`] | the documentation as a site |
@@ -39,9 +40,11 @@ mod metadata;
 mod miri;
 mod module_graph;
 mod open_mpi;
+mod package;
 mod peers;
 mod plots;
 mod python;
+mod release;
 mod report;
 mod signals;
 mod site;
@@ -88,6 +91,8 @@ enum Task {
     Plots(GenerateArguments),
     /// Build the documentation as a site below `target/site/`; a link that leads nowhere is a failure.
     Docs(DocsArguments),
+    /// Set the version, cut the changelog, build all artefacts, commit and tag; nothing is pushed or published.
+    Release(release::Arguments),
 }
 
 #[derive(Args, Debug)]
@@ -137,6 +142,7 @@ fn main() -> Result<ExitCode> {
         Task::Peers(peers) => peers::run(&peers).map(|()| ExitCode::SUCCESS),
         Task::Plots(arguments) => plots::generate(arguments.check).map(|()| ExitCode::SUCCESS),
         Task::Docs(arguments) => docs(&arguments).map(|()| ExitCode::SUCCESS),
+        Task::Release(arguments) => release::release(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Kernels(arguments) => kernels::generate(arguments.check, true).map(|()| ExitCode::SUCCESS),
         Task::Abi(arguments) => abi::generate(arguments.check).map(|()| ExitCode::SUCCESS),
         Task::Bindings(arguments) => bindings::generate(arguments.check).map(|()| ExitCode::SUCCESS),

@@ -1,6 +1,6 @@
 //! A kernel of one's own over a table in chunks: each node of a graph sums up its neighbours' rows.
 //!
-//! The kernel is `sample.cu` of `crates/wholemem/kernels`, written with `PtrGen` of `wholemem/ptr_gen.cuh` and compiled to PTX. The host has the
+//! The kernel is `kernels/sample.cu`, written with `PtrGen` of `wholemem/ptr_gen.cuh` and compiled to PTX. The host has the
 //! same kernel in Rust, below. Both are given the table as an [`ElementRef`], and find any row and element by it.
 
 #![allow(unsafe_code, reason = "loading and launching a kernel is unsafe")]
@@ -13,7 +13,7 @@ use wholemem_hal::{Args, Backend, KernelImage, LaunchShape, Module, PinnedBuffer
 use wholemem_os::Deadline;
 
 const IMAGE: KernelImage = KernelImage {
-    ptx: Some(include_str!("../crates/wholemem/kernels/ptx/sample.ptx")),
+    ptx: Some(include_str!("../kernels/ptx/sample.ptx")),
     host: &[("sum_neighbours_chunked", sum_neighbours)],
 };
 

@@ -1,0 +1,192 @@
+//! The crates as their users get them: packed as tarballs, built from them, and used by the programs that READMEs show.
+//!
+//! ```text
+//!   cargo package                   target/package/*.crate        siblings are resolved without a registry
+//!     |  unpack                     target/unpacked/NAME-VERSION/
+//!     |  readme programs            target/unpacked/readme-*/     a package for each README, a program for each block
+//!     v  cargo build, then run      one workspace, which shares nothing with ours but the folder of build outputs
+//! ```
+//!
+//! Crates are built once, all together: `cargo package` would build each of them with all crates below it once more, and the
+//! programs are built from the unpacked folders in any case. `cargo xtask release` has cargo verify each tarball alone.
+
+pub(crate) mod readme;
+pub(crate) mod tarballs;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::toolchain::Skip;
+use crate::{command, report};
+use tarballs::{Published, Unpacked};
+
+/// What every tarball has.
+const REQUIRED: [&str; 4] = ["Cargo.toml", "README.md", "LICENSE-MIT", "LICENSE-APACHE"];
+
+/// What no tarball has: it is for tests, which need crates that are not published.
+const REFUSED: [&str; 3] = ["tests", "fuzz", "kernels/tests"];
+
+/// The whole section `Features` of a crate that has none.
+const NO_FEATURES: &str = "None.";
+
+/// The first cargo that packs crates which depend on each other before any of them is on a registry.
+const FIRST_CARGO: u32 = 90;
+
+pub(crate) fn check() -> Result<()> {
+    let version = command::capture(command::cargo().arg("--version"))?;
+    if minor_version(&version).is_some_and(|minor| minor < FIRST_CARGO) {
+        let reason = format!("{} cannot pack crates that are not published yet", version.trim());
+        return Err(Skip::new(format!("{reason}\nhint: rustup update stable")).into());
+    }
+    let published = tarballs::published()?;
+    ensure!(!published.is_empty(), "no crate of the workspace is published");
+    let target = command::target_folder()?;
+    let archives = tarballs::pack(&published, &target, &["--allow-dirty", "--no-verify"])?;
+    let unpacked = Unpacked::create(&target.join("unpacked"), &archives)?;
+
+    let mut findings = Vec::new();
+    let mut programs = vec![("readme-of-repository".to_owned(), read(Path::new("README.md"))?)];
+    for (krate, folder) in published.iter().zip(&unpacked.folders) {
+        findings.extend(wrong_files(&krate.name, |path| folder.join(path).exists()));
+        let text = read(&folder.join("README.md")).unwrap_or_default();
+        let docs = read(&folder.join("src/lib.rs")).unwrap_or_default();
+        findings.extend(wrong_features(krate, &text, &docs));
+        programs.push((format!("readme-of-{}", krate.name), text));
+    }
+    report::no_findings(findings)?;
+
+    let mut to_run = Vec::new();
+    for (package, text) in &programs {
+        let blocks = readme::blocks(text);
+        let folder = unpacked.root.join(package);
+        readme::write_package(&folder, package, &blocks, &published)?;
+        to_run.extend(blocks.iter().filter(|block| block.runs).map(|block| block.program(package)));
+    }
+    let packages: Vec<_> = programs.iter().map(|(package, _)| package.as_str()).collect();
+    unpacked.write_workspace(&packages, &published)?;
+    unpacked.build(&target)?;
+    run(&to_run, &target, &unpacked.root)
+}
+
+fn run(programs: &[String], target: &Path, folder: &Path) -> Result<()> {
+    ensure!(!programs.is_empty(), "no README has a program that can be run");
+    for program in programs {
+        command::run(Command::new(target.join("debug").join(program)).current_dir(folder))?;
+    }
+    println!("{} programs of READMEs ran", programs.len());
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The second number of `cargo 1.95.0 (...)`.
+fn minor_version(text: &str) -> Option<u32> {
+    text.strip_prefix("cargo 1.")?.split('.').next()?.parse().ok()
+}
+
+/// What a tarball lacks, and what it has too much. `has` says whether a path exists in it.
+fn wrong_files(name: &str, has: impl Fn(&str) -> bool) -> Vec<String> {
+    let lacks = REQUIRED.iter().filter(|path| !has(path)).map(|path| format!("{name}: lacks {path}"));
+    let refused =
+        REFUSED.iter().filter(|path| has(path)).map(|path| format!("{name}: has {path}, which is for tests"));
+    lacks.chain(refused).collect()
+}
+
+/// What is wrong with the description of a crate's features: one is neither in its README nor in the documentation in its
+/// `lib.rs`, or the README's list has one that does not exist.
+fn wrong_features(krate: &Published, readme: &str, library: &str) -> Vec<String> {
+    let docs: Vec<_> = library.lines().filter_map(|line| line.strip_prefix("//!")).map(str::trim).collect();
+    let lines = || readme.lines().chain(docs.iter().copied());
+    let mut findings = Vec::new();
+    if !lines().any(is_features_heading) {
+        findings.push(format!("{}: no section `Features` in README.md or src/lib.rs", krate.name));
+    }
+    let is_described = |feature: &str| lines().any(|line| line.contains(&format!("`{feature}`")));
+    for feature in krate.features.iter().filter(|feature| !is_described(feature)) {
+        findings.push(format!("{}: feature `{feature}` is not in README.md or src/lib.rs", krate.name));
+    }
+    let section = readme.lines().skip_while(|line| !is_features_heading(line)).skip(1);
+    for line in section.take_while(|line| !line.starts_with('#')) {
+        if line == NO_FEATURES && !krate.features.is_empty() {
+            let features = krate.features.join(", ");
+            findings.push(format!("{}: README.md says that it has no features: {features}", krate.name));
+        }
+        let listed = line.strip_prefix("- `").and_then(|rest| rest.split('`').next());
+        if let Some(feature) = listed.filter(|feature| !krate.features.iter().any(|known| known == feature)) {
+            findings.push(format!("{}: README.md lists `{feature}`, which is no feature", krate.name));
+        }
+    }
+    findings
+}
+
+fn is_features_heading(line: &str) -> bool {
+    line.starts_with('#') && line.trim_start_matches('#').trim() == "Features"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_features(features: &[&str]) -> Published {
+        let features = features.iter().map(|&feature| feature.to_owned()).collect();
+        Published { name: "ours".to_owned(), version: "1.2.3".to_owned(), features, is_library: true }
+    }
+
+    #[test]
+    fn a_tarball_without_a_licence_or_with_tests_is_found() {
+        assert_eq!(wrong_files("ours", |path| REQUIRED.contains(&path)), [] as [String; 0]);
+        assert_eq!(
+            wrong_files("ours", |path| path != "LICENSE-MIT" && !REFUSED.contains(&path)),
+            ["ours: lacks LICENSE-MIT"]
+        );
+        assert_eq!(
+            wrong_files("ours", |path| REQUIRED.contains(&path) || path == "fuzz"),
+            ["ours: has fuzz, which is for tests"]
+        );
+    }
+
+    #[test]
+    fn the_version_of_cargo_is_read() {
+        assert_eq!(minor_version("cargo 1.89.0 (c24e10642 2025-06-23)\n"), Some(89));
+        assert_eq!(minor_version("cargo 1.95.0-nightly (f2d3ce0bd 2026-03-21)"), Some(95));
+        assert_eq!(minor_version("cargo 2.0.0"), None);
+    }
+
+    #[test]
+    fn features_are_described_in_the_readme_or_in_the_library() {
+        let krate = with_features(&["slow", "loud"]);
+        let (readme, library) =
+            ("# ours\n\n## Features\n\n- `slow`: waits.\n", "//! With `loud` it prints.\n");
+        assert_eq!(wrong_features(&krate, readme, library), [] as [String; 0]);
+        assert_eq!(
+            wrong_features(&krate, readme, "// `loud`\n"),
+            ["ours: feature `loud` is not in README.md or src/lib.rs"]
+        );
+    }
+
+    #[test]
+    fn a_readme_lists_only_features_that_exist() {
+        let readme = "# ours\n\n## Features\n\n- `slow`: waits.\n- `old`: is gone.\n";
+        let stale = "ours: README.md lists `old`, which is no feature";
+        assert_eq!(wrong_features(&with_features(&["slow"]), readme, ""), [stale]);
+        let none = "# ours\n\n## Features\n\nNone.\n";
+        assert_eq!(wrong_features(&with_features(&[]), none, ""), [] as [String; 0]);
+        let wrong = "ours: README.md says that it has no features: slow";
+        assert_eq!(wrong_features(&with_features(&["slow"]), none, "//! `slow` waits.\n"), [wrong]);
+    }
+
+    #[test]
+    fn a_crate_without_features_says_so_in_a_section() {
+        let krate = with_features(&[]);
+        assert_eq!(wrong_features(&krate, "# ours\n", "//! # Features\n"), [] as [String; 0]);
+        assert_eq!(
+            wrong_features(&krate, "# ours\nFeatures\n", ""),
+            ["ours: no section `Features` in README.md or src/lib.rs"]
+        );
+    }
+}

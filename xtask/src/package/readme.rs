@@ -1,0 +1,148 @@
+//! The Rust blocks of a README as programs: one package for a README, one program for a block.
+//!
+//! A package depends on the published crates that its blocks name and on nothing else, so a block that needs more than a user
+//! is told to add does not compile.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::tarballs::Published;
+
+/// A block of Rust.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    /// The line of the README at which its code begins.
+    line: usize,
+    /// Whether it is run, or only compiled.
+    pub(crate) runs: bool,
+    code: String,
+}
+
+impl Block {
+    /// The name of its program, in the package of a README.
+    pub(crate) fn program(&self, package: &str) -> String {
+        format!("{package}-line-{}", self.line)
+    }
+}
+
+/// The blocks of a README that are Rust, without those that are not meant to compile.
+pub(crate) fn blocks(text: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut lines = text.lines().enumerate();
+    while let Some((index, line)) = lines.next() {
+        let Some(language) = line.strip_prefix("```") else { continue };
+        let code: Vec<_> = lines.by_ref().map(|(_, line)| line).take_while(|line| *line != "```").collect();
+        let mut words = language.split(',').map(str::trim);
+        if words.next() != Some("rust") {
+            continue;
+        }
+        let attributes: Vec<_> = words.collect();
+        if attributes.contains(&"ignore") || attributes.contains(&"compile_fail") {
+            continue;
+        }
+        let runs = !attributes.contains(&"no_run");
+        blocks.push(Block { line: index + 2, runs, code: program(&code) });
+    }
+    blocks
+}
+
+/// A block as a program: rustdoc's hidden lines are shown, and what has no `main` gets one.
+fn program(lines: &[&str]) -> String {
+    let shown = |line: &&str| match line.strip_prefix("# ") {
+        Some(hidden) => hidden.to_owned(),
+        None if *line == "#" => String::new(),
+        None => (*line).to_owned(),
+    };
+    let code = lines.iter().map(shown).collect::<Vec<_>>().join("\n");
+    if code.contains("fn main()") {
+        return code + "\n";
+    }
+    let has_result = lines.last().is_some_and(|line| line.trim_start_matches("# ").starts_with("Ok"));
+    let result = if has_result { "" } else { "Ok::<(), Box<dyn std::error::Error>>(())\n" };
+    let name = "Result<(), impl std::fmt::Debug>";
+    format!("fn block() -> {name} {{\n{code}\n{result}}}\n\nfn main() {{\n    block().unwrap();\n}}\n")
+}
+
+/// The published crates that blocks name.
+fn named<'a>(blocks: &[Block], published: &'a [Published]) -> Vec<&'a Published> {
+    let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    let names = |krate: &&Published| {
+        let module = krate.name.replace('-', "_");
+        let has = |block: &Block| block.code.split(|letter| !is_part(letter)).any(|word| word == module);
+        krate.is_library && blocks.iter().any(has)
+    };
+    published.iter().filter(names).collect()
+}
+
+/// Writes the package of a README.
+pub(crate) fn write_package(
+    folder: &Path,
+    package: &str,
+    blocks: &[Block],
+    published: &[Published],
+) -> Result<()> {
+    let mut manifest = format!("[package]\nname = \"{package}\"\nedition = \"2024\"\n\n[dependencies]\n");
+    for krate in named(blocks, published) {
+        writeln!(manifest, "{} = \"{}\"", krate.name, krate.version)?;
+    }
+    let source = folder.join("src/bin");
+    if source.is_dir() {
+        fs::remove_dir_all(&source).with_context(|| format!("cannot remove {}", source.display()))?;
+    }
+    fs::create_dir_all(&source).with_context(|| format!("cannot create {}", source.display()))?;
+    // Cargo refuses a package without a target, and a README may have no block.
+    let mut files = vec![(folder.join("Cargo.toml"), manifest), (folder.join("src/lib.rs"), String::new())];
+    for block in blocks {
+        files.push((source.join(format!("{}.rs", block.program(package))), block.code.clone()));
+    }
+    for (path, text) in files {
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const README: &str = "# ours\n\n```rust\nuse ours_os::A;\nfn main() {}\n```\n\n```sh\nls\n```\n\n\
+                          ```rust,no_run\nfn main() {\n}\n```\n\n```rust,ignore\n...\n```\n\n```python torch\nx\n```\n";
+
+    fn published(name: &str, is_library: bool) -> Published {
+        let version = "0.1.0".to_owned();
+        Published { name: name.to_owned(), version, features: Vec::new(), is_library }
+    }
+
+    #[test]
+    fn blocks_of_rust_become_programs_with_their_lines() {
+        let found = blocks(README);
+        let first = Block { line: 4, runs: true, code: "use ours_os::A;\nfn main() {}\n".to_owned() };
+        let second = Block { line: 13, runs: false, code: "fn main() {\n}\n".to_owned() };
+        assert_eq!(found, [first, second]);
+        assert_eq!(found[0].program("readme-of-ours"), "readme-of-ours-line-4");
+    }
+
+    #[test]
+    fn a_block_without_main_gets_one() {
+        let found = blocks("```rust\nlet a = f()?;\n# g(a)?;\n```\n");
+        assert!(
+            found[0]
+                .code
+                .starts_with("fn block() -> Result<(), impl std::fmt::Debug> {\nlet a = f()?;\ng(a)?;\nOk")
+        );
+        assert!(found[0].code.contains("fn main() {"));
+        let found = blocks("```rust\nf()?;\n# Ok::<(), ours::Error>(())\n```\n");
+        assert_eq!(found[0].code.matches("Ok::<").count(), 1);
+    }
+
+    #[test]
+    fn a_package_depends_on_the_crates_that_its_blocks_name() {
+        let published = [published("ours", true), published("ours-os", true), published("ours-cli", false)];
+        let blocks = blocks(README);
+        let names: Vec<_> = named(&blocks, &published).iter().map(|krate| krate.name.as_str()).collect();
+        assert_eq!(names, ["ours-os"]);
+    }
+}

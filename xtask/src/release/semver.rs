@@ -1,0 +1,162 @@
+//! Public interfaces compared with those of the last release, by cargo-semver-checks.
+//!
+//! Nothing of wholemem need be on a registry: both sides are tarballs, each side is one workspace in which the crates depend on
+//! each other, and the tool gets what rustdoc writes of them. It is not installed by us: no registry has it ready to run, and
+//! compiling it takes minutes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::version::Version;
+use crate::command;
+use crate::package::tarballs::{self, Published, Unpacked};
+
+const INSTALL: &str = "cargo install cargo-semver-checks@0.51.0 --locked";
+
+/// The step in which everything may change.
+const MAJOR: &str = "major";
+
+/// Fails if a library breaks what the step from its previous version to `version` promises.
+pub(crate) fn check(previous: &Path, version: Version) -> Result<()> {
+    ensure!(
+        command::succeeds(command::cargo().args(["semver-checks", "--version"])),
+        "cannot compare with {}: cargo-semver-checks is not installed\nhint: {INSTALL}",
+        previous.display()
+    );
+    let before = archives(previous)?;
+    let target = command::target_folder()?;
+    let published = tarballs::published()?;
+    let packed = tarballs::pack(&published, &target, &["--allow-dirty", "--no-verify"])?;
+    let names = published.into_iter().map(|krate| (krate.name, krate.version));
+    let after = names.zip(packed).map(|((name, version), path)| (name, version, path)).collect();
+    let folder = target.join("semver");
+    let old = Side::create(&folder.join("previous"), before)?;
+    let new = Side::create(&folder.join("current"), after)?;
+    let mut broken = Vec::new();
+    for krate in new.crates.iter().filter(|krate| krate.is_library) {
+        let Some(was) = old.crates.iter().find(|was| was.name == krate.name) else {
+            println!("{}: not in {}", krate.name, previous.display());
+            continue;
+        };
+        let step = step(was.version.parse().map_err(anyhow::Error::msg)?, version)?;
+        if step == MAJOR {
+            println!("{}: {version} may break what {} promises", krate.name, was.version);
+            continue;
+        }
+        let (old, new) = (old.rustdoc(&was.name)?, new.rustdoc(&krate.name)?);
+        let mut tool = command::cargo();
+        tool.args(["semver-checks", "--release-type", step]);
+        tool.arg("--baseline-rustdoc").arg(old).arg("--current-rustdoc").arg(new);
+        if command::run(&mut tool).is_err() {
+            broken.push(krate.name.as_str());
+        }
+    }
+    ensure!(broken.is_empty(), "{version} would break what semver promises: {}", broken.join(", "));
+    Ok(())
+}
+
+/// The crates of one release.
+struct Side {
+    unpacked: Unpacked,
+    crates: Vec<Published>,
+}
+
+impl Side {
+    fn create(root: &Path, archives: Vec<(String, String, PathBuf)>) -> Result<Self> {
+        let paths: Vec<_> = archives.iter().map(|(_, _, path)| path.clone()).collect();
+        let unpacked = Unpacked::create(root, &paths)?;
+        let describe = |((name, version, _), folder): ((String, String, PathBuf), &PathBuf)| {
+            let is_library = folder.join("src/lib.rs").is_file();
+            Published { name, version, features: Vec::new(), is_library }
+        };
+        let crates: Vec<_> = archives.into_iter().zip(&unpacked.folders).map(describe).collect();
+        unpacked.write_workspace(&[], &crates)?;
+        Ok(Self { unpacked, crates })
+    }
+
+    /// The public interface of a library, as JSON, which stable Rust writes only if told that it may.
+    fn rustdoc(&self, name: &str) -> Result<PathBuf> {
+        let target = self.unpacked.root.join("target");
+        let mut cargo = self.unpacked.cargo(&target);
+        cargo.args(["rustdoc", "--quiet", "--lib", "--package", name, "--"]);
+        cargo.args([
+            "-Zunstable-options",
+            "--output-format=json",
+            "--document-hidden-items",
+            "--cap-lints=allow",
+        ]);
+        command::run(cargo.env("RUSTC_BOOTSTRAP", "1"))?;
+        Ok(target.join("doc").join(format!("{}.json", name.replace('-', "_"))))
+    }
+}
+
+/// The names, versions and paths of the tarballs in a folder.
+fn archives(folder: &Path) -> Result<Vec<(String, String, PathBuf)>> {
+    let mut found = Vec::new();
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if let Some((name, version)) = name_and_version(&name) {
+            found.push((name, version.to_string(), path));
+        }
+    }
+    ensure!(!found.is_empty(), "no tarball in {}", folder.display());
+    found.sort();
+    for pair in found.windows(2) {
+        ensure!(pair[0].0 != pair[1].0, "two versions of {} in {}", pair[0].0, folder.display());
+    }
+    Ok(found)
+}
+
+/// The crate and the version that the name of a tarball has.
+fn name_and_version(file: &str) -> Option<(String, Version)> {
+    let (name, version) = file.strip_suffix(".crate")?.rsplit_once('-')?;
+    Some((name.to_owned(), version.parse().ok()?))
+}
+
+/// How much may change from one version to another, in the words of the tool. Below 1.0 every part counts one more, as in
+/// cargo.
+fn step(before: Version, after: Version) -> Result<&'static str> {
+    let step = match after.first_difference(before) {
+        Some(0) => 0,
+        Some(part) if after.is_unstable() => part - 1,
+        Some(part) => part,
+        None => bail!("the previous tarballs have the version {after} too"),
+    };
+    Ok([MAJOR, "minor", "patch"][step])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_tarballs_have_a_crate_and_a_version() {
+        let version = "0.1.0".parse().unwrap();
+        assert_eq!(name_and_version("wholemem-os-0.1.0.crate"), Some(("wholemem-os".to_owned(), version)));
+        for file in ["SHA256SUMS", "wholemem.crate", "wholemem-0.1.crate", "wholemem-0.1.0.tar.gz"] {
+            assert_eq!(name_and_version(file), None, "{file}");
+        }
+    }
+
+    #[test]
+    fn a_step_below_one_counts_one_part_more() {
+        let step = |before: &str, after: &str| step(before.parse().unwrap(), after.parse().unwrap());
+        let expected = [
+            ("1.2.3", "2.0.0", "major"),
+            ("1.2.3", "1.3.0", "minor"),
+            ("1.2.3", "1.2.4", "patch"),
+            ("0.2.3", "1.0.0", "major"),
+            ("0.2.3", "0.3.0", "major"),
+            ("0.2.3", "0.2.4", "minor"),
+        ];
+        for (before, after, name) in expected {
+            assert_eq!(step(before, after).unwrap(), name, "{before} to {after}");
+        }
+        let error = step("0.1.0", "0.1.0").unwrap_err();
+        assert_eq!(error.to_string(), "the previous tarballs have the version 0.1.0 too");
+    }
+}

@@ -1,0 +1,143 @@
+//! Versions: as numbers, and as the workspace's manifest has them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// A version without a pre-release part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version {
+    major: u32,
+    minor: u32,
+    patch: u32,
+}
+
+impl Version {
+    /// The first part in which two versions differ: 0 is the major one, 2 the patch.
+    pub(crate) fn first_difference(self, other: Self) -> Option<usize> {
+        let parts = |version: Self| [version.major, version.minor, version.patch];
+        parts(self).iter().zip(parts(other)).position(|(&one, other)| one != other)
+    }
+
+    /// Whether it is before 1.0.
+    pub(crate) fn is_unstable(self) -> bool {
+        self.major == 0
+    }
+}
+
+impl FromStr for Version {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |part: &str| {
+            let number = part.parse().ok()?;
+            // Without leading zeros and signs.
+            (u32::to_string(&number) == part).then_some(number)
+        };
+        let parts: Option<Vec<u32>> = text.split('.').map(number).collect();
+        match parts.as_deref() {
+            Some(&[major, minor, patch]) => Ok(Self { major, minor, patch }),
+            _ => Err(format!("`{text}` is not a version such as 0.2.0")),
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+/// The version of the workspace.
+pub(crate) fn current(manifest: &str) -> Result<Version> {
+    let mut section = "";
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            section = line;
+        }
+        if let ("[workspace.package]", Some(rest)) = (section, line.strip_prefix("version = \"")) {
+            let text = rest.strip_suffix('"').context("the version of the workspace is no string")?;
+            return text.parse().map_err(anyhow::Error::msg);
+        }
+    }
+    bail!("no `version` in [workspace.package]")
+}
+
+/// The manifest with another version: that of the workspace, and those by which its crates depend on each other.
+pub(crate) fn set(manifest: &str, version: Version) -> Result<String> {
+    let before = format!("version = \"{}\"", current(manifest)?);
+    let after = format!("version = \"{version}\"");
+    let (mut section, mut crates) = ("", 0);
+    let mut edited = String::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            section = line;
+        }
+        let is_own = match section {
+            "[workspace.package]" => line == before,
+            "[workspace.dependencies]" if line.contains("path = ") && line.contains("version = ") => {
+                ensure!(line.contains(&before), "another version than that of the workspace: {line}");
+                crates += 1;
+                true
+            }
+            _ => false,
+        };
+        edited.push_str(&if is_own { line.replace(&before, &after) } else { line.to_owned() });
+        edited.push('\n');
+    }
+    ensure!(crates > 0, "no crate of the workspace is in [workspace.dependencies] with a version");
+    Ok(edited)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: &str = "[workspace.package]\nversion = \"0.1.0\"\nedition = \"2024\"\n\n\
+                            [workspace.dependencies]\nours = { path = \"ours\", version = \"0.1.0\" }\n\
+                            tests = { path = \"tests\" }\ntheirs = { version = \"0.1.0\", features = [] }\n\n\
+                            [other]\nversion = \"0.1.0\"\n";
+
+    fn version(text: &str) -> Version {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        assert!(version("0.10.0") > version("0.9.9"));
+        assert!(version("1.0.0") > version("0.10.0"));
+        assert_eq!(version("0.10.0").to_string(), "0.10.0");
+    }
+
+    #[test]
+    fn what_is_not_three_numbers_is_no_version() {
+        for text in ["", "1", "1.2", "1.2.3.4", "v1.2.3", "1.2.x", "1.02.3", "+1.2.3", "1.2.3-rc1"] {
+            let refused = format!("`{text}` is not a version such as 0.2.0");
+            assert_eq!(text.parse::<Version>(), Err(refused), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_workspace_and_its_crates_get_the_version_and_others_keep_theirs() {
+        assert_eq!(current(MANIFEST).unwrap(), version("0.1.0"));
+        let edited = set(MANIFEST, version("0.2.0")).unwrap();
+        let expected = MANIFEST
+            .replacen("version = \"0.1.0\"", "version = \"0.2.0\"", 1)
+            .replace("path = \"ours\", version = \"0.1.0\"", "path = \"ours\", version = \"0.2.0\"");
+        assert_eq!(edited, expected);
+    }
+
+    #[test]
+    fn a_crate_with_another_version_than_the_workspace_is_refused() {
+        let manifest = MANIFEST.replace("\"ours\", version = \"0.1.0\"", "\"ours\", version = \"0.0.9\"");
+        let error = set(&manifest, version("0.2.0")).unwrap_err().to_string();
+        assert!(error.starts_with("another version than that of the workspace: ours = "), "{error}");
+    }
+
+    #[test]
+    fn a_manifest_without_a_version_is_refused() {
+        let error = current("[package]\nversion = \"0.1.0\"\n").unwrap_err();
+        assert_eq!(error.to_string(), "no `version` in [workspace.package]");
+    }
+}
