@@ -20,7 +20,7 @@
 //! | [`probe`] | which of all this the kernel really does, each thing tried |
 //!
 //! What it keeps true: every system call whose failure is an error goes through one function, which names it there
-//! and lets a test make the nth one fail ([`fault`]); every wait has a [`Deadline`]; every file descriptor is an
+//! and lets a test make the nth one fail (`fault`); every wait has a [`Deadline`]; every file descriptor is an
 //! `OwnedFd` and closes on exec. What it will not do: know about devices, ranks or objects. Those live above.
 //!
 //! ```
@@ -36,6 +36,8 @@
 //! assert_eq!(&seen, b"one memory");
 //! # Ok::<(), wholemem_os::Error>(())
 //! ```
+//!
+//! The feature `test-hooks`, off by default, adds `fault`, which makes the nth system call of a thread fail. It is for tests.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("wholemem runs on Linux: its memory is memfd, and its handles are Linux file descriptors");
@@ -45,7 +47,7 @@ mod call;
 pub mod deadline;
 pub mod descriptors;
 mod error;
-#[cfg(feature = "fault")]
+#[cfg(feature = "test-hooks")]
 pub mod fault;
 pub mod fork;
 pub mod futex;

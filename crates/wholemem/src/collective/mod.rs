@@ -13,7 +13,7 @@
 //! ranks, and ends.
 
 mod call;
-mod debug;
+mod hooks;
 #[allow(unsafe_code, reason = "a kernel launch is unsafe")]
 mod kernel;
 mod lane;
@@ -26,7 +26,8 @@ mod window;
 mod window_part;
 mod window_table;
 
-pub use debug::Chaos;
+#[cfg(feature = "test-hooks")]
+pub use hooks::Chaos;
 pub use lane::Lane;
 pub use spec::SymmetricSpec;
 pub use symmetric_memory::SymmetricMemory;
