@@ -1,9 +1,8 @@
 //! Bytes that depend on a seed and on where they are, so that a byte that is lost, moved or old is seen.
 
 use anyhow::{Result, bail};
+use wholemem_command::progress::Progress;
 use wholemem_hal::{Mapping, Stream};
-
-use crate::progress::Progress;
 
 const WORD: usize = size_of::<u64>();
 
