@@ -43,6 +43,7 @@ mod peers;
 mod plots;
 mod python;
 mod report;
+mod shipped;
 mod signals;
 mod site;
 mod source;

@@ -53,7 +53,7 @@ pub(super) fn run(op: Op, args: &RowsArgs) -> Result<()> {
     let cases = Case::all(op, args, &room(&device, &args.location)?)?;
     let mut measured = Vec::new();
     let alternate = args.in_turns.then_some(Alternate);
-    ensure!(alternate.is_none() || args.ranks == [1], "alternate are taken by one rank, not by several");
+    ensure!(alternate.is_none() || args.ranks == [1], "turns are taken by one rank, not by several");
     for same in cases.chunk_by(|one, next| one.ranks == next.ranks) {
         measured.extend(measure(&device, same, alternate)?);
     }

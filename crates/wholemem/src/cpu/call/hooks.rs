@@ -25,14 +25,12 @@ pub(in crate::cpu) enum Rule {
 impl CollectiveCall<'_> {
     /// Whether this rank keeps a rule: always.
     #[inline(always)]
-    #[allow(clippy::unused_self, reason = "the version with test hooks reads it")]
     pub(in crate::cpu) const fn keeps(&self, _: Rule) -> bool {
         true
     }
 
     /// A point at which a test can delay a rank: nothing happens.
     #[inline(always)]
-    #[allow(clippy::unused_self, reason = "the version with test hooks reads it")]
     pub(in crate::cpu) const fn pause(&self, _: u64) {}
 }
 
