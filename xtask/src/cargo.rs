@@ -17,8 +17,15 @@ pub(crate) fn fmt() -> Result<()> {
 
 pub(crate) fn clippy() -> Result<()> {
     toolchain::need_component("clippy", "clippy")?;
-    let arguments = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
-    command::run(command::cargo().args(arguments))
+    let all = ["--workspace", "--all-targets"];
+    // Tests turn features on for the whole workspace. Code that nothing uses without them shows only in what ships.
+    let [program, package] = [["--package", "wholemem-cli"], ["--package", "wholemem-python"]];
+    for selected in [all, program, package] {
+        let mut clippy = command::cargo();
+        clippy.arg("clippy").args(selected).args(["--locked", "--", "-D", "warnings"]);
+        command::run(&mut clippy)?;
+    }
+    Ok(())
 }
 
 pub(crate) fn tests(exhaustive: bool) -> Result<()> {

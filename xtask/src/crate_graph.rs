@@ -2,7 +2,9 @@
 //! modules of each crate, which have no cycles.
 //!
 //! ```text
-//!   cli   capi   python        testkit
+//!   cli
+//!   bench
+//!   command capi python        testkit
 //!    |     |       |         (dev only; it may use
 //!    +-----+---+---+          all below this line)
 //!   -----------|---------------------------------
@@ -33,7 +35,23 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("wholemem-comm", &["wholemem-os"]),
     ("wholemem", &["wholemem-hal", "wholemem-comm", "wholemem-os"]),
     ("wholemem-store", &["wholemem-hal", "wholemem-comm", "wholemem-os"]),
-    ("wholemem-cli", LIBRARIES),
+    ("wholemem-command", LIBRARIES),
+    (
+        "wholemem-bench",
+        &["wholemem-command", "wholemem", "wholemem-store", "wholemem-hal", "wholemem-comm", "wholemem-os"],
+    ),
+    (
+        "wholemem-cli",
+        &[
+            "wholemem-bench",
+            "wholemem-command",
+            "wholemem",
+            "wholemem-store",
+            "wholemem-hal",
+            "wholemem-comm",
+            "wholemem-os",
+        ],
+    ),
     ("wholemem-capi", LIBRARIES),
     ("wholemem-python", LIBRARIES),
     (TESTKIT, &["wholemem", "wholemem-store", "wholemem-hal", "wholemem-comm", "wholemem-os", FAKE_CUDA]),

@@ -46,6 +46,7 @@ mod plots;
 mod python;
 mod release;
 mod report;
+mod shipped;
 mod signals;
 mod site;
 mod source_rules;

@@ -11,7 +11,7 @@ use crate::toolchain::Skip;
 use crate::tree::Tree;
 use crate::{
     abi, bindings, cargo, crate_graph, headers, kernels, leftovers, licences, miri, package, plots, python,
-    site, source_rules, tree,
+    shipped, site, source_rules, tree,
 };
 
 /// One check. The order of the variants is the order of a run, and their sentences are what `--list` prints.
@@ -29,7 +29,7 @@ pub(crate) enum Step {
     Generated,
     /// The headers for users' kernels compile on the host and find what a plain loop finds
     Headers,
-    /// Clippy has nothing to say
+    /// Clippy has nothing to say, neither of the tests nor of what ships
     Clippy,
     /// Every test of every target passes
     Tests,
@@ -39,6 +39,8 @@ pub(crate) enum Step {
     Rustdoc,
     /// The published crates build from their tarballs, and the programs of READMEs build and run with these alone
     Package,
+    /// The program and the Python package, as they ship, contain no test hooks
+    Shipped,
     /// The Python package has its types right, builds, and passes its tests and examples
     Python,
     /// The tests of the Python package that need torch pass, with none skipped for lack of it; with `--torch` only
@@ -81,6 +83,7 @@ impl Step {
             Self::Doctests => cargo::doctests(),
             Self::Rustdoc => cargo::rustdoc(),
             Self::Package => package::check(),
+            Self::Shipped => shipped::check(),
             Self::Python => python::check(),
             Self::Torch => python::torch(run.torch),
             Self::Docs => site::build().map(drop),
@@ -145,8 +148,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naming_no_step_selects_all_eighteen() {
-        assert_eq!(select(&[]).len(), 18);
+    fn naming_no_step_selects_all_nineteen() {
+        assert_eq!(select(&[]).len(), 19);
     }
 
     #[test]

@@ -4,13 +4,13 @@ use std::fmt::Write;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
+use wholemem_command::size::Rough;
+use wholemem_command::table::{Align, Table};
+use wholemem_command::terminal::{self, Colour, Tone};
 use wholemem_hal::doctor::{self, BackendFindings, DeviceFindings, Finding};
 use wholemem_hal::{BackendKind, Capability};
 
 use crate::cli::DoctorArgs;
-use crate::size::Rough;
-use crate::table::{Align, Table};
-use crate::terminal::{self, Colour, Tone};
 
 #[derive(Debug, Serialize)]
 struct Report {

@@ -5,13 +5,13 @@ use std::ops::ControlFlow;
 use anyhow::Result;
 use serde::Serialize;
 use wholemem::files::{Copied, FileError, SaveSpec, Source, Stored};
+use wholemem_command::progress::Progress;
+use wholemem_command::size::Rough;
+use wholemem_command::terminal;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::signal::Signals;
 
 use crate::cli::{TableArgs, TableCommand, TableSource};
-use crate::progress::Progress;
-use crate::size::Rough;
-use crate::terminal;
 
 /// What there is to say of a table.
 #[derive(Debug, Serialize)]

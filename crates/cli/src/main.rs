@@ -1,45 +1,35 @@
 //! The program `wholemem`: what this machine can do, a tour that checks itself, and benchmarks against the machine's
 //! own limits.
 //!
-//! | room | what it holds |
+//! | module | what it holds |
 //! |---|---|
 //! | [`cli`] | the command line: words, defaults, help |
 //! | [`doctor`] | what this machine can do, each thing tried |
 //! | [`demo`] | a tour in steps, each checked |
-//! | [`mod@bench`] | times, beside those of the raw calls |
 //! | [`files`] | tables of rows as files |
 //! | [`launch`] | a command as several ranks, and what a rank does in benches and the tour |
 //! | [`store`] | serving objects, and putting, getting and listing them |
-//! | [`peer`], [`peer_role`], [`link`] | this program started again as a second process, what it does, and the messages between the two |
-//! | [`backend`], [`memory`], [`size`] | what the commands share: opening a backend, room in memory, byte counts |
-//! | [`terminal`], [`table`], [`progress`], [`failure`] | what people see: data on stdout, the rest on stderr |
+//! | [`peer_role`] | what this program does as a second process |
+//!
+//! Two crates belong to it: `wholemem-command`, which the commands share, and `wholemem-bench`, the command `bench`.
 //!
 //! What it keeps true: data goes to stdout and nothing else does; `--json` prints one object in one line; a check that
 //! fails is a failing exit code; a second process never outlives the first, however that ends.
 
 #![forbid(unsafe_code)]
 
-mod backend;
-mod bench;
 mod cli;
 mod demo;
 mod doctor;
-mod failure;
 mod files;
 mod launch;
-mod link;
-mod memory;
-mod peer;
 mod peer_role;
-mod progress;
-mod size;
 mod store;
-mod table;
-mod terminal;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use wholemem_command::failure;
 
 use crate::cli::{Cli, Command};
 
@@ -48,7 +38,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Table(args) => files::run(&args),
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => wholemem_bench::run(&args),
         Command::Peer(args) => peer_role::serve(&args),
         Command::Rank(args) => launch::serve(&args),
         Command::Serve(args) => store::serve(&args),

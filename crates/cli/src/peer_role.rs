@@ -4,13 +4,14 @@ use std::io;
 use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
+use wholemem_command::backend;
+use wholemem_command::link::Link;
+use wholemem_command::peer::{PeerRole, is_closed};
 use wholemem_hal::Backend;
 use wholemem_os::pidfd;
 
-use crate::cli::{PeerArgs, PeerRole};
-use crate::link::Link;
-use crate::peer::is_closed;
-use crate::{backend, bench, demo};
+use crate::cli::PeerArgs;
+use crate::demo;
 
 /// Runs the second process until the first one closes the connection.
 pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
@@ -29,7 +30,7 @@ fn run(role: PeerRole, link: &Link, backend: &Backend) -> Result<()> {
     let device = backend.device(0)?;
     match role {
         PeerRole::Creator => demo::creator(link, &device),
-        PeerRole::Receiver => bench::receiver(link, &device),
-        PeerRole::Echo => bench::echo(link),
+        PeerRole::Receiver => wholemem_bench::receiver(link, &device),
+        PeerRole::Echo => wholemem_bench::echo(link),
     }
 }

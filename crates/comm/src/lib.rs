@@ -58,6 +58,8 @@
 //! });
 //! # Ok::<(), wholemem_comm::Error>(())
 //! ```
+//!
+//! The feature `test-hooks`, off by default, adds entry points for fuzzing. It is for this crate's own tests.
 
 #![forbid(unsafe_code)]
 
@@ -65,6 +67,7 @@ mod bootstrap;
 mod core;
 mod error;
 mod fault;
+#[cfg(feature = "test-hooks")]
 #[doc(hidden)]
 pub mod fuzz;
 mod handshake;

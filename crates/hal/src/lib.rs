@@ -122,7 +122,7 @@
 //! is tested on a laptop. A [`Suballocator`] divides an allocation among small users.
 //!
 //! ```text
-//!   doctor   limits   pattern    reports, raw calls for benchmarks, a fill pattern with a checksum
+//!   doctor   limits   pattern    reports; with the feature `bench`: raw calls, a fill pattern with a checksum
 //!      |        |        |
 //!   experiment  |        |       tries each capability with the safe types
 //!      |        |        |
@@ -144,6 +144,14 @@
 //! A module imports from those below it only; `suballocator` uses none of them. `cargo xtask test --only crate-graph`
 //! refuses import cycles.
 //!
+//! # Features
+//!
+//! None is on by default.
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `bench` | for benchmarks and tests: `limits`, the raw calls to measure against, and `pattern`, a fill pattern with a checksum |
+//!
 //! This crate does not find or watch other processes, and does not interpret the bytes. The crates above it do.
 
 #![allow(unsafe_code, reason = "this crate wraps the unsafe calls of drivers in safe ones")]
@@ -164,10 +172,10 @@ pub mod doctor;
 mod experiment;
 #[doc(hidden)]
 pub mod host;
-#[doc(hidden)]
+#[cfg(feature = "bench")]
 pub mod limits;
 mod memory;
-#[doc(hidden)]
+#[cfg(feature = "bench")]
 pub mod pattern;
 mod queue;
 #[doc(hidden)]

@@ -1,6 +1,6 @@
 //! A pattern that differs at every place, and a sum that sees every bit of it, on any device.
 //!
-//! It is how tests, the demo and benches fill memory and check it without moving it: the checksum of a filled range is
+//! It is how tests and benches fill memory and check it without moving it: the checksum of a filled range is
 //! known without looking at the range. The kernels are `kernels/memory.cu`, and the host functions here do the same.
 
 use wholemem_os::width::to_usize;

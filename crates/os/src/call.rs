@@ -5,7 +5,7 @@ use crate::{Errno, Error, Result};
 /// Runs one system call. `name` is what the error will say.
 #[inline]
 pub(crate) fn call<T>(name: &'static str, run: impl FnOnce() -> rustix::io::Result<T>) -> Result<T> {
-    #[cfg(feature = "fault")]
+    #[cfg(feature = "test-hooks")]
     crate::fault::pass(name)?;
     run().map_err(|errno| Error::Call { call: name, errno })
 }

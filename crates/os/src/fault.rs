@@ -1,11 +1,11 @@
 //! Makes the nth system call of this thread fail, so that a test can walk every error path.
 //!
-//! Compiled in only with the feature `fault`, which the test kit turns on. The failing call is not made at all:
+//! Compiled in only with the feature `test-hooks`, which the test kit turns on. The failing call is not made at all:
 //! whatever was acquired before it has to be given back by the code under test. Calls that only give back
 //! (`close`) are never made to fail; Linux does not let them.
 //!
 //! ```
-//! # #[cfg(feature = "fault")] {
+//! # #[cfg(feature = "test-hooks")] {
 //! use wholemem_os::{fault, Errno, Error, Memfd};
 //!
 //! let armed = fault::arm(2, Errno::NOSPC);

@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(child.wait(), child::Status::Exited(0));
     }
 
-    #[cfg(feature = "fault")]
+    #[cfg(feature = "test-hooks")]
     #[test]
     fn a_watch_that_cannot_be_started_is_an_error_and_is_tried_again() {
         // In a child, whose own flag can be reset without disturbing other tests.

@@ -93,7 +93,7 @@ mod tests {
         assert!(soon.has_passed());
     }
 
-    #[cfg(feature = "fault")]
+    #[cfg(feature = "test-hooks")]
     #[test]
     fn an_interrupted_wait_ends_for_no_reason() {
         let armed = crate::fault::arm(1, Errno::INTR);

@@ -20,7 +20,7 @@
 //! | [`probe`] | which of all this the kernel really does, each thing tried |
 //!
 //! What it keeps true: every system call whose failure is an error goes through one function, which names it there
-//! and lets a test make the nth one fail ([`fault`]); every wait has a [`Deadline`]; every file descriptor is an
+//! and lets a test make the nth one fail (`fault`); every wait has a [`Deadline`]; every file descriptor is an
 //! `OwnedFd` and closes on exec. What it will not do: know about devices, ranks or objects. Those live above.
 //!
 //! ```
@@ -36,6 +36,8 @@
 //! assert_eq!(&seen, b"one memory");
 //! # Ok::<(), wholemem_os::Error>(())
 //! ```
+//!
+//! The feature `test-hooks`, off by default, adds `fault`, which makes the nth system call of a thread fail. It is for tests.
 
 #![allow(unsafe_code, reason = "this crate wraps the unsafe calls of Linux in safe ones")]
 
@@ -47,7 +49,7 @@ mod call;
 pub mod deadline;
 pub mod descriptors;
 mod error;
-#[cfg(feature = "fault")]
+#[cfg(feature = "test-hooks")]
 pub mod fault;
 pub mod fork;
 pub mod futex;

@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(expect(true, "node of a page"), Ok(()));
     }
 
-    #[cfg(feature = "fault")]
+    #[cfg(feature = "test-hooks")]
     #[test]
     fn whichever_call_fails_is_the_reason() {
         for (name, experiment) in EXPERIMENTS {

@@ -36,6 +36,8 @@
 //! assert_eq!(client.get("greeting")?.to_vec()?, b"hello");
 //! # Ok::<(), wholemem_store::Error>(())
 //! ```
+//!
+//! The feature `test-hooks`, off by default, adds entry points for fuzzing. It is for this crate's own tests.
 
 #![forbid(unsafe_code)]
 
@@ -43,6 +45,7 @@ mod cells;
 mod client;
 mod convert;
 mod error;
+#[cfg(feature = "test-hooks")]
 #[doc(hidden)]
 pub mod fuzz;
 mod id;

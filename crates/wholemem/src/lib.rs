@@ -146,6 +146,14 @@
 //!   dtype           Dtype, ReduceOp: element types, the table of their names and codes, and their arithmetic
 //! ```
 //!
+//! # Features
+//!
+//! None is on by default.
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `test-hooks` | for this crate's own tests: delays in collective calls, and broken synchronization rules that tests must notice |
+//!
 //! This crate does not move rows between nodes: the ranks of a group share memory, so they are on one node.
 
 #[allow(unreachable_pub, reason = "cbindgen exports what is `pub`")]
@@ -159,11 +167,13 @@ pub mod files;
 mod kernels;
 mod table;
 
+#[cfg(feature = "test-hooks")]
 #[doc(hidden)]
 pub use abi::Mutant;
 pub use abi::{
     CollectiveRequest, ElementRef, ElementsRequest, GlobalRef, IndexType, LaneRef, RowsRequest, WindowRef,
 };
+#[cfg(feature = "test-hooks")]
 #[doc(hidden)]
 pub use collective::Chaos;
 pub use collective::{

@@ -1,19 +1,18 @@
 //! The command line: its words, its defaults and its help. Nothing here does anything.
 
-mod bench;
-mod collective;
 mod store;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use wholemem::Dtype;
+use wholemem_bench::BenchArgs;
+use wholemem_command::backend::BackendChoice;
+use wholemem_command::peer::PeerRole;
+use wholemem_command::ranks::RankRole;
+use wholemem_command::size::ByteCount;
 
-use crate::size::ByteCount;
-
-pub(crate) use self::bench::*;
-pub(crate) use self::collective::*;
 pub(crate) use self::store::*;
 
 /// One memory over many GPUs, processes and threads.
@@ -161,24 +160,6 @@ pub(crate) struct RankArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RankRole {
-    /// Becomes the command
-    Run,
-    /// Is there, and nothing else
-    Idle,
-    /// Joins, and leaves
-    Join,
-    /// Joins, and waits for one of the others to be killed
-    Survive,
-    /// Joins, and waits to be killed
-    Doomed,
-    /// Joins, and moves rows of a table with the others
-    Rows,
-    /// Joins, and reduces, gathers, broadcasts and waits with the others
-    Collective,
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     /// Print one JSON object instead of tables
@@ -213,26 +194,6 @@ pub(crate) struct PeerArgs {
     /// Which machinery moves the bytes
     #[arg(long, value_enum)]
     pub(crate) backend: BackendChoice,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PeerRole {
-    /// Creates the memory of the tour
-    Creator,
-    /// Receives what `bench share` creates
-    Receiver,
-    /// Answers every packet by one byte
-    Echo,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BackendChoice {
-    /// CUDA where it works, otherwise the host
-    Auto,
-    /// Linux shared memory
-    Host,
-    /// GPU memory
-    Cuda,
 }
 
 #[cfg(test)]

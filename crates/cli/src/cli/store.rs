@@ -4,11 +4,10 @@ use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
+use wholemem_command::backend::BackendChoice;
+use wholemem_command::size::ByteCount;
 
 use wholemem_store::ObjectId;
-
-use super::BackendChoice;
-use crate::size::ByteCount;
 
 #[derive(Debug, Args)]
 pub(crate) struct SocketArgs {

@@ -13,16 +13,16 @@ mod store;
 
 use anyhow::Result;
 use serde::Serialize;
+use wholemem_command::backend;
+use wholemem_command::memory::{self, Shortage};
+use wholemem_command::size::Rough;
+use wholemem_command::terminal::{self, Colour, Tone};
 use wholemem_hal::Device;
 use wholemem_os::Size;
 
 use self::pattern::Pattern;
 use self::stage::{Stage, Step};
-use crate::backend;
 use crate::cli::DemoArgs;
-use crate::memory::{self, Shortage};
-use crate::size::Rough;
-use crate::terminal::{self, Colour, Tone};
 
 pub(crate) use self::sharing::creator;
 

@@ -1,10 +1,8 @@
 //! Bytes that depend on a seed and on where they are, so that a byte that is lost, moved or old is seen.
 
 use anyhow::{Result, bail};
-use wholemem_hal::{Mapping, Stream, pattern};
-use wholemem_os::Deadline;
-
-use crate::progress::Progress;
+use wholemem_command::progress::Progress;
+use wholemem_hal::{Mapping, Stream};
 
 const WORD: usize = size_of::<u64>();
 
@@ -41,13 +39,21 @@ impl Pattern {
     }
 
     fn word(self, index: u64) -> u64 {
-        pattern::word(self.seed, index)
+        let mut x = self.seed.wrapping_add(index).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
     }
 
-    /// Has the device fill all of a map with the bytes.
+    /// Writes the bytes to all of a map.
     pub(super) fn write(self, stream: &Stream, map: &Mapping) -> Result<()> {
-        pattern::Pattern::load(stream.device())?.fill(stream, &map.all(), self.seed)?;
-        Ok(stream.synchronize(Deadline::NEVER)?)
+        let mut bytes = vec![0; STEP];
+        for offset in (0..map.len()).step_by(STEP) {
+            let len = STEP.min(map.len() - offset);
+            self.make(offset, &mut bytes[..len]);
+            stream.write(&map.span(offset, len)?, &bytes[..len])?;
+        }
+        Ok(())
     }
 
     /// Compares every byte of a map with what it should be.

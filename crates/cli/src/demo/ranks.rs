@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use wholemem_bench::Doomed;
 
 use super::Setting;
 use super::stage::{Done, Stage};
-use crate::bench::Doomed;
 
 const RANKS: u32 = 4;
 const VICTIM: u32 = 2;

@@ -3,11 +3,11 @@
 //! Each holds a part of the table, gathers rows from everywhere, and scatters new ones; every byte is checked.
 
 use anyhow::Result;
+use wholemem_bench::Op;
+use wholemem_command::size::Rough;
 
 use super::Setting;
 use super::stage::{Done, Stage};
-use crate::bench::{self, Op};
-use crate::size::Rough;
 
 const RANKS: u32 = 4;
 
@@ -15,7 +15,7 @@ const RANKS: u32 = 4;
 pub(super) fn play(stage: &mut Stage, setting: &Setting) -> Result<()> {
     for (name, op) in [("gather", Op::Gather), ("scatter", Op::Scatter)] {
         stage.step(name, || {
-            let tour = bench::tour(op, &setting.device, RANKS, setting.len)?;
+            let tour = wholemem_bench::tour(op, &setting.device, RANKS, setting.len)?;
             let (table, rows) = (Rough(tour.table_bytes), tour.rows);
             let what = match op {
                 Op::Gather => format!(

@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
+use wholemem_command::link::Link;
+use wholemem_command::peer::Peer;
+use wholemem_command::peer::PeerRole;
+use wholemem_command::size::Rough;
 use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights};
 
 use super::stage::{Done, Stage};
 use super::{Pattern, Setting};
-use crate::cli::PeerRole;
-use crate::link::Link;
-use crate::peer::Peer;
-use crate::size::Rough;
 
 /// What the creator is asked to do.
 #[derive(Debug, Serialize, Deserialize)]

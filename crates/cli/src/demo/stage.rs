@@ -4,10 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-
-use crate::progress::Progress;
-use crate::table::{Align, Table};
-use crate::terminal::Tone;
+use wholemem_command::progress::Progress;
+use wholemem_command::table::{Align, Table};
+use wholemem_command::terminal::Tone;
 
 /// What a step did, once it has checked it.
 #[derive(Debug, Default)]
@@ -122,7 +121,7 @@ mod tests {
     use anyhow::anyhow;
 
     use super::*;
-    use crate::terminal::Colour;
+    use wholemem_command::terminal::Colour;
 
     #[test]
     fn a_step_that_fails_is_kept_as_failed_and_named_in_the_error() {

@@ -1,12 +1,12 @@
 //! The third chapter: a named object, whose server is killed with it in hand.
 
 use anyhow::{Result, ensure};
+use wholemem_command::own_store::OwnStore;
+use wholemem_command::size::Rough;
 use wholemem_os::Deadline;
 
 use super::Setting;
 use super::stage::{Done, Stage};
-use crate::size::Rough;
-use crate::store::OwnStore;
 
 /// More would show nothing more.
 const MOST: usize = 64 << 20;

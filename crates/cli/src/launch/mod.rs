@@ -28,6 +28,7 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, kill_process_group, setrlimit};
 use wholemem_comm::UniqueId;
+use wholemem_command::terminal::{self, Colour, Tone};
 use wholemem_os::PidFd;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::signal::Signals;
@@ -35,7 +36,6 @@ use wholemem_os::signal::Signals;
 use self::output::Output;
 use self::sink::Sink;
 use crate::cli::LaunchArgs;
-use crate::terminal::{self, Colour, Tone};
 
 pub(crate) use self::rank::serve;
 

@@ -11,10 +11,10 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use wholemem_comm::{Bootstrap, Error};
+use wholemem_command::ranks::RankRole;
 use wholemem_os::{pidfd, signal};
 
-use crate::bench;
-use crate::cli::{RankArgs, RankRole};
+use crate::cli::RankArgs;
 
 /// Plays the rank.
 pub(crate) fn serve(args: &RankArgs) -> Result<()> {
@@ -25,8 +25,8 @@ pub(crate) fn serve(args: &RankArgs) -> Result<()> {
         RankRole::Join => join(),
         RankRole::Survive => survive(),
         RankRole::Doomed => be_killed(args.resident),
-        RankRole::Rows => bench::rows_rank(&args.plan),
-        RankRole::Collective => bench::collective_rank(&args.plan),
+        RankRole::Rows => wholemem_bench::rows_rank(&args.plan),
+        RankRole::Collective => wholemem_bench::collective_rank(&args.plan),
     }
 }
 

@@ -2,14 +2,14 @@
 
 use anyhow::Result;
 use serde::Serialize;
+use wholemem_command::size::Rough;
+use wholemem_command::table::{Align, Table};
+use wholemem_command::terminal::{self, Colour, Tone};
 use wholemem_os::Deadline;
 use wholemem_os::width::to_usize;
 use wholemem_store::{Entry, Error, Event, EventKind};
 
 use crate::cli::{ListArgs, RemoveArgs, StatArgs, WatchArgs};
-use crate::size::Rough;
-use crate::table::{Align, Table};
-use crate::terminal::{self, Colour, Tone};
 
 /// An object, for programs.
 #[derive(Debug, Serialize)]

@@ -5,11 +5,9 @@
 //! | [`serve`](mod@serve) | the daemon: a keeper, and the server it starts |
 //! | [`transfer`] | files into objects and back |
 //! | [`tensors`] | .npy and .safetensors files: what is in them, and where |
-//! | [`own`] | a store for benches and the tour, gone with them |
 //! | [`inspect`] | what is in a store, and what happens to it |
 
 mod inspect;
-mod own;
 mod serve;
 mod tensors;
 mod transfer;
@@ -20,7 +18,6 @@ use wholemem_store::Client;
 use crate::cli::SocketArgs;
 
 pub(crate) use inspect::{list, remove, stat, watch};
-pub(crate) use own::OwnStore;
 pub(crate) use serve::serve;
 pub(crate) use transfer::{get, put};
 

@@ -5,11 +5,12 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::Result;
+use wholemem_command::backend::BackendChoice;
+use wholemem_command::terminal;
 use wholemem_hal::{Backend, BackendKind};
 use wholemem_store::{Role, Serve};
 
-use crate::cli::{BackendChoice, ServeArgs, ServeRole};
-use crate::terminal;
+use crate::cli::{ServeArgs, ServeRole};
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     let mut serve = Serve::at(wholemem_store::socket(args.listen.as_deref())?);

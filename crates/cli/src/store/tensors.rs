@@ -5,8 +5,7 @@ use serde_json::{Value, json};
 use wholemem::Dtype;
 use wholemem::files::npy;
 use wholemem::files::safetensors::Entry;
-
-use crate::terminal;
+use wholemem_command::terminal;
 
 /// How the description of an object begins that was a .npy file.
 const NPY: &str = "npy ";

@@ -7,6 +7,9 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 use wholemem::files::{npy, safetensors};
+use wholemem_command::progress::Progress;
+use wholemem_command::size::Rough;
+use wholemem_command::terminal;
 use wholemem_os::SharedSlice;
 use wholemem_os::pidfd::Signal;
 use wholemem_os::replace::Replacement;
@@ -15,9 +18,6 @@ use wholemem_store::{Client, Entry, Error, Object, Pack, Sealed};
 
 use super::tensors;
 use crate::cli::{GetArgs, PutArgs};
-use crate::progress::Progress;
-use crate::size::Rough;
-use crate::terminal;
 
 /// How much is copied at a time.
 const STEP: usize = 1 << 20;

@@ -7,7 +7,7 @@
 //! | [`gpus`] | the GPUs of this process, and their contexts |
 //! | [`memory`], [`queue`] | the two raw traits |
 //! | [`parked`] | pinned memory that is kept, since freeing it waits |
-//! | [`limits`] | the same calls without anything around them, for benchmarks |
+//! | `limits` | the same calls without anything around them, for benchmarks; with the feature `bench` |
 //!
 //! What it keeps true: nothing calls the driver before a backend is opened; a missing library, a missing function or an
 //! unknown answer is an error with a reason, never a panic; the caller's current context is what it was when a call
@@ -17,6 +17,7 @@
 mod code;
 mod driver;
 mod gpus;
+#[cfg(feature = "bench")]
 pub(crate) mod limits;
 mod memory;
 mod parked;

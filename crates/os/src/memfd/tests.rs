@@ -101,7 +101,7 @@ fn a_fresh_file_cannot_be_made_executable_where_the_kernel_can_seal_that() {
     assert_eq!(executable, if sealed { Err(Errno::PERM) } else { Ok(()) });
 }
 
-#[cfg(feature = "fault")]
+#[cfg(feature = "test-hooks")]
 #[test]
 fn a_kernel_that_does_not_know_the_seal_against_execution_is_asked_without_it() {
     // In a child, since the answer is remembered.
@@ -115,7 +115,7 @@ fn a_kernel_that_does_not_know_the_seal_against_execution_is_asked_without_it() 
     assert_eq!(child.wait(), crate::fork::child::Status::Exited(0));
 }
 
-#[cfg(feature = "fault")]
+#[cfg(feature = "test-hooks")]
 #[test]
 fn memory_whose_filling_is_interrupted_is_filled_in_steps_all_the_same() {
     for len in [LEN, STEP_AFTER_INTERRUPT, STEP_AFTER_INTERRUPT + LEN] {
@@ -154,7 +154,7 @@ fn a_file_bound_to_a_node_is_as_long_and_sealed_as_any() {
     assert!(again.is_writable());
 }
 
-#[cfg(feature = "fault")]
+#[cfg(feature = "test-hooks")]
 #[test]
 fn memory_is_placed_before_it_is_filled_and_made_private_before_anybody_sees_it() {
     let calls = (1..).map_while(|nth| {

@@ -550,7 +550,7 @@ mod tests {
         assert_eq!(pid_of(&peer), child.id().to_string());
     }
 
-    #[cfg(feature = "fault")]
+    #[cfg(feature = "test-hooks")]
     #[test]
     fn whichever_call_fails_its_error_comes_back_and_nothing_stays_open() {
         for nth in 1.. {

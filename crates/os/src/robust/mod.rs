@@ -527,7 +527,7 @@ mod tests {
         });
     }
 
-    #[cfg(feature = "fault")]
+    #[cfg(feature = "test-hooks")]
     #[test]
     fn whichever_call_fails_a_lock_is_not_made() {
         let memory: Arc<[std::sync::atomic::AtomicU64; 8]> = Arc::default();

@@ -77,6 +77,12 @@ mod fair_queue;
 mod io;
 mod machine;
 
-pub(crate) use budget::{Budget, Limits};
 pub(crate) use io::run;
-pub(crate) use machine::{Input, Now, Output, PinPosition, Server, ServerMemory, Settings, Survivors, Terms};
+pub(crate) use machine::{Settings, Terms};
+
+/// What the entry points for fuzzing call.
+#[cfg(feature = "test-hooks")]
+pub(crate) use {
+    budget::{Budget, Limits},
+    machine::{Input, Now, Output, PinPosition, Server, ServerMemory, Survivors},
+};

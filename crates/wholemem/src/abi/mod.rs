@@ -35,6 +35,10 @@ mod element_ref;
 mod global_ref;
 mod lane_layout;
 mod lane_ref;
+#[cfg_attr(
+    not(feature = "test-hooks"),
+    allow(dead_code, reason = "debug words and mutants, which kernels for tests know")
+)]
 mod lane_words;
 mod row_tiles;
 mod rows_request;
@@ -49,8 +53,11 @@ pub use global_ref::GlobalRef;
 pub(crate) use lane_layout::{LaneLayout, slot_at};
 pub use lane_ref::LaneRef;
 pub(crate) use lane_ref::{MAX_BLOCKS, PHASE_BITS, SIGNAL_STRIDE};
+#[cfg(feature = "test-hooks")]
 pub use lane_words::Mutant;
-pub(crate) use lane_words::{Cause, ControlWord, DEBUG_POINTS, DebugWord, ReportWord};
+pub(crate) use lane_words::{Cause, ControlWord, ReportWord};
+#[cfg(feature = "test-hooks")]
+pub(crate) use lane_words::{DEBUG_POINTS, DebugWord};
 pub(crate) use row_tiles::{
     ADD_TURNS, CONVERT_TURNS_1, CONVERT_TURNS_4, ROW_THREADS, ROW_TURNS_1, ROW_TURNS_4, ROW_TURNS_8,
     ROW_TURNS_16, RowTiles, STAGE_LEN, STAGE_PARTS, STAGE_TURNS, WARP,

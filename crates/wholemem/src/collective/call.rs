@@ -1,7 +1,6 @@
 //! The collective calls of a lane: checks the arguments, plans the call and launches it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use wholemem_comm::{Error as CommError, Rank};
 use wholemem_hal::{Attempt, Rights, Span, Stream};
@@ -10,7 +9,7 @@ use super::kernel::Collective;
 use super::tuning::{Algorithm, Shape, blocks, choose};
 use super::window::Window;
 use super::{Buffer, Lane};
-use crate::{CollectiveRequest, Dtype, Error, LaneRef, ReduceOp, Result, WindowRef};
+use crate::{CollectiveRequest, Dtype, Error, ReduceOp, Result, WindowRef};
 use wholemem_os::width::to_usize;
 
 /// The most pieces of a staged call: a phase has 16 bits, and two-shot has two phases for each piece. On GPUs half of that suffices:
@@ -197,11 +196,6 @@ impl Lane {
             self.group.bootstrap().abort();
         }
         outcome
-    }
-
-    /// The current description of this lane for kernels.
-    fn current(&self) -> LaneRef {
-        LaneRef { debug: self.debug.load(Ordering::Acquire), ..self.reference }
     }
 
     /// Checks that a buffer has `len` bytes, on this rank and, in a window, on all ranks.

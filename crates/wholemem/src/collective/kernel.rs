@@ -6,6 +6,8 @@ use wholemem_hal::{Args, Device, Function, KernelImage, LaunchShape, Module, Spa
 
 use wholemem_os::Deadline;
 
+use super::hooks;
+use super::spec::SymmetricSpec;
 use super::tuning::Algorithm;
 use crate::abi::COLLECTIVE_THREADS;
 use crate::{CollectiveRequest, Result, cpu};
@@ -45,11 +47,10 @@ struct Kernel {
 }
 
 impl Kernels {
-    /// Loads the kernels, or others of the same names: before anything waits, since drivers wait here for what runs.
-    pub(super) fn load(device: &Device, others: Option<&'static str>) -> Result<Self> {
+    /// Loads the kernels: before anything waits, since drivers wait here for what runs.
+    pub(super) fn load(device: &Device, spec: &SymmetricSpec) -> Result<Self> {
         let wait = device.info().compute >= 90;
-        let usual = if wait { COLLECTIVE_90 } else { COLLECTIVE };
-        let image = KernelImage { ptx: others.or(usual.ptx), ..usual };
+        let image = hooks::image(spec, if wait { COLLECTIVE_90 } else { COLLECTIVE });
         // SAFETY: the functions of the image take a `CollectiveRequest`. `launch`, their only caller, passes one.
         let module = unsafe { Module::load(device, &image) }?;
         let kernel = |name| {

@@ -1,6 +1,5 @@
 //! A lane: one sequence of collective calls, with its memory on all ranks and its report.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,25 +8,23 @@ use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Span, Stream};
 use wholemem_os::futex;
 use zerocopy::IntoBytes;
 
+use super::hooks;
+#[cfg(feature = "test-hooks")]
+use super::hooks::LaneHooks;
 use super::kernel::Kernels;
 use super::report::Report;
 use super::space::Pieces;
 use super::tuning::{Limits, Tuning};
 use super::window::Dropped;
-use crate::abi::{
-    CollectiveRequest, ControlWord, DEBUG_POINTS, DebugWord, LaneLayout, LaneRef, MAX_BLOCKS, PHASE_BITS,
-    SIGNAL_STRIDE, slot_at,
-};
+use crate::abi::{CollectiveRequest, ControlWord, LaneLayout, LaneRef, MAX_BLOCKS, SIGNAL_STRIDE};
 use crate::{Communicator, Result, cpu};
 use wholemem_os::width::to_usize;
 
-/// The length of a lane's private memory: its control and debug words.
-pub(super) const PRIVATE_LEN: usize = CONTROL_LEN + DEBUG_LEN;
-const CONTROL_LEN: usize = 4 << 10;
-const DEBUG_LEN: usize = 12 << 10;
+/// The length of a lane's private memory: its control words, and with test hooks its debug words.
+pub(super) const PRIVATE_LEN: usize = CONTROL_LEN + hooks::DEBUG_LEN;
+pub(super) const CONTROL_LEN: usize = 4 << 10;
 
 const _: () = assert!(8 * (ControlWord::Sequence as u32 + MAX_BLOCKS) as usize <= CONTROL_LEN);
-const _: () = assert!(8 * (DebugWord::Delays as u32 + DEBUG_POINTS * MAX_BLOCKS) as usize <= DEBUG_LEN);
 
 /// One sequence of collective calls: they run one after the other, on any streams. Calls that should overlap need lanes of their
 /// own.
@@ -48,11 +45,8 @@ pub struct Lane {
     pub(super) operand: Span,
     /// Identifies the windows of this group.
     pub(super) dropped: Dropped,
-    /// The address of the debug words; zero outside tests.
-    pub(super) debug: AtomicU64,
-    private: Span,
-    /// Every rank's memory of all lanes, with the offset of this lane.
-    memory: Vec<(Span, usize)>,
+    #[cfg(feature = "test-hooks")]
+    pub(super) hooks: LaneHooks,
     /// The stream of the last call.
     last: Mutex<Option<Stream>>,
     _watch: Watch,
@@ -115,10 +109,9 @@ impl Lane {
         let request = CollectiveRequest::without_data(reference);
         kernels.warm_up(&stream, &request, &operand)?;
         stream.write(&private.part(0, CONTROL_LEN)?, control.as_bytes())?;
-        stream.write(&private.part(CONTROL_LEN, DEBUG_LEN)?, &vec![0; DEBUG_LEN])?;
-        let memory = maps.iter().map(|map| (map.all(), offset)).collect();
+        #[cfg(feature = "test-hooks")]
+        let hooks = LaneHooks::create(&stream, private, &maps, offset)?;
         let watch = watch(&group, report.clone(), maps, offset);
-        let (last, debug) = (Mutex::default(), AtomicU64::new(0));
         Ok(Self {
             group,
             kernels,
@@ -129,10 +122,9 @@ impl Lane {
             report,
             operand,
             dropped,
-            debug,
-            private,
-            memory,
-            last,
+            #[cfg(feature = "test-hooks")]
+            hooks,
+            last: Mutex::default(),
             _watch: watch,
         })
     }
@@ -169,49 +161,6 @@ impl Lane {
             *last = Some(stream.clone());
         }
         enqueue()
-    }
-
-    /// Overwrites the call counters and the debug words, while no call is in flight.
-    pub(super) fn preset(&self, counter: Option<u64>, debug: &[u8]) -> Result<()> {
-        let stream = self.group.device().stream()?;
-        if let Some(counter) = counter {
-            let counters = counter.to_ne_bytes().repeat(MAX_BLOCKS as usize);
-            stream
-                .write(&self.private.part(ControlWord::Sequence as usize * 8, counters.len())?, &counters)?;
-            self.forge(&stream, counter.wrapping_sub(1) << PHASE_BITS)?;
-        }
-        if !debug.is_empty() {
-            stream.write(&self.private.part(CONTROL_LEN, debug.len())?, debug)?;
-        }
-        Ok(())
-    }
-
-    /// Sets the progress of this rank that other ranks see. CPU ranks use the signals of the first block only, and those before
-    /// their own packets.
-    fn forge(&self, stream: &Stream, flag: u64) -> Result<()> {
-        let LaneRef { rank, ranks, .. } = self.reference;
-        let on_host = stream.runs_inline();
-        let blocks = if on_host { 1 } else { u64::from(MAX_BLOCKS) };
-        let set = |(memory, offset): &(Span, usize), at: u64| {
-            let at = offset + to_usize(at);
-            Ok::<_, crate::Error>(stream.write(&memory.part(at, 8)?, &flag.to_ne_bytes())?)
-        };
-        for memory in &self.memory {
-            for block in 0..blocks {
-                set(memory, (block * u64::from(ranks) + u64::from(rank)) * SIGNAL_STRIDE)?;
-            }
-        }
-        if on_host {
-            for parity in 0..2 {
-                set(&self.memory[rank as usize], slot_at(&self.reference, rank, parity))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The address of the debug words.
-    pub(super) fn debug_address(&self) -> u64 {
-        self.private.address() + CONTROL_LEN as u64
     }
 
     fn last(&self) -> MutexGuard<'_, Option<Stream>> {

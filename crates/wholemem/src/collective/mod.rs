@@ -13,7 +13,7 @@
 //! ranks, and ends.
 
 mod call;
-mod debug;
+mod hooks;
 mod kernel;
 mod lane;
 mod report;
@@ -25,7 +25,8 @@ mod window;
 mod window_part;
 mod window_table;
 
-pub use debug::Chaos;
+#[cfg(feature = "test-hooks")]
+pub use hooks::Chaos;
 pub use lane::Lane;
 pub use spec::SymmetricSpec;
 pub use symmetric_memory::SymmetricMemory;

@@ -37,6 +37,7 @@ pub struct SymmetricSpec {
     /// Thresholds for the choice of the algorithm; the measured ones if not given.
     pub tuning: Option<Tuning>,
     /// PTX of kernels with fault injection for tests, for devices from compute capability 9.0 on.
+    #[cfg(feature = "test-hooks")]
     #[doc(hidden)]
     pub kernels: Option<&'static str>,
 }
@@ -50,6 +51,7 @@ impl Default for SymmetricSpec {
             packets_len: 0,
             timeout: Duration::from_secs(60),
             tuning: None,
+            #[cfg(feature = "test-hooks")]
             kernels: None,
         }
     }

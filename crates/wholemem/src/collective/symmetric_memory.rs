@@ -66,7 +66,7 @@ impl SymmetricMemory {
         if let Some((rank, _)) = (0..).map(Rank).zip(&others).find(|(_, other)| **other != others[0]) {
             return Err(Error::Differs { rank });
         }
-        let kernels = Arc::new(agree(comm, Kernels::load(group.device(), spec.kernels))?);
+        let kernels = Arc::new(agree(comm, Kernels::load(group.device(), &spec))?);
         let (blocks, near) = resident(group, &kernels, spec.lanes.max(1))?;
         let (staging, packets) = match kind {
             BackendKind::Host if group.size() <= 2 => (STAGING_OF_TWO, PACKETS_ON_HOSTS),

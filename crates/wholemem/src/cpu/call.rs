@@ -11,6 +11,8 @@
 //! for waiters. At least one of them sees the other (Dekker). The fence of the signaller waits until its store is visible, so it
 //! is executed late: after all other ranks have arrived, or before this rank yields.
 
+mod hooks;
+
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -19,11 +21,10 @@ use wholemem_comm::Rank;
 use wholemem_os::{Deadline, futex, interrupt};
 
 use super::call_lock::CallLock;
-use crate::abi::{
-    Cause, ControlWord, DEBUG_POINTS, DebugWord, LaneRef, MAX_BLOCKS, Mutant, PHASE_BITS, ReportWord,
-    SIGNAL_STRIDE, slot_at,
-};
+use crate::abi::{Cause, ControlWord, LaneRef, PHASE_BITS, ReportWord, SIGNAL_STRIDE, slot_at};
 use wholemem_os::width::to_usize;
+
+pub(super) use hooks::Rule;
 
 /// How often a rank polls before it yields, if each rank has a core, and if ranks share cores: then the rank that it waits
 /// for may need this core.
@@ -35,9 +36,6 @@ const YIELDS: u32 = 50;
 
 /// The longest single sleep. An aborting rank wakes all sleeping ranks, but misses one that is about to sleep.
 const WAIT_SLICE: Duration = Duration::from_millis(50);
-
-/// Shorter delays are polled: a sleep would take ten times as long.
-const SHORT: Duration = Duration::from_micros(20);
 
 /// How often ranks poll before they yield.
 pub(crate) fn spins(share_cores: bool) -> u64 {
@@ -64,8 +62,6 @@ pub(super) struct CollectiveCall<'a> {
     signals: Signals,
     /// The number of the call.
     number: u64,
-    /// The bits of a mutant, or zero.
-    mutant: u64,
     /// When this rank first computed its deadline.
     began: Option<Instant>,
     _lock: CallLock<'a>,
@@ -75,8 +71,8 @@ impl<'a> CollectiveCall<'a> {
     /// Begins the next call of a lane, after the calls of other threads of this rank. Fails if a call of the lane has failed.
     ///
     /// # Safety
-    /// The lane's memory on all ranks, its control words, its report and, if `debug` is not zero, its debug words are mapped for
-    /// `'a`, aligned to words, and accessed as atomics only.
+    /// The lane's memory on all ranks, its control words, its report and, with the feature `test-hooks` and if `debug` is not
+    /// zero, its debug words are mapped for `'a`, aligned to words, and accessed as atomics only.
     pub(super) unsafe fn begin(lane: &'a LaneRef, signals: Signals) -> Result<Self, Aborted> {
         // SAFETY: the caller guarantees that the control words are mapped for `'a`, aligned and accessed as atomics only.
         let control = |word: ControlWord| unsafe { word_at(word_address(lane.control, word as u32)) };
@@ -91,10 +87,7 @@ impl<'a> CollectiveCall<'a> {
             return Err(Aborted);
         }
         let number = control(ControlWord::Sequence).load(Ordering::Relaxed);
-        let mut call = Self { lane, signals, number, mutant: 0, began: None, _lock: lock };
-        if lane.debug != 0 {
-            call.mutant = call.debug(DebugWord::Mutant as u32);
-        }
+        let call = Self { lane, signals, number, began: None, _lock: lock };
         call.pause(0);
         // If the group has failed, the other ranks may not arrive.
         match call.report(ReportWord::Abort).load(Ordering::Acquire) {
@@ -105,12 +98,7 @@ impl<'a> CollectiveCall<'a> {
 
     /// Which of two buffers the `piece`th piece of this call uses.
     pub(super) fn parity(&self, piece: u64) -> u64 {
-        if self.breaks(Mutant::OneBuffer) { 0 } else { (self.number + piece) & 1 }
-    }
-
-    /// Whether a test asks this rank to break a rule.
-    pub(super) fn breaks(&self, mutant: Mutant) -> bool {
-        self.mutant & u64::from(mutant as u32) != 0
+        if self.keeps(Rule::AlternateBuffers) { (self.number + piece) & 1 } else { 0 }
     }
 
     /// The progress of a rank that has announced a phase of this call.
@@ -153,14 +141,14 @@ impl<'a> CollectiveCall<'a> {
         Ok(())
     }
 
-    /// A barrier, unless a test asks this rank to break the rule `mutant`.
-    pub(super) fn sync(&mut self, phase: u64, mutant: Mutant) -> Result<(), Aborted> {
+    /// A barrier: announces a phase, and waits until all ranks have reached it. `rule` names the barrier for tests.
+    pub(super) fn sync(&mut self, phase: u64, rule: Rule) -> Result<(), Aborted> {
         self.announce(phase);
-        if self.breaks(mutant) {
-            self.wake_waiters(phase);
-            return Ok(());
+        if self.keeps(rule) {
+            return self.await_all(phase);
         }
-        self.await_all(phase)
+        self.wake_waiters(phase);
+        Ok(())
     }
 
     /// Waits until a rank has reached a phase.
@@ -285,31 +273,6 @@ impl<'a> CollectiveCall<'a> {
         self.control(ControlWord::Sequence).store(self.number.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Delays this rank at a point of a call if a test asks for it.
-    pub(super) fn pause(&self, point: u64) {
-        if self.lane.debug != 0 {
-            self.pause_for_test(point);
-        }
-    }
-
-    #[cold]
-    fn pause_for_test(&self, point: u64) {
-        let (seed, most) = (self.debug(DebugWord::Seed as u32), self.debug(DebugWord::MaxDelay as u32));
-        let last = DEBUG_POINTS - 1;
-        let place = u32::try_from(point.min(last.into())).expect("no larger than the last point");
-        let fixed = self.debug(DebugWord::Delays as u32 + place * MAX_BLOCKS);
-        let random =
-            if most == 0 { 0 } else { scramble(seed ^ scramble(self.number << 3 | point)) % (most + 1) };
-        let delay = Duration::from_nanos(fixed + random);
-        if delay > SHORT {
-            std::thread::sleep(delay);
-        }
-        let start = Instant::now();
-        while delay <= SHORT && start.elapsed() < delay {
-            std::thread::yield_now();
-        }
-    }
-
     /// A word of the lane's memory, control, report or debug words.
     fn word(&self, address: u64) -> &'a AtomicU64 {
         // SAFETY: the caller of `begin` guarantees that all of these words are mapped for `'a`, aligned and accessed as atomics
@@ -346,10 +309,6 @@ impl<'a> CollectiveCall<'a> {
     /// The word with the bit of a missing rank.
     fn missing(&self, rank: u32) -> &'a AtomicU64 {
         self.word(word_address(self.lane.report, ReportWord::Missing as u32 + rank / 64))
-    }
-
-    fn debug(&self, word: u32) -> u64 {
-        self.word(word_address(self.lane.debug, word)).load(Ordering::Relaxed)
     }
 }
 
@@ -393,13 +352,6 @@ fn wait_end(deadline: Deadline) -> Deadline {
 fn wake(word: &AtomicU64) {
     // It fails only if the memory is unmapped, and then no rank sleeps on it.
     let _ = futex::wake_all(lower_half(word));
-}
-
-/// A hash of a number, for random delays.
-fn scramble(number: u64) -> u64 {
-    let mixed = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ mixed >> 31
 }
 
 #[cfg(test)]

@@ -13,11 +13,11 @@ use std::ops::Range;
 
 use wholemem_hal::HostFunction;
 
-use super::call::{Aborted, CollectiveCall, Signals};
+use super::call::{Aborted, CollectiveCall, Rule, Signals};
 use super::combine::{Stores, combine};
 use super::copy::machine;
 use super::row_lookup::pointer;
-use crate::abi::{CollectiveRequest, Mutant, WindowRef};
+use crate::abi::{CollectiveRequest, WindowRef};
 use wholemem_os::width::to_usize;
 
 /// What is longer than this goes past the caches.
@@ -93,7 +93,7 @@ struct Piece {
 // The precondition of every `unsafe fn` here: the addresses of the request are valid, for the lengths that it gives.
 impl RankCall<'_> {
     unsafe fn barrier(&mut self) -> Result<(), Aborted> {
-        self.call.sync(1, Mutant::NoFirstBarrier)
+        self.call.sync(1, Rule::FirstBarrier)
     }
 
     unsafe fn reduce_packets(&mut self) -> Result<(), Aborted> {
@@ -134,7 +134,7 @@ impl RankCall<'_> {
         }
         self.call.announce(1);
         self.call.pause(1);
-        if self.call.breaks(Mutant::AnyFlag) { Ok(()) } else { self.call.await_all(1) }
+        if self.call.keeps(Rule::CheckFlag) { self.call.await_all(1) } else { Ok(()) }
     }
 
     unsafe fn reduce_one_shot(&mut self) -> Result<(), Aborted> {
@@ -146,7 +146,7 @@ impl RankCall<'_> {
                 unsafe { own.combine(|rank| own.found(rank, piece), &to, piece.len, Stores::Cached) };
             });
         }
-        self.call.sync(1, Mutant::NoFirstBarrier)?;
+        self.call.sync(1, Rule::FirstBarrier)?;
         // SAFETY: every rank's part of the window has as many elements as the call.
         unsafe {
             self.combine(
@@ -156,13 +156,13 @@ impl RankCall<'_> {
                 self.stores(),
             );
         }
-        self.call.sync(2, Mutant::NoSecondBarrier)
+        self.call.sync(2, Rule::SecondBarrier)
     }
 
     unsafe fn reduce_two_shot(&mut self) -> Result<(), Aborted> {
         let CollectiveRequest { inputs, outputs, output, .. } = *self.request;
         if !inputs.is_none() && !outputs.is_none() {
-            self.call.sync(1, Mutant::NoFirstBarrier)?;
+            self.call.sync(1, Rule::FirstBarrier)?;
             let slice = self.slice(self.own(), self.len());
             let from = |rank| address(&inputs, rank) + slice.start;
             let to = |rank| address(&outputs, rank) + slice.start;
@@ -170,7 +170,7 @@ impl RankCall<'_> {
             // SAFETY: every rank's parts of the windows have as many elements as the call; where both are one, nobody but this
             // rank reads or writes this slice of it.
             unsafe { self.combine(from, &to, slice.end - slice.start, self.stores()) };
-            return self.call.sync(2, Mutant::NoSecondBarrier);
+            return self.call.sync(2, Rule::SecondBarrier);
         }
         for piece in self.pieces() {
             if inputs.is_none() {
@@ -179,7 +179,7 @@ impl RankCall<'_> {
                     unsafe { self.stage(piece, self.slice(rank, piece.len)) };
                 }
             }
-            self.call.sync(2 * piece.number + 1, Mutant::NoFirstBarrier)?;
+            self.call.sync(2 * piece.number + 1, Rule::FirstBarrier)?;
             let slice = self.slice(self.own(), piece.len);
             let at = slice.start;
             let from = |rank| self.found(rank, piece) + at;
@@ -192,7 +192,7 @@ impl RankCall<'_> {
             };
             // SAFETY: every rank has as many elements there; nobody else reads or writes this slice of what is stored to.
             unsafe { self.combine(from, &to, slice.end - at, Stores::Cached) };
-            self.call.sync(2 * piece.number + 2, Mutant::NoSecondBarrier)?;
+            self.call.sync(2 * piece.number + 2, Rule::SecondBarrier)?;
             if outputs.is_none() {
                 for rank in self.call.others() {
                     let slice = self.slice(rank, piece.len);
@@ -221,12 +221,12 @@ impl RankCall<'_> {
                 }
             });
         }
-        self.call.sync(1, Mutant::NoFirstBarrier)?;
+        self.call.sync(1, Rule::FirstBarrier)?;
         for rank in self.call.others() {
             // SAFETY: every rank's part of the window has `len` bytes; the output has `len` bytes for every rank.
             unsafe { copy(address(&inputs, rank), to(rank, 0), len) };
         }
-        self.call.sync(2, Mutant::NoSecondBarrier)
+        self.call.sync(2, Rule::SecondBarrier)
     }
 
     unsafe fn copy_root(&mut self) -> Result<(), Aborted> {
@@ -244,12 +244,12 @@ impl RankCall<'_> {
                 }
             });
         }
-        self.call.sync(1, Mutant::NoFirstBarrier)?;
+        self.call.sync(1, Rule::FirstBarrier)?;
         if !is_root {
             // SAFETY: the root's part of the window has as many bytes.
             unsafe { copy(address(&inputs, root), output, self.len()) };
         }
-        self.call.sync(2, Mutant::NoSecondBarrier)
+        self.call.sync(2, Rule::SecondBarrier)
     }
 
     /// Puts piece after piece of the input where the others find it, and uses theirs when all have.
@@ -260,13 +260,13 @@ impl RankCall<'_> {
                 // SAFETY: nobody reads this buffer: all have finished the piece before the last.
                 unsafe { self.stage(piece, 0..piece.len) };
             }
-            self.call.sync(piece.number + 1, Mutant::NoFirstBarrier)?;
+            self.call.sync(piece.number + 1, Rule::FirstBarrier)?;
             use_it(self, piece);
             count += 1;
         }
         if count > 1 {
             // The next call begins with either buffer.
-            self.call.sync(count + 1, Mutant::NoLastBarrier)?;
+            self.call.sync(count + 1, Rule::LastBarrier)?;
         }
         Ok(())
     }

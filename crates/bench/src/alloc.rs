@@ -1,0 +1,144 @@
+//! `wholemem bench alloc`: memory created and mapped.
+
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use wholemem_hal::limits::{Failure, Raw};
+use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights, Stream};
+
+use super::comparison::Comparison;
+use super::sample::Side;
+use super::sample::Timed;
+
+/// Creates memory and maps it.
+#[derive(Debug)]
+pub(super) struct Alloc {
+    device: Device,
+    stream: Stream,
+    raw: Raw,
+    /// Written and read back; another each time.
+    stamp: u64,
+}
+
+impl Alloc {
+    pub(super) fn new(device: Device) -> Result<Self> {
+        let (stream, raw) = (device.stream()?, Raw::of(&device).map_err(raw_failed)?);
+        Ok(Self { device, stream, raw, stamp: 0 })
+    }
+
+    fn ours(&mut self, len: usize) -> Result<Timed> {
+        let start = Instant::now();
+        let memory = self.device.allocate(len)?;
+        let map = memory.map(Rights::ReadWrite)?;
+        let took = start.elapsed();
+        Ok(Timed { took, flaw: self.flaw(&memory, &map)? })
+    }
+
+    fn raw(&mut self, len: usize) -> Result<Timed> {
+        let start = Instant::now();
+        let made = self.raw.create(len).map_err(raw_failed)?;
+        let map = self.raw.map(&made, len).map_err(raw_failed)?;
+        let took = start.elapsed();
+        self.stamp += 1;
+        let [first, last, ..] = self.stamp.to_le_bytes();
+        self.raw.set_ends(&map, [first, last]).map_err(raw_failed)?;
+        let seen = self.raw.ends(&map).map_err(raw_failed)?;
+        let flaw = (seen != [first, last]).then(|| format!("raw memory holds {seen:?} after a write"));
+        Ok(Timed { took, flaw })
+    }
+
+    /// Writes through the map, and reads through another map of the memory as another process would have it.
+    fn flaw(&mut self, memory: &Allocation, map: &Mapping) -> Result<Option<String>> {
+        let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
+        let received = Allocation::import(&self.device, handle, memory.len())?;
+        let other = received.map(Rights::Read)?;
+        const WORD: usize = size_of::<u64>();
+        let last = memory.len() - WORD;
+        for offset in [0, last / 2, last] {
+            self.stamp += 1;
+            let written = self.stamp.to_le_bytes();
+            let mut seen = [0; WORD];
+            self.stream.read(&other.span(offset, WORD)?, &mut seen)?;
+            if seen != [0; WORD] {
+                return Ok(Some(format!("fresh memory holds {seen:02x?} at offset {offset}")));
+            }
+            self.stream.write(&map.span(offset, WORD)?, &written)?;
+            self.stream.read(&other.span(offset, WORD)?, &mut seen)?;
+            if seen != written {
+                let text =
+                    format!("{seen:02x?} was read at offset {offset}, where {written:02x?} was written");
+                return Ok(Some(text));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// What the raw calls said, with its cause kept.
+pub(super) fn raw_failed(failure: Failure) -> anyhow::Error {
+    anyhow!(failure)
+}
+
+impl Comparison for Alloc {
+    const NAME: &'static str = "alloc";
+    const TITLE: &'static str = "creating memory and mapping it";
+    const RANKS: usize = 1;
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn pinned(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn once(&mut self, side: Side, len: usize) -> Result<Timed> {
+        match side {
+            Side::Ours => self.ours(len),
+            Side::Raw => self.raw(len),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Backend, HostConfig};
+
+    use super::*;
+
+    const LEN: usize = 64 << 10;
+
+    fn comparison() -> Alloc {
+        Alloc::new(Backend::host(HostConfig::default()).unwrap().device(0).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn both_sides_make_memory_that_holds_what_is_written() {
+        let mut comparison = comparison();
+        for side in [Side::Ours, Side::Raw] {
+            assert_eq!(comparison.once(side, LEN).unwrap().flaw, None);
+        }
+    }
+
+    #[test]
+    fn memory_that_is_not_what_was_mapped_is_found_out() {
+        let mut comparison = comparison();
+        let memory = comparison.device.allocate(LEN).unwrap();
+        let other = comparison.device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
+        let flaw = comparison.flaw(&memory, &other).unwrap().unwrap();
+        assert!(flaw.starts_with("[00, 00, 00, 00, 00, 00, 00, 00] was read at offset 0"), "{flaw}");
+    }
+
+    #[test]
+    fn memory_that_is_not_fresh_is_found_out() {
+        let mut comparison = comparison();
+        let memory = comparison.device.allocate(LEN).unwrap();
+        let map = memory.map(Rights::ReadWrite).unwrap();
+        map.bytes().unwrap().write_at(LEN - 1, &[9]).unwrap();
+        let flaw = comparison.flaw(&memory, &map).unwrap().unwrap();
+        assert_eq!(
+            flaw,
+            format!("fresh memory holds [00, 00, 00, 00, 00, 00, 00, 09] at offset {}", LEN - 8)
+        );
+    }
+}

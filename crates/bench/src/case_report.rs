@@ -1,0 +1,133 @@
+//! The report of the benches of ranks: a result for each case.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+use wholemem_command::table::{Align, Table};
+use wholemem_command::terminal::{self, Colour, Tone};
+
+/// One case: its parameters, what was measured, and the limit measured in the same run.
+#[derive(Debug, Serialize)]
+pub(super) struct Measured {
+    pub(super) ranks: u32,
+    pub(super) what: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) bytes: Option<usize>,
+    pub(super) value: f64,
+    pub(super) unit: &'static str,
+    pub(super) limit: f64,
+    pub(super) of_limit: f64,
+    pub(super) p99: f64,
+    pub(super) max: f64,
+    pub(super) rounds: usize,
+}
+
+impl Measured {
+    /// A case of times, of which the median is the value.
+    pub(super) fn of_times(
+        ranks: u32,
+        what: &str,
+        unit: &'static str,
+        times: &[Duration],
+        limits: &[Duration],
+    ) -> Self {
+        let scale = match unit {
+            "ms" => 1e3,
+            _ => 1e6,
+        };
+        let told = |time: Duration| (time.as_secs_f64() * scale * 1e3).round() / 1e3;
+        let (value, limit) = (told(percentile(times, 50)), told(percentile(limits, 50)));
+        Self {
+            ranks,
+            what: what.to_owned(),
+            bytes: None,
+            value,
+            unit,
+            limit,
+            of_limit: if value > 0.0 { (limit / value * 1e3).round() / 1e3 } else { 1.0 },
+            p99: told(percentile(times, 99)),
+            max: told(percentile(times, 100)),
+            rounds: times.len(),
+        }
+    }
+}
+
+/// The time that half of them do not exceed.
+pub(super) fn median(times: &[Duration]) -> Duration {
+    percentile(times, 50)
+}
+
+/// The time that so many of a hundred do not exceed. Of no times, nothing.
+fn percentile(times: &[Duration], percent: usize) -> Duration {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    let at = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+    sorted.get(at).copied().unwrap_or_default()
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    bench: &'static str,
+    backend: &'static str,
+    device: &'static str,
+    ranks: u32,
+    verified: bool,
+    cases: &'a [Measured],
+}
+
+/// Prints the cases. Each was checked, or there would have been an error.
+pub(super) fn tell(
+    bench: &'static str,
+    title: &str,
+    limit: &str,
+    json: bool,
+    cases: &[Measured],
+) -> Result<()> {
+    if json {
+        let ranks = cases.iter().map(|case| case.ranks).max().unwrap_or(0);
+        let report = Report { bench, backend: "host", device: "sockets", ranks, verified: true, cases };
+        return terminal::print_json(&report);
+    }
+    let columns = ["ranks", "what", "bytes", "median", limit, "of limit", "p99", "max", "unit", "rounds"];
+    let mut table = Table::new(columns.map(|name| (name, Align::Right)));
+    for case in cases {
+        table.row(
+            Tone::Plain,
+            [
+                case.ranks.to_string(),
+                case.what.clone(),
+                case.bytes.map_or_else(String::new, |bytes| bytes.to_string()),
+                format!("{:.1}", case.value),
+                format!("{:.1}", case.limit),
+                format!("{:.2}", case.of_limit),
+                format!("{:.1}", case.p99),
+                format!("{:.1}", case.max),
+                case.unit.to_owned(),
+                case.rounds.to_string(),
+            ],
+        );
+    }
+    terminal::print(&format!("{title}; every outcome was checked\n\n{}", table.render(Colour::of_stdout())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_times_that_were_measured() {
+        let times: Vec<_> = (1..=200).rev().map(Duration::from_millis).collect();
+        assert_eq!(percentile(&times, 50), Duration::from_millis(100));
+        assert_eq!(percentile(&times, 99), Duration::from_millis(198));
+        assert_eq!(percentile(&times, 100), Duration::from_millis(200));
+        assert_eq!(percentile(&[], 50), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_limit_is_one_and_farther_from_it_is_less() {
+        let [two, one] = [2, 1].map(Duration::from_millis);
+        let case = Measured::of_times(4, "x", "ms", &[two], &[one]);
+        assert_eq!((case.value, case.limit, case.of_limit), (2.0, 1.0, 0.5));
+    }
+}

@@ -1,0 +1,306 @@
+//! What is measured: the parameters of one case, and the cases that arguments ask for.
+
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+use wholemem::{Algorithm, Dtype, ReduceOp};
+use wholemem_command::size::{ByteCount, Rough};
+use wholemem_hal::BackendKind;
+
+use super::What;
+use crate::args::{BarrierArgs, Buffers, Mode, MovesArgs, Place, ReduceArgs};
+
+/// What the calls of a round on a host move between all ranks, and what a short one counts for: about a millisecond.
+const ROUND: usize = 32 << 20;
+const SHORT: usize = 4 << 10;
+
+/// The calls of a graph, and of a round on a GPU.
+const GRAPH: u32 = 100;
+
+/// Sizes that nobody asked for: up to the last on a GPU, and up to the one before on a host.
+const SIZES: [usize; 12] =
+    [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20];
+
+/// The part of what is free that they take at most.
+const PART: usize = 3;
+
+/// One thing to measure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Case {
+    pub(super) what: What,
+    pub(super) ranks: u32,
+    /// Bytes that each rank brings along.
+    pub(super) len: usize,
+    /// By their numbers.
+    dtype: u32,
+    op: u32,
+    /// By its name, if it is to be this one.
+    algorithm: Option<String>,
+    pub(super) mode: Mode,
+    pub(super) buffers: Buffers,
+    pub(super) place: Place,
+    /// Calls of a round.
+    pub(super) calls: u32,
+    /// Those, if they do not depend on what is moved.
+    asked: Option<u32>,
+    /// Buffers that the calls of a round take in turn.
+    pub(super) slots: u32,
+    pub(super) rounds: u32,
+    /// Whether each rank has a core of its own.
+    pub(super) bound: bool,
+}
+
+impl Case {
+    /// All that the arguments of a reduction ask for.
+    pub(super) fn reductions(args: &ReduceArgs, machine: &Machine) -> Result<Vec<Self>> {
+        let usual = [if machine.on_gpu() { Dtype::Bf16 } else { Dtype::F32 }];
+        let dtypes = if args.dtype.is_empty() { &usual[..] } else { &args.dtype };
+        let mut cases = Vec::new();
+        for case in Self::moves(What::Allreduce, &args.moves, machine)? {
+            for (dtype, op) in dtypes.iter().flat_map(|dtype| args.op.iter().map(move |op| (*dtype, *op))) {
+                ensure!(op.applies_to(dtype), "the reduction {op} is not for {dtype}");
+                let (len, unit) = (case.len, dtype.len());
+                ensure!(len.is_multiple_of(unit), "{} are no whole elements of {dtype}", Rough(len));
+                for &place in &args.place {
+                    cases.push(case.clone().of(dtype, op, place));
+                }
+            }
+        }
+        Ok(cases)
+    }
+
+    /// All that the arguments ask for, those of one number of ranks side by side, and among them those of one algorithm.
+    pub(super) fn moves(what: What, args: &MovesArgs, machine: &Machine) -> Result<Vec<Self>> {
+        let algorithms = match &args.algorithm[..] {
+            [] => vec![None],
+            some => some.iter().map(|algorithm| Some(algorithm.to_string())).collect(),
+        };
+        let mut cases = Vec::new();
+        for case in Self::barriers(&args.all, machine)? {
+            let sizes = sizes(what, &args.sizes, case.ranks, machine);
+            for algorithm in &algorithms {
+                for (&len, &buffers) in
+                    sizes.iter().flat_map(|len| args.buffers.iter().map(move |at| (len, at)))
+                {
+                    let case = Self { what, len, buffers, algorithm: algorithm.clone(), ..case.clone() };
+                    cases.push(case.of(Dtype::U8, ReduceOp::Sum, Place::Out));
+                }
+            }
+        }
+        Ok(cases)
+    }
+
+    /// Those that move nothing.
+    pub(super) fn barriers(args: &BarrierArgs, machine: &Machine) -> Result<Vec<Self>> {
+        let modes = match (&args.mode[..], machine.on_gpu()) {
+            ([], true) => vec![Mode::Eager, Mode::Graph],
+            ([], false) => vec![Mode::Eager],
+            (some, _) => some.to_vec(),
+        };
+        let graphs = modes.contains(&Mode::Graph);
+        ensure!(
+            machine.on_gpu() || !graphs,
+            "graphs of a host are calls one after the other: leave out `--mode graph`"
+        );
+        let asked = args.calls.or_else(|| machine.on_gpu().then_some(GRAPH));
+        let case = |ranks: u32, mode| Self {
+            what: What::Barrier,
+            ranks,
+            len: 0,
+            dtype: Dtype::U8.code(),
+            op: ReduceOp::Sum.code(),
+            algorithm: None,
+            mode,
+            buffers: Buffers::Window,
+            place: Place::Out,
+            calls: asked.unwrap_or_else(|| calls(ranks, 0)),
+            asked,
+            slots: 1,
+            rounds: args.rounds,
+            bound: !machine.on_gpu() && !args.any_core && ranks as usize <= machine.cores,
+        };
+        Ok(args.ranks.iter().flat_map(|ranks| modes.iter().map(|mode| case(*ranks, *mode))).collect())
+    }
+
+    /// A few reductions in windows, in place.
+    pub(super) fn of_the_tour(ranks: u32, len: usize) -> Self {
+        let (calls, rounds) = (10, 3);
+        let case = Self {
+            what: What::Allreduce,
+            ranks,
+            len,
+            dtype: 0,
+            op: 0,
+            algorithm: None,
+            mode: Mode::Eager,
+            buffers: Buffers::Window,
+            place: Place::In,
+            calls,
+            asked: Some(calls),
+            slots: 1,
+            rounds,
+            bound: false,
+        };
+        case.of(Dtype::F32, ReduceOp::Sum, Place::In)
+    }
+
+    /// The same, of elements of a type that are combined so.
+    fn of(mut self, dtype: Dtype, op: ReduceOp, place: Place) -> Self {
+        (self.dtype, self.op, self.place) = (dtype.code(), op.code(), place);
+        self.calls = self.asked.unwrap_or_else(|| calls(self.ranks, self.len));
+        self.slots = match place {
+            Place::In => self.calls.div_ceil(lifetime(dtype, op, self.ranks)),
+            Place::Out => 1,
+        };
+        self
+    }
+
+    pub(super) fn dtype(&self) -> Dtype {
+        Dtype::from_code(self.dtype).unwrap_or(Dtype::U8)
+    }
+
+    pub(super) fn op(&self) -> ReduceOp {
+        ReduceOp::from_code(self.op).unwrap_or(ReduceOp::Sum)
+    }
+
+    /// The algorithm that is asked for.
+    pub(super) fn wanted(&self) -> Option<Algorithm> {
+        self.algorithm.as_deref().and_then(|name| name.parse().ok())
+    }
+
+    /// Whether another case is of the same algorithm.
+    pub(super) fn has_the_algorithm_of(&self, other: &Self) -> bool {
+        self.algorithm == other.algorithm
+    }
+
+    /// Bytes of the output.
+    pub(super) fn output_len(&self) -> usize {
+        match self.what {
+            What::Allgather => self.len * self.ranks as usize,
+            _ => self.len,
+        }
+    }
+
+    /// What all ranks together take of memory.
+    pub(super) fn footprint(&self) -> usize {
+        let buffers = match self.place {
+            Place::In => self.len,
+            Place::Out => self.len + self.output_len(),
+        };
+        // Pieces are compared on their way back from a GPU, and a copy has a place of its own.
+        buffers
+            .saturating_mul(self.slots as usize)
+            .saturating_add(self.output_len())
+            .saturating_mul(self.ranks as usize)
+    }
+
+    pub(super) fn label(&self) -> String {
+        let Self { what, ranks, .. } = self;
+        match what {
+            What::Barrier => format!("{what} of {ranks}"),
+            _ => format!("{what} of {} among {ranks}", Rough(self.len)),
+        }
+    }
+}
+
+/// The machine that cases are run on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Machine {
+    pub(super) kind: BackendKind,
+    pub(super) available: usize,
+    pub(super) cores: usize,
+}
+
+impl Machine {
+    fn on_gpu(&self) -> bool {
+        self.kind == BackendKind::Cuda
+    }
+}
+
+/// The sizes that are asked for, or those that there is room for.
+fn sizes(what: What, asked: &[ByteCount], ranks: u32, machine: &Machine) -> Vec<usize> {
+    if !asked.is_empty() {
+        return asked.iter().map(|size| size.0).collect();
+    }
+    let copies = match what {
+        What::Allgather => 2 * ranks as usize + 1,
+        _ => 3,
+    };
+    let most = machine.available / PART / copies / ranks.max(1) as usize;
+    let all = if machine.on_gpu() { &SIZES[..] } else { &SIZES[..SIZES.len() - 1] };
+    all.iter().copied().filter(|len| *len <= most).collect()
+}
+
+/// How many calls take about a millisecond on a host.
+fn calls(ranks: u32, len: usize) -> u32 {
+    let calls = ROUND / ranks.max(1) as usize / len.max(SHORT);
+    u32::try_from(calls).unwrap_or(u32::MAX).max(1)
+}
+
+/// How often elements are combined in place until nothing is left of them: doubled and doubled again, they are infinite
+/// or zero.
+fn lifetime(dtype: Dtype, op: ReduceOp, ranks: u32) -> u32 {
+    let bits: u32 = match dtype {
+        Dtype::F16 => 15,
+        Dtype::Bf16 | Dtype::F32 => 127,
+        Dtype::F64 => 1023,
+        integer => u32::try_from(8 * integer.len()).unwrap_or(8),
+    };
+    match op {
+        ReduceOp::Sum => ((bits - 6) / (u32::BITS - (ranks.max(2) - 1).leading_zeros())).max(1),
+        ReduceOp::Prod | ReduceOp::Xor => 1,
+        _ => u32::MAX,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::args::BenchCommand;
+    use crate::args::tests::parse;
+
+    const HOST: Machine = Machine { kind: BackendKind::Host, available: 4 << 30, cores: 2 };
+
+    /// The cases on a host that words ask for.
+    pub(in super::super) fn reductions(words: &[&str]) -> Vec<Case> {
+        tried(words).unwrap()
+    }
+
+    fn tried(words: &[&str]) -> Result<Vec<Case>> {
+        let words = [&["allreduce"], words].concat();
+        let BenchCommand::Allreduce(args) = parse(&words) else { panic!("no reduction") };
+        Case::reductions(&args, &HOST)
+    }
+
+    #[test]
+    fn each_value_goes_with_each() {
+        let cases = reductions(&["--ranks", "2,3", "--sizes", "8,1KiB", "--dtype", "f32,u8"]);
+        assert_eq!(cases.len(), 2 * 2 * 2 * 2 * 2);
+        assert!(cases.is_sorted_by_key(|case| case.ranks));
+        assert!(cases.iter().all(|case| case.bound == (case.ranks == 2)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let refused = |words: &[&str]| tried(words).unwrap_err().to_string();
+        assert_eq!(refused(&["--op", "xor"]), "the reduction xor is not for f32");
+        assert_eq!(refused(&["--sizes", "6B"]), "6 B are no whole elements of f32");
+        assert!(refused(&["--mode", "graph"]).ends_with("leave out `--mode graph`"));
+    }
+
+    #[test]
+    fn rounds_are_long_enough_and_elements_outlive_them() {
+        assert_eq!([calls(2, 4), calls(2, 4096), calls(2, 1 << 20), calls(8, 1 << 30)], [4096, 4096, 16, 1]);
+        assert_eq!(lifetime(Dtype::F32, ReduceOp::Sum, 2), 121);
+        assert_eq!(lifetime(Dtype::F32, ReduceOp::Sum, 3), 60);
+        assert_eq!(lifetime(Dtype::U8, ReduceOp::Sum, 8), 1);
+        assert_eq!(lifetime(Dtype::U8, ReduceOp::Max, 8), u32::MAX);
+    }
+
+    #[test]
+    fn sizes_leave_enough_free() {
+        let machine = |available| Machine { available, ..HOST };
+        assert_eq!(sizes(What::Allreduce, &[], 2, &HOST).last(), Some(&(64 << 20)));
+        assert_eq!(sizes(What::Allreduce, &[], 2, &machine(1 << 20)).last(), Some(&(16 << 10)));
+        assert_eq!(sizes(What::Allgather, &[], 8, &HOST).last(), Some(&(4 << 20)));
+    }
+}

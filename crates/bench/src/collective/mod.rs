@@ -1,0 +1,255 @@
+//! `wholemem bench allreduce`, `allgather`, `broadcast` and `barrier`: what ranks do together, beside a flag's round trip
+//! and a plain copy.
+//!
+//! ```text
+//!   a round   inputs filled, outputs spoilt -> all begin together -> calls, timed -> every byte compared
+//! ```
+//!
+//! Ranks are processes, each on a core of its own where there are enough. The time of a round is the slowest rank's, and is
+//! told as that of one call. Calls of a round use the same buffers again and again, as the benches of others do, and so
+//! they are in the caches where they fit; in place they use several in turn, lest all elements become infinite.
+
+mod case;
+mod content;
+mod limit;
+mod report;
+mod run;
+mod tune;
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::{Deserialize, Serialize};
+use wholemem::{Communicator, SymmetricMemory, SymmetricSpec, Tuning};
+use wholemem_command::backend::BackendChoice;
+use wholemem_command::failure::PeerFailed;
+use wholemem_command::progress::Progress;
+use wholemem_command::ranks::RankRole;
+use wholemem_command::{backend, memory};
+use wholemem_hal::Device;
+
+use self::case::{Case, Machine};
+use self::limit::{Flag, Limits};
+use self::report::{Measured, tell};
+use super::workers;
+use crate::args::{BarrierArgs, MovesArgs, ReduceArgs};
+
+/// What ranks do together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum What {
+    Allreduce,
+    Allgather,
+    Broadcast,
+    Barrier,
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Allreduce => "allreduce",
+            Self::Allgather => "allgather",
+            Self::Broadcast => "broadcast",
+            Self::Barrier => "barrier",
+        })
+    }
+}
+
+/// What came of a case.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Outcome {
+    /// How long a call took, in each round.
+    rounds: Vec<Duration>,
+    algorithm: Option<String>,
+    flag: Flag,
+    copy: Duration,
+}
+
+type Told = workers::Told<(), Outcome>;
+type Tell<'a> = workers::Tell<'a, (), Outcome>;
+
+pub(super) fn reduce(args: &ReduceArgs) -> Result<()> {
+    let (device, machine) = open(args.moves.all.backend)?;
+    if args.tune {
+        return tune::run(args, &device, &machine);
+    }
+    let measured = measure(&device, &Case::reductions(args, &machine)?)?;
+    tell(What::Allreduce, &device, &measured, None, args.moves.all.json)
+}
+
+pub(super) fn moves(what: What, args: &MovesArgs) -> Result<()> {
+    let (device, machine) = open(args.all.backend)?;
+    let measured = measure(&device, &Case::moves(what, args, &machine)?)?;
+    tell(what, &device, &measured, None, args.all.json)
+}
+
+pub(super) fn barrier(args: &BarrierArgs) -> Result<()> {
+    let (device, machine) = open(args.backend)?;
+    let measured = measure(&device, &Case::barriers(args, &machine)?)?;
+    tell(What::Barrier, &device, &measured, None, args.json)
+}
+
+/// A reduction for the tour, in windows and in place: how long a call took.
+///
+/// # Errors
+/// What went wrong, also that a sum is not what it has to be.
+pub fn tour(device: &Device, ranks: u32, len: usize) -> Result<Duration> {
+    let case = Case::of_the_tour(ranks, len);
+    let measured = measure(device, &[case])?;
+    let first = measured.first().context("nothing was measured")?;
+    Ok(Duration::from_secs_f64(first.value / 1e6))
+}
+
+fn open(choice: BackendChoice) -> Result<(Device, Machine)> {
+    let device = backend::open(choice)?.backend.device(0)?;
+    let (kind, available) = (device.backend().kind(), device.available()?);
+    let cores = cores()?.len();
+    Ok((device, Machine { kind, available, cores }))
+}
+
+/// Has ranks run cases, in groups of one number of ranks.
+fn measure(device: &Device, cases: &[Case]) -> Result<Vec<Measured>> {
+    let most = cases.iter().map(Case::footprint).max().unwrap_or(0);
+    memory::ensure_room(device, most)?;
+    let mut measured = Vec::new();
+    for same in cases.chunk_by(|one, next| one.ranks == next.ranks) {
+        let Some(first) = same.first() else { continue };
+        let mut shown: Option<Progress> = None;
+        let mut left = same.iter();
+        let mut hear = |told: Told| -> Result<()> {
+            let Some(case) = left.as_slice().first() else { return Ok(()) };
+            match told {
+                Told::Ready => {}
+                Told::Round(()) => {
+                    let rounds = case.rounds as usize;
+                    shown.get_or_insert_with(|| Progress::of_rounds(&case.label(), rounds)).advance(1);
+                }
+                Told::Done(outcome) => {
+                    shown = None;
+                    measured.push(Measured::new(case, &outcome));
+                    left.next();
+                }
+                Told::Failed { what, hint } => return Err(PeerFailed { what, hint }.into()),
+            }
+            Ok(())
+        };
+        let role = (RankRole::Collective, first.ranks);
+        workers::run(role, device.backend().kind(), same, &mut hear)?;
+    }
+    ensure!(measured.len() == cases.len(), "{} of {} were measured", measured.len(), cases.len());
+    Ok(measured)
+}
+
+/// Runs one rank of a bench of collective calls.
+///
+/// # Errors
+/// That the plan is none. What goes wrong in the bench is reported to the process that started this one.
+pub fn rank(plan: &str) -> Result<()> {
+    workers::rank(plan, run_cases)
+}
+
+/// Runs cases as one rank, and tells how it goes.
+fn run_cases(group: &Communicator, cases: &[Case], tell: Tell<'_>) -> Result<()> {
+    if cases.first().is_some_and(|case| case.bound) {
+        bind(group.rank().index())?;
+    }
+    let mut limits = None;
+    for same in cases.chunk_by(Case::has_the_algorithm_of) {
+        let Some(first) = same.first() else { continue };
+        let usual = Tuning::measured(group.device().backend().kind(), group.size());
+        let tuning = first.wanted().map(|always| Tuning { always: Some(always), ..usual });
+        let symmetric =
+            SymmetricMemory::create(group, &SymmetricSpec { tuning, ..SymmetricSpec::default() })?;
+        let limits = match &limits {
+            Some(limits) => limits,
+            None => limits.insert(Limits::measure(&symmetric)?),
+        };
+        for case in same {
+            let outcome = run::run_case(&symmetric, case, limits, tell)?;
+            tell(Told::Done(outcome))?;
+        }
+    }
+    Ok(())
+}
+
+/// The cores that this process may run on.
+fn cores() -> Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None).context("cannot read the affinity")?;
+    Ok((0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect())
+}
+
+/// Ties this thread to a core of its own.
+fn bind(rank: usize) -> Result<()> {
+    let core = cores()?.into_iter().nth(rank).context("there are fewer cores than ranks")?;
+    let mut one = CpuSet::new();
+    one.set(core);
+    sched_setaffinity(None, &one).context("cannot set the affinity")
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem::{Chaos, Mutant};
+    use wholemem_hal::{Backend, HostConfig};
+
+    use super::*;
+    use crate::args::{Buffers, Place};
+
+    fn groups(ranks: u32) -> Vec<Communicator> {
+        let device = Backend::host(HostConfig::virtual_devices(1)).unwrap().device(0).unwrap();
+        Communicator::local(&vec![device; ranks as usize]).unwrap()
+    }
+
+    /// Has every rank do something; one that fails is gone for the others.
+    fn on_each<T: Send>(
+        groups: Vec<Communicator>,
+        work: impl Fn(&Communicator) -> Result<T> + Sync,
+    ) -> Vec<Result<T>> {
+        std::thread::scope(|scope| {
+            let work = &work;
+            let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(move || work(&group))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn every_type_place_and_algorithm_is_played_and_checked() {
+        let words = ["--ranks", "3", "--sizes", "8,300KiB", "--dtype", "bf16,i64", "--op", "sum,avg"];
+        let algorithms = ["--algorithm", "packets,one-shot,two-shot", "--rounds", "1"];
+        let mut cases = case::tests::reductions(&[&words[..], &algorithms].concat());
+        for case in &mut cases {
+            (case.calls, case.slots) = (5, case.slots.min(2));
+        }
+        let outcomes = on_each(groups(3), |group| {
+            let mut done = 0;
+            run_cases(group, &cases, &mut |told| {
+                done += usize::from(matches!(told, Told::Done(_)));
+                Ok(())
+            })?;
+            Ok(done)
+        });
+        assert!(outcomes.into_iter().all(|done| done.unwrap() == cases.len()));
+    }
+
+    #[test]
+    fn a_reduction_that_waits_for_nobody_is_found_out() {
+        let words = ["--ranks", "2", "--sizes", "64KiB", "--rounds", "1", "--algorithm", "one-shot"];
+        let cases = case::tests::reductions(&words);
+        let staged = |case: &&Case| case.buffers == Buffers::Staged && case.place == Place::Out;
+        let mut case = cases.iter().find(staged).unwrap().clone();
+        case.calls = 1;
+        let outcomes = on_each(groups(2), |group| {
+            let symmetric = SymmetricMemory::create(group, &SymmetricSpec::default())?;
+            let limits = Limits::measure(&symmetric)?;
+            if group.rank().0 == 0 {
+                symmetric.disturb(&Chaos { delays: vec![(0, 0, 3_000_000)], ..Chaos::default() })?;
+            } else {
+                symmetric.disturb(&Chaos { mutant: Some(Mutant::NoFirstBarrier), ..Chaos::default() })?;
+            }
+            run::run_case(&symmetric, &case, &limits, &mut |_| Ok(())).map(|_| ())
+        });
+        let hasty = outcomes[1].as_ref().unwrap_err();
+        assert!(format!("{hasty:#}").starts_with("allreduce of 64 KiB among 2: "), "{hasty:#}");
+    }
+}

@@ -1,0 +1,239 @@
+//! What was found, for programs and for people.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+use wholemem_command::size::Rough;
+use wholemem_command::table::{Align, Table};
+use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_hal::{BackendKind, Device};
+
+use super::case::Case;
+use super::limit::FlagBy;
+use super::tune::Best;
+use super::{Outcome, What};
+use crate::args::{Buffers, Mode, Place};
+
+/// One case: how long a call takes on the slowest rank.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Measured {
+    pub(super) ranks: u32,
+    /// What each rank brings along.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) bytes: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dtype: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    op: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) algorithm: Option<String>,
+    pub(super) mode: Mode,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) buffers: Option<Buffers>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) place: Option<Place>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pinned: Option<&'static str>,
+    /// How many calls were timed together, and how many buffers they took in turn.
+    calls: u32,
+    slots: u32,
+    pub(super) value: f64,
+    unit: &'static str,
+    limit: f64,
+    of_limit: f64,
+    best: f64,
+    /// What the limit is made of.
+    flag: f64,
+    copy: f64,
+    rounds: usize,
+    /// How a flag's round trip was measured.
+    flag_by: FlagBy,
+}
+
+impl Measured {
+    pub(super) fn new(case: &Case, outcome: &Outcome) -> Self {
+        let moves = case.what != What::Barrier;
+        let reduces = case.what == What::Allreduce;
+        let mut rounds = outcome.rounds.clone();
+        rounds.sort_unstable();
+        let median = rounds.get(rounds.len() / 2).copied().unwrap_or_default();
+        let (value, limit) = (micros(median), micros(outcome.flag.took + outcome.copy));
+        Self {
+            ranks: case.ranks,
+            bytes: moves.then_some(case.len),
+            dtype: reduces.then(|| case.dtype().to_string()),
+            op: reduces.then(|| case.op().to_string()),
+            algorithm: outcome.algorithm.clone(),
+            mode: case.mode,
+            buffers: moves.then_some(case.buffers),
+            place: reduces.then_some(case.place),
+            pinned: case.bound.then_some("a core each"),
+            calls: case.calls,
+            slots: case.slots,
+            value,
+            unit: "us",
+            limit,
+            of_limit: if value > 0.0 { (limit / value * 1e3).round() / 1e3 } else { 1.0 },
+            best: micros(rounds.first().copied().unwrap_or_default()),
+            flag: micros(outcome.flag.took),
+            copy: micros(outcome.copy),
+            rounds: rounds.len(),
+            flag_by: outcome.flag.by,
+        }
+    }
+}
+
+/// To a nanosecond, which is a thousandth of the unit.
+fn micros(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e9).round() / 1e3
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    bench: What,
+    backend: String,
+    device: String,
+    ranks: u32,
+    verified: bool,
+    cases: &'a [Measured],
+    /// Which algorithm is best up to where.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tuning: Option<&'a [Best]>,
+}
+
+/// Prints the cases. Each was checked, or there would have been an error.
+pub(super) fn tell(
+    what: What,
+    device: &Device,
+    cases: &[Measured],
+    tuning: Option<&[Best]>,
+    json: bool,
+) -> Result<()> {
+    let ranks = cases.iter().map(|case| case.ranks).max().unwrap_or(0);
+    let report = Report {
+        bench: what,
+        backend: device.backend().kind().to_string(),
+        device: place(device, ranks),
+        ranks,
+        verified: true,
+        cases,
+        tuning,
+    };
+    if json { terminal::print_json(&report) } else { terminal::print(&report.render(Colour::of_stdout())) }
+}
+
+/// Where ranks run; GPUs that several of them have to share are told as such.
+fn place(device: &Device, ranks: u32) -> String {
+    let (name, devices) = (&device.info().name, device.backend().devices().len());
+    match device.backend().kind() {
+        BackendKind::Cuda if devices == 1 && ranks > 1 => format!("{name}, shared by all ranks"),
+        BackendKind::Cuda if devices < ranks as usize => format!("{devices} x {name}, shared by ranks"),
+        _ => name.clone(),
+    }
+}
+
+impl Report<'_> {
+    fn render(&self, colour: Colour) -> String {
+        let columns = [
+            "ranks",
+            "size",
+            "buffers",
+            "algorithm",
+            "mode",
+            "wholemem",
+            "limit",
+            "of limit",
+            "best",
+            "calls",
+        ];
+        let mut table = Table::new(columns.map(|name| match name {
+            "buffers" | "algorithm" | "mode" => (name, Align::Left),
+            _ => (name, Align::Right),
+        }));
+        for case in self.cases {
+            table.row(
+                Tone::Plain,
+                [
+                    case.ranks.to_string(),
+                    case.bytes.map_or_else(String::new, |bytes| Rough(bytes).to_string()),
+                    case.buffers.map_or_else(String::new, |at| place_in_words(at, case.place)),
+                    case.algorithm.clone().unwrap_or_default(),
+                    if case.mode == Mode::Graph { "graph" } else { "eager" }.to_owned(),
+                    digits(case.value),
+                    digits(case.limit),
+                    digits(case.of_limit),
+                    digits(case.best),
+                    case.calls.to_string(),
+                ],
+            );
+        }
+        let what = match self.bench {
+            What::Allreduce => "reducing the elements of all ranks",
+            What::Allgather => "giving the bytes of every rank to all",
+            What::Broadcast => "giving the bytes of rank 0 to all",
+            What::Barrier => "ranks waiting for each other",
+        };
+        let flag = match self.cases.first().map(|case| case.flag_by) {
+            Some(FlagBy::BarrierKernel) => "a barrier of its own kernel",
+            _ => "a flag's round trip",
+        };
+        let copy = if self.bench != What::Barrier { " and a plain copy" } else { "" };
+        let best: String = self.tuning.unwrap_or_default().iter().map(|best| format!("\n{best}\n")).collect();
+        format!(
+            "{what}, on {} ({})\nmicroseconds a call on the slowest rank, beside {flag}{copy}; every round was checked\n\n{}{best}",
+            self.backend,
+            self.device,
+            table.render(colour)
+        )
+    }
+}
+
+/// `window`, `staged, in place`
+fn place_in_words(buffers: Buffers, place: Option<Place>) -> String {
+    let at = if buffers == Buffers::Window { "window" } else { "staged" };
+    let place = if place == Some(Place::In) { ", in place" } else { "" };
+    format!("{at}{place}")
+}
+
+/// Three digits, or whole numbers.
+fn digits(value: f64) -> String {
+    match value {
+        value if value >= 100.0 => format!("{value:.0}"),
+        value if value >= 10.0 => format!("{value:.1}"),
+        value => format!("{value:.2}"),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::limit::Flag;
+    use super::*;
+
+    /// A case of a reduction, whose one round took so many microseconds a call.
+    pub(in super::super) fn measured(case: &Case, algorithm: &str, took: u64) -> Measured {
+        let flag = Flag { took: Duration::from_micros(1), by: FlagBy::PingPong };
+        let rounds = [took, took + 2, 1000].map(Duration::from_micros).to_vec();
+        let algorithm = Some(algorithm.to_owned());
+        Measured::new(case, &Outcome { rounds, algorithm, flag, copy: Duration::from_micros(4) })
+    }
+
+    #[test]
+    fn json_has_the_parameters_and_the_fields_that_every_benchmark_has() {
+        let case = super::super::case::tests::reductions(&["--ranks", "2", "--sizes", "1KiB"]);
+        let expected = concat!(
+            r#"{"ranks":2,"bytes":1024,"dtype":"f32","op":"sum","algorithm":"packets","mode":"eager","#,
+            r#""buffers":"window","place":"out","pinned":"a core each","calls":4096,"slots":1,"value":10.0,"#,
+            r#""unit":"us","limit":5.0,"of_limit":0.5,"best":8.0,"flag":1.0,"copy":4.0,"rounds":3,"#,
+            r#""flag_by":"ping-pong"}"#
+        );
+        assert_eq!(serde_json::to_string(&measured(&case[0], "packets", 8)).unwrap(), expected);
+    }
+
+    #[test]
+    fn people_see_buffers_and_their_place() {
+        assert_eq!(place_in_words(Buffers::Window, Some(Place::Out)), "window");
+        assert_eq!(place_in_words(Buffers::Staged, Some(Place::In)), "staged, in place");
+        assert_eq!([1834.4, 12.34, 0.123].map(digits), ["1834", "12.3", "0.12"]);
+    }
+}

@@ -1,0 +1,49 @@
+//! The benchmarks of `wholemem bench`: times, beside those of the same system calls made directly in the same run.
+//!
+//! | module | what it measures |
+//! |---|---|
+//! | `alloc`, `share` | creating memory and mapping it; passing it to another process |
+//! | `copy` | copies within and between devices |
+//! | `bootstrap`, `comm`, `death` | ranks that join, exchange bytes, and detect a killed rank |
+//! | `rows` | gather and scatter |
+//! | `collective` | all-reduce, all-gather, broadcast, barrier |
+//! | `store` | objects of a store |
+//! | `sweep`, `sample`, `sizes` | measuring two sides alternately, over many sizes |
+//! | `workers` | processes of this program that measure as ranks |
+//! | `report`, `case_report` | results as tables and JSON |
+//! | `args` | the options |
+//!
+//! The program runs [`run`] for its command, and the other public functions in the processes and ranks that benchmarks start
+//! ([`wholemem_command::peer`], [`wholemem_command::ranks`]). The tour of the program (`wholemem demo`) takes the same
+//! measurements of ranks. Every result is checked outside of the measured time.
+//!
+//! This crate is part of the program, and no interface for others: it changes with the program.
+
+#![forbid(unsafe_code)]
+
+mod alloc;
+mod args;
+mod bootstrap;
+mod case_report;
+mod collective;
+mod comm;
+mod command;
+mod comparison;
+mod copy;
+mod death;
+mod report;
+mod rows;
+mod sample;
+mod share;
+mod sizes;
+mod store;
+mod sweep;
+mod workers;
+
+pub use args::BenchArgs;
+pub use collective::{rank as collective_rank, tour as reduce_tour};
+pub use command::run;
+pub use death::Doomed;
+pub use rows::{Measured, Op, rank as rows_rank, tour};
+pub use share::receiver;
+pub use store::echo;

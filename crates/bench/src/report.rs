@@ -1,0 +1,217 @@
+//! What a sweep found, for programs and for people.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+use wholemem_command::size::Rough;
+use wholemem_command::table::{Align, Table};
+use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_hal::Device;
+
+use super::comparison::Comparison;
+use super::sample::{PairedTimes, Summary};
+
+/// A whole sweep.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    bench: &'static str,
+    backend: String,
+    device: String,
+    ranks: usize,
+    /// Whether every outcome was checked and was right.
+    verified: bool,
+    pub(super) cases: Vec<Measured>,
+    /// Why larger sizes are missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) stopped: Option<String>,
+}
+
+/// One size.
+#[derive(Debug, Serialize)]
+pub(super) struct Measured {
+    pub(super) bytes: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pinned: Option<&'static str>,
+    value: f64,
+    unit: &'static str,
+    limit: f64,
+    of_limit: f64,
+    median: f64,
+    limit_median: f64,
+    best: f64,
+    limit_best: f64,
+    pub(super) rounds: u32,
+    #[serde(skip)]
+    pub(super) flaw: Option<String>,
+}
+
+impl Measured {
+    pub(super) fn new(
+        bytes: usize,
+        pinned: Option<&'static str>,
+        paired: &PairedTimes,
+        flaw: Option<String>,
+    ) -> Self {
+        let Summary { typical, median, best } = paired.summary();
+        let [value, limit] = [typical.ours, typical.raw].map(|time| time.as_secs_f64());
+        Self {
+            bytes,
+            pinned,
+            value: micros(typical.ours),
+            unit: "us",
+            limit: micros(typical.raw),
+            of_limit: if value > 0.0 { rounded(limit / value) } else { 1.0 },
+            median: micros(median.ours),
+            limit_median: micros(median.raw),
+            best: micros(best.ours),
+            limit_best: micros(best.raw),
+            rounds: paired.rounds(),
+            flaw,
+        }
+    }
+}
+
+/// Microseconds, to a nanosecond.
+fn micros(time: Duration) -> f64 {
+    rounded(time.as_secs_f64() * 1e6)
+}
+
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+impl Report {
+    pub(super) fn new<C: Comparison>(device: &Device) -> Self {
+        Self {
+            bench: C::NAME,
+            backend: device.backend().kind().to_string(),
+            device: device.info().name.clone(),
+            ranks: C::RANKS,
+            verified: true,
+            cases: Vec::new(),
+            stopped: None,
+        }
+    }
+
+    pub(super) fn push(&mut self, case: Measured) {
+        self.verified &= case.flaw.is_none();
+        self.cases.push(case);
+    }
+
+    /// Says that larger sizes are not measured, and why.
+    pub(super) fn stop(&mut self, why: &str) {
+        terminal::note(&format!("stopped before {why}"));
+        self.stopped = Some(why.to_owned());
+    }
+
+    /// An error if any outcome was wrong.
+    pub(super) fn verdict(&self) -> Result<()> {
+        for case in &self.cases {
+            if let Some(flaw) = &case.flaw {
+                bail!("{}: {flaw}", Rough(case.bytes));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn render(&self, title: &str, colour: Colour) -> String {
+        let columns = ["size", "wholemem", "raw calls", "ratio", "best", "raw best", "rounds"];
+        let mut table = Table::new(columns.map(|name| (name, Align::Right)));
+        for case in &self.cases {
+            let ratio = case.value / case.limit;
+            let tone = if case.flaw.is_none() { Tone::Plain } else { Tone::Bad };
+            let time = |time: f64| format!("{time:.1}");
+            table.row(
+                tone,
+                [
+                    Rough(case.bytes).to_string(),
+                    time(case.value),
+                    time(case.limit),
+                    format!("{ratio:.2}"),
+                    time(case.best),
+                    time(case.limit_best),
+                    case.rounds.to_string(),
+                ],
+            );
+        }
+        let pinned = self.cases.iter().find_map(|case| case.pinned);
+        let pinned = pinned.map(|where_to| format!(", pinned to {where_to}"));
+        let verified = if self.verified { "every round was checked" } else { "a check FAILED" };
+        format!(
+            "{title}, on {} ({}), {} process{}{}\nmicroseconds; {verified}\n\n{}",
+            self.backend,
+            self.device,
+            self.ranks,
+            if self.ranks == 1 { "" } else { "es" },
+            pinned.unwrap_or_default(),
+            table.render(colour)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::Side;
+    use super::*;
+    use crate::sample::Timed;
+
+    fn paired(ours: u64, raw: u64) -> PairedTimes {
+        let mut paired = PairedTimes::default();
+        let mut once = |side| {
+            let took = Duration::from_nanos(if side == Side::Ours { ours } else { raw });
+            Ok(Timed { took, flaw: None })
+        };
+        paired.round(&mut once).unwrap();
+        paired
+    }
+
+    fn example(flaw: Option<String>) -> Report {
+        let mut report = Report {
+            bench: "share",
+            backend: "host".to_owned(),
+            device: "NUMA node 0".to_owned(),
+            ranks: 2,
+            verified: true,
+            cases: Vec::new(),
+            stopped: None,
+        };
+        report.push(Measured::new(1 << 16, Some("one core"), &paired(25_000, 20_000), flaw));
+        report
+    }
+
+    #[test]
+    fn json_has_the_fields_that_every_benchmark_has() {
+        let expected = concat!(
+            r#"{"bench":"share","backend":"host","device":"NUMA node 0","ranks":2,"verified":true,"cases":["#,
+            r#"{"bytes":65536,"pinned":"one core","value":25.0,"unit":"us","limit":20.0,"of_limit":0.8,"#,
+            r#""median":25.0,"limit_median":20.0,"best":25.0,"limit_best":20.0,"rounds":1}]}"#
+        );
+        assert_eq!(serde_json::to_string(&example(None)).unwrap(), expected);
+    }
+
+    #[test]
+    fn people_see_the_ratio_and_how_it_was_measured() {
+        let expected = "\
+share it, on host (NUMA node 0), 2 processes, pinned to one core
+microseconds; every round was checked
+
+    size  wholemem  raw calls  ratio  best  raw best  rounds
+  64 KiB      25.0       20.0   1.25  25.0      20.0       1
+";
+        assert_eq!(example(None).render("share it", Colour::Off), expected);
+    }
+
+    #[test]
+    fn a_flaw_is_seen_by_programs_and_people_and_fails() {
+        let report = example(Some("the last byte is 3".to_owned()));
+        assert!(!report.verified);
+        assert!(report.render("share it", Colour::Off).contains("a check FAILED"));
+        assert_eq!(report.verdict().unwrap_err().to_string(), "64 KiB: the last byte is 3");
+    }
+
+    #[test]
+    fn no_time_at_all_is_no_division_by_zero() {
+        assert_eq!(Measured::new(1, None, &paired(0, 0), None).of_limit, 1.0);
+    }
+}

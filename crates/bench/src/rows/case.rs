@@ -1,0 +1,316 @@
+//! What is measured: the parameters of one case, and the cases that arguments ask for.
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use wholemem_command::size::{ByteCount, Rough};
+use wholemem_hal::BackendKind;
+use wholemem_os::width::to_usize;
+
+use super::Op;
+use crate::args::{IndexChoice, KindChoice, LocationChoice, RowsArgs, Share, Spread};
+
+/// What ranks' parts of a table are multiples of, in rows: so that they are whole words, whatever a row is.
+const STEP: u64 = 8;
+
+/// Calls of few rows are timed together: as many as move this much or the table's length, but no more than so many.
+const TOGETHER: usize = 8 << 20;
+const MOST_CALLS: u64 = 2048;
+
+/// How much memory a measurement may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Room {
+    /// The table's, unless another is asked for.
+    pub(super) table: usize,
+    /// What a call moves, unless another number of rows is asked for.
+    pub(super) payload: usize,
+    /// The most rows of a call, unless they are asked for.
+    pub(super) most_rows: u64,
+    /// What is moved between two uses of the same memory.
+    pub(super) ring: usize,
+}
+
+impl Room {
+    /// What suits a device with so much memory free.
+    pub(super) fn on(kind: BackendKind, available: usize) -> Self {
+        let power_below = |len: usize| 1_usize << len.max(1).ilog2();
+        match kind {
+            BackendKind::Cuda => Self {
+                table: power_below(available / 3).min(16 << 30),
+                payload: 2 << 30,
+                most_rows: 32 << 20,
+                ring: 8 << 30,
+            },
+            _ => Self {
+                table: power_below(available / 4).min(4 << 30),
+                payload: 64 << 20,
+                most_rows: 4 << 20,
+                ring: 1 << 30,
+            },
+        }
+    }
+}
+
+/// One thing to measure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Case {
+    pub(super) op: Op,
+    pub(super) row_len: usize,
+    pub(super) index: IndexChoice,
+    pub(super) spread: Spread,
+    pub(super) kind: KindChoice,
+    pub(super) location: LocationChoice,
+    pub(super) share: Share,
+    pub(super) ranks: u32,
+    pub(super) first_only: bool,
+    pub(super) table_rows: u64,
+    /// Rows of a call.
+    pub(super) rows: u64,
+    /// Calls that are timed together.
+    pub(super) calls: u64,
+    /// Pairs of a run.
+    pub(super) pairs: u32,
+    pub(super) rounds: u32,
+}
+
+impl Case {
+    /// All that the arguments ask for, those of one number of ranks side by side, and among them those of one table.
+    pub(super) fn all(op: Op, args: &RowsArgs, room: &Room) -> Result<Vec<Self>> {
+        let room = match args.table {
+            Some(ByteCount(table)) => Room { table, ..*room },
+            None => *room,
+        };
+        let mut cases = Vec::new();
+        for &ranks in &args.ranks {
+            for (&location, &kind) in pairs(&args.location, &args.kind) {
+                for (&share, &ByteCount(row_len)) in pairs(&args.share, &args.row_bytes) {
+                    for (&index, &spread) in pairs(&args.index, &args.spread) {
+                        let tour = Self::of_the_tour(op, ranks, &room);
+                        let (first_only, rounds) = (args.first_only, args.rounds);
+                        let case = Self { index, spread, kind, location, share, first_only, rounds, ..tour };
+                        let asked = args.rows.iter().copied().map(Some);
+                        let rows: Vec<_> = if args.rows.is_empty() { vec![None] } else { asked.collect() };
+                        for rows in rows {
+                            cases.push(case.sized(row_len, rows, args.calls, &room)?);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(cases)
+    }
+
+    /// Rows of 1 KiB of a table that is divided evenly.
+    pub(super) fn of_the_tour(op: Op, ranks: u32, room: &Room) -> Self {
+        let case = Self {
+            op,
+            row_len: 1024,
+            index: IndexChoice::I64,
+            spread: Spread::Uniform,
+            kind: KindChoice::Continuous,
+            location: LocationChoice::Device,
+            share: Share::Even,
+            ranks,
+            first_only: false,
+            table_rows: 0,
+            rows: 0,
+            calls: 1,
+            pairs: 1,
+            rounds: 3,
+        };
+        let rows = (room.payload.min(room.table) / case.row_len).max(1) as u64;
+        Self { calls: 1, ..case.of_rows(case.row_len, rows, room.table) }
+    }
+
+    /// The same, of rows of another length.
+    fn sized(&self, row_len: usize, rows: Option<u64>, calls: Option<u64>, room: &Room) -> Result<Self> {
+        let least = length(STEP * u64::from(self.ranks), row_len);
+        ensure!(
+            least <= room.table,
+            "a table of {} has no {STEP} rows of {} for each rank",
+            Rough(room.table),
+            Rough(row_len)
+        );
+        let usual = ((room.payload.min(room.table) / row_len) as u64).clamp(1, room.most_rows);
+        let rows = rows.unwrap_or(usual);
+        let all = usize::try_from(rows.saturating_mul(calls.unwrap_or(1))).ok();
+        let all = all.and_then(|rows| rows.checked_mul(row_len));
+        let all = all.filter(|len| *len <= isize::MAX.cast_unsigned() / 8);
+        all.with_context(|| format!("{rows} rows of {} are more than a machine has", Rough(row_len)))?;
+        let mut sized = self.of_rows(row_len, rows, room.table);
+        sized.calls = calls.unwrap_or(sized.calls);
+        let pairs = (room.ring.min(room.table.saturating_mul(4)) / (2 * sized.dense_len())).max(1);
+        Ok(Self { pairs: u32::try_from(pairs).unwrap_or(u32::MAX).min(self.rounds), ..sized })
+    }
+
+    /// The same with so many rows of a length to a call, and as many in a table as it has room for.
+    pub(super) fn of_rows(&self, row_len: usize, rows: u64, table: usize) -> Self {
+        let step = STEP * u64::from(self.ranks);
+        let table_rows = ((table / row_len) as u64 / step * step).max(step);
+        let call = length(rows, row_len).max(1);
+        let calls = ((TOGETHER.min(table) / call) as u64).clamp(1, MOST_CALLS);
+        Self { row_len, rows, table_rows, calls, ..self.clone() }
+    }
+
+    /// Whether another case is of the same table.
+    pub(super) fn has_the_table_of(&self, other: &Self) -> bool {
+        let table =
+            |case: &Self| (case.row_len, case.kind, case.location, case.share, case.ranks, case.table_rows);
+        table(self) == table(other)
+    }
+
+    /// How many ranks move rows.
+    pub(super) fn movers(&self) -> u32 {
+        if self.first_only { 1 } else { self.ranks }
+    }
+
+    /// How many rows each rank has.
+    pub(super) fn rows_of_each(&self) -> Vec<u64> {
+        let ranks = u64::from(self.ranks);
+        // All of 1..=ranks where seven does not divide them, and no two neighbours alike.
+        let weights: Vec<u64> = match self.share {
+            Share::Even => vec![1; self.ranks as usize],
+            Share::Uneven => (0..ranks).map(|rank| rank * 7 % ranks + 1).collect(),
+            Share::First => (0..ranks).map(|rank| u64::from(rank == 0)).collect(),
+            Share::Last => (0..ranks).map(|rank| u64::from(rank + 1 == ranks)).collect(),
+        };
+        let sum: u64 = weights.iter().sum();
+        let mut rows: Vec<_> =
+            weights.iter().map(|weight| self.table_rows / STEP * weight / sum * STEP).collect();
+        // What rounding left goes to the one that has most.
+        let left = self.table_rows - rows.iter().sum::<u64>();
+        if let Some(most) = rows.iter_mut().max() {
+            *most += left;
+        }
+        rows
+    }
+
+    /// How many rows indices name: all, but for those that the type cannot number.
+    pub(super) fn reach(&self) -> u64 {
+        match self.index {
+            IndexChoice::I32 => self.table_rows.min(1 << 31),
+            IndexChoice::I64 => self.table_rows,
+        }
+    }
+
+    pub(super) fn index_len(&self) -> usize {
+        match self.index {
+            IndexChoice::I32 => 4,
+            IndexChoice::I64 => 8,
+        }
+    }
+
+    /// Rows that one rank moves in a round.
+    pub(super) fn batch_rows(&self) -> u64 {
+        self.rows * self.calls
+    }
+
+    /// Bytes that one rank moves in a round.
+    pub(super) fn batch_len(&self) -> usize {
+        length(self.batch_rows(), self.row_len)
+    }
+
+    /// The memory they take on the dense side, in whole words.
+    pub(super) fn dense_len(&self) -> usize {
+        self.batch_len().next_multiple_of(size_of::<u64>())
+    }
+
+    pub(super) fn table_len(&self) -> usize {
+        length(self.table_rows, self.row_len)
+    }
+
+    /// About how much memory it takes in all.
+    pub(super) fn footprint(&self) -> usize {
+        let indices = length(self.batch_rows(), self.index_len());
+        let run = (2 * self.dense_len() + indices).saturating_mul(self.pairs as usize);
+        run.saturating_add(self.dense_len())
+            .saturating_mul(self.movers() as usize)
+            .saturating_add(self.table_len())
+    }
+
+    pub(super) fn label(&self) -> String {
+        let verb = match self.op {
+            Op::Gather => "gathering",
+            Op::Scatter => "scattering",
+        };
+        format!("{verb} {} rows of {}", self.rows, Rough(self.row_len))
+    }
+}
+
+/// How many bytes rows are. What does not fit was refused.
+fn length(rows: u64, row_len: usize) -> usize {
+    to_usize(rows).saturating_mul(row_len)
+}
+
+/// Each with each.
+fn pairs<'a, A, B>(these: &'a [A], those: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
+    these.iter().flat_map(move |this| those.iter().map(move |that| (this, that)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::BenchCommand;
+    use crate::args::tests::parse;
+
+    const ROOM: Room = Room { table: 1 << 30, payload: 64 << 20, most_rows: 4 << 20, ring: 1 << 30 };
+
+    fn cases(args: &str) -> Result<Vec<Case>> {
+        let words: Vec<_> = ["gather"].into_iter().chain(args.split_whitespace()).collect();
+        let BenchCommand::Gather(args) = parse(&words) else { panic!("another bench") };
+        Case::all(Op::Gather, &args, &ROOM)
+    }
+
+    #[test]
+    fn each_value_goes_with_each_and_tables_are_made_once() {
+        let line =
+            "--row-bytes 4,1KiB --index i32,i64 --spread uniform,zipf --kind continuous,chunked --ranks 1,2";
+        let cases = cases(line).unwrap();
+        assert_eq!(cases.len(), 32);
+        assert_eq!(cases.chunk_by(Case::has_the_table_of).count(), 8);
+        assert_eq!(cases.chunk_by(|one, next| one.ranks == next.ranks).count(), 2);
+    }
+
+    #[test]
+    fn a_call_moves_the_usual_payload_or_the_rows_asked_for() {
+        let usual = cases("--row-bytes 4,1KiB").unwrap();
+        let sizes: Vec<_> = usual.iter().map(|case| (case.rows, case.calls, case.pairs)).collect();
+        assert_eq!(sizes, [(4 << 20, 1, 15), (64 << 10, 1, 8)]);
+        let few = cases("--row-bytes 1KiB --rows 1,100 --rounds 5").unwrap();
+        let sizes: Vec<_> = few.iter().map(|case| (case.rows, case.calls, case.pairs)).collect();
+        assert_eq!(sizes, [(1, 2048, 5), (100, 81, 5)]);
+        let asked = cases("--row-bytes 1KiB --rows 1,65536 --calls 3").unwrap();
+        let sizes: Vec<_> = asked.iter().map(|case| (case.rows, case.calls, case.pairs)).collect();
+        assert_eq!(sizes, [(1, 3, 15), (65536, 3, 2)]);
+        let error = cases("--row-bytes 1GiB --table 8GiB --rows 1073741824 --calls 8").unwrap_err();
+        assert_eq!(error.to_string(), "1073741824 rows of 1 GiB are more than a machine has");
+    }
+
+    #[test]
+    fn ranks_have_whole_words_and_all_rows() {
+        for share in [Share::Even, Share::Uneven, Share::First, Share::Last] {
+            for (ranks, row_len) in [(1, 4), (2, 12), (7, 100), (17, 130)] {
+                let case = Case { share, ..Case::of_the_tour(Op::Gather, ranks, &ROOM) };
+                let case = case.of_rows(row_len, 1, ROOM.table);
+                let rows = case.rows_of_each();
+                assert_eq!((rows.len(), rows.iter().sum()), (ranks as usize, case.table_rows));
+                assert!(rows.iter().all(|rows| rows % STEP == 0), "{rows:?}");
+                let alike = rows.windows(2).filter(|two| two[0] == two[1]).count();
+                assert!(share != Share::Uneven || alike == 0 || ranks == 7, "{rows:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn four_byte_indices_name_what_they_can() {
+        let room = Room { table: 16 << 30, ..ROOM };
+        let case = Case::of_the_tour(Op::Gather, 1, &room).of_rows(4, 1, room.table);
+        assert_eq!(Case { index: IndexChoice::I32, ..case.clone() }.reach(), 1 << 31);
+        assert_eq!(case.reach(), 4 << 30);
+    }
+
+    #[test]
+    fn a_table_that_is_too_short_for_its_rows_is_refused() {
+        let error = cases("--row-bytes 1MiB --table 1MiB").unwrap_err();
+        assert_eq!(error.to_string(), "a table of 1 MiB has no 8 rows of 1 MiB for each rank");
+    }
+}

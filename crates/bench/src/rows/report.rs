@@ -1,0 +1,252 @@
+//! What was found, for programs and for people.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+use wholemem_command::size::Rough;
+use wholemem_command::table::{Align, Table};
+use wholemem_command::terminal::{self, Colour, Tone};
+use wholemem_hal::Device;
+
+use super::{Case, Op};
+use crate::args::{IndexChoice, KindChoice, LocationChoice, Share, Spread};
+use crate::sample::Summary;
+
+/// One case. Rates are of payload: what is read and written once counts once.
+#[derive(Debug, Clone, Serialize)]
+pub struct Measured {
+    row_bytes: usize,
+    index: IndexChoice,
+    kind: KindChoice,
+    location: LocationChoice,
+    spread: Spread,
+    share: Share,
+    ranks: u32,
+    /// How many of the ranks move rows, all at once.
+    movers: u32,
+    /// How many devices the ranks have between them: where there are fewer than ranks, they share.
+    devices: u32,
+    /// The rows that a call moves.
+    pub rows: u64,
+    /// How many calls of so many rows were timed together.
+    calls: u64,
+    /// The length of the table.
+    pub table_bytes: usize,
+    value: f64,
+    unit: &'static str,
+    limit: f64,
+    of_limit: f64,
+    median: f64,
+    limit_median: f64,
+    best: f64,
+    limit_best: f64,
+    /// How long a call took.
+    call_us: f64,
+    rounds: u32,
+    /// How long a round took.
+    #[serde(skip)]
+    pub took: Duration,
+    /// The bytes of all ranks that were moved in a round.
+    #[serde(skip)]
+    pub moved: usize,
+}
+
+impl Measured {
+    pub(super) fn new(case: &Case, device: &Device, summary: &Summary) -> Self {
+        let moved = case.batch_len() * case.movers() as usize;
+        let payload = moved as f64;
+        let speed = |time: Duration| rounded(payload / time.as_secs_f64().max(1e-9) / 1e9);
+        let Summary { typical, median, best } = *summary;
+        let (value, limit) = (speed(typical.ours), speed(typical.raw));
+        let devices =
+            u32::try_from(device.backend().devices().len()).expect("devices are numbered in 32 bits");
+        Self {
+            row_bytes: case.row_len,
+            index: case.index,
+            kind: case.kind,
+            location: case.location,
+            spread: case.spread,
+            share: case.share,
+            ranks: case.ranks,
+            movers: case.movers(),
+            devices: devices.min(case.ranks),
+            rows: case.rows,
+            calls: case.calls,
+            table_bytes: case.table_len(),
+            value,
+            unit: "GB/s",
+            limit,
+            of_limit: if limit > 0.0 { rounded(value / limit) } else { 1.0 },
+            median: speed(median.ours),
+            limit_median: speed(median.raw),
+            best: speed(best.ours),
+            limit_best: speed(best.raw),
+            call_us: rounded(typical.ours.as_secs_f64() * 1e6 / case.calls as f64),
+            rounds: case.rounds,
+            took: typical.ours,
+            moved,
+        }
+    }
+}
+
+/// To a thousandth, or to three digits where that is nothing.
+fn rounded(value: f64) -> f64 {
+    let scale = if value.abs() < 0.1 { 1e6 } else { 1e3 };
+    (value * scale).round() / scale
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    bench: &'static str,
+    backend: String,
+    device: String,
+    ranks: u32,
+    verified: bool,
+    cases: &'a [Measured],
+}
+
+/// Prints the cases. Each was checked, or there would have been an error.
+pub(super) fn tell(op: Op, device: &Device, cases: &[Measured], json: bool) -> Result<()> {
+    let report = Report {
+        bench: match op {
+            Op::Gather => "gather",
+            Op::Scatter => "scatter",
+        },
+        backend: device.backend().kind().to_string(),
+        device: device.info().name.clone(),
+        ranks: cases.iter().map(|case| case.ranks).max().unwrap_or(0),
+        verified: true,
+        cases,
+    };
+    if json { terminal::print_json(&report) } else { terminal::print(&report.render(Colour::of_stdout())) }
+}
+
+/// A value as it stands in the JSON.
+fn word(value: &impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => String::new(),
+    }
+}
+
+impl Report<'_> {
+    fn render(&self, colour: Colour) -> String {
+        let columns = [
+            "row",
+            "rows",
+            "table",
+            "index",
+            "spread",
+            "ranks",
+            "wholemem",
+            "copy",
+            "of limit",
+            "best",
+            "us a call",
+        ];
+        let mut table = Table::new(columns.map(|name| match name {
+            "table" | "index" | "spread" | "ranks" => (name, Align::Left),
+            _ => (name, Align::Right),
+        }));
+        for case in self.cases {
+            let place = format!("{} {}", word(&case.kind), word(&case.location));
+            let share =
+                if case.share == Share::Even { String::new() } else { format!(", {}", word(&case.share)) };
+            table.row(
+                Tone::Plain,
+                [
+                    Rough(case.row_bytes).to_string(),
+                    case.rows.to_string(),
+                    place,
+                    word(&case.index),
+                    word(&case.spread),
+                    format!("{}{share}", case.ranks_in_words()),
+                    digits(case.value),
+                    digits(case.limit),
+                    digits(case.of_limit),
+                    digits(case.best),
+                    digits(case.call_us),
+                ],
+            );
+        }
+        let what = match self.bench {
+            "gather" => "gathering rows of a table",
+            _ => "scattering rows to a table",
+        };
+        let len = self.cases.iter().map(|case| case.table_bytes).max().unwrap_or(0);
+        format!(
+            "{what} of {}, on {} ({})\nGB/s of payload, beside a plain copy of as many bytes; \
+            all that was moved was checked\n\n{}",
+            Rough(len),
+            self.backend,
+            self.device,
+            table.render(colour)
+        )
+    }
+}
+
+impl Measured {
+    /// `1`, `4 on one device`, `2, one moves`
+    fn ranks_in_words(&self) -> String {
+        let on = match self.devices {
+            devices if devices == self.ranks => String::new(),
+            1 => " on one device".to_owned(),
+            devices => format!(" on {devices} devices"),
+        };
+        let movers = if self.movers == self.ranks { "" } else { ", one moves" };
+        format!("{}{on}{movers}", self.ranks)
+    }
+}
+
+/// Three digits, or whole numbers.
+fn digits(value: f64) -> String {
+    match value {
+        value if value >= 100.0 => format!("{value:.0}"),
+        value if value >= 10.0 => format!("{value:.1}"),
+        value if value >= 0.1 => format!("{value:.2}"),
+        value => format!("{value:.4}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Backend, HostConfig};
+
+    use super::super::case::Room;
+    use super::*;
+    use crate::sample::Pair;
+
+    fn measured(ranks: u32, first_only: bool) -> Measured {
+        let room = Room { table: 1 << 30, payload: 1 << 20, most_rows: 1 << 20, ring: 1 << 20 };
+        let case = Case { first_only, calls: 8, ..Case::of_the_tour(Op::Gather, ranks, &room) };
+        let device = Backend::host(HostConfig::virtual_devices(1)).unwrap().device(0).unwrap();
+        let pair = |ours, raw| Pair { ours: Duration::from_micros(ours), raw: Duration::from_micros(raw) };
+        let summary = Summary { typical: pair(4000, 2000), median: pair(5000, 2500), best: pair(3000, 1000) };
+        Measured::new(&case, &device, &summary)
+    }
+
+    #[test]
+    fn json_has_the_parameters_and_the_fields_that_every_benchmark_has() {
+        let expected = concat!(
+            r#"{"row_bytes":1024,"index":"i64","kind":"continuous","location":"device","spread":"uniform","#,
+            r#""share":"even","ranks":2,"movers":2,"devices":1,"rows":1024,"calls":8,"table_bytes":1073741824,"#,
+            r#""value":4.194,"unit":"GB/s","limit":8.389,"of_limit":0.5,"median":3.355,"limit_median":6.711,"#,
+            r#""best":5.592,"limit_best":16.777,"call_us":500.0,"rounds":3}"#
+        );
+        assert_eq!(serde_json::to_string(&measured(2, false)).unwrap(), expected);
+    }
+
+    #[test]
+    fn people_see_which_ranks_share_a_device() {
+        assert_eq!(measured(1, false).ranks_in_words(), "1");
+        assert_eq!(measured(4, false).ranks_in_words(), "4 on one device");
+        assert_eq!(measured(2, true).ranks_in_words(), "2 on one device, one moves");
+    }
+
+    #[test]
+    fn rates_keep_three_digits() {
+        assert_eq!([1834.4, 12.34, 1.5, 0.0123].map(digits), ["1834", "12.3", "1.50", "0.0123"]);
+        assert_eq!(rounded(0.000_123_4), 0.000_123);
+    }
+}

@@ -1,0 +1,371 @@
+//! One rank's part in a case: runs of pairs that are prepared, timed and checked.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::time::{ClockId, clock_gettime};
+use wholemem::{Dtype, Indices, Order, RowBuffer};
+use wholemem_command::memory;
+use wholemem_hal::limits::Raw;
+use wholemem_hal::pattern::{Pattern, word};
+use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Rights, Span, Stream};
+use wholemem_os::Deadline;
+
+use super::case::Case;
+use super::content::{POISON, cores, first_difference, joined, sum_rows, write_rows};
+use super::indices::Draw;
+use super::table::{Piece, SEED, Table, fill, seed_at};
+use super::{Op, Told};
+use crate::alloc::raw_failed;
+use crate::args::IndexChoice;
+use crate::sample::{PairedTimes, Side, Summary, Timed};
+
+/// From here on the plain copy on a host is made by all cores, as a gather is.
+const WORTH_SHARING: usize = 16 << 20;
+
+/// Runs a case as one rank, and tells of each round that counts, when it is about to begin and when it is over.
+pub(super) fn run_case(
+    table: &Table,
+    case: &Case,
+    tell: &mut impl FnMut(Told) -> Result<()>,
+) -> Result<Summary> {
+    let mut runner = Runner::new(table, case)?;
+    // One round before anything counts.
+    runner.run(&mut PairedTimes::default(), 1, &mut |_| Ok(()))?;
+    let mut paired = PairedTimes::default();
+    while paired.rounds() < case.rounds {
+        let rounds = case.pairs.min(case.rounds - paired.rounds());
+        runner.run(&mut paired, rounds, tell)?;
+    }
+    if case.op == Op::Scatter {
+        table.check(&runner.stream, &runner.pattern)?;
+    }
+    Ok(paired.summary())
+}
+
+/// A rank, what it moves rows with, and what it moves them to or from.
+struct Runner<'a> {
+    table: &'a Table,
+    case: &'a Case,
+    stream: Stream,
+    raw: Raw,
+    pattern: Pattern,
+    events: [Event; 2],
+    pairs: Vec<Pair>,
+    /// Where rows that were scattered are gathered again.
+    check: Option<Span>,
+    /// Rows on their way to the device.
+    rows: Vec<u8>,
+    runs: u64,
+    draws: u64,
+}
+
+/// What a round uses.
+struct Pair {
+    dense: Span,
+    indices: Span,
+    draw: Draw,
+    /// The copy's.
+    plain: Span,
+    pieces: Vec<Piece>,
+}
+
+impl<'a> Runner<'a> {
+    fn new(table: &'a Table, case: &'a Case) -> Result<Self> {
+        let device = table.group.device();
+        let pairs = if Self::moves(table, case) { case.pairs as usize } else { 0 };
+        let dense_len = case.dense_len();
+        let index_len = usize::try_from(case.batch_rows())? * case.index_len();
+        let map = |len: usize| -> Result<Mapping> {
+            let map = device.allocate(memory::whole_granules(device, len)?)?.map(Rights::ReadWrite)?;
+            // Some twenty times faster than with the first touch of each page, and no loss where it cannot be.
+            let _ = map.populate();
+            Ok(map)
+        };
+        let mut all = Vec::new();
+        for _ in 0..pairs {
+            let dense = map(dense_len)?.span(0, dense_len)?;
+            let indices = map(index_len)?.span(0, index_len)?;
+            let plain = map(dense_len)?.span(0, dense_len)?;
+            let draw = Draw::new(case.spread, case.reach(), 0);
+            all.push(Pair { dense, indices, draw, plain, pieces: Vec::new() });
+        }
+        let check = match case.op {
+            Op::Scatter if pairs > 0 => Some(map(dense_len)?.span(0, dense_len)?),
+            _ => None,
+        };
+        let event = || Event::create(device, EventKind::Timed);
+        Ok(Self {
+            table,
+            case,
+            stream: device.stream()?,
+            raw: Raw::of(device).map_err(raw_failed)?,
+            pattern: Pattern::load(device)?,
+            events: [event()?, event()?],
+            pairs: all,
+            check,
+            rows: Vec::new(),
+            runs: 0,
+            draws: 0,
+        })
+    }
+
+    fn moves(table: &Table, case: &Case) -> bool {
+        !case.first_only || table.group.rank().0 == 0
+    }
+
+    /// Runs some rounds: prepares what they use, measures each, and checks what came of them.
+    fn run(
+        &mut self,
+        paired: &mut PairedTimes,
+        rounds: u32,
+        tell: &mut impl FnMut(Told) -> Result<()>,
+    ) -> Result<()> {
+        self.runs += 1;
+        let used = self.pairs.len().min(rounds as usize);
+        for pair in 0..used {
+            self.prepare(pair)?;
+        }
+        self.table.group.barrier(&self.stream)?;
+        for round in 0..rounds as usize {
+            tell(Told::Ready)?;
+            paired.round(&mut |side| {
+                let took = self.together(|| match side {
+                    Side::Ours => self.ours(&self.pairs[round]),
+                    Side::Raw => self.plain(&self.pairs[round]),
+                })?;
+                Ok(Timed { took, flaw: None })
+            })?;
+            if let Some(pair) = paired.latest() {
+                tell(Told::Round(pair))?;
+            }
+        }
+        self.table.group.barrier(&self.stream)?;
+        self.table.tensor.check()?;
+        for pair in 0..used {
+            self.check(pair)?;
+        }
+        self.table.group.barrier(&self.stream)?;
+        if self.case.op == Op::Scatter {
+            for pair in 0..used {
+                self.undo(pair)?;
+            }
+            self.table.group.barrier(&self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// What rows become in this run, when they are scattered: the same on every rank, so that it does not matter who is
+    /// last.
+    fn version(&self) -> u64 {
+        word(SEED, !self.runs)
+    }
+
+    /// Gives a pair indices of its own, a place for the copy, and what they need.
+    fn prepare(&mut self, pair: usize) -> Result<()> {
+        self.draws += 1;
+        let seed = word(word(!SEED, u64::from(self.table.group.rank().0)), self.draws);
+        let (case, version) = (self.case, self.version());
+        let draw = Draw::new(case.spread, case.reach(), seed);
+        let Pair { dense, indices, plain, .. } = &self.pairs[pair];
+        self.stream.write(indices, &draw.bytes(case.index, case.batch_rows()))?;
+
+        // Whole pages from anywhere on.
+        let place = (u128::from(seed) * self.table.tensor.memory().len() as u128) >> 64;
+        let pieces = self.table.pieces(usize::try_from(place)? & !4095, plain.len())?;
+        match case.op {
+            Op::Gather => {
+                self.stream.fill(dense, POISON)?;
+                self.stream.fill(plain, POISON)?;
+            }
+            Op::Scatter => {
+                for Piece { at, offset, span } in &pieces {
+                    fill(&plain.part(*at, span.len())?, &self.stream, &self.pattern, version, *offset)?;
+                }
+                self.rows.resize(case.batch_len(), 0);
+                write_rows(version, case.row_len, |position| draw.at(position), &mut self.rows);
+                self.stream.write(&dense.part(0, self.rows.len())?, &self.rows)?;
+            }
+        }
+        let prepared = &mut self.pairs[pair];
+        (prepared.draw, prepared.pieces) = (draw, pieces);
+        Ok(())
+    }
+
+    /// Does something on all ranks at once, and says how long it took from the first beginning to the last end. One rank
+    /// alone says itself how long it took.
+    fn together(&self, work: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
+        let comm = self.table.group.bootstrap();
+        if self.case.ranks == 1 {
+            return work();
+        }
+        comm.barrier()?;
+        let start = now();
+        let own = if self.pairs.is_empty() { Duration::ZERO } else { work()? };
+        let (start, end) = match self.case.movers() {
+            1 => (Duration::ZERO, own),
+            _ => (start, now()),
+        };
+        let words =
+            [start, end].map(|moment| u64::try_from(moment.as_nanos()).expect("shorter than 584 years"));
+        let all = comm.all_gather(&words.map(u64::to_le_bytes).concat())?;
+        let (mut first, mut last) = (u64::MAX, 0);
+        for (rank, bytes) in all.iter().enumerate() {
+            let (words, _) = bytes.as_chunks::<8>();
+            let [start, end] = words else { anyhow::bail!("rank {rank} told no times") };
+            (first, last) = (first.min(u64::from_le_bytes(*start)), last.max(u64::from_le_bytes(*end)));
+        }
+        Ok(Duration::from_nanos(last.saturating_sub(first)))
+    }
+
+    /// Moves rows, as whoever calls this library from Rust would: operands are made beforehand, calls are not.
+    fn ours(&self, pair: &Pair) -> Result<Duration> {
+        let (tensor, stream, [begin, end]) = (&self.table.tensor, &self.stream, &self.events);
+        let on_device = stream.device().backend().kind() == BackendKind::Cuda;
+        let calls = calls(self.case, &pair.dense, &pair.indices)?;
+        let start = Instant::now();
+        if on_device {
+            stream.record(begin)?;
+        }
+        for (indices, dense) in &calls {
+            match self.case.op {
+                Op::Gather => tensor.gather(stream, indices, dense)?,
+                Op::Scatter => tensor.scatter(stream, dense, indices, Order::Any)?,
+            }
+        }
+        if on_device {
+            stream.record(end)?;
+        }
+        stream.synchronize(Deadline::NEVER)?;
+        Ok(if on_device { begin.elapsed(end)? } else { start.elapsed() })
+    }
+
+    /// Copies as many bytes between the table and memory like that of the rows.
+    fn plain(&self, pair: &Pair) -> Result<Duration> {
+        let mut took = Duration::ZERO;
+        for Piece { at, span, .. } in &pair.pieces {
+            let dense = pair.plain.part(*at, span.len())?;
+            let (to, from) = match self.case.op {
+                Op::Gather => (&dense, span),
+                Op::Scatter => (span, &dense),
+            };
+            took += self.copy(to, from)?;
+        }
+        Ok(took)
+    }
+
+    fn copy(&self, to: &Span, from: &Span) -> Result<Duration> {
+        let threads = cores() / self.case.movers() as usize;
+        let on_host = self.stream.device().backend().kind() == BackendKind::Host;
+        if !on_host || threads < 2 || to.len() < WORTH_SHARING {
+            return self.raw.best_copy(to, from, 1).map_err(raw_failed);
+        }
+        let step = to.len().div_ceil(threads).next_multiple_of(4096);
+        let parts: Vec<_> =
+            (0..to.len()).step_by(step).map(|start| (start, step.min(to.len() - start))).collect();
+        let (line, device) = (Barrier::new(parts.len()), self.stream.device());
+        let times: Vec<Result<(Instant, Instant)>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = parts
+                .iter()
+                .map(|&(start, len)| {
+                    let line = &line;
+                    scope.spawn(move || {
+                        let (to, from) = (to.part(start, len), from.part(start, len));
+                        let raw = Raw::of(device);
+                        line.wait();
+                        let (to, from, raw) = (to?, from?, raw.map_err(raw_failed)?);
+                        let began = Instant::now();
+                        raw.best_copy(&to, &from, 1).map_err(raw_failed)?;
+                        Ok((began, Instant::now()))
+                    })
+                })
+                .collect();
+            threads.into_iter().map(joined).collect()
+        });
+        let times = times.into_iter().collect::<Result<Vec<_>>>()?;
+        let began = times.iter().map(|(began, _)| *began).min();
+        let ended = times.iter().map(|(_, ended)| *ended).max();
+        Ok(ended.zip(began).map(|(ended, began)| ended.saturating_duration_since(began)).unwrap_or_default())
+    }
+
+    /// Checks all bytes that a pair moved.
+    fn check(&self, pair: usize) -> Result<()> {
+        let (case, pair) = (self.case, &self.pairs[pair]);
+        let (seed, seen) = match (case.op, &self.check) {
+            (Op::Scatter, Some(check)) => {
+                self.stream.fill(check, POISON)?;
+                let all = indices(case.index, pair.indices.clone());
+                self.table.tensor.gather_sync(&self.stream, &all, &dense(check.clone()))?;
+                (self.version(), check)
+            }
+            _ => (SEED, &pair.dense),
+        };
+        let row_of = |position| pair.draw.at(position);
+        let expected = sum_rows(seed, case.row_len, case.batch_rows(), row_of);
+        if self.pattern.checksum(&self.stream, seen)? != expected {
+            let mut rows = vec![0; case.batch_len()];
+            self.stream.read(&seen.part(0, rows.len())?, &mut rows)?;
+            let label = case.label();
+            let (position, byte) = first_difference(seed, case.row_len, row_of, &rows)
+                .with_context(|| format!("{label}: bytes behind the last row have changed"))?;
+            let row = row_of(position);
+            anyhow::bail!(
+                "{label}: position {position}, which is row {row}, is wrong from its byte {byte} on"
+            );
+        }
+        for Piece { at, offset, span } in &pair.pieces {
+            let copied = match case.op {
+                Op::Gather => pair.plain.part(*at, span.len())?,
+                Op::Scatter => span.clone(),
+            };
+            let first = seed_at(seed, *offset);
+            let expected = sum_rows(first, 8, (span.len() / 8) as u64, |position| position);
+            let seen = self.pattern.checksum(&self.stream, &copied)?;
+            ensure!(seen == expected, "the plain copy of {} bytes is wrong", span.len());
+        }
+        Ok(())
+    }
+
+    /// Scatters what was there before.
+    fn undo(&mut self, pair: usize) -> Result<()> {
+        let (case, pair) = (self.case, &self.pairs[pair]);
+        write_rows(SEED, case.row_len, |position| pair.draw.at(position), &mut self.rows);
+        let rows = pair.dense.part(0, self.rows.len())?;
+        self.stream.write(&rows, &self.rows)?;
+        let all = indices(case.index, pair.indices.clone());
+        self.table.tensor.scatter_sync(&self.stream, &dense(rows), &all, Order::Any)?;
+        for Piece { offset, span, .. } in &pair.pieces {
+            fill(span, &self.stream, &self.pattern, SEED, *offset)?;
+        }
+        Ok(())
+    }
+}
+
+fn indices(kind: IndexChoice, span: Span) -> Indices {
+    match kind {
+        IndexChoice::I32 => Indices::i32(span),
+        IndexChoice::I64 => Indices::i64(span),
+    }
+}
+
+fn dense(span: Span) -> RowBuffer {
+    RowBuffer::new(span, Dtype::U8)
+}
+
+/// The calls of a round, one behind the other in its memory.
+fn calls(case: &Case, rows: &Span, numbers: &Span) -> Result<Vec<(Indices, RowBuffer)>> {
+    let count = usize::try_from(case.rows)?;
+    (0..usize::try_from(case.calls)?)
+        .map(|call| {
+            let part = |span: &Span, len: usize| span.part(call * count * len, count * len);
+            let of_rows = dense(part(rows, case.row_len)?);
+            Ok((indices(case.index, part(numbers, case.index_len())?), of_rows))
+        })
+        .collect()
+}
+
+/// Now, on the clock that all processes of a machine share.
+fn now() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
+}

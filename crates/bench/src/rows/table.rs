@@ -1,0 +1,129 @@
+//! The table whose rows are moved: a tensor of bytes over all ranks, each row known by its number.
+
+use std::ops::Range;
+
+use anyhow::{Result, ensure};
+use wholemem::{Communicator, Dtype, Kind, Location, Rank, TensorSpec, WholeTensor};
+use wholemem_hal::pattern::Pattern;
+use wholemem_hal::{BackendKind, Span, Stream};
+use wholemem_os::Deadline;
+use wholemem_os::width::to_usize;
+
+use super::case::Case;
+use super::content::{cores, joined, sum_rows};
+use crate::args::{KindChoice, LocationChoice};
+
+/// The seed of what it holds.
+pub(super) const SEED: u64 = 0x0b57_ac1e_0000_0001;
+
+const WORD: usize = size_of::<u64>();
+
+/// From here on a host's memory is filled by all cores.
+const WORTH_SHARING: usize = 32 << 20;
+
+/// A table that holds the pattern of [`SEED`], as one rank has it.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) group: Communicator,
+    pub(super) tensor: WholeTensor,
+}
+
+impl Table {
+    /// Makes it and fills it. Collective.
+    pub(super) fn create(group: &Communicator, case: &Case) -> Result<Self> {
+        let spec = TensorSpec::new(Dtype::U8, &[case.table_rows, case.row_len as u64]);
+        let kind = match case.kind {
+            KindChoice::Continuous => Kind::Continuous,
+            KindChoice::Chunked => Kind::Chunked,
+        };
+        let location = match case.location {
+            LocationChoice::Device => Location::Device,
+            LocationChoice::Host => Location::Host,
+        };
+        let rows_of_each = Some(case.rows_of_each());
+        let tensor = WholeTensor::create(group, &TensorSpec { kind, location, rows_of_each, ..spec })?;
+        let table = Self { group: group.clone(), tensor };
+        if let Some(own) = table.tensor.local()? {
+            let (stream, pattern) = (group.device().stream()?, Pattern::load(group.device())?);
+            fill(&own.span, &stream, &pattern, SEED, table.offset_of(own.rows.start))?;
+        }
+        // Faults of pages that others filled are none of a gather's.
+        table.tensor.memory().populate()?;
+        group.barrier(&group.device().stream()?)?;
+        Ok(table)
+    }
+
+    /// Where a row begins.
+    pub(super) fn offset_of(&self, row: u64) -> usize {
+        to_usize(row).saturating_mul(self.tensor.row_len())
+    }
+
+    /// The bytes from `offset` on, and from the beginning again behind the last, in pieces that no boundary between ranks
+    /// divides.
+    pub(super) fn pieces(&self, offset: usize, len: usize) -> Result<Vec<Piece>> {
+        let memory = self.tensor.memory();
+        let ranks = (0..memory.partition().ranks()).map(Rank);
+        let parts: Vec<Range<usize>> = ranks
+            .map(|rank| memory.partition().range(rank))
+            .map(|rows| self.offset_of(rows.start)..self.offset_of(rows.end))
+            .filter(|bytes| !bytes.is_empty())
+            .collect();
+        let (mut pieces, mut done, mut from) = (Vec::new(), 0, offset % memory.len());
+        while done < len {
+            let part = parts.iter().find(|part| part.contains(&from));
+            let Some(part) = part else { anyhow::bail!("no rank has the byte {from}") };
+            let now = (part.end - from).min(len - done);
+            pieces.push(Piece { at: done, offset: from, span: memory.span(from, now)? });
+            done += now;
+            from = (from + now) % memory.len();
+        }
+        Ok(pieces)
+    }
+
+    /// Looks that this rank's part is as it was made.
+    pub(super) fn check(&self, stream: &Stream, pattern: &Pattern) -> Result<()> {
+        let Some(own) = self.tensor.local()? else { return Ok(()) };
+        let (first, count) = (own.rows.start, own.rows.end - own.rows.start);
+        let expected = sum_rows(SEED, self.tensor.row_len(), count, |position| first + position);
+        let seen = pattern.checksum(stream, &own.span)?;
+        ensure!(seen == expected, "rows that nobody scattered to have changed among {:?}", own.rows);
+        Ok(())
+    }
+}
+
+/// Some of a table's bytes, and their place among those asked for.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) at: usize,
+    pub(super) offset: usize,
+    pub(super) span: Span,
+}
+
+/// The seed whose pattern from its beginning on is that of `seed` from the byte `offset` on.
+pub(super) fn seed_at(seed: u64, offset: usize) -> u64 {
+    seed.wrapping_add((offset / WORD) as u64)
+}
+
+/// Fills memory with the pattern of `seed` from the byte `offset` on, and waits.
+pub(super) fn fill(to: &Span, stream: &Stream, pattern: &Pattern, seed: u64, offset: usize) -> Result<()> {
+    let device = stream.device();
+    if device.backend().kind() != BackendKind::Host || to.len() < WORTH_SHARING {
+        pattern.fill(stream, to, seed_at(seed, offset))?;
+        return Ok(stream.synchronize(Deadline::NEVER)?);
+    }
+    let step = to.len().div_ceil(cores()).next_multiple_of(4096);
+    let parts = (0..to.len()).step_by(step).map(|start| (start, step.min(to.len() - start)));
+    let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = parts
+            .map(|(start, len)| {
+                scope.spawn(move || {
+                    let (pattern, stream) = (Pattern::load(device)?, device.stream()?);
+                    pattern.fill(&stream, &to.part(start, len)?, seed_at(seed, offset + start))?;
+                    Ok(stream.synchronize(Deadline::NEVER)?)
+                })
+            })
+            .collect();
+        threads.into_iter().map(joined).collect()
+    });
+    outcomes.into_iter().collect()
+}

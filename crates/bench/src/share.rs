@@ -1,0 +1,342 @@
+//! `wholemem bench share` and `hand`: memory passed to a waiting process, which maps it and reads its ends.
+//!
+//! ```text
+//!   this process                                 receiver
+//!            prepare  -------------------------> waits for memory
+//!   start    create, export, send  --- fd ----->  receive, import, map, read first and last byte   end
+//!            (`hand` starts when it is created and was exported once)
+//!            write other bytes there
+//!            look  ----------------------------> reads them again through its map, lets go
+//!            compare, let go
+//! ```
+//!
+//! Both processes run on one core, unless told otherwise. Across cores most of the time of a small share would be the
+//! second core's waking up, on both sides of the comparison, and different each time.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use wholemem_command::link::{self, Link};
+use wholemem_command::peer::Peer;
+use wholemem_command::peer::PeerRole;
+use wholemem_command::terminal;
+use wholemem_hal::limits::{Raw, host as limits};
+use wholemem_hal::{Allocation, Device, HandleKind, Mapping, PinnedBuffer, Rights, Stream};
+use wholemem_os::Deadline;
+
+use super::alloc::raw_failed;
+use super::comparison::Comparison;
+use super::sample::Side;
+use super::sample::Timed;
+use crate::args::SweepArgs;
+
+/// What the receiver is asked to do.
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    /// Wait for memory, and receive it this way.
+    Receive(Side),
+    /// Read the first and the last byte again, and let go of the memory.
+    Look,
+}
+
+/// What the receiver says.
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Waiting,
+    /// When it had read the ends, by the clock that all processes share, and what they were.
+    Read {
+        nanos: u64,
+        ends: [u8; 2],
+    },
+    Seen {
+        ends: [u8; 2],
+    },
+}
+
+/// How long an answer may be.
+const ANSWER_ROOM: usize = 4096;
+
+/// What it takes to touch memory of a device on both sides, made before anything is timed.
+#[derive(Debug)]
+struct Hands {
+    device: Device,
+    stream: Stream,
+    /// The first byte and the last, on their way.
+    stage: PinnedBuffer,
+    raw: Raw,
+}
+
+impl Hands {
+    fn of(device: &Device) -> Result<Self> {
+        Ok(Self {
+            device: device.clone(),
+            stream: device.stream()?,
+            stage: PinnedBuffer::create(device, 2)?,
+            raw: Raw::of(device).map_err(raw_failed)?,
+        })
+    }
+
+    /// The first byte and the last: looked at where the processor can, copied where it cannot.
+    fn ends(&self, map: &Mapping) -> Result<[u8; 2]> {
+        let (mut ends, last) = ([0; 2], map.len() - 1);
+        if let Ok(bytes) = map.bytes() {
+            let [first_seen, last_seen] = &mut ends;
+            bytes.read_at(0, std::slice::from_mut(first_seen))?;
+            bytes.read_at(last, std::slice::from_mut(last_seen))?;
+            return Ok(ends);
+        }
+        let stage = self.stage.all();
+        self.stream.copy(&stage.part(0, 1)?, &map.span(0, 1)?)?;
+        self.stream.copy(&stage.part(1, 1)?, &map.span(last, 1)?)?;
+        self.stream.synchronize(Deadline::NEVER)?;
+        self.stage.bytes()?.read_at(0, &mut ends)?;
+        Ok(ends)
+    }
+
+    fn set_ends(&self, map: &Mapping, ends: [u8; 2]) -> Result<()> {
+        self.stream.write(&map.span(0, 1)?, &ends[..1])?;
+        self.stream.write(&map.span(map.len() - 1, 1)?, &ends[1..])?;
+        Ok(())
+    }
+}
+
+/// Passes memory to another process: memory that is created for it, or, `HANDED` on, memory that is there already and was exported once.
+#[derive(Debug)]
+pub(super) struct Share<const HANDED: bool> {
+    hands: Hands,
+    peer: Peer,
+    pinned: Option<&'static str>,
+    /// What to write at the ends; others each time.
+    marks: u8,
+}
+
+impl<const HANDED: bool> Share<HANDED> {
+    pub(super) fn start(device: Device, args: &SweepArgs) -> Result<Self> {
+        // The receiver inherits it.
+        let pinned = match (!args.any_core).then(pin_to_one_core).transpose() {
+            Ok(None) => None,
+            Ok(Some(())) => Some("one core"),
+            Err(error) => {
+                terminal::note(&format!("the processes run on any core: {error:#}"));
+                None
+            }
+        };
+        let peer = Peer::start(PeerRole::Receiver, device.backend().kind())?;
+        Ok(Self { hands: Hands::of(&device)?, peer, pinned, marks: 0 })
+    }
+}
+
+fn pin_to_one_core() -> Result<()> {
+    let mut one = CpuSet::new();
+    one.set(sched_getcpu());
+    sched_setaffinity(None, &one).context("cannot choose a core")
+}
+
+/// The moment, by the clock that all processes share.
+fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::try_from(now).unwrap_or_default()
+}
+
+impl<const HANDED: bool> Comparison for Share<HANDED> {
+    const NAME: &'static str = if HANDED { "hand" } else { "share" };
+    const TITLE: &'static str = if HANDED {
+        "passing memory that was exported before to a waiting process, which maps it and reads its ends"
+    } else {
+        "creating memory and passing it to a waiting process, which maps it and reads its ends"
+    };
+    const RANKS: usize = 2;
+
+    fn device(&self) -> &Device {
+        &self.hands.device
+    }
+
+    fn pinned(&self) -> Option<&'static str> {
+        self.pinned
+    }
+
+    fn once(&mut self, side: Side, len: usize) -> Result<Timed> {
+        self.marks = self.marks.wrapping_add(1);
+        let marks = [self.marks, !self.marks];
+        let hands = &self.hands;
+        self.peer.with(|link| {
+            link.say(&Request::Receive(side))?;
+            let Answer::Waiting = link.hear()? else { return out_of_turn() };
+            // Lets the receiver get to where it waits.
+            std::thread::yield_now();
+            match side {
+                Side::Ours => ours(link, hands, len, marks, HANDED),
+                Side::Raw => raw(link, hands, len, marks, HANDED),
+            }
+        })
+    }
+}
+
+fn ours(link: &Link, hands: &Hands, len: usize, marks: [u8; 2], handed: bool) -> Result<Timed> {
+    let mut answer = [0; ANSWER_ROOM];
+    let start = now();
+    let memory = hands.device.allocate(len)?;
+    let start = if handed {
+        drop(memory.export(HandleKind::Fd, Rights::ReadWrite)?);
+        now()
+    } else {
+        start
+    };
+    let handle = memory.export(HandleKind::Fd, Rights::ReadWrite)?;
+    let handle = handle.into_fd().context("the memory does not travel as a file descriptor")?;
+    link.socket().send(&len.to_le_bytes(), &[handle.as_fd()], Deadline::NEVER)?;
+    let answer_len = link.socket().recv(&mut answer, Deadline::NEVER)?;
+    let read = link::decode(&answer[..answer_len])?;
+
+    hands.set_ends(&memory.map(Rights::ReadWrite)?, marks)?;
+    judge(link, start, &read, marks)
+}
+
+fn raw(link: &Link, hands: &Hands, len: usize, marks: [u8; 2], handed: bool) -> Result<Timed> {
+    let (raw, mut answer) = (&hands.raw, [0; ANSWER_ROOM]);
+    let start = now();
+    let made = raw.create(len).map_err(raw_failed)?;
+    let (start, handle) = if handed {
+        let ahead = raw.export(&made).map_err(raw_failed)?;
+        let start = now();
+        (start, limits::export(ahead.as_fd())?)
+    } else {
+        (start, raw.export(&made).map_err(raw_failed)?)
+    };
+    limits::send(link.as_fd(), &len.to_le_bytes(), handle.as_fd())?;
+    let (answer_len, _) = limits::recv(link.as_fd(), &mut answer)?;
+    let read = link::decode(&answer[..answer_len])?;
+
+    let map = raw.map(&made, len).map_err(raw_failed)?;
+    raw.set_ends(&map, marks).map_err(raw_failed)?;
+    judge(link, start, &read, marks)
+}
+
+/// Asks the receiver what it sees now that marks were written.
+fn judge(link: &Link, start: Duration, read: &Answer, marks: [u8; 2]) -> Result<Timed> {
+    let &Answer::Read { nanos, ends } = read else { return out_of_turn() };
+    link.say(&Request::Look)?;
+    let Answer::Seen { ends: seen } = link.hear()? else { return out_of_turn() };
+    let flaw = if ends != [0, 0] {
+        Some(format!("the receiver found {ends:?} at the ends of fresh memory"))
+    } else if seen != marks {
+        Some(format!("the receiver saw {seen:?} at the ends, where {marks:?} was written"))
+    } else {
+        None
+    };
+    let end = Duration::from_nanos(nanos);
+    let took = end.checked_sub(start).context("the receiver was done before it was begun")?;
+    Ok(Timed { took, flaw })
+}
+
+fn out_of_turn<T>() -> Result<T> {
+    anyhow::bail!("the other process spoke out of turn")
+}
+
+/// Runs the second process, which receives what `bench share` and `bench hand` create.
+///
+/// # Errors
+/// That the first process has closed the connection, or what the system said.
+pub fn receiver(link: &Link, device: &Device) -> Result<()> {
+    let hands = Hands::of(device)?;
+    loop {
+        let Request::Receive(side) = link.hear()? else { return out_of_turn() };
+        link.say(&Answer::Waiting)?;
+        match side {
+            Side::Ours => receive_ours(link, &hands)?,
+            Side::Raw => receive_raw(link, &hands)?,
+        }
+    }
+}
+
+fn receive_ours(link: &Link, hands: &Hands) -> Result<()> {
+    let mut bytes = [0; size_of::<usize>()];
+    let (_, mut files) = link.socket().recv_with_fds(&mut bytes, 1, Deadline::NEVER)?;
+    let file = files.pop().context("no file descriptor came")?;
+    let memory = Allocation::import(&hands.device, file.into(), usize::from_le_bytes(bytes))?;
+    let map = memory.map(Rights::ReadWrite)?;
+    let ends = hands.ends(&map)?;
+    report(link, now(), ends)?;
+
+    let Request::Look = link.hear()? else { return out_of_turn() };
+    let ends = hands.ends(&map)?;
+    drop((map, memory));
+    link.say(&Answer::Seen { ends })
+}
+
+fn receive_raw(link: &Link, hands: &Hands) -> Result<()> {
+    let (raw, mut bytes) = (&hands.raw, [0; size_of::<usize>()]);
+    let (_, file) = limits::recv(link.as_fd(), &mut bytes)?;
+    let made = raw.import(file.context("no file descriptor came")?).map_err(raw_failed)?;
+    let map = raw.map(&made, usize::from_le_bytes(bytes)).map_err(raw_failed)?;
+    let ends = raw.ends(&map).map_err(raw_failed)?;
+    report(link, now(), ends)?;
+
+    let Request::Look = link.hear()? else { return out_of_turn() };
+    let ends = raw.ends(&map).map_err(raw_failed)?;
+    drop((map, made));
+    link.say(&Answer::Seen { ends })
+}
+
+fn report(link: &Link, end: Duration, ends: [u8; 2]) -> Result<()> {
+    let nanos = u64::try_from(end.as_nanos()).expect("shorter than 584 years");
+    ensure!(nanos < u64::MAX, "the clock cannot be told in nanoseconds");
+    link.say(&Answer::Read { nanos, ends })
+}
+
+#[cfg(test)]
+mod tests {
+    use wholemem_hal::{Backend, HostConfig};
+
+    use super::*;
+
+    const LEN: usize = 64 << 10;
+
+    fn device() -> Device {
+        Backend::host(HostConfig::default()).unwrap().device(0).unwrap()
+    }
+
+    #[test]
+    fn both_sides_pass_memory_that_shows_what_is_written_later() {
+        let (device, (here, there)) = (device(), Link::pair().unwrap());
+        let hands = Hands::of(&device).unwrap();
+        std::thread::scope(|scope| {
+            let receiver = scope.spawn(|| receiver(&there, &device));
+            for side in [Side::Ours, Side::Raw] {
+                here.say(&Request::Receive(side)).unwrap();
+                let Answer::Waiting = here.hear().unwrap() else { panic!("out of turn") };
+                let timed = match side {
+                    Side::Ours => ours(&here, &hands, LEN, [3, 4], false),
+                    Side::Raw => raw(&here, &hands, LEN, [5, 6], true),
+                };
+                assert_eq!(timed.unwrap().flaw, None, "{side:?}");
+            }
+            here.say(&Request::Look).unwrap();
+            assert!(receiver.join().unwrap().is_err(), "there was nothing to look at");
+        });
+    }
+
+    /// What is made of a receiver's words.
+    fn judged(ends: [u8; 2], seen: [u8; 2]) -> Result<Timed> {
+        let (here, there) = Link::pair()?;
+        there.say(&Answer::Seen { ends: seen })?;
+        judge(&here, Duration::from_nanos(100), &Answer::Read { nanos: 350, ends }, [3, 4])
+    }
+
+    #[test]
+    fn the_time_is_from_the_start_here_to_the_end_there() {
+        let timed = judged([0, 0], [3, 4]).unwrap();
+        assert_eq!((timed.took, timed.flaw), (Duration::from_nanos(250), None));
+    }
+
+    #[test]
+    fn a_receiver_that_sees_other_bytes_is_found_out() {
+        let flaw = |ends, seen| judged(ends, seen).unwrap().flaw.unwrap();
+        assert_eq!(flaw([0, 9], [3, 4]), "the receiver found [0, 9] at the ends of fresh memory");
+        assert_eq!(flaw([0, 0], [3, 0]), "the receiver saw [3, 0] at the ends, where [3, 4] was written");
+    }
+}

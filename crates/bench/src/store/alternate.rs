@@ -1,0 +1,72 @@
+//! Objects created, read and deleted in rounds that alternate with those of another program, which says when each begins.
+//!
+//! ```text
+//!   us  "ready"   ---->  the other program does a round of its own, while nothing runs here
+//!   us            <----  an empty line
+//!   us  our times ---->  ...
+//! ```
+//!
+//! Nobody is tied to a core here: the other program's daemon is not either.
+
+use anyhow::{Result, ensure};
+use serde::Serialize;
+use wholemem_command::own_store::OwnStore;
+use wholemem_command::terminal;
+
+use super::{BATCH, check, timed};
+use crate::args::StoreArgs;
+use crate::case_report::median;
+
+/// The times of a round, in microseconds: where several objects were made, of the middle one.
+#[derive(Debug, Serialize)]
+struct Round {
+    bytes: usize,
+    #[serde(rename = "create+write+seal")]
+    create: f64,
+    #[serde(rename = "get first")]
+    first: f64,
+    get: f64,
+    delete: f64,
+}
+
+/// Runs all rounds of all sizes.
+pub(super) fn run(args: &StoreArgs) -> Result<()> {
+    let served = OwnStore::start()?;
+    for size in &args.sizes {
+        let mut bytes = vec![0; size.0];
+        for round in 0..args.rounds {
+            terminal::print("\"ready\"\n")?;
+            let mut line = String::new();
+            ensure!(std::io::stdin().read_line(&mut line)? > 0, "nobody says that it is our turn");
+            bytes.fill(round.to_le_bytes()[0]);
+            terminal::print_json(&once(&served, &bytes, args.burst)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn once(served: &OwnStore, bytes: &[u8], burst: u32) -> Result<Round> {
+    let (client, other) = (served.connect()?, served.connect()?);
+    let names: Vec<_> = (0..burst).map(|number| format!("bench-{number}")).collect();
+    let made = names.iter().map(|name| timed(|| Ok(client.put(name, bytes)?)));
+    let (made, sealed): (Vec<_>, Vec<_>) = made.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    let mut first = Vec::new();
+    for name in &names {
+        let (took, object) = timed(|| Ok(other.get(name)?))?;
+        first.push(took);
+        check(&object, bytes.len(), bytes.first().copied().unwrap_or(0))?;
+    }
+    let name = &names[0];
+    let (cached, ()) = timed(|| Ok((0..BATCH).try_for_each(|_| other.get(name).map(drop))?))?;
+    drop(other);
+    let deleted = sealed.iter().map(|sealed| Ok(timed(|| Ok(client.delete(sealed.id)?))?.0));
+    let deleted = deleted.collect::<Result<Vec<_>>>()?;
+    let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
+    Ok(Round {
+        bytes: bytes.len(),
+        create: micros(median(&made)),
+        first: micros(median(&first)),
+        get: micros(cached / BATCH),
+        delete: micros(median(&deleted)),
+    })
+}

@@ -1,0 +1,129 @@
+//! Ranks that are processes: this program started again as each of them, to run cases of a bench.
+//!
+//! Rank 0 tells its standard output how it goes, a line at a time. The others are silent unless something goes wrong.
+
+use std::io::{BufRead, BufReader, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use wholemem::{Bootstrap, Communicator};
+use wholemem_command::backend::BackendChoice;
+use wholemem_command::ranks::{RankProcesses, RankRole};
+use wholemem_command::{backend, failure};
+use wholemem_hal::BackendKind;
+
+/// How long a rank waits for the others, who may be checking what they moved.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// What is told while cases are run.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Told<Round, Case> {
+    /// All is prepared for another round.
+    Ready,
+    /// Another round is over.
+    Round(Round),
+    /// A case is over.
+    Done(Case),
+    /// It went wrong.
+    Failed { what: String, hint: Option<String> },
+}
+
+/// What ranks are to do.
+#[derive(Debug, Serialize, Deserialize)]
+struct Plan<C> {
+    on_gpu: bool,
+    cases: Vec<C>,
+}
+
+/// Has ranks run cases, and passes on what rank 0 tells.
+pub(super) fn run<C, R, D>(
+    (role, ranks): (RankRole, u32),
+    kind: BackendKind,
+    cases: &[C],
+    hear: &mut impl FnMut(Told<R, D>) -> Result<()>,
+) -> Result<()>
+where
+    C: Serialize + Clone,
+    R: DeserializeOwned,
+    D: DeserializeOwned,
+{
+    let plan = Plan { on_gpu: kind == BackendKind::Cuda, cases: cases.to_vec() };
+    let plan = serde_json::to_string(&plan)?;
+    let role = |_| (role, vec!["--plan".to_owned(), plan.clone()]);
+    let mut workers = RankProcesses::start_with(ranks, role, true)?;
+    let mut outputs = Vec::new();
+    for child in &mut workers.ranks {
+        outputs.push(BufReader::new(child.stdout.take().context("a rank has an output")?));
+    }
+    let mut done = 0;
+    while done < cases.len() {
+        match read(&mut outputs[0])? {
+            Some(told @ Told::Failed { .. }) => return hear(told),
+            Some(told) => {
+                done += usize::from(matches!(told, Told::Done(_)));
+                hear(told)?;
+            }
+            None => bail!("rank 0 ended before its work did"),
+        }
+    }
+    for (rank, output) in outputs.iter_mut().enumerate() {
+        if let Some(told) = read(output)? {
+            hear(told)?;
+            bail!("rank {rank} spoke out of turn");
+        }
+    }
+    workers.leave()
+}
+
+fn read<T: DeserializeOwned>(output: &mut impl BufRead) -> Result<Option<T>> {
+    let mut line = String::new();
+    output.read_line(&mut line)?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_str(&line).context("a rank said something unexpected")?))
+}
+
+/// What a rank tells by.
+pub(super) type Tell<'a, R, D> = &'a mut dyn FnMut(Told<R, D>) -> Result<()>;
+
+/// Runs one rank.
+pub(super) fn rank<C, R, D>(
+    plan: &str,
+    run_cases: impl FnOnce(&Communicator, &[C], Tell<'_, R, D>) -> Result<()>,
+) -> Result<()>
+where
+    C: DeserializeOwned,
+    R: Serialize,
+    D: Serialize,
+{
+    let plan: Plan<C> = serde_json::from_str(plan).context("this command is for wholemem itself to start")?;
+    match join(&plan, run_cases) {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            let what = format!("{error:#}");
+            say(&Told::<R, D>::Failed { what, hint: failure::hint(&error) })
+        }
+    }
+}
+
+fn join<C, R: Serialize, D: Serialize>(
+    plan: &Plan<C>,
+    run_cases: impl FnOnce(&Communicator, &[C], Tell<'_, R, D>) -> Result<()>,
+) -> Result<()> {
+    let mut comm = Bootstrap::from_env()?;
+    comm.set_timeout(PATIENCE);
+    let is_first = comm.rank().0 == 0;
+    let opened = backend::open(if plan.on_gpu { BackendChoice::Cuda } else { BackendChoice::Host })?;
+    let device = Communicator::choose_device(&opened.backend, &comm)?;
+    let group = Communicator::create(comm, &device)?;
+    run_cases(&group, &plan.cases, &mut |told| if is_first { say(&told) } else { Ok(()) })
+}
+
+fn say(told: &impl Serialize) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all((serde_json::to_string(told)? + "\n").as_bytes())?;
+    Ok(stdout.flush()?)
+}

@@ -1,0 +1,184 @@
+//! Test hooks of collective calls: delays, call counters close to their wrap, broken synchronization rules, other kernels.
+//!
+//! They exist with the feature `test-hooks` only. Without it a lane has no debug words, kernels are told so by an address of
+//! zero, and the kernels are always those of this crate. Every synchronization rule has a bit that makes kernels break it, and
+//! a test that then fails.
+
+#[cfg(not(feature = "test-hooks"))]
+pub(super) use absent::*;
+#[cfg(feature = "test-hooks")]
+pub use requested::Chaos;
+#[cfg(feature = "test-hooks")]
+pub(super) use requested::{DEBUG_LEN, LaneHooks, image};
+
+/// What calls do without test hooks.
+#[cfg(not(feature = "test-hooks"))]
+mod absent {
+    use wholemem_hal::KernelImage;
+
+    use super::super::{Lane, SymmetricSpec};
+    use crate::LaneRef;
+
+    /// The length of a lane's debug words.
+    pub(in super::super) const DEBUG_LEN: usize = 0;
+
+    impl Lane {
+        /// The current description of this lane for kernels.
+        pub(in super::super) fn current(&self) -> LaneRef {
+            self.reference
+        }
+    }
+
+    /// The kernels to load.
+    pub(in super::super) fn image(_: &SymmetricSpec, usual: KernelImage) -> KernelImage {
+        usual
+    }
+}
+
+/// What tests ask for.
+#[cfg(feature = "test-hooks")]
+mod requested {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use wholemem_hal::{KernelImage, Mapping, Span, Stream};
+    use wholemem_os::width::to_usize;
+    use zerocopy::IntoBytes;
+
+    use super::super::lane::CONTROL_LEN;
+    use super::super::{Lane, SymmetricSpec};
+    use crate::abi::{
+        ControlWord, DEBUG_POINTS, DebugWord, LaneRef, MAX_BLOCKS, Mutant, PHASE_BITS, SIGNAL_STRIDE, slot_at,
+    };
+    use crate::{Error, Result};
+
+    /// The length of a lane's debug words, which follow its control words.
+    pub(in super::super) const DEBUG_LEN: usize = 12 << 10;
+
+    const _: () = assert!(8 * (DebugWord::Delays as u32 + DEBUG_POINTS * MAX_BLOCKS) as usize <= DEBUG_LEN);
+
+    /// What is to go wrong on this rank.
+    #[derive(Debug, Clone, PartialEq, Eq, Default)]
+    pub struct Chaos {
+        /// A rule that is not kept.
+        pub mutant: Option<Mutant>,
+        /// Where random delays begin.
+        pub seed: u64,
+        /// The longest random delay, in nanoseconds.
+        pub random: u64,
+        /// A delay at a point of a call, in nanoseconds, for a block.
+        pub delays: Vec<(usize, u32, u64)>,
+        /// The number of the next call, if it is to be another one. The same on all ranks.
+        pub counter: Option<u64>,
+    }
+
+    impl Chaos {
+        /// The debug words.
+        fn words(&self) -> Vec<u64> {
+            let delay_at = |point: usize, block: u32| {
+                DebugWord::Delays as usize + point * MAX_BLOCKS as usize + block as usize
+            };
+            let mut words = vec![0_u64; delay_at(DEBUG_POINTS as usize, 0)];
+            words[DebugWord::Mutant as usize] = self.mutant.map_or(0, |mutant| u64::from(mutant as u32));
+            words[DebugWord::Seed as usize] = self.seed;
+            words[DebugWord::MaxDelay as usize] = self.random;
+            for (point, block, delay) in &self.delays {
+                if let Some(word) = words.get_mut(delay_at(*point, *block)) {
+                    *word = *delay;
+                }
+            }
+            words
+        }
+
+        /// Whether kernels have to look.
+        fn is_visible(&self) -> bool {
+            let Self { mutant, random, delays, .. } = self;
+            mutant.is_some() || *random != 0 || !delays.is_empty()
+        }
+    }
+
+    /// What a lane needs in order to be disturbed.
+    #[derive(Debug)]
+    pub(in super::super) struct LaneHooks {
+        /// The address of the debug words, or zero if kernels are not to read them.
+        debug: AtomicU64,
+        /// The control and debug words.
+        private: Span,
+        /// Every rank's memory of all lanes, with the offset of this lane.
+        memory: Vec<(Span, usize)>,
+    }
+
+    impl LaneHooks {
+        /// Zeroes the debug words.
+        pub(in super::super) fn create(
+            stream: &Stream,
+            private: Span,
+            maps: &[Mapping],
+            offset: usize,
+        ) -> Result<Self> {
+            stream.write(&private.part(CONTROL_LEN, DEBUG_LEN)?, &[0; DEBUG_LEN])?;
+            let memory = maps.iter().map(|map| (map.all(), offset)).collect();
+            Ok(Self { debug: AtomicU64::new(0), private, memory })
+        }
+
+        /// Overwrites the call counters of a lane, while no call is in flight.
+        fn set_counters(&self, stream: &Stream, lane: &LaneRef, counter: u64) -> Result<()> {
+            let counters = counter.to_ne_bytes().repeat(MAX_BLOCKS as usize);
+            let words = self.private.part(ControlWord::Sequence as usize * 8, counters.len())?;
+            stream.write(&words, &counters)?;
+            self.set_progress(stream, lane, counter.wrapping_sub(1) << PHASE_BITS)
+        }
+
+        /// Sets the progress of this rank that other ranks see. CPU ranks use the signals of the first block only, and those
+        /// before their own packets.
+        fn set_progress(&self, stream: &Stream, lane: &LaneRef, flag: u64) -> Result<()> {
+            let LaneRef { rank, ranks, .. } = *lane;
+            let on_host = stream.runs_inline();
+            let blocks = if on_host { 1 } else { u64::from(MAX_BLOCKS) };
+            let set = |(memory, offset): &(Span, usize), at: u64| {
+                let at = offset + to_usize(at);
+                Ok::<_, Error>(stream.write(&memory.part(at, 8)?, &flag.to_ne_bytes())?)
+            };
+            for memory in &self.memory {
+                for block in 0..blocks {
+                    set(memory, (block * u64::from(ranks) + u64::from(rank)) * SIGNAL_STRIDE)?;
+                }
+            }
+            if on_host {
+                for parity in 0..2 {
+                    set(&self.memory[rank as usize], slot_at(lane, rank, parity))?;
+                }
+            }
+            Ok(())
+        }
+    }
+
+    impl Lane {
+        /// The current description of this lane for kernels.
+        pub(in super::super) fn current(&self) -> LaneRef {
+            LaneRef { debug: self.hooks.debug.load(Ordering::Acquire), ..self.reference }
+        }
+
+        /// Makes this rank's calls go wrong from here on, as tests want it. No call is under way, on any rank.
+        ///
+        /// # Errors
+        /// [`Error::Hal`].
+        #[doc(hidden)]
+        pub fn disturb(&self, chaos: &Chaos) -> Result<()> {
+            let LaneHooks { debug, private, .. } = &self.hooks;
+            let stream = self.group.device().stream()?;
+            if let Some(counter) = chaos.counter {
+                self.hooks.set_counters(&stream, &self.reference, counter)?;
+            }
+            let words = chaos.words();
+            stream.write(&private.part(CONTROL_LEN, size_of_val(&words[..]))?, words.as_bytes())?;
+            let address = if chaos.is_visible() { private.address() + CONTROL_LEN as u64 } else { 0 };
+            debug.store(address, Ordering::Release);
+            Ok(())
+        }
+    }
+
+    /// The kernels to load: those of a test, if it has some.
+    pub(in super::super) fn image(spec: &SymmetricSpec, usual: KernelImage) -> KernelImage {
+        KernelImage { ptx: spec.kernels.or(usual.ptx), ..usual }
+    }
+}

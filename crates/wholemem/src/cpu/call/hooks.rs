@@ -1,0 +1,105 @@
+//! Test hooks of a call on the CPU: points at which a test delays a rank, and rules that a test has a rank break.
+//!
+//! They exist with the feature `test-hooks` only. Without it no rank is delayed, every rule is kept, and both methods are
+//! constants that the compiler removes.
+
+#[cfg(not(feature = "test-hooks"))]
+use super::CollectiveCall;
+
+/// A synchronization rule of a call, each of which a `Mutant` breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cpu) enum Rule {
+    /// Consecutive pieces use alternating buffers.
+    AlternateBuffers,
+    /// Ranks wait at the first barrier.
+    FirstBarrier,
+    /// Ranks wait at the second barrier.
+    SecondBarrier,
+    /// Ranks wait at the end of a call that took several pieces.
+    LastBarrier,
+    /// A packet is read after a check of its flag.
+    CheckFlag,
+}
+
+#[cfg(not(feature = "test-hooks"))]
+impl CollectiveCall<'_> {
+    /// Whether this rank keeps a rule: always.
+    #[inline(always)]
+    pub(in crate::cpu) const fn keeps(&self, _: Rule) -> bool {
+        true
+    }
+
+    /// A point at which a test can delay a rank: nothing happens.
+    #[inline(always)]
+    pub(in crate::cpu) const fn pause(&self, _: u64) {}
+}
+
+#[cfg(feature = "test-hooks")]
+mod requested {
+    use std::sync::atomic::Ordering;
+    use std::time::{Duration, Instant};
+
+    use super::super::{CollectiveCall, word_address};
+    use super::Rule;
+    use crate::abi::{DEBUG_POINTS, DebugWord, MAX_BLOCKS, Mutant};
+
+    /// Shorter delays are polled: a sleep would take ten times as long.
+    const SHORT: Duration = Duration::from_micros(20);
+
+    impl Rule {
+        /// The mutant that breaks the rule.
+        fn mutant(self) -> Mutant {
+            match self {
+                Self::AlternateBuffers => Mutant::OneBuffer,
+                Self::FirstBarrier => Mutant::NoFirstBarrier,
+                Self::SecondBarrier => Mutant::NoSecondBarrier,
+                Self::LastBarrier => Mutant::NoLastBarrier,
+                Self::CheckFlag => Mutant::AnyFlag,
+            }
+        }
+    }
+
+    impl CollectiveCall<'_> {
+        /// Whether this rank keeps a rule, which a test can ask it not to do.
+        pub(in crate::cpu) fn keeps(&self, rule: Rule) -> bool {
+            self.lane.debug == 0
+                || self.debug(DebugWord::Mutant as u32) & u64::from(rule.mutant() as u32) == 0
+        }
+
+        /// Delays this rank at a point of a call if a test asks for it.
+        pub(in crate::cpu) fn pause(&self, point: u64) {
+            if self.lane.debug != 0 {
+                self.delay(point);
+            }
+        }
+
+        #[cold]
+        fn delay(&self, point: u64) {
+            let (seed, most) = (self.debug(DebugWord::Seed as u32), self.debug(DebugWord::MaxDelay as u32));
+            let last = DEBUG_POINTS - 1;
+            let place = u32::try_from(point.min(last.into())).expect("no larger than the last point");
+            let fixed = self.debug(DebugWord::Delays as u32 + place * MAX_BLOCKS);
+            let random =
+                if most == 0 { 0 } else { scramble(seed ^ scramble(self.number << 3 | point)) % (most + 1) };
+            let delay = Duration::from_nanos(fixed + random);
+            if delay > SHORT {
+                std::thread::sleep(delay);
+            }
+            let start = Instant::now();
+            while delay <= SHORT && start.elapsed() < delay {
+                std::thread::yield_now();
+            }
+        }
+
+        fn debug(&self, word: u32) -> u64 {
+            self.word(word_address(self.lane.debug, word)).load(Ordering::Relaxed)
+        }
+    }
+
+    /// A hash of a number, for random delays.
+    fn scramble(number: u64) -> u64 {
+        let mixed = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+}

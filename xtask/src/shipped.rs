@@ -1,0 +1,204 @@
+//! What ships has no test hooks: they are neither compiled into the program and the Python package, nor found in them.
+//!
+//! Two things are looked at, because either alone can miss a leak. cargo's messages name the features that each crate was
+//! built with: a linker drops a hook that nothing calls, and the feature is on all the same. The unstripped artefacts are searched
+//! for symbols of hooks and for PTX that is for tests: what got there some other way is found too.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::{command, report, source_rules};
+
+/// What ships: the packages, and the features that some crate of the workspace has in their builds. No other feature may be on.
+const SHIPPED: &[(&str, &[&str])] = &[("wholemem-cli", &["wholemem-hal/bench"]), ("wholemem-python", &[])];
+
+/// Modules that exist for tests only, as paths from the crate on.
+const HOOKS: &[&[&str]] = &[
+    &["wholemem_os", "fault"],
+    &["wholemem_comm", "fuzz"],
+    &["wholemem_store", "fuzz"],
+    &["wholemem", "cpu", "call", "hooks", "requested"],
+    &["wholemem", "collective", "hooks", "requested"],
+    &["wholemem_testkit"],
+];
+
+/// A module that is in every artefact: without a symbol of it, the artefact has no symbols to search.
+const PRESENT: &[&str] = &["wholemem_os", "futex"];
+
+/// PTX that only tests load.
+const TEST_PTX: [&str; 2] =
+    ["crates/testkit/kernels/ptx/", "crates/wholemem/kernels/ptx/collective.testing.ptx"];
+
+pub(crate) fn check() -> Result<()> {
+    let ptx = test_ptx()?;
+    let mut findings = Vec::new();
+    for (package, allowed) in SHIPPED {
+        let mut build = command::cargo();
+        build.args(["build", "--release", "--locked", "--message-format=json", "--package", package]);
+        let messages = command::capture(&mut build)?;
+        let messages: Vec<Value> =
+            messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        findings.extend(features(&messages, package, allowed));
+        let artefact =
+            artefact(&messages, package).with_context(|| format!("cargo built no artefact of {package}"))?;
+        let bytes = fs::read(&artefact).with_context(|| format!("cannot read {}", artefact.display()))?;
+        println!("{}: {} bytes, unstripped", artefact.display(), bytes.len());
+        ensure!(has_symbols_of(&bytes, PRESENT), "{} has no symbols to search", artefact.display());
+        findings.extend(hooks(&bytes, &ptx).into_iter().map(|found| format!("{package} contains {found}")));
+    }
+    report::no_findings(findings)
+}
+
+/// The files of PTX for tests, and what is in them and in no other PTX.
+fn test_ptx() -> Result<Vec<(String, Vec<u8>)>> {
+    let (mut tests, mut others) = (Vec::new(), Vec::new());
+    for path in source_rules::tracked()?.into_iter().filter(|path| path.ends_with(".ptx")) {
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        if TEST_PTX.iter().any(|prefix| path.starts_with(prefix)) {
+            tests.push((path, text));
+        } else {
+            others.push(text);
+        }
+    }
+    ensure!(!tests.is_empty() && !others.is_empty(), "git names no PTX for tests, or none that ships");
+    let own = |(path, text): (String, String)| {
+        let own = own_lines(&text, &others);
+        ensure!(!own.is_empty(), "{path} has no lines of its own");
+        Ok((path, own.into_bytes()))
+    };
+    tests.into_iter().map(own).collect()
+}
+
+/// The first lines of a text, so many that no other text has them.
+fn own_lines(text: &str, others: &[String]) -> String {
+    let ends = text.match_indices('\n').map(|(at, _)| at + 1);
+    let own = ends.map(|end| &text[..end]).find(|lines| !others.iter().any(|other| other.contains(lines)));
+    own.unwrap_or_default().to_owned()
+}
+
+/// The features of crates of the workspace that are on in a build and must not be.
+fn features(messages: &[Value], package: &str, allowed: &[&str]) -> Vec<String> {
+    let mut findings = Vec::new();
+    for message in messages.iter().filter(|message| message["reason"] == "compiler-artifact") {
+        let Some(name) = message["target"]["name"].as_str().map(|name| name.replace('_', "-")) else {
+            continue;
+        };
+        // Packages of the workspace have a path as their source.
+        let is_ours = message["package_id"].as_str().is_some_and(|id| id.starts_with("path+file:"));
+        let on = message["features"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        for feature in on.map(|feature| format!("{name}/{feature}")) {
+            if is_ours && !allowed.contains(&feature.as_str()) {
+                findings.push(format!("{package} is built with the feature {feature}"));
+            }
+        }
+    }
+    findings
+}
+
+/// The file that cargo has built for a package: a program, or a library that Python loads.
+fn artefact(messages: &[Value], package: &str) -> Option<PathBuf> {
+    let of_package = messages.iter().filter(|message| {
+        message["reason"] == "compiler-artifact"
+            && message["manifest_path"].as_str().map(Path::new).and_then(Path::parent).is_some_and(|folder| {
+                folder.file_name().is_some_and(|name| format!("wholemem-{}", name.display()) == package)
+            })
+    });
+    of_package
+        .flat_map(|message| {
+            let libraries = message["filenames"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            message["executable"].as_str().into_iter().chain(libraries.filter(|file| file.ends_with(".so")))
+        })
+        .map(PathBuf::from)
+        .next()
+}
+
+/// The test hooks in an artefact, by their symbols and their PTX.
+fn hooks(bytes: &[u8], ptx: &[(String, Vec<u8>)]) -> Vec<String> {
+    let symbols = HOOKS.iter().filter(|module| has_symbols_of(bytes, module));
+    let symbols = symbols.map(|module| format!("symbols of {}", module.join("::")));
+    let texts = ptx.iter().filter(|(_, text)| contains(bytes, text)).map(|(path, _)| path.clone());
+    symbols.chain(texts).collect()
+}
+
+/// Whether a symbol of a module is among the bytes. Both of Rust's manglings have each name after its length.
+fn has_symbols_of(bytes: &[u8], module: &[&str]) -> bool {
+    let mangled: String = module.iter().map(|name| format!("{}{name}", name.len())).collect();
+    contains(bytes, mangled.as_bytes())
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    let Some((first, rest)) = part.split_first() else { return true };
+    let starts = bytes.iter().enumerate().filter(|(_, byte)| *byte == first).map(|(at, _)| at + 1);
+    starts.into_iter().any(|at| bytes[at..].starts_with(rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn symbols_of_hooks_are_found_in_both_manglings() {
+        let legacy = b"\0_ZN11wholemem_os5fault4pass17h0123456789abcdefE\0";
+        let v0 = b"\0_RNvMs_NtNtNtNtCs1_8wholemem3cpu4call5hooks9requestedNtB6_14CollectiveCall5delay\0";
+        assert_eq!(hooks(legacy, &[]), ["symbols of wholemem_os::fault"]);
+        assert_eq!(hooks(v0, &[]), ["symbols of wholemem::cpu::call::hooks::requested"]);
+    }
+
+    #[test]
+    fn other_symbols_are_no_hooks() {
+        let others = b"_ZN13wholemem_comm5fault5Fault17hE _ZN8wholemem3cpu4call14CollectiveCall5begin17hE";
+        assert_eq!(hooks(others, &[]), Vec::<String>::new());
+        assert!(!has_symbols_of(others, PRESENT));
+    }
+
+    #[test]
+    fn ptx_for_tests_is_found_by_what_no_other_ptx_has() {
+        let own = own_lines("// same\nentry a\nentry b\n", &["// same\nentry b\n".to_owned()]);
+        assert_eq!(own, "// same\nentry a\n");
+        let ptx = [("a.ptx".to_owned(), own.into_bytes())];
+        assert_eq!(hooks(b"..// same\nentry a\n..", &ptx), ["a.ptx"]);
+        assert_eq!(hooks(b"..// same\nentry b\n..", &ptx), Vec::<String>::new());
+        assert_eq!(own_lines("// same\n", &["// same\nmore\n".to_owned()]), "");
+    }
+
+    fn built(name: &str, id: &str, features: &[&str]) -> Value {
+        json!({
+            "reason": "compiler-artifact", "package_id": id, "target": {"name": name}, "features": features,
+            "manifest_path": format!("/w/crates/{}/Cargo.toml", name.trim_start_matches("wholemem_")),
+            "executable": null, "filenames": [format!("/w/target/lib{name}.so")],
+        })
+    }
+
+    #[test]
+    fn a_feature_that_is_on_is_found_unless_it_is_allowed() {
+        let messages = [
+            built("wholemem_os", "path+file:///w/crates/os#wholemem-os@0.1.0", &["test-hooks"]),
+            built("wholemem_hal", "path+file:///w/crates/hal#wholemem-hal@0.1.0", &["bench"]),
+            built("serde", "registry+https://example.org#serde@1.0.0", &["derive"]),
+        ];
+        let allowed = ["wholemem-hal/bench"];
+        assert_eq!(
+            features(&messages, "wholemem-cli", &allowed),
+            ["wholemem-cli is built with the feature wholemem-os/test-hooks"]
+        );
+        assert_eq!(features(&messages, "wholemem-cli", &[]).len(), 2);
+    }
+
+    #[test]
+    fn the_artefact_of_a_package_is_told_from_those_of_others() {
+        let messages = [
+            built("wholemem_os", "path+file:///w/crates/os#wholemem-os@0.1.0", &[]),
+            built("wholemem_python", "path+file:///w/crates/python#wholemem-python@0.1.0", &[]),
+        ];
+        assert_eq!(
+            artefact(&messages, "wholemem-python"),
+            Some(PathBuf::from("/w/target/libwholemem_python.so"))
+        );
+        assert_eq!(artefact(&messages, "wholemem-cli"), None);
+    }
+}
