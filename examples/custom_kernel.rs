@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stream = device.stream()?;
     // All elements of row n are n.
     let rows: Vec<u8> = (0..20_u8).flat_map(|row| f32::from(row).to_ne_bytes().repeat(WIDTH)).collect();
-    table.write_rows(&stream, 0, &rows)?;
+    table.write_rows_on(&stream, 0, &rows)?;
 
     // Node 0 has the neighbours 1, 10 and 19, node 1 has none, node 2 has 11 twice.
     let (starts, neighbours) = ([0_u64, 3, 3, 5], [1_u64, 10, 19, 11, 11]);

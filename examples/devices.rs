@@ -29,19 +29,19 @@ fn main() -> Result<(), Box<dyn Error>> {
             (PinnedBuffer::create(device, indices.len())?, PinnedBuffer::create(device, rows.len())?);
         stream.write(&at.all(), &indices)?;
         stream.write(&input.all(), &rows)?;
-        table.scatter(
+        table.scatter_on(
             &stream,
-            &RowBuffer::new(input.all(), Dtype::F32),
             &Indices::i64(at.all()),
+            &RowBuffer::new(input.all(), Dtype::F32),
             Order::Any,
         )?;
-        comm.barrier(&stream)?;
+        comm.barrier_on(&stream)?;
 
         // And reads one of each rank's.
         let asked = [3_i64, 333, 666, 999];
         let (at, output) = (PinnedBuffer::create(device, 32)?, PinnedBuffer::create(device, 4 * 64)?);
         stream.write(&at.all(), asked.map(i64::to_ne_bytes).as_flattened())?;
-        table.gather_sync(&stream, &Indices::i64(at.all()), &RowBuffer::new(output.all(), Dtype::F32))?;
+        table.gather_on_sync(&stream, &Indices::i64(at.all()), &RowBuffer::new(output.all(), Dtype::F32))?;
         let mut bytes = [0; 4 * 64];
         stream.read(&output.all(), &mut bytes)?;
         let (elements, _) = bytes.as_chunks::<4>();

@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (at, batch) = (PinnedBuffer::create(&device, 24)?, PinnedBuffer::create(&device, 3 * WIDTH * 2)?);
     stream.write(&at.all(), nodes.map(i64::to_ne_bytes).as_flattened())?;
     let output = RowBuffer::new(batch.all(), Dtype::Bf16).converted();
-    tables[1].gather_sync(&stream, &Indices::i64(at.all()), &output)?;
+    tables[1].gather_on_sync(&stream, &Indices::i64(at.all()), &output)?;
     let mut bytes = [0; 3 * WIDTH * 2];
     stream.read(&batch.all(), &mut bytes)?;
     let (elements, _) = bytes.as_chunks::<2>();
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         WholeTensor::load(comm, &Source::new(&saved), &LoadSpec::default(), &unwatched)
     })?;
     let mut row = [0; WIDTH * 4];
-    again[0].read_rows(&stream, 1999, &mut row)?;
+    again[0].read_rows_on(&stream, 1999, &mut row)?;
     let (elements, _) = row.as_chunks::<4>();
     let features: Vec<_> = elements.iter().map(|element| f32::from_ne_bytes(*element)).collect();
     println!("2 ranks loaded them again, and node 1999 has {features:?}");

@@ -19,18 +19,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (at, one) = (PinnedBuffer::create(device, 12)?, PinnedBuffer::create(device, 24)?);
     stream.write(&at.all(), [7_i32, 90, 90].map(i32::to_ne_bytes).as_flattened())?;
     stream.write(&one.all(), [1_i64; 3].map(i64::to_ne_bytes).as_flattened())?;
-    counters.scatter_add(
+    counters.scatter_add_on(
         &stream,
-        &RowBuffer::new(one.all(), Dtype::I64),
         &Indices::i32(at.all()),
+        &RowBuffer::new(one.all(), Dtype::I64),
         Order::Any,
     )?;
-    comm.barrier(&stream)?;
+    comm.barrier_on(&stream)?;
 
     // What all of them counted.
     let count = |row: u64| -> Result<i64, wholemem::Error> {
         let mut bytes = [0; 8];
-        counters.read_rows(&stream, row, &mut bytes)?;
+        counters.read_rows_on(&stream, row, &mut bytes)?;
         Ok(i64::from_ne_bytes(bytes))
     };
     println!("{} of {}: {} times 7, {} times 90", comm.rank(), comm.size(), count(7)?, count(90)?);

@@ -174,7 +174,7 @@ impl WholeTensor {
         let on = CallStream::of(&self.state, stream)?;
         waiting(py, || -> Result<(), Raised> {
             on.finish()?;
-            Ok(self.state.comm.barrier(&on.stream)?)
+            Ok(self.state.comm.barrier_on(&on.stream)?)
         })
     }
 

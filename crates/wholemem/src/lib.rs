@@ -46,10 +46,10 @@
 //!
 //! # Gather and scatter
 //!
-//! [`gather`](WholeTensor::gather) copies the rows that [`Indices`] name, of any rank, into a [`RowBuffer`];
-//! [`scatter`](WholeTensor::scatter) copies rows into the table, and [`scatter_add`](WholeTensor::scatter_add) adds them. They
+//! [`gather_on`](WholeTensor::gather_on) copies the rows that [`Indices`] name, of any rank, into a [`RowBuffer`];
+//! [`scatter_on`](WholeTensor::scatter_on) copies rows into the table, and [`scatter_add_on`](WholeTensor::scatter_add_on) adds them. They
 //! are enqueued on a stream, and can be captured in a graph; those whose names end in `_sync` wait. Other ranks see what a rank
-//! has scattered after a [`Communicator::barrier`].
+//! has scattered after a [`Communicator::barrier_on`].
 //!
 //! ```
 //! # use wholemem::{Communicator, Dtype, Indices, Order, RowBuffer, TensorSpec, WholeTensor};
@@ -68,10 +68,10 @@
 //!     let (indices, rows) = (Indices::i64(indices.all()), RowBuffer::new(rows.all(), Dtype::I32));
 //!
 //!     // Both ranks add one to both elements of rows 7, 999 and 7.
-//!     table.scatter_add(&stream, &rows, &indices, Order::Any)?;
-//!     comm.barrier(&stream)?;
+//!     table.scatter_add_on(&stream, &indices, &rows, Order::Any)?;
+//!     comm.barrier_on(&stream)?;
 //!     let mut row = [0; 8];
-//!     table.read_rows(&stream, 7, &mut row)?;
+//!     table.read_rows_on(&stream, 7, &mut row)?;
 //!     Ok(row)
 //! })?;
 //! assert_eq!(sums, [[4, 0, 0, 0, 4, 0, 0, 0]; 2]);

@@ -156,11 +156,16 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Hal`] if the work failed or the stream is being captured; [`Error::Comm`].
-    pub fn barrier(&self, stream: &Stream) -> Result<()> {
+    pub fn barrier_on(&self, stream: &Stream) -> Result<()> {
         let waited = stream.synchronize(Deadline::NEVER);
         // A rank whose work failed enters the barrier too: otherwise the other ranks would wait until the timeout.
         self.core.bootstrap.barrier()?;
         Ok(waited?)
+    }
+
+    #[doc(hidden)]
+    pub fn barrier(&self, stream: &Stream) -> Result<()> {
+        self.barrier_on(stream)
     }
 
     /// The device on which this rank's host memory is allocated.

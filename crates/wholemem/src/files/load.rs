@@ -82,7 +82,7 @@ impl WholeTensor {
         let threads = threads_of(self.group().size());
         let start = || Ok((self.group().device().stream()?, Vec::new()));
         in_parallel(threads, &pieces, len, watch, start, |piece, (stream, buffer)| {
-            self.write_rows(stream, piece.rows.start, stored.read(piece, buffer)?)
+            self.write_rows_on(stream, piece.rows.start, stored.read(piece, buffer)?)
         })?;
         Ok(stored.check_unchanged()?)
     }

@@ -80,7 +80,7 @@ impl WholeTensor {
             |block, own| {
                 let (stream, buffer) = own;
                 buffer.resize(to_usize(writer.len_of(*block)), 0);
-                self.read_rows(stream, writer.shard.rows_of(*block).start, buffer)?;
+                self.read_rows_on(stream, writer.shard.rows_of(*block).start, buffer)?;
                 Ok(writer.write(*block, buffer)?)
             },
         )?;

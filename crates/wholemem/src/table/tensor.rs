@@ -322,7 +322,7 @@ impl WholeTensor {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::TooShort`] if the bytes are not whole rows; [`Error::Hal`].
-    pub fn write_rows(&self, stream: &Stream, first: u64, source: &[u8]) -> Result<()> {
+    pub fn write_rows_on(&self, stream: &Stream, first: u64, source: &[u8]) -> Result<()> {
         let mut done = 0;
         self.for_runs(first, source.len(), |offset, len| {
             self.memory.write(stream, offset, &source[done..done + len])?;
@@ -334,8 +334,8 @@ impl WholeTensor {
     /// Copies rows from row `first` on to contiguous memory, and waits for the copy.
     ///
     /// # Errors
-    /// As [`write_rows`](Self::write_rows).
-    pub fn read_rows(&self, stream: &Stream, first: u64, target: &mut [u8]) -> Result<()> {
+    /// As [`write_rows_on`](Self::write_rows_on).
+    pub fn read_rows_on(&self, stream: &Stream, first: u64, target: &mut [u8]) -> Result<()> {
         let mut done = 0;
         self.for_runs(first, target.len(), |offset, len| {
             self.memory.read(stream, offset, &mut target[done..done + len])?;
@@ -347,7 +347,7 @@ impl WholeTensor {
     /// Enqueues a copy of the contiguous rows in `from` to the rows from `first` on.
     ///
     /// # Errors
-    /// As [`write_rows`](Self::write_rows).
+    /// As [`write_rows_on`](Self::write_rows_on).
     pub fn copy_rows_in(&self, stream: &Stream, first: u64, from: &Span) -> Result<()> {
         let mut done = 0;
         self.for_runs(first, from.len(), |offset, len| {
@@ -360,7 +360,7 @@ impl WholeTensor {
     /// Enqueues a copy of the rows from `first` on to contiguous memory at `to`.
     ///
     /// # Errors
-    /// As [`write_rows`](Self::write_rows).
+    /// As [`write_rows_on`](Self::write_rows_on).
     pub fn copy_rows_out(&self, stream: &Stream, first: u64, to: &Span) -> Result<()> {
         let mut done = 0;
         self.for_runs(first, to.len(), |offset, len| {

@@ -10,7 +10,7 @@ use crate::{Error, Location, Result, WholeTensor};
 
 impl WholeTensor {
     /// Enqueues a gather: row `indices[n]` of the tensor is copied to row `n` of `output`, for all `n`. Not collective. It sees
-    /// what was scattered before the last [`barrier`](crate::Communicator::barrier).
+    /// what was scattered before the last [`barrier_on`](crate::Communicator::barrier_on).
     ///
     /// Rows are copied in no defined order, so the output must not overlap gathered rows. A bad index zeroes its row of the output
     /// and is reported by the next call or by [`check`](Self::check).
@@ -18,41 +18,48 @@ impl WholeTensor {
     /// # Errors
     /// [`Error::TypesDiffer`], [`Error::TooShort`] and other errors of the arguments, before memory is accessed;
     /// [`Error::BadIndex`] of an earlier call, and then this call does nothing.
-    pub fn gather(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
+    pub fn gather_on(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
         self.call(stream, Op::Gather, indices, output)
     }
 
-    /// Gathers, and waits for the result.
+    /// Gathers as [`gather_on`](Self::gather_on), and waits for the result.
     ///
     /// # Errors
-    /// As [`gather`](Self::gather); [`Error::BadIndex`] of this call too.
-    pub fn gather_sync(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
+    /// As [`gather_on`](Self::gather_on); [`Error::BadIndex`] of this call too.
+    pub fn gather_on_sync(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
         self.call_sync(stream, Op::Gather, indices, output)
     }
 
     /// Enqueues a scatter: row `n` of `input` is copied to row `indices[n]` of the tensor, for all `n`. Other ranks see it after
-    /// the next [`barrier`](crate::Communicator::barrier). Rows are copied in no defined order, so the input must not overlap them.
+    /// the next [`barrier_on`](crate::Communicator::barrier_on). Rows are copied in no defined order, so the input must not overlap
+    /// them.
     ///
     /// With [`Order::Fixed`] it is collective, and waits for the result.
     ///
     /// # Errors
-    /// As [`gather`](Self::gather).
-    pub fn scatter(&self, stream: &Stream, input: &RowBuffer, indices: &Indices, order: Order) -> Result<()> {
-        self.put(stream, Op::Scatter, input, indices, order)
-    }
-
-    /// Scatters, and waits for the result.
-    ///
-    /// # Errors
-    /// As [`scatter`](Self::scatter); [`Error::BadIndex`] of this call too.
-    pub fn scatter_sync(
+    /// As [`gather_on`](Self::gather_on).
+    pub fn scatter_on(
         &self,
         stream: &Stream,
-        input: &RowBuffer,
         indices: &Indices,
+        input: &RowBuffer,
         order: Order,
     ) -> Result<()> {
-        self.put_sync(stream, Op::Scatter, input, indices, order)
+        self.put(stream, Op::Scatter, indices, input, order)
+    }
+
+    /// Scatters as [`scatter_on`](Self::scatter_on), and waits for the result.
+    ///
+    /// # Errors
+    /// As [`scatter_on`](Self::scatter_on); [`Error::BadIndex`] of this call too.
+    pub fn scatter_on_sync(
+        &self,
+        stream: &Stream,
+        indices: &Indices,
+        input: &RowBuffer,
+        order: Order,
+    ) -> Result<()> {
+        self.put_sync(stream, Op::Scatter, indices, input, order)
     }
 
     /// Enqueues an addition: row `n` of `input` is added to row `indices[n]` of the tensor, for all `n`. Integers wrap around;
@@ -61,29 +68,65 @@ impl WholeTensor {
     /// With [`Order::Fixed`], and for [host memory](Location::Host), it is collective, and waits for the result.
     ///
     /// # Errors
-    /// As [`gather`](Self::gather).
-    pub fn scatter_add(
+    /// As [`gather_on`](Self::gather_on).
+    pub fn scatter_add_on(
         &self,
         stream: &Stream,
-        input: &RowBuffer,
         indices: &Indices,
+        input: &RowBuffer,
         order: Order,
     ) -> Result<()> {
-        self.put(stream, Op::ScatterAdd, input, indices, order)
+        self.put(stream, Op::ScatterAdd, indices, input, order)
     }
 
-    /// Adds, and waits for the result.
+    /// Adds as [`scatter_add_on`](Self::scatter_add_on), and waits for the result.
     ///
     /// # Errors
-    /// As [`scatter_add`](Self::scatter_add); [`Error::BadIndex`] of this call too.
-    pub fn scatter_add_sync(
+    /// As [`scatter_add_on`](Self::scatter_add_on); [`Error::BadIndex`] of this call too.
+    pub fn scatter_add_on_sync(
+        &self,
+        stream: &Stream,
+        indices: &Indices,
+        input: &RowBuffer,
+        order: Order,
+    ) -> Result<()> {
+        self.put_sync(stream, Op::ScatterAdd, indices, input, order)
+    }
+
+    #[doc(hidden)]
+    pub fn gather(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
+        self.gather_on(stream, indices, output)
+    }
+
+    #[doc(hidden)]
+    pub fn gather_sync(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
+        self.gather_on_sync(stream, indices, output)
+    }
+
+    #[doc(hidden)]
+    pub fn scatter(&self, stream: &Stream, input: &RowBuffer, indices: &Indices, order: Order) -> Result<()> {
+        self.scatter_on(stream, indices, input, order)
+    }
+
+    #[doc(hidden)]
+    pub fn scatter_sync(
         &self,
         stream: &Stream,
         input: &RowBuffer,
         indices: &Indices,
         order: Order,
     ) -> Result<()> {
-        self.put_sync(stream, Op::ScatterAdd, input, indices, order)
+        self.scatter_on_sync(stream, indices, input, order)
+    }
+
+    #[doc(hidden)]
+    pub fn read_rows(&self, stream: &Stream, first: u64, target: &mut [u8]) -> Result<()> {
+        self.read_rows_on(stream, first, target)
+    }
+
+    #[doc(hidden)]
+    pub fn write_rows(&self, stream: &Stream, first: u64, source: &[u8]) -> Result<()> {
+        self.write_rows_on(stream, first, source)
     }
 
     /// Reports and clears the bad index that finished work has recorded, in any view of this tensor's memory. Calls that wait
@@ -98,9 +141,9 @@ impl WholeTensor {
         self.memory().check()
     }
 
-    fn put(&self, stream: &Stream, op: Op, input: &RowBuffer, indices: &Indices, order: Order) -> Result<()> {
+    fn put(&self, stream: &Stream, op: Op, indices: &Indices, input: &RowBuffer, order: Order) -> Result<()> {
         if self.is_routed(op, order) {
-            return self.put_in_order(stream, op, input, indices);
+            return self.put_in_order(stream, op, indices, input);
         }
         self.call(stream, op, indices, input)
     }
@@ -109,12 +152,12 @@ impl WholeTensor {
         &self,
         stream: &Stream,
         op: Op,
-        input: &RowBuffer,
         indices: &Indices,
+        input: &RowBuffer,
         order: Order,
     ) -> Result<()> {
         if self.is_routed(op, order) {
-            self.put_in_order(stream, op, input, indices)?;
+            self.put_in_order(stream, op, indices, input)?;
             stream.synchronize(Deadline::NEVER)?;
             return self.check();
         }

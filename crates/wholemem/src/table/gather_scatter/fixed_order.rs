@@ -41,12 +41,12 @@ impl WholeTensor {
         &self,
         stream: &Stream,
         op: Op,
-        input: &RowBuffer,
         indices: &Indices,
+        input: &RowBuffer,
     ) -> Result<()> {
         let comm = self.group().bootstrap();
         // Whatever is wrong on this rank alone, it takes part until all know of it.
-        let load = self.check().and_then(|()| self.pack(stream, op, input, indices));
+        let load = self.check().and_then(|()| self.pack(stream, op, indices, input));
         let call = if op == Op::ScatterAdd { "add" } else { "put" };
         let same = || bytes_of(&self.identity());
         let terms = |load: &Load| CallTerms { own: vec![load.places.len() as u64], same: same() };
@@ -72,7 +72,7 @@ impl WholeTensor {
     }
 
     /// Reads indices and rows.
-    fn pack(&self, stream: &Stream, op: Op, input: &RowBuffer, indices: &Indices) -> Result<Load> {
+    fn pack(&self, stream: &Stream, op: Op, indices: &Indices, input: &RowBuffer) -> Result<Load> {
         let dtype = self.dtype();
         let request = plan(op, &self.table(), &indices.place(), &input.place(), 0)?;
         let Some(request) = request else { return Ok(Load::default()) };
