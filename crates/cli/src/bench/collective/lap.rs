@@ -126,11 +126,11 @@ impl<'a> Player<'a> {
         self.rounds += 1;
         self.prepare()?;
         let group = self.symmetric.group();
-        group.barrier(&self.stream)?;
+        group.barrier_on(&self.stream)?;
         let took = slowest(group, self.timed()?)?;
         self.symmetric.check()?;
         self.check().with_context(|| self.course.label())?;
-        group.barrier(&self.stream)?;
+        group.barrier_on(&self.stream)?;
         Ok(took / self.course.calls)
     }
 

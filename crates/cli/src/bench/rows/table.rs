@@ -49,7 +49,7 @@ impl Table {
         }
         // Faults of pages that others filled are none of a gather's.
         table.tensor.memory().populate()?;
-        group.barrier(&group.device().stream()?)?;
+        group.barrier_on(&group.device().stream()?)?;
         Ok(table)
     }
 
