@@ -26,7 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let stream = comm.device().stream()?;
         let own: Vec<u8> =
             (0..COUNT).flat_map(|at| (at as f32 + comm.rank().0 as f32).to_ne_bytes()).collect();
-        stream.write(inputs.local(), &own)?;
+        let local = inputs.part_of(comm.rank(), 0, own.len())?;
+        stream.write(&local, &own)?;
 
         // SAFETY: the image has one function, which is launched with what it takes.
         let module = unsafe { Module::load(comm.device(), &IMAGE) }?;
@@ -38,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .u64(u64::from(RANKS))
             .u64(output.all().address())
             .u64(COUNT as u64);
-        let operands = [inputs.local().clone(), output.all()];
+        let operands = [local, output.all()];
         symmetric.barrier(&stream)?;
         // SAFETY: the arguments are what the kernel takes; the window has `COUNT` elements on every rank, and so has the
         // output. Every rank holds its window until all have met again.

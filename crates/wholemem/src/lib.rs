@@ -37,7 +37,7 @@
 //! // Each rank fills its own rows.
 //! for (table, comm) in tables.iter().zip(&comms) {
 //!     let stream = comm.device().stream()?;
-//!     if let Some(local) = table.local()? {
+//!     if let Some(local) = table.local() {
 //!         stream.fill(&local.span, 1)?;
 //!     }
 //! }
@@ -99,11 +99,11 @@
 //!     let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
 //!     let window = symmetric.mem_alloc(1000 * 4)?;
 //!     let stream = comm.device().stream()?;
-//!     stream.write(window.local(), &1.5_f32.to_ne_bytes().repeat(1000))?;
+//!     stream.write(&window.part_of(comm.rank(), 0, 1000 * 4)?, &1.5_f32.to_ne_bytes().repeat(1000))?;
 //!
 //!     symmetric.all_reduce(&stream, &window, &window, Dtype::F32, ReduceOp::Sum)?; // in place
 //!     let mut sum = [0; 4];
-//!     stream.read(&window.local().part(4 * 999, 4)?, &mut sum)?;
+//!     stream.read(&window.part_of(comm.rank(), 4 * 999, 4)?, &mut sum)?;
 //!     symmetric.check()?;
 //!     Ok(f32::from_ne_bytes(sum))
 //! })?;

@@ -253,7 +253,7 @@ impl Lane {
         }
         let reference = window.window_ref();
         let reference = WindowRef { base: reference.base + offset as u64, ..reference };
-        let address = if window.is_empty() { 0 } else { window.local().address() + offset as u64 };
+        let address = window.local().map_or(0, |span| span.address() + offset as u64);
         Ok(Found { address, reference, keep: window.core().keep.as_ref() })
     }
 }

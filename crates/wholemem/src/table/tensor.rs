@@ -119,10 +119,10 @@ impl WholeTensor {
     /// As [`WholeMemory::create`]; [`Error::Differs`] also if ranks call it on different tensors.
     pub fn like(&self) -> Result<Self> {
         let len_of = |rank| {
-            let own = self.rows_of(Rank(rank))?;
-            Ok(own.map_or(0, |own| own.rows.end - own.rows.start))
+            let own = self.rows_on(Rank(rank));
+            own.map_or(0, |own| own.rows.end - own.rows.start)
         };
-        let rows_of_each = (0..self.group().size()).map(len_of).collect::<Result<_>>()?;
+        let rows_of_each = (0..self.group().size()).map(len_of).collect();
         let spec = TensorSpec {
             dtype: self.dtype,
             shape: self.shape.clone(),
@@ -264,11 +264,9 @@ impl WholeTensor {
 
     /// This rank's rows; `None` if it has none. They are stored on this rank's device, except for bytes at either end that
     /// [`placement`](Self::placement) assigns to a neighbour.
-    ///
-    /// # Errors
-    /// [`Error::Hal`].
-    pub fn local(&self) -> Result<Option<LocalRows>> {
-        self.rows_of(self.group().rank())
+    #[must_use]
+    pub fn local(&self) -> Option<LocalRows> {
+        self.rows_on(self.group().rank())
     }
 
     /// A rank's rows at this rank's addresses; `None` if it has none.
@@ -289,16 +287,27 @@ impl WholeTensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Hal`]; [`Error::Comm`] for a rank that does not exist.
+    /// [`Error::Comm`] for a rank that does not exist.
     pub fn rows_of(&self, rank: Rank) -> Result<Option<LocalRows>> {
         let size = self.group().size();
         if rank.0 >= size {
             return Err(wholemem_comm::Error::NoSuchRank { rank, size }.into());
         }
+        Ok(self.rows_on(rank))
+    }
+
+    /// The rows of a rank that exists.
+    fn rows_on(&self, rank: Rank) -> Option<LocalRows> {
         let own = self.memory.partition().range(rank);
         let start = own.start.clamp(self.first_row, self.first_row + self.row_count());
         let end = own.end.clamp(self.first_row, self.first_row + self.row_count());
-        self.as_rows(start - self.first_row..end - self.first_row)
+        if start == end {
+            return None;
+        }
+        let rows = start - self.first_row..end - self.first_row;
+        let (offset, len) = self.bytes_of(&rows);
+        let span = self.memory.span_of_one_rank(offset, len);
+        Some(LocalRows { rows, span, stride: self.stride() })
     }
 
     /// All rows, if they are one range of addresses: in continuous memory, or if one rank has all rows. `None` if there are none.
@@ -306,16 +315,19 @@ impl WholeTensor {
     /// # Errors
     /// [`Error::Hal`] for the rows of several chunks.
     pub fn all_rows(&self) -> Result<Option<LocalRows>> {
-        self.as_rows(0..self.row_count())
-    }
-
-    fn as_rows(&self, rows: Range<u64>) -> Result<Option<LocalRows>> {
+        let rows = 0..self.row_count();
         if rows.is_empty() {
             return Ok(None);
         }
-        let (first, last) = (self.offset_of(rows.start), self.offset_of(rows.end - 1));
-        let span = self.memory.span(first, last + self.row_len() - first)?;
+        let (offset, len) = self.bytes_of(&rows);
+        let span = self.memory.span(offset, len)?;
         Ok(Some(LocalRows { rows, span, stride: self.stride() }))
+    }
+
+    /// The offset of some rows, of which there is at least one, and the length from the first to the end of the last.
+    fn bytes_of(&self, rows: &Range<u64>) -> (usize, usize) {
+        let (first, last) = (self.offset_of(rows.start), self.offset_of(rows.end - 1));
+        (first, last + self.row_len() - first)
     }
 
     /// Copies contiguous rows into the tensor from row `first` on, and waits for the copy.

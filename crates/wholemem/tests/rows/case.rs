@@ -183,7 +183,7 @@ impl World {
             .map(|_| values(&mut dice, dtype, halves, row_len / dtype.len()))
             .collect();
         for (tensor, stream) in self.tensors.iter().zip(&self.streams) {
-            if let Some(local) = tensor.local().unwrap() {
+            if let Some(local) = tensor.local() {
                 let rows = self.rows[index(local.rows.start)..index(local.rows.end)].concat();
                 tensor.write_rows_on(stream, local.rows.start, &rows).unwrap();
             }

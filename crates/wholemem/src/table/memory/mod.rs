@@ -177,12 +177,17 @@ impl WholeMemory {
     }
 
     /// The bytes of this rank's own rows; `None` if it has none.
-    ///
-    /// # Errors
-    /// [`Error::Hal`](crate::Error::Hal).
-    pub fn local(&self) -> Result<Option<Span>> {
+    #[must_use]
+    pub fn local(&self) -> Option<Span> {
         let Range { start, end } = self.core.plan.bytes_of(self.group().rank());
-        if start == end { Ok(None) } else { self.span(start, end - start).map(Some) }
+        (start < end).then(|| self.span_of_one_rank(start, end - start))
+    }
+
+    /// `len` bytes at `offset` that belong to one rank's rows.
+    pub(super) fn span_of_one_rank(&self, offset: usize, len: usize) -> Span {
+        let span = self.span(offset, len);
+        // Creation fails unless all parts are mapped at adjacent addresses, and a chunk has no gap.
+        span.expect("the rows of one rank are one range of addresses")
     }
 
     /// The address of the first byte of a rank's rows; `None` if it has none.
