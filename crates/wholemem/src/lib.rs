@@ -176,7 +176,7 @@ pub use collective::{
 pub use communicator::Communicator;
 #[doc(hidden)]
 pub use dtype::combine_naive;
-pub use dtype::{Dtype, DtypeInfo, DtypeKind, ReduceOp, UnknownDtype, UnknownReduceOp};
+pub use dtype::{Dtype, DtypeInfo, DtypeKind, Element, ReduceOp, UnknownDtype, UnknownReduceOp};
 pub use error::{Error, Result};
 pub use table::{
     Extent, Indices, Kind, LocalRows, Location, MemorySpec, OnBadIndex, Order, Partition, Placement,

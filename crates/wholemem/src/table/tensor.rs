@@ -7,8 +7,8 @@ use wholemem_hal::{Span, Stream};
 
 use super::gather_scatter::Table;
 use crate::{
-    Communicator, Dtype, ElementRef, Error, GlobalRef, Kind, Location, MemorySpec, Placement, Result,
-    WholeMemory,
+    Communicator, Dtype, Element, ElementRef, Error, GlobalRef, Kind, Location, MemorySpec, Placement,
+    Result, WholeMemory,
 };
 use wholemem_os::width::to_usize;
 
@@ -36,6 +36,18 @@ impl TensorSpec {
         let (kind, location) = (Kind::Continuous, Location::Device);
         let shape = shape.to_vec();
         Self { dtype, shape, kind, location, rows_of_each: None, equal_addresses: false }
+    }
+
+    /// A tensor of values of a Rust type, as [`new`](Self::new) of its [element type](Element::DTYPE).
+    ///
+    /// ```
+    /// use wholemem::{Dtype, TensorSpec};
+    ///
+    /// assert_eq!(TensorSpec::of::<f32>(&[1000, 16]), TensorSpec::new(Dtype::F32, &[1000, 16]));
+    /// ```
+    #[must_use]
+    pub fn of<T: Element>(shape: &[u64]) -> Self {
+        Self::new(T::DTYPE, shape)
     }
 
     fn memory(&self) -> Result<MemorySpec> {
@@ -237,7 +249,7 @@ impl WholeTensor {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn rows(&self, rows: Range<u64>) -> Result<Self> {
-        check("rows", &rows, self.row_count())?;
+        self.check_rows(&rows)?;
         let mut part = self.clone();
         part.first_row += rows.start;
         part.shape[0] = rows.end - rows.start;
@@ -410,6 +422,12 @@ impl WholeTensor {
         to_usize(self.first_row + row) * self.stride() + self.offset
     }
 
+    /// Checks that there are such rows.
+    pub(super) fn check_rows(&self, rows: &Range<u64>) -> Result<()> {
+        check("rows", rows, self.row_count())
+    }
+
+    /// The number of elements of a row.
     pub(crate) fn elements(&self) -> u64 {
         self.shape[1..].iter().product()
     }

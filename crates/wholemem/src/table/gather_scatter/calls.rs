@@ -93,42 +93,6 @@ impl WholeTensor {
         self.put_sync(stream, Op::ScatterAdd, indices, input, order)
     }
 
-    #[doc(hidden)]
-    pub fn gather(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
-        self.gather_on(stream, indices, output)
-    }
-
-    #[doc(hidden)]
-    pub fn gather_sync(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
-        self.gather_on_sync(stream, indices, output)
-    }
-
-    #[doc(hidden)]
-    pub fn scatter(&self, stream: &Stream, input: &RowBuffer, indices: &Indices, order: Order) -> Result<()> {
-        self.scatter_on(stream, indices, input, order)
-    }
-
-    #[doc(hidden)]
-    pub fn scatter_sync(
-        &self,
-        stream: &Stream,
-        input: &RowBuffer,
-        indices: &Indices,
-        order: Order,
-    ) -> Result<()> {
-        self.scatter_on_sync(stream, indices, input, order)
-    }
-
-    #[doc(hidden)]
-    pub fn read_rows(&self, stream: &Stream, first: u64, target: &mut [u8]) -> Result<()> {
-        self.read_rows_on(stream, first, target)
-    }
-
-    #[doc(hidden)]
-    pub fn write_rows(&self, stream: &Stream, first: u64, source: &[u8]) -> Result<()> {
-        self.write_rows_on(stream, first, source)
-    }
-
     /// Reports and clears the bad index that finished work has recorded, in any view of this tensor's memory. Calls that wait
     /// report their own bad indices instead.
     ///
@@ -143,7 +107,7 @@ impl WholeTensor {
 
     fn put(&self, stream: &Stream, op: Op, indices: &Indices, input: &RowBuffer, order: Order) -> Result<()> {
         if self.is_routed(op, order) {
-            return self.put_in_order(stream, op, indices, input);
+            return self.put_in_order(stream, op, Ok((indices, input)));
         }
         self.call(stream, op, indices, input)
     }
@@ -157,14 +121,24 @@ impl WholeTensor {
         order: Order,
     ) -> Result<()> {
         if self.is_routed(op, order) {
-            self.put_in_order(stream, op, indices, input)?;
-            stream.synchronize(Deadline::NEVER)?;
-            return self.check();
+            return self.put_in_order_sync(stream, op, Ok((indices, input)));
         }
         self.call_sync(stream, op, indices, input)
     }
 
-    fn is_routed(&self, op: Op, order: Order) -> bool {
+    /// Scatters or adds in a fixed order, and waits. Collective; a rank with invalid operands takes part with its error.
+    pub(super) fn put_in_order_sync(
+        &self,
+        stream: &Stream,
+        op: Op,
+        operands: Result<(&Indices, &RowBuffer)>,
+    ) -> Result<()> {
+        self.put_in_order(stream, op, operands)?;
+        stream.synchronize(Deadline::NEVER)?;
+        self.check()
+    }
+
+    pub(super) fn is_routed(&self, op: Op, order: Order) -> bool {
         // Atomic additions of several devices to host memory are not atomic on every node.
         order == Order::Fixed || op == Op::ScatterAdd && self.memory().location() == Location::Host
     }
@@ -174,9 +148,20 @@ impl WholeTensor {
         self.launch(stream, op, indices, dense, self.memory().bad_index_flag())
     }
 
-    /// Bad indices of this call are its own error, also if other threads call or check concurrently.
     fn call_sync(&self, stream: &Stream, op: Op, indices: &Indices, dense: &RowBuffer) -> Result<()> {
         self.check()?;
+        self.launch_and_wait(stream, op, indices, dense)?;
+        self.check()
+    }
+
+    /// Bad indices of this call are its own error, also if other threads call or check concurrently.
+    pub(super) fn launch_and_wait(
+        &self,
+        stream: &Stream,
+        op: Op,
+        indices: &Indices,
+        dense: &RowBuffer,
+    ) -> Result<()> {
         let outcome = self.memory().with_own_bad_index_flag(|flag| {
             self.launch(stream, op, indices, dense, flag)?;
             Ok(stream.synchronize(Deadline::NEVER)?)
@@ -184,8 +169,7 @@ impl WholeTensor {
         outcome.map_err(|error| match error {
             Error::BadIndex { position, index: None, .. } => self.bad_index(stream, indices, position),
             error => error,
-        })?;
-        self.check()
+        })
     }
 
     /// The error for the index at a position, which is read from the operands.

@@ -19,6 +19,7 @@ mod launch;
 mod launch_shape;
 mod operands;
 mod plan;
+mod slices;
 
 pub use operands::{Indices, OnBadIndex, Order, RowBuffer};
 pub(crate) use plan::Table;
