@@ -18,6 +18,7 @@ mod debug;
 mod kernel;
 mod lane;
 mod report;
+mod slices;
 mod space;
 mod spec;
 mod symmetric_memory;
