@@ -5,18 +5,17 @@
 
 #![expect(clippy::print_stdout, reason = "an example shows what it did")]
 
-use std::error::Error;
-
-use wholemem::{Communicator, SymmetricMemory, SymmetricSpec, WindowRef};
-use wholemem_hal::{Args, Backend, HostConfig, KernelImage, LaunchShape, Module, PinnedBuffer};
-use wholemem_os::Deadline;
+use wholemem::{
+    Args, Backend, Communicator, Deadline, HostConfig, KernelImage, LaunchShape, Module, PinnedBuffer,
+    SymmetricMemory, SymmetricSpec, WindowRef,
+};
 
 const IMAGE: KernelImage = KernelImage { ptx: None, host: &[("add_up", add_up)] };
 
 const RANKS: u32 = 4;
 const COUNT: usize = 1000;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> wholemem::Result<()> {
     let device = Backend::host(HostConfig::default())?.device(0)?;
     let comms = Communicator::local(&vec![device; RANKS as usize])?;
     let sums = Communicator::on_each(&comms, |comm| {

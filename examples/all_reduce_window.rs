@@ -2,19 +2,13 @@
 
 #![expect(clippy::print_stdout, reason = "an example shows what it did")]
 
-use std::error::Error;
-
-use wholemem::{Communicator, Dtype, ReduceOp, SymmetricMemory, SymmetricSpec};
-use wholemem_hal::Backend;
-use wholemem_os::Deadline;
+use wholemem::prelude::*;
 
 const COUNT: usize = 1 << 20;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    // Four ranks share a device; processes would say `Communicator::from_env(&Backend::auto()?)?`.
-    let device = Backend::auto()?.device(0)?;
-    let comms = Communicator::local(&vec![device; 4])?;
-    let sums = Communicator::on_each(&comms, |comm| {
+fn main() -> wholemem::Result<()> {
+    // Four threads; processes would say `Communicator::from_env(&Backend::auto()?)?`.
+    let sums = Communicator::run_local(4, |comm| {
         let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
         let gradients = symmetric.mem_alloc(COUNT * size_of::<f32>())?; // the same window on every rank
         let stream = comm.device().stream()?;

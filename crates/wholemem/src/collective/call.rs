@@ -37,8 +37,7 @@ impl Lane {
     /// or do not overlap.
     ///
     /// ```
-    /// use wholemem::{Communicator, Dtype, ReduceOp, SymmetricMemory, SymmetricSpec};
-    /// use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
+    /// use wholemem::{Backend, Communicator, Dtype, HostConfig, PinnedBuffer, ReduceOp, SymmetricMemory, SymmetricSpec};
     ///
     /// let device = Backend::host(HostConfig::default())?.device(0)?;
     /// let groups = Communicator::local(&[device.clone(), device])?;

@@ -17,8 +17,7 @@ pub(super) type Dropped = Arc<Mutex<Vec<WindowId>>>;
 /// work that uses it first.
 ///
 /// ```
-/// use wholemem::{Communicator, Rank, SymmetricMemory, SymmetricSpec};
-/// use wholemem_hal::{Backend, HostConfig};
+/// use wholemem::{Backend, Communicator, HostConfig, Rank, SymmetricMemory, SymmetricSpec};
 ///
 /// let device = Backend::host(HostConfig::default())?.device(0)?;
 /// let groups = Communicator::local(&[device.clone(), device])?;

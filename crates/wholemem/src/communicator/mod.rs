@@ -26,8 +26,7 @@ use crate::kernels::RowKernels;
 /// Collective calls (creating memory, barriers) are made by all ranks, in the same order.
 ///
 /// ```
-/// use wholemem::Communicator;
-/// use wholemem_hal::{Backend, HostConfig};
+/// use wholemem::{Backend, Communicator, HostConfig};
 ///
 /// // One process with four devices: a rank each.
 /// let backend = Backend::host(HostConfig::virtual_devices(4))?;
@@ -60,12 +59,11 @@ impl Communicator {
     /// [`choose_device`](Self::choose_device) chooses. Collective.
     ///
     /// ```no_run
-    /// use wholemem::Communicator;
-    /// use wholemem_hal::Backend;
+    /// use wholemem::{Backend, Communicator};
     ///
     /// // wholemem launch -n 4 -- ./my_program
     /// let comm = Communicator::from_env(&Backend::auto()?)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # Ok::<(), wholemem::Error>(())
     /// ```
     ///
     /// # Errors

@@ -33,8 +33,7 @@ impl WholeTensor {
     ///
     /// ```
     /// use wholemem::files::{LoadSpec, Source, unwatched};
-    /// use wholemem::{Dtype, Communicator, WholeTensor};
-    /// use wholemem_hal::Backend;
+    /// use wholemem::{Backend, Communicator, Dtype, WholeTensor};
     ///
     /// let folder = tempfile::tempdir()?;
     /// let path = folder.path().join("features.bin");
@@ -46,7 +45,7 @@ impl WholeTensor {
     /// let load = |group: &Communicator| WholeTensor::load(group, &source, &LoadSpec::default(), &unwatched);
     /// let tables = Communicator::on_each(&groups, load)?;
     /// assert_eq!(tables[0].shape(), [100, 3]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # Ok::<(), wholemem::Error>(())
     /// ```
     ///
     /// # Errors

@@ -22,8 +22,7 @@ impl WholeTensor {
     ///
     /// ```
     /// use wholemem::files::{LoadSpec, SaveSpec, Source, unwatched};
-    /// use wholemem::{Dtype, Communicator, TensorSpec, WholeTensor};
-    /// use wholemem_hal::Backend;
+    /// use wholemem::{Backend, Communicator, Dtype, TensorSpec, WholeTensor};
     ///
     /// let folder = tempfile::tempdir()?;
     /// let path = folder.path().join("features");
@@ -39,7 +38,7 @@ impl WholeTensor {
     /// let load = |group: &Communicator| WholeTensor::load(group, &Source::new(&path), &LoadSpec::default(), &unwatched);
     /// let tables = Communicator::on_each(&readers, load)?;
     /// assert_eq!(tables[2].shape(), [1000, 16]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # Ok::<(), wholemem::Error>(())
     /// ```
     ///
     /// # Errors

@@ -73,7 +73,7 @@ impl Source {
 /// std::fs::write(&path, [0; 240])?;
 /// let stored = Stored::open(&Source::raw(&path, Dtype::F32, &[10]))?;
 /// assert_eq!(stored.shape(), [6, 10]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), wholemem::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Stored {

@@ -64,8 +64,7 @@ impl TensorSpec {
 /// A [`WholeMemory`] with an element type and a shape. Clones and parts are views of the same memory.
 ///
 /// ```
-/// use wholemem::{Dtype, Communicator, TensorSpec, WholeTensor};
-/// use wholemem_hal::{Backend, HostConfig};
+/// use wholemem::{Backend, Communicator, Dtype, HostConfig, TensorSpec, WholeTensor};
 ///
 /// let backend = Backend::host(HostConfig::virtual_devices(2))?;
 /// let groups = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
@@ -74,7 +73,7 @@ impl TensorSpec {
 ///
 /// let part = tables[1].rows(10..20)?.columns(4..8)?;
 /// assert_eq!(part.shape(), [10, 4]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), wholemem::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct WholeTensor {
@@ -118,8 +117,7 @@ impl WholeTensor {
     /// the same tensor.
     ///
     /// ```
-    /// # use wholemem::{Dtype, Error, Communicator, TensorSpec, WholeTensor};
-    /// # use wholemem_hal::Backend;
+    /// # use wholemem::{Backend, Communicator, Dtype, Error, TensorSpec, WholeTensor};
     /// # let groups = Communicator::local(&[Backend::auto()?.device(0)?])?;
     /// let table = WholeTensor::create(&groups[0], &TensorSpec::new(Dtype::F32, &[10, 16]))?;
     /// let gradients = table.rows(2..10)?.like()?;
@@ -225,8 +223,7 @@ impl WholeTensor {
     /// The addresses of its rows on this rank, for kernels.
     ///
     /// ```
-    /// # use wholemem::{Dtype, Error, Communicator, TensorSpec, WholeTensor};
-    /// # use wholemem_hal::Backend;
+    /// # use wholemem::{Backend, Communicator, Dtype, Error, TensorSpec, WholeTensor};
     /// # let groups = Communicator::local(&[Backend::auto()?.device(0)?])?;
     /// let table = WholeTensor::create(&groups[0], &TensorSpec::new(Dtype::U8, &[10, 16]))?;
     /// let part = table.rows(2..10)?.columns(4..8)?;
@@ -284,8 +281,7 @@ impl WholeTensor {
     /// A rank's rows at this rank's addresses; `None` if it has none.
     ///
     /// ```
-    /// # use wholemem::{Dtype, Error, Communicator, Kind, Rank, TensorSpec, WholeTensor};
-    /// # use wholemem_hal::{Backend, HostConfig};
+    /// # use wholemem::{Backend, Communicator, Dtype, Error, HostConfig, Kind, Rank, TensorSpec, WholeTensor};
     /// # let backend = Backend::host(HostConfig::virtual_devices(2))?;
     /// # let groups = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
     /// let spec = TensorSpec { kind: Kind::Chunked, ..TensorSpec::new(Dtype::U8, &[10, 3]) };

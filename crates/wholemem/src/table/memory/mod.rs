@@ -64,8 +64,7 @@ impl MemorySpec {
 /// communication.
 ///
 /// ```
-/// use wholemem::{Communicator, MemorySpec, Rank, WholeMemory};
-/// use wholemem_hal::{Backend, HostConfig};
+/// use wholemem::{Backend, Communicator, HostConfig, MemorySpec, Rank, WholeMemory};
 ///
 /// let backend = Backend::host(HostConfig::virtual_devices(2))?;
 /// let groups = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
@@ -77,7 +76,7 @@ impl MemorySpec {
 /// let mut seen = [0; 4];
 /// memories[1].read(&backend.device(1)?.stream()?, middle, &mut seen)?;
 /// assert_eq!(&seen, b"over");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), wholemem::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct WholeMemory {
