@@ -243,6 +243,23 @@ fn in_threads<I: Send, T: Send>(items: Vec<I>, work: impl Fn(I) -> Result<T> + S
 mod tests {
     use super::*;
 
+    #[test]
+    fn local_ranks_take_the_devices_in_turn() {
+        let count = u32::try_from(Backend::auto().unwrap().devices().len()).unwrap();
+        let devices = Communicator::run_local(count + 1, |comm| {
+            comm.barrier()?;
+            Ok((comm.rank().0, comm.size(), comm.device().id().0))
+        });
+        let expected: Vec<_> = (0..=count).map(|rank| (rank, count + 1, rank % count)).collect();
+        assert_eq!(devices.unwrap(), expected);
+        assert_eq!(Communicator::run_local(0, |_| Ok(())), Err(Error::NoRanks));
+        let failed = Communicator::run_local(2, |comm| match comm.rank() {
+            Rank(0) => Ok(()),
+            _ => Err(Error::Interrupted),
+        });
+        assert_eq!(failed, Err(Error::Interrupted));
+    }
+
     /// Rank 0 runs something else and broadcasts a message of another length.
     #[test]
     fn a_malformed_group_id_is_an_error_and_not_zeros() {

@@ -2,12 +2,15 @@
 
 use std::ops::Range;
 
+use wholemem_hal::{Span, Stream};
+use wholemem_os::Deadline;
 use wholemem_os::width::{to_u64, to_usize};
 use zerocopy::IntoBytes;
 
+use crate::communicator::lend;
 use crate::{Element, Error, Result, WholeTensor};
 
-/// The bytes that are written at once when rows are filled with a value.
+/// The bytes that are copied at once when rows are filled with a value, unless one row is longer.
 const FILL_LEN: usize = 1 << 20;
 
 impl WholeTensor {
@@ -68,13 +71,20 @@ impl WholeTensor {
         let Some(local) = self.local() else { return Ok(()) };
         let at_once = to_u64((FILL_LEN / self.row_len()).max(1)).min(local.rows.end - local.rows.start);
         let values = vec![value; to_usize(at_once * self.elements())];
-        self.group().with_staging(|staging| {
+        let fill = |stream: &Stream, values: &Span| {
             for first in local.rows.clone().step_by(to_usize(at_once)) {
                 let count = at_once.min(local.rows.end - first);
-                let values = &values[..to_usize(count * self.elements())];
-                self.write_rows_on(staging.stream(), first, values.as_bytes())?;
+                self.copy_rows_in(stream, first, &values.part(0, to_usize(count) * self.row_len())?)?;
             }
-            Ok(())
+            Ok(stream.synchronize(Deadline::NEVER)?)
+        };
+        self.group().with_staging(|staging| {
+            if staging.stream().runs_inline() {
+                return lend(staging.stream(), &values, |values| fill(staging.stream(), values));
+            }
+            let buffer = staging.buffer(size_of_val(&values[..]))?;
+            buffer.bytes()?.write_at(0, values.as_bytes())?;
+            fill(staging.stream(), &buffer.all())
         })
     }
 

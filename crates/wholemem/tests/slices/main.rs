@@ -53,7 +53,7 @@ fn devices() -> HostConfig {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.min(4096) / 2, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.min(4096) / 4, ..ProptestConfig::default() })]
 
     #[test]
     fn calls_in_place_agree_with_a_naive_model(case in cases()) {

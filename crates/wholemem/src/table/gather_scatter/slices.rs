@@ -157,7 +157,7 @@ impl WholeTensor {
     ) -> Result<()> {
         let width = to_usize(self.elements());
         let row_len = width * size_of::<T>();
-        let at_once = (STAGING_LEN / (row_len + size_of::<i64>())).clamp(1, indices.len().max(1));
+        let at_once = rows_at_once(row_len);
         let mut bad = Ok(());
         for (piece, indices) in indices.chunks(at_once).enumerate() {
             let first = piece * at_once;
@@ -206,6 +206,16 @@ impl WholeTensor {
     }
 }
 
+/// The number of rows that fit in a staging buffer together with their indices, and at least one.
+fn rows_at_once(row_len: usize) -> usize {
+    ((STAGING_LEN - ROWS_ALIGN) / (row_len + size_of::<i64>())).max(1)
+}
+
+/// The offset of rows behind `count` indices in a staging buffer.
+fn rows_offset(count: usize) -> usize {
+    (count * size_of::<i64>()).next_multiple_of(ROWS_ALIGN)
+}
+
 /// Indices and rows in a pinned buffer.
 struct Staged {
     buffer: PinnedBuffer,
@@ -222,7 +232,7 @@ impl Staged {
         rows: Option<&[T]>,
         row_len: usize,
     ) -> Result<Self> {
-        let rows_at = size_of_val(indices).next_multiple_of(ROWS_ALIGN);
+        let rows_at = rows_offset(indices.len());
         let len = indices.len() * row_len;
         // A buffer is never empty.
         let buffer = staging.buffer((rows_at + len).max(1))?;
@@ -241,5 +251,23 @@ impl Staged {
     /// Copies the rows out.
     fn read_rows<T: Element>(&self, rows: &mut [T]) -> Result<()> {
         Ok(self.buffer.bytes()?.read_at(self.rows_at, rows.as_mut_bytes())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A longer buffer would be created anew for every piece.
+    #[test]
+    fn a_piece_fits_the_buffer_that_is_kept() {
+        for row_len in (1..3000).chain([STAGING_LEN / 2, STAGING_LEN - 264]) {
+            let rows = rows_at_once(row_len);
+            let len = |rows| rows_offset(rows) + rows * row_len;
+            assert!(len(rows) <= STAGING_LEN, "{rows} rows of {row_len} bytes");
+            let most = STAGING_LEN / (row_len + 8);
+            assert!(most - rows <= 1 + ROWS_ALIGN / (row_len + 8), "{rows} of {most} rows");
+        }
+        assert_eq!([STAGING_LEN, usize::MAX - 8].map(rows_at_once), [1, 1]);
     }
 }
