@@ -11,6 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::kernel::Kernels;
 use super::report::Report;
+use super::slices::SliceStaging;
 use super::space::Pieces;
 use super::tuning::{Limits, Tuning};
 use super::window::Dropped;
@@ -55,6 +56,8 @@ pub struct Lane {
     memory: Vec<(Span, usize)>,
     /// The stream of the last call.
     last: Mutex<Option<Stream>>,
+    /// For calls on slices of host memory; none if work runs inline.
+    pub(super) slice_staging: Option<SliceStaging>,
     _watch: Watch,
 }
 
@@ -119,6 +122,7 @@ impl Lane {
         let memory = maps.iter().map(|map| (map.all(), offset)).collect();
         let watch = watch(&group, report.clone(), maps, offset);
         let (last, debug) = (Mutex::default(), AtomicU64::new(0));
+        let slice_staging = SliceStaging::create(&stream)?;
         Ok(Self {
             group,
             kernels,
@@ -133,6 +137,7 @@ impl Lane {
             private,
             memory,
             last,
+            slice_staging,
             _watch: watch,
         })
     }

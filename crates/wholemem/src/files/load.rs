@@ -45,7 +45,7 @@ impl WholeTensor {
     /// let load = |group: &Communicator| WholeTensor::load(group, &source, &LoadSpec::default(), &unwatched);
     /// let tables = Communicator::on_each(&groups, load)?;
     /// assert_eq!(tables[0].shape(), [100, 3]);
-    /// # Ok::<(), wholemem::Error>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

@@ -38,7 +38,7 @@ impl WholeTensor {
     /// let load = |group: &Communicator| WholeTensor::load(group, &Source::new(&path), &LoadSpec::default(), &unwatched);
     /// let tables = Communicator::on_each(&readers, load)?;
     /// assert_eq!(tables[2].shape(), [1000, 16]);
-    /// # Ok::<(), wholemem::Error>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

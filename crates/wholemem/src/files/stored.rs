@@ -73,7 +73,7 @@ impl Source {
 /// std::fs::write(&path, [0; 240])?;
 /// let stored = Stored::open(&Source::raw(&path, Dtype::F32, &[10]))?;
 /// assert_eq!(stored.shape(), [6, 10]);
-/// # Ok::<(), wholemem::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Stored {
