@@ -74,6 +74,7 @@ memory() {
     step "doctor" 120 sh -c '"$0" doctor --json >"$1"' "$here/wholemem" "$report/doctor.json"
     step "suite" 300 "$tests/test-cuda" --test-threads=1 suite:: gpu::
     step "rows" 300 "$tests/test-rows" --test-threads=1 gpu::
+    step "slices" 120 "$tests/test-slices" --test-threads=1 gpu::
     step "graphs and large" 120 "$tests/test-whole" --test-threads=1 graphs::gpu_ large::gpu_
     step "store" 120 "$tests/test-store" --test-threads=1 gpu::suite adopt::suite
     step "demo" 120 "$here/wholemem" demo --backend cuda --size 1GiB

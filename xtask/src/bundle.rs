@@ -23,6 +23,7 @@ const PEERS_BYTES: u64 = 44 << 20;
 const TESTS: &[(&str, &str)] = &[
     ("wholemem-hal", "cuda"),
     ("wholemem", "rows"),
+    ("wholemem", "slices"),
     ("wholemem", "whole"),
     ("wholemem", "symmetric"),
     ("wholemem-store", "store"),

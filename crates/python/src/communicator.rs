@@ -252,7 +252,7 @@ impl Communicator {
         let on = CallStream::of(&state, stream)?;
         waiting(py, || -> Result<(), Raised> {
             on.finish()?;
-            Ok(state.comm.barrier(&on.stream)?)
+            Ok(state.comm.barrier_on(&on.stream)?)
         })
     }
 

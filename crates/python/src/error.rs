@@ -159,6 +159,7 @@ impl From<wholemem::Error> for Raised {
         let class = match error {
             Error::Hal(error) => return error.into(),
             Error::Comm(error) => return error.into(),
+            Error::Os(error) => return error.into(),
             Error::File(error) => return error.into(),
             Error::OnRank { rank, code, .. } => {
                 let (class, detail) = on_rank(rank, code);
@@ -189,7 +190,7 @@ fn on_rank(rank: Rank, code: u32) -> (&'static str, Detail) {
         7 | 8 | 25 => ("WrongDevice", Detail::None),
         14 | 20 | 21 => ("Unsupported", Detail::None),
         105 => ("OutOfMemory", Detail::None),
-        1002..=1008 | 1013..=1016 => ("WrongValue", Detail::None),
+        1002..=1008 | 1013..=1016 | 1031..=1032 => ("WrongValue", Detail::None),
         1017 => ("BadFile", Detail::None),
         1018 => ("Aborted", Detail::Rank(rank)),
         _ => ("RankFailed", Detail::Rank(rank)),

@@ -120,9 +120,9 @@ impl WholeTensor {
         }
         waiting(py, || {
             if on.runs_inline() {
-                self.rows.gather_sync(on, indices, rows)
+                self.rows.gather_on_sync(on, indices, rows)
             } else {
-                self.rows.gather(on, indices, rows)
+                self.rows.gather_on(on, indices, rows)
             }
         })
     }
@@ -141,10 +141,10 @@ impl WholeTensor {
             self.element.number().raised()?;
         }
         waiting(py, || match (add, on.runs_inline()) {
-            (false, true) => table.scatter_sync(on, rows, indices, order),
-            (false, false) => table.scatter(on, rows, indices, order),
-            (true, true) => table.scatter_add_sync(on, rows, indices, order),
-            (true, false) => table.scatter_add(on, rows, indices, order),
+            (false, true) => table.scatter_on_sync(on, indices, rows, order),
+            (false, false) => table.scatter_on(on, indices, rows, order),
+            (true, true) => table.scatter_add_on_sync(on, indices, rows, order),
+            (true, false) => table.scatter_add_on(on, indices, rows, order),
         })
     }
 }

@@ -174,7 +174,7 @@ impl WholeTensor {
         let on = CallStream::of(&self.state, stream)?;
         waiting(py, || -> Result<(), Raised> {
             on.finish()?;
-            Ok(self.state.comm.barrier(&on.stream)?)
+            Ok(self.state.comm.barrier_on(&on.stream)?)
         })
     }
 
@@ -224,9 +224,8 @@ impl WholeTensor {
 
     /// The first of this rank's rows, and the one behind the last.
     #[getter]
-    fn local_rows(&self) -> PyResult<(u64, u64)> {
-        let local = self.rows.local().raised()?;
-        Ok(local.map_or((0, 0), |local| (local.rows.start, local.rows.end)))
+    fn local_rows(&self) -> (u64, u64) {
+        self.rows.local().map_or((0, 0), |local| (local.rows.start, local.rows.end))
     }
 
     fn __len__(&self) -> usize {
@@ -252,7 +251,7 @@ impl WholeTensor {
 
     /// This rank's rows, without a copy.
     fn local(&self) -> PyResult<Array> {
-        self.array(self.rows.local().raised()?).raised()
+        self.array(self.rows.local()).raised()
     }
 
     /// A rank's rows, as this rank reaches them, without a copy.

@@ -36,7 +36,7 @@ pub(crate) struct Kept {
 impl Windows {
     fn keep(&self, window: wholemem::Window) -> Arc<Kept> {
         let len = window.len();
-        let begins = if len == 0 { 0 } else { window.local().address() };
+        let begins = window.local().map_or(0, wholemem_hal::Span::address);
         let kept = Arc::new(Kept { window });
         let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         windows.retain(|window| window.kept.strong_count() > 0);

@@ -6,18 +6,17 @@
 #![allow(unsafe_code, reason = "loading and launching a kernel is unsafe")]
 #![expect(clippy::print_stdout, reason = "an example shows what it did")]
 
-use std::error::Error;
-
-use wholemem::{Communicator, SymmetricMemory, SymmetricSpec, WindowRef};
-use wholemem_hal::{Args, Backend, HostConfig, KernelImage, LaunchShape, Module, PinnedBuffer};
-use wholemem_os::Deadline;
+use wholemem::{
+    Args, Backend, Communicator, Deadline, HostConfig, KernelImage, LaunchShape, Module, PinnedBuffer,
+    SymmetricMemory, SymmetricSpec, WindowRef,
+};
 
 const IMAGE: KernelImage = KernelImage { ptx: None, host: &[("add_up", add_up)] };
 
 const RANKS: u32 = 4;
 const COUNT: usize = 1000;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> wholemem::Result<()> {
     let device = Backend::host(HostConfig::default())?.device(0)?;
     let comms = Communicator::local(&vec![device; RANKS as usize])?;
     let sums = Communicator::on_each(&comms, |comm| {
@@ -27,7 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let stream = comm.device().stream()?;
         let own: Vec<u8> =
             (0..COUNT).flat_map(|at| (at as f32 + comm.rank().0 as f32).to_ne_bytes()).collect();
-        stream.write(inputs.local(), &own)?;
+        let local = inputs.part_of(comm.rank(), 0, own.len())?;
+        stream.write(&local, &own)?;
 
         // SAFETY: the image has one function, which is launched with what it takes.
         let module = unsafe { Module::load(comm.device(), &IMAGE) }?;
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .u64(u64::from(RANKS))
             .u64(output.all().address())
             .u64(COUNT as u64);
-        let operands = [inputs.local().clone(), output.all()];
+        let operands = [local, output.all()];
         symmetric.barrier(&stream)?;
         // SAFETY: the arguments are what the kernel takes; the window has `COUNT` elements on every rank, and so has the
         // output. Every rank holds its window until all have met again.

@@ -2,31 +2,25 @@
 
 #![expect(clippy::print_stdout, reason = "an example shows what it did")]
 
-use std::error::Error;
-
-use wholemem::{Communicator, Dtype, ReduceOp, SymmetricMemory, SymmetricSpec};
-use wholemem_hal::Backend;
-use wholemem_os::Deadline;
+use wholemem::prelude::*;
 
 const COUNT: usize = 1 << 20;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    // Four ranks share a device; processes would say `Communicator::from_env(&Backend::auto()?)?`.
-    let device = Backend::auto()?.device(0)?;
-    let comms = Communicator::local(&vec![device; 4])?;
-    let sums = Communicator::on_each(&comms, |comm| {
+fn main() -> wholemem::Result<()> {
+    // Four threads; processes would say `Communicator::from_env(&Backend::auto()?)?`.
+    let sums = Communicator::run_local(4, |comm| {
         let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
         let gradients = symmetric.mem_alloc(COUNT * size_of::<f32>())?; // the same window on every rank
         let stream = comm.device().stream()?;
         let own = 0.1 * (comm.rank().0 + 1) as f32;
-        stream.write(gradients.local(), &own.to_ne_bytes().repeat(COUNT))?;
+        stream.write(&gradients.part_of(comm.rank(), 0, COUNT * 4)?, &own.to_ne_bytes().repeat(COUNT))?;
 
         symmetric.all_reduce(&stream, &gradients, &gradients, Dtype::F32, ReduceOp::Sum)?;
 
         stream.synchronize(Deadline::NEVER)?;
         symmetric.check()?; // a rank that did not come would be named here
         let mut last = [0; 4];
-        stream.read(&gradients.local().part(COUNT * 4 - 4, 4)?, &mut last)?;
+        stream.read(&gradients.part_of(comm.rank(), COUNT * 4 - 4, 4)?, &mut last)?;
         Ok(f32::from_ne_bytes(last))
     })?;
     for (rank, sum) in sums.iter().enumerate() {

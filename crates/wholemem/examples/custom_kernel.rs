@@ -6,11 +6,10 @@
 #![allow(unsafe_code, reason = "loading and launching a kernel is unsafe")]
 #![expect(clippy::print_stdout, reason = "an example shows what it did")]
 
-use std::error::Error;
-
-use wholemem::{Communicator, Dtype, ElementRef, GlobalRef, Kind, TensorSpec, WholeTensor};
-use wholemem_hal::{Args, Backend, KernelImage, LaunchShape, Module, PinnedBuffer};
-use wholemem_os::Deadline;
+use wholemem::{
+    Args, Backend, Communicator, Deadline, Dtype, ElementRef, GlobalRef, KernelImage, Kind, LaunchShape,
+    Module, PinnedBuffer, TensorSpec, WholeTensor,
+};
 
 const IMAGE: KernelImage = KernelImage {
     ptx: Some(include_str!("../kernels/ptx/sample.ptx")),
@@ -21,7 +20,7 @@ const NODES: usize = 3;
 const BLOCKS: u32 = 3;
 const WIDTH: usize = 4;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> wholemem::Result<()> {
     // Four ranks share a device, and have rows of their own each: 10, 0, 1 and 9.
     let device = Backend::auto()?.device(0)?;
     let comms = Communicator::local(&vec![device.clone(); 4])?;
@@ -34,13 +33,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let table = &tables[0];
     let stream = device.stream()?;
     // All elements of row n are n.
-    let rows: Vec<u8> = (0..20_u8).flat_map(|row| f32::from(row).to_ne_bytes().repeat(WIDTH)).collect();
-    table.write_rows(&stream, 0, &rows)?;
+    let rows: Vec<f32> = (0..20_u8).flat_map(|row| [f32::from(row); WIDTH]).collect();
+    table.write_rows(0, &rows)?;
 
     // Node 0 has the neighbours 1, 10 and 19, node 1 has none, node 2 has 11 twice.
     let (starts, neighbours) = ([0_u64, 3, 3, 5], [1_u64, 10, 19, 11, 11]);
     let bytes = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
-    let upload = |bytes: &[u8]| -> Result<PinnedBuffer, wholemem_hal::Error> {
+    let upload = |bytes: &[u8]| -> wholemem::Result<PinnedBuffer> {
         let buffer = PinnedBuffer::create(&device, bytes.len())?;
         stream.write(&buffer.all(), bytes)?;
         Ok(buffer)

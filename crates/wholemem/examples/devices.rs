@@ -2,51 +2,30 @@
 
 #![expect(clippy::print_stdout, reason = "an example shows what it did")]
 
-use std::error::Error;
-
-use wholemem::{Communicator, Dtype, Indices, Order, RowBuffer, TensorSpec, WholeTensor};
-use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
+use wholemem::prelude::*;
 
 const ROWS: u64 = 1000;
-const WIDTH: u64 = 16;
+const WIDTH: usize = 16;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    // Four devices of the host stand for four GPUs. `Backend::auto()` has those that there are.
+fn main() -> wholemem::Result<()> {
+    // Four devices of the host stand for four GPUs. `Communicator::run_local` uses those that there are.
     let backend = Backend::host(HostConfig::virtual_devices(4))?;
     let devices: Vec<_> = (0..4).map(|id| backend.device(id)).collect::<Result<_, _>>()?;
     let comms = Communicator::local(&devices)?;
-    let spec = TensorSpec::new(Dtype::F32, &[ROWS, WIDTH]);
+    let spec = TensorSpec::of::<f32>(&[ROWS, WIDTH as u64]);
 
     let found = Communicator::on_each(&comms, |comm| {
         let table = WholeTensor::create(comm, &spec)?;
-        let (device, stream) = (comm.device(), comm.device().stream()?);
 
         // Every rank writes its own rows: all elements of row n are n.
         let own = table.memory().partition().range(comm.rank());
-        let indices: Vec<u8> = (own.start..own.end).flat_map(u64::to_ne_bytes).collect();
-        let rows: Vec<u8> = own.clone().flat_map(|row| (row as f32).to_ne_bytes().repeat(16)).collect();
-        let (at, input) =
-            (PinnedBuffer::create(device, indices.len())?, PinnedBuffer::create(device, rows.len())?);
-        stream.write(&at.all(), &indices)?;
-        stream.write(&input.all(), &rows)?;
-        table.scatter(
-            &stream,
-            &RowBuffer::new(input.all(), Dtype::F32),
-            &Indices::i64(at.all()),
-            Order::Any,
-        )?;
-        comm.barrier(&stream)?;
+        let rows: Vec<f32> = own.clone().flat_map(|row| [row as f32; WIDTH]).collect();
+        table.write_rows(own.start, &rows)?;
+        comm.barrier()?;
 
-        // And reads one of each rank's.
-        let asked = [3_i64, 333, 666, 999];
-        let (at, output) = (PinnedBuffer::create(device, 32)?, PinnedBuffer::create(device, 4 * 64)?);
-        stream.write(&at.all(), asked.map(i64::to_ne_bytes).as_flattened())?;
-        table.gather_sync(&stream, &Indices::i64(at.all()), &RowBuffer::new(output.all(), Dtype::F32))?;
-        let mut bytes = [0; 4 * 64];
-        stream.read(&output.all(), &mut bytes)?;
-        let (elements, _) = bytes.as_chunks::<4>();
-        let firsts: Vec<_> =
-            elements.iter().step_by(16).map(|element| f32::from_ne_bytes(*element)).collect();
+        // And reads a row of each rank.
+        let rows = table.gather::<f32>(&[3, 333, 666, 999])?;
+        let firsts: Vec<_> = rows.into_iter().step_by(WIDTH).collect();
         Ok((own, firsts))
     })?;
 

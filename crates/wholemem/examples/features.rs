@@ -7,8 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use wholemem::files::{LoadSpec, SaveSpec, Source, unwatched};
-use wholemem::{Communicator, Dtype, Indices, RowBuffer, WholeTensor};
-use wholemem_hal::{Backend, PinnedBuffer};
+use wholemem::{bf16, prelude::*};
 
 const NODES: usize = 2000;
 const WIDTH: usize = 8;
@@ -25,17 +24,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     println!("3 ranks loaded {} features of shape {:?}", tables[0].dtype(), tables[0].shape());
 
-    // A batch of nodes, in half precision, as a model would have it.
+    // A batch of nodes, in half precision, as a model would have it: on a stream, into memory that a GPU can access.
     let nodes = [1999_i64, 0, 42];
     let stream = device.stream()?;
     let (at, batch) = (PinnedBuffer::create(&device, 24)?, PinnedBuffer::create(&device, 3 * WIDTH * 2)?);
-    stream.write(&at.all(), nodes.map(i64::to_ne_bytes).as_flattened())?;
+    at.bytes()?.write_at(0, nodes.map(i64::to_ne_bytes).as_flattened())?;
     let output = RowBuffer::new(batch.all(), Dtype::Bf16).converted();
-    tables[1].gather_sync(&stream, &Indices::i64(at.all()), &output)?;
+    tables[1].gather_on_sync(&stream, &Indices::i64(at.all()), &output)?;
     let mut bytes = [0; 3 * WIDTH * 2];
-    stream.read(&batch.all(), &mut bytes)?;
+    batch.bytes()?.read_at(0, &mut bytes)?;
     let (elements, _) = bytes.as_chunks::<2>();
-    let firsts: Vec<_> = elements.iter().step_by(WIDTH).map(|element| from_bf16(*element)).collect();
+    let firsts: Vec<_> =
+        elements.iter().step_by(WIDTH).map(|element| bf16::from_ne_bytes(*element)).collect();
     println!("the first features of nodes {nodes:?} are {firsts:?}");
 
     // Saved as a file for each rank, with checksums, and loaded by another number of ranks.
@@ -46,10 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let again = Communicator::on_each(&two, |comm| {
         WholeTensor::load(comm, &Source::new(&saved), &LoadSpec::default(), &unwatched)
     })?;
-    let mut row = [0; WIDTH * 4];
-    again[0].read_rows(&stream, 1999, &mut row)?;
-    let (elements, _) = row.as_chunks::<4>();
-    let features: Vec<_> = elements.iter().map(|element| f32::from_ne_bytes(*element)).collect();
+    let features = again[0].read_rows::<f32>(1999..2000)?;
     println!("2 ranks loaded them again, and node 1999 has {features:?}");
     Ok(())
 }
@@ -63,9 +60,4 @@ fn write_npy(path: &Path) -> std::io::Result<()> {
         (0..NODES).flat_map(|node| (0..WIDTH).map(move |column| node as f32 + column as f32 / 8.0));
     let features: Vec<u8> = features.flat_map(f32::to_le_bytes).collect();
     fs::write(path, [b"\x93NUMPY\x01\x00\x76\x00", header.as_bytes(), &features].concat())
-}
-
-/// The upper half of a single precision number.
-fn from_bf16(bytes: [u8; 2]) -> f32 {
-    f32::from_bits(u32::from(u16::from_ne_bytes(bytes)) << 16)
 }

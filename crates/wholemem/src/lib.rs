@@ -3,15 +3,28 @@
 //!
 //! This page is an introduction. Each example runs without a GPU.
 //!
+//! ```
+//! use wholemem::prelude::*;
+//!
+//! let rows = Communicator::run_local(4, |comm| {
+//!     let table = WholeTensor::create(comm, &TensorSpec::of::<f32>(&[1_000_000, 16]))?; // a quarter of the rows on each rank
+//!     table.fill_local(comm.rank().0 as f32)?; // every rank fills its own rows
+//!     comm.barrier()?;
+//!     table.gather::<f32>(&[999_999, 0]) // and accesses the rows of all ranks
+//! })?;
+//! assert_eq!(rows, vec![[[3.0; 16], [0.0; 16]].concat(); 4]);
+//! # Ok::<(), wholemem::Error>(())
+//! ```
+//!
 //! # Ranks
 //!
 //! A [`Communicator`] is a group of ranks, each with a device. Usually each rank is a process, started by `wholemem launch` or
-//! another launcher, which calls [`Communicator::from_env`]. Ranks can also be threads, or the devices of one process, as here:
+//! another launcher, which calls [`Communicator::from_env`]. Ranks can also be threads of one process:
+//! [`Communicator::run_local`] starts them on the devices that there are, [`Communicator::local`] on devices of one's choice, and
 //! [`Communicator::on_each`] makes a collective call on all of them.
 //!
 //! ```
-//! use wholemem::Communicator;
-//! use wholemem_hal::{Backend, HostConfig};
+//! use wholemem::{Backend, Communicator, HostConfig};
 //!
 //! let backend = Backend::host(HostConfig::virtual_devices(4))?; // or Backend::auto()?, for GPUs
 //! let devices: Vec<_> = (0..4).map(|id| backend.device(id)).collect::<Result<_, _>>()?;
@@ -27,59 +40,60 @@
 //! for each rank; [`Location::Host`] is host memory instead of device memory. Rows are divided evenly, or as given.
 //!
 //! ```
-//! # use wholemem::{Dtype, Communicator, TensorSpec, WholeTensor};
-//! # use wholemem_hal::{Backend, HostConfig};
-//! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
-//! # let comms = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
-//! let spec = TensorSpec { rows_of_each: Some(vec![900, 100]), ..TensorSpec::new(Dtype::F32, &[1000, 16]) };
-//! let tables = Communicator::on_each(&comms, |comm| WholeTensor::create(comm, &spec))?;
-//!
-//! // Each rank fills its own rows.
-//! for (table, comm) in tables.iter().zip(&comms) {
-//!     let stream = comm.device().stream()?;
-//!     if let Some(local) = table.local()? {
-//!         stream.fill(&local.span, 1)?;
-//!     }
-//! }
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # use wholemem::prelude::*;
+//! # Communicator::run_local(2, |comm| {
+//! let spec = TensorSpec { rows_of_each: Some(vec![900, 100]), ..TensorSpec::of::<f32>(&[1000, 16]) };
+//! let table = WholeTensor::create(comm, &spec)?;
+//! let own = table.local().map(|local| local.rows);
+//! assert_eq!(own, Some(if comm.rank() == Rank(0) { 0..900 } else { 900..1000 }));
+//! # Ok(())
+//! # })?;
+//! # Ok::<(), wholemem::Error>(())
 //! ```
 //!
 //! # Gather and scatter
 //!
-//! [`gather`](WholeTensor::gather) copies the rows that [`Indices`] name, of any rank, into a [`RowBuffer`];
-//! [`scatter`](WholeTensor::scatter) copies rows into the table, and [`scatter_add`](WholeTensor::scatter_add) adds them. They
-//! are enqueued on a stream, and can be captured in a graph; those whose names end in `_sync` wait. Other ranks see what a rank
-//! has scattered after a [`Communicator::barrier`].
+//! [`gather`](WholeTensor::gather) returns rows of any rank by their indices, [`scatter`](WholeTensor::scatter) writes rows, and
+//! [`scatter_add`](WholeTensor::scatter_add) adds to them. [`read_rows`](WholeTensor::read_rows) and
+//! [`write_rows`](WholeTensor::write_rows) are for rows that follow each other. They take slices of an [`Element`] type, such as
+//! `f32`, and wait for the result. Other ranks see what a rank has written after a [`Communicator::barrier`].
 //!
 //! ```
-//! # use wholemem::{Communicator, Dtype, Indices, Order, RowBuffer, TensorSpec, WholeTensor};
-//! # use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
-//! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
-//! # let comms = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
-//! let spec = TensorSpec::new(Dtype::I32, &[1000, 2]);
-//! let sums = Communicator::on_each(&comms, |comm| {
-//!     let table = WholeTensor::create(comm, &spec)?;
-//!     let stream = comm.device().stream()?;
-//!     let indices = PinnedBuffer::create(comm.device(), 3 * 8)?;
-//!     let rows = PinnedBuffer::create(comm.device(), 3 * 8)?;
-//!     let bytes = |values: &[i64]| values.iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<_>>();
-//!     stream.write(&indices.all(), &bytes(&[7, 999, 7]))?;
-//!     stream.write(&rows.all(), &[1, 0, 0, 0].repeat(6))?; // six times the number one
-//!     let (indices, rows) = (Indices::i64(indices.all()), RowBuffer::new(rows.all(), Dtype::I32));
-//!
-//!     // Both ranks add one to both elements of rows 7, 999 and 7.
-//!     table.scatter_add(&stream, &rows, &indices, Order::Any)?;
-//!     comm.barrier(&stream)?;
-//!     let mut row = [0; 8];
-//!     table.read_rows(&stream, 7, &mut row)?;
-//!     Ok(row)
-//! })?;
-//! assert_eq!(sums, [[4, 0, 0, 0, 4, 0, 0, 0]; 2]);
+//! # use wholemem::prelude::*;
+//! # Communicator::run_local(2, |comm| {
+//! let table = WholeTensor::create(comm, &TensorSpec::of::<i32>(&[1000, 2]))?;
+//! table.scatter_add(&[7, 999, 7], &[1, 2, 1, 2, 1, 2])?; // by both ranks
+//! comm.barrier()?;
+//! assert_eq!(table.gather::<i32>(&[7, 999, 0])?, [4, 8, 2, 4, 0, 0]);
+//! # Ok(())
+//! # })?;
 //! # Ok::<(), wholemem::Error>(())
 //! ```
 //!
-//! If an index names no row, its row of the output is zero and nothing else is written. The
-//! [smallest position](Error::BadIndex) of such an index is reported by [`check`](WholeTensor::check) or by the next call.
+//! Calls whose names end in `_on` are enqueued on a [`Stream`], between buffers that the device can access, and can be captured
+//! in a [`Graph`]: [`gather_on`](WholeTensor::gather_on) copies the rows that [`Indices`] name into a [`RowBuffer`]. Rows can have a
+//! stride, and elements can be converted. Those whose names end in `_on_sync` wait. Other ranks see what was enqueued before a
+//! [`Communicator::barrier_on`].
+//!
+//! ```
+//! # use wholemem::prelude::*;
+//! # Communicator::run_local(2, |comm| {
+//! let table = WholeTensor::create(comm, &TensorSpec::of::<f32>(&[1000, 2]))?;
+//! let (device, stream) = (comm.device(), comm.device().stream()?);
+//! let (indices, rows) = (PinnedBuffer::create(device, 3 * 8)?, PinnedBuffer::create(device, 3 * 2 * 2)?);
+//! indices.bytes()?.write_at(0, [7_i64, 999, 7].map(i64::to_ne_bytes).as_flattened())?;
+//!
+//! let halves = RowBuffer::new(rows.all(), Dtype::F16).converted();
+//! table.gather_on(&stream, &Indices::i64(indices.all()), &halves)?;
+//! stream.synchronize(Deadline::NEVER)?;
+//! # Ok(())
+//! # })?;
+//! # Ok::<(), wholemem::Error>(())
+//! ```
+//!
+//! If an index names no row, its row of the output is zero and nothing else is written. A call that waits returns
+//! [`Error::BadIndex`] with the smallest position of such an index; that of an enqueued call is reported by
+//! [`check`](WholeTensor::check) or by the next call.
 //!
 //! # Windows and collective calls
 //!
@@ -88,26 +102,23 @@
 //! [reduce](Lane::all_reduce), [gather](Lane::all_gather) and [broadcast](Lane::broadcast), and synchronize with a
 //! [barrier](Lane::barrier). The result of a reduction is bitwise the same on every rank, for every algorithm and device. Calls
 //! are enqueued on a stream, and can be captured in a graph. If a rank dies or does not arrive before the timeout, the call fails
-//! with an error that names the rank.
+//! with an error that names the rank. Calls on slices, such as [`all_reduce_slice`](Lane::all_reduce_slice), wait.
 //!
 //! ```
-//! # use wholemem::{Communicator, Dtype, ReduceOp, SymmetricMemory, SymmetricSpec};
-//! # use wholemem_hal::{Backend, HostConfig};
-//! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
-//! # let comms = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
-//! let sums = Communicator::on_each(&comms, |comm| {
-//!     let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
-//!     let window = symmetric.mem_alloc(1000 * 4)?;
-//!     let stream = comm.device().stream()?;
-//!     stream.write(window.local(), &1.5_f32.to_ne_bytes().repeat(1000))?;
+//! # use wholemem::prelude::*;
+//! # Communicator::run_local(2, |comm| {
+//! let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
+//! let mut values = [1.5_f32; 1000];
+//! symmetric.all_reduce_slice(&mut values, ReduceOp::Sum)?;
+//! assert_eq!(values, [3.0; 1000]);
 //!
-//!     symmetric.all_reduce(&stream, &window, &window, Dtype::F32, ReduceOp::Sum)?; // in place
-//!     let mut sum = [0; 4];
-//!     stream.read(&window.local().part(4 * 999, 4)?, &mut sum)?;
-//!     symmetric.check()?;
-//!     Ok(f32::from_ne_bytes(sum))
-//! })?;
-//! assert_eq!(sums, [3.0; 2]);
+//! // In place, through a window, which needs no copies.
+//! let (window, stream) = (symmetric.mem_alloc(1000 * 4)?, comm.device().stream()?);
+//! symmetric.all_reduce(&stream, &window, &window, Dtype::F32, ReduceOp::Sum)?;
+//! stream.synchronize(Deadline::NEVER)?;
+//! symmetric.check()?;
+//! # Ok(())
+//! # })?;
 //! # Ok::<(), wholemem::Error>(())
 //! ```
 //!
@@ -115,35 +126,41 @@
 //!
 //! Creating memory is collective: it succeeds on all ranks, or fails on all ranks with the same [`Error`], which names the rank
 //! that failed, and the group remains usable. Dropping memory is not collective and never waits. If a rank dies, calls of the
-//! others return [`Error::Comm`].
+//! others return [`Error::Comm`]. The operator `?` converts the errors of [`hal`], [`comm`] and [`os`] to [`Error`].
 //!
 //! ```
-//! # use wholemem::{Error, Communicator, MemorySpec, Rank, WholeMemory};
-//! # use wholemem_hal::{Backend, HostConfig};
-//! # let backend = Backend::host(HostConfig::virtual_devices(2))?;
-//! # let comms = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
+//! # use wholemem::{Communicator, Error, MemorySpec, Rank, WholeMemory};
+//! # Communicator::run_local(2, |comm| {
 //! // Rank 1 is asked for 64 TiB.
 //! let spec = MemorySpec { rows_of_each: Some(vec![1, 1 << 46]), ..MemorySpec::new((1 << 46) + 1, 1) };
-//! let errors = Communicator::on_each(&comms, |comm| Ok(WholeMemory::create(comm, &spec).unwrap_err()))?;
-//! assert!(matches!(errors[0], Error::OnRank { rank: Rank(1), .. }));
-//! assert_eq!(errors[0], errors[1]);
+//! let error = WholeMemory::create(comm, &spec).unwrap_err();
+//! assert!(matches!(error, Error::OnRank { rank: Rank(1), .. }));
+//! # Ok(())
+//! # })?;
 //! # Ok::<(), Error>(())
 //! ```
+//!
+//! # The crates below
+//!
+//! Programs need this crate alone. It re-exports what tables and collective calls use of devices, memory and streams
+//! (`wholemem-hal`), ranks (`wholemem-comm`) and Linux (`wholemem-os`), and the crates themselves as [`hal`], [`comm`] and [`os`].
+//! [`prelude`] has what most programs use.
 //!
 //! # Modules
 //!
 //! A module uses those below it only.
 //!
 //! ```text
+//!   prelude         what most programs use
 //!   files           saves and loads tensors; reads .npy and .safetensors files
 //!   collective      SymmetricMemory, Window, Lane: memory that every rank has, and collective calls over it
 //!   table           WholeMemory, WholeTensor, Partition, Placement: memory divided among ranks; gather and scatter
-//!   communicator    Communicator: ranks with devices; errors that are the same on all ranks
+//!   communicator    Communicator: ranks with devices; errors that are the same on all ranks; staging of host slices
 //!   kernels         the kernels of gather and scatter, loaded on a device
 //!   cpu             all kernels as the CPU runs them, and the reference for those of GPUs
 //!   abi             GlobalRef, ElementRef, LaneRef, WindowRef, requests: what host and device code both know
 //!   error           Error, FileError
-//!   dtype           Dtype, ReduceOp: element types, the table of their names and codes, and their arithmetic
+//!   dtype           Dtype, Element, ReduceOp: element types, the table of their names and codes, and their arithmetic
 //! ```
 //!
 //! # Features
@@ -165,6 +182,7 @@ mod dtype;
 mod error;
 pub mod files;
 mod kernels;
+pub mod prelude;
 mod table;
 
 #[cfg(feature = "test-hooks")]
@@ -182,10 +200,28 @@ pub use collective::{
 pub use communicator::Communicator;
 #[doc(hidden)]
 pub use dtype::combine_naive;
-pub use dtype::{Dtype, DtypeInfo, DtypeKind, ReduceOp, UnknownDtype, UnknownReduceOp};
+pub use dtype::{Dtype, DtypeInfo, DtypeKind, Element, ReduceOp, UnknownDtype, UnknownReduceOp};
 pub use error::{Error, Result};
+#[doc(no_inline)]
+pub use half::{bf16, f16};
 pub use table::{
     Extent, Indices, Kind, LocalRows, Location, MemorySpec, OnBadIndex, Order, Partition, Placement,
     RowBuffer, TensorSpec, WholeMemory, WholeTensor,
 };
-pub use wholemem_comm::{Bootstrap, Rank};
+/// Ranks without devices: joining, deaths, messages and file descriptors.
+#[doc(no_inline)]
+pub use wholemem_comm as comm;
+/// Devices, memory, streams and kernels.
+#[doc(no_inline)]
+pub use wholemem_hal as hal;
+/// Linux system calls as safe types.
+#[doc(no_inline)]
+pub use wholemem_os as os;
+
+pub use wholemem_comm::{Bootstrap, Rank, UniqueId};
+pub use wholemem_hal::{
+    Allocation, Args, Backend, BackendKind, Device, DeviceId, Event, EventKind, Function, Granule, Graph,
+    HandleKind, HostConfig, KernelImage, LaunchShape, Module, PinnedBuffer, PlainBuffer, Rights, ShareHandle,
+    Span, Stream,
+};
+pub use wholemem_os::Deadline;

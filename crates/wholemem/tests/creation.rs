@@ -103,13 +103,13 @@ fn local_rows_are_where_the_partition_says() {
             ..TensorSpec::new(Dtype::F64, &[100, 3, 500])
         };
         let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
-        let local: Vec<_> = tensors.iter().map(|tensor| tensor.local().unwrap()).collect();
+        let local: Vec<_> = tensors.iter().map(|tensor| tensor.local()).collect();
         assert!(local[1].is_none());
         let rows: Vec<_> = local.iter().flatten().map(|local| local.rows.clone()).collect();
         assert_eq!(rows, [0..10, 10..11, 11..100]);
         // What is written by row is read through the local view, and the other way round.
         let stream = groups[0].device().stream().unwrap();
-        tensors[0].write_rows(&stream, 10, &[7; 12_000]).unwrap();
+        tensors[0].write_rows_on(&stream, 10, &[7; 12_000]).unwrap();
         let own = local[2].clone().unwrap();
         let mut seen = vec![0; own.span.len()];
         groups[2].device().stream().unwrap().read(&own.span, &mut seen).unwrap();
@@ -124,18 +124,18 @@ fn parts_of_parts_are_the_same_elements() {
     let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
     let stream = groups[0].device().stream().unwrap();
     let all: Vec<u8> = (0..48).collect();
-    tensors[0].write_rows(&stream, 0, &all).unwrap();
+    tensors[0].write_rows_on(&stream, 0, &all).unwrap();
 
     let part =
         tensors[1].rows(1..5).unwrap().columns(1..4).unwrap().rows(1..3).unwrap().columns(1..2).unwrap();
     assert_eq!(part.shape(), [2, 1, 2]);
     let mut seen = [0; 4];
-    part.read_rows(&groups[1].device().stream().unwrap(), 0, &mut seen).unwrap();
+    part.read_rows_on(&groups[1].device().stream().unwrap(), 0, &mut seen).unwrap();
     // Rows 2 and 3, column 2.
     assert_eq!(seen, [20, 21, 28, 29]);
-    part.write_rows(&stream, 1, &[98, 99]).unwrap();
+    part.write_rows_on(&stream, 1, &[98, 99]).unwrap();
     assert_eq!(read(tensors[1].memory(), 26, 5), [26, 27, 98, 99, 30]);
-    let local = tensors[1].columns(1..2).unwrap().local().unwrap().unwrap();
+    let local = tensors[1].columns(1..2).unwrap().local().unwrap();
     assert_eq!((local.rows, local.stride, local.span.len()), (3..6, 8, 2 * 8 + 2));
 
     let out = |what, start, end, count| Error::OutOfRange { what, start, end, count };
@@ -145,9 +145,9 @@ fn parts_of_parts_are_the_same_elements() {
     assert_eq!(reversed, out("rows", 2, 1, 2));
     assert_eq!(part.columns(0..2).unwrap_err(), out("columns", 0, 2, 1));
     assert_eq!(part.columns(0..0).unwrap_err(), Error::EmptyRow);
-    assert_eq!(part.read_rows(&stream, 1, &mut [0; 4]).unwrap_err(), out("rows", 1, 3, 2));
+    assert_eq!(part.read_rows_on(&stream, 1, &mut [0; 4]).unwrap_err(), out("rows", 1, 3, 2));
     let cut = Error::TooShort { what: "rows", count: 2, needed: 4, len: 3 };
-    assert_eq!(part.read_rows(&stream, 0, &mut [0; 3]).unwrap_err(), cut);
+    assert_eq!(part.read_rows_on(&stream, 0, &mut [0; 3]).unwrap_err(), cut);
 }
 
 #[test]
@@ -255,15 +255,15 @@ fn elements_of_rows_that_are_not_aligned_are_refused() {
         let (same, half) =
             (RowBuffer::new(rows.all(), Dtype::F32), RowBuffer::new(rows.all(), Dtype::F16).converted());
         memory.write(&stream, 7 * 13, b"twelve bytes").unwrap();
-        assert_eq!(tensor.gather_sync(&stream, &indices, &same), Ok(()));
+        assert_eq!(tensor.gather_on_sync(&stream, &indices, &same), Ok(()));
         let mut seen = [0; 12];
         rows.bytes().unwrap().read_at(0, &mut seen).unwrap();
         assert_eq!(&seen, b"twelve bytes");
 
         let is_refused = |outcome| matches!(outcome, Err(Error::Misaligned { stride: 13, align: 4, .. }));
-        assert!(is_refused(tensor.gather_sync(&stream, &indices, &half)));
-        assert!(is_refused(tensor.scatter_sync(&stream, &half, &indices, Order::Any)));
-        assert!(is_refused(tensor.scatter_add_sync(&stream, &same, &indices, Order::Any)));
+        assert!(is_refused(tensor.gather_on_sync(&stream, &indices, &half)));
+        assert!(is_refused(tensor.scatter_on_sync(&stream, &indices, &half, Order::Any)));
+        assert!(is_refused(tensor.scatter_add_on_sync(&stream, &indices, &same, Order::Any)));
     }
 }
 
@@ -282,15 +282,15 @@ fn a_bad_index_is_told_of_once_and_by_whoever_comes_next() {
     let rows = PinnedBuffer::create(device, 16).unwrap();
     let dense = RowBuffer::new(rows.all(), Dtype::U8);
     let bad = |index, rows| Err(Error::BadIndex { position: 1, index: Some(index), rows: Some(rows) });
-    assert_eq!(tensor.gather(&stream, &indices([0, -1, 10, 3]), &dense), Ok(()), "not known yet");
-    assert_eq!(tensor.gather(&stream, &indices([0, 1, 2, 3]), &dense), bad(-1, 10), "of the call before");
+    assert_eq!(tensor.gather_on(&stream, &indices([0, -1, 10, 3]), &dense), Ok(()), "not known yet");
+    assert_eq!(tensor.gather_on(&stream, &indices([0, 1, 2, 3]), &dense), bad(-1, 10), "of the call before");
     assert_eq!(tensor.check(), Ok(()), "asked once, forgotten");
-    assert_eq!(tensor.scatter(&stream, &dense, &indices([0, i64::MIN, 2, 10]), Order::Any), Ok(()));
+    assert_eq!(tensor.scatter_on(&stream, &indices([0, i64::MIN, 2, 10]), &dense, Order::Any), Ok(()));
     assert_eq!(tensor.rows(0..3).unwrap().check(), bad(i64::MIN, 10), "a part has the same memory");
-    assert_eq!(tensor.gather_sync(&stream, &indices([0, 10, 2, 3]), &dense), bad(10, 10));
-    assert_eq!(tensor.gather_sync(&stream, &indices([9, 0, 9, 0]), &dense), Ok(()));
+    assert_eq!(tensor.gather_on_sync(&stream, &indices([0, 10, 2, 3]), &dense), bad(10, 10));
+    assert_eq!(tensor.gather_on_sync(&stream, &indices([9, 0, 9, 0]), &dense), Ok(()));
     // A part has fewer rows.
-    assert_eq!(tensor.rows(0..9).unwrap().gather_sync(&stream, &indices([8, 9, 8, 0]), &dense), bad(9, 9));
+    assert_eq!(tensor.rows(0..9).unwrap().gather_on_sync(&stream, &indices([8, 9, 8, 0]), &dense), bad(9, 9));
 }
 
 #[test]
@@ -319,8 +319,8 @@ fn threads_that_wait_hear_of_their_own_indices_alone() {
                     Ok(())
                 };
                 for _ in 0..500 {
-                    assert_eq!(tensor.gather_sync(&stream, &indices, &dense), expected);
-                    assert_eq!(tensor.scatter_sync(&stream, &dense, &indices, Order::Any), expected);
+                    assert_eq!(tensor.gather_on_sync(&stream, &indices, &dense), expected);
+                    assert_eq!(tensor.scatter_on_sync(&stream, &indices, &dense, Order::Any), expected);
                 }
             });
         }

@@ -39,11 +39,11 @@ fn filled(groups: &[Communicator], spec: &TensorSpec) -> Vec<WholeTensor> {
     let fill = |group: &Communicator| {
         let tensor = WholeTensor::create(group, spec)?;
         let stream = group.device().stream()?;
-        if let Some(own) = tensor.local()? {
+        if let Some(own) = tensor.local() {
             let bytes: Vec<_> = own.rows.clone().flat_map(|row| row_bytes(row, tensor.row_len())).collect();
-            tensor.write_rows(&stream, own.rows.start, &bytes)?;
+            tensor.write_rows_on(&stream, own.rows.start, &bytes)?;
         }
-        group.barrier(&stream)?;
+        group.barrier_on(&stream)?;
         Ok(tensor)
     };
     Communicator::on_each(groups, fill).unwrap()
@@ -52,7 +52,7 @@ fn filled(groups: &[Communicator], spec: &TensorSpec) -> Vec<WholeTensor> {
 /// All rows of a tensor, as one rank sees them.
 fn all_rows(tensor: &WholeTensor) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(tensor.row_count()).unwrap() * tensor.row_len()];
-    tensor.read_rows(&tensor.group().device().stream().unwrap(), 0, &mut bytes).unwrap();
+    tensor.read_rows_on(&tensor.group().device().stream().unwrap(), 0, &mut bytes).unwrap();
     bytes
 }
 

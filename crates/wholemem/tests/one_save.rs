@@ -171,7 +171,7 @@ fn a_save_that_is_replaced_after_all_ranks_have_opened_it_is_loaded() {
     let load = |group: &Communicator| WholeTensor::load(group, &source, &LoadSpec::default(), &replace);
     for tensor in Communicator::on_each(&groups(2), load).unwrap() {
         let mut bytes = vec![0; ROWS * ROW_LEN];
-        tensor.read_rows(&tensor.group().device().stream().unwrap(), 0, &mut bytes).unwrap();
+        tensor.read_rows_on(&tensor.group().device().stream().unwrap(), 0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 7), "rows of another save");
     }
 }

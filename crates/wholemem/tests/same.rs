@@ -52,9 +52,9 @@ fn put(tensor: &WholeTensor, stream: &Stream, adds: bool) -> Result<()> {
     stream.write(&row.all(), &[1_f32; 2].map(f32::to_ne_bytes).concat())?;
     let (indices, row) = (Indices::i64(index.all()), RowBuffer::new(row.all(), Dtype::F32));
     if adds {
-        tensor.scatter_add_sync(stream, &row, &indices, Order::Fixed)
+        tensor.scatter_add_on_sync(stream, &indices, &row, Order::Fixed)
     } else {
-        tensor.scatter_sync(stream, &row, &indices, Order::Fixed)
+        tensor.scatter_on_sync(stream, &indices, &row, Order::Fixed)
     }
 }
 

@@ -149,7 +149,7 @@ fn barriers(symmetric: &SymmetricMemory) -> Result<Duration> {
     let (begin, end) = (event()?, event()?);
     let mut best = Duration::MAX;
     for _ in 0..RUNS {
-        group.barrier(&stream)?;
+        group.barrier_on(&stream)?;
         symmetric.barrier(&stream)?;
         stream.record(&begin)?;
         graph.launch(&stream)?;

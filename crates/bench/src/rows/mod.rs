@@ -219,8 +219,8 @@ mod tests {
         let table = table::Table::create(group, &case).unwrap();
         let stream = group.device().stream().unwrap();
         let mut row = [0; 100];
-        table.tensor.read_rows(&stream, wrong - 1, &mut row).unwrap();
-        table.tensor.write_rows(&stream, wrong, &row).unwrap();
+        table.tensor.read_rows_on(&stream, wrong - 1, &mut row).unwrap();
+        table.tensor.write_rows_on(&stream, wrong, &row).unwrap();
         run::run_case(&table, &case, &mut |_| Ok(())).unwrap_err().to_string()
     }
 
@@ -240,7 +240,7 @@ mod tests {
         let stream = group.device().stream().unwrap();
         run::run_case(&table, &case, &mut |_| Ok(())).unwrap();
         // Of two thousand rows, some that nobody writes.
-        table.tensor.write_rows(&stream, 1000, &[7; 1000]).unwrap();
+        table.tensor.write_rows_on(&stream, 1000, &[7; 1000]).unwrap();
         let error = run::run_case(&table, &case, &mut |_| Ok(())).unwrap_err().to_string();
         assert!(error.starts_with("rows that nobody scattered to have changed among 0.."), "{error}");
     }

@@ -127,7 +127,7 @@ impl<'a> Runner<'a> {
         for pair in 0..used {
             self.prepare(pair)?;
         }
-        self.table.group.barrier(&self.stream)?;
+        self.table.group.barrier_on(&self.stream)?;
         for round in 0..rounds as usize {
             tell(Told::Ready)?;
             paired.round(&mut |side| {
@@ -141,17 +141,17 @@ impl<'a> Runner<'a> {
                 tell(Told::Round(pair))?;
             }
         }
-        self.table.group.barrier(&self.stream)?;
+        self.table.group.barrier_on(&self.stream)?;
         self.table.tensor.check()?;
         for pair in 0..used {
             self.check(pair)?;
         }
-        self.table.group.barrier(&self.stream)?;
+        self.table.group.barrier_on(&self.stream)?;
         if self.case.op == Op::Scatter {
             for pair in 0..used {
                 self.undo(pair)?;
             }
-            self.table.group.barrier(&self.stream)?;
+            self.table.group.barrier_on(&self.stream)?;
         }
         Ok(())
     }
@@ -230,8 +230,8 @@ impl<'a> Runner<'a> {
         }
         for (indices, dense) in &calls {
             match self.case.op {
-                Op::Gather => tensor.gather(stream, indices, dense)?,
-                Op::Scatter => tensor.scatter(stream, dense, indices, Order::Any)?,
+                Op::Gather => tensor.gather_on(stream, indices, dense)?,
+                Op::Scatter => tensor.scatter_on(stream, indices, dense, Order::Any)?,
             }
         }
         if on_device {
@@ -296,7 +296,7 @@ impl<'a> Runner<'a> {
             (Op::Scatter, Some(check)) => {
                 self.stream.fill(check, POISON)?;
                 let all = indices(case.index, pair.indices.clone());
-                self.table.tensor.gather_sync(&self.stream, &all, &dense(check.clone()))?;
+                self.table.tensor.gather_on_sync(&self.stream, &all, &dense(check.clone()))?;
                 (self.version(), check)
             }
             _ => (SEED, &pair.dense),
@@ -334,7 +334,7 @@ impl<'a> Runner<'a> {
         let rows = pair.dense.part(0, self.rows.len())?;
         self.stream.write(&rows, &self.rows)?;
         let all = indices(case.index, pair.indices.clone());
-        self.table.tensor.scatter_sync(&self.stream, &dense(rows), &all, Order::Any)?;
+        self.table.tensor.scatter_on_sync(&self.stream, &all, &dense(rows), Order::Any)?;
         for Piece { offset, span, .. } in &pair.pieces {
             fill(span, &self.stream, &self.pattern, SEED, *offset)?;
         }

@@ -43,13 +43,13 @@ impl Table {
         let rows_of_each = Some(case.rows_of_each());
         let tensor = WholeTensor::create(group, &TensorSpec { kind, location, rows_of_each, ..spec })?;
         let table = Self { group: group.clone(), tensor };
-        if let Some(own) = table.tensor.local()? {
+        if let Some(own) = table.tensor.local() {
             let (stream, pattern) = (group.device().stream()?, Pattern::load(group.device())?);
             fill(&own.span, &stream, &pattern, SEED, table.offset_of(own.rows.start))?;
         }
         // Faults of pages that others filled are none of a gather's.
         table.tensor.memory().populate()?;
-        group.barrier(&group.device().stream()?)?;
+        group.barrier_on(&group.device().stream()?)?;
         Ok(table)
     }
 
@@ -82,7 +82,7 @@ impl Table {
 
     /// Looks that this rank's part is as it was made.
     pub(super) fn check(&self, stream: &Stream, pattern: &Pattern) -> Result<()> {
-        let Some(own) = self.tensor.local()? else { return Ok(()) };
+        let Some(own) = self.tensor.local() else { return Ok(()) };
         let (first, count) = (own.rows.start, own.rows.end - own.rows.start);
         let expected = sum_rows(SEED, self.tensor.row_len(), count, |position| first + position);
         let seen = pattern.checksum(stream, &own.span)?;

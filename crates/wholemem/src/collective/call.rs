@@ -36,8 +36,7 @@ impl Lane {
     /// or do not overlap.
     ///
     /// ```
-    /// use wholemem::{Communicator, Dtype, ReduceOp, SymmetricMemory, SymmetricSpec};
-    /// use wholemem_hal::{Backend, HostConfig, PinnedBuffer};
+    /// use wholemem::{Backend, Communicator, Dtype, HostConfig, PinnedBuffer, ReduceOp, SymmetricMemory, SymmetricSpec};
     ///
     /// let device = Backend::host(HostConfig::default())?.device(0)?;
     /// let groups = Communicator::local(&[device.clone(), device])?;
@@ -247,7 +246,7 @@ impl Lane {
         }
         let reference = window.window_ref();
         let reference = WindowRef { base: reference.base + offset as u64, ..reference };
-        let address = if window.is_empty() { 0 } else { window.local().address() + offset as u64 };
+        let address = window.local().map_or(0, |span| span.address() + offset as u64);
         Ok(Found { address, reference, keep: window.core().keep.as_ref() })
     }
 }

@@ -13,6 +13,7 @@ use super::hooks;
 use super::hooks::LaneHooks;
 use super::kernel::Kernels;
 use super::report::Report;
+use super::slices::SliceStaging;
 use super::space::Pieces;
 use super::tuning::{Limits, Tuning};
 use super::window::Dropped;
@@ -49,6 +50,8 @@ pub struct Lane {
     pub(super) hooks: LaneHooks,
     /// The stream of the last call.
     last: Mutex<Option<Stream>>,
+    /// For calls on slices of host memory; none if work runs inline.
+    pub(super) slice_staging: Option<SliceStaging>,
     _watch: Watch,
 }
 
@@ -112,6 +115,7 @@ impl Lane {
         #[cfg(feature = "test-hooks")]
         let hooks = LaneHooks::create(&stream, private, &maps, offset)?;
         let watch = watch(&group, report.clone(), maps, offset);
+        let slice_staging = SliceStaging::create(&stream)?;
         Ok(Self {
             group,
             kernels,
@@ -125,6 +129,7 @@ impl Lane {
             #[cfg(feature = "test-hooks")]
             hooks,
             last: Mutex::default(),
+            slice_staging,
             _watch: watch,
         })
     }

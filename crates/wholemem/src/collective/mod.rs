@@ -17,6 +17,7 @@ mod hooks;
 mod kernel;
 mod lane;
 mod report;
+mod slices;
 mod space;
 mod spec;
 mod symmetric_memory;

@@ -17,8 +17,7 @@ pub(super) type Dropped = Arc<Mutex<Vec<WindowId>>>;
 /// work that uses it first.
 ///
 /// ```
-/// use wholemem::{Communicator, Rank, SymmetricMemory, SymmetricSpec};
-/// use wholemem_hal::{Backend, HostConfig};
+/// use wholemem::{Backend, Communicator, HostConfig, Rank, SymmetricMemory, SymmetricSpec};
 ///
 /// let device = Backend::host(HostConfig::default())?.device(0)?;
 /// let groups = Communicator::local(&[device.clone(), device])?;
@@ -32,7 +31,7 @@ pub(super) type Dropped = Arc<Mutex<Vec<WindowId>>>;
 ///     stream.write(&window.part_of(peer, 0, 5)?, b"hello")?;
 ///     symmetric.barrier(&stream)?;
 ///     let mut seen = [0; 5];
-///     stream.read(&window.local().part(0, 5)?, &mut seen)?;
+///     stream.read(&window.part_of(group.rank(), 0, 5)?, &mut seen)?;
 ///     Ok(seen)
 /// })?;
 /// assert_eq!(&seen, &[*b"hello"; 2]);
@@ -87,13 +86,10 @@ impl Window {
         self.span_of(rank).map_or(0, Span::len)
     }
 
-    /// This rank's part.
-    ///
-    /// # Panics
-    /// If it is [empty](Self::is_empty).
+    /// This rank's part; `None` if it is [empty](Self::is_empty).
     #[must_use]
-    pub fn local(&self) -> &Span {
-        self.span_of(self.core.own).expect("this rank has bytes of the window")
+    pub fn local(&self) -> Option<&Span> {
+        self.span_of(self.core.own)
     }
 
     /// Some bytes of a rank's part.

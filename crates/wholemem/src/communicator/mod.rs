@@ -2,6 +2,8 @@
 
 mod agreement;
 mod process_ranks;
+#[allow(unsafe_code, reason = "lends slices to kernels that run on the CPU")]
+mod staging;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +14,8 @@ use wholemem_os::Deadline;
 
 pub(crate) use agreement::{CallTerms, agree, bytes_of, exchange_terms, from_text, to_text, words_of};
 use process_ranks::{GroupId, ProcessRanks};
+use staging::StagingPool;
+pub(crate) use staging::{STAGING_LEN, Staging, lend, lend_mut};
 
 use crate::error::{Error, Result};
 use crate::kernels::RowKernels;
@@ -22,8 +26,7 @@ use crate::kernels::RowKernels;
 /// Collective calls (creating memory, barriers) are made by all ranks, in the same order.
 ///
 /// ```
-/// use wholemem::Communicator;
-/// use wholemem_hal::{Backend, HostConfig};
+/// use wholemem::{Backend, Communicator, HostConfig};
 ///
 /// // One process with four devices: a rank each.
 /// let backend = Backend::host(HostConfig::virtual_devices(4))?;
@@ -48,6 +51,7 @@ struct CommunicatorState {
     process_ranks: Arc<ProcessRanks>,
     /// The number of memories that this rank has tried to create.
     memories: AtomicU64,
+    staging: StagingPool,
 }
 
 impl Communicator {
@@ -55,12 +59,11 @@ impl Communicator {
     /// [`choose_device`](Self::choose_device) chooses. Collective.
     ///
     /// ```no_run
-    /// use wholemem::Communicator;
-    /// use wholemem_hal::Backend;
+    /// use wholemem::{Backend, Communicator};
     ///
     /// // wholemem launch -n 4 -- ./my_program
     /// let comm = Communicator::from_env(&Backend::auto()?)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # Ok::<(), wholemem::Error>(())
     /// ```
     ///
     /// # Errors
@@ -83,7 +86,9 @@ impl Communicator {
         let loaded = RowKernels::load(device).and_then(|kernels| Ok((kernels, host_device(device)?)));
         let (kernels, host_device) = agree(&bootstrap, loaded)?;
         let (device, memories) = (device.clone(), AtomicU64::new(0));
-        let core = CommunicatorState { bootstrap, device, host_device, kernels, process_ranks, memories };
+        let staging = StagingPool::default();
+        let core =
+            CommunicatorState { bootstrap, device, host_device, kernels, process_ranks, memories, staging };
         Ok(Self { core: Arc::new(core) })
     }
 
@@ -121,6 +126,26 @@ impl Communicator {
         in_threads(ranks.iter().collect(), work)
     }
 
+    /// Runs `work` on `ranks` ranks that are threads of this process, and returns their results in the order of ranks. The
+    /// devices are those of [`Backend::auto`]: rank `n` has device `n`, modulo the number of devices.
+    ///
+    /// ```
+    /// use wholemem::Communicator;
+    ///
+    /// let ranks = Communicator::run_local(4, |comm| Ok(comm.rank().0))?;
+    /// assert_eq!(ranks, [0, 1, 2, 3]);
+    /// # Ok::<(), wholemem::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoRanks`], [`Error::Hal`], as [`create`](Self::create), and the error of the lowest rank whose `work` failed.
+    pub fn run_local<T: Send>(ranks: u32, work: impl Fn(&Self) -> Result<T> + Sync) -> Result<Vec<T>> {
+        let backend = Backend::auto()?;
+        let visible = u32::try_from(backend.devices().len()).expect("a number of devices").max(1);
+        let devices = (0..ranks).map(|rank| backend.device(rank % visible)).collect::<Result<Vec<_>, _>>()?;
+        Self::on_each(&Self::local(&devices)?, work)
+    }
+
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
@@ -150,17 +175,33 @@ impl Communicator {
         &self.core.bootstrap
     }
 
+    /// Waits until all ranks have called it. After the barrier, every rank sees what blocking calls of any rank, such as
+    /// [`scatter`](crate::WholeTensor::scatter), wrote before it. Collective.
+    ///
+    /// It does not wait for work that was enqueued on streams: [`barrier_on`](Self::barrier_on) does.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub fn barrier(&self) -> Result<()> {
+        Ok(self.core.bootstrap.barrier()?)
+    }
+
     /// Orders work between ranks: what any rank enqueues after the barrier runs after what all ranks enqueued before it. A
     /// gather after the barrier sees every scatter before it, of any rank. Collective; it waits for the work of `stream` and
     /// for all ranks.
     ///
     /// # Errors
     /// [`Error::Hal`] if the work failed or the stream is being captured; [`Error::Comm`].
-    pub fn barrier(&self, stream: &Stream) -> Result<()> {
+    pub fn barrier_on(&self, stream: &Stream) -> Result<()> {
         let waited = stream.synchronize(Deadline::NEVER);
         // A rank whose work failed enters the barrier too: otherwise the other ranks would wait until the timeout.
         self.core.bootstrap.barrier()?;
         Ok(waited?)
+    }
+
+    /// Calls `work` with a stream that no other call uses.
+    pub(crate) fn with_staging<T>(&self, work: impl FnOnce(&mut Staging) -> Result<T>) -> Result<T> {
+        self.core.staging.with(&self.core.device, work)
     }
 
     /// The device on which this rank's host memory is allocated.
@@ -201,6 +242,23 @@ fn in_threads<I: Send, T: Send>(items: Vec<I>, work: impl Fn(I) -> Result<T> + S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn local_ranks_take_the_devices_in_turn() {
+        let count = u32::try_from(Backend::auto().unwrap().devices().len()).unwrap();
+        let devices = Communicator::run_local(count + 1, |comm| {
+            comm.barrier()?;
+            Ok((comm.rank().0, comm.size(), comm.device().id().0))
+        });
+        let expected: Vec<_> = (0..=count).map(|rank| (rank, count + 1, rank % count)).collect();
+        assert_eq!(devices.unwrap(), expected);
+        assert_eq!(Communicator::run_local(0, |_| Ok(())), Err(Error::NoRanks));
+        let failed = Communicator::run_local(2, |comm| match comm.rank() {
+            Rank(0) => Ok(()),
+            _ => Err(Error::Interrupted),
+        });
+        assert_eq!(failed, Err(Error::Interrupted));
+    }
 
     /// Rank 0 runs something else and broadcasts a message of another length.
     #[test]

@@ -9,7 +9,7 @@ use super::parallel::for_each_range;
 use super::row_lookup::{Index, RowLookup};
 use super::rows::zero;
 use crate::abi::ElementsRequest;
-use crate::dtype::{Dtype, Element, with_types};
+use crate::dtype::{ArithmeticElement, Dtype, with_types};
 use wholemem_os::width::to_usize;
 
 /// Takes elements one by one from one row to another.
@@ -102,7 +102,7 @@ fn adder(from: Dtype, to: Dtype) -> Option<RowFunction> {
 
 /// # Safety
 /// Both rows are aligned, and accessible for that many elements.
-unsafe fn convert<From: Element, To: Element<Wide = From::Wide>>(
+unsafe fn convert<From: ArithmeticElement, To: ArithmeticElement<Wide = From::Wide>>(
     from: *const u8,
     to: *mut u8,
     elements: usize,
@@ -117,7 +117,7 @@ unsafe fn convert<From: Element, To: Element<Wide = From::Wide>>(
 
 /// # Safety
 /// As [`convert`].
-unsafe fn add_row<From: Element, To: AtomicElement<Wide = From::Wide>>(
+unsafe fn add_row<From: ArithmeticElement, To: AtomicElement<Wide = From::Wide>>(
     from: *const u8,
     to: *mut u8,
     elements: usize,
@@ -131,7 +131,7 @@ unsafe fn add_row<From: Element, To: AtomicElement<Wide = From::Wide>>(
 }
 
 /// An element that can be added to in memory that others add to at the same time.
-trait AtomicElement: Element {
+trait AtomicElement: ArithmeticElement {
     /// # Safety
     /// `at` is aligned and writable.
     unsafe fn add_at(at: *mut Self, value: Self);

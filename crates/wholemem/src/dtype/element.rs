@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use super::Dtype;
 
 /// A type of element.
-pub(crate) trait Element: Copy + 'static {
+pub(crate) trait ArithmeticElement: Copy + 'static {
     /// The widest type of its family.
     type Wide;
 
@@ -44,7 +44,7 @@ macro_rules! bytes {
 
 macro_rules! integers {
     ($($type:ident)*) => {$(
-        impl Element for $type {
+        impl ArithmeticElement for $type {
             type Wide = u64;
 
             bytes!();
@@ -74,7 +74,7 @@ integers!(u8 i8 u16 i16 u32 i32 u64 i64);
 
 macro_rules! floats {
     ($($type:ident: $narrow:expr, $plus:expr;)*) => {$(
-        impl Element for $type {
+        impl ArithmeticElement for $type {
             type Wide = f64;
 
             bytes!();
@@ -230,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    fn converted<From: Element, To: Element>(value: From, from: Dtype, to: Dtype) -> To {
+    fn converted<From: ArithmeticElement, To: ArithmeticElement>(value: From, from: Dtype, to: Dtype) -> To {
         let mut bytes = vec![0; from.len()];
         value.write_to(&mut bytes);
         To::from_bytes(&convert(&bytes, from, to).unwrap())

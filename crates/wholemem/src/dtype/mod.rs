@@ -4,13 +4,15 @@
 //! length and only copied.
 
 mod element;
+mod element_type;
 mod reduce;
 mod table;
 
 use std::fmt;
 use std::str::FromStr;
 
-pub(crate) use element::{Element, add, convert, with_floats, with_integers, with_types};
+pub(crate) use element::{ArithmeticElement, add, convert, with_floats, with_integers, with_types};
+pub use element_type::Element;
 pub use reduce::{ReduceOp, UnknownReduceOp, combine_naive};
 pub use table::{DtypeInfo, DtypeKind};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};

@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::Dtype;
-use super::element::{Element, with_types};
+use super::element::{ArithmeticElement, with_types};
 
 /// How the elements of all ranks become one.
 ///
@@ -108,7 +108,7 @@ pub struct UnknownReduceOp {
 }
 
 /// An element that is combined as the text above says, one at a time: slow, and plain to see.
-trait Combined: Element {
+trait Combined: ArithmeticElement {
     /// The values of one element, in the order of ranks, of which there is one at least; `op` applies to it.
     fn combined(values: &[Self], op: ReduceOp) -> Self;
 }

@@ -26,6 +26,10 @@ pub enum Error {
     #[error(transparent)]
     Comm(#[from] wholemem_comm::Error),
 
+    /// The operating system refused something.
+    #[error(transparent)]
+    Os(#[from] wholemem_os::Error),
+
     /// A file of rows is invalid or cannot be accessed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -168,6 +172,26 @@ pub enum Error {
         needed: u128,
         /// The bytes that there are.
         len: usize,
+    },
+
+    /// A slice with more or fewer elements than the rows have.
+    #[error("{rows} rows have {expected} elements, and the slice has {given}")]
+    CountDiffers {
+        /// The number of rows.
+        rows: u64,
+        /// The number of their elements.
+        expected: u128,
+        /// The number of elements of the slice.
+        given: usize,
+    },
+
+    /// A slice that ends within a row.
+    #[error("{given} elements are not whole rows of {row}")]
+    PartialRow {
+        /// The number of elements of the slice.
+        given: usize,
+        /// The number of elements of a row.
+        row: u64,
     },
 
     /// Rows that would overlap.
@@ -325,6 +349,9 @@ impl Error {
             Self::Environment { .. } => 1027,
             // 1028 was that of an element type stored as another than its own.
             Self::SavesDiffer { .. } => 1029,
+            Self::Os(_) => 1030,
+            Self::CountDiffers { .. } => 1031,
+            Self::PartialRow { .. } => 1032,
         }
     }
 

@@ -33,8 +33,7 @@ impl WholeTensor {
     ///
     /// ```
     /// use wholemem::files::{LoadSpec, Source, unwatched};
-    /// use wholemem::{Dtype, Communicator, WholeTensor};
-    /// use wholemem_hal::Backend;
+    /// use wholemem::{Backend, Communicator, Dtype, WholeTensor};
     ///
     /// let folder = tempfile::tempdir()?;
     /// let path = folder.path().join("features.bin");
@@ -76,13 +75,13 @@ impl WholeTensor {
 
     /// Reads this rank's own rows.
     fn fill(&self, stored: &Stored, watch: Watch<'_>) -> Result<()> {
-        let Some(own) = self.local()? else { return Ok(()) };
+        let Some(own) = self.local() else { return Ok(()) };
         let pieces = stored.pieces(&own.rows);
         let len = |piece: &Piece| (piece.rows.end - piece.rows.start) * stored.row_len();
         let threads = threads_of(self.group().size());
         let start = || Ok((self.group().device().stream()?, Vec::new()));
         in_parallel(threads, &pieces, len, watch, start, |piece, (stream, buffer)| {
-            self.write_rows(stream, piece.rows.start, stored.read(piece, buffer)?)
+            self.write_rows_on(stream, piece.rows.start, stored.read(piece, buffer)?)
         })?;
         Ok(stored.check_unchanged()?)
     }

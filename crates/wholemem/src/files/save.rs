@@ -22,8 +22,7 @@ impl WholeTensor {
     ///
     /// ```
     /// use wholemem::files::{LoadSpec, SaveSpec, Source, unwatched};
-    /// use wholemem::{Dtype, Communicator, TensorSpec, WholeTensor};
-    /// use wholemem_hal::Backend;
+    /// use wholemem::{Backend, Communicator, Dtype, TensorSpec, WholeTensor};
     ///
     /// let folder = tempfile::tempdir()?;
     /// let path = folder.path().join("features");
@@ -80,7 +79,7 @@ impl WholeTensor {
             |block, own| {
                 let (stream, buffer) = own;
                 buffer.resize(to_usize(writer.len_of(*block)), 0);
-                self.read_rows(stream, writer.shard.rows_of(*block).start, buffer)?;
+                self.read_rows_on(stream, writer.shard.rows_of(*block).start, buffer)?;
                 Ok(writer.write(*block, buffer)?)
             },
         )?;

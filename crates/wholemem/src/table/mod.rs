@@ -15,6 +15,7 @@ mod kind;
 mod memory;
 mod partition;
 mod placement;
+mod row_slices;
 mod tensor;
 
 pub use gather_scatter::{Indices, OnBadIndex, Order, RowBuffer};

@@ -35,15 +35,14 @@ pub struct Extent {
 /// cover the memory.
 ///
 /// ```
-/// use wholemem::{Kind, Partition, Placement, Rank};
-/// use wholemem_hal::Granule;
+/// use wholemem::{Granule, Kind, Partition, Placement, Rank};
 ///
 /// let partition = Partition::given(&[3, 1])?;
 /// let granule = Granule::new(64 << 10)?;
 /// let placement = Placement::plan(Kind::Continuous, &partition, 40_000, granule)?;
 /// let stored: Vec<_> = placement.extents().iter().map(|extent| (extent.rank, extent.allocated)).collect();
 /// assert_eq!(stored, [(Rank(0), 128 << 10), (Rank(1), 64 << 10)]); // 120,000 bytes end close to the second granule's end
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), wholemem::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {

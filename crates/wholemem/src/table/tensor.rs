@@ -7,8 +7,8 @@ use wholemem_hal::{Span, Stream};
 
 use super::gather_scatter::Table;
 use crate::{
-    Communicator, Dtype, ElementRef, Error, GlobalRef, Kind, Location, MemorySpec, Placement, Result,
-    WholeMemory,
+    Communicator, Dtype, Element, ElementRef, Error, GlobalRef, Kind, Location, MemorySpec, Placement,
+    Result, WholeMemory,
 };
 use wholemem_os::width::to_usize;
 
@@ -38,6 +38,18 @@ impl TensorSpec {
         Self { dtype, shape, kind, location, rows_of_each: None, equal_addresses: false }
     }
 
+    /// A tensor of values of a Rust type, as [`new`](Self::new) of its [element type](Element::DTYPE).
+    ///
+    /// ```
+    /// use wholemem::{Dtype, TensorSpec};
+    ///
+    /// assert_eq!(TensorSpec::of::<f32>(&[1000, 16]), TensorSpec::new(Dtype::F32, &[1000, 16]));
+    /// ```
+    #[must_use]
+    pub fn of<T: Element>(shape: &[u64]) -> Self {
+        Self::new(T::DTYPE, shape)
+    }
+
     fn memory(&self) -> Result<MemorySpec> {
         let (rows, inner) = self.shape.split_first().ok_or(Error::NoDimensions)?;
         let elements = inner.iter().try_fold(1_u64, |count, len| count.checked_mul(*len));
@@ -52,8 +64,7 @@ impl TensorSpec {
 /// A [`WholeMemory`] with an element type and a shape. Clones and parts are views of the same memory.
 ///
 /// ```
-/// use wholemem::{Dtype, Communicator, TensorSpec, WholeTensor};
-/// use wholemem_hal::{Backend, HostConfig};
+/// use wholemem::{Backend, Communicator, Dtype, HostConfig, TensorSpec, WholeTensor};
 ///
 /// let backend = Backend::host(HostConfig::virtual_devices(2))?;
 /// let groups = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
@@ -62,7 +73,7 @@ impl TensorSpec {
 ///
 /// let part = tables[1].rows(10..20)?.columns(4..8)?;
 /// assert_eq!(part.shape(), [10, 4]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), wholemem::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct WholeTensor {
@@ -106,8 +117,7 @@ impl WholeTensor {
     /// the same tensor.
     ///
     /// ```
-    /// # use wholemem::{Dtype, Error, Communicator, TensorSpec, WholeTensor};
-    /// # use wholemem_hal::Backend;
+    /// # use wholemem::{Backend, Communicator, Dtype, Error, TensorSpec, WholeTensor};
     /// # let groups = Communicator::local(&[Backend::auto()?.device(0)?])?;
     /// let table = WholeTensor::create(&groups[0], &TensorSpec::new(Dtype::F32, &[10, 16]))?;
     /// let gradients = table.rows(2..10)?.like()?;
@@ -119,10 +129,10 @@ impl WholeTensor {
     /// As [`WholeMemory::create`]; [`Error::Differs`] also if ranks call it on different tensors.
     pub fn like(&self) -> Result<Self> {
         let len_of = |rank| {
-            let own = self.rows_of(Rank(rank))?;
-            Ok(own.map_or(0, |own| own.rows.end - own.rows.start))
+            let own = self.rows_on(Rank(rank));
+            own.map_or(0, |own| own.rows.end - own.rows.start)
         };
-        let rows_of_each = (0..self.group().size()).map(len_of).collect::<Result<_>>()?;
+        let rows_of_each = (0..self.group().size()).map(len_of).collect();
         let spec = TensorSpec {
             dtype: self.dtype,
             shape: self.shape.clone(),
@@ -213,8 +223,7 @@ impl WholeTensor {
     /// The addresses of its rows on this rank, for kernels.
     ///
     /// ```
-    /// # use wholemem::{Dtype, Error, Communicator, TensorSpec, WholeTensor};
-    /// # use wholemem_hal::Backend;
+    /// # use wholemem::{Backend, Communicator, Dtype, Error, TensorSpec, WholeTensor};
     /// # let groups = Communicator::local(&[Backend::auto()?.device(0)?])?;
     /// let table = WholeTensor::create(&groups[0], &TensorSpec::new(Dtype::U8, &[10, 16]))?;
     /// let part = table.rows(2..10)?.columns(4..8)?;
@@ -237,7 +246,7 @@ impl WholeTensor {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn rows(&self, rows: Range<u64>) -> Result<Self> {
-        check("rows", &rows, self.row_count())?;
+        self.check_rows(&rows)?;
         let mut part = self.clone();
         part.first_row += rows.start;
         part.shape[0] = rows.end - rows.start;
@@ -264,18 +273,15 @@ impl WholeTensor {
 
     /// This rank's rows; `None` if it has none. They are stored on this rank's device, except for bytes at either end that
     /// [`placement`](Self::placement) assigns to a neighbour.
-    ///
-    /// # Errors
-    /// [`Error::Hal`].
-    pub fn local(&self) -> Result<Option<LocalRows>> {
-        self.rows_of(self.group().rank())
+    #[must_use]
+    pub fn local(&self) -> Option<LocalRows> {
+        self.rows_on(self.group().rank())
     }
 
     /// A rank's rows at this rank's addresses; `None` if it has none.
     ///
     /// ```
-    /// # use wholemem::{Dtype, Error, Communicator, Kind, Rank, TensorSpec, WholeTensor};
-    /// # use wholemem_hal::{Backend, HostConfig};
+    /// # use wholemem::{Backend, Communicator, Dtype, Error, HostConfig, Kind, Rank, TensorSpec, WholeTensor};
     /// # let backend = Backend::host(HostConfig::virtual_devices(2))?;
     /// # let groups = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
     /// let spec = TensorSpec { kind: Kind::Chunked, ..TensorSpec::new(Dtype::U8, &[10, 3]) };
@@ -289,16 +295,27 @@ impl WholeTensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Hal`]; [`Error::Comm`] for a rank that does not exist.
+    /// [`Error::Comm`] for a rank that does not exist.
     pub fn rows_of(&self, rank: Rank) -> Result<Option<LocalRows>> {
         let size = self.group().size();
         if rank.0 >= size {
             return Err(wholemem_comm::Error::NoSuchRank { rank, size }.into());
         }
+        Ok(self.rows_on(rank))
+    }
+
+    /// The rows of a rank that exists.
+    fn rows_on(&self, rank: Rank) -> Option<LocalRows> {
         let own = self.memory.partition().range(rank);
         let start = own.start.clamp(self.first_row, self.first_row + self.row_count());
         let end = own.end.clamp(self.first_row, self.first_row + self.row_count());
-        self.as_rows(start - self.first_row..end - self.first_row)
+        if start == end {
+            return None;
+        }
+        let rows = start - self.first_row..end - self.first_row;
+        let (offset, len) = self.bytes_of(&rows);
+        let span = self.memory.span_of_one_rank(offset, len);
+        Some(LocalRows { rows, span, stride: self.stride() })
     }
 
     /// All rows, if they are one range of addresses: in continuous memory, or if one rank has all rows. `None` if there are none.
@@ -306,23 +323,26 @@ impl WholeTensor {
     /// # Errors
     /// [`Error::Hal`] for the rows of several chunks.
     pub fn all_rows(&self) -> Result<Option<LocalRows>> {
-        self.as_rows(0..self.row_count())
-    }
-
-    fn as_rows(&self, rows: Range<u64>) -> Result<Option<LocalRows>> {
+        let rows = 0..self.row_count();
         if rows.is_empty() {
             return Ok(None);
         }
-        let (first, last) = (self.offset_of(rows.start), self.offset_of(rows.end - 1));
-        let span = self.memory.span(first, last + self.row_len() - first)?;
+        let (offset, len) = self.bytes_of(&rows);
+        let span = self.memory.span(offset, len)?;
         Ok(Some(LocalRows { rows, span, stride: self.stride() }))
+    }
+
+    /// The offset of some rows, of which there is at least one, and the length from the first to the end of the last.
+    fn bytes_of(&self, rows: &Range<u64>) -> (usize, usize) {
+        let (first, last) = (self.offset_of(rows.start), self.offset_of(rows.end - 1));
+        (first, last + self.row_len() - first)
     }
 
     /// Copies contiguous rows into the tensor from row `first` on, and waits for the copy.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::TooShort`] if the bytes are not whole rows; [`Error::Hal`].
-    pub fn write_rows(&self, stream: &Stream, first: u64, source: &[u8]) -> Result<()> {
+    pub fn write_rows_on(&self, stream: &Stream, first: u64, source: &[u8]) -> Result<()> {
         let mut done = 0;
         self.for_runs(first, source.len(), |offset, len| {
             self.memory.write(stream, offset, &source[done..done + len])?;
@@ -334,8 +354,8 @@ impl WholeTensor {
     /// Copies rows from row `first` on to contiguous memory, and waits for the copy.
     ///
     /// # Errors
-    /// As [`write_rows`](Self::write_rows).
-    pub fn read_rows(&self, stream: &Stream, first: u64, target: &mut [u8]) -> Result<()> {
+    /// As [`write_rows_on`](Self::write_rows_on).
+    pub fn read_rows_on(&self, stream: &Stream, first: u64, target: &mut [u8]) -> Result<()> {
         let mut done = 0;
         self.for_runs(first, target.len(), |offset, len| {
             self.memory.read(stream, offset, &mut target[done..done + len])?;
@@ -347,7 +367,7 @@ impl WholeTensor {
     /// Enqueues a copy of the contiguous rows in `from` to the rows from `first` on.
     ///
     /// # Errors
-    /// As [`write_rows`](Self::write_rows).
+    /// As [`write_rows_on`](Self::write_rows_on).
     pub fn copy_rows_in(&self, stream: &Stream, first: u64, from: &Span) -> Result<()> {
         let mut done = 0;
         self.for_runs(first, from.len(), |offset, len| {
@@ -360,7 +380,7 @@ impl WholeTensor {
     /// Enqueues a copy of the rows from `first` on to contiguous memory at `to`.
     ///
     /// # Errors
-    /// As [`write_rows`](Self::write_rows).
+    /// As [`write_rows_on`](Self::write_rows_on).
     pub fn copy_rows_out(&self, stream: &Stream, first: u64, to: &Span) -> Result<()> {
         let mut done = 0;
         self.for_runs(first, to.len(), |offset, len| {
@@ -398,6 +418,12 @@ impl WholeTensor {
         to_usize(self.first_row + row) * self.stride() + self.offset
     }
 
+    /// Checks that there are such rows.
+    pub(super) fn check_rows(&self, rows: &Range<u64>) -> Result<()> {
+        check("rows", rows, self.row_count())
+    }
+
+    /// The number of elements of a row.
     pub(crate) fn elements(&self) -> u64 {
         self.shape[1..].iter().product()
     }

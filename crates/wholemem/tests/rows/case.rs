@@ -183,9 +183,9 @@ impl World {
             .map(|_| values(&mut dice, dtype, halves, row_len / dtype.len()))
             .collect();
         for (tensor, stream) in self.tensors.iter().zip(&self.streams) {
-            if let Some(local) = tensor.local().unwrap() {
+            if let Some(local) = tensor.local() {
                 let rows = self.rows[index(local.rows.start)..index(local.rows.end)].concat();
-                tensor.write_rows(stream, local.rows.start, &rows).unwrap();
+                tensor.write_rows_on(stream, local.rows.start, &rows).unwrap();
             }
         }
         self.barrier();
@@ -193,7 +193,7 @@ impl World {
     }
 
     fn barrier(&self) {
-        Communicator::on_each(&self.groups, |group| group.barrier(&self.streams[group.rank().index()]))
+        Communicator::on_each(&self.groups, |group| group.barrier_on(&self.streams[group.rank().index()]))
             .unwrap();
     }
 
@@ -201,7 +201,7 @@ impl World {
     fn expect_rows(&self, when: &str) {
         for (tensor, stream) in self.tensors.iter().zip(&self.streams) {
             let mut seen = vec![0; self.rows.len() * tensor.row_len()];
-            tensor.read_rows(stream, 0, &mut seen).unwrap();
+            tensor.read_rows_on(stream, 0, &mut seen).unwrap();
             assert!(seen == self.rows.concat(), "{when}: rank {} sees other rows", tensor.group().rank());
         }
     }
@@ -286,7 +286,10 @@ impl World {
         let (row_len, stride, _) = self.dense_layout(indices.len());
         let (output, dense) = self.dense(rank, &vec![vec![GUARD; row_len]; indices.len()]);
         let (tensor, stream) = (&self.tensors[rank.index()], &self.streams[rank.index()]);
-        assert_eq!(tensor.gather_sync(stream, &self.operand(&buffer.all()), &dense), self.answer(&indices));
+        assert_eq!(
+            tensor.gather_on_sync(stream, &self.operand(&buffer.all()), &dense),
+            self.answer(&indices)
+        );
 
         let mut expected = vec![GUARD; output.len()];
         for (at, index) in indices.iter().enumerate() {
@@ -335,7 +338,7 @@ impl World {
                 |buffer| self.operand(&buffer.all()),
             );
             let (tensor, stream) = (&self.tensors[rank.index()], &self.streams[rank.index()]);
-            assert_eq!(put(tensor, stream, &dense, &operand, order), self.answer(&indices), "rank {rank}");
+            assert_eq!(put(tensor, stream, &operand, &dense, order), self.answer(&indices), "rank {rank}");
             let good = indices.into_iter().zip(rows).filter(|(index, _)| !self.is_bad(*index));
             let converted = |row: &[u8]| naive::convert(row, self.case.dense, self.case.dtype);
             Ok(good.map(|(index, row)| (index as usize, converted(&row))).collect::<Vec<_>>())
@@ -346,7 +349,7 @@ impl World {
 
     /// Scatters; where several rows are for one place, every piece of it must be one of theirs.
     pub(crate) fn scatter(&mut self) {
-        let put = self.put(2, WholeTensor::scatter_sync, Order::Any);
+        let put = self.put(2, WholeTensor::scatter_on_sync, Order::Any);
         let seen = self.seen();
         // Pieces that lie across two cache lines may come in two, but elements do not.
         let aligned = self.tensors[0].stride().is_multiple_of(16) && self.case.view.is_none();
@@ -372,7 +375,7 @@ impl World {
 
     /// Scatters in a fixed order: the last row in it stays.
     pub(crate) fn scatter_fixed(&mut self) {
-        for (at, row) in self.put(3, WholeTensor::scatter_sync, Order::Fixed) {
+        for (at, row) in self.put(3, WholeTensor::scatter_on_sync, Order::Fixed) {
             self.rows[at] = row;
         }
         self.expect_rows("after scattering in a fixed order");
@@ -381,7 +384,7 @@ impl World {
     /// Adds numbers so small that no sum is rounded, or in a fixed order any.
     pub(crate) fn add(&mut self, order: Order) {
         let round = if order == Order::Fixed { 4 } else { 5 };
-        for (at, row) in self.put(round, WholeTensor::scatter_add_sync, order) {
+        for (at, row) in self.put(round, WholeTensor::scatter_add_on_sync, order) {
             naive::add(&mut self.rows[at], &row, self.case.dtype);
         }
         self.expect_rows("after adding");
@@ -391,12 +394,12 @@ impl World {
     fn seen(&self) -> Vec<Vec<u8>> {
         let row_len = self.tensors[0].row_len();
         let mut seen = vec![0; self.rows.len() * row_len];
-        self.tensors[0].read_rows(&self.streams[0], 0, &mut seen).unwrap();
+        self.tensors[0].read_rows_on(&self.streams[0], 0, &mut seen).unwrap();
         seen.chunks_exact(row_len).map(<[u8]>::to_vec).collect()
     }
 }
 
-type Put = fn(&WholeTensor, &Stream, &RowBuffer, &Indices, Order) -> Result<(), Error>;
+type Put = fn(&WholeTensor, &Stream, &Indices, &RowBuffer, Order) -> Result<(), Error>;
 
 fn index(row: u64) -> usize {
     usize::try_from(row).unwrap()

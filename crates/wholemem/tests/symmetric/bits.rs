@@ -116,7 +116,7 @@ fn reduce(symmetric: &SymmetricMemory, stream: &Stream, memory: &Memory, case: &
     // A window's range is the same on all ranks; other memory begins elsewhere on each.
     let own_at = (seed as usize % ROOM + own * 3) % ROOM * dtype.len();
     let window_at = (seed >> 8) as usize % ROOM * dtype.len();
-    let window_span = |index: usize| memory.windows[index].local().clone();
+    let window_span = |index: usize| memory.windows[index].local().unwrap().clone();
     let (from, to) = match places {
         Places::Own => {
             (Guarded::new(stream, memory.own[0].clone(), own_at, len), Some(memory.own[1].clone()))
@@ -228,7 +228,7 @@ fn copies_agree(symmetric: &SymmetricMemory, chance: u64) {
         let root = Rank(random.below(count) as u32);
         let inputs: Vec<_> = (0..count as u64).map(|rank| bytes(len, seed ^ rank)).collect();
         let in_window = round % 2 == 0;
-        let memory = if in_window { from.local().clone() } else { own_input.clone() };
+        let memory = if in_window { from.local().unwrap().clone() } else { own_input.clone() };
         let input = Guarded::new(stream, memory, from_at, len);
         input.put(&inputs[own]);
         symmetric.barrier(stream).unwrap();

@@ -161,8 +161,11 @@ fn survive_at(rank: &wholemem_testkit::Rank, death: Death) {
     let windows = [(); 2].map(|()| symmetric.mem_alloc(len).unwrap());
     let spans = [(); 2].map(|()| Guarded::buffer(&symmetric, len));
     let sum = || {
-        let [input, output] =
-            if death.window { windows.each_ref().map(|at| at.local().clone()) } else { spans.clone() };
+        let [input, output] = if death.window {
+            windows.each_ref().map(|at| at.local().unwrap().clone())
+        } else {
+            spans.clone()
+        };
         stream.write(&input, &(1_u32 << own).to_ne_bytes().repeat(count))?;
         if death.window {
             symmetric.all_reduce(&stream, &windows[0], &windows[1], Dtype::U32, ReduceOp::Sum)?;

@@ -3,6 +3,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
     reason = "a test fails by panic, and its numbers are small"
 )]
 
@@ -10,6 +11,7 @@ mod bits;
 mod deaths;
 mod orders;
 mod rules;
+mod slices;
 mod values;
 mod windows;
 mod world;

@@ -76,7 +76,7 @@ fn is_right(symmetric: &SymmetricMemory, course: &Course, round: u32) -> bool {
         }
         window.clone().unwrap()
     });
-    let input = if course.window { window.local().clone() } else { Guarded::buffer(symmetric, len) };
+    let input = if course.window { window.local().unwrap().clone() } else { Guarded::buffer(symmetric, len) };
     let output = Guarded::buffer(symmetric, len);
     let value = |rank: u32| 1 + 100 * round + rank;
     let bytes = |value: u32| value.to_ne_bytes().repeat(course.count);
@@ -155,7 +155,7 @@ fn repeats_are_never_wrong(backend: &Backend, ranks: u32, repeats: u32, most_del
             let stream = group.device().stream().unwrap();
             let from = symmetric.mem_alloc(COUNT * 4).unwrap();
             let plain = Guarded::buffer(symmetric, COUNT * 4);
-            let input = if window { from.local().clone() } else { plain };
+            let input = if window { from.local().unwrap().clone() } else { plain };
             let [source, output] = [(); 2].map(|()| Guarded::buffer(symmetric, COUNT * 4));
             let graph = stream
                 .capture(|stream| {

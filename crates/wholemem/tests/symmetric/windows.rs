@@ -1,7 +1,7 @@
 //! Windows: made, registered, dropped, of different lengths, and whatever is asked of them that makes no sense.
 
 use wholemem::{Algorithm, Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory, SymmetricSpec};
-use wholemem_hal::{Backend, PlainBuffer, Rights};
+use wholemem_hal::{Backend, PlainBuffer, Rights, Span};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
 
@@ -20,7 +20,7 @@ fn everybody_reaches_everybody(symmetric: &SymmetricMemory, window: &wholemem::W
     stream.synchronize(Deadline::NEVER).unwrap();
     if window.len() > group.size() as usize {
         let mut seen = vec![0; group.size() as usize];
-        stream.read(&window.local().part(0, seen.len()).unwrap(), &mut seen).unwrap();
+        stream.read(&window.local().unwrap().part(0, seen.len()).unwrap(), &mut seen).unwrap();
         let expected: Vec<_> = (0..group.size()).map(|rank| rank as u8 + 1).collect();
         assert_eq!(seen, expected);
     }
@@ -38,13 +38,13 @@ fn windows_come_and_go(backend: &Backend) {
             everybody_reaches_everybody(symmetric, &window);
             let fresh = symmetric.mem_alloc(len).unwrap();
             let mut zeros = vec![1; len];
-            group.device().stream().unwrap().read(fresh.local(), &mut zeros).unwrap();
+            group.device().stream().unwrap().read(fresh.local().unwrap(), &mut zeros).unwrap();
             assert!(zeros.iter().all(|byte| *byte == 0));
             // The parts are in even steps, or the window says where they are.
             let reference = window.window_ref();
             if reference.table == 0 {
                 let at = reference.base + u64::from(group.rank().0) * reference.stride;
-                assert_eq!(window.local().address(), at);
+                assert_eq!(window.local().unwrap().address(), at);
             }
             symmetric.window_unregister(window).unwrap();
         }
@@ -53,6 +53,7 @@ fn windows_come_and_go(backend: &Backend) {
         let window = symmetric.mem_alloc([2 * granule, 0, 10][own]).unwrap();
         assert_eq!([0, 1, 2].map(|rank| window.len_of(Rank(rank))), [2 * granule, 0, 10]);
         assert_eq!(window.is_empty(), own == 1);
+        assert_eq!(window.local().map(Span::len), [Some(2 * granule), None, Some(10)][own]);
         everybody_reaches_everybody(symmetric, &window);
         let beyond = Error::NoPart { rank: Rank(2), offset: 5, len: 6, has: 10 };
         assert_eq!(window.part_of(Rank(2), 5, 6).unwrap_err(), beyond);
@@ -84,14 +85,14 @@ fn windows_are_of_the_machine(backend: &Backend) {
             everybody_reaches_everybody(symmetric, &uneven);
             let [from, to] = [(); 2].map(|()| symmetric.mem_alloc_on_host(COUNT * 4).unwrap());
             let mut seen = vec![1; COUNT * 4];
-            stream.read(to.local(), &mut seen).unwrap();
+            stream.read(to.local().unwrap(), &mut seen).unwrap();
             assert!(seen.iter().all(|byte| *byte == 0));
             for round in 0..5_u32 {
                 let bytes = |value: u32| value.to_ne_bytes().repeat(COUNT);
-                stream.write(from.local(), &bytes(round + group.rank().0)).unwrap();
+                stream.write(from.local().unwrap(), &bytes(round + group.rank().0)).unwrap();
                 let buffers = (from.range(0..COUNT * 4), to.range(0..COUNT * 4));
                 symmetric.all_reduce(&stream, buffers.0, buffers.1, Dtype::U32, ReduceOp::Sum).unwrap();
-                stream.read(to.local(), &mut seen).unwrap();
+                stream.read(to.local().unwrap(), &mut seen).unwrap();
                 let expected = bytes(3 * round + 3);
                 let wrong =
                     seen.chunks(4).zip(expected.chunks(4)).position(|(seen, expected)| seen != expected);
@@ -126,7 +127,7 @@ fn memory_is_registered(backend: &Backend) {
         stream.write(&map.span(9, 5).unwrap(), b"there").unwrap();
         let window = symmetric.window_register(&memory).unwrap();
         let mut seen = [0; 5];
-        stream.read(&window.local().part(9, 5).unwrap(), &mut seen).unwrap();
+        stream.read(&window.local().unwrap().part(9, 5).unwrap(), &mut seen).unwrap();
         assert_eq!(&seen, b"there");
         everybody_reaches_everybody(symmetric, &window);
         drop((window, memory));
@@ -142,7 +143,7 @@ fn memory_is_registered(backend: &Backend) {
         assert_ne!(window.window_ref().table, 0, "their steps are not even");
         everybody_reaches_everybody(symmetric, &window);
         let output = Guarded::buffer(symmetric, 1000);
-        stream.fill(window.local(), 1).unwrap();
+        stream.fill(window.local().unwrap(), 1).unwrap();
         symmetric.barrier(&stream).unwrap();
         symmetric.all_reduce(&stream, window.range(0..1000), &output, Dtype::U8, ReduceOp::Sum).unwrap();
         let mut seen = vec![0; 1000];
@@ -157,10 +158,10 @@ fn plain_memory_is_registered(symmetric: &SymmetricMemory) {
     let device = symmetric.group().device();
     let buffer = PlainBuffer::create(device, 5000).unwrap();
     let window = symmetric.window_register_plain(&buffer).unwrap();
-    assert_eq!((window.len(), window.local().address()), (5000, buffer.address()));
+    assert_eq!((window.len(), window.local().unwrap().address()), (5000, buffer.address()));
     everybody_reaches_everybody(symmetric, &window);
     let (stream, output) = (device.stream().unwrap(), Guarded::buffer(symmetric, 5000));
-    stream.fill(window.local(), 1).unwrap();
+    stream.fill(window.local().unwrap(), 1).unwrap();
     symmetric.barrier(&stream).unwrap();
     symmetric.all_reduce(&stream, window.range(0..5000), &output, Dtype::U8, ReduceOp::Sum).unwrap();
     let mut seen = vec![0; 5000];
@@ -220,7 +221,7 @@ fn what_makes_no_sense_is_refused_and_nothing_is_waited_for() {
         let stream = group.device().stream()?;
         let buffer = Guarded::buffer(&symmetric, 64);
         let part = |at, len| buffer.part(at, len).unwrap();
-        let reduce = |from: &wholemem_hal::Span, to: &wholemem_hal::Span, dtype, op| {
+        let reduce = |from: &Span, to: &Span, dtype, op| {
             symmetric.all_reduce(&stream, from, to, dtype, op).unwrap_err()
         };
         let (sum, f32) = (ReduceOp::Sum, Dtype::F32);

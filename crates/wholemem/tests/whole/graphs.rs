@@ -24,7 +24,7 @@ fn world(backend: &Backend, kind: Kind) -> World {
     let spec = TensorSpec { kind, ..TensorSpec::new(Dtype::U8, &[ROWS, ROW_LEN as u64]) };
     let tensors = Communicator::on_each(&groups, |group| WholeTensor::create(group, &spec)).unwrap();
     let rows: Vec<u8> = (0..ROWS).flat_map(row).collect();
-    tensors[0].write_rows(&groups[0].device().stream().unwrap(), 0, &rows).unwrap();
+    tensors[0].write_rows_on(&groups[0].device().stream().unwrap(), 0, &rows).unwrap();
     World { groups, tensors }
 }
 
@@ -72,9 +72,10 @@ fn repeat_with_changing_indices(backends: &[Backend]) {
             let dense = RowBuffer::new(rows.all(), Dtype::U8);
             let graph = stream
                 .capture(|stream| {
-                    let captured = tensor
-                        .gather(stream, &Indices::i64(from.all()), &dense)
-                        .and_then(|()| tensor.scatter(stream, &dense, &Indices::i64(to.all()), Order::Any));
+                    let captured =
+                        tensor.gather_on(stream, &Indices::i64(from.all()), &dense).and_then(|()| {
+                            tensor.scatter_on(stream, &Indices::i64(to.all()), &dense, Order::Any)
+                        });
                     captured.map_err(|error| match error {
                         Error::Hal(error) => error,
                         other => panic!("{other}"),
@@ -96,7 +97,7 @@ fn repeat_with_changing_indices(backends: &[Backend]) {
                 tensor.check().unwrap();
             }
             let mut seen = vec![0; table.len() * ROW_LEN];
-            tensors[0].read_rows(&groups[0].device().stream().unwrap(), 0, &mut seen).unwrap();
+            tensors[0].read_rows_on(&groups[0].device().stream().unwrap(), 0, &mut seen).unwrap();
             assert_eq!(seen, table.concat());
             // A bad index of a replay is noted as any.
             numbers(&from, (0..COUNT as u64).map(|at| if at == 5 { ROWS } else { at }));
@@ -126,16 +127,20 @@ fn a_gather_sees_the_scatters_before_a_barrier() {
         for round in 1..20 {
             let mark = |rank: u64| u8::try_from(round * 2 + rank).unwrap();
             rows.bytes().unwrap().fill(mark(own)).unwrap();
-            tensor.scatter(
+            tensor.scatter_on(
                 &stream,
-                &RowBuffer::new(rows.all(), Dtype::U8),
                 &Indices::i64(to.all()),
+                &RowBuffer::new(rows.all(), Dtype::U8),
                 Order::Any,
             )?;
-            group.barrier(&stream)?;
-            tensor.gather_sync(&stream, &Indices::i64(from.all()), &RowBuffer::new(seen.all(), Dtype::U8))?;
+            group.barrier_on(&stream)?;
+            tensor.gather_on_sync(
+                &stream,
+                &Indices::i64(from.all()),
+                &RowBuffer::new(seen.all(), Dtype::U8),
+            )?;
             assert_eq!(read(&seen), [mark(other); COUNT * ROW_LEN], "round {round}");
-            group.barrier(&stream)?;
+            group.barrier_on(&stream)?;
         }
         Ok(())
     })
@@ -152,7 +157,7 @@ fn work_is_not_waited_for_unless_it_is_asked_for() {
     numbers(&numbers_at, (0..COUNT as u64).map(|at| at + 300));
     let rows = PinnedBuffer::create(device, COUNT * ROW_LEN).unwrap();
     let dense = RowBuffer::new(rows.all(), Dtype::U8);
-    tensors[0].gather(&stream, &Indices::i64(numbers_at.all()), &dense).unwrap();
+    tensors[0].gather_on(&stream, &Indices::i64(numbers_at.all()), &dense).unwrap();
     assert_eq!(read(&rows), [0; COUNT * ROW_LEN], "it has not run yet");
     // What it uses stays, whoever lets go of it.
     drop((tensors, groups));
@@ -174,7 +179,7 @@ fn what_needs_the_other_ranks_cannot_be_captured() {
         let rows = PinnedBuffer::create(device, 4)?;
         let put = |stream: &Stream| {
             let dense = RowBuffer::new(rows.all(), Dtype::U8);
-            tensor.scatter_add(stream, &dense, &Indices::i64(indices.all()), Order::Any)
+            tensor.scatter_add_on(stream, &Indices::i64(indices.all()), &dense, Order::Any)
         };
         if group.rank().0 == 0 {
             return Ok(put(&stream));

@@ -46,21 +46,21 @@ fn reach_beyond(devices: &[Device]) {
             rows.bytes().unwrap().write_at(at * ROW_LEN, &mark).unwrap();
         }
         let (indices, dense) = (Indices::i32(indices.all()), RowBuffer::new(rows.all(), Dtype::U8));
-        tensors[0].scatter_sync(&stream, &dense, &indices, Order::Any).unwrap();
+        tensors[0].scatter_on_sync(&stream, &indices, &dense, Order::Any).unwrap();
         rows.bytes().unwrap().fill(0).unwrap();
-        tensors[0].gather_sync(&stream, &indices, &dense).unwrap();
+        tensors[0].gather_on_sync(&stream, &indices, &dense).unwrap();
         for (at, place) in PLACES.iter().enumerate() {
             let mut seen = vec![0; ROW_LEN];
             rows.bytes().unwrap().read_at(at * ROW_LEN, &mut seen).unwrap();
             assert!(seen == place.to_ne_bytes().repeat(ROW_LEN / 4), "{kind}, row {place}, gathered");
             // The other rank reads them by another way.
             let other = groups[1].device().stream().unwrap();
-            tensors[1].read_rows(&other, u64::try_from(*place).unwrap(), &mut seen).unwrap();
+            tensors[1].read_rows_on(&other, u64::try_from(*place).unwrap(), &mut seen).unwrap();
             assert!(seen == place.to_ne_bytes().repeat(ROW_LEN / 4), "{kind}, row {place}, read");
         }
         // Nothing around them was touched.
         let mut seen = vec![1; 2 * ROW_LEN];
-        tensors[1].read_rows(&groups[1].device().stream().unwrap(), 1051, &mut seen).unwrap();
+        tensors[1].read_rows_on(&groups[1].device().stream().unwrap(), 1051, &mut seen).unwrap();
         assert!(seen.iter().all(|byte| *byte == 0), "{kind}");
         assert!(matches!(tensors[1].rows(0..ROWS + 1), Err(Error::OutOfRange { .. })));
     }

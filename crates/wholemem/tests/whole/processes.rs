@@ -51,8 +51,8 @@ fn exchange(group: &Communicator, kind: Kind, location: Location, order: Order) 
     let bytes: Vec<u8> = mine.iter().flat_map(|number| row(*number)).collect();
     rows.bytes().unwrap().write_at(0, &bytes).unwrap();
     let dense = RowBuffer::new(rows.all(), Dtype::I32);
-    tensor.scatter(&stream, &dense, &Indices::i64(numbers.all()), order).unwrap();
-    group.barrier(&stream).unwrap();
+    tensor.scatter_on(&stream, &Indices::i64(numbers.all()), &dense, order).unwrap();
+    group.barrier_on(&stream).unwrap();
 
     let wanted: Vec<i32> = (0..5000).map(|at| (at * 7919 + i32::try_from(own).unwrap()) % 9990).collect();
     let numbers = PinnedBuffer::create(device, wanted.len() * 4).unwrap();
@@ -60,13 +60,13 @@ fn exchange(group: &Communicator, kind: Kind, location: Location, order: Order) 
     numbers.bytes().unwrap().write_at(0, &bytes).unwrap();
     let out = PinnedBuffer::create(device, wanted.len() * 100).unwrap();
     tensor
-        .gather_sync(&stream, &Indices::i32(numbers.all()), &RowBuffer::new(out.all(), Dtype::I32))
+        .gather_on_sync(&stream, &Indices::i32(numbers.all()), &RowBuffer::new(out.all(), Dtype::I32))
         .unwrap();
     let mut seen = vec![0; out.len()];
     out.bytes().unwrap().read_at(0, &mut seen).unwrap();
     let expected: Vec<u8> = wanted.iter().flat_map(|number| row(u64::try_from(*number).unwrap())).collect();
     assert!(seen == expected, "rank {} sees other rows", group.rank());
-    group.barrier(&stream).unwrap();
+    group.barrier_on(&stream).unwrap();
 }
 
 #[test]
@@ -156,11 +156,11 @@ fn addresses_are_equal_in_all_processes_where_asked_for() {
                 if rank.id() == 0 {
                     memory.write(&stream, 0, b"x").unwrap();
                 }
-                group.barrier(&stream).unwrap();
+                group.barrier_on(&stream).unwrap();
                 let mut seen = [0];
                 memory.read(&stream, 0, &mut seen).unwrap();
                 assert_eq!(&seen, b"x");
-                group.barrier(&stream).unwrap();
+                group.barrier_on(&stream).unwrap();
             }
         }
     });

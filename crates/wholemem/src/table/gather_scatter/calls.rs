@@ -10,7 +10,7 @@ use crate::{Error, Location, Result, WholeTensor};
 
 impl WholeTensor {
     /// Enqueues a gather: row `indices[n]` of the tensor is copied to row `n` of `output`, for all `n`. Not collective. It sees
-    /// what was scattered before the last [`barrier`](crate::Communicator::barrier).
+    /// what was scattered before the last [`barrier_on`](crate::Communicator::barrier_on).
     ///
     /// Rows are copied in no defined order, so the output must not overlap gathered rows. A bad index zeroes its row of the output
     /// and is reported by the next call or by [`check`](Self::check).
@@ -18,41 +18,48 @@ impl WholeTensor {
     /// # Errors
     /// [`Error::TypesDiffer`], [`Error::TooShort`] and other errors of the arguments, before memory is accessed;
     /// [`Error::BadIndex`] of an earlier call, and then this call does nothing.
-    pub fn gather(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
+    pub fn gather_on(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
         self.call(stream, Op::Gather, indices, output)
     }
 
-    /// Gathers, and waits for the result.
+    /// Gathers as [`gather_on`](Self::gather_on), and waits for the result.
     ///
     /// # Errors
-    /// As [`gather`](Self::gather); [`Error::BadIndex`] of this call too.
-    pub fn gather_sync(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
+    /// As [`gather_on`](Self::gather_on); [`Error::BadIndex`] of this call too.
+    pub fn gather_on_sync(&self, stream: &Stream, indices: &Indices, output: &RowBuffer) -> Result<()> {
         self.call_sync(stream, Op::Gather, indices, output)
     }
 
     /// Enqueues a scatter: row `n` of `input` is copied to row `indices[n]` of the tensor, for all `n`. Other ranks see it after
-    /// the next [`barrier`](crate::Communicator::barrier). Rows are copied in no defined order, so the input must not overlap them.
+    /// the next [`barrier_on`](crate::Communicator::barrier_on). Rows are copied in no defined order, so the input must not overlap
+    /// them.
     ///
     /// With [`Order::Fixed`] it is collective, and waits for the result.
     ///
     /// # Errors
-    /// As [`gather`](Self::gather).
-    pub fn scatter(&self, stream: &Stream, input: &RowBuffer, indices: &Indices, order: Order) -> Result<()> {
-        self.put(stream, Op::Scatter, input, indices, order)
-    }
-
-    /// Scatters, and waits for the result.
-    ///
-    /// # Errors
-    /// As [`scatter`](Self::scatter); [`Error::BadIndex`] of this call too.
-    pub fn scatter_sync(
+    /// As [`gather_on`](Self::gather_on).
+    pub fn scatter_on(
         &self,
         stream: &Stream,
-        input: &RowBuffer,
         indices: &Indices,
+        input: &RowBuffer,
         order: Order,
     ) -> Result<()> {
-        self.put_sync(stream, Op::Scatter, input, indices, order)
+        self.put(stream, Op::Scatter, indices, input, order)
+    }
+
+    /// Scatters as [`scatter_on`](Self::scatter_on), and waits for the result.
+    ///
+    /// # Errors
+    /// As [`scatter_on`](Self::scatter_on); [`Error::BadIndex`] of this call too.
+    pub fn scatter_on_sync(
+        &self,
+        stream: &Stream,
+        indices: &Indices,
+        input: &RowBuffer,
+        order: Order,
+    ) -> Result<()> {
+        self.put_sync(stream, Op::Scatter, indices, input, order)
     }
 
     /// Enqueues an addition: row `n` of `input` is added to row `indices[n]` of the tensor, for all `n`. Integers wrap around;
@@ -61,29 +68,29 @@ impl WholeTensor {
     /// With [`Order::Fixed`], and for [host memory](Location::Host), it is collective, and waits for the result.
     ///
     /// # Errors
-    /// As [`gather`](Self::gather).
-    pub fn scatter_add(
+    /// As [`gather_on`](Self::gather_on).
+    pub fn scatter_add_on(
         &self,
         stream: &Stream,
-        input: &RowBuffer,
         indices: &Indices,
+        input: &RowBuffer,
         order: Order,
     ) -> Result<()> {
-        self.put(stream, Op::ScatterAdd, input, indices, order)
+        self.put(stream, Op::ScatterAdd, indices, input, order)
     }
 
-    /// Adds, and waits for the result.
+    /// Adds as [`scatter_add_on`](Self::scatter_add_on), and waits for the result.
     ///
     /// # Errors
-    /// As [`scatter_add`](Self::scatter_add); [`Error::BadIndex`] of this call too.
-    pub fn scatter_add_sync(
+    /// As [`scatter_add_on`](Self::scatter_add_on); [`Error::BadIndex`] of this call too.
+    pub fn scatter_add_on_sync(
         &self,
         stream: &Stream,
-        input: &RowBuffer,
         indices: &Indices,
+        input: &RowBuffer,
         order: Order,
     ) -> Result<()> {
-        self.put_sync(stream, Op::ScatterAdd, input, indices, order)
+        self.put_sync(stream, Op::ScatterAdd, indices, input, order)
     }
 
     /// Reports and clears the bad index that finished work has recorded, in any view of this tensor's memory. Calls that wait
@@ -98,9 +105,9 @@ impl WholeTensor {
         self.memory().check()
     }
 
-    fn put(&self, stream: &Stream, op: Op, input: &RowBuffer, indices: &Indices, order: Order) -> Result<()> {
+    fn put(&self, stream: &Stream, op: Op, indices: &Indices, input: &RowBuffer, order: Order) -> Result<()> {
         if self.is_routed(op, order) {
-            return self.put_in_order(stream, op, input, indices);
+            return self.put_in_order(stream, op, Ok((indices, input)));
         }
         self.call(stream, op, indices, input)
     }
@@ -109,19 +116,29 @@ impl WholeTensor {
         &self,
         stream: &Stream,
         op: Op,
-        input: &RowBuffer,
         indices: &Indices,
+        input: &RowBuffer,
         order: Order,
     ) -> Result<()> {
         if self.is_routed(op, order) {
-            self.put_in_order(stream, op, input, indices)?;
-            stream.synchronize(Deadline::NEVER)?;
-            return self.check();
+            return self.put_in_order_sync(stream, op, Ok((indices, input)));
         }
         self.call_sync(stream, op, indices, input)
     }
 
-    fn is_routed(&self, op: Op, order: Order) -> bool {
+    /// Scatters or adds in a fixed order, and waits. Collective; a rank with invalid operands takes part with its error.
+    pub(super) fn put_in_order_sync(
+        &self,
+        stream: &Stream,
+        op: Op,
+        operands: Result<(&Indices, &RowBuffer)>,
+    ) -> Result<()> {
+        self.put_in_order(stream, op, operands)?;
+        stream.synchronize(Deadline::NEVER)?;
+        self.check()
+    }
+
+    pub(super) fn is_routed(&self, op: Op, order: Order) -> bool {
         // Atomic additions of several devices to host memory are not atomic on every node.
         order == Order::Fixed || op == Op::ScatterAdd && self.memory().location() == Location::Host
     }
@@ -131,9 +148,20 @@ impl WholeTensor {
         self.launch(stream, op, indices, dense, self.memory().bad_index_flag())
     }
 
-    /// Bad indices of this call are its own error, also if other threads call or check concurrently.
     fn call_sync(&self, stream: &Stream, op: Op, indices: &Indices, dense: &RowBuffer) -> Result<()> {
         self.check()?;
+        self.launch_and_wait(stream, op, indices, dense)?;
+        self.check()
+    }
+
+    /// Bad indices of this call are its own error, also if other threads call or check concurrently.
+    pub(super) fn launch_and_wait(
+        &self,
+        stream: &Stream,
+        op: Op,
+        indices: &Indices,
+        dense: &RowBuffer,
+    ) -> Result<()> {
         let outcome = self.memory().with_own_bad_index_flag(|flag| {
             self.launch(stream, op, indices, dense, flag)?;
             Ok(stream.synchronize(Deadline::NEVER)?)
@@ -141,8 +169,7 @@ impl WholeTensor {
         outcome.map_err(|error| match error {
             Error::BadIndex { position, index: None, .. } => self.bad_index(stream, indices, position),
             error => error,
-        })?;
-        self.check()
+        })
     }
 
     /// The error for the index at a position, which is read from the operands.

@@ -36,17 +36,20 @@ struct Load {
 }
 
 impl WholeTensor {
-    /// Scatters or adds in (rank, position) order. Collective.
+    /// Scatters or adds in (rank, position) order. Collective; a rank with invalid operands takes part with its error.
     pub(super) fn put_in_order(
         &self,
         stream: &Stream,
         op: Op,
-        input: &RowBuffer,
-        indices: &Indices,
+        operands: Result<(&Indices, &RowBuffer)>,
     ) -> Result<()> {
         let comm = self.group().bootstrap();
         // Whatever is wrong on this rank alone, it takes part until all know of it.
-        let load = self.check().and_then(|()| self.pack(stream, op, input, indices));
+        let on_bad = operands.as_ref().map_or(OnBadIndex::Note, |(indices, _)| indices.on_bad);
+        let load = self.check().and_then(|()| {
+            let (indices, input) = operands?;
+            self.pack(stream, op, indices, input)
+        });
         let call = if op == Op::ScatterAdd { "add" } else { "put" };
         let same = || bytes_of(&self.identity());
         let terms = |load: &Load| CallTerms { own: vec![load.places.len() as u64], same: same() };
@@ -63,7 +66,7 @@ impl WholeTensor {
             applied = applied.and_then(|()| self.apply(stream, op, &received));
         }
         agree(comm, applied)?;
-        match (load.bad, indices.on_bad) {
+        match (load.bad, on_bad) {
             (Some((position, index)), OnBadIndex::Note) => {
                 Err(Error::BadIndex { position, index: Some(index), rows: Some(self.row_count()) })
             }
@@ -72,7 +75,7 @@ impl WholeTensor {
     }
 
     /// Reads indices and rows.
-    fn pack(&self, stream: &Stream, op: Op, input: &RowBuffer, indices: &Indices) -> Result<Load> {
+    fn pack(&self, stream: &Stream, op: Op, indices: &Indices, input: &RowBuffer) -> Result<Load> {
         let dtype = self.dtype();
         let request = plan(op, &self.table(), &indices.place(), &input.place(), 0)?;
         let Some(request) = request else { return Ok(Load::default()) };

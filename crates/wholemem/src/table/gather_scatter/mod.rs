@@ -10,7 +10,7 @@
 //!
 //! `calls` holds the methods of [`WholeTensor`](crate::WholeTensor). A call is checked and turned into one request (`plan`),
 //! divided into tiles (`launch_shape`) and launched (`launch`). A scatter in [fixed order](Order::Fixed) first sends every row
-//! to the rank that stores it (`fixed_order`).
+//! to the rank that stores it (`fixed_order`). `slices` has the typed calls on host memory, which end in the same launches.
 
 mod calls;
 mod fixed_order;
@@ -18,6 +18,7 @@ mod launch;
 mod launch_shape;
 mod operands;
 mod plan;
+mod slices;
 
 pub use operands::{Indices, OnBadIndex, Order, RowBuffer};
 pub(crate) use plan::Table;

@@ -64,8 +64,7 @@ impl MemorySpec {
 /// communication.
 ///
 /// ```
-/// use wholemem::{Communicator, MemorySpec, Rank, WholeMemory};
-/// use wholemem_hal::{Backend, HostConfig};
+/// use wholemem::{Backend, Communicator, HostConfig, MemorySpec, Rank, WholeMemory};
 ///
 /// let backend = Backend::host(HostConfig::virtual_devices(2))?;
 /// let groups = Communicator::local(&[backend.device(0)?, backend.device(1)?])?;
@@ -77,7 +76,7 @@ impl MemorySpec {
 /// let mut seen = [0; 4];
 /// memories[1].read(&backend.device(1)?.stream()?, middle, &mut seen)?;
 /// assert_eq!(&seen, b"over");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), wholemem::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct WholeMemory {
@@ -177,12 +176,17 @@ impl WholeMemory {
     }
 
     /// The bytes of this rank's own rows; `None` if it has none.
-    ///
-    /// # Errors
-    /// [`Error::Hal`](crate::Error::Hal).
-    pub fn local(&self) -> Result<Option<Span>> {
+    #[must_use]
+    pub fn local(&self) -> Option<Span> {
         let Range { start, end } = self.core.plan.bytes_of(self.group().rank());
-        if start == end { Ok(None) } else { self.span(start, end - start).map(Some) }
+        (start < end).then(|| self.span_of_one_rank(start, end - start))
+    }
+
+    /// `len` bytes at `offset` that belong to one rank's rows.
+    pub(super) fn span_of_one_rank(&self, offset: usize, len: usize) -> Span {
+        let span = self.span(offset, len);
+        // Creation fails unless all parts are mapped at adjacent addresses, and a chunk has no gap.
+        span.expect("the rows of one rank are one range of addresses")
     }
 
     /// The address of the first byte of a rank's rows; `None` if it has none.

@@ -1,0 +1,170 @@
+//! Collective calls on slices of host memory, which wait for the result.
+//!
+//! On the host backend the slices are operands as they are. On other devices they are staged in pinned memory, piece by piece:
+//! all ranks give the same length, so all make the same calls. The stream and the buffer are created with the lane. Allocating
+//! pinned memory during a call could wait for a kernel of another rank on the same device that waits for this rank.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use wholemem_comm::Rank;
+use wholemem_hal::{PinnedBuffer, Span, Stream};
+use wholemem_os::Deadline;
+use zerocopy::IntoBytes;
+
+use super::Lane;
+use crate::communicator::{lend, lend_mut};
+use crate::{Element, ReduceOp, Result};
+
+/// The length of the pieces in which slices are staged.
+const PIECE_LEN: usize = 1 << 20;
+
+/// The stream and the pinned buffer of a lane whose work does not run inline.
+#[derive(Debug)]
+pub(super) struct SliceStaging {
+    used: Mutex<(Stream, PinnedBuffer)>,
+}
+
+impl SliceStaging {
+    /// Staging for a lane on the device of `stream`, which it keeps; `None` if work runs inline.
+    pub(super) fn create(stream: &Stream) -> Result<Option<Self>> {
+        if stream.runs_inline() {
+            return Ok(None);
+        }
+        let buffer = PinnedBuffer::create(stream.device(), PIECE_LEN)?;
+        Ok(Some(Self { used: Mutex::new((stream.clone(), buffer)) }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Stream, PinnedBuffer)> {
+        // Each call writes the buffer before it is read.
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lane {
+    /// Reduces the elements of all ranks in place: afterwards the slice of every rank has, at each position, the reduction of all
+    /// ranks' elements at that position. It waits for the result, which is bitwise the same on every rank. Collective: all ranks give
+    /// the same length and operation.
+    ///
+    /// [`all_reduce`](Self::all_reduce) does the same in order on a stream, and through a window without copies.
+    ///
+    /// ```
+    /// use wholemem::{Communicator, ReduceOp, SymmetricMemory, SymmetricSpec};
+    ///
+    /// Communicator::run_local(2, |comm| {
+    ///     let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
+    ///     let mut values = [1.5, comm.rank().0 as f32];
+    ///     symmetric.all_reduce_slice(&mut values, ReduceOp::Sum)?;
+    ///     assert_eq!(values, [3.0, 1.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), wholemem::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`Error::Comm`](crate::Error::Comm) if a rank died or did not arrive in time.
+    pub fn all_reduce_slice<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<()> {
+        self.in_place(values, |stream, span| self.all_reduce(stream, span, span, T::DTYPE, op))
+    }
+
+    /// Copies the root's slice to the slices of all ranks, and waits for the result. Collective: all ranks give the same length
+    /// and root.
+    ///
+    /// ```
+    /// use wholemem::{Communicator, Rank, SymmetricMemory, SymmetricSpec};
+    ///
+    /// Communicator::run_local(2, |comm| {
+    ///     let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
+    ///     let mut values = [comm.rank().0; 3];
+    ///     symmetric.broadcast_slice(Rank(1), &mut values)?;
+    ///     assert_eq!(values, [1; 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), wholemem::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`broadcast`](Self::broadcast).
+    pub fn broadcast_slice<T: Element>(&self, root: Rank, values: &mut [T]) -> Result<()> {
+        self.in_place(values, |stream, span| self.broadcast(stream, root, span, span))
+    }
+
+    /// Returns the slices of all ranks, one after the other in the order of ranks, and waits for them. Collective: all ranks give
+    /// the same length.
+    ///
+    /// ```
+    /// use wholemem::{Communicator, SymmetricMemory, SymmetricSpec};
+    ///
+    /// Communicator::run_local(2, |comm| {
+    ///     let symmetric = SymmetricMemory::create(comm, &SymmetricSpec::default())?;
+    ///     let values = symmetric.all_gather_slice(&[comm.rank().0, 7])?;
+    ///     assert_eq!(values, [0, 7, 1, 7]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), wholemem::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    pub fn all_gather_slice<T: Element>(&self, values: &[T]) -> Result<Vec<T>> {
+        let ranks = self.group.size() as usize;
+        let mut all = vec![T::default(); values.len() * ranks];
+        let Some(staging) = &self.slice_staging else {
+            self.group.with_staging(|staging| {
+                let stream = staging.stream();
+                lend(stream, values, |from| {
+                    lend_mut(stream, &mut all, |to| self.all_gather(stream, from, to))
+                })
+            })?;
+            return Ok(all);
+        };
+        let staging = staging.lock();
+        let (stream, buffer) = &*staging;
+        self.check()?;
+        let at_once = (PIECE_LEN / (size_of::<T>() * (ranks + 1))).max(1);
+        for (piece, part) in values.chunks(at_once).enumerate() {
+            let len = size_of_val(part);
+            buffer.bytes()?.write_at(0, part.as_bytes())?;
+            let (from, to) = (buffer.all().part(0, len)?, buffer.all().part(len, len * ranks)?);
+            self.all_gather(stream, &from, &to)?;
+            self.wait(stream)?;
+            for rank in 0..ranks {
+                let at = rank * values.len() + piece * at_once;
+                buffer.bytes()?.read_at(len + rank * len, all[at..at + part.len()].as_mut_bytes())?;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Calls `call` with the memory of a slice, in place or staged piece by piece, and waits for the result.
+    fn in_place<T: Element>(
+        &self,
+        values: &mut [T],
+        call: impl Fn(&Stream, &Span) -> Result<()>,
+    ) -> Result<()> {
+        let Some(staging) = &self.slice_staging else {
+            return self.group.with_staging(|staging| {
+                let stream = staging.stream();
+                lend_mut(stream, values, |span| call(stream, span))
+            });
+        };
+        let staging = staging.lock();
+        let (stream, buffer) = &*staging;
+        if values.is_empty() {
+            return call(stream, &buffer.all().part(0, 0)?);
+        }
+        self.check()?;
+        for part in values.chunks_mut(PIECE_LEN / size_of::<T>()) {
+            buffer.bytes()?.write_at(0, part.as_bytes())?;
+            call(stream, &buffer.all().part(0, size_of_val(part))?)?;
+            self.wait(stream)?;
+            buffer.bytes()?.read_at(0, part.as_mut_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the calls on a stream.
+    fn wait(&self, stream: &Stream) -> Result<()> {
+        stream.synchronize(Deadline::NEVER)?;
+        self.check()
+    }
+}

@@ -1,0 +1,176 @@
+//! What is wrong with the arguments of a typed call, told with its values; nothing is read or written then.
+
+use std::time::Duration;
+
+use half::f16;
+use wholemem::{Bootstrap, Communicator, Dtype, Error, Location, Rank, ReduceOp, TensorSpec, WholeTensor};
+use wholemem_hal::{Backend, HostConfig};
+use wholemem_os::Deadline;
+use wholemem_testkit::Deferred;
+
+fn backends() -> [Backend; 2] {
+    let config = || HostConfig::virtual_devices(2);
+    [Backend::host(config()).unwrap(), Deferred::backend(config(), 5).unwrap()]
+}
+
+/// Ten rows of four elements on one rank.
+fn table(backend: &Backend, spec: &TensorSpec) -> WholeTensor {
+    let comms = Communicator::local(&[backend.device(0).unwrap()]).unwrap();
+    WholeTensor::create(&comms[0], spec).unwrap()
+}
+
+#[test]
+fn another_element_type_is_refused() {
+    for backend in backends() {
+        let table = table(&backend, &TensorSpec::of::<f32>(&[10, 4]));
+        let differ = |rows| Error::TypesDiffer { table: Dtype::F32, rows };
+        assert_eq!(table.gather::<f64>(&[0]).unwrap_err(), differ(Dtype::F64));
+        assert_eq!(table.gather::<u32>(&[]).unwrap_err(), differ(Dtype::U32), "also for no rows");
+        assert_eq!(table.gather_into(&[0], &mut [0_i32; 4]).unwrap_err(), differ(Dtype::I32));
+        assert_eq!(table.scatter(&[0], &[0_u8; 16]).unwrap_err(), differ(Dtype::U8), "the same bytes");
+        assert_eq!(table.scatter_add(&[0], &[f16::ONE; 4]).unwrap_err(), differ(Dtype::F16));
+        assert_eq!(table.read_rows::<i8>(0..1).unwrap_err(), differ(Dtype::I8));
+        assert_eq!(table.read_rows_into(0, &mut [[0_f32; 2]; 2]).unwrap_err(), differ(Dtype::Complex64));
+        assert_eq!(table.write_rows(0, &[0_i64; 4]).unwrap_err(), differ(Dtype::I64));
+        assert_eq!(table.fill_local(1_u64).unwrap_err(), differ(Dtype::U64));
+        let message = "the table holds f32 and the rows f64: ask for a conversion, or give rows of f32";
+        assert_eq!(differ(Dtype::F64).to_string(), message);
+    }
+}
+
+#[test]
+fn elements_that_are_no_numbers_are_moved_as_their_storage() {
+    for backend in backends() {
+        let table = table(&backend, &TensorSpec::new(Dtype::Bool, &[10, 4]));
+        table.scatter(&[3], &[1_u8, 0, 1, 1]).unwrap();
+        assert_eq!(table.gather::<u8>(&[3]).unwrap(), [1, 0, 1, 1]);
+        assert_eq!(table.read_rows::<u8>(3..4).unwrap(), [1, 0, 1, 1]);
+        let refused = Error::OpNotForType { op: ReduceOp::Sum, dtype: Dtype::Bool };
+        assert_eq!(table.scatter_add(&[3], &[1_u8; 4]).unwrap_err(), refused);
+        assert_eq!(table.scatter_add::<u8>(&[], &[]).unwrap_err(), refused, "also for no rows");
+    }
+}
+
+#[test]
+fn a_slice_has_exactly_the_elements_of_the_rows() {
+    for backend in backends() {
+        let table = table(&backend, &TensorSpec::of::<i16>(&[10, 4]));
+        let differs = |rows, expected, given| Error::CountDiffers { rows, expected, given };
+        for given in [0, 7, 9, 12] {
+            let error = differs(2, 8, given);
+            assert_eq!(table.gather_into(&[0, 1], &mut vec![5_i16; given]), Err(error.clone()));
+            assert_eq!(table.scatter(&[0, 1], &vec![5_i16; given]), Err(error.clone()));
+            assert_eq!(table.scatter_add(&[0, 1], &vec![5_i16; given]), Err(error));
+        }
+        assert_eq!(table.scatter(&[], &[5_i16]), Err(differs(0, 0, 1)));
+        for given in [1, 3, 5, 41] {
+            let partial = Err(Error::PartialRow { given, row: 4 });
+            assert_eq!(table.write_rows(0, &vec![5_i16; given]), partial);
+            assert_eq!(table.read_rows_into(0, &mut vec![5_i16; given]), partial);
+        }
+        assert_eq!(table.read_rows::<i16>(0..10).unwrap(), [0; 40], "nothing was written");
+        let message = "2 rows have 8 elements, and the slice has 9";
+        assert_eq!((differs(2, 8, 9).to_string(), differs(2, 8, 9).code()), (message.to_owned(), 1031));
+        let partial = Error::PartialRow { given: 41, row: 4 };
+        assert_eq!((&*partial.to_string(), partial.code()), ("41 elements are not whole rows of 4", 1032));
+    }
+}
+
+#[test]
+fn rows_outside_the_tensor_are_refused() {
+    for backend in backends() {
+        let table = table(&backend, &TensorSpec::of::<u8>(&[10, 4])).rows(2..8).unwrap();
+        let out = |start, end| Error::OutOfRange { what: "rows", start, end, count: 6 };
+        assert_eq!(table.read_rows::<u8>(0..7).unwrap_err(), out(0, 7));
+        #[expect(clippy::reversed_empty_ranges, reason = "it is refused")]
+        let reversed = table.read_rows::<u8>(5..4);
+        assert_eq!(reversed.unwrap_err(), out(5, 4));
+        assert_eq!(table.read_rows::<u8>(0..u64::MAX).unwrap_err(), out(0, u64::MAX));
+        assert_eq!(table.read_rows_into(5, &mut [0_u8; 8]).unwrap_err(), out(5, 7));
+        assert_eq!(table.write_rows(6, &[0_u8; 4]).unwrap_err(), out(6, 7));
+        assert_eq!(table.write_rows(u64::MAX, &[0_u8; 4]).unwrap_err(), out(u64::MAX, u64::MAX));
+        table.write_rows::<u8>(6, &[]).unwrap();
+        for index in [-1, 6, i64::MIN, i64::MAX] {
+            let bad = Error::BadIndex { position: 1, index: Some(index), rows: Some(6) };
+            assert_eq!(table.gather::<u8>(&[0, index, 6]).unwrap_err(), bad);
+            assert_eq!(table.scatter(&[0, index], &[7_u8; 8]).unwrap_err(), bad);
+            assert_eq!(table.scatter_add(&[0, index], &[1_u8; 8]).unwrap_err(), bad);
+            assert_eq!(table.gather::<u8>(&[0]).unwrap(), [8; 4], "the valid row is written");
+        }
+        assert_eq!(table.check(), Ok(()), "no error is reported twice");
+    }
+}
+
+/// Adding to host memory is collective: a rank with wrong arguments must not leave the others waiting.
+#[test]
+fn wrong_arguments_of_one_rank_are_the_error_of_all_in_a_collective_call() {
+    for backend in backends() {
+        let devices = [backend.device(0).unwrap(), backend.device(1).unwrap()];
+        let comms = Communicator::local(&devices).unwrap();
+        let spec = TensorSpec { location: Location::Host, ..TensorSpec::of::<i32>(&[10, 4]) };
+        let tables = Communicator::on_each(&comms, |comm| WholeTensor::create(comm, &spec)).unwrap();
+        let add = |given: usize| {
+            Communicator::on_each(&comms, |comm| {
+                let table = &tables[comm.rank().index()];
+                let count = if comm.rank() == Rank(1) { given } else { 4 };
+                Ok(table.scatter_add(&[3], &vec![1_i32; count]))
+            })
+            .unwrap()
+        };
+        let why = "1 rows have 4 elements, and the slice has 5".to_owned();
+        let error = Error::OnRank { rank: Rank(1), code: 1031, why, hint: None };
+        assert_eq!(add(5), [Err(error.clone()), Err(error)]);
+        assert_eq!(add(4), [Ok(()), Ok(())], "the group remains usable");
+        let none = Communicator::on_each(&comms, |comm| {
+            let table = &tables[comm.rank().index()];
+            if comm.rank() == Rank(0) {
+                table.scatter_add::<i32>(&[], &[])
+            } else {
+                table.scatter_add(&[3], &[1_i32; 4])
+            }
+        });
+        none.unwrap();
+        assert_eq!(tables[0].gather::<i32>(&[3]).unwrap(), [3; 4]);
+    }
+}
+
+/// One function with every kind of error, as a user's would be.
+#[test]
+fn every_error_becomes_the_error_of_this_crate() {
+    fn fails(which: u8) -> wholemem::Result<()> {
+        match which {
+            0 => drop(Backend::host(HostConfig::default())?.device(99)?),
+            1 => drop(Bootstrap::local(1)?[0].broadcast(Rank(5), b"")?),
+            _ => drop(wholemem_os::Memfd::create("none", 0)?),
+        }
+        Ok(())
+    }
+    assert!(matches!(fails(0), Err(Error::Hal(wholemem_hal::Error::NoSuchDevice { .. }))));
+    let no_rank = wholemem_comm::Error::NoSuchRank { rank: Rank(5), size: 1 };
+    assert_eq!(fails(1), Err(Error::Comm(no_rank)));
+    let error = fails(2).unwrap_err();
+    assert_eq!(error, Error::Os(wholemem_os::Error::ZeroLength));
+    assert_eq!((error.code(), error.to_string()), (1030, "cannot use 0 bytes of memory".to_owned()));
+}
+
+/// A call that does not wait leaves its bad index to the next one, which does nothing then.
+#[test]
+fn a_bad_index_of_an_earlier_call_is_reported_once() {
+    use wholemem::{Indices, RowBuffer};
+    use wholemem_hal::PinnedBuffer;
+    for backend in backends() {
+        let table = table(&backend, &TensorSpec::of::<u8>(&[10, 8]));
+        let device = table.group().device();
+        let stream = device.stream().unwrap();
+        let (indices, rows) =
+            (PinnedBuffer::create(device, 8).unwrap(), PinnedBuffer::create(device, 8).unwrap());
+        indices.bytes().unwrap().write_at(0, &77_i64.to_ne_bytes()).unwrap();
+        table
+            .gather_on(&stream, &Indices::i64(indices.all()), &RowBuffer::new(rows.all(), Dtype::U8))
+            .unwrap();
+        stream.synchronize(Deadline::after(Duration::from_secs(60))).unwrap();
+        let bad = Err(Error::BadIndex { position: 0, index: Some(77), rows: Some(10) });
+        assert_eq!(table.scatter(&[1], &[3_u8; 8]), bad);
+        assert_eq!(table.gather::<u8>(&[1]).unwrap(), [0; 8], "nothing was scattered");
+    }
+}

@@ -1,0 +1,71 @@
+//! Values of every element type, so small that no sum of a few hundred of them is rounded.
+
+use half::{bf16, f16};
+
+pub(crate) trait Value: Copy {
+    /// A value for a number from 0 to 6.
+    fn of(number: u8) -> Self;
+
+    /// The sum; integers wrap around. `None` if the elements are not numbers.
+    fn plus(self, other: Self) -> Option<Self>;
+}
+
+macro_rules! integers {
+    ($($type:ty)*) => {$(
+        impl Value for $type {
+            fn of(number: u8) -> Self {
+                // Negative, or large, so that all bytes count.
+                <$type>::MAX.wrapping_sub(<$type>::from(number % 3 == 0) * 3).wrapping_add(number as $type)
+            }
+
+            fn plus(self, other: Self) -> Option<Self> {
+                Some(self.wrapping_add(other))
+            }
+        }
+    )*};
+}
+
+integers!(u8 i8 u16 i16 u32 i32 u64 i64);
+
+macro_rules! floats {
+    ($($type:ty)*) => {$(
+        impl Value for $type {
+            fn of(number: u8) -> Self {
+                <$type>::from(f32::from(number) - 3.0)
+            }
+
+            fn plus(self, other: Self) -> Option<Self> {
+                Some(self + other)
+            }
+        }
+    )*};
+}
+
+floats!(f32 f64);
+
+macro_rules! halves {
+    ($($type:ty)*) => {$(
+        impl Value for $type {
+            fn of(number: u8) -> Self {
+                // Three bits of sum are left to bf16 for each bit of these.
+                <$type>::from_f32(f32::from(number % 3) - 1.0)
+            }
+
+            fn plus(self, other: Self) -> Option<Self> {
+                Some(self + other)
+            }
+        }
+    )*};
+}
+
+halves!(f16 bf16);
+
+impl Value for [f32; 2] {
+    fn of(number: u8) -> Self {
+        [f32::from(number), -1.5]
+    }
+
+    fn plus(self, _: Self) -> Option<Self> {
+        None
+    }
+}
