@@ -2,7 +2,6 @@
 
 mod agreement;
 mod process_ranks;
-#[allow(unsafe_code, reason = "lends slices to kernels that run on the CPU")]
 mod staging;
 
 use std::sync::Arc;

@@ -9,6 +9,8 @@
 //! them as calls were made at the same time. A buffer has at most [`STAGING_LEN`] bytes, unless one row is longer; longer
 //! slices are copied in pieces.
 
+#![allow(unsafe_code, reason = "lends slices to kernels that run on the CPU")]
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use wholemem_hal::{Device, PinnedBuffer, Rights, Span, Stream};
