@@ -83,7 +83,7 @@ unsafe impl Schedule for Deferred {
         // Another process cannot make us run anything by waiting, so a record it may wait for is run to at once.
         let others_wait = matches!(&work, Work::Record { event, .. } if event.is_shared());
         let mut state = self.state();
-        state.streams.entry(stream).or_default().push_back(work.keep());
+        state.streams.entry(stream).or_default().push_back(work.into_owned());
         // So is what that record waits for, on other streams.
         while others_wait
             && state.streams.contains_key(&stream)

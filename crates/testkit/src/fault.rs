@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wholemem_hal::raw::{
-    Address, EventHandle, EventKind, Fact, Imported, Properties, RawAllocation, RawEvent, RawFunction,
-    RawGraph, RawMemory, RawModule, RawQueue, RawStream,
+    Address, AllocationProperties, BackendFact, EventHandle, EventKind, Imported, RawAllocation, RawEvent,
+    RawFunction, RawGraph, RawMemory, RawModule, RawQueue, RawStream,
 };
 use wholemem_hal::{
-    AllocationSpec, Args, Backend, BackendKind, Cause, DeviceId, DeviceInfo, Grant, Granularity, HandleKind,
-    KernelImage, LaunchShape, Result, Rights, ShareHandle,
+    AllocationSpec, Args, Backend, BackendError, BackendKind, DeviceId, DeviceInfo, Grant, Granularity,
+    HandleKind, KernelImage, LaunchShape, Result, Rights, ShareHandle,
 };
 use wholemem_os::{Deadline, Errno, Error, PrivateMap};
 
@@ -57,13 +57,13 @@ impl Fault {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pass(&self, verb: &'static str) -> Result<(), Cause> {
+    fn pass(&self, verb: &'static str) -> Result<(), BackendError> {
         let mut plan = self.plan();
         match plan.calls_left {
             0 => Ok(()),
             1 => {
                 *plan = Plan { calls_left: 0, fired: Some(verb) };
-                Err(Cause::Os(Error::Call { call: verb, errno: INJECTED }))
+                Err(BackendError::Os(Error::Call { call: verb, errno: INJECTED }))
             }
             more => {
                 plan.calls_left = more - 1;
@@ -88,7 +88,7 @@ struct FaultQueue<Q> {
 /// Methods that fail by plan, or do what the backend beneath does.
 macro_rules! forward {
     ($(fn $verb:ident(&self $(, $arg:ident: $type:ty)*) -> $answer:ty;)*) => {$(
-        unsafe fn $verb(&self $(, $arg: $type)*) -> Result<$answer, Cause> {
+        unsafe fn $verb(&self $(, $arg: $type)*) -> Result<$answer, BackendError> {
             self.fault.pass(stringify!($verb))?;
             // SAFETY: passed on from the caller.
             unsafe { self.inner.$verb($($arg),*) }
@@ -106,11 +106,11 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         self.inner.devices()
     }
 
-    fn facts(&self) -> Vec<Fact> {
+    fn facts(&self) -> Vec<BackendFact> {
         self.inner.facts()
     }
 
-    fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, Cause> {
+    fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, BackendError> {
         self.fault.pass("granularity")?;
         self.inner.granularity(spec)
     }
@@ -129,7 +129,7 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         fn retain(&self, at: Address) -> RawAllocation;
         fn address_range(&self, at: Address) -> (Address, usize);
         fn device_at(&self, at: Address) -> Option<DeviceId>;
-        fn properties(&self, allocation: RawAllocation) -> Properties;
+        fn properties(&self, allocation: RawAllocation) -> AllocationProperties;
         fn dma_buf(&self, at: Address, len: usize) -> OwnedFd;
         fn populate(&self, at: Address, len: usize, rights: Rights) -> ();
         fn enlarge_pages(&self, at: Address, len: usize) -> ();
@@ -138,22 +138,22 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         fn unpin(&self, at: Address, len: usize) -> ();
         fn register(&self, at: NonNull<u8>, len: usize, rights: Rights) -> Address;
         fn unregister(&self, at: NonNull<u8>, len: usize) -> ();
-        fn create_plain(&self, device: DeviceId, len: usize) -> Address;
-        fn free_plain(&self, device: DeviceId, at: Address) -> ();
-        fn export_plain(&self, device: DeviceId, at: Address) -> ShareHandle;
-        fn open_plain(&self, device: DeviceId, handle: &ShareHandle) -> Address;
-        fn close_plain(&self, device: DeviceId, at: Address) -> ();
+        fn cuda_malloc(&self, device: DeviceId, len: usize) -> Address;
+        fn cuda_free(&self, device: DeviceId, at: Address) -> ();
+        fn export_cuda_ipc(&self, device: DeviceId, at: Address) -> ShareHandle;
+        fn open_cuda_ipc(&self, device: DeviceId, handle: &ShareHandle) -> Address;
+        fn close_cuda_ipc(&self, device: DeviceId, at: Address) -> ();
         fn create_multicast(&self, devices: &[DeviceId], len: usize) -> RawAllocation;
         fn bind_multicast(&self, multicast: RawAllocation, allocation: RawAllocation, len: usize) -> ();
         fn revoke(&self, at: Address, len: usize) -> ();
         fn map_private(&self, allocation: RawAllocation, offset: usize, len: usize) -> Option<PrivateMap>;
     }
 
-    fn keeps_exports(&self) -> bool {
-        self.inner.keeps_exports()
+    fn caches_exports(&self) -> bool {
+        self.inner.caches_exports()
     }
 
-    fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, Cause> {
+    fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, BackendError> {
         self.fault.pass("host_pointer")?;
         self.inner.host_pointer(at)
     }
@@ -191,7 +191,7 @@ unsafe impl<Q: RawQueue> RawQueue for FaultQueue<Q> {
         fn launch(&self, stream: RawStream, function: RawFunction, shape: &LaunchShape, args: &Args) -> ();
     }
 
-    unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, Cause> {
+    unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, BackendError> {
         // A capture ends whatever the answer, so this one is done first and undone.
         // SAFETY: passed on from the caller.
         let graph = unsafe { self.inner.end_capture(stream) }?;

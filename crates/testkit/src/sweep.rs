@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use wholemem_hal::{Backend, Cause, DriverCode, Error, Result};
+use wholemem_hal::{Backend, BackendError, DriverCode, Error, Result};
 use wholemem_os as os;
 
 use crate::census::Census;
@@ -89,7 +89,11 @@ pub fn driver_calls(backend: &Backend, driver: &FakeDriver, path: impl Fn(&Backe
         match &result {
             Ok(()) => assert!(SILENT_FUNCTIONS.contains(&call), "{when}, and nobody was told"),
             Err(Error::Failed { cause, .. }) => {
-                assert_eq!(cause, &Cause::Driver { call, code: DriverCode(driver::INJECTED) }, "{when}");
+                assert_eq!(
+                    cause,
+                    &BackendError::Driver { call, code: DriverCode(driver::INJECTED) },
+                    "{when}"
+                );
             }
             Err(other) => panic!("{when}, and the path ended in {other:?}"),
         }
@@ -166,7 +170,7 @@ fn sweep(mut walk: impl FnMut(u64) -> (Result<()>, Option<&'static str>, bool)) 
                 let Err(Error::Failed { cause, .. }) = &result else {
                     panic!("call {nth} (`{call}`) failed, and the path ended in {result:?}");
                 };
-                assert_eq!(cause, &Cause::Os(os::Error::Call { call, errno: INJECTED }), "call {nth}");
+                assert_eq!(cause, &BackendError::Os(os::Error::Call { call, errno: INJECTED }), "call {nth}");
             }
         }
     }

@@ -20,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use wholemem_hal::limits::{Raw, host as limits};
+use wholemem_hal::limits::{RawDevice, host as limits};
 use wholemem_hal::{Allocation, Device, HandleKind, Mapping, PinnedBuffer, Rights, Stream};
 use wholemem_os::Deadline;
 
@@ -65,7 +65,7 @@ struct Hands {
     stream: Stream,
     /// The first byte and the last, on their way.
     stage: PinnedBuffer,
-    raw: Raw,
+    raw: RawDevice,
 }
 
 impl Hands {
@@ -74,7 +74,7 @@ impl Hands {
             device: device.clone(),
             stream: device.stream()?,
             stage: PinnedBuffer::create(device, 2)?,
-            raw: Raw::of(device).map_err(raw_failed)?,
+            raw: RawDevice::of(device).map_err(raw_failed)?,
         })
     }
 

@@ -134,7 +134,8 @@ pub fn rights_are_kept_for_each_device(backend: &Backend) {
     let map = device.allocate(granule(&device)).unwrap().map(Rights::ReadWrite).unwrap();
     let span = map.span(0, 16).unwrap();
     let attempt = || Attempt::Copy { len: 16 };
-    let denied = |granted, needed| Error::Denied { attempt: attempt(), who: other.label(), granted, needed };
+    let denied =
+        |granted, needed| Error::Denied { attempt: attempt(), device: other.label(), granted, needed };
     let mut buffer = [0; 16];
 
     let stream = stream(&other);

@@ -83,7 +83,7 @@ pub fn work(backend: &Backend) -> Result<()> {
     let function = unsafe { Module::load(&device, &IMAGE) }?.function("nothing")?;
     function.occupancy(1, 0)?;
     // SAFETY: the kernel takes no arguments and touches no memory.
-    unsafe { stream.launch(&function, &LaunchShape::line(1, 1), &Args::new(), &[]) }?;
+    unsafe { stream.launch(&function, &LaunchShape::linear(1, 1), &Args::new(), &[]) }?;
     stream.record(&end)?;
     let other = device.stream()?;
     other.await_event(&end)?;

@@ -133,7 +133,7 @@ pub fn a_failed_capture_leaves_the_stream_usable(backend: &Backend) {
     });
     assert_eq!(captured.map(drop), Err(failure));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        stream.capture(|_| std::panic::panic_any("as asked")).map(drop)
+        stream.capture(|_| std::panic::panic_any("intended by the test")).map(drop)
     }));
     assert!(panicked.is_err());
     stream.write(&span, &[2; 8]).unwrap();
@@ -161,7 +161,7 @@ unsafe fn add_index(shape: &LaunchShape, args: &Args) {
     let (Some(at), Some(len), Some(add)) = (args.read_u64(0), args.read_u32(1), args.read_u32(2)) else {
         panic!("the kernel takes an address, a length and a number: {args:?}");
     };
-    assert_eq!(LaunchShape { early: false, ..*shape }, LaunchShape::line(1, 32));
+    assert_eq!(LaunchShape { programmatic: false, ..*shape }, LaunchShape::linear(1, 32));
     let at = wholemem_hal::raw::Address(at).to_host().expect("not null");
     // SAFETY: the launcher passed a mapped, writable range of this length.
     let bytes = unsafe { wholemem_os::SharedSlice::new(at, len as usize, true) };
@@ -185,14 +185,14 @@ pub fn a_kernel_gets_its_arguments(backend: &Backend) {
     let args = Args::new().u64(span.address()).u32(100).u32(7);
     let stream = stream(&device);
     // SAFETY: the arguments are an address, a length and a number, and the span is held.
-    unsafe { stream.launch(&function, &LaunchShape::line(1, 32), &args, std::slice::from_ref(&span)) }
+    unsafe { stream.launch(&function, &LaunchShape::linear(1, 32), &args, std::slice::from_ref(&span)) }
         .unwrap();
     stream.synchronize(Deadline::NEVER).unwrap();
     assert!(seen(&device, &span).into_iter().eq(7..107));
 
     // Early, with nothing before it that it would have to wait for.
     let args = Args::new().u64(span.address()).u32(100).u32(9);
-    let shape = LaunchShape::line(1, 32).early();
+    let shape = LaunchShape::linear(1, 32).programmatic();
     // SAFETY: the arguments are an address, a length and a number, as the kernel takes them, and the span is held
     // until it has run.
     unsafe { stream.launch(&function, &shape, &args, std::slice::from_ref(&span)) }.unwrap();

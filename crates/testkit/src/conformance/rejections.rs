@@ -175,7 +175,8 @@ pub fn devices_without_rights(backend: &Backend) {
     let map = device.allocate(granule(&device)).unwrap().map(Rights::Read).unwrap();
     let other = mapped(&device, 1);
     let (read_only, writable) = (map.span(0, 8).unwrap(), other.span(0, 8).unwrap());
-    let denied = |attempt, granted, needed| Error::Denied { attempt, who: device.label(), granted, needed };
+    let denied =
+        |attempt, granted, needed| Error::Denied { attempt, device: device.label(), granted, needed };
     let stream = stream(&device);
     let copy = Attempt::Copy { len: 8 };
     let refused = denied(copy.clone(), Rights::Read, Rights::ReadWrite);
@@ -246,7 +247,7 @@ pub fn alignments_and_addresses_that_cannot_be(backend: &Backend) {
 pub fn handles_of_another_kind(backend: &Backend) {
     let device = first(backend);
     let step = granule(&device);
-    if device.prove(Capability::Fabric).outcome.is_ok() {
+    if device.probe(Capability::Fabric).outcome.is_ok() {
         return crate::skipped("this device has fabric handles");
     }
     let refused = Allocation::import(&device, ShareHandle::Fabric([7; 64]), step).unwrap_err();

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use wholemem_hal::host::{HostEvent, HostMemory, HostQueue};
 use wholemem_hal::{
-    Attempt, Backend, Cause, Error, Event, EventHandle, EventKind, HostConfig, Result, Rights,
+    Attempt, Backend, BackendError, Error, Event, EventHandle, EventKind, HostConfig, Result, Rights,
 };
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Deferred, Fault, Ranks, sweep, test_name};
@@ -67,7 +67,7 @@ fn a_record_that_another_process_may_wait_for_is_reached_with_all_that_comes_bef
         // As the other process sees it: nothing it does makes this one run anything.
         let EventHandle::Fd(handle) = shared.export().unwrap() else { panic!("a descriptor") };
         let there = HostEvent::import(handle).unwrap();
-        assert_eq!(there.wait(there.asked(), Deadline::NOW), Ok(true), "seed {seed}");
+        assert_eq!(there.wait(there.latest(), Deadline::NOW), Ok(true), "seed {seed}");
         let mut seen = [0];
         map.bytes().unwrap().read_at(0, &mut seen).unwrap();
         assert_eq!(seen, [7]);
@@ -124,7 +124,7 @@ fn a_path_that_hides_or_changes_its_error_is_found_by_a_sweep() {
         let refused = |cause| Error::Failed { attempt: Attempt::Inspect, cause };
         let changes = complaint(|backend| {
             let made = backend.device(0)?.allocate(64 << 10).map(drop);
-            made.map_err(|_| refused(Cause::OutOfMemory { available: 0 }))
+            made.map_err(|_| refused(BackendError::OutOfMemory { available: 0 }))
         });
         assert!(changes.contains("call 1") && changes.contains("OutOfMemory"), "{changes}");
     });
@@ -134,7 +134,7 @@ fn a_path_that_hides_or_changes_its_error_is_found_by_a_sweep() {
 fn a_path_that_leaves_unfinished_work_is_found_by_a_sweep() {
     Ranks::of(1).run(test_name!(), |_| {
         let never = HostEvent::shared().unwrap();
-        never.ask(never.next_ticket());
+        never.set_latest(never.next_ticket());
         let words = complaint(|backend| {
             let device = backend.device(0)?;
             let handle = never.export().unwrap().unwrap();
