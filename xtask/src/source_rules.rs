@@ -41,7 +41,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/testkit/src/driver.rs",
     "crates/testkit/src/fault.rs",
     "crates/testkit/src/forked.rs",
-    "crates/testkit/src/silent.rs",
+    "crates/testkit/src/no_syscalls.rs",
     "crates/testkit/src/stepper.rs",
 ];
 

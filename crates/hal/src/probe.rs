@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl Device {
-    /// Returns the kind of handle with the widest reach that works on this device, and the failed tests of the kinds
-    /// with a wider reach.
+    /// Returns the kind of handle with the widest reach that works on this device (fabric, file descriptor, CUDA IPC,
+    /// in this order), and the failed tests of the kinds before it.
     ///
     /// ```
     /// use wholemem_hal::{AllocationSpec, Allocation, Backend, HandleKind, HostConfig};

@@ -1,4 +1,4 @@
-//! Any backend, with its nth raw call failing: nothing may leak, and the error must be exactly that failure.
+//! Wraps a backend and fails its nth raw call, to check that callers leak nothing and return exactly that error.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wholemem_hal::raw::{
-    Address, AllocationProperties, BackendFact, EventHandle, EventKind, Imported, RawAllocation, RawEvent,
-    RawFunction, RawGraph, RawMemory, RawModule, RawQueue, RawStream,
+    Address, AllocationProperties, BackendFact, EventHandle, EventKind, ImportedAllocation, RawAllocation,
+    RawEvent, RawFunction, RawGraph, RawMemory, RawModule, RawQueue, RawStream,
 };
 use wholemem_hal::{
     AllocationSpec, Args, Backend, BackendError, BackendKind, DeviceId, DeviceInfo, Grant, Granularity,
@@ -15,23 +15,23 @@ use wholemem_hal::{
 };
 use wholemem_os::{Deadline, Errno, Error, PrivateMap};
 
-/// What an injected failure answers. No code treats it specially, so it has to come through as it is.
+/// The error of an injected failure. No code treats it specially, so it must be returned unchanged.
 pub const INJECTED: Errno = Errno::NFILE;
 
-/// The plan of which call is to fail, shared with the backend it is for.
+/// Selects the raw call to fail. It is shared with the wrapped backend.
 #[derive(Debug, Clone, Default)]
 pub struct Fault {
-    plan: Arc<Mutex<Plan>>,
+    plan: Arc<Mutex<FaultPlan>>,
 }
 
 #[derive(Debug, Default)]
-struct Plan {
+struct FaultPlan {
     calls_left: u64,
     fired: Option<&'static str>,
 }
 
 impl Fault {
-    /// A backend over these raw parts whose calls this plan can fail.
+    /// Creates a backend from raw implementations whose calls can be made to fail.
     ///
     /// # Errors
     /// As [`Backend::from_raw`].
@@ -42,28 +42,28 @@ impl Fault {
         Ok((Backend::from_raw(Arc::new(memory), Arc::new(queue))?, fault))
     }
 
-    /// Makes the `nth` call from now on (counted from 1) fail, once; zero ends the plan.
+    /// Makes the `nth` call from now on (counted from 1) fail once; zero disarms.
     pub fn arm(&self, nth: u64) {
-        *self.plan() = Plan { calls_left: nth, fired: None };
+        *self.plan() = FaultPlan { calls_left: nth, fired: None };
     }
 
-    /// The verb that was made to fail.
+    /// The name of the call that was made to fail since the last `arm`.
     #[must_use]
     pub fn fired(&self) -> Option<&'static str> {
         self.plan().fired
     }
 
-    fn plan(&self) -> MutexGuard<'_, Plan> {
+    fn plan(&self) -> MutexGuard<'_, FaultPlan> {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pass(&self, verb: &'static str) -> Result<(), BackendError> {
+    fn count_call(&self, name: &'static str) -> Result<(), BackendError> {
         let mut plan = self.plan();
         match plan.calls_left {
             0 => Ok(()),
             1 => {
-                *plan = Plan { calls_left: 0, fired: Some(verb) };
-                Err(BackendError::Os(Error::Call { call: verb, errno: INJECTED }))
+                *plan = FaultPlan { calls_left: 0, fired: Some(name) };
+                Err(BackendError::Os(Error::Call { call: name, errno: INJECTED }))
             }
             more => {
                 plan.calls_left = more - 1;
@@ -85,18 +85,18 @@ struct FaultQueue<Q> {
     fault: Fault,
 }
 
-/// Methods that fail by plan, or do what the backend beneath does.
+/// Defines methods that fail if the armed call number is reached, and otherwise call the inner backend.
 macro_rules! forward {
-    ($(fn $verb:ident(&self $(, $arg:ident: $type:ty)*) -> $answer:ty;)*) => {$(
-        unsafe fn $verb(&self $(, $arg: $type)*) -> Result<$answer, BackendError> {
-            self.fault.pass(stringify!($verb))?;
-            // SAFETY: passed on from the caller.
-            unsafe { self.inner.$verb($($arg),*) }
+    ($(fn $name:ident(&self $(, $arg:ident: $type:ty)*) -> $result:ty;)*) => {$(
+        unsafe fn $name(&self $(, $arg: $type)*) -> Result<$result, BackendError> {
+            self.fault.count_call(stringify!($name))?;
+            // SAFETY: the caller guarantees the contract of the inner call.
+            unsafe { self.inner.$name($($arg),*) }
         }
     )*};
 }
 
-// SAFETY: what is not refused is done by a backend that keeps the contract; a refused call changes nothing.
+// SAFETY: calls that do not fail are made by a backend that keeps the contract; a failed call has no effect.
 unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
     fn kind(&self) -> BackendKind {
         self.inner.kind()
@@ -111,7 +111,7 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
     }
 
     fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, BackendError> {
-        self.fault.pass("granularity")?;
+        self.fault.count_call("granularity")?;
         self.inner.granularity(spec)
     }
 
@@ -125,7 +125,7 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> ();
         fn unmap(&self, at: Address, len: usize) -> ();
         fn export(&self, allocation: RawAllocation, kind: HandleKind, rights: Rights) -> ShareHandle;
-        fn import(&self, device: DeviceId, handle: ShareHandle, len: usize) -> Imported;
+        fn import(&self, device: DeviceId, handle: ShareHandle, len: usize) -> ImportedAllocation;
         fn retain(&self, at: Address) -> RawAllocation;
         fn address_range(&self, at: Address) -> (Address, usize);
         fn device_at(&self, at: Address) -> Option<DeviceId>;
@@ -154,13 +154,13 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
     }
 
     fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, BackendError> {
-        self.fault.pass("host_pointer")?;
+        self.fault.count_call("host_pointer")?;
         self.inner.host_pointer(at)
     }
 }
 
-// SAFETY: a call that is not refused is passed to a queue that keeps the contract; a refused call changes nothing, as
-// `end_capture` undoes what it did.
+// SAFETY: calls that do not fail are made by a queue that keeps the contract; a failed call has no effect, because
+// `end_capture` undoes its own.
 unsafe impl<Q: RawQueue> RawQueue for FaultQueue<Q> {
     fn runs_inline(&self) -> bool {
         self.inner.runs_inline()
@@ -192,11 +192,11 @@ unsafe impl<Q: RawQueue> RawQueue for FaultQueue<Q> {
     }
 
     unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, BackendError> {
-        // A capture ends whatever the answer, so this one is done first and undone.
-        // SAFETY: passed on from the caller.
+        // A capture must end even if the call fails, so it is ended first and then undone. SAFETY: the caller
+        // guarantees the contract of the inner call.
         let graph = unsafe { self.inner.end_capture(stream) }?;
-        if let Err(cause) = self.fault.pass("end_capture") {
-            // SAFETY: the graph was made in the line above and nobody has seen it.
+        if let Err(cause) = self.fault.count_call("end_capture") {
+            // SAFETY: the graph was created above, and no other code uses it.
             unsafe { self.inner.destroy_graph(graph) }?;
             return Err(cause);
         }

@@ -154,7 +154,7 @@ impl Backend {
     /// Every drop retries too, so a call is needed only if nothing else is dropped any more. In a forked child it does
     /// nothing.
     pub fn collect(&self) -> usize {
-        // Check before taking the lock: in a forked child, a thread that does not exist there may hold it.
+        // Check before taking the lock: if another thread held it at the fork, it is never released in the child.
         if !self.core.epoch.is_current() {
             return 0;
         }

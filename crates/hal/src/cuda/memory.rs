@@ -13,7 +13,7 @@ use super::bindings::*;
 use super::code::{implausible, invalid_value, release_or_leak};
 use super::driver::Driver;
 use super::pinned_pool::PinnedPool;
-use crate::raw::{Address, AllocationProperties, BackendFact, Imported, RawAllocation, RawMemory};
+use crate::raw::{Address, AllocationProperties, BackendFact, ImportedAllocation, RawAllocation, RawMemory};
 use crate::{
     AllocationSpec, BackendError, BackendKind, Capability, DeviceId, DeviceInfo, Grant, Granularity, Granule,
     HandleKind, Rights, ShareHandle,
@@ -283,14 +283,14 @@ unsafe impl RawMemory for CudaMemory {
         _device: DeviceId,
         handle: ShareHandle,
         _len: usize,
-    ) -> Result<Imported, BackendError> {
+    ) -> Result<ImportedAllocation, BackendError> {
         let kind = handle_type(handle.kind());
         let import = |source: *mut c_void| {
             let mut raw = 0;
             // SAFETY: `raw` is writable; the driver validates the source and refuses a foreign handle.
             unsafe { (self.driver().cuMemImportFromShareableHandle)(&raw mut raw, source, kind) }
                 .ok("cuMemImportFromShareableHandle")?;
-            Ok(Imported { raw: RawAllocation(raw), rights: Rights::ReadWrite })
+            Ok(ImportedAllocation { raw: RawAllocation(raw), rights: Rights::ReadWrite })
         };
         match handle {
             // The driver takes the descriptor itself in place of a pointer.

@@ -7,7 +7,7 @@ use wholemem_os::vm::{self, Protection};
 use wholemem_os::{Errno, Memfd, PrivateMap, memfd, meminfo};
 
 use super::HostConfig;
-use crate::raw::{Address, AllocationProperties, Imported, RawAllocation, RawMemory};
+use crate::raw::{Address, AllocationProperties, ImportedAllocation, RawAllocation, RawMemory};
 use crate::{
     AllocationSpec, BackendError, BackendKind, Capability, DeviceId, DeviceInfo, Grant, Granularity, Granule,
     HandleKind, Result, Rights, ShareHandle,
@@ -186,12 +186,12 @@ unsafe impl RawMemory for HostMemory {
         _device: DeviceId,
         handle: ShareHandle,
         len: usize,
-    ) -> Result<Imported, BackendError> {
+    ) -> Result<ImportedAllocation, BackendError> {
         let kind = handle.kind();
         let fd = handle.into_fd().ok_or_else(|| kind_unsupported(kind))?;
         let memory = Memfd::import(fd, len)?;
         let rights = if memory.is_writable() { Rights::ReadWrite } else { Rights::Read };
-        Ok(Imported { raw: own(memory), rights })
+        Ok(ImportedAllocation { raw: own(memory), rights })
     }
 
     unsafe fn properties(&self, allocation: RawAllocation) -> Result<AllocationProperties, BackendError> {

@@ -37,7 +37,7 @@ pub(super) fn host_pointer_within(
 /// Several memories as one operand. A device has the lowest of its rights to the parts.
 #[derive(Debug)]
 struct JoinedMemory {
-    /// Not empty.
+    /// The joined memories; never empty.
     parts: Vec<Arc<dyn Addressable>>,
 }
 
@@ -202,7 +202,7 @@ impl Span {
     /// # Errors
     /// [`Error::Denied`], [`Error::WrongBackend`] and [`Error::Forked`], all with the given operation.
     pub fn check(&self, device: &Device, needed: Rights, attempt: impl Fn() -> Attempt) -> Result<()> {
-        // Check before taking the lock: in a forked child, a thread that does not exist there may hold the lock of the rights.
+        // Check before taking the lock: if another thread held it at the fork, it is never released in the child.
         device.backend().check_fork(&attempt)?;
         if self.memory.backend() != device.backend() {
             return Err(Error::WrongBackend { attempt: attempt() });

@@ -17,7 +17,7 @@ const NO_CUDA_MALLOC: BackendError = BackendError::Unsupported {
     reason: "this backend shares memory only as allocations",
 };
 
-/// An address in the address space of a backend's devices. On the host it is the address of a pointer.
+/// An address in the address space of a backend's devices. On the host it is the value of a CPU pointer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
@@ -53,7 +53,7 @@ pub struct RawAllocation(pub u64);
 
 /// Imported memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Imported {
+pub struct ImportedAllocation {
     /// The handle of the memory.
     pub raw: RawAllocation,
     /// The highest rights that the handle grants.
@@ -113,7 +113,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemGetInfo")]
     unsafe fn available(&self, device: DeviceId) -> Result<usize, BackendError>;
 
@@ -123,7 +123,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemCreate")]
     unsafe fn create(&self, spec: &AllocationSpec) -> Result<RawAllocation, BackendError>;
 
@@ -133,7 +133,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; the reference still exists.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemRelease")]
     unsafe fn release(&self, allocation: RawAllocation) -> Result<(), BackendError>;
 
@@ -144,7 +144,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemAddressReserve")]
     unsafe fn reserve(
         &self,
@@ -159,7 +159,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; the addresses are still reserved.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemAddressFree")]
     unsafe fn free(&self, at: Address, len: usize) -> Result<(), BackendError>;
 
@@ -169,7 +169,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; nothing is mapped.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemMap")]
     unsafe fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> Result<(), BackendError>;
 
@@ -179,7 +179,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; the rights are unchanged.
     ///
     /// # Safety
-    /// The contract of the [module](super); no right that is in use is revoked.
+    /// The contract of the [module](super) holds; no right that is in use is revoked.
     #[doc(alias = "cuMemSetAccess")]
     unsafe fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> Result<(), BackendError>;
 
@@ -189,7 +189,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; the range is still mapped.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemUnmap")]
     unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), BackendError>;
 
@@ -199,7 +199,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; [`BackendError::Unsupported`] for a kind or a right that the backend lacks.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemExportToShareableHandle")]
     unsafe fn export(
         &self,
@@ -219,14 +219,14 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The error of an invalid handle, or the driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super), except that the handle need not be valid.
+    /// The contract of the [module](super) holds, except that the handle need not be valid.
     #[doc(alias = "cuMemImportFromShareableHandle")]
     unsafe fn import(
         &self,
         device: DeviceId,
         handle: ShareHandle,
         len: usize,
-    ) -> Result<Imported, BackendError>;
+    ) -> Result<ImportedAllocation, BackendError>;
 
     /// Returns a new reference to the allocation mapped at an address.
     ///
@@ -234,7 +234,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// [`BackendError::Unsupported`] if the backend does not track addresses.
     ///
     /// # Safety
-    /// The contract of the [module](super), except that the address need not be valid.
+    /// The contract of the [module](super) holds, except that the address need not be valid.
     #[doc(alias = "cuMemRetainAllocationHandle")]
     unsafe fn retain(&self, _at: Address) -> Result<RawAllocation, BackendError> {
         let reason = "this backend cannot find the allocation behind an address";
@@ -247,7 +247,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// [`BackendError::Unsupported`] if the backend does not track addresses.
     ///
     /// # Safety
-    /// The contract of the [module](super), except that the address need not be valid.
+    /// The contract of the [module](super) holds, except that the address need not be valid.
     #[doc(alias = "cuMemGetAddressRange")]
     unsafe fn address_range(&self, _at: Address) -> Result<(Address, usize), BackendError> {
         let reason = "this backend cannot find the bounds of memory it did not create";
@@ -260,7 +260,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// [`BackendError::Unsupported`] if the backend does not track addresses; the driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super), except that the address need not be valid.
+    /// The contract of the [module](super) holds, except that the address need not be valid.
     #[doc(alias = "cuPointerGetAttribute")]
     unsafe fn device_at(&self, _at: Address) -> Result<Option<DeviceId>, BackendError> {
         let reason = "this backend does not track addresses";
@@ -273,7 +273,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemGetAllocationPropertiesFromHandle")]
     unsafe fn properties(&self, allocation: RawAllocation) -> Result<AllocationProperties, BackendError>;
 
@@ -283,7 +283,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; [`BackendError::Unsupported`] if the backend has no dma-buf.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemGetHandleForAddressRange")]
     unsafe fn dma_buf(&self, _at: Address, _len: usize) -> Result<OwnedFd, BackendError> {
         let reason = "host memory has no dma-buf; network cards register its pages directly";
@@ -296,7 +296,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     unsafe fn populate(&self, _at: Address, _len: usize, _rights: Rights) -> Result<(), BackendError> {
         Ok(())
     }
@@ -307,7 +307,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     unsafe fn enlarge_pages(&self, _at: Address, _len: usize) -> Result<(), BackendError> {
         Ok(())
     }
@@ -318,7 +318,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     unsafe fn set_inherited(
         &self,
         _at: Address,
@@ -334,7 +334,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super); the length need not be a multiple of the granule.
+    /// The contract of the [module](super) holds; the length need not be a multiple of the granule.
     #[doc(alias = "cuMemHostAlloc")]
     unsafe fn pin(&self, device: DeviceId, len: usize) -> Result<Address, BackendError>;
 
@@ -344,7 +344,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; the memory still exists.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemFreeHost")]
     unsafe fn unpin(&self, at: Address, len: usize) -> Result<(), BackendError>;
 
@@ -354,7 +354,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super); the range stays mapped with these rights until it is unregistered.
+    /// The contract of the [module](super) holds; the range stays mapped with these rights until it is unregistered.
     #[doc(alias = "cuMemHostRegister")]
     unsafe fn register(
         &self,
@@ -371,7 +371,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; the memory is still registered.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemHostUnregister")]
     unsafe fn unregister(&self, _at: NonNull<u8>, _len: usize) -> Result<(), BackendError> {
         Ok(())
@@ -383,7 +383,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
     ///
     /// # Safety
-    /// The contract of the [module](super); the length need not be a multiple of the granule.
+    /// The contract of the [module](super) holds; the length need not be a multiple of the granule.
     #[doc(alias = "cuMemAlloc")]
     unsafe fn cuda_malloc(&self, _device: DeviceId, _len: usize) -> Result<Address, BackendError> {
         Err(NO_CUDA_MALLOC)
@@ -395,7 +395,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; the memory still exists.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemFree")]
     unsafe fn cuda_free(&self, _device: DeviceId, _at: Address) -> Result<(), BackendError> {
         Err(NO_CUDA_MALLOC)
@@ -407,7 +407,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
     ///
     /// # Safety
-    /// The contract of the [module](super), except that the address need not be valid.
+    /// The contract of the [module](super) holds, except that the address need not be valid.
     #[doc(alias = "cuIpcGetMemHandle")]
     unsafe fn export_cuda_ipc(&self, _device: DeviceId, _at: Address) -> Result<ShareHandle, BackendError> {
         Err(NO_CUDA_MALLOC)
@@ -419,7 +419,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
     ///
     /// # Safety
-    /// The contract of the [module](super), except that the handle need not be valid.
+    /// The contract of the [module](super) holds, except that the handle need not be valid.
     #[doc(alias = "cuIpcOpenMemHandle")]
     unsafe fn open_cuda_ipc(
         &self,
@@ -435,7 +435,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; the buffer is still mapped.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuIpcCloseMemHandle")]
     unsafe fn close_cuda_ipc(&self, _device: DeviceId, _at: Address) -> Result<(), BackendError> {
         Err(NO_CUDA_MALLOC)
@@ -447,7 +447,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error; [`BackendError::Unsupported`] if the backend has no multicast.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMulticastCreate")]
     #[doc(alias = "cuMulticastAddDevice")]
     unsafe fn create_multicast(
@@ -465,7 +465,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super); both have the length `len`.
+    /// The contract of the [module](super) holds; both have the length `len`.
     #[doc(alias = "cuMulticastBindMem")]
     unsafe fn bind_multicast(
         &self,
@@ -483,7 +483,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The kernel's error; nothing is mapped.
     ///
     /// # Safety
-    /// The contract of the [module](super), except that a forked child may call this too.
+    /// The contract of the [module](super) holds, except that a forked child may call this too.
     unsafe fn map_private(
         &self,
         _allocation: RawAllocation,

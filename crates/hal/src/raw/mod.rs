@@ -18,7 +18,7 @@
 mod memory;
 mod queue;
 
-pub use memory::{Address, AllocationProperties, BackendFact, Imported, RawAllocation, RawMemory};
+pub use memory::{Address, AllocationProperties, BackendFact, ImportedAllocation, RawAllocation, RawMemory};
 pub use queue::{
     EventHandle, EventKind, RawCapture, RawEvent, RawFunction, RawGraph, RawModule, RawQueue, RawStream,
     UserObject,

@@ -78,7 +78,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuStreamCreate")]
     unsafe fn create_stream(&self, device: DeviceId) -> Result<RawStream, BackendError>;
 
@@ -88,7 +88,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error; the stream still exists.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuStreamDestroy")]
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), BackendError>;
 
@@ -98,7 +98,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error: the work failed, or its state is unknown.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuStreamSynchronize")]
     unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, BackendError>;
 
@@ -108,7 +108,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuEventCreate")]
     unsafe fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent, BackendError>;
 
@@ -118,7 +118,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error; the event still exists.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuEventDestroy")]
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), BackendError>;
 
@@ -128,7 +128,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuEventRecord")]
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), BackendError>;
 
@@ -138,7 +138,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuStreamWaitEvent")]
     unsafe fn await_event(&self, stream: RawStream, event: RawEvent) -> Result<(), BackendError>;
 
@@ -148,7 +148,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error: the work failed, or its state is unknown.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuEventQuery")]
     unsafe fn is_done(&self, event: RawEvent) -> Result<bool, BackendError>;
 
@@ -158,7 +158,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error: the work failed, or its state is unknown.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuEventSynchronize")]
     unsafe fn wait_event(&self, event: RawEvent, deadline: Deadline) -> Result<bool, BackendError>;
 
@@ -168,7 +168,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuEventElapsedTime")]
     unsafe fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<Duration, BackendError>;
 
@@ -178,7 +178,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuIpcGetEventHandle")]
     unsafe fn export_event(&self, event: RawEvent) -> Result<EventHandle, BackendError>;
 
@@ -188,7 +188,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The error of an invalid handle, or the driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super), except that the handle need not be valid.
+    /// The contract of the [module](super) holds, except that the handle need not be valid.
     #[doc(alias = "cuIpcOpenEventHandle")]
     unsafe fn import_event(&self, device: DeviceId, handle: EventHandle) -> Result<RawEvent, BackendError>;
 
@@ -198,7 +198,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super); the ranges are accessible to the stream's device and do not overlap.
+    /// The contract of the [module](super) holds; the ranges are accessible to the stream's device and do not overlap.
     #[doc(alias = "cuMemcpyAsync")]
     unsafe fn copy(
         &self,
@@ -214,7 +214,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super); the range is writable by the stream's device.
+    /// The contract of the [module](super) holds; the range is writable by the stream's device.
     #[doc(alias = "cuMemsetD8Async")]
     unsafe fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> Result<(), BackendError>;
 
@@ -224,7 +224,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super); the stream is not being captured.
+    /// The contract of the [module](super) holds; the stream is not being captured.
     #[doc(alias = "cuStreamBeginCapture")]
     unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), BackendError>;
 
@@ -234,7 +234,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super); the stream is being captured.
+    /// The contract of the [module](super) holds; the stream is being captured.
     #[doc(alias = "cuStreamEndCapture")]
     #[doc(alias = "cuGraphInstantiate")]
     unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, BackendError>;
@@ -245,7 +245,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuStreamGetCaptureInfo")]
     unsafe fn capture_of(&self, _stream: RawStream) -> Result<Option<RawCapture>, BackendError> {
         Ok(None)
@@ -258,7 +258,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super); the capture has not ended. Dropping the value must not call the driver, because a thread of the
+    /// The contract of the [module](super) holds; the capture has not ended. Dropping the value must not call the driver, because a thread of the
     /// driver drops it.
     #[doc(alias("cuUserObjectCreate", "cuGraphRetainUserObject"))]
     unsafe fn attach_user_object(
@@ -276,7 +276,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super); the memory that the graph accesses is still accessible.
+    /// The contract of the [module](super) holds; the memory that the graph accesses is still accessible.
     #[doc(alias = "cuGraphLaunch")]
     unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), BackendError>;
 
@@ -286,7 +286,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error; the graph still exists.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuGraphExecDestroy")]
     unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<(), BackendError>;
 
@@ -296,7 +296,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super); the functions of the image have the parameters that later launches pass.
+    /// The contract of the [module](super) holds; the functions of the image have the parameters that later launches pass.
     #[doc(alias = "cuModuleLoadData")]
     unsafe fn load_module(&self, device: DeviceId, image: &KernelImage) -> Result<RawModule, BackendError>;
 
@@ -306,7 +306,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error; the module is still loaded.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuModuleUnload")]
     unsafe fn unload_module(&self, module: RawModule) -> Result<(), BackendError>;
 
@@ -316,7 +316,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuModuleGetFunction")]
     unsafe fn function(&self, module: RawModule, name: &str) -> Result<Option<RawFunction>, BackendError>;
 
@@ -326,7 +326,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super).
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuOccupancyMaxActiveBlocksPerMultiprocessor")]
     unsafe fn occupancy(
         &self,
@@ -341,7 +341,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super); the arguments match the parameters of the kernel, and the memory it accesses is accessible.
+    /// The contract of the [module](super) holds; the arguments match the parameters of the kernel, and the memory it accesses is accessible.
     #[doc(alias = "cuLaunchKernel")]
     unsafe fn launch(
         &self,

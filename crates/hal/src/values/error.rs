@@ -213,7 +213,7 @@ pub enum Error {
     /// A configuration value is invalid.
     #[error("cannot set {setting} to {value}: {rule}")]
     BadConfig {
-        /// The setting.
+        /// The name of the setting.
         setting: &'static str,
         /// The rejected value.
         value: usize,

@@ -60,7 +60,7 @@ fn a_missing_library_is_reported() {
     if Ranks::is_rank() {
         return Ranks::of(1).run(test_name!(), |_| body());
     }
-    on_driver(&FakeCuda::around(|_| {}), test_name!(), &[], body);
+    on_driver(&FakeCuda::with_library(|_| {}), test_name!(), &[], body);
 }
 
 #[test]
@@ -73,7 +73,12 @@ fn an_invalid_library_is_reported() {
     if Ranks::is_rank() {
         return Ranks::of(1).run(test_name!(), |_| body());
     }
-    on_driver(&FakeCuda::around(|path| std::fs::write(path, "hello").unwrap()), test_name!(), &[], body);
+    on_driver(
+        &FakeCuda::with_library(|path| std::fs::write(path, "hello").unwrap()),
+        test_name!(),
+        &[],
+        body,
+    );
 }
 
 #[test]
@@ -83,7 +88,7 @@ fn a_library_without_cu_get_proc_address_is_reported() {
         return Ranks::of(1).run(test_name!(), |_| body());
     }
     let mut compiled = false;
-    let empty = FakeCuda::around(|path| {
+    let empty = FakeCuda::with_library(|path| {
         let mut compiler = Command::new("cc");
         compiler.args(["-shared", "-x", "c", "/dev/null", "-o"]).arg(path);
         compiled = compiler.status().is_ok_and(|status| status.success());
