@@ -27,7 +27,7 @@ const RETRIED_RAW_CALLS: [&str; 9] = [
     "is_done",
 ];
 
-/// The same for events after work in flight, which deferred streams create for themselves.
+/// Calls for the events after work in flight, which deferred streams create. Their failure is not returned either.
 const RETRIED_FENCE_CALLS: [&str; 2] = ["create_event", "record"];
 
 /// System calls that release resources. `mmap` is one of them because it replaces a mapping to unmap it.

@@ -64,7 +64,7 @@ impl HostEvent {
     /// Creates an event that can be exported to other processes.
     ///
     /// # Errors
-    /// An error of the operating system.
+    /// Returns an error of the operating system.
     pub fn shared() -> Result<Self> {
         Self::from_memfd(Memfd::create("wholemem-event", page_size())?)
     }
@@ -72,7 +72,7 @@ impl HostEvent {
     /// Opens another process's event.
     ///
     /// # Errors
-    /// The error of an invalid descriptor; [`Error::ReadOnly`] if it is not writable.
+    /// Returns the error of an invalid descriptor; [`Error::ReadOnly`] if it is not writable.
     pub fn import(fd: OwnedFd) -> Result<Self> {
         Self::from_memfd(Memfd::import(fd, page_size())?)
     }
@@ -85,7 +85,7 @@ impl HostEvent {
     /// Duplicates the descriptor for another process; `None` if the event is private.
     ///
     /// # Errors
-    /// An error of the operating system.
+    /// Returns an error of the operating system.
     pub fn export(&self) -> Result<Option<OwnedFd>> {
         match &self.storage {
             EventStorage::Private(_) => Ok(None),
@@ -153,7 +153,7 @@ impl HostEvent {
     /// Waits until the record with this ticket completes; `false` if the deadline passed first.
     ///
     /// # Errors
-    /// An error of the operating system.
+    /// Returns an error of the operating system.
     pub fn wait(&self, ticket: u64, deadline: Deadline) -> Result<bool> {
         if self.is_complete(ticket) {
             return Ok(true);

@@ -19,7 +19,7 @@ use crate::Span;
 /// Creates a memory file with the same calls as the host backend.
 ///
 /// # Errors
-/// The kernel's error.
+/// Returns the kernel's error.
 pub fn create(len: usize) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
     let fd = match rustix::fs::memfd_create("wholemem", flags) {
@@ -37,7 +37,7 @@ pub fn create(len: usize) -> io::Result<OwnedFd> {
 /// Duplicates a descriptor for another process.
 ///
 /// # Errors
-/// The kernel's error.
+/// Returns the kernel's error.
 pub fn export(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(file, 3)?)
 }
@@ -45,7 +45,7 @@ pub fn export(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// Makes the system calls that check a received descriptor, and ignores their results.
 ///
 /// # Errors
-/// The kernel's error.
+/// Returns the kernel's error.
 pub fn inspect(file: BorrowedFd<'_>) -> io::Result<()> {
     rustix::fs::fcntl_get_seals(file)?;
     rustix::fs::fstat(file)?;
@@ -65,7 +65,7 @@ impl HostMap {
     /// Reserves addresses, maps the file and sets access: three calls.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// Returns the kernel's error.
     pub fn create(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         let (none, reserve) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: without a fixed address the kernel chooses a free range.
@@ -112,7 +112,7 @@ impl Drop for HostMap {
 /// Sends bytes and a file descriptor in one packet.
 ///
 /// # Errors
-/// The kernel's error.
+/// Returns the kernel's error.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], file: BorrowedFd<'_>) -> io::Result<()> {
     let files = [file];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -125,7 +125,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], file: BorrowedFd<'_>) -> io::R
 /// Receives a packet that should carry a file descriptor.
 ///
 /// # Errors
-/// The kernel's error; [`io::ErrorKind::UnexpectedEof`] at the end of the connection.
+/// Returns the kernel's error; [`io::ErrorKind::UnexpectedEof`] at the end of the connection.
 pub fn recv(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -157,7 +157,7 @@ pub(super) fn best_copy(to: &Span, from: &Span, times: u32) -> Option<Duration> 
 /// Creates and maps memory, as the baseline of allocation benchmarks.
 ///
 /// # Errors
-/// The kernel's error.
+/// Returns the kernel's error.
 pub fn create_and_map(len: usize) -> io::Result<(OwnedFd, HostMap)> {
     let file = create(len)?;
     let map = HostMap::create(file.as_fd(), len)?;

@@ -52,7 +52,7 @@ impl RawDevice {
     /// Opens the baseline calls of `device`.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn of(device: &Device) -> Result<Self, RawError> {
         Ok(Self(match device.backend().kind() {
             BackendKind::Host => DeviceKind::Host,
@@ -63,7 +63,7 @@ impl RawDevice {
     /// Creates memory.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn create(&self, len: usize) -> Result<RawDeviceMemory, RawError> {
         Ok(RawDeviceMemory(match &self.0 {
             DeviceKind::Host => MemoryKind::Host(host::create(len)?),
@@ -74,7 +74,7 @@ impl RawDevice {
     /// Creates a file descriptor for another process.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn export(&self, memory: &RawDeviceMemory) -> Result<OwnedFd, RawError> {
         Ok(match (&self.0, &memory.0) {
             (DeviceKind::Host, MemoryKind::Host(file)) => host::export(file.as_fd())?,
@@ -86,7 +86,7 @@ impl RawDevice {
     /// Imports memory from a file descriptor.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn import(&self, fd: OwnedFd) -> Result<RawDeviceMemory, RawError> {
         Ok(RawDeviceMemory(match &self.0 {
             DeviceKind::Host => {
@@ -100,7 +100,7 @@ impl RawDevice {
     /// Maps memory of `len` bytes with read and write access.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn map(&self, memory: &RawDeviceMemory, len: usize) -> Result<RawDeviceMapping, RawError> {
         Ok(RawDeviceMapping(match (&self.0, &memory.0) {
             (DeviceKind::Host, MemoryKind::Host(file)) => {
@@ -114,7 +114,7 @@ impl RawDevice {
     /// Reads the first and the last byte.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn ends(&self, map: &RawDeviceMapping) -> Result<[u8; 2], RawError> {
         Ok(match (&self.0, &map.0) {
             (DeviceKind::Host, MappingKind::Host(map)) => map.ends(),
@@ -126,7 +126,7 @@ impl RawDevice {
     /// Writes the first and the last byte.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn set_ends(&self, map: &RawDeviceMapping, ends: [u8; 2]) -> Result<(), RawError> {
         match (&self.0, &map.0) {
             (DeviceKind::Host, MappingKind::Host(map)) => map.set_ends(ends),

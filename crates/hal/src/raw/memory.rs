@@ -103,14 +103,14 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The granularity of memory created with `spec`; its length is ignored.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     #[doc(alias = "cuMemGetAllocationGranularity")]
     fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, BackendError>;
 
     /// The free memory of a device in bytes.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -120,7 +120,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Creates physical memory.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -130,7 +130,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Releases this process's reference to physical memory.
     ///
     /// # Errors
-    /// The driver's error; the reference still exists.
+    /// Returns the driver's error; the reference still exists.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -141,7 +141,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// reserves exactly that address.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -156,7 +156,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Frees reserved addresses, in which nothing is mapped.
     ///
     /// # Errors
-    /// The driver's error; the addresses are still reserved.
+    /// Returns the driver's error; the addresses are still reserved.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -166,7 +166,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Maps a whole allocation, without access rights.
     ///
     /// # Errors
-    /// The driver's error; nothing is mapped.
+    /// Returns the driver's error; nothing is mapped.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -176,7 +176,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Sets the access rights of devices to a mapped range.
     ///
     /// # Errors
-    /// The driver's error; the rights are unchanged.
+    /// Returns the driver's error; the rights are unchanged.
     ///
     /// # Safety
     /// The contract of the [module](super) holds; no right that is in use is revoked.
@@ -186,7 +186,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Unmaps a mapping; its addresses stay reserved.
     ///
     /// # Errors
-    /// The driver's error; the range is still mapped.
+    /// Returns the driver's error; the range is still mapped.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -196,7 +196,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Creates a handle for another process.
     ///
     /// # Errors
-    /// The driver's error; [`BackendError::Unsupported`] for a kind or a right that the backend lacks.
+    /// Returns the driver's error; [`BackendError::Unsupported`] for a kind or a right that the backend lacks.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -216,7 +216,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Imports memory from a handle. The call consumes the handle.
     ///
     /// # Errors
-    /// The error of an invalid handle, or the driver's error.
+    /// Returns the error of an invalid handle, or the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds, except that the handle need not be valid.
@@ -270,7 +270,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The properties of an allocation.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -280,7 +280,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Exports a mapped range as a dma-buf for network cards.
     ///
     /// # Errors
-    /// The driver's error; [`BackendError::Unsupported`] if the backend has no dma-buf.
+    /// Returns the driver's error; [`BackendError::Unsupported`] if the backend has no dma-buf.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -293,7 +293,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Creates the page table entries of a mapped range. Does nothing if memory of the backend causes no page faults.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -304,7 +304,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Collapses the pages of a mapped range into huge pages. Does nothing if the pages are large already.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -315,7 +315,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Sets whether forked children inherit a mapped range. Does nothing if they never do.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -331,7 +331,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Creates page-locked host memory that devices copy from and to at full speed.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds; the length need not be a multiple of the granule.
@@ -341,7 +341,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Frees memory from [`Self::pin`].
     ///
     /// # Errors
-    /// The driver's error; the memory still exists.
+    /// Returns the driver's error; the memory still exists.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -351,7 +351,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Registers host memory that is already mapped, and returns its device address.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds; the range stays mapped with these rights until it is unregistered.
@@ -368,7 +368,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Unregisters host memory.
     ///
     /// # Errors
-    /// The driver's error; the memory is still registered.
+    /// Returns the driver's error; the memory is still registered.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -380,7 +380,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Allocates memory with `cuMemAlloc`, which is shared as a CUDA IPC handle.
     ///
     /// # Errors
-    /// The driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
+    /// Returns the driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
     ///
     /// # Safety
     /// The contract of the [module](super) holds; the length need not be a multiple of the granule.
@@ -392,7 +392,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Frees memory from [`Self::cuda_malloc`]. Some drivers block here until running kernels end.
     ///
     /// # Errors
-    /// The driver's error; the memory still exists.
+    /// Returns the driver's error; the memory still exists.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -404,7 +404,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Creates a CUDA IPC handle from any address in memory from `cuMemAlloc`.
     ///
     /// # Errors
-    /// The driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
+    /// Returns the driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
     ///
     /// # Safety
     /// The contract of the [module](super) holds, except that the address need not be valid.
@@ -416,7 +416,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Maps the whole buffer of another process's CUDA IPC handle and returns its address.
     ///
     /// # Errors
-    /// The driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
+    /// Returns the driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
     ///
     /// # Safety
     /// The contract of the [module](super) holds, except that the handle need not be valid.
@@ -432,7 +432,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Unmaps a buffer from [`Self::open_cuda_ipc`].
     ///
     /// # Errors
-    /// The driver's error; the buffer is still mapped.
+    /// Returns the driver's error; the buffer is still mapped.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -444,7 +444,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Creates a multicast object. It is mapped like an allocation; a store to it writes to the memory bound on every device.
     ///
     /// # Errors
-    /// The driver's error; [`BackendError::Unsupported`] if the backend has no multicast.
+    /// Returns the driver's error; [`BackendError::Unsupported`] if the backend has no multicast.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -462,7 +462,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Binds an allocation of one of the devices to a multicast object.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds; both have the length `len`.
@@ -480,7 +480,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Maps part of an allocation copy-on-write for the CPU; `None` if the CPU cannot address such memory.
     ///
     /// # Errors
-    /// The kernel's error; nothing is mapped.
+    /// Returns the kernel's error; nothing is mapped.
     ///
     /// # Safety
     /// The contract of the [module](super) holds, except that a forked child may call this too.
@@ -496,7 +496,7 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// Revokes the CPU's access to a mapped range in this process. Does nothing if the CPU has none.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// Returns the kernel's error.
     ///
     /// # Safety
     /// The range is mapped, and a fault on a later access is intended. A forked child may call this too.
@@ -507,6 +507,6 @@ pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
     /// The CPU's pointer for a device address; `None` if the CPU cannot address it.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, BackendError>;
 }

@@ -75,7 +75,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Creates a stream.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -85,7 +85,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Destroys a stream. Its work still runs to completion; the call does not wait for it.
     ///
     /// # Errors
-    /// The driver's error; the stream still exists.
+    /// Returns the driver's error; the stream still exists.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -95,7 +95,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Waits until all work on the stream has finished; `false` if the deadline passed first.
     ///
     /// # Errors
-    /// The driver's error: the work failed, or its state is unknown.
+    /// Returns the driver's error: the work failed, or its state is unknown.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -105,7 +105,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Creates an event.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -115,7 +115,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Destroys an event.
     ///
     /// # Errors
-    /// The driver's error; the event still exists.
+    /// Returns the driver's error; the event still exists.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -125,7 +125,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Records the event after all work that is on the stream now.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -135,7 +135,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Makes later work on the stream wait for the latest record of the event.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -145,7 +145,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Returns whether the latest record of the event has completed. An event that was never recorded has.
     ///
     /// # Errors
-    /// The driver's error: the work failed, or its state is unknown.
+    /// Returns the driver's error: the work failed, or its state is unknown.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -155,7 +155,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Blocks the calling thread until the latest record of the event completes; `false` if the deadline passed first.
     ///
     /// # Errors
-    /// The driver's error: the work failed, or its state is unknown.
+    /// Returns the driver's error: the work failed, or its state is unknown.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -165,7 +165,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The time between the latest records of two timed events that have completed.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -175,7 +175,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Creates a handle of a shared event for another process.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -185,7 +185,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Opens another process's event.
     ///
     /// # Errors
-    /// The error of an invalid handle, or the driver's error.
+    /// Returns the error of an invalid handle, or the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds, except that the handle need not be valid.
@@ -195,7 +195,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Copies bytes.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds; the ranges are accessible to the stream's device and do not overlap.
@@ -211,7 +211,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Sets bytes to a value.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds; the range is writable by the stream's device.
@@ -221,7 +221,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Begins a capture: later work on the stream is captured instead of run.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds; the stream is not being captured.
@@ -231,7 +231,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Ends the capture and instantiates the graph. Even after an error, the stream is no longer captured.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds; the stream is being captured.
@@ -242,7 +242,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Returns the capture that other code in the process has begun on the stream, if any.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -255,11 +255,11 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// after an error it is leaked.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super) holds; the capture has not ended. Dropping the value must not call the driver, because a thread of the
-    /// driver drops it.
+    /// The contract of the [module](super) holds; the capture has not ended. Dropping the value must not call the driver, because
+    /// a thread of the driver drops it.
     #[doc(alias("cuUserObjectCreate", "cuGraphRetainUserObject"))]
     unsafe fn attach_user_object(
         &self,
@@ -273,7 +273,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Launches a graph.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds; the memory that the graph accesses is still accessible.
@@ -283,7 +283,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Destroys a graph.
     ///
     /// # Errors
-    /// The driver's error; the graph still exists.
+    /// Returns the driver's error; the graph still exists.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -293,7 +293,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Loads a kernel module.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds; the functions of the image have the parameters that later launches pass.
@@ -303,7 +303,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Unloads a kernel module.
     ///
     /// # Errors
-    /// The driver's error; the module is still loaded.
+    /// Returns the driver's error; the module is still loaded.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -313,7 +313,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Looks up a kernel by name.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -323,7 +323,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// The number of blocks of this shape that can be resident on the device at once.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The contract of the [module](super) holds.
@@ -338,10 +338,11 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Launches a kernel.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The contract of the [module](super) holds; the arguments match the parameters of the kernel, and the memory it accesses is accessible.
+    /// The contract of the [module](super) holds; the arguments match the parameters of the kernel, and the memory it accesses is
+    /// accessible.
     #[doc(alias = "cuLaunchKernel")]
     unsafe fn launch(
         &self,

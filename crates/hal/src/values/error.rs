@@ -197,7 +197,7 @@ pub enum Error {
         capability: Capability,
         /// The device.
         device: DeviceLabel,
-        /// The reason.
+        /// Why the device lacks the capability.
         reason: &'static str,
     },
 
@@ -206,7 +206,7 @@ pub enum Error {
     Unavailable {
         /// The backend.
         backend: BackendKind,
-        /// The reason.
+        /// Why the backend cannot be opened.
         reason: String,
     },
 
@@ -365,7 +365,7 @@ pub enum BackendError {
     Unsupported {
         /// The missing capability.
         capability: Capability,
-        /// The reason.
+        /// Why the backend does not support the operation.
         reason: &'static str,
     },
 }

@@ -30,7 +30,7 @@ impl fmt::Display for Rights {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "CUmemAccessDesc")]
 pub struct Grant {
-    /// The device.
+    /// The device that gets the rights.
     pub device: DeviceId,
     /// The granted rights.
     pub rights: Rights,

@@ -16,7 +16,7 @@ use super::{DeviceId, HandleKind};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[doc(alias = "CUmemAllocationProp")]
 pub struct AllocationSpec {
-    /// The device.
+    /// The device on which to create the memory.
     pub device: DeviceId,
     /// The length in bytes, a multiple of the granule.
     pub len: usize,

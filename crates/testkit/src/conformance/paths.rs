@@ -11,7 +11,7 @@ use wholemem_os::Deadline;
 /// Creates, reserves, maps, grants, populates, inspects, and releases everything explicitly.
 ///
 /// # Errors
-/// The first error of a call.
+/// Returns the first error of a call.
 pub fn memory(backend: &Backend) -> Result<()> {
     let device = backend.device(0)?;
     let step = device.granularity()?.minimum.len();
@@ -33,7 +33,7 @@ pub fn memory(backend: &Backend) -> Result<()> {
 /// Exports and imports memory, with both kinds of rights, and releases everything by drop.
 ///
 /// # Errors
-/// The first error of a call.
+/// Returns the first error of a call.
 pub fn sharing(backend: &Backend) -> Result<()> {
     let device = backend.device(0)?;
     let step = device.granularity()?.minimum.len();
@@ -60,7 +60,7 @@ unsafe fn empty_kernel(_: &LaunchShape, _: &Args) {}
 /// Uses streams, events, copies, graphs, kernels and pinned memory.
 ///
 /// # Errors
-/// The first error of a call.
+/// Returns the first error of a call.
 pub fn work(backend: &Backend) -> Result<()> {
     const IMAGE: KernelImage =
         KernelImage { ptx: Some(crate::cuda::TESTING_PTX), host: &[("nothing", empty_kernel)] };
