@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
-use wholemem_hal::limits::{Failure, Raw};
+use wholemem_hal::limits::{RawDevice, RawError};
 use wholemem_hal::{Allocation, Device, HandleKind, Mapping, Rights, Stream};
 
 use super::comparison::Comparison;
@@ -15,14 +15,14 @@ use super::sample::Timed;
 pub(super) struct Alloc {
     device: Device,
     stream: Stream,
-    raw: Raw,
+    raw: RawDevice,
     /// Written and read back; another each time.
     stamp: u64,
 }
 
 impl Alloc {
     pub(super) fn new(device: Device) -> Result<Self> {
-        let (stream, raw) = (device.stream()?, Raw::of(&device).map_err(raw_failed)?);
+        let (stream, raw) = (device.stream()?, RawDevice::of(&device).map_err(raw_failed)?);
         Ok(Self { device, stream, raw, stamp: 0 })
     }
 
@@ -75,7 +75,7 @@ impl Alloc {
 }
 
 /// What the raw calls said, with its cause kept.
-pub(super) fn raw_failed(failure: Failure) -> anyhow::Error {
+pub(super) fn raw_failed(failure: RawError) -> anyhow::Error {
     anyhow!(failure)
 }
 

@@ -12,7 +12,7 @@ use wholemem_command::size::{ByteCount, Rough};
 use wholemem_command::table::{Align, Table};
 use wholemem_command::terminal::{self, Colour, Tone};
 use wholemem_command::{backend, memory};
-use wholemem_hal::limits::Raw;
+use wholemem_hal::limits::RawDevice;
 use wholemem_hal::pattern::{self, Pattern};
 use wholemem_hal::{Device, Event, EventKind, Grant, Mapping, PinnedBuffer, Rights, Span, Stream};
 use wholemem_os::Deadline;
@@ -104,7 +104,7 @@ fn cases(device: &Device, len: usize) -> Result<Vec<Case>> {
     ];
     for info in device.backend().devices().iter().filter(|info| info.id != device.id()) {
         let peer = device.backend().device(info.id)?;
-        if device.reaches(&peer).is_ok() {
+        if device.check_peer_access(&peer).is_ok() {
             cases.push(case(&format!("to device {}", info.id), part(map(&peer)?)?, here.clone()));
         }
     }
@@ -113,7 +113,7 @@ fn cases(device: &Device, len: usize) -> Result<Vec<Case>> {
 
 struct Bench {
     stream: Stream,
-    raw: Raw,
+    raw: RawDevice,
     pattern: Pattern,
     start: Event,
     end: Event,
@@ -123,7 +123,7 @@ impl Bench {
     fn new(device: &Device) -> Result<Self> {
         Ok(Self {
             stream: device.stream()?,
-            raw: Raw::of(device).map_err(raw_failed)?,
+            raw: RawDevice::of(device).map_err(raw_failed)?,
             pattern: Pattern::load(device)?,
             start: Event::create(device, EventKind::Timed)?,
             end: Event::create(device, EventKind::Timed)?,

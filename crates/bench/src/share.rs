@@ -24,7 +24,7 @@ use wholemem_command::link::{self, Link};
 use wholemem_command::peer::Peer;
 use wholemem_command::peer::PeerRole;
 use wholemem_command::terminal;
-use wholemem_hal::limits::{Raw, host as limits};
+use wholemem_hal::limits::{RawDevice, host as limits};
 use wholemem_hal::{Allocation, Device, HandleKind, Mapping, PinnedBuffer, Rights, Stream};
 use wholemem_os::Deadline;
 
@@ -67,7 +67,7 @@ struct Hands {
     stream: Stream,
     /// The first byte and the last, on their way.
     stage: PinnedBuffer,
-    raw: Raw,
+    raw: RawDevice,
 }
 
 impl Hands {
@@ -76,7 +76,7 @@ impl Hands {
             device: device.clone(),
             stream: device.stream()?,
             stage: PinnedBuffer::create(device, 2)?,
-            raw: Raw::of(device).map_err(raw_failed)?,
+            raw: RawDevice::of(device).map_err(raw_failed)?,
         })
     }
 

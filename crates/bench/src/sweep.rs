@@ -135,7 +135,7 @@ fn rounds_within(time: Duration, round: Duration) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use wholemem_hal::{Attempt, Backend, Cause, Error, HostConfig};
+    use wholemem_hal::{Attempt, Backend, BackendError, Error, HostConfig};
 
     use super::*;
     use crate::sample::{Side, Timed};
@@ -163,7 +163,7 @@ mod tests {
 
         fn once(&mut self, _side: Side, len: usize) -> Result<Timed> {
             if len >= self.full_from {
-                let cause = Cause::OutOfMemory { available: 7 };
+                let cause = BackendError::OutOfMemory { available: 7 };
                 return Err(Error::Failed { attempt: Attempt::Reserve { len }, cause }.into());
             }
             let flaw = (len >= self.flawed_from).then(|| "wrong".to_owned());

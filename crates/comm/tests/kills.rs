@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use wholemem_comm::{Bootstrap, Error, Rank, UniqueId};
 use wholemem_os::{Deadline, Memfd};
-use wholemem_testkit::stepper::Fate;
+use wholemem_testkit::stepper::TraceAction;
 use wholemem_testkit::{Census, Ranks, Stepper, stepper, test_name};
 
 const SIZE: u32 = 3;
@@ -42,7 +42,7 @@ struct Case {
     operation: Operation,
     victim: u32,
     nth: Option<u64>,
-    fate: Fate,
+    fate: TraceAction,
     id: String,
     outcome: String,
 }
@@ -61,7 +61,7 @@ impl Case {
             operation: OPERATIONS[next().parse::<usize>().expect("a number")],
             victim: next().parse().expect("a rank"),
             nth: next().parse().ok(),
-            fate: if next() == "Freeze" { Fate::Freeze } else { Fate::Kill },
+            fate: if next() == "Freeze" { TraceAction::Freeze } else { TraceAction::Kill },
             id: next(),
             outcome: next(),
         }
@@ -72,7 +72,7 @@ fn create(case: &Case, rank: u32) -> Result<Bootstrap, Error> {
     let id: UniqueId = case.id.parse()?;
     let mut comm = Bootstrap::create(&id, Rank(rank), SIZE, Deadline::after(TIMEOUT))?;
     // Who waits for the dead is told at once; who waits for the stopped waits for as long as this.
-    comm.set_timeout(if case.fate == Fate::Freeze { TIMEOUT } else { Duration::from_secs(60) });
+    comm.set_timeout(if case.fate == TraceAction::Freeze { TIMEOUT } else { Duration::from_secs(60) });
     Ok(comm)
 }
 
@@ -119,7 +119,7 @@ fn survivor(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
         // Together with the victim: who begins much later finds that the others have given up.
         assert_eq!(harness.recv(STEPPER).0, b"go");
     }
-    if case.fate == Fate::Freeze && case.nth.is_some() {
+    if case.fate == TraceAction::Freeze && case.nth.is_some() {
         outlast(harness, case, rank);
         return Census::take().assert_same_as(&before, "after both groups");
     }
@@ -183,8 +183,8 @@ fn body(rank: &wholemem_testkit::Rank) {
                 rank.send(member, b"go", &[]);
             }
         }
-        let walk = walker.walk(case.nth, case.fate);
-        if case.fate == Fate::Freeze && case.nth.is_some() {
+        let walk = walker.trace(case.nth, case.fate);
+        if case.fate == TraceAction::Freeze && case.nth.is_some() {
             for survivor in (0..STEPPER).filter(|member| *member != victim) {
                 assert_eq!(rank.recv(survivor).0, b"done");
             }
@@ -199,7 +199,7 @@ fn body(rank: &wholemem_testkit::Rank) {
 }
 
 /// Runs one case, and says how many calls the operation had.
-fn run(test: &str, operation: Operation, victim: u32, nth: Option<u64>, fate: Fate) -> u64 {
+fn run(test: &str, operation: Operation, victim: u32, nth: Option<u64>, fate: TraceAction) -> u64 {
     let folder = tempfile::tempdir_in("/tmp").expect("a folder");
     let folder = folder.path();
     let id = UniqueId::create_in(&folder.join("s")).expect("an id").to_string();
@@ -214,7 +214,7 @@ fn run(test: &str, operation: Operation, victim: u32, nth: Option<u64>, fate: Fa
         wholemem_testkit::report(&format!("case: {operation:?}, rank {victim}, {fate:?} at call {nth:?}"));
         std::panic::resume_unwind(panic);
     }
-    if fate == Fate::Freeze {
+    if fate == TraceAction::Freeze {
         // The frozen rank is killed when all is over, and nobody is there any more to clear up behind it.
         return 0;
     }
@@ -223,14 +223,14 @@ fn run(test: &str, operation: Operation, victim: u32, nth: Option<u64>, fate: Fa
     std::fs::read_to_string(&case.outcome).expect("the outcome").parse().expect("a number")
 }
 
-fn sweep(test: &str, operation: Operation, fate: Fate) {
+fn sweep(test: &str, operation: Operation, fate: TraceAction) {
     if std::env::var_os("WHOLEMEM_TEST").is_some() {
         // A rank of a case: everything but the case is the harness's.
         return Ranks::of(4).run(test, body);
     }
     let mut dice = wholemem_testkit::seed();
     for victim in 0..SIZE {
-        let calls = run(test, operation, victim, None, Fate::Kill);
+        let calls = run(test, operation, victim, None, TraceAction::Kill);
         assert!(calls > 10, "an operation of {calls} calls");
         let all: Vec<u64> = if wholemem_testkit::exhaustive() {
             (1..=calls + 2).collect()
@@ -239,7 +239,7 @@ fn sweep(test: &str, operation: Operation, fate: Fate) {
                 dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 1 + (dice >> 33) % calls
             };
-            (0..if fate == Fate::Kill { SAMPLE } else { 1 }).map(roll).collect()
+            (0..if fate == TraceAction::Kill { SAMPLE } else { 1 }).map(roll).collect()
         };
         let tried = all.len();
         wholemem_testkit::report(&format!(
@@ -262,50 +262,50 @@ fn sweep(test: &str, operation: Operation, fate: Fate) {
 
 #[test]
 fn a_rank_killed_while_a_group_comes_together_is_named() {
-    sweep(test_name!(), Operation::Create, Fate::Kill);
+    sweep(test_name!(), Operation::Create, TraceAction::Kill);
 }
 
 #[test]
 fn a_rank_killed_in_split_is_lost_to_all() {
-    sweep(test_name!(), Operation::Split, Fate::Kill);
+    sweep(test_name!(), Operation::Split, TraceAction::Kill);
 }
 
 #[test]
 fn a_rank_killed_in_all_gather_is_lost_to_all() {
-    sweep(test_name!(), Operation::AllGather, Fate::Kill);
+    sweep(test_name!(), Operation::AllGather, TraceAction::Kill);
 }
 
 #[test]
 fn a_rank_killed_in_all_gather_fds_is_lost_to_all() {
-    sweep(test_name!(), Operation::AllGatherFds, Fate::Kill);
+    sweep(test_name!(), Operation::AllGatherFds, TraceAction::Kill);
 }
 
 #[test]
 fn a_rank_killed_in_all_to_all_is_lost_to_all() {
-    sweep(test_name!(), Operation::AllToAll, Fate::Kill);
+    sweep(test_name!(), Operation::AllToAll, TraceAction::Kill);
 }
 
 #[test]
 fn a_rank_stopped_while_a_group_comes_together_is_missed_by_all() {
-    sweep(test_name!(), Operation::Create, Fate::Freeze);
+    sweep(test_name!(), Operation::Create, TraceAction::Freeze);
 }
 
 #[test]
 fn a_rank_stopped_in_split_is_missed_by_all() {
-    sweep(test_name!(), Operation::Split, Fate::Freeze);
+    sweep(test_name!(), Operation::Split, TraceAction::Freeze);
 }
 
 #[test]
 fn a_rank_stopped_in_all_to_all_is_missed_by_all() {
-    sweep(test_name!(), Operation::AllToAll, Fate::Freeze);
+    sweep(test_name!(), Operation::AllToAll, TraceAction::Freeze);
 }
 
 #[test]
 fn a_rank_stopped_in_all_gather_is_missed_by_all() {
-    sweep(test_name!(), Operation::AllGather, Fate::Freeze);
+    sweep(test_name!(), Operation::AllGather, TraceAction::Freeze);
 }
 
 #[test]
 fn a_rank_stopped_in_all_gather_fds_is_missed_by_all() {
-    sweep(test_name!(), Operation::AllGatherFds, Fate::Freeze);
+    sweep(test_name!(), Operation::AllGatherFds, TraceAction::Freeze);
 }

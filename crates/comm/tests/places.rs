@@ -15,12 +15,12 @@ fn join(id: &str, rank: usize, timeout: Duration) -> Result<Bootstrap, Error> {
 
 #[test]
 fn ranks_in_other_namespaces_share_memory_through_a_folder_that_both_see() {
-    if !Ranks::can_be_apart() {
+    if !Ranks::can_use_namespaces() {
         return wholemem_testkit::skipped("namespaces are not permitted here");
     }
     let folder = tempfile::tempdir_in("/tmp").expect("a folder");
     let id = UniqueId::create_in(&folder.path().join("s")).expect("an id");
-    Ranks::of(2).apart(1).parameter(id.to_string()).run(test_name!(), |rank| {
+    Ranks::of(2).in_own_namespaces(1).parameter(id.to_string()).run(test_name!(), |rank| {
         let comm = join(&rank.parameter(), rank.id(), Duration::from_secs(60)).expect("a group");
         let memory = Memfd::create("test", 4096).expect("memory");
         let here = SharedMap::create(&memory, Protection::ReadWrite).expect("a map");
@@ -46,7 +46,7 @@ fn ranks_in_other_namespaces_share_memory_through_a_folder_that_both_see() {
 
 #[test]
 fn without_a_folder_the_error_says_so() {
-    if !Ranks::can_be_apart() {
+    if !Ranks::can_use_namespaces() {
         return wholemem_testkit::skipped("namespaces are not permitted here");
     }
     // Without the variable, whatever the environment of this run has.
@@ -55,7 +55,7 @@ fn without_a_folder_the_error_says_so() {
     } else {
         UniqueId::create().expect("an id")
     };
-    Ranks::of(2).apart(1).parameter(id.to_string()).run(test_name!(), |rank| {
+    Ranks::of(2).in_own_namespaces(1).parameter(id.to_string()).run(test_name!(), |rank| {
         let error = join(&rank.parameter(), rank.id(), Duration::from_millis(800)).expect_err("no way");
         if rank.id() == 1 {
             assert_eq!(error, Error::OtherNamespace { rank: Rank(1) });

@@ -92,13 +92,13 @@ fn store_hint(error: &wholemem_store::Error) -> Option<&'static str> {
 mod tests {
     use anyhow::Context;
     use wholemem_hal::Backend;
-    use wholemem_hal::{Attempt, Cause};
+    use wholemem_hal::{Attempt, BackendError};
 
     use super::*;
 
     #[test]
     fn a_failure_is_told_down_to_its_cause_with_a_hint_where_there_is_one() {
-        let cause = Cause::OutOfMemory { available: 1 << 20 };
+        let cause = BackendError::OutOfMemory { available: 1 << 20 };
         let failed = Error::Failed { attempt: Attempt::Reserve { len: 4096 }, cause };
         let error = Err::<(), _>(failed).context("step 1").unwrap_err();
         let expected = "error: step 1: cannot reserve 4 KiB of addresses: only 1 MiB of memory are available\n\

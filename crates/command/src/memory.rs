@@ -3,7 +3,7 @@
 use std::fmt;
 
 use anyhow::{Context, Result};
-use wholemem_hal::{Cause, Device};
+use wholemem_hal::{BackendError, Device};
 use wholemem_os::Errno;
 
 use crate::size::Rough;
@@ -45,11 +45,11 @@ pub fn ensure_room(device: &Device, len: usize) -> Result<()> {
 pub fn is_shortage(error: &anyhow::Error) -> bool {
     let said = |errno: Errno| [Errno::NOMEM, Errno::NOSPC].contains(&errno);
     error.chain().any(|error| {
-        if let Some(cause) = error.downcast_ref::<Cause>() {
+        if let Some(cause) = error.downcast_ref::<BackendError>() {
             return match cause {
-                Cause::OutOfMemory { .. } => true,
-                Cause::Driver { code, .. } => code.name() == Some("CUDA_ERROR_OUT_OF_MEMORY"),
-                Cause::Os(wholemem_os::Error::Call { call: "fallocate", errno }) => said(*errno),
+                BackendError::OutOfMemory { .. } => true,
+                BackendError::Driver { code, .. } => code.name() == Some("CUDA_ERROR_OUT_OF_MEMORY"),
+                BackendError::Os(wholemem_os::Error::Call { call: "fallocate", errno }) => said(*errno),
                 _ => false,
             };
         }
@@ -88,8 +88,8 @@ mod tests {
     fn a_shortage_is_known_wherever_it_shows() {
         let failed =
             |cause| anyhow::Error::from(Error::Failed { attempt: Attempt::Inspect, cause }).context("alloc");
-        let call = |call, errno| Cause::Os(wholemem_os::Error::Call { call, errno });
-        assert!(is_shortage(&failed(Cause::OutOfMemory { available: 0 })));
+        let call = |call, errno| BackendError::Os(wholemem_os::Error::Call { call, errno });
+        assert!(is_shortage(&failed(BackendError::OutOfMemory { available: 0 })));
         assert!(is_shortage(&failed(call("fallocate", Errno::NOSPC))));
         assert!(!is_shortage(&failed(call("fallocate", Errno::PERM))));
         assert!(!is_shortage(&failed(call("mmap", Errno::NOMEM))), "too many maps");

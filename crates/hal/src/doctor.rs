@@ -1,4 +1,4 @@
-//! What this machine can do: every backend opened, every capability of every device tried, with the reason where not.
+//! Diagnoses this machine: opens every backend and tests every capability of every device.
 //!
 //! ```
 //! use wholemem_hal::{BackendKind, doctor};
@@ -17,32 +17,32 @@ use wholemem_os::probe;
 
 use crate::{Backend, BackendKind, Capability, Device, DeviceInfo, Error};
 
-/// What was found out about a backend.
+/// The result of examining a backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendFindings {
-    /// Which one.
+    /// The kind of the backend.
     pub kind: BackendKind,
-    /// Its devices, or why it is not available.
+    /// Its devices, or the reason why it is not available.
     pub devices: Result<Vec<DeviceFindings>, String>,
 }
 
-/// What was found out about a device.
+/// The result of examining a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFindings {
-    /// What was known before.
+    /// The properties of the device.
     pub info: DeviceInfo,
-    /// What was tried.
+    /// The results of its tests.
     pub findings: Vec<Finding>,
 }
 
-/// One thing that was tried.
+/// The result of one test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What it is called.
+    /// The name of the test.
     pub name: String,
-    /// Whether it works.
+    /// Whether the test succeeded.
     pub works: bool,
-    /// Why not, or more about it.
+    /// The reason of a failure, or details.
     pub reason: Option<String>,
 }
 
@@ -52,7 +52,7 @@ impl Finding {
     }
 }
 
-/// Tries everything, best backend first.
+/// Examines all backends, in the order in which [`Backend::auto`] tries them.
 #[must_use]
 pub fn examine() -> Vec<BackendFindings> {
     let findings = BackendKind::ALL.map(|kind| {
@@ -65,7 +65,7 @@ pub fn examine() -> Vec<BackendFindings> {
     findings.into()
 }
 
-/// Why something is not there, without repeating what it is: for places that have just named it.
+/// The reason of an error without the operation and the device, for output that has already named them.
 #[must_use]
 pub fn reason(error: &Error) -> String {
     match error {
@@ -79,8 +79,8 @@ pub fn reason(error: &Error) -> String {
 }
 
 fn devices_of(backend: &Backend) -> Vec<DeviceFindings> {
-    // What holds for the kernel holds for every device whose memory is the kernel's.
-    let mut facts = if backend.kind() == BackendKind::Host { of_the_kernel() } else { Vec::new() };
+    // Facts about the kernel apply to every device of the host backend.
+    let mut facts = if backend.kind() == BackendKind::Host { kernel_findings() } else { Vec::new() };
     facts.extend(backend.facts().into_iter().map(|fact| Finding {
         name: fact.name.to_owned(),
         works: fact.holds,
@@ -89,10 +89,10 @@ fn devices_of(backend: &Backend) -> Vec<DeviceFindings> {
     let devices = backend.devices().iter().filter_map(|info| backend.device(info.id).ok());
     devices
         .map(|device| {
-            let tried = capabilities_of(&device).chain(peers_of(&device));
+            let tests = capabilities_of(&device).chain(peers_of(&device));
             DeviceFindings {
                 info: device.info().clone(),
-                findings: tried.chain(facts.iter().cloned()).collect(),
+                findings: tests.chain(facts.iter().cloned()).collect(),
             }
         })
         .collect()
@@ -100,22 +100,22 @@ fn devices_of(backend: &Backend) -> Vec<DeviceFindings> {
 
 fn capabilities_of(device: &Device) -> impl Iterator<Item = Finding> {
     Capability::ALL.into_iter().map(|capability| {
-        let outcome = device.prove(capability).outcome;
+        let outcome = device.probe(capability).outcome;
         Finding::of(capability.name(), outcome.err().map(|error| reason(&error)))
     })
 }
 
-/// Whether work of a device reaches the memory of each other one.
+/// Tests whether work of a device can access the memory of each other device.
 fn peers_of(device: &Device) -> impl Iterator<Item = Finding> {
     let backend = device.backend();
     let peers = backend.devices().iter().filter(|info| info.id != device.id());
     peers.filter_map(|info| backend.device(info.id).ok()).map(|peer| {
-        let outcome = device.reaches(&peer);
+        let outcome = device.check_peer_access(&peer);
         Finding::of(format!("reaches-{}", peer.label()), outcome.err().map(|error| reason(&error)))
     })
 }
 
-fn of_the_kernel() -> Vec<Finding> {
+fn kernel_findings() -> Vec<Finding> {
     let probes = probe::all().into_iter();
     probes.map(|probe| Finding::of(probe.name, probe.outcome.err().map(|error| error.to_string()))).collect()
 }
@@ -126,16 +126,16 @@ mod tests {
     use crate::HostConfig;
 
     #[test]
-    fn a_reason_does_not_repeat_what_it_is_about() {
+    fn a_reason_does_not_repeat_the_operation() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        let refused = device.prove(Capability::Fabric).outcome.unwrap_err();
-        assert_eq!(reason(&refused), "host memory travels as a file descriptor");
+        let refused = device.probe(Capability::Fabric).outcome.unwrap_err();
+        assert_eq!(reason(&refused), "host memory is shared as a file descriptor");
         let zero = device.allocate(0).unwrap_err();
         assert_eq!(reason(&zero), "cannot create 0 B on host:0: the length is zero");
     }
 
     #[test]
-    fn devices_are_tried_for_what_they_can_do_and_whom_they_reach() {
+    fn capabilities_and_peer_access_of_devices_are_tested() {
         let backend = Backend::host(HostConfig::virtual_devices(2)).unwrap();
         let devices = devices_of(&backend);
         let works = |device: usize, name: &str| {
@@ -143,7 +143,10 @@ mod tests {
         };
         assert_eq!(works(0, "create"), Some(true));
         assert_eq!(works(1, "fabric"), Some(false));
-        assert_eq!((works(0, "reaches-host:1"), works(0, "reaches-host:0")), (Some(true), None));
-        assert!(devices[0].findings.len() > Capability::ALL.len(), "and the kernel for what it does");
+        assert_eq!((works(0, "reaches-host:1"), works(0, "check_peer_access-host:0")), (Some(true), None));
+        assert!(
+            devices[0].findings.len() > Capability::ALL.len(),
+            "the findings include facts about the kernel"
+        );
     }
 }

@@ -1,14 +1,15 @@
 //! Devices, memory, streams and kernels: one safe interface over Linux shared memory and CUDA's virtual memory.
 //!
-//! The two are the same seven verbs: create physical memory, reserve addresses, map the one at the other, set who may
-//! access it, export and import handles, unmap, release. This crate is those verbs made safe, written once for both
-//! backends. This page is a short course; each example runs on a machine without a GPU.
+//! Both offer the same seven operations: create physical memory, reserve addresses, map memory at reserved addresses,
+//! set each device's access rights, export and import handles, unmap, release. This crate provides these operations as
+//! safe types, written once for both backends. The sections below introduce them; every example runs on a machine
+//! without a GPU.
 //!
-//! # Memory, and where it is mapped
+//! # Allocations, reservations and mappings
 //!
 //! A [`Backend`] has [`Device`]s. An [`Allocation`] is physical memory on a device and has no address. A
-//! [`Reservation`] is addresses and has no memory. A [`Mapping`] is a whole allocation at a place of a reservation.
-//! Lengths and offsets are whole [`Granule`]s.
+//! [`Reservation`] is a range of addresses without memory. A [`Mapping`] is a whole allocation mapped at an offset of a
+//! reservation. Lengths and offsets are multiples of the [`Granule`].
 //!
 //! ```
 //! use wholemem_hal::{Backend, Grant, Mapping, Reservation, Rights};
@@ -26,12 +27,12 @@
 //! # Ok::<(), wholemem_hal::Error>(())
 //! ```
 //!
-//! A mapping holds its allocation and its reservation. Drop them in any order.
+//! A mapping holds references to its allocation and its reservation, so the three can be dropped in any order.
 //!
-//! # Reaching the bytes
+//! # Reading and writing the bytes
 //!
-//! Other processes may write shared memory at any moment, so there is never a `&[u8]` to it. On the host,
-//! [`Mapping::bytes`] gives a view that copies in and out. On every backend, a [`Stream`] copies.
+//! Other processes may write shared memory at any time, so this crate never creates a `&[u8]` to it. On the host,
+//! [`Mapping::bytes`] returns a view that copies bytes in and out. On every backend, a [`Stream`] copies.
 //!
 //! ```
 //! # use wholemem_hal::{Backend, Rights};
@@ -47,11 +48,12 @@
 //! # Ok::<(), wholemem_hal::Error>(())
 //! ```
 //!
-//! # Sharing it
+//! # Sharing memory with another process
 //!
-//! [`Allocation::export`] makes a [`ShareHandle`], on one machine a file descriptor. Send it over a Unix socket; the
-//! receiver calls [`Allocation::import`], which trusts nothing: the descriptor must be sealed memory of exactly the
-//! promised length. The memory lives while any process holds it, whatever becomes of the one that made it.
+//! [`Allocation::export`] returns a [`ShareHandle`]; within one node it is a file descriptor. Send it over a Unix
+//! socket. The receiver calls [`Allocation::import`], which validates the descriptor: it must be sealed memory of
+//! exactly the expected length. The memory lives while any process holds a reference to it, even after the creating
+//! process exits.
 //!
 //! ```
 //! use wholemem_hal::{Allocation, Backend, HandleKind, HostConfig, Rights};
@@ -59,7 +61,7 @@
 //! use std::os::fd::AsFd;
 //!
 //! let device = Backend::host(HostConfig::default())?.device(0)?;
-//! let (here, there) = PacketSocket::pair()?; // `there` would be another process's end
+//! let (here, there) = PacketSocket::pair()?; // another process would hold `there`
 //!
 //! let memory = device.allocate(1 << 20)?;
 //! let handle = memory.export(HandleKind::Fd, Rights::Read)?.into_fd().expect("a file descriptor");
@@ -72,11 +74,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Work
+//! # Streams, events and graphs
 //!
-//! A [`Stream`] runs copies, fills and kernels in order; an [`Event`] marks a point that other streams, the processor
-//! and other processes wait for; a [`Graph`] repeats work. A stream keeps alive what its work uses: dropping a
-//! mapping right after enqueuing a copy into it is safe.
+//! A [`Stream`] runs copies, fills and kernels in order. Other streams, the CPU and other processes can wait for an
+//! [`Event`]. A [`Graph`] is captured once and launched many times. A stream keeps the operands of its work alive: a
+//! mapping can be dropped right after a copy into it is enqueued.
 //!
 //! ```
 //! use wholemem_hal::{Backend, Event, EventKind, Rights};
@@ -93,16 +95,16 @@
 //! first.record(&filled)?;
 //! second.await_event(&filled)?;
 //! second.copy(&to.all(), &from.all())?;
-//! drop(from); // still there until the copy has run
+//! drop(from); // the stream keeps the memory mapped until the copy has run
 //! second.synchronize(Deadline::NEVER)?;
 //! # Ok::<(), wholemem_hal::Error>(())
 //! ```
 //!
-//! # When something is wrong
+//! # Errors
 //!
-//! An [`Error`] says what was attempted, with which values, and why it could not be; what was acquired on the way has
-//! been given back. Bad input is found before anything is touched. After `fork`, handles inherited by the child
-//! answer [`Error::Forked`] and their drops do nothing there.
+//! An [`Error`] contains the attempted operation, its values and the cause; a call that fails releases everything it
+//! acquired. Bad input is rejected before anything changes. In a forked child, calls on inherited handles return
+//! [`Error::Forked`], and dropping the handles has no effect.
 //!
 //! ```
 //! use wholemem_hal::{Backend, HostConfig};
@@ -114,23 +116,23 @@
 //! # Ok::<(), wholemem_hal::Error>(())
 //! ```
 //!
-//! # What is underneath
+//! # Implementation
 //!
-//! Backends implement two raw traits, unchecked and hidden from this documentation; all checks are made once, in the
-//! safe types above them. The host backend is no mock: it is how host memory works in production, and the oracle for
-//! the others. It can pretend to be many devices with large granules ([`HostConfig`]), so that a program for eight GPUs
-//! is tested on a laptop. A [`Suballocator`] divides an allocation among small users.
+//! Backends implement two raw traits, which check nothing and are hidden from this documentation. The safe types above
+//! them make all checks. The host backend is not a mock: it serves host memory in production and is the reference that
+//! other backends are compared with. It can present many virtual devices with large granules ([`HostConfig`]), so that
+//! a program for eight GPUs can be tested on a laptop. A [`Suballocator`] divides an allocation among small users.
 //!
 //! ```text
-//!   doctor   limits   pattern    reports; with the feature `bench`: raw calls, a fill pattern with a checksum
+//!   doctor   limits   pattern    diagnostics; with the feature `bench`: raw calls, a fill pattern with a checksum
 //!      |        |        |
-//!   experiment  |        |       tries each capability with the safe types
+//!   probe       |        |       tests each capability of a device
 //!      |        |        |
 //!   queue ------+--------+       streams, events, graphs, modules
 //!      |        |
 //!   memory -----+                allocations, reservations, maps, spans
 //!      |        |
-//!   backend     |                an open backend, its devices, teardowns, operands of work in flight
+//!   backend     |                an open backend, its devices, deferred teardown, operands of work in flight
 //!      |        |
 //!   host, cuda -+                implementations of the raw traits
 //!      |
@@ -141,8 +143,8 @@
 //!   bindings                     generated from the headers of the CUDA driver
 //! ```
 //!
-//! A module imports from those below it only; `suballocator` uses none of them. `cargo xtask test --only crate-graph`
-//! refuses import cycles.
+//! A module imports only modules below it; `suballocator` imports only `values`. `cargo xtask test --only crate-graph`
+//! rejects import cycles.
 //!
 //! # Features
 //!
@@ -152,7 +154,8 @@
 //! |---|---|
 //! | `bench` | for benchmarks and tests: `limits`, the raw calls to measure against, and `pattern`, a fill pattern with a checksum |
 //!
-//! This crate does not find or watch other processes, and does not interpret the bytes. The crates above it do.
+//! This crate does not discover or monitor other processes and does not interpret the stored bytes. The crates above it
+//! do.
 
 #![allow(unsafe_code, reason = "this crate wraps the unsafe calls of drivers in safe ones")]
 
@@ -169,7 +172,6 @@ mod backend;
 mod bindings;
 mod cuda;
 pub mod doctor;
-mod experiment;
 #[doc(hidden)]
 pub mod host;
 #[cfg(feature = "bench")]
@@ -177,6 +179,7 @@ pub mod limits;
 mod memory;
 #[cfg(feature = "bench")]
 pub mod pattern;
+mod probe;
 mod queue;
 #[doc(hidden)]
 pub mod raw;
@@ -185,12 +188,14 @@ mod values;
 
 pub use backend::{Backend, Device};
 pub use host::HostConfig;
-pub use memory::{Allocation, Mapping, PinnedBuffer, PlainBuffer, Registration, Reservation, Segment, Span};
+pub use memory::{
+    Allocation, CudaMallocBuffer, Mapping, PinnedBuffer, Registration, Reservation, Segment, Span,
+};
 pub use queue::{Event, Function, Graph, Module, Stream};
-pub use raw::{EventHandle, EventKind, Fact, Properties};
+pub use raw::{AllocationProperties, BackendFact, EventHandle, EventKind};
 pub use suballocator::{Suballocator, SuballocatorError};
 pub use values::{
-    AllocationSpec, Args, Attempt, BackendKind, Capability, Cause, DeviceId, DeviceInfo, DeviceLabel,
-    DriverCode, Error, Grant, Granularity, Granule, HandleKind, HostFunction, KernelImage, LaunchShape,
-    Proof, Result, Rights, ShareHandle,
+    AllocationSpec, Args, Attempt, BackendError, BackendKind, Capability, CapabilityProbe, DeviceId,
+    DeviceInfo, DeviceLabel, DriverCode, Error, Grant, Granularity, Granule, HandleKind, HostFunction,
+    KernelImage, LaunchShape, Result, Rights, ShareHandle,
 };

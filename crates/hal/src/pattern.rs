@@ -1,7 +1,8 @@
-//! A pattern that differs at every place, and a sum that sees every bit of it, on any device.
+//! A fill pattern that differs in every word, and a checksum that depends on every bit, on any device.
 //!
-//! It is how tests and benches fill memory and check it without moving it: the checksum of a filled range is
-//! known without looking at the range. The kernels are `kernels/memory.cu`, and the host functions here do the same.
+//! Tests and benchmarks use it to fill and check memory without copying it: the checksum of a filled range
+//! can be computed without reading the range. The kernels are in `kernels/memory.cu`; the host functions here compute
+//! the same.
 
 use wholemem_os::width::to_usize;
 use wholemem_os::{Deadline, SharedSlice};
@@ -19,14 +20,14 @@ const IMAGE: KernelImage = KernelImage {
 
 const WORD: usize = size_of::<u64>();
 
-/// Threads of a block, and the most blocks: enough to fill any GPU, whatever the length.
+/// The threads per block and the maximum number of blocks: enough to occupy any GPU.
 const THREADS: u32 = 256;
-const MOST_BLOCKS: u32 = 4096;
+const MAX_BLOCKS: u32 = 4096;
 
-/// How many words a host function takes at a time.
+/// The number of words that a host function processes at a time.
 const CHUNK: usize = 4096;
 
-/// Word `index` of the pattern of `seed`.
+/// Word `index` of the pattern with the given seed.
 #[must_use]
 pub fn word(seed: u64, index: u64) -> u64 {
     let mut x = seed.wrapping_add(index).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -35,19 +36,19 @@ pub fn word(seed: u64, index: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// What word `index` adds to the checksum.
+/// The term of word `index` in the checksum.
 #[must_use]
-pub fn share(word: u64, index: u64) -> u64 {
+pub fn checksum_term(word: u64, index: u64) -> u64 {
     word.wrapping_mul(index.wrapping_mul(2).wrapping_add(1))
 }
 
-/// The checksum of `len` bytes of the pattern of `seed`, without any memory.
+/// The checksum of `len` bytes of the pattern, computed without memory.
 #[must_use]
 pub fn expected(seed: u64, len: usize) -> u64 {
-    (0..(len / WORD) as u64).fold(0, |sum, index| sum.wrapping_add(share(word(seed, index), index)))
+    (0..(len / WORD) as u64).fold(0, |sum, index| sum.wrapping_add(checksum_term(word(seed, index), index)))
 }
 
-/// The two kernels, loaded on a device.
+/// The fill and checksum kernels, loaded on a device.
 #[derive(Debug)]
 pub struct Pattern {
     fill: Function,
@@ -61,25 +62,25 @@ impl Pattern {
     /// # Errors
     /// As [`Module::load`].
     pub fn load(device: &Device) -> Result<Self> {
-        // SAFETY: the functions of the image take an address, a count and a seed, or an address, a count and an address,
-        // and are launched with that below.
+        // SAFETY: the kernels take an address, a count and a seed, or an address, a count and an address; the launches
+        // below pass these.
         let module = unsafe { Module::load(device, &IMAGE) }?;
         let result = PinnedBuffer::create(device, WORD)?;
         Ok(Self { fill: module.function("fill_pattern")?, sum: module.function("checksum")?, result })
     }
 
-    /// Enqueues filling a span, whose length and address are whole words.
+    /// Enqueues filling a span whose length and address are multiples of 8.
     ///
     /// # Errors
     /// [`Error::UnalignedLength`], [`Error::UnalignedOffset`], [`Error::Denied`]; [`Error::Failed`].
     pub fn fill(&self, stream: &Stream, to: &Span, seed: u64) -> Result<()> {
         let count = words(stream, to, Rights::ReadWrite)?;
         let args = Args::new().u64(to.address()).u64(count).u64(seed);
-        // SAFETY: the arguments are what the kernel takes; the span is writable and held.
+        // SAFETY: the arguments match the kernel's parameters; the span is writable and held.
         unsafe { stream.launch(&self.fill, &shape(count), &args, std::slice::from_ref(to)) }
     }
 
-    /// The checksum of a span, whose length and address are whole words. Waits for it.
+    /// Computes the checksum of a span whose length and address are multiples of 8, and waits for it.
     ///
     /// # Errors
     /// As [`Pattern::fill`], and as [`Stream::synchronize`].
@@ -88,7 +89,7 @@ impl Pattern {
         let result = self.result.all();
         stream.write(&result, &[0; WORD])?;
         let args = Args::new().u64(from.address()).u64(count).u64(result.address());
-        // SAFETY: the arguments are what the kernel takes; both spans are accessible and held.
+        // SAFETY: the arguments match the kernel's parameters; both spans are accessible and held.
         unsafe { stream.launch(&self.sum, &shape(count), &args, [from, &result]) }?;
         stream.synchronize(Deadline::NEVER)?;
         let mut sum = [0; WORD];
@@ -113,19 +114,19 @@ fn words(stream: &Stream, span: &Span, needed: Rights) -> Result<u64> {
 }
 
 fn shape(count: u64) -> LaunchShape {
-    let blocks = count.div_ceil(u64::from(THREADS)).min(u64::from(MOST_BLOCKS));
-    LaunchShape::line(u32::try_from(blocks).expect("at most `MOST_BLOCKS`"), THREADS)
+    let blocks = count.div_ceil(u64::from(THREADS)).min(u64::from(MAX_BLOCKS));
+    LaunchShape::linear(u32::try_from(blocks).expect("at most `MAX_BLOCKS`"), THREADS)
 }
 
-/// The first two arguments of both kernels, as memory.
+/// The memory given by the first two arguments of both kernels.
 ///
 /// # Safety
-/// They are the address and the count of words of memory that is mapped, for as long as the view is used.
+/// The first two arguments are the address and the number of words of memory that stays mapped while the view is used.
 unsafe fn memory<'a>(args: &Args, writable: bool) -> SharedSlice<'a> {
     let (at, count) = (args.read_u64(0).expect("an address"), args.read_u64(1).expect("a count"));
     let at = Address(at).to_host().expect("mapped memory is not at null");
     let len = to_usize(count) * WORD;
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees that the range is mapped.
     unsafe { SharedSlice::new(at, len, writable) }
 }
 
@@ -151,11 +152,14 @@ unsafe fn sum_on_host(_: &LaunchShape, args: &Args) {
         let count = CHUNK.min(memory.len() / WORD - start);
         memory.read_at(start * WORD, &mut bytes[..count * WORD]).expect("within the span");
         for (index, word) in (start as u64..).zip(bytes[..count * WORD].chunks_exact(WORD)) {
-            sum = sum.wrapping_add(share(u64::from_ne_bytes(word.try_into().expect("eight bytes")), index));
+            sum = sum.wrapping_add(checksum_term(
+                u64::from_ne_bytes(word.try_into().expect("eight bytes")),
+                index,
+            ));
         }
     }
     let at = Address(args.read_u64(2).expect("an address")).to_host().expect("not null");
-    // SAFETY: `Pattern::checksum` passes the address of its own word.
+    // SAFETY: `Pattern::checksum` passes the address of a word that it owns.
     let result = unsafe { SharedSlice::new(at, WORD, true) };
     result.write_at(0, &sum.to_ne_bytes()).expect("one word");
 }
@@ -166,7 +170,7 @@ mod tests {
     use crate::{Backend, HostConfig};
 
     #[test]
-    fn the_checksum_of_filled_memory_is_known_beforehand() {
+    fn the_checksum_of_filled_memory_equals_the_computed_one() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let map = device.allocate(128 << 10).unwrap().map(Rights::ReadWrite).unwrap();
         let (stream, pattern) = (device.stream().unwrap(), Pattern::load(&device).unwrap());
@@ -179,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_bit_and_two_words_that_change_places_are_seen() {
+    fn the_checksum_detects_flipped_bits_and_swapped_words() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let map = device.allocate(64 << 10).unwrap().map(Rights::ReadWrite).unwrap();
         let (stream, pattern) = (device.stream().unwrap(), Pattern::load(&device).unwrap());
@@ -199,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_words_is_refused() {
+    fn spans_that_are_not_multiples_of_a_word_are_rejected() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let map = device.allocate(64 << 10).unwrap().map(Rights::ReadWrite).unwrap();
         let (stream, pattern) = (device.stream().unwrap(), Pattern::load(&device).unwrap());

@@ -1,29 +1,29 @@
-//! Dividing one memory among many: offsets handed out and taken back, with all bookkeeping outside the memory.
+//! A best-fit allocator of ranges within one memory. All bookkeeping is outside the memory.
 //!
 //! ```text
 //!   used   [===A===]      [==B==]                [=====C=====]
 //!   free            [----]       [--------------]             [----]     no two of these touch
 //! ```
 //!
-//! It knows numbers only, so it serves device memory, shared windows and files alike, and it can be built again from
-//! a list of what is in use ([`Suballocator::reserve_at`]). It keeps the free ranges twice, by offset to join
-//! neighbours and by length to find the best fit; no two free ranges touch, and free and used ones together are the
-//! whole. It will not move anything, and it does not lock: wrap it where threads share it.
+//! It computes with offsets only, so it serves device memory, shared windows and files alike, and its state can be rebuilt from a
+//! list of used ranges ([`Suballocator::reserve_at`]). It indexes free ranges by offset, to merge neighbours, and by length, to
+//! find the best fit. No two free ranges are adjacent; free and used ranges together cover the memory. It never moves a range and
+//! does not lock: callers that share it between threads wrap it in a lock.
 //!
-//! Cost: every call is O(log n) in the number of ranges, with one exception. [`Suballocator::allocate`] with an alignment
-//! above the granule skips free ranges that are long enough but have no aligned offset with room behind it; there may be
-//! as many as there are ranges. Where untrusted callers decide the lengths, choose a granule of the alignment
-//! ([`Suballocator::with_granule`]): then the first range that is long enough always fits.
+//! Cost: every call is O(log n) in the number of ranges, with one exception. If the alignment exceeds the granule,
+//! [`Suballocator::allocate`] skips free ranges that are long enough but too short after alignment; it may have to skip all of
+//! them. If untrusted callers choose the lengths, use a granule of the size of the alignment ([`Suballocator::with_granule`]):
+//! then the first range that is long enough always fits.
 //!
 //! ```
 //! use wholemem_hal::Suballocator;
 //!
-//! let mut arena = Suballocator::new(1 << 20);
-//! let first = arena.allocate(1000, 256)?;
-//! let second = arena.allocate(1000, 256)?;
+//! let mut suballocator = Suballocator::new(1 << 20);
+//! let first = suballocator.allocate(1000, 256)?;
+//! let second = suballocator.allocate(1000, 256)?;
 //! assert_eq!((first, second), (0, 1024));
 //!
-//! // After a restart: the same state from the list of what is in use.
+//! // After a restart, rebuild the state from the list of used ranges.
 //! let mut recovered = Suballocator::new(1 << 20);
 //! recovered.reserve_at(second, 1000)?;
 //! assert_eq!(recovered.allocate(1000, 256)?, 0);
@@ -36,62 +36,62 @@ use wholemem_os::Size;
 
 use crate::Granule;
 
-/// Why a range could not be handed out or taken back.
+/// The error of allocating, reserving or freeing a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SuballocatorError {
-    /// A range of no bytes.
-    #[error("cannot hand out 0 bytes")]
+    /// The length is zero.
+    #[error("cannot allocate 0 bytes")]
     ZeroLength,
-    /// An alignment that is no power of two.
+    /// The alignment is not a power of two.
     #[error("an alignment of {align} is not a power of two")]
     BadAlignment {
         /// The alignment.
         align: usize,
     },
-    /// There is not enough room in one piece.
-    #[error("cannot hand out {}: the largest free range is {}", Size(*len), Size(*largest))]
+    /// No free range is large enough.
+    #[error("cannot allocate {}: the largest free range is {}", Size(*len), Size(*largest))]
     Full {
-        /// What was asked for.
+        /// The requested length.
         len: usize,
-        /// The largest range that is free.
+        /// The length of the largest free range.
         largest: usize,
     },
-    /// A range that is not all free, or not all inside.
-    #[error("cannot reserve {} at offset {}: not all of it is free", Size(*len), Size(*offset))]
+    /// The range is not entirely free, or not inside the memory.
+    #[error("cannot reserve {} at offset {}: part of the range is not free", Size(*len), Size(*offset))]
     Taken {
-        /// Where it begins.
+        /// The offset of the range.
         offset: usize,
-        /// How long it is.
+        /// The length of the range.
         len: usize,
     },
-    /// An offset at which no range can begin.
-    #[error("cannot reserve at offset {offset}: ranges begin at multiples of {granule}")]
+    /// The offset is not a multiple of the granule.
+    #[error("cannot reserve at offset {offset}: not a multiple of the granule, {granule}")]
     Misaligned {
         /// The offset.
         offset: usize,
         /// The granule of the allocator, in bytes.
         granule: usize,
     },
-    /// An offset that was not handed out, or was taken back already.
-    #[error("nothing in use begins at offset {offset}")]
+    /// No used range begins at the offset.
+    #[error("no used range begins at offset {offset}")]
     NotInUse {
         /// The offset.
         offset: usize,
     },
 }
 
-/// Hands out ranges of a memory of known length.
+/// Allocates ranges of a memory of fixed length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suballocator {
     len: usize,
-    /// All ranges, used and free, begin and end at multiples of this.
+    /// Used and free ranges begin and end at multiples of the granule.
     granule: Granule,
-    /// Length by offset.
+    /// Used ranges: length by offset.
     used: BTreeMap<usize, usize>,
-    /// Length by offset.
+    /// Free ranges: length by offset.
     free: BTreeMap<usize, usize>,
-    /// The same ranges as (length, offset).
+    /// Free ranges as (length, offset).
     by_len: BTreeSet<(usize, usize)>,
     used_len: usize,
 }
@@ -103,9 +103,9 @@ impl Suballocator {
         Self::with_granule(len, Granule::BYTE)
     }
 
-    /// Creates an allocator of `len` bytes, all free, in which every range is a whole number of granules.
+    /// Creates an allocator of `len` bytes, all free, whose ranges are multiples of `granule`.
     ///
-    /// What is left of `len` behind the last granule is never handed out.
+    /// The remainder of `len` after the last whole granule is never allocated.
     #[must_use]
     pub fn with_granule(len: usize, granule: Granule) -> Self {
         let (used, free, by_len) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
@@ -114,9 +114,9 @@ impl Suballocator {
         all
     }
 
-    /// Hands out `len` bytes at a multiple of `align`, from the smallest free range that has room, the lowest such.
+    /// Allocates `len` bytes at a multiple of `align`, from the smallest free range that fits; among equals, the lowest.
     ///
-    /// The length is rounded up to whole granules.
+    /// The length is rounded up to a multiple of the granule.
     ///
     /// # Errors
     /// [`SuballocatorError::ZeroLength`], [`SuballocatorError::BadAlignment`], [`SuballocatorError::Full`].
@@ -140,9 +140,9 @@ impl Suballocator {
         Ok(offset)
     }
 
-    /// Marks exactly this range as in use: how recovery rebuilds what was handed out before.
+    /// Marks exactly this range as used, to rebuild the state after a restart.
     ///
-    /// The length is rounded up to whole granules, as [`Self::allocate`] rounds it.
+    /// The length is rounded up to a multiple of the granule, as by [`Self::allocate`].
     ///
     /// # Errors
     /// [`SuballocatorError::ZeroLength`], [`SuballocatorError::Misaligned`], [`SuballocatorError::Taken`].
@@ -164,7 +164,7 @@ impl Suballocator {
         Ok(())
     }
 
-    /// Takes back the range that was handed out at `offset`, and returns how long it was, in whole granules.
+    /// Frees the range at `offset` and returns its length, a multiple of the granule.
     ///
     /// # Errors
     /// [`SuballocatorError::NotInUse`].
@@ -186,31 +186,31 @@ impl Suballocator {
         Ok(len)
     }
 
-    /// The whole, in bytes.
+    /// The length of the memory in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "emptiness would be ambiguous: see `used_len`")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// How many bytes are in use, in whole granules.
+    /// The number of used bytes, a multiple of the granule.
     #[must_use]
     pub fn used_len(&self) -> usize {
         self.used_len
     }
 
-    /// The longest range that could be handed out, alignment aside.
+    /// The length of the largest free range, regardless of alignment.
     #[must_use]
     pub fn largest_free(&self) -> usize {
         self.by_len.last().map_or(0, |&(len, _)| len)
     }
 
-    /// What is in use, as (offset, length), lowest first.
+    /// The used ranges as (offset, length), lowest first.
     pub fn used(&self) -> impl Iterator<Item = (usize, usize)> {
         self.used.iter().map(|(&offset, &len)| (offset, len))
     }
 
-    /// Cuts a used range out of a free one that holds it.
+    /// Cuts a used range out of the free range that contains it.
     fn carve(&mut self, free: usize, free_len: usize, offset: usize, len: usize) {
         self.remove_free(free, free_len);
         self.insert_free(free, offset - free);
@@ -241,24 +241,24 @@ mod tests {
     const WHOLE: usize = 64;
 
     thread_local! {
-        /// How many free ranges `allocate` has looked at.
+        /// The number of free ranges that `allocate` has examined.
         pub(super) static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
     }
 
-    /// Miri is some hundred times slower than the machine.
-    const MOST_STEPS: usize = if cfg!(miri) { 10 } else { 80 };
+    /// Miri is some hundred times slower than native code.
+    const MAX_STEPS: usize = if cfg!(miri) { 10 } else { 80 };
 
-    /// The same by a mark for each byte: slow, and too simple to be wrong.
-    struct Naive {
-        marks: [bool; WHOLE],
+    /// A reference implementation with one flag per byte.
+    struct NaiveSuballocator {
+        flags: [bool; WHOLE],
     }
 
-    impl Naive {
+    impl NaiveSuballocator {
         fn runs(&self) -> Vec<(usize, usize)> {
             let mut runs = Vec::new();
             let mut start = 0;
             while start < WHOLE {
-                let len = self.marks[start..].iter().take_while(|&&mark| !mark).count();
+                let len = self.flags[start..].iter().take_while(|&&flag| !flag).count();
                 if len > 0 {
                     runs.push((len, start));
                 }
@@ -273,53 +273,53 @@ mod tests {
                 let offset = start.next_multiple_of(align);
                 (offset + len <= start + run).then_some(offset)
             })?;
-            self.marks[offset..offset + len].fill(true);
+            self.flags[offset..offset + len].fill(true);
             Some(offset)
         }
 
         fn reserve_at(&mut self, offset: usize, len: usize) -> bool {
-            let free = self.marks.get(offset..offset + len).is_some_and(|range| !range.contains(&true));
+            let free = self.flags.get(offset..offset + len).is_some_and(|range| !range.contains(&true));
             if free {
-                self.marks[offset..offset + len].fill(true);
+                self.flags[offset..offset + len].fill(true);
             }
             free
         }
     }
 
     #[derive(Debug, Clone)]
-    enum Step {
+    enum AllocatorStep {
         Allocate(usize, u32),
         ReserveAt(usize, usize),
         Free(prop::sample::Index),
-        FreeWrong(usize),
+        FreeUnused(usize),
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn step() -> impl Strategy<Value = AllocatorStep> {
         prop_oneof![
-            (1..WHOLE / 3, 0..5_u32).prop_map(|(len, shift)| Step::Allocate(len, shift)),
-            (0..WHOLE + 4, 1..WHOLE / 3).prop_map(|(offset, len)| Step::ReserveAt(offset, len)),
-            any::<prop::sample::Index>().prop_map(Step::Free),
-            (0..WHOLE + 4).prop_map(Step::FreeWrong),
+            (1..WHOLE / 3, 0..5_u32).prop_map(|(len, shift)| AllocatorStep::Allocate(len, shift)),
+            (0..WHOLE + 4, 1..WHOLE / 3).prop_map(|(offset, len)| AllocatorStep::ReserveAt(offset, len)),
+            any::<prop::sample::Index>().prop_map(AllocatorStep::Free),
+            (0..WHOLE + 4).prop_map(AllocatorStep::FreeUnused),
         ]
     }
 
     proptest! {
         #[test]
-        fn every_step_agrees_with_a_mark_for_each_byte(
-            steps in prop::collection::vec(step(), 0..MOST_STEPS),
+        fn every_step_agrees_with_one_flag_per_byte(
+            steps in prop::collection::vec(step(), 0..MAX_STEPS),
             granule in (0..4_u32).prop_map(|shift| Granule::new(1 << shift).unwrap()),
         ) {
             let new = || Suballocator::with_granule(WHOLE, granule);
-            let (mut fast, mut naive) = (new(), Naive { marks: [false; WHOLE] });
+            let (mut fast, mut naive) = (new(), NaiveSuballocator { flags: [false; WHOLE] });
             for step in steps {
                 match step {
-                    Step::Allocate(len, shift) => {
+                    AllocatorStep::Allocate(len, shift) => {
                         let full = SuballocatorError::Full { len, largest: fast.largest_free() };
                         let whole = granule.round_up(len).unwrap();
                         let expected = naive.allocate(whole, 1 << shift).ok_or(full);
                         prop_assert_eq!(fast.allocate(len, 1 << shift), expected);
                     }
-                    Step::ReserveAt(offset, len) => {
+                    AllocatorStep::ReserveAt(offset, len) => {
                         let misaligned = SuballocatorError::Misaligned { offset, granule: granule.len() };
                         let taken = SuballocatorError::Taken { offset, len };
                         let expected = match granule.divides(offset) {
@@ -329,22 +329,22 @@ mod tests {
                         };
                         prop_assert_eq!(fast.reserve_at(offset, len), expected);
                     }
-                    Step::Free(index) if !fast.used.is_empty() => {
+                    AllocatorStep::Free(index) if !fast.used.is_empty() => {
                         let used: Vec<_> = fast.used().collect();
                         let (offset, len) = *index.get(&used);
-                        naive.marks[offset..offset + len].fill(false);
+                        naive.flags[offset..offset + len].fill(false);
                         prop_assert_eq!(fast.free(offset), Ok(len));
                     }
-                    Step::FreeWrong(offset) if !fast.used.contains_key(&offset) => {
+                    AllocatorStep::FreeUnused(offset) if !fast.used.contains_key(&offset) => {
                         prop_assert_eq!(fast.free(offset), Err(SuballocatorError::NotInUse { offset }));
                     }
-                    Step::Free(_) | Step::FreeWrong(_) => {}
+                    AllocatorStep::Free(_) | AllocatorStep::FreeUnused(_) => {}
                 }
                 prop_assert_eq!(fast.by_len.iter().copied().collect::<Vec<_>>(), naive.runs());
                 prop_assert_eq!(fast.largest_free(), naive.runs().last().map_or(0, |&(len, _)| len));
-                prop_assert_eq!(fast.used_len(), naive.marks.iter().filter(|&&mark| mark).count());
+                prop_assert_eq!(fast.used_len(), naive.flags.iter().filter(|&&flag| flag).count());
 
-                // What is in use says everything: rebuilding from it gives the same allocator.
+                // The used ranges determine the state: rebuilding from them gives an equal allocator.
                 let mut rebuilt = new();
                 for (offset, len) in fast.used() {
                     rebuilt.reserve_at(offset, len).expect("used ranges do not overlap");
@@ -355,45 +355,46 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_and_changes_nothing() {
-        let mut arena = Suballocator::new(WHOLE);
-        let before = arena.clone();
-        assert_eq!(arena.allocate(0, 1), Err(SuballocatorError::ZeroLength));
-        assert_eq!(arena.reserve_at(0, 0), Err(SuballocatorError::ZeroLength));
-        assert_eq!(arena.allocate(1, 3), Err(SuballocatorError::BadAlignment { align: 3 }));
-        assert_eq!(arena.allocate(1, 0), Err(SuballocatorError::BadAlignment { align: 0 }));
+    fn invalid_requests_are_rejected_without_side_effects() {
+        let mut suballocator = Suballocator::new(WHOLE);
+        let before = suballocator.clone();
+        assert_eq!(suballocator.allocate(0, 1), Err(SuballocatorError::ZeroLength));
+        assert_eq!(suballocator.reserve_at(0, 0), Err(SuballocatorError::ZeroLength));
+        assert_eq!(suballocator.allocate(1, 3), Err(SuballocatorError::BadAlignment { align: 3 }));
+        assert_eq!(suballocator.allocate(1, 0), Err(SuballocatorError::BadAlignment { align: 0 }));
         let full = SuballocatorError::Full { len: usize::MAX, largest: WHOLE };
-        assert_eq!(arena.allocate(usize::MAX, 1), Err(full));
+        assert_eq!(suballocator.allocate(usize::MAX, 1), Err(full));
         let offset = usize::MAX;
-        assert_eq!(arena.reserve_at(offset, 2), Err(SuballocatorError::Taken { offset, len: 2 }));
-        assert_eq!(arena, before);
-        let mut arena = Suballocator::with_granule(WHOLE, Granule::new(16).unwrap());
-        let (before, len) = (arena.clone(), usize::MAX);
-        assert_eq!(arena.allocate(len, 1), Err(SuballocatorError::Full { len, largest: WHOLE }));
-        assert_eq!(arena.reserve_at(0, len), Err(SuballocatorError::Taken { offset: 0, len }));
+        assert_eq!(suballocator.reserve_at(offset, 2), Err(SuballocatorError::Taken { offset, len: 2 }));
+        assert_eq!(suballocator, before);
+        let mut suballocator = Suballocator::with_granule(WHOLE, Granule::new(16).unwrap());
+        let (before, len) = (suballocator.clone(), usize::MAX);
+        assert_eq!(suballocator.allocate(len, 1), Err(SuballocatorError::Full { len, largest: WHOLE }));
+        assert_eq!(suballocator.reserve_at(0, len), Err(SuballocatorError::Taken { offset: 0, len }));
         let misaligned = SuballocatorError::Misaligned { offset: 8, granule: 16 };
-        assert_eq!(arena.reserve_at(8, 16), Err(misaligned));
-        assert_eq!(misaligned.to_string(), "cannot reserve at offset 8: ranges begin at multiples of 16");
-        assert_eq!(arena, before);
+        assert_eq!(suballocator.reserve_at(8, 16), Err(misaligned));
+        assert_eq!(misaligned.to_string(), "cannot reserve at offset 8: not a multiple of the granule, 16");
+        assert_eq!(suballocator, before);
     }
 
     #[test]
-    fn an_empty_arena_has_no_room() {
+    fn an_empty_suballocator_is_full() {
         let full = SuballocatorError::Full { len: 1, largest: 0 };
         assert_eq!(Suballocator::new(0).allocate(1, 1), Err(full));
         assert_eq!(Suballocator::with_granule(15, Granule::new(16).unwrap()).allocate(1, 1), Err(full));
     }
 
     #[test]
-    fn allocation_looks_at_one_free_range_however_many_there_are() {
+    fn allocation_examines_one_free_range_regardless_of_their_number() {
         for fragments in [10, 1000] {
-            let mut arena = Suballocator::with_granule((fragments + 1) * 256, Granule::new(256).unwrap());
+            let mut suballocator =
+                Suballocator::with_granule((fragments + 1) * 256, Granule::new(256).unwrap());
             for _ in 0..fragments {
-                arena.allocate(1, 256).unwrap();
+                suballocator.allocate(1, 256).unwrap();
             }
             EXAMINED.set(0);
-            assert_eq!(arena.allocate(1, 256), Ok(fragments * 256));
-            assert_eq!(EXAMINED.get(), 1, "beside {fragments} ranges in use");
+            assert_eq!(suballocator.allocate(1, 256), Ok(fragments * 256));
+            assert_eq!(EXAMINED.get(), 1, "with {fragments} used ranges");
         }
     }
 }

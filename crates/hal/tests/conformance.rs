@@ -1,5 +1,5 @@
-//! The conformance suite, for the host as it is, as many devices with large granules, with late streams, and under the
-//! fault backend while it lets everything pass.
+//! Runs the conformance suite on the default host backend, on four virtual devices with large granules, on deferred
+//! streams, and on the fault backend without faults.
 
 use wholemem_hal::host::{HostMemory, HostQueue};
 use wholemem_hal::{Backend, Granule, HostConfig};

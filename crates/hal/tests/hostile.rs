@@ -1,4 +1,4 @@
-//! Handles that are not what they claim, and handles inherited through `fork`: refused exactly, changing nothing.
+//! Invalid handles, and handles inherited through `fork`, are rejected with the exact error and without side effects.
 
 #![allow(unsafe_code, reason = "stores by address and kernel launches are unsafe")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
@@ -8,9 +8,9 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, SealFlags};
 use wholemem_hal::host::{HostMemory, HostQueue};
 use wholemem_hal::{
-    Allocation, AllocationSpec, Args, Attempt, Backend, Capability, Cause, Device, Error, Event, EventHandle,
-    EventKind, Grant, HandleKind, HostConfig, KernelImage, LaunchShape, Mapping, Module, PinnedBuffer,
-    Reservation, Rights, ShareHandle,
+    Allocation, AllocationSpec, Args, Attempt, Backend, BackendError, Capability, Device, Error, Event,
+    EventHandle, EventKind, Grant, HandleKind, HostConfig, KernelImage, LaunchShape, Mapping, Module,
+    PinnedBuffer, Reservation, Rights, ShareHandle,
 };
 use wholemem_os::{Deadline, FileKind, numa, vm};
 use wholemem_testkit::{Census, Fault, Ranks, in_forked_child, test_name};
@@ -21,7 +21,7 @@ fn device() -> Device {
     Backend::host(HostConfig::default()).unwrap().device(0).unwrap()
 }
 
-/// A memory file as a stranger might send it.
+/// Creates a memory file with arbitrary seals, as an untrusted process might send.
 fn foreign(len: usize, seals: SealFlags) -> OwnedFd {
     let fd = rustix::fs::memfd_create("foreign", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, len as u64).unwrap();
@@ -30,7 +30,7 @@ fn foreign(len: usize, seals: SealFlags) -> OwnedFd {
 }
 
 #[test]
-fn an_import_refuses_what_is_not_sealed_memory_of_that_length() {
+fn import_rejects_anything_but_sealed_memory_of_the_exact_length() {
     Ranks::of(1).run(test_name!(), |_| {
         let device = device();
         let seals = SealFlags::SHRINK | SealFlags::GROW;
@@ -63,47 +63,48 @@ fn an_import_refuses_what_is_not_sealed_memory_of_that_length() {
                 wholemem_os::Error::WrongLength { expected: LEN, actual: 2 * LEN },
             ),
         ];
-        let given = cases.len();
+        let handles = cases.len();
         let before = Census::take();
         for (what, fd, cause) in cases {
             let attempt = Attempt::Import { len: LEN, device: device.label() };
-            let refused = Error::Failed { attempt, cause: Cause::Os(cause) };
+            let refused = Error::Failed { attempt, cause: BackendError::Os(cause) };
             assert_eq!(Allocation::import(&device, fd.into(), LEN).unwrap_err(), refused, "{what}");
         }
         let after = Census::take();
-        assert_eq!(before.fds.len() - given, after.fds.len(), "each handle was used up");
+        assert_eq!(before.fds.len() - handles, after.fds.len(), "each import closed its descriptor");
         assert_eq!(before.maps, after.maps);
-        // And what passes the checks is taken, whoever made it.
+        // A file of any process that passes the checks is accepted.
         Allocation::import(&device, foreign(LEN, seals).into(), LEN).unwrap();
     });
 }
 
 #[test]
-fn an_import_refuses_handles_of_other_machinery() {
+fn import_rejects_handles_of_the_cuda_backend() {
     let device = device();
     for handle in [ShareHandle::Fabric([1; 64]), ShareHandle::CudaIpc { token: [2; 64], offset: 0 }] {
         let capability = match handle.kind() {
             HandleKind::Fabric => Capability::Fabric,
             _ => Capability::CudaIpc,
         };
-        let reason = "host memory travels as a file descriptor";
+        let reason = "host memory is shared as a file descriptor";
         let refused = Error::Unsupported { capability, device: device.label(), reason };
         assert_eq!(Allocation::import(&device, handle, LEN).unwrap_err(), refused);
     }
 }
 
 #[test]
-fn more_memory_than_there_is_is_refused_before_anything_is_filled() {
+fn allocating_more_than_the_available_memory_fails_before_pages_are_filled() {
     let device = device();
     let len = 1 << 50;
     let refused = device.allocate(len).unwrap_err();
-    let Error::Failed { attempt, cause: Cause::OutOfMemory { available } } = &refused else {
+    let Error::Failed { attempt, cause: BackendError::OutOfMemory { available } } = &refused else {
         panic!("{refused:?}");
     };
     assert_eq!(*attempt, Attempt::Create { len, device: device.label() });
     assert!(*available > 0 && *available < len);
     let refused = PinnedBuffer::create(&device, len).unwrap_err();
-    let (attempt, oom) = (Attempt::Pin { len }, |cause: &Cause| matches!(cause, Cause::OutOfMemory { .. }));
+    let (attempt, oom) =
+        (Attempt::Pin { len }, |cause: &BackendError| matches!(cause, BackendError::OutOfMemory { .. }));
     assert!(
         matches!(&refused, Error::Failed { attempt: a, cause } if *a == attempt && oom(cause)),
         "{refused:?}"
@@ -111,7 +112,7 @@ fn more_memory_than_there_is_is_refused_before_anything_is_filled() {
 }
 
 #[test]
-fn refused_calls_change_nothing() {
+fn rejected_calls_have_no_side_effects() {
     Ranks::of(1).run(test_name!(), |_| {
         let device = device();
         let step = device.granularity().unwrap().minimum.len();
@@ -136,7 +137,7 @@ fn refused_calls_change_nothing() {
         let far = AllocationSpec { node: Some(1000), ..AllocationSpec::new(&device, step) };
         Allocation::create(device.backend(), &far).unwrap_err();
 
-        Census::take().assert_same_as(&before, "after refused calls");
+        Census::take().assert_same_as(&before, "after rejected calls");
         let mut seen = vec![0; step];
         map.bytes().unwrap().read_at(0, &mut seen).unwrap();
         assert!(seen.iter().all(|&byte| byte == 9));
@@ -145,61 +146,61 @@ fn refused_calls_change_nothing() {
 }
 
 #[test]
-fn the_processor_gets_no_more_than_was_granted_whatever_was_asked_for() {
+fn the_cpu_gets_the_highest_rights_granted_to_any_device() {
     let memory = HostMemory::open(HostConfig::virtual_devices(2)).unwrap();
     let (backend, fault) = Fault::over(memory, HostQueue::inline()).unwrap();
     let (device, other) = (backend.device(0).unwrap(), backend.device(1).unwrap());
     let map = device.allocate(LEN).unwrap().map(Rights::None).unwrap();
     let attempt = Attempt::Access { len: LEN };
-    let (who, granted, needed) = (device.label(), Rights::None, Rights::Read);
-    assert_eq!(map.bytes().unwrap_err(), Error::Denied { attempt, who, granted, needed });
+    let (label, granted, needed) = (device.label(), Rights::None, Rights::Read);
+    assert_eq!(map.bytes().unwrap_err(), Error::Denied { attempt, device: label, granted, needed });
 
     let grant = |rights| [Grant { device: other.id(), rights }];
     map.grant(&grant(Rights::Read)).unwrap();
-    assert!(!map.bytes().unwrap().is_writable(), "what any device may do, the processor may");
+    assert!(!map.bytes().unwrap().is_writable(), "the CPU has the rights of the other device");
     fault.arm(1);
     map.grant(&grant(Rights::ReadWrite)).unwrap_err();
     assert_eq!(fault.fired(), Some("set_access"));
-    assert_eq!(map.rights_of(other.id()), Rights::Read, "a refused grant grants nothing");
+    assert_eq!(map.rights_of(other.id()), Rights::Read, "a failed grant changes no rights");
     assert!(!map.bytes().unwrap().is_writable());
     map.grant(&grant(Rights::ReadWrite)).unwrap();
     map.bytes().unwrap().fill(1).unwrap();
 }
 
 #[test]
-fn an_emptied_place_is_out_of_reach_and_still_reserved() {
+fn an_unmapped_range_is_inaccessible_but_still_reserved() {
     let device = device();
     let reservation = Reservation::create(device.backend(), LEN).unwrap();
     let rights = [Grant { device: device.id(), rights: Rights::ReadWrite }];
     let map = Mapping::create(&reservation, 0, &device.allocate(LEN).unwrap(), &rights).unwrap();
     let at = map.bytes().unwrap().as_ptr();
-    // SAFETY: the memory was made for this, and holds nothing.
+    // SAFETY: the memory was created for this test and contains no data.
     assert!(unsafe { vm::try_store(at) });
     drop(map);
-    // SAFETY: nothing is mapped there: the place is our reservation's.
+    // SAFETY: nothing is mapped at this address: the range belongs to the reservation.
     assert!(!unsafe { vm::try_store(at) });
-    let cause = Cause::Os(wholemem_os::Error::Call { call: "mmap", errno: rustix::io::Errno::EXIST });
+    let cause = BackendError::Os(wholemem_os::Error::Call { call: "mmap", errno: rustix::io::Errno::EXIST });
     let refused = Error::Failed { attempt: Attempt::Reserve { len: LEN }, cause };
-    let taken = Reservation::create_at(device.backend(), LEN, reservation.address());
-    assert_eq!(taken.unwrap_err(), refused);
+    let again = Reservation::create_at(device.backend(), LEN, reservation.address());
+    assert_eq!(again.unwrap_err(), refused);
 }
 
 #[test]
-fn proofs_are_made_once_unless_they_failed() {
+fn capability_probes_are_cached_unless_they_failed() {
     let memory = HostMemory::open(HostConfig::default()).unwrap();
     let (backend, fault) = Fault::over(memory, HostQueue::inline()).unwrap();
     let device = backend.device(0).unwrap();
     fault.arm(3);
-    let failed = device.prove(Capability::Create).outcome;
+    let failed = device.probe(Capability::Create).outcome;
     assert!(matches!(failed, Err(Error::Failed { .. })), "{failed:?}");
-    let proof = device.prove(Capability::Create);
-    assert_eq!(proof.outcome, Ok(()), "a failure of the moment is not held against the device");
+    let probe = device.probe(Capability::Create);
+    assert_eq!(probe.outcome, Ok(()), "a temporary failure is not cached");
     fault.arm(1);
-    assert_eq!((device.prove(Capability::Create), fault.fired()), (proof, None));
+    assert_eq!((device.probe(Capability::Create), fault.fired()), (probe, None));
 }
 
 #[test]
-fn populating_enters_pages_that_nobody_has_touched() {
+fn populate_allocates_pages_that_were_never_accessed() {
     let map = device().allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
     let at = map.bytes().unwrap().as_ptr();
     assert_eq!(numa::node_of_page(at), Ok(None));
@@ -208,7 +209,7 @@ fn populating_enters_pages_that_nobody_has_touched() {
 }
 
 #[test]
-fn pinned_memory_is_gone_when_its_last_holder_is() {
+fn pinned_memory_is_freed_with_its_last_reference() {
     Ranks::of(1).run(test_name!(), |_| {
         let device = device();
         let buffer = PinnedBuffer::create(&device, LEN).unwrap();
@@ -221,12 +222,12 @@ fn pinned_memory_is_gone_when_its_last_holder_is() {
     });
 }
 
-unsafe fn nothing(_: &LaunchShape, _: &Args) {}
+unsafe fn empty_kernel(_: &LaunchShape, _: &Args) {}
 
-const NOTHING: KernelImage = KernelImage { ptx: None, host: &[("nothing", nothing)] };
+const EMPTY: KernelImage = KernelImage { ptx: None, host: &[("empty", empty_kernel)] };
 
 #[test]
-fn a_forked_child_can_neither_use_nor_harm_what_it_inherited() {
+fn a_forked_child_can_neither_use_nor_release_inherited_handles() {
     Ranks::of(1).run(test_name!(), |_| {
         let device = device();
         let memory = device.allocate(LEN).unwrap();
@@ -236,10 +237,10 @@ fn a_forked_child_can_neither_use_nor_harm_what_it_inherited() {
         let pinned = PinnedBuffer::create(&device, 100).unwrap();
         let graph = stream.capture(|stream| stream.fill(&map.all(), 1)).unwrap();
         map.bytes().unwrap().fill(5).unwrap();
-        // SAFETY: the kernel takes nothing and does nothing.
-        let module = unsafe { Module::load(&device, &NOTHING) }.unwrap();
-        let function = module.function("nothing").unwrap();
-        assert_eq!(device.prove(Capability::Create).outcome, Ok(()));
+        // SAFETY: the kernel has no parameters and an empty body.
+        let module = unsafe { Module::load(&device, &EMPTY) }.unwrap();
+        let function = module.function("empty").unwrap();
+        assert_eq!(device.probe(Capability::Create).outcome, Ok(()));
         let before = Census::take();
 
         let (inherited_memory, inherited_map) = (memory.clone(), map.clone());
@@ -251,8 +252,8 @@ fn a_forked_child_can_neither_use_nor_harm_what_it_inherited() {
             assert_eq!(device.allocate(LEN).unwrap_err(), forked(create));
             let reserve = Attempt::Reserve { len: LEN };
             assert_eq!(Reservation::create(device.backend(), LEN).unwrap_err(), forked(reserve));
-            let place = Attempt::Map { len: LEN, offset: 0 };
-            assert_eq!(Mapping::create(&reservation, 0, &memory, &[]).unwrap_err(), forked(place));
+            let map_all = Attempt::Map { len: LEN, offset: 0 };
+            assert_eq!(Mapping::create(&reservation, 0, &memory, &[]).unwrap_err(), forked(map_all));
             let (kind, rights) = (HandleKind::Fd, Rights::Read);
             assert_eq!(memory.export(kind, rights).unwrap_err(), forked(Attempt::Export { kind, rights }));
             let import = Attempt::Import { len: LEN, device: label };
@@ -277,8 +278,12 @@ fn a_forked_child_can_neither_use_nor_harm_what_it_inherited() {
             assert_eq!(device.stream().unwrap_err(), forked(Attempt::CreateStream { device: label }));
             assert_eq!(PinnedBuffer::create(&device, 1).unwrap_err(), forked(Attempt::Pin { len: 1 }));
             assert_eq!(device.granularity().unwrap_err(), forked(Attempt::Inspect));
-            let proof = device.prove(Capability::Create);
-            assert_eq!(proof.outcome.unwrap_err(), forked(Attempt::Inspect), "although the parent proved it");
+            let probe = device.probe(Capability::Create);
+            assert_eq!(
+                probe.outcome.unwrap_err(),
+                forked(Attempt::Inspect),
+                "the parent's cached result is not used"
+            );
             assert_eq!(device.backend().collect(), 0);
             let address = map.address();
             assert_eq!(Allocation::retain(&device, address, LEN).unwrap_err(), forked(Attempt::Inspect));
@@ -291,44 +296,44 @@ fn a_forked_child_can_neither_use_nor_harm_what_it_inherited() {
             let import = Attempt::ImportEvent { device: label };
             let handle = foreign(vm::page_size(), SealFlags::SHRINK | SealFlags::GROW);
             assert_eq!(Event::import(&device, EventHandle::Fd(handle)).unwrap_err(), forked(import));
-            let launch = || Attempt::Launch { name: "nothing" };
-            assert_eq!(module.function("nothing").unwrap_err(), forked(launch()));
+            let launch = || Attempt::Launch { name: "empty" };
+            assert_eq!(module.function("empty").unwrap_err(), forked(launch()));
             assert_eq!(function.occupancy(1, 0).unwrap_err(), forked(launch()));
-            let (shape, none) = (LaunchShape::line(1, 1), Args::new());
-            // SAFETY: the kernel takes nothing and does nothing.
+            let (shape, none) = (LaunchShape::linear(1, 1), Args::new());
+            // SAFETY: the kernel has no parameters and an empty body.
             let launched = unsafe { stream.launch(&function, &shape, &none, &[]) };
             assert_eq!(launched.unwrap_err(), forked(launch()));
-            // SAFETY: the image's one kernel takes nothing and does nothing.
-            let loaded = unsafe { Module::load(&device, &NOTHING) };
+            // SAFETY: the only kernel of the image has no parameters and an empty body.
+            let loaded = unsafe { Module::load(&device, &EMPTY) };
             assert_eq!(loaded.unwrap_err(), forked(Attempt::LoadModule { device: label }));
             assert_eq!(inherited_reservation.free().unwrap_err(), forked(Attempt::Free));
             assert_eq!(inherited_map.unmap().unwrap_err(), forked(Attempt::Unmap));
             assert_eq!(inherited_memory.release().unwrap_err(), forked(Attempt::Release));
 
-            // Dropping everything gives nothing back: it is the parent's.
+            // Drops in the child release nothing: the resources belong to the parent.
             let inherited = Census::take();
             drop((memory, map, stream, event, reservation, pinned, graph, module, function));
-            Census::take().assert_same_as(&inherited, "after the child dropped what it inherited");
+            Census::take().assert_same_as(&inherited, "after the child dropped the inherited handles");
 
-            // A backend of its own works.
+            // The child can open its own backend.
             let own = self::device().allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
             own.bytes().unwrap().fill(1).unwrap();
         });
-        // The closure took the parent's handles into the child; in the parent they were dropped with it.
+        // The closure moved the parent's handles; the parent dropped them with the closure.
         let after = Census::take();
         assert!(after.fds.len() < before.fds.len(), "{after:?}");
     });
 }
 
 #[test]
-fn a_garbage_event_handle_is_refused() {
+fn import_rejects_an_invalid_event_handle() {
     let device = device();
     let pipe = rustix::pipe::pipe().unwrap().0;
     let attempt = Attempt::ImportEvent { device: device.label() };
-    let cause = Cause::Os(wholemem_os::Error::NotAMemfd { found: FileKind::Pipe });
+    let cause = BackendError::Os(wholemem_os::Error::NotAMemfd { found: FileKind::Pipe });
     assert_eq!(Event::import(&device, EventHandle::Fd(pipe)).unwrap_err(), Error::Failed { attempt, cause });
     let refused = Event::import(&device, EventHandle::CudaIpc([0; 64])).unwrap_err();
-    let reason = "host events travel as file descriptors";
+    let reason = "host events are shared as file descriptors";
     let capability = Capability::SharedEvent;
     assert_eq!(refused, Error::Unsupported { capability, device: device.label(), reason });
 }

@@ -1,4 +1,4 @@
-//! Memory between processes: handed over, kept alive, protected, and given back.
+//! Sharing memory and events between processes: transfer, lifetime, protection and release.
 
 #![allow(unsafe_code, reason = "changes of maps and stores by address are unsafe")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
@@ -28,7 +28,7 @@ fn import(device: &Device, mut fds: Vec<OwnedFd>) -> Allocation {
 }
 
 #[test]
-fn what_one_process_writes_another_reads() {
+fn writes_are_visible_to_another_process() {
     Ranks::of(2).run(test_name!(), |rank| {
         let device = device();
         if rank.id() == 0 {
@@ -54,7 +54,7 @@ fn what_one_process_writes_another_reads() {
 }
 
 #[test]
-fn memory_outlives_the_process_that_made_it() {
+fn memory_outlives_the_process_that_created_it() {
     Ranks::of(3).killed(0).run(test_name!(), |rank| {
         let device = device();
         match rank.id() {
@@ -65,7 +65,7 @@ fn memory_outlives_the_process_that_made_it() {
                 rank.wait_to_be_killed();
             }
             1 => {
-                // Held, not mapped: the descriptor alone keeps it.
+                // Rank 1 holds only the descriptor, without a mapping; the descriptor keeps the memory alive.
                 let (_, fds) = rank.recv(0);
                 rank.kill(0);
                 rank.send(2, b"memory", &[fds[0].as_fd()]);
@@ -84,7 +84,7 @@ fn memory_outlives_the_process_that_made_it() {
 }
 
 #[test]
-fn ten_thousand_shares_leave_descriptors_and_maps_flat() {
+fn ten_thousand_shares_leak_no_descriptors_or_maps() {
     let rounds = if exhaustive() { 100_000 } else { 10_000 };
     Ranks::of(2).run(test_name!(), |rank| {
         let device = device();
@@ -102,7 +102,7 @@ fn ten_thousand_shares_leave_descriptors_and_maps_flat() {
                 drop(map);
                 rank.send(0, b"done", &[]);
             }
-            // After one round everything that stays for good is there.
+            // The first round has created everything that stays.
             if round == 0 {
                 before = Some(Census::take());
             }
@@ -112,7 +112,7 @@ fn ten_thousand_shares_leave_descriptors_and_maps_flat() {
 }
 
 #[test]
-fn an_event_of_one_process_is_waited_for_in_another() {
+fn a_process_waits_for_an_event_of_another_process() {
     Ranks::of(2).run(test_name!(), |rank| {
         let device = device();
         let stream = device.stream().unwrap();
@@ -120,7 +120,7 @@ fn an_event_of_one_process_is_waited_for_in_another() {
             let memory = device.allocate(LEN).unwrap();
             let map = memory.map(Rights::ReadWrite).unwrap();
             let event = Event::create(&device, EventKind::Shared).unwrap();
-            let EventHandle::Fd(handle) = event.export().unwrap() else { panic!("a descriptor") };
+            let EventHandle::Fd(handle) = event.export().unwrap() else { panic!("not a descriptor") };
             stream.fill(&map.all(), 7).unwrap();
             stream.record(&event).unwrap();
             rank.send(1, b"both", &[export(&memory, Rights::Read).as_fd(), handle.as_fd()]);
@@ -138,11 +138,11 @@ fn an_event_of_one_process_is_waited_for_in_another() {
     });
 }
 
-/// The user that owns nothing.
+/// The user id of `nobody`.
 const NOBODY: u32 = 65_534;
 
 #[test]
-fn another_user_with_a_read_only_descriptor_can_change_nothing() {
+fn another_user_cannot_write_through_a_read_only_descriptor() {
     if !Ranks::can_change_user() {
         return skipped("only root can start a process as another user");
     }
@@ -152,32 +152,32 @@ fn another_user_with_a_read_only_descriptor_can_change_nothing() {
             let memory = device.allocate(LEN).unwrap();
             let map = memory.map(Rights::ReadWrite).unwrap();
             map.bytes().unwrap().fill(0x11).unwrap();
-            // The control: the same attacks succeed on a memory file made without our rules, so they are real ones.
+            // Control: the same attacks succeed on a memory file without the seals and mode of this crate.
             let plain = rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             rustix::fs::ftruncate(&plain, LEN as u64).unwrap();
             let plain = reopen(&plain, OFlags::RDONLY).unwrap();
-            // Memory that came from elsewhere, with the kernel's mode, and is handed on.
+            // Memory that was imported, with the kernel's default mode, and is exported again.
             let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
             let foreign = rustix::fs::memfd_create("foreign", flags).unwrap();
             rustix::fs::ftruncate(&foreign, LEN as u64).unwrap();
             let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
             rustix::fs::fcntl_add_seals(&foreign, seals).unwrap();
             let foreign = import(&device, vec![foreign]);
-            let [ours, handed_on] = [&memory, &foreign].map(|memory| export(memory, Rights::Read));
-            rank.send(1, b"all", &[ours.as_fd(), handed_on.as_fd(), plain.as_fd()]);
+            let [ours, reexported] = [&memory, &foreign].map(|memory| export(memory, Rights::Read));
+            rank.send(1, b"all", &[ours.as_fd(), reexported.as_fd(), plain.as_fd()]);
             assert_eq!(rank.recv(1).0, b"done");
             let mut seen = vec![0; LEN];
             map.bytes().unwrap().read_at(0, &mut seen).unwrap();
-            assert!(seen.iter().all(|&byte| byte == 0x11), "not a byte changed");
+            assert!(seen.iter().all(|&byte| byte == 0x11), "the other user changed no byte");
             let mode = rustix::fs::fstat(export(&memory, Rights::Read)).unwrap().st_mode;
             assert_eq!(mode & 0o777, 0o600);
         } else {
             assert_eq!(rustix::process::geteuid().as_raw(), NOBODY);
             let (_, fds) = rank.recv(0);
-            let [ours, handed_on, plain] = &fds[..] else { panic!("three descriptors") };
+            let [ours, reexported, plain] = &fds[..] else { panic!("not three descriptors") };
             assert_eq!(reopen(plain, OFlags::RDWR).map(drop), Ok(()), "the control can be reopened");
             attack(ours);
-            attack(handed_on);
+            attack(reexported);
             rank.send(0, b"done", &[]);
         }
     });
@@ -204,12 +204,12 @@ fn attack(fd: &OwnedFd) {
     let map = memory.map(Rights::Read).unwrap();
     let bytes = map.bytes().unwrap();
     assert_eq!(bytes.write_at(0, b"x"), Err(wholemem_os::Error::ReadOnly));
-    // SAFETY: the map is ours; if this succeeded, the test would have failed anyway.
+    // SAFETY: this test owns the mapping; if the call succeeds, the test fails.
     let widened = unsafe { vm::protect(bytes.as_ptr(), LEN, vm::Protection::ReadWrite) };
     assert_eq!(widened, Err(wholemem_os::Error::Call { call: "mprotect", errno: Errno::ACCESS }));
-    // SAFETY: the kernel checks the page's rights itself.
-    assert!(!unsafe { vm::try_store(bytes.as_ptr()) }, "a store into the map");
-    // SAFETY: without a fixed address nothing is replaced; a failure maps nothing.
+    // SAFETY: the kernel checks the page's access rights.
+    assert!(!unsafe { vm::try_store(bytes.as_ptr()) }, "a store to the mapping");
+    // SAFETY: without a fixed address nothing is replaced; a failed call maps nothing.
     let again = unsafe {
         rustix::mm::mmap(
             std::ptr::null_mut(),
@@ -220,14 +220,14 @@ fn attack(fd: &OwnedFd) {
             0,
         )
     };
-    assert_eq!(again.map(drop), Err(Errno::ACCESS), "a writable map");
+    assert_eq!(again.map(drop), Err(Errno::ACCESS), "a writable mapping");
 }
 
 #[test]
-fn waiting_for_an_event_that_is_never_reached_ends_at_the_deadline() {
+fn a_wait_for_an_event_that_never_completes_times_out() {
     let device = device();
     let never = wholemem_hal::host::HostEvent::shared().unwrap();
-    never.ask(never.next_ticket());
+    never.set_latest(never.next_ticket());
     let event = Event::import(&device, EventHandle::Fd(never.export().unwrap().unwrap())).unwrap();
     let attempt = wholemem_hal::Attempt::AwaitEvent;
     assert_eq!(event.wait(Deadline::NOW), Err(wholemem_hal::Error::TimedOut { attempt }));

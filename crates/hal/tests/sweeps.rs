@@ -1,4 +1,4 @@
-//! Every path, failing at each of its calls in turn: the exact error comes out, and nothing is left behind.
+//! Fault sweeps: every path runs once per call with that call failing; it returns the exact error and leaks nothing.
 
 use wholemem_hal::host::{HostMemory, HostQueue};
 use wholemem_hal::{AllocationSpec, Backend, Granule, HostConfig, Rights};
@@ -9,27 +9,27 @@ fn config() -> HostConfig {
     HostConfig::virtual_devices(2).granule(Granule::new(64 << 10).expect("a power of two"))
 }
 
-/// In a process of its own, so that nobody else opens or maps anything meanwhile.
-fn alone(test: &str, body: impl FnOnce()) {
+/// Runs `body` in a separate process, so that no other test opens files or maps memory meanwhile.
+fn in_own_process(test: &str, body: impl FnOnce()) {
     Ranks::of(1).run(test, |_| body());
 }
 
 #[test]
-fn failing_raw_calls_leave_nothing_behind() {
-    alone(test_name!(), || {
+fn failing_raw_calls_leak_nothing() {
+    in_own_process(test_name!(), || {
         let (backend, fault) = Fault::over(HostMemory::open(config()).unwrap(), HostQueue::inline()).unwrap();
         for (name, path) in paths::ALL {
             let calls = sweep::raw_calls(&backend, &fault, true, path);
             assert!(calls > 10, "the path `{name}` makes {calls} calls");
-            // Streams, events, graphs and modules hold nothing of the kernel that a census would see.
-            assert_eq!(format!("{backend:?}").matches("Table(0 live)").count(), 4, "{backend:?}");
+            // Streams, events, graphs and modules hold no kernel resources that a census would count.
+            assert_eq!(format!("{backend:?}").matches("HandleTable(0 live)").count(), 4, "{backend:?}");
         }
     });
 }
 
 #[test]
-fn failing_raw_calls_of_late_streams_leave_nothing_behind() {
-    alone(test_name!(), || {
+fn failing_raw_calls_of_deferred_streams_leak_nothing() {
+    in_own_process(test_name!(), || {
         let queue = HostQueue::new(Box::new(Deferred::new(seed())));
         let (backend, fault) = Fault::over(HostMemory::open(config()).unwrap(), queue).unwrap();
         for (name, path) in paths::ALL {
@@ -40,8 +40,8 @@ fn failing_raw_calls_of_late_streams_leave_nothing_behind() {
 }
 
 #[test]
-fn failing_system_calls_leave_nothing_behind() {
-    alone(test_name!(), || {
+fn failing_system_calls_leak_nothing() {
+    in_own_process(test_name!(), || {
         for (name, path) in paths::ALL {
             let calls = sweep::system_calls(|| Backend::host(config()), path);
             assert!(calls > 5, "the path `{name}` makes {calls} system calls");
@@ -50,12 +50,12 @@ fn failing_system_calls_leave_nothing_behind() {
 }
 
 #[test]
-fn failing_system_calls_of_placed_and_long_memory_leave_nothing_behind() {
-    alone(test_name!(), || {
+fn failing_system_calls_of_numa_bound_and_long_memory_leak_nothing() {
+    in_own_process(test_name!(), || {
         let calls = sweep::system_calls(
             || Backend::host(config()),
             |backend| {
-                // Long enough that what is available is looked at first, and tied to a node.
+                // Long enough that the available memory is checked first, and bound to a NUMA node.
                 let device = backend.device(0)?;
                 let spec = AllocationSpec { node: Some(0), ..AllocationSpec::new(&device, 64 << 20) };
                 let map = wholemem_hal::Allocation::create(backend, &spec)?.map(Rights::ReadWrite)?;

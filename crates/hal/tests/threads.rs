@@ -1,4 +1,4 @@
-//! One stream in the hands of several threads, and of a child forked while one of them is inside it.
+//! One stream used by several threads, and by a child that is forked while a thread uses it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -13,28 +13,28 @@ use wholemem_os::{Deadline, Memfd, SharedMap, vm};
 use wholemem_testkit::{Deferred, Ranks, in_forked_child, seed, test_name};
 
 const LEN: usize = 64 << 10;
-/// So many that two steps of a thread which another comes between are met.
+/// Enough rounds that a race between two steps of a call occurs.
 const ROUNDS: usize = 30_000;
 
 fn devices() -> [Device; 2] {
     let inline = Backend::host(HostConfig::default()).unwrap();
-    let late = Deferred::backend(HostConfig::default(), seed()).unwrap();
-    [inline, late].map(|backend| backend.device(0).unwrap())
+    let deferred = Deferred::backend(HostConfig::default(), seed()).unwrap();
+    [inline, deferred].map(|backend| backend.device(0).unwrap())
 }
 
-/// Runs `body` again and again while another thread captures and launches, `ROUNDS` times.
+/// Runs `body` repeatedly while another thread captures and launches the stream `ROUNDS` times.
 fn during_captures(device: &Device, mut body: impl FnMut(&Stream)) {
     let stream = device.stream().unwrap();
-    let over = AtomicBool::new(false);
+    let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..ROUNDS {
                 let graph = stream.capture(|_| Ok(())).unwrap();
                 graph.launch(&stream).unwrap();
             }
-            over.store(true, Ordering::Relaxed);
+            is_done.store(true, Ordering::Relaxed);
         });
-        while !over.load(Ordering::Relaxed) {
+        while !is_done.load(Ordering::Relaxed) {
             body(&stream);
         }
     });
@@ -42,7 +42,7 @@ fn during_captures(device: &Device, mut body: impl FnMut(&Stream)) {
 }
 
 #[test]
-fn a_read_is_done_or_refused_but_never_recorded_into_another_threads_graph() {
+fn a_read_runs_or_fails_but_is_never_captured_into_another_threads_graph() {
     for device in devices() {
         let map = device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
         map.bytes().unwrap().fill(7).unwrap();
@@ -51,8 +51,8 @@ fn a_read_is_done_or_refused_but_never_recorded_into_another_threads_graph() {
         during_captures(&device, |stream| {
             let mut seen = [0; 8];
             match stream.read(&span, &mut seen) {
-                Ok(()) => assert_eq!(seen, [7; 8], "a read that was not done says so"),
-                // The copy was done, and the wait for it fell into a capture.
+                Ok(()) => assert_eq!(seen, [7; 8], "a successful read has copied the bytes"),
+                // The copy has run, and the wait for it overlapped a capture.
                 Err(Error::Capturing { attempt: Attempt::Synchronize }) => {}
                 refused => assert_eq!(refused, capturing),
             }
@@ -61,8 +61,8 @@ fn a_read_is_done_or_refused_but_never_recorded_into_another_threads_graph() {
 }
 
 #[test]
-fn whatever_is_recorded_keeps_what_it_uses() {
-    // Broken, this is a store into memory that is gone, so it gets a process of its own to die in.
+fn captured_work_keeps_its_operands_alive() {
+    // A failure would be a store to unmapped memory, so the test runs in a separate process.
     Ranks::of(1).run(test_name!(), |_| {
         for device in devices() {
             let memory = device.allocate(LEN).unwrap();
@@ -75,11 +75,11 @@ fn whatever_is_recorded_keeps_what_it_uses() {
 }
 
 #[test]
-fn a_thread_that_waits_for_ever_keeps_no_other_from_its_deadline_or_from_enqueuing() {
+fn a_blocked_wait_does_not_block_other_threads_of_the_stream() {
     Ranks::of(1).run(test_name!(), |_| {
         let device = Deferred::backend(HostConfig::default(), seed()).unwrap().device(0).unwrap();
         let map = device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
-        let (reached, ticket, event) = reached_when_told(&device);
+        let (host_event, ticket, event) = manual_event(&device);
         let stream = device.stream().unwrap();
         stream.await_event(&event).unwrap();
         std::thread::scope(|scope| {
@@ -90,38 +90,38 @@ fn a_thread_that_waits_for_ever_keeps_no_other_from_its_deadline_or_from_enqueui
                 stream.fill(&map.all(), 1).unwrap();
                 std::thread::yield_now();
             }
-            reached.reach(ticket, Duration::ZERO);
+            host_event.complete(ticket, Duration::ZERO);
             assert_eq!(waiter.join().unwrap(), Ok(()));
         });
     });
 }
 
-/// An event that is reached when the test says so, and its ticket.
-fn reached_when_told(device: &Device) -> (HostEvent, u64, Event) {
-    let reached = HostEvent::shared().unwrap();
-    let ticket = reached.next_ticket();
-    reached.ask(ticket);
-    let handle = reached.export().unwrap().unwrap();
-    (reached, ticket, Event::import(device, EventHandle::Fd(handle)).unwrap())
+/// Creates an event that completes when the test calls `complete` with the returned ticket.
+fn manual_event(device: &Device) -> (HostEvent, u64, Event) {
+    let event = HostEvent::shared().unwrap();
+    let ticket = event.next_ticket();
+    event.set_latest(ticket);
+    let handle = event.export().unwrap().unwrap();
+    (event, ticket, Event::import(device, EventHandle::Fd(handle)).unwrap())
 }
 
-/// Where a shared event counts those who wait for it.
+/// The offset of the waiter count in a shared event.
 const WAITERS_OFFSET: usize = 36;
 
 #[test]
-fn a_child_forked_while_a_thread_is_inside_a_stream_is_refused_and_does_not_hang() {
+fn a_child_forked_while_the_stream_is_locked_gets_errors_and_does_not_hang() {
     Ranks::of(1).run(test_name!(), |_| {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let map = device.allocate(LEN).unwrap().map(Rights::ReadWrite).unwrap();
         let (span, stream) = (map.span(0, 8).unwrap(), device.stream().unwrap());
         let (empty, order) =
             (stream.capture(|_| Ok(())).unwrap(), Event::create(&device, EventKind::Order).unwrap());
-        let (reached, ticket, event) = reached_when_told(&device);
-        let words = Memfd::import(reached.export().unwrap().unwrap(), vm::page_size()).unwrap();
+        let (host_event, ticket, event) = manual_event(&device);
+        let words = Memfd::import(host_event.export().unwrap().unwrap(), vm::page_size()).unwrap();
         let words = SharedMap::create(&words, vm::Protection::Read).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| stream.await_event(&event).unwrap());
-            // The stream's lock is held from here on.
+            // The thread holds the stream's lock from here on.
             while words.bytes().read_u32(WAITERS_OFFSET).unwrap().load_acquire() == 0 {
                 std::thread::yield_now();
             }
@@ -137,7 +137,7 @@ fn a_child_forked_while_a_thread_is_inside_a_stream_is_refused_and_does_not_hang
                 assert_eq!(empty.launch(&stream), forked(Attempt::LaunchGraph));
                 assert_eq!(stream.synchronize(Deadline::NEVER), forked(Attempt::Synchronize));
             });
-            reached.reach(ticket, Duration::ZERO);
+            host_event.complete(ticket, Duration::ZERO);
         });
     });
 }

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 use wholemem::{Rank, SymmetricMemory};
 use wholemem_comm::{Bootstrap, UniqueId};
-use wholemem_hal::{Device, PlainBuffer, Stream};
+use wholemem_hal::{CudaMallocBuffer, Device, Stream};
 use wholemem_os::{Deadline, ForkEpoch};
 
 use crate::array::{Layout, Place, View};
@@ -58,7 +58,7 @@ impl CommState {
         if Place::of(device) == Place::CPU || layout.len() == 0 {
             return View::zeroed(layout);
         }
-        let buffer = PlainBuffer::create(device, layout.len())?;
+        let buffer = CudaMallocBuffer::create(device, layout.len())?;
         View::of_span(buffer.all(), Place::of(device), layout)
     }
 }

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use wholemem::files::FileError;
 use wholemem_comm::{Error as CommError, Rank};
-use wholemem_hal::{Cause, Error as HalError};
+use wholemem_hal::{BackendError, Error as HalError};
 use wholemem_os::{Errno, Error as OsError};
 
 /// What a forked child can do.
@@ -239,9 +239,11 @@ impl From<HalError> for Raised {
             message = format!("{message}: {source}");
         }
         let raised = match &error {
-            HalError::Failed { cause: Cause::Os(cause), .. } => os(cause, message),
-            HalError::Failed { cause: Cause::OutOfMemory { .. }, .. } => Self::new("OutOfMemory", message),
-            HalError::Failed { cause: Cause::Driver { code, .. }, .. } if code.0 == 2 => {
+            HalError::Failed { cause: BackendError::Os(cause), .. } => os(cause, message),
+            HalError::Failed { cause: BackendError::OutOfMemory { .. }, .. } => {
+                Self::new("OutOfMemory", message)
+            }
+            HalError::Failed { cause: BackendError::Driver { code, .. }, .. } if code.0 == 2 => {
                 Self::new("OutOfMemory", message)
             }
             HalError::Failed { .. } | HalError::InUse { .. } => Self::new("Error", message),

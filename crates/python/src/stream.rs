@@ -171,7 +171,7 @@ impl CommState {
         let place = known.iter().position(|(number, _)| *number == handle).unwrap_or_else(|| {
             // SAFETY: the caller guarantees that the number is that of a stream of this device, and that the stream outlives the
             // communicator's memory, and so the last clone.
-            known.push((handle, unsafe { Stream::from_lasting(self.comm.device(), handle) }));
+            known.push((handle, unsafe { Stream::from_foreign_static(self.comm.device(), handle) }));
             known.len() - 1
         });
         known.swap(0, place);

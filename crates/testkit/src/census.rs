@@ -1,43 +1,44 @@
-//! What this process holds of the kernel, counted before and after.
+//! Lists the kernel resources of this process, to compare them before and after an operation.
 //!
-//! Other threads hold things too, so a census means something only in a process of its own: see [`crate::ranks`].
+//! Other threads open files and map memory too, so a census is only meaningful in a separate process: see
+//! [`crate::ranks`].
 
 use std::collections::BTreeMap;
 use std::fs;
 
-/// The file descriptors and maps of this process.
+/// The file descriptors and mappings of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Census {
-    /// What each open descriptor is.
+    /// The link target of each open descriptor.
     pub fds: BTreeMap<u32, String>,
-    /// How many maps there are of each kind: rights, backing and length. The C library's heap and the stacks are left
-    /// out: they come and go with every allocation.
+    /// The number of mappings by access rights, backing file and length. The C library's heap and stacks are excluded,
+    /// because they change with every allocation.
     pub maps: BTreeMap<(String, String, u64), usize>,
 }
 
 impl Census {
-    /// Counts now.
+    /// Takes a census now.
     ///
     /// # Panics
-    /// When `/proc` cannot be read.
+    /// If `/proc` cannot be read.
     #[must_use]
     pub fn take() -> Self {
         Self { fds: fds(), maps: maps() }
     }
 
-    /// Fails, naming what came and what went, unless this census equals `before`.
+    /// Asserts that this census equals `before`; otherwise the message lists what was added and removed.
     ///
     /// # Panics
-    /// When they differ.
+    /// If the two differ.
     pub fn assert_same_as(&self, before: &Self, when: &str) {
         let list = |from: &Self, other: &Self| {
             let fds = from.fds.iter().filter(|entry| other.fds.get(entry.0) != Some(entry.1));
             let maps = from.maps.iter().filter(|entry| other.maps.get(entry.0) != Some(entry.1));
-            let fds = fds.map(|(fd, what)| format!("fd {fd} {what}"));
+            let fds = fds.map(|(fd, target)| format!("fd {fd} {target}"));
             fds.chain(maps.map(|(map, count)| format!("{count} x {map:?}"))).collect::<Vec<_>>()
         };
-        let (came, went) = (list(self, before), list(before, self));
-        assert!(came.is_empty() && went.is_empty(), "{when}: came {came:#?}, went {went:#?}");
+        let (added, removed) = (list(self, before), list(before, self));
+        assert!(added.is_empty() && removed.is_empty(), "{when}: added {added:#?}, removed {removed:#?}");
     }
 }
 
@@ -47,7 +48,7 @@ fn fds() -> BTreeMap<u32, String> {
         let entry = entry.expect("/proc/self/fd can be listed");
         let fd = entry.file_name().to_str()?.parse().ok()?;
         let target = fs::read_link(entry.path()).ok()?.display().to_string();
-        // The listing's own descriptor shows itself.
+        // Skip the descriptor of the directory listing itself.
         (!target.ends_with("/fd")).then_some((fd, target))
     });
     entries.collect()

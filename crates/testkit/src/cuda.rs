@@ -1,4 +1,4 @@
-//! The GPU in tests: the real one where there is one, the fake driver where there is none, and kernels for both.
+//! The GPU in tests: the real one if there is one, otherwise the fake driver, and kernels for both.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -11,18 +11,18 @@ use tempfile::TempDir;
 use wholemem_hal::{Backend, BackendKind};
 use wholemem_os::PidFd;
 
-use crate::ranks::{Ranks, patience};
+use crate::ranks::{Ranks, default_deadline};
 
-/// The kernels of `kernels/testing.cu`.
+/// The PTX of `kernels/testing.cu`.
 pub const TESTING_PTX: &str = include_str!("../kernels/ptx/testing.ptx");
 
-/// The collectives, which make mistakes where a test asks for them.
+/// The PTX of the collectives with mutants: deliberate errors that a test can enable.
 pub const COLLECTIVE_PTX: &str = include_str!("../../wholemem/kernels/ptx/collective.testing.ptx");
 
-/// The CUDA backend, or a visible skip. With `WHOLEMEM_REQUIRE_CUDA=1` a skip is a failure.
+/// Opens the CUDA backend, or reports a skip. With `WHOLEMEM_REQUIRE_CUDA=1` a skip is a failure.
 ///
 /// # Panics
-/// When CUDA is required and is not there.
+/// If CUDA is required but not available.
 #[must_use]
 pub fn backend() -> Option<Backend> {
     match Backend::open(BackendKind::Cuda) {
@@ -36,46 +36,46 @@ pub fn backend() -> Option<Backend> {
     }
 }
 
-/// The name by which the driver is loaded.
+/// The file name of the driver library.
 const LIBRARY: &str = "libcuda.so.1";
 
-/// Where the dynamic loader looks first.
+/// The variable with the search path of the dynamic loader.
 const SEARCH: &str = "LD_LIBRARY_PATH";
 
-/// A folder in which the fake driver is what a program loads as CUDA's.
+/// A folder from which programs load the fake driver as CUDA's driver.
 #[derive(Debug)]
 pub struct FakeCuda {
     folder: TempDir,
 }
 
 impl FakeCuda {
-    /// Installs the fake driver that cargo built beside this test; or a visible skip, where the test binary was taken
-    /// elsewhere without it.
+    /// Installs the fake driver that cargo built next to this test. Reports a skip if the test binary was moved without
+    /// it.
     ///
     /// # Panics
-    /// Under cargo, when it is not there.
+    /// If cargo runs the test and the fake driver is missing.
     #[must_use]
     pub fn install() -> Option<Self> {
         let Some(library) = library() else {
-            assert!(std::env::var_os("CARGO").is_none(), "cargo builds the fake driver beside the tests");
-            crate::skipped("the fake driver does not lie beside this test");
+            assert!(std::env::var_os("CARGO").is_none(), "cargo builds the fake driver next to the tests");
+            crate::skipped("the fake driver is not next to this test binary");
             return None;
         };
-        let fake = Self::around(|place| symlink(&library, place).expect("a link can be made"));
+        let fake = Self::with_library(|path| symlink(&library, path).expect("cannot create a symbolic link"));
         Some(fake)
     }
 
-    /// Installs whatever `make` puts at the path that it is given.
+    /// Installs the library that `create` writes at the given path.
     ///
     /// # Panics
-    /// When there can be no folder for it.
-    pub fn around(make: impl FnOnce(&Path)) -> Self {
-        let folder = tempfile::tempdir().expect("a folder for the driver");
-        make(&folder.path().join(LIBRARY));
+    /// If no temporary folder can be created.
+    pub fn with_library(create: impl FnOnce(&Path)) -> Self {
+        let folder = tempfile::tempdir().expect("cannot create a folder for the driver");
+        create(&folder.path().join(LIBRARY));
         Self { folder }
     }
 
-    /// What the loader is to be told, so that it finds this one.
+    /// The search path with which the dynamic loader finds this driver.
     fn search_path(&self) -> OsString {
         let mut path = self.folder.path().as_os_str().to_owned();
         if let Some(rest) = std::env::var_os(SEARCH) {
@@ -85,20 +85,20 @@ impl FakeCuda {
         path
     }
 
-    /// Ranks that load this driver.
+    /// Rank processes that load this driver.
     #[must_use]
     pub fn ranks(&self, count: usize) -> Ranks {
         Ranks::of(count).env(SEARCH, self.search_path()).env("WHOLEMEM_REQUIRE_CUDA", "1")
     }
 
-    /// Runs the tests of this binary whose names hold one of `filters` again, over this driver with these settings, and
-    /// returns how many passed.
+    /// Runs the tests of this binary whose names contain one of `filters` again, with this driver and these settings,
+    /// and returns the number of passed tests.
     ///
     /// # Panics
-    /// When one fails, or they do not end.
+    /// If a test fails, or the tests do not end before the timeout.
     pub fn rerun(&self, filters: &[&str], settings: &[(&str, &str)]) -> usize {
-        let mut output = tempfile::tempfile().expect("a file for the output");
-        let copy = |output: &File| Stdio::from(output.try_clone().expect("a descriptor can be had"));
+        let mut output = tempfile::tempfile().expect("cannot create a file for the output");
+        let copy = |output: &File| Stdio::from(output.try_clone().expect("cannot duplicate a descriptor"));
         let mut child = Command::new("/proc/self/exe")
             .args(filters)
             .env(SEARCH, self.search_path())
@@ -108,26 +108,26 @@ impl FakeCuda {
             .stdout(copy(&output))
             .stderr(copy(&output))
             .spawn()
-            .expect("this program can be started again");
-        let process = PidFd::open(child.id()).expect("a child that was not waited for has a pidfd");
-        let ended = process.wait_exit(patience()).expect("a child can be waited for");
+            .expect("cannot start this program again");
+        let process = PidFd::open(child.id()).expect("cannot open a pidfd of a child");
+        let ended = process.wait_exit(default_deadline()).expect("cannot wait for a child");
         if !ended {
-            child.kill().expect("a child can be ended");
+            child.kill().expect("cannot kill a child");
         }
-        let status = child.wait().expect("a child can be waited for");
+        let status = child.wait().expect("cannot wait for a child");
         let mut text = String::new();
         output.rewind().and_then(|()| output.read_to_string(&mut text)).expect("the output is text");
-        assert!(ended && status.success(), "over the fake driver ({status}):\n{text}");
+        assert!(ended && status.success(), "on the fake driver ({status}):\n{text}");
         let passed = text.lines().filter_map(|line| line.strip_prefix("test result: ok. "));
         let passed = passed.filter_map(|line| line.split(' ').next()?.parse::<usize>().ok());
         passed.sum()
     }
 }
 
-/// The fake driver, where cargo put it.
+/// The path of the fake driver that cargo built.
 fn library() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let folders = program.ancestors().skip(1).take(2);
-    let mut places = folders.map(|folder| folder.join("libwholemem_fake_cuda.so"));
-    places.find(|place| place.exists())
+    let mut candidates = folders.map(|folder| folder.join("libwholemem_fake_cuda.so"));
+    candidates.find(|path| path.exists())
 }

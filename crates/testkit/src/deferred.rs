@@ -1,7 +1,8 @@
-//! Host streams that run their work late: only when somebody waits or asks, and between streams in a seeded order.
+//! A schedule that runs the work of host streams only when a thread waits or queries, interleaved in a seeded order.
 //!
-//! On the inline host backend a program without a single wait works. Here it reads old bytes, which is what it would
-//! do on a GPU. What is promised is what [`Schedule`] promises: each stream in order, events obeyed, nothing more.
+//! On the inline host backend, a program that lacks a wait still works. On this backend it reads old bytes, as it would
+//! on a GPU. The only guarantees are those of [`Schedule`]: each stream runs in order, and waits for events are
+//! respected.
 
 #![allow(unsafe_code, reason = "a backend is implemented by unsafe functions")]
 
@@ -11,26 +12,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wholemem_hal::host::{HostMemory, HostQueue, Schedule, StreamId, Work};
 use wholemem_hal::{Args, Backend, HostConfig, Result};
 
-/// A schedule that runs nothing before it must.
+/// A schedule that runs work as late as possible.
 #[derive(Debug)]
 pub struct Deferred {
-    state: Mutex<State>,
+    state: Mutex<DeferredState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct DeferredState {
     streams: BTreeMap<StreamId, VecDeque<Work>>,
     seed: u64,
 }
 
 impl Deferred {
-    /// A schedule that chooses between streams by `seed`.
+    /// Creates a schedule that chooses between streams by `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { state: Mutex::new(State { streams: BTreeMap::new(), seed }) }
+        Self { state: Mutex::new(DeferredState { streams: BTreeMap::new(), seed }) }
     }
 
-    /// The host's memory with deferred streams.
+    /// Opens the host backend with deferred streams.
     ///
     /// # Errors
     /// As [`Backend::host`].
@@ -39,30 +40,30 @@ impl Deferred {
         Backend::from_raw(Arc::new(HostMemory::open(config)?), Arc::new(queue))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DeferredState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    /// Runs the first work of a stream, if it is ready.
+impl DeferredState {
+    /// Runs the first operation of a stream, if it is ready.
     fn run_first(&mut self, stream: StreamId) -> bool {
         let Some(queue) = self.streams.get_mut(&stream) else { return false };
         if !queue.front().is_some_and(Work::is_ready) {
             return false;
         }
         let Some(work) = queue.pop_front() else { return false };
-        // Before it runs: a kernel may panic, and has run then.
+        // Removed before it runs: if a kernel panics, it counts as run.
         if queue.is_empty() {
             self.streams.remove(&stream);
         }
-        // SAFETY: whoever submitted it keeps what it touches until it has run, and it runs here, once, in order: the
+        // SAFETY: the submitter keeps the operands alive until the work has run; it runs once and in order, because the
         // lock is held.
         unsafe { work.run() };
         true
     }
 
-    /// Runs the first work of a stream that the seed chooses, or of the next one that is ready.
+    /// Runs the first operation of the stream that the seed chooses, or of the next stream that is ready.
     fn advance(&mut self) -> bool {
         self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let mut streams: Vec<_> = self.streams.keys().copied().collect();
@@ -74,7 +75,7 @@ impl State {
     }
 }
 
-// SAFETY: each stream is a queue whose first work is taken under a lock and only when it is ready; an idle stream has
+// SAFETY: each stream is a queue; its first operation is taken under a lock and only if it is ready; an idle stream has
 // no queue.
 unsafe impl Schedule for Deferred {
     fn runs_inline(&self) -> bool {
@@ -82,12 +83,13 @@ unsafe impl Schedule for Deferred {
     }
 
     unsafe fn submit(&self, stream: StreamId, work: Work<&Args>) {
-        // Another process cannot make us run anything by waiting, so a record it may wait for is run to at once.
-        let others_wait = matches!(&work, Work::Record { event, .. } if event.is_shared());
+        // A wait in another process cannot advance this schedule, so a record of a shared event runs at once, with all
+        // work before it.
+        let is_shared_record = matches!(&work, Work::Record { event, .. } if event.is_shared());
         let mut state = self.state();
-        state.streams.entry(stream).or_default().push_back(work.keep());
-        // So is what that record waits for, on other streams.
-        while others_wait
+        state.streams.entry(stream).or_default().push_back(work.into_owned());
+        // This includes work on other streams that the record depends on.
+        while is_shared_record
             && state.streams.contains_key(&stream)
             && (state.run_first(stream) || state.advance())
         {}

@@ -1,61 +1,59 @@
-//! The fake driver that this process has loaded: failing a call of it, and asking what it holds.
+//! Controls the fake driver that this process has loaded: fails a call, and counts its resources.
 
 #![allow(unsafe_code, reason = "the fake driver is called as a C library")]
 
 use std::ffi::{CStr, c_char};
 
 use libloading::Library;
-use wholemem_fake_cuda::control::{ARM, FIRED, HOLDINGS, Holdings};
+use wholemem_fake_cuda::control::{ARM, FIRED, RESOURCES, ResourceCounts};
 
-/// What an injected failure answers. No code treats it specially, so it has to come through as it is.
+/// The result code of an injected failure. No code treats it specially, so it must be returned unchanged.
 pub const INJECTED: u32 = 987;
 
-/// The fake driver in this process.
+/// The fake driver of this process.
 #[derive(Debug)]
 pub struct FakeDriver {
     arm: extern "C" fn(u64, u32),
     fired: extern "C" fn() -> *const c_char,
-    holdings: extern "C" fn() -> Holdings,
+    resources: extern "C" fn() -> ResourceCounts,
 }
 
 impl FakeDriver {
-    /// The driver of this process, which must be the fake one.
+    /// Finds the driver of this process, which must be the fake one.
     ///
     /// # Panics
-    /// When it is not.
+    /// If it is not the fake driver.
     #[must_use]
     pub fn of_process() -> Self {
-        // SAFETY: its initializers have run already: it is what the backend uses.
-        let library = unsafe { Library::new("libcuda.so.1") }.expect("a driver is loaded");
-        // SAFETY: the symbol has this type in the crate of the fake driver, from where its name comes.
-        let arm = *unsafe { library.get(ARM.as_bytes()) }.expect("the fake driver");
-        // SAFETY: the symbol has the type of the field `fired` in the crate of the fake driver, from where its name
-        // comes.
-        let fired = *unsafe { library.get(FIRED.as_bytes()) }.expect("the fake driver");
-        // SAFETY: the symbol has the type of the field `holdings` in the crate of the fake driver, from where its name
-        // comes.
-        let holdings = *unsafe { library.get(HOLDINGS.as_bytes()) }.expect("the fake driver");
-        // The functions are used for as long as the process lives.
+        // SAFETY: the backend has loaded this library already, so its initializers have run.
+        let library = unsafe { Library::new("libcuda.so.1") }.expect("cannot load the driver");
+        // SAFETY: the fake driver defines the symbol with this type; the constant is its name.
+        let arm = *unsafe { library.get(ARM.as_bytes()) }.expect("not the fake driver");
+        // SAFETY: the fake driver defines the symbol with the type of the field `fired`; the constant is its name.
+        let fired = *unsafe { library.get(FIRED.as_bytes()) }.expect("not the fake driver");
+        // SAFETY: the fake driver defines the symbol with the type of the field `resources`; the constant is its name.
+        let resources = *unsafe { library.get(RESOURCES.as_bytes()) }.expect("not the fake driver");
+        // The functions are used until the process exits.
         std::mem::forget(library);
-        Self { arm, fired, holdings }
+        Self { arm, fired, resources }
     }
 
-    /// Makes the `nth` call from now on (counted from 1) fail, once; zero ends the plan.
+    /// Makes the `nth` call from now on (counted from 1) fail once; zero disarms.
     pub fn arm(&self, nth: u64) {
         (self.arm)(nth, INJECTED);
     }
 
-    /// The function that was made to fail.
+    /// The function that was made to fail since the last `arm`.
     #[must_use]
     pub fn fired(&self) -> Option<&'static str> {
         let name = (self.fired)();
-        // SAFETY: it is null, or a string constant of a library that stays.
+        // SAFETY: the pointer is null or a string constant of a library that is never unloaded.
         (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default())
     }
 
-    /// What the driver holds for this process.
+    /// The number of resources that the driver holds for this process.
     #[must_use]
-    pub fn holdings(&self) -> Holdings {
-        (self.holdings)()
+    pub fn resources(&self) -> ResourceCounts {
+        (self.resources)()
     }
 }

@@ -1,4 +1,4 @@
-//! Any backend, with its nth raw call failing: nothing may leak, and the error must be exactly that failure.
+//! Wraps a backend and fails its nth raw call, to check that callers leak nothing and return exactly that error.
 
 #![allow(unsafe_code, reason = "a backend is implemented by unsafe functions")]
 
@@ -8,32 +8,32 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wholemem_hal::raw::{
-    Address, EventHandle, EventKind, Fact, Imported, Properties, RawAllocation, RawEvent, RawFunction,
-    RawGraph, RawMemory, RawModule, RawQueue, RawStream,
+    Address, AllocationProperties, BackendFact, EventHandle, EventKind, ImportedAllocation, RawAllocation,
+    RawEvent, RawFunction, RawGraph, RawMemory, RawModule, RawQueue, RawStream,
 };
 use wholemem_hal::{
-    AllocationSpec, Args, Backend, BackendKind, Cause, DeviceId, DeviceInfo, Grant, Granularity, HandleKind,
-    KernelImage, LaunchShape, Result, Rights, ShareHandle,
+    AllocationSpec, Args, Backend, BackendError, BackendKind, DeviceId, DeviceInfo, Grant, Granularity,
+    HandleKind, KernelImage, LaunchShape, Result, Rights, ShareHandle,
 };
 use wholemem_os::{Deadline, Errno, Error, PrivateMap};
 
-/// What an injected failure answers. No code treats it specially, so it has to come through as it is.
+/// The error of an injected failure. No code treats it specially, so it must be returned unchanged.
 pub const INJECTED: Errno = Errno::NFILE;
 
-/// The plan of which call is to fail, shared with the backend it is for.
+/// Selects the raw call to fail. It is shared with the wrapped backend.
 #[derive(Debug, Clone, Default)]
 pub struct Fault {
-    plan: Arc<Mutex<Plan>>,
+    plan: Arc<Mutex<FaultPlan>>,
 }
 
 #[derive(Debug, Default)]
-struct Plan {
+struct FaultPlan {
     calls_left: u64,
     fired: Option<&'static str>,
 }
 
 impl Fault {
-    /// A backend over these raw parts whose calls this plan can fail.
+    /// Creates a backend from raw implementations whose calls can be made to fail.
     ///
     /// # Errors
     /// As [`Backend::from_raw`].
@@ -44,28 +44,28 @@ impl Fault {
         Ok((Backend::from_raw(Arc::new(memory), Arc::new(queue))?, fault))
     }
 
-    /// Makes the `nth` call from now on (counted from 1) fail, once; zero ends the plan.
+    /// Makes the `nth` call from now on (counted from 1) fail once; zero disarms.
     pub fn arm(&self, nth: u64) {
-        *self.plan() = Plan { calls_left: nth, fired: None };
+        *self.plan() = FaultPlan { calls_left: nth, fired: None };
     }
 
-    /// The verb that was made to fail.
+    /// The name of the call that was made to fail since the last `arm`.
     #[must_use]
     pub fn fired(&self) -> Option<&'static str> {
         self.plan().fired
     }
 
-    fn plan(&self) -> MutexGuard<'_, Plan> {
+    fn plan(&self) -> MutexGuard<'_, FaultPlan> {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pass(&self, verb: &'static str) -> Result<(), Cause> {
+    fn count_call(&self, name: &'static str) -> Result<(), BackendError> {
         let mut plan = self.plan();
         match plan.calls_left {
             0 => Ok(()),
             1 => {
-                *plan = Plan { calls_left: 0, fired: Some(verb) };
-                Err(Cause::Os(Error::Call { call: verb, errno: INJECTED }))
+                *plan = FaultPlan { calls_left: 0, fired: Some(name) };
+                Err(BackendError::Os(Error::Call { call: name, errno: INJECTED }))
             }
             more => {
                 plan.calls_left = more - 1;
@@ -87,18 +87,18 @@ struct FaultQueue<Q> {
     fault: Fault,
 }
 
-/// Methods that fail by plan, or do what the backend beneath does.
+/// Defines methods that fail if the armed call number is reached, and otherwise call the inner backend.
 macro_rules! forward {
-    ($(fn $verb:ident(&self $(, $arg:ident: $type:ty)*) -> $answer:ty;)*) => {$(
-        unsafe fn $verb(&self $(, $arg: $type)*) -> Result<$answer, Cause> {
-            self.fault.pass(stringify!($verb))?;
-            // SAFETY: passed on from the caller.
-            unsafe { self.inner.$verb($($arg),*) }
+    ($(fn $name:ident(&self $(, $arg:ident: $type:ty)*) -> $result:ty;)*) => {$(
+        unsafe fn $name(&self $(, $arg: $type)*) -> Result<$result, BackendError> {
+            self.fault.count_call(stringify!($name))?;
+            // SAFETY: the caller guarantees the contract of the inner call.
+            unsafe { self.inner.$name($($arg),*) }
         }
     )*};
 }
 
-// SAFETY: what is not refused is done by a backend that keeps the contract; a refused call changes nothing.
+// SAFETY: calls that do not fail are made by a backend that keeps the contract; a failed call has no effect.
 unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
     fn kind(&self) -> BackendKind {
         self.inner.kind()
@@ -108,12 +108,12 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         self.inner.devices()
     }
 
-    fn facts(&self) -> Vec<Fact> {
+    fn facts(&self) -> Vec<BackendFact> {
         self.inner.facts()
     }
 
-    fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, Cause> {
-        self.fault.pass("granularity")?;
+    fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, BackendError> {
+        self.fault.count_call("granularity")?;
         self.inner.granularity(spec)
     }
 
@@ -127,11 +127,11 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> ();
         fn unmap(&self, at: Address, len: usize) -> ();
         fn export(&self, allocation: RawAllocation, kind: HandleKind, rights: Rights) -> ShareHandle;
-        fn import(&self, device: DeviceId, handle: ShareHandle, len: usize) -> Imported;
+        fn import(&self, device: DeviceId, handle: ShareHandle, len: usize) -> ImportedAllocation;
         fn retain(&self, at: Address) -> RawAllocation;
         fn address_range(&self, at: Address) -> (Address, usize);
         fn device_at(&self, at: Address) -> Option<DeviceId>;
-        fn properties(&self, allocation: RawAllocation) -> Properties;
+        fn properties(&self, allocation: RawAllocation) -> AllocationProperties;
         fn dma_buf(&self, at: Address, len: usize) -> OwnedFd;
         fn populate(&self, at: Address, len: usize, rights: Rights) -> ();
         fn enlarge_pages(&self, at: Address, len: usize) -> ();
@@ -140,29 +140,29 @@ unsafe impl<M: RawMemory> RawMemory for FaultMemory<M> {
         fn unpin(&self, at: Address, len: usize) -> ();
         fn register(&self, at: NonNull<u8>, len: usize, rights: Rights) -> Address;
         fn unregister(&self, at: NonNull<u8>, len: usize) -> ();
-        fn create_plain(&self, device: DeviceId, len: usize) -> Address;
-        fn free_plain(&self, device: DeviceId, at: Address) -> ();
-        fn export_plain(&self, device: DeviceId, at: Address) -> ShareHandle;
-        fn open_plain(&self, device: DeviceId, handle: &ShareHandle) -> Address;
-        fn close_plain(&self, device: DeviceId, at: Address) -> ();
+        fn cuda_malloc(&self, device: DeviceId, len: usize) -> Address;
+        fn cuda_free(&self, device: DeviceId, at: Address) -> ();
+        fn export_cuda_ipc(&self, device: DeviceId, at: Address) -> ShareHandle;
+        fn open_cuda_ipc(&self, device: DeviceId, handle: &ShareHandle) -> Address;
+        fn close_cuda_ipc(&self, device: DeviceId, at: Address) -> ();
         fn create_multicast(&self, devices: &[DeviceId], len: usize) -> RawAllocation;
         fn bind_multicast(&self, multicast: RawAllocation, allocation: RawAllocation, len: usize) -> ();
         fn revoke(&self, at: Address, len: usize) -> ();
         fn map_private(&self, allocation: RawAllocation, offset: usize, len: usize) -> Option<PrivateMap>;
     }
 
-    fn keeps_exports(&self) -> bool {
-        self.inner.keeps_exports()
+    fn caches_exports(&self) -> bool {
+        self.inner.caches_exports()
     }
 
-    fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, Cause> {
-        self.fault.pass("host_pointer")?;
+    fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, BackendError> {
+        self.fault.count_call("host_pointer")?;
         self.inner.host_pointer(at)
     }
 }
 
-// SAFETY: a call that is not refused is passed to a queue that keeps the contract; a refused call changes nothing, as
-// `end_capture` undoes what it did.
+// SAFETY: calls that do not fail are made by a queue that keeps the contract; a failed call has no effect, because
+// `end_capture` undoes its own.
 unsafe impl<Q: RawQueue> RawQueue for FaultQueue<Q> {
     fn runs_inline(&self) -> bool {
         self.inner.runs_inline()
@@ -193,12 +193,12 @@ unsafe impl<Q: RawQueue> RawQueue for FaultQueue<Q> {
         fn launch(&self, stream: RawStream, function: RawFunction, shape: &LaunchShape, args: &Args) -> ();
     }
 
-    unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, Cause> {
-        // A capture ends whatever the answer, so this one is done first and undone.
-        // SAFETY: passed on from the caller.
+    unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, BackendError> {
+        // A capture must end even if the call fails, so it is ended first and then undone. SAFETY: the caller
+        // guarantees the contract of the inner call.
         let graph = unsafe { self.inner.end_capture(stream) }?;
-        if let Err(cause) = self.fault.pass("end_capture") {
-            // SAFETY: the graph was made in the line above and nobody has seen it.
+        if let Err(cause) = self.fault.count_call("end_capture") {
+            // SAFETY: the graph was created above, and no other code uses it.
             unsafe { self.inner.destroy_graph(graph) }?;
             return Err(cause);
         }

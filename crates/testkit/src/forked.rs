@@ -1,61 +1,61 @@
-//! A test that goes on in a forked child, where inherited handles must refuse to work.
+//! Runs part of a test in a forked child, where inherited handles must return errors.
 
 #![allow(unsafe_code, reason = "`fork` is unsafe")]
 
 use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Forks, runs `body` in the child, and fails here if it failed there.
+/// Forks, runs `body` in the child, and fails in the parent if it failed in the child.
 ///
 /// # Panics
-/// When `body` panicked, with its words; when the process cannot fork.
+/// If `body` panics, with its message; if the process cannot fork.
 pub fn in_forked_child(body: impl FnOnce()) {
-    let (mut reader, mut writer) = std::io::pipe().expect("a pipe can be had");
-    // SAFETY: the child runs on with one thread, a copy of this one. The C library makes its allocator usable there;
-    // `body` takes no lock that another thread of ours could have held.
+    let (mut reader, mut writer) = std::io::pipe().expect("cannot create a pipe");
+    // SAFETY: the child continues with one thread, a copy of this one. The C library makes its allocator usable there;
+    // `body` takes no lock that another thread of the test could hold.
     match unsafe { libc::fork() } {
         -1 => panic!("cannot fork: {}", std::io::Error::last_os_error()),
         0 => {
-            let words = match catch_unwind(AssertUnwindSafe(body)) {
+            let message = match catch_unwind(AssertUnwindSafe(body)) {
                 Ok(()) => "ok".to_owned(),
-                Err(panic) => panic_words(&*panic),
+                Err(panic) => panic_message(&*panic),
             };
-            let _ = writer.write_all(words.as_bytes());
-            // SAFETY: ends the child at once, running nothing that belongs to the parent.
+            let _ = writer.write_all(message.as_bytes());
+            // SAFETY: exits the child at once, without running destructors or exit handlers of the parent.
             unsafe { libc::_exit(0) }
         }
         child => {
             drop(writer);
-            let mut words = String::new();
-            reader.read_to_string(&mut words).expect("the child's words are text");
-            // SAFETY: the child is ours, and is waited for once.
+            let mut message = String::new();
+            reader.read_to_string(&mut message).expect("the child's message is text");
+            // SAFETY: `child` is a child of this process and is waited for once.
             let waited = unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
-            assert_eq!(waited, child, "the child was waited for");
-            assert_eq!(words, "ok", "in the forked child");
+            assert_eq!(waited, child, "waitpid returns the child");
+            assert_eq!(message, "ok", "in the forked child");
         }
     }
 }
 
-/// Forks a child that runs `body`, ends, and is waited for by nobody here.
+/// Forks a child that runs `body` and exits. The caller does not wait for it.
 ///
 /// # Panics
-/// When the process cannot fork.
+/// If the process cannot fork.
 pub fn leave_forked_child(body: impl FnOnce()) {
-    // SAFETY: as in `in_forked_child`.
+    // SAFETY: the child continues with one thread; `body` takes no lock that another thread of the test could hold.
     match unsafe { libc::fork() } {
         -1 => panic!("cannot fork: {}", std::io::Error::last_os_error()),
         0 => {
             let _ = catch_unwind(AssertUnwindSafe(body));
-            // SAFETY: as in `in_forked_child`.
+            // SAFETY: exits the child at once, without running destructors or exit handlers of the parent.
             unsafe { libc::_exit(0) }
         }
         _ => {}
     }
 }
 
-fn panic_words(panic: &(dyn std::any::Any + Send)) -> String {
-    let words = panic.downcast_ref::<String>().map(String::as_str);
-    words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_owned()
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without message").to_owned()
 }
 
 #[cfg(test)]
@@ -63,9 +63,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_in_the_child_is_a_failure_here() {
-        let failure = catch_unwind(|| in_forked_child(|| panic!("as asked")));
-        let words = panic_words(&*failure.expect_err("the child failed"));
-        assert!(words.contains("as asked"), "{words}");
+    fn a_failure_in_the_child_fails_the_parent() {
+        let failure = catch_unwind(|| in_forked_child(|| panic!("intended by the test")));
+        let message = panic_message(&*failure.expect_err("the child failed"));
+        assert!(message.contains("intended by the test"), "{message}");
     }
 }

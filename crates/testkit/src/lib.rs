@@ -1,22 +1,22 @@
-//! What wholemem's tests are made of: conformance suites, backends that misbehave on purpose, and ranks as processes.
+//! Test infrastructure of wholemem: conformance suites, backends with injected faults, and test ranks as processes.
 //!
-//! | room | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`mod@conformance`] | one suite for all backends: what each must do, and what each must refuse |
-//! | [`corpus`] | the corpora of fuzz targets, played and changed by a seeded dice |
-//! | [`fault`] | any backend, with its nth call failing |
-//! | [`deferred`] | host streams that run their work late, and in an order nobody should rely on |
-//! | [`cuda`] | the real GPU, or a visible skip; the fake driver in its place; kernels for tests |
-//! | [`driver`] | the fake driver of this process: failing a call of it, and asking what it holds |
-//! | [`sweep`] | a path walked again and again, failing at each of its calls in turn |
-//! | [`ranks`] | a test that runs as several processes, under a watchdog, leaving nothing behind |
-//! | [`forked`] | a test that goes on in a forked child |
-//! | [`stepper`] | a process walked from system call to system call, and killed or frozen at the nth |
-//! | [`memory_group`] | a control group with a memory limit, real, or the reason why there is none |
-//! | [`silent`] | code that is to make no system call |
-//! | [`census`] | what this process holds of the kernel: file descriptors and maps |
+//! | [`mod@conformance`] | one suite for all backends: required behaviour and required errors |
+//! | [`corpus`] | replays the corpus of a fuzz target, with seeded random mutations |
+//! | [`fault`] | wraps any backend and fails its nth call |
+//! | [`deferred`] | host streams that run work later, interleaved in a seeded order |
+//! | [`cuda`] | the real GPU, or a visible skip; installs the fake driver; kernels for tests |
+//! | [`driver`] | controls the fake driver of this process: fails a call, counts its resources |
+//! | [`sweep`] | runs a path once per call, with that call failing |
+//! | [`ranks`] | runs a test as several processes, with a watchdog |
+//! | [`forked`] | runs part of a test in a forked child |
+//! | [`stepper`] | traces the system calls of a process, and kills or stops it at the nth |
+//! | [`memory_group`] | a cgroup with a memory limit, or the reason why it cannot be created |
+//! | [`no_syscalls`] | checks that code makes no system call |
+//! | [`census`] | lists the file descriptors and mappings of this process |
 //!
-//! Nothing here sleeps to get an order, and nothing asserts an upper time.
+//! No module sleeps to enforce an order or asserts an upper time limit.
 
 use std::hash::{BuildHasher, Hasher};
 use std::io::Write;
@@ -30,8 +30,8 @@ pub mod driver;
 pub mod fault;
 pub mod forked;
 pub mod memory_group;
+pub mod no_syscalls;
 pub mod ranks;
-pub mod silent;
 pub mod stepper;
 pub mod sweep;
 
@@ -42,20 +42,20 @@ pub use driver::FakeDriver;
 pub use fault::Fault;
 pub use forked::in_forked_child;
 pub use memory_group::MemoryGroup;
+pub use no_syscalls::without_system_calls;
 pub use ranks::{Rank, Ranks};
-pub use silent::without_system_calls;
 pub use stepper::Stepper;
 
-/// Whether the whole sweeps are asked for, instead of samples.
+/// Returns whether complete sweeps are requested instead of samples (`WHOLEMEM_EXHAUSTIVE`).
 #[must_use]
 pub fn exhaustive() -> bool {
     std::env::var_os("WHOLEMEM_EXHAUSTIVE").is_some_and(|value| value != "0")
 }
 
-/// A seed for this run, printed so that a failure can be repeated with `WHOLEMEM_SEED`.
+/// A seed for this run. It is printed, so that a failure can be repeated with `WHOLEMEM_SEED`.
 ///
 /// # Panics
-/// When `WHOLEMEM_SEED` is set and is no number.
+/// If `WHOLEMEM_SEED` is set but is not a number.
 #[must_use]
 pub fn seed() -> u64 {
     let fresh = || std::hash::RandomState::new().build_hasher().finish();
@@ -65,22 +65,22 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// Says that a test did not run here, and why, past the test program's capture: the test passes, and what a passing
-/// test prints is not shown.
+/// Reports that a test was skipped, and why. It writes to the standard error directly, because the test program does
+/// not show the captured output of passing tests.
 pub fn skipped(reason: &str) {
     let thread = std::thread::current();
     let line = format!("SKIPPED {}: {reason}\n", thread.name().unwrap_or("a test"));
-    // In one piece, since other tests print meanwhile. Nothing is left to do if nobody hears it.
+    // One write, because other tests print concurrently. A write error is ignored: there is no other channel.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Says something that belongs to the outcome of a test.
-#[expect(clippy::print_stderr, reason = "what a test has to say belongs on its standard error")]
+/// Prints a message that belongs to the result of a test.
+#[expect(clippy::print_stderr, reason = "messages of a test belong on its standard error")]
 pub fn report(text: &str) {
     eprintln!("{text}");
 }
 
-/// The examples in the README, compiled and run with the others: here, where every library can be named.
+/// Compiles and runs the examples of the README as doctests of this crate, which depends on all libraries.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;

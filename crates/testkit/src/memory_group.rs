@@ -1,6 +1,6 @@
-//! A control group with a memory limit, of the version that this machine has, for tests that need a real one.
+//! A cgroup (version 1 or 2) with a memory limit, for tests that need a real one.
 //!
-//! Only root, or a user to whom groups were delegated, can make one: [`MemoryGroup::create`] says why where it cannot be made.
+//! Only root, or a user with delegated cgroups, can create one: otherwise [`MemoryGroup::create`] returns the reason.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,59 +8,61 @@ use std::time::Duration;
 
 use wholemem_os::Deadline;
 
-/// A group, removed when dropped. Processes in it must have been told to end by then.
+/// A cgroup that is removed on drop. Processes in it must have been killed by then.
 #[derive(Debug)]
 pub struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
-    /// Makes a group whose processes may use so many bytes together.
+    /// Creates a cgroup whose processes may use `limit` bytes together.
     ///
     /// # Errors
-    /// Why this machine does not let this user make one.
+    /// The reason why this user cannot create one on this machine.
     pub fn create(name: &str, limit: usize) -> Result<Self, String> {
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let field = |of: &str| own.lines().find_map(|line| line.split_once(':')?.1.strip_prefix(of));
         let inside = |root: &str, path: &str| Path::new(root).join(path.trim_start_matches('/'));
-        let (above, file) = match (field("memory:"), field(":")) {
+        let (parent, file) = match (field("memory:"), field(":")) {
             (Some(path), _) => (inside("/sys/fs/cgroup/memory", path), "memory.limit_in_bytes"),
-            // In version 2, a group with processes has no groups with limits below it: it is made beside this one.
+            // In cgroup version 2, a group that contains processes cannot have child groups with limits: create a sibling of this
+            // one.
             (None, Some(path)) => {
                 let own = inside("/sys/fs/cgroup", path);
-                let above = if path == "/" { own.clone() } else { own.with_file_name("") };
-                (above, "memory.max")
+                let parent = if path == "/" { own.clone() } else { own.with_file_name("") };
+                (parent, "memory.max")
             }
-            (None, None) => return Err("this process is in no control group".to_owned()),
+            (None, None) => return Err("this process is in no cgroup".to_owned()),
         };
-        let folder = above.join(format!("wholemem-{name}-{}", std::process::id()));
-        let refused = |error: std::io::Error| format!("no control group `{}`: {error}", folder.display());
+        let folder = parent.join(format!("wholemem-{name}-{}", std::process::id()));
+        let refused =
+            |error: std::io::Error| format!("cannot create the cgroup `{}`: {error}", folder.display());
         fs::create_dir(&folder).map_err(refused)?;
         let group = Self(folder.clone());
         if !folder.join(file).exists() {
-            return Err(format!("`{}` has no memory controller", above.display()));
+            return Err(format!("`{}` has no memory controller", parent.display()));
         }
         fs::write(folder.join(file), limit.to_string()).map_err(refused)?;
         Ok(group)
     }
 
-    /// The folder of the group, for processes that are to join it.
+    /// The folder of the cgroup, for processes that join it.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.0
     }
 
-    /// Moves this process, and so the children that it starts from now on, into the group with this folder.
+    /// Moves this process, and children that it starts later, into the cgroup with this folder.
     ///
     /// # Panics
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn join(folder: &Path) {
         let joined = fs::write(folder.join("cgroup.procs"), std::process::id().to_string());
-        joined.expect("a process can be moved to a group of its own user");
+        joined.expect("cannot move this process to the cgroup");
     }
 }
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // Processes that were killed leave it when the kernel has ended them.
+        // Killed processes leave the cgroup when the kernel has finished their exit.
         let deadline = Deadline::after(Duration::from_secs(60));
         while fs::remove_dir(&self.0).is_err() && !deadline.has_passed() {
             std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! A test that runs as several processes: the test binary starts itself again as rank n.
+//! Runs a test as several processes: the test binary starts itself again as rank n.
 //!
 //! ```text
 //!   cargo test ── the_test (the harness)
@@ -7,9 +7,9 @@
 //!                   └─ the_test as rank 2 ──┘
 //! ```
 //!
-//! What it keeps true: every rank is a new program, not a forked copy; all of them are dead and reaped when the test
-//! ends, also when it fails or is killed; a test that hangs is ended by the watchdog, and the output of every rank is
-//! shown. Ranks have as standard input the socket through which they get the sockets to their peers.
+//! Guarantees: every rank is a new program, not a forked copy. All ranks are dead and reaped when the test ends, even
+//! if it fails or is killed. A watchdog ends a test that hangs, and the output of every rank is shown. The standard
+//! input of a rank is a socket through which it receives the sockets to its peers.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -30,16 +30,16 @@ const TEST: &str = "WHOLEMEM_TEST";
 const RANK: &str = "WHOLEMEM_TEST_RANK";
 const PARENT: &str = "WHOLEMEM_TEST_PARENT";
 const PARAMETER: &str = "WHOLEMEM_TEST_PARAMETER";
-const APART: &str = "WHOLEMEM_TEST_APART";
-const PATIENCE: &str = "WHOLEMEM_TEST_SECONDS";
+const IN_NAMESPACE: &str = "WHOLEMEM_TEST_APART";
+const TIMEOUT: &str = "WHOLEMEM_TEST_SECONDS";
 
-/// A rank's last word.
+/// The last message of a rank.
 const DONE: &[u8] = b"done";
 
-/// How long a test may take before the watchdog ends it. Far above what any takes: it catches hangs, not slowness.
-const DEFAULT_PATIENCE: u64 = 300;
+/// The timeout of a test in seconds. It is far above what any test takes: it detects hangs, not slowness.
+const DEFAULT_TIMEOUT: u64 = 300;
 
-/// The name of the test function this stands in, as the test binary knows it.
+/// The name of the enclosing test function, as the test binary knows it.
 #[macro_export]
 macro_rules! test_name {
     () => {{
@@ -50,7 +50,7 @@ macro_rules! test_name {
     }};
 }
 
-/// How many processes a test runs as, and what becomes of them.
+/// Configures the processes that a test runs as.
 #[derive(Debug)]
 pub struct Ranks {
     count: usize,
@@ -58,130 +58,139 @@ pub struct Ranks {
     users: BTreeMap<usize, u32>,
     variables: BTreeMap<OsString, OsString>,
     parameter: String,
-    apart: Vec<usize>,
-    rooted: Vec<usize>,
-    patience: Deadline,
+    in_namespaces: Vec<usize>,
+    user_namespace_roots: Vec<usize>,
+    deadline: Deadline,
 }
 
 impl Ranks {
-    /// A test of `count` ranks.
+    /// Configures a test of `count` ranks.
     #[must_use]
     pub fn of(count: usize) -> Self {
         let (killed, users, variables) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        let (parameter, apart, rooted) = (String::new(), Vec::new(), Vec::new());
-        Self { count, killed, users, variables, parameter, apart, rooted, patience: patience() }
+        let (parameter, in_namespaces, user_namespace_roots) = (String::new(), Vec::new(), Vec::new());
+        Self {
+            count,
+            killed,
+            users,
+            variables,
+            parameter,
+            in_namespaces,
+            user_namespace_roots,
+            deadline: default_deadline(),
+        }
     }
 
-    /// A rank that is to be killed in the course of the test. It is a failure if it is not.
+    /// Expects a rank to be killed during the test; the test fails if it is not.
     #[must_use]
     pub fn killed(mut self, rank: usize) -> Self {
         self.killed.push(rank);
         self
     }
 
-    /// A rank that runs as another user. Only root can start one.
+    /// Runs a rank as another user, which only root can do.
     #[must_use]
     pub fn as_user(mut self, rank: usize, user: u32) -> Self {
         self.users.insert(rank, user);
         self
     }
 
-    /// An environment variable of every rank.
+    /// Sets an environment variable of every rank.
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.variables.insert(name.into(), value.into());
         self
     }
 
-    /// Whether this process is a rank already.
+    /// Returns whether this process is a rank.
     #[must_use]
     pub fn is_rank() -> bool {
         std::env::var_os(TEST).is_some()
     }
 
-    /// A text that every rank is given, so that one test can run several times, each time as another case.
+    /// Sets a text that every rank receives, so that one test function can run several cases.
     #[must_use]
     pub fn parameter(mut self, parameter: impl Into<String>) -> Self {
         self.parameter = parameter.into();
         self
     }
 
-    /// A rank that runs in PID and network namespaces of its own.
+    /// Runs a rank in its own PID and network namespaces.
     #[must_use]
-    pub fn apart(mut self, rank: usize) -> Self {
-        self.apart.push(rank);
+    pub fn in_own_namespaces(mut self, rank: usize) -> Self {
+        self.in_namespaces.push(rank);
         self
     }
 
-    /// A rank that is another user, and root of a user namespace of its own.
+    /// Runs a rank as another user, as root of its own user namespace.
     #[must_use]
-    pub fn as_root_within(mut self, rank: usize, user: u32) -> Self {
-        self.rooted.push(rank);
+    pub fn as_user_namespace_root(mut self, rank: usize, user: u32) -> Self {
+        self.user_namespace_roots.push(rank);
         self.as_user(rank, user)
     }
 
-    /// Whether a rank can be root of a user namespace here, as that user. In a rank one already is.
+    /// Returns whether a rank can be root of a user namespace as that user. In a rank, returns `true`.
     #[must_use]
-    pub fn can_be_root_within(user: u32) -> bool {
-        let tried = || {
+    pub fn can_be_user_namespace_root(user: u32) -> bool {
+        let attempt = || {
             let program = std::env::current_exe().ok()?;
-            let mut command = rooted(program);
+            let mut command = unshare_user(program);
             command.arg("--list").uid(user).gid(user).stdout(Stdio::null()).stderr(Stdio::null());
             command.status().ok().filter(ExitStatus::success)
         };
-        std::env::var_os(TEST).is_some() || tried().is_some()
+        std::env::var_os(TEST).is_some() || attempt().is_some()
     }
 
-    /// Whether ranks can run in namespaces of their own here. In a rank they already do.
+    /// Returns whether ranks can run in their own namespaces here. In a rank, returns `true`.
     #[must_use]
-    pub fn can_be_apart() -> bool {
-        let tried = || unshare("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success());
-        std::env::var_os(TEST).is_some() || tried()
+    pub fn can_use_namespaces() -> bool {
+        let attempt = || unshare("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+        std::env::var_os(TEST).is_some() || attempt()
     }
 
-    /// Ends the test after this long, instead of minutes: to test the watchdog itself.
+    /// Sets a shorter timeout, to test the watchdog itself.
     #[must_use]
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = Deadline::after(patience);
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.deadline = Deadline::after(timeout);
         self
     }
 
-    /// Whether ranks can run as another user here. In a rank they already do.
+    /// Returns whether ranks can run as another user here. In a rank, returns `true`.
     #[must_use]
     pub fn can_change_user() -> bool {
         Self::is_rank() || rustix::process::geteuid().is_root()
     }
 
-    /// Runs `body` in every rank. `test` is [`test_name!`] of the test function, which does nothing else.
+    /// Runs `body` in every rank. `test` is [`test_name!`] of the calling test function, which does nothing else.
     ///
     /// # Panics
-    /// When a rank fails, or does not end, or one that was to be killed was not.
+    /// If a rank fails or does not end, or a rank that should be killed is not.
     pub fn run(self, test: &str, body: impl FnOnce(&Rank)) {
         if std::env::var(TEST).as_deref() == Ok(test) {
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 let rank = Rank::join();
                 body(&rank);
-                rank.harness.send(DONE, &[], patience()).expect("the harness lives");
+                rank.harness.send(DONE, &[], default_deadline()).expect("the harness is not alive");
             }));
-            // This process is a rank: the rest of the test function is the harness's.
+            // This process is a rank; only the harness runs the rest of the test function.
             std::process::exit(if outcome.is_ok() { 0 } else { 101 });
         }
-        let mut crew = Crew::start(&self, test);
-        crew.introduce();
-        let failure = crew.watch(&self);
-        crew.end();
+        let mut processes = RankProcesses::start(&self, test);
+        processes.connect_peers();
+        let failure = processes.watch(&self);
+        processes.end();
         if let Some(failure) = failure {
-            panic!("{failure}\n{}", crew.output());
+            panic!("{failure}\n{}", processes.output());
         }
     }
 }
 
-/// The processes of a test, as the harness sees them.
-struct Crew {
-    members: Vec<Member>,
+/// The processes of a test, as seen by the harness.
+struct RankProcesses {
+    processes: Vec<RankProcess>,
 }
 
-struct Member {
+struct RankProcess {
     child: Child,
     pidfd: PidFd,
     socket: PacketSocket,
@@ -189,71 +198,72 @@ struct Member {
     status: Option<ExitStatus>,
 }
 
-impl Crew {
+impl RankProcesses {
     fn start(ranks: &Ranks, test: &str) -> Self {
-        // Whatever goes wrong from here on, those already started are ended by the drop of this.
-        let mut crew = Self { members: Vec::new() };
+        // If a later start fails, the drop of this value ends the processes that were already started.
+        let mut processes = Self { processes: Vec::new() };
         for rank in 0..ranks.count {
-            crew.members.push(Member::start(rank, ranks, test));
+            processes.processes.push(RankProcess::start(rank, ranks, test));
         }
-        crew
+        processes
     }
 
-    /// Gives each two ranks a socket between them, and all of them everybody's process id.
-    fn introduce(&self) {
-        let count = self.members.len();
+    /// Sends each pair of ranks a connected socket, and all ranks the process ids.
+    fn connect_peers(&self) {
+        let count = self.processes.len();
         let mut sockets: Vec<Vec<(u64, OwnedFd)>> = (0..count).map(|_| Vec::new()).collect();
         for low in 0..count {
             for high in low + 1..count {
-                let (a, b) = PacketSocket::pair().expect("a socket pair can be had");
+                let (a, b) = PacketSocket::pair().expect("cannot create a socket pair");
                 sockets[low].push((high as u64, a.into()));
                 sockets[high].push((low as u64, b.into()));
             }
         }
-        let pids: Vec<u8> = self.members.iter().flat_map(|member| member.child.id().to_le_bytes()).collect();
-        for (member, sockets) in self.members.iter().zip(&sockets) {
+        let pids: Vec<u8> =
+            self.processes.iter().flat_map(|process| process.child.id().to_le_bytes()).collect();
+        for (process, sockets) in self.processes.iter().zip(&sockets) {
             let tagged: Vec<_> = sockets.iter().map(|(peer, fd)| (*peer, fd.as_fd())).collect();
-            // A rank that died already is for `watch` to tell of.
-            let _ = member
+            // `watch` reports a rank that has already died.
+            let _ = process
                 .socket
-                .send_tagged(&tagged, patience())
-                .and_then(|()| member.socket.send(&pids, &[], patience()));
+                .send_tagged(&tagged, default_deadline())
+                .and_then(|()| process.socket.send(&pids, &[], default_deadline()));
         }
     }
 
-    /// Waits for all ranks; at the first failure, or when patience ends, says what happened.
+    /// Waits for all ranks; returns a message at the first failure or when the timeout expires.
     fn watch(&mut self, ranks: &Ranks) -> Option<String> {
         loop {
             let waiting: Vec<_> =
-                self.members.iter().enumerate().filter(|(_, member)| member.status.is_none()).collect();
+                self.processes.iter().enumerate().filter(|(_, process)| process.status.is_none()).collect();
             if waiting.is_empty() {
                 return None;
             }
             let mut polls: Vec<_> =
-                waiting.iter().map(|(_, member)| PollFd::new(&member.pidfd, PollFlags::IN)).collect();
+                waiting.iter().map(|(_, process)| PollFd::new(&process.pidfd, PollFlags::IN)).collect();
             let left =
-                ranks.patience.remaining().map(|left| left.try_into().expect("a time that was asked for"));
+                ranks.deadline.remaining().map(|left| left.try_into().expect("the timeout fits a timespec"));
             match rustix::event::poll(&mut polls, left.as_ref()) {
                 Err(rustix::io::Errno::INTR) => continue,
-                answer => answer.expect("pidfds can be polled"),
+                result => result.expect("cannot poll pidfds"),
             };
             let ready = waiting.iter().zip(&polls).filter(|(_, poll)| !poll.revents().is_empty());
             let ready: Vec<_> = ready.map(|((rank, _), _)| *rank).collect();
             if ready.is_empty() {
                 let hung: Vec<_> = waiting.iter().map(|(rank, _)| *rank).collect();
-                return Some(format!("the watchdog ended the test: ranks {hung:?} did not end"));
+                return Some(format!("the watchdog ended the test: ranks {hung:?} did not finish"));
             }
             for rank in ready {
-                let member = &mut self.members[rank];
-                let status = member.child.wait().expect("a child can be waited for");
-                member.status = Some(status);
+                let process = &mut self.processes[rank];
+                let status = process.child.wait().expect("cannot wait for a child");
+                process.status = Some(status);
                 let killed = status.signal() == Some(9);
                 match ranks.killed.contains(&rank) {
                     true if !killed => {
-                        return Some(format!("rank {rank} was to be killed, and ended with {status}"));
+                        return Some(format!("rank {rank} should have been killed but ended with {status}"));
                     }
                     false if !status.success() => return Some(format!("rank {rank} failed: {status}")),
-                    false if !member.is_done() => {
+                    false if !process.is_done() => {
                         return Some(format!("rank {rank} ended without running the test"));
                     }
                     _ => {}
@@ -262,52 +272,53 @@ impl Crew {
         }
     }
 
-    /// Ends whoever is left, and waits until they are gone.
+    /// Kills the remaining processes and reaps them.
     fn end(&mut self) {
-        for member in self.members.iter_mut().filter(|member| member.status.is_none()) {
-            let _ = member.child.kill();
-            member.status = member.child.wait().ok();
+        for process in self.processes.iter_mut().filter(|process| process.status.is_none()) {
+            let _ = process.child.kill();
+            process.status = process.child.wait().ok();
         }
     }
 
     fn output(&mut self) -> String {
-        let outputs = self.members.iter_mut().enumerate().map(|(rank, member)| {
+        let outputs = self.processes.iter_mut().enumerate().map(|(rank, process)| {
             let mut text = String::new();
-            let _ = member.output.rewind().and_then(|()| member.output.read_to_string(&mut text));
-            format!("--- rank {rank} ({:?})\n{text}", member.status)
+            let _ = process.output.rewind().and_then(|()| process.output.read_to_string(&mut text));
+            format!("--- rank {rank} ({:?})\n{text}", process.status)
         });
         outputs.collect()
     }
 }
 
-impl Drop for Crew {
+impl Drop for RankProcesses {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-impl Member {
-    /// Whether it said that it came to the end of its body.
+impl RankProcess {
+    /// Returns whether the rank reported the end of its body.
     fn is_done(&self) -> bool {
-        let mut word = [0; 16];
-        self.socket.recv(&mut word, Deadline::NOW).is_ok_and(|len| &word[..len] == DONE)
+        let mut message = [0; 16];
+        self.socket.recv(&mut message, Deadline::NOW).is_ok_and(|len| &message[..len] == DONE)
     }
 
     fn start(rank: usize, ranks: &Ranks, test: &str) -> Self {
-        let (here, there) = PacketSocket::pair().expect("a socket pair can be had");
-        let output = rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+        let (here, there) = PacketSocket::pair().expect("cannot create a socket pair");
+        let output = rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC)
+            .expect("cannot create a memfd");
         let output = File::from(output);
-        let copy = || Stdio::from(output.try_clone().expect("a descriptor can be had"));
-        // Through /proc, so that a user who may not read the build folder can run it too.
-        let elsewhere = |unshare: fn(PathBuf) -> Command| {
-            let mut command = unshare(std::env::current_exe().expect("this program has a name"));
-            command.env(APART, "1");
+        let copy = || Stdio::from(output.try_clone().expect("cannot duplicate a descriptor"));
+        // `/proc/self/exe` also works for a user who cannot read the build folder.
+        let in_namespace = |unshare: fn(PathBuf) -> Command| {
+            let mut command = unshare(std::env::current_exe().expect("cannot find the path of this program"));
+            command.env(IN_NAMESPACE, "1");
             command
         };
-        let mut command = if ranks.apart.contains(&rank) {
-            elsewhere(unshare)
-        } else if ranks.rooted.contains(&rank) {
-            elsewhere(rooted)
+        let mut command = if ranks.in_namespaces.contains(&rank) {
+            in_namespace(unshare)
+        } else if ranks.user_namespace_roots.contains(&rank) {
+            in_namespace(unshare_user)
         } else {
             Command::new("/proc/self/exe")
         };
@@ -317,7 +328,7 @@ impl Member {
             .env(RANK, rank.to_string())
             .env(PARENT, std::process::id().to_string())
             .env(PARAMETER, &ranks.parameter)
-            // One heap, so that a census is not told of others coming and going.
+            // One heap, so that malloc arenas do not appear in a census.
             .env("MALLOC_ARENA_MAX", "1")
             .envs(&ranks.variables)
             .stdin(OwnedFd::from(there))
@@ -326,13 +337,13 @@ impl Member {
         if let Some(&user) = ranks.users.get(&rank) {
             command.uid(user).gid(user);
         }
-        let child = command.spawn().expect("this program can be started again");
-        let pidfd = PidFd::open(child.id()).expect("a child that was not waited for has a pidfd");
+        let child = command.spawn().expect("cannot start this program again");
+        let pidfd = PidFd::open(child.id()).expect("cannot open a pidfd of a child");
         Self { child, pidfd, socket: here, output, status: None }
     }
 }
 
-/// A command that runs `program` in PID and network namespaces of its own.
+/// A command that runs `program` in its own PID and network namespaces.
 fn unshare(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {
@@ -342,19 +353,19 @@ fn unshare(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// A command that runs `program` as root of a user namespace of its own.
-fn rooted(program: impl AsRef<std::ffi::OsStr>) -> Command {
+/// A command that runs `program` as root of its own user namespace.
+fn unshare_user(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--fork", "--kill-child", "--"]).arg(program);
     command
 }
 
-pub(crate) fn patience() -> Deadline {
-    let seconds = std::env::var(PATIENCE).ok().and_then(|text| text.parse().ok());
-    Deadline::after(Duration::from_secs(seconds.unwrap_or(DEFAULT_PATIENCE)))
+pub(crate) fn default_deadline() -> Deadline {
+    let seconds = std::env::var(TIMEOUT).ok().and_then(|text| text.parse().ok());
+    Deadline::after(Duration::from_secs(seconds.unwrap_or(DEFAULT_TIMEOUT)))
 }
 
-/// This process, as one rank of a test.
+/// This process as a rank of a test.
 #[derive(Debug)]
 pub struct Rank {
     rank: usize,
@@ -368,32 +379,32 @@ impl Rank {
         let number = |name: &str| {
             std::env::var(name).ok().and_then(|text| text.parse().ok()).expect("set by the harness")
         };
-        // In a PID namespace of its own a rank cannot see its parent; `unshare` ends it with itself.
-        if std::env::var_os(APART).is_none() {
-            die_with_parent(number(PARENT)).expect("the harness lives");
+        // In its own PID namespace a rank cannot see its parent; `unshare` kills the rank when it dies.
+        if std::env::var_os(IN_NAMESPACE).is_none() {
+            die_with_parent(number(PARENT)).expect("the harness is not alive");
         }
         let rank = usize::try_from(number(RANK)).expect("a small number");
-        let stdin = std::io::stdin().as_fd().try_clone_to_owned().expect("a descriptor can be had");
+        let stdin = std::io::stdin().as_fd().try_clone_to_owned().expect("cannot duplicate a descriptor");
         let harness = PacketSocket::adopt(stdin).expect("the harness's socket");
-        let peers = harness.recv_tagged(1024, patience()).expect("sockets of the peers");
+        let peers = harness.recv_tagged(1024, default_deadline()).expect("sockets of the peers");
         let peers = peers.into_iter().map(|(peer, fd)| {
             (usize::try_from(peer).expect("a rank"), PacketSocket::adopt(fd).expect("a packet socket"))
         });
         let peers = peers.collect();
         let mut pids = [0; 4096];
-        let len = harness.recv(&mut pids, patience()).expect("everybody's process id");
+        let len = harness.recv(&mut pids, default_deadline()).expect("the process ids of all ranks");
         let pids =
             pids[..len].chunks_exact(4).map(|pid| u32::from_le_bytes(pid.try_into().expect("four bytes")));
         Self { rank, harness, peers, pids: pids.collect() }
     }
 
-    /// Which rank this is.
+    /// The number of this rank.
     #[must_use]
     pub fn id(&self) -> usize {
         self.rank
     }
 
-    /// The text that [`Ranks::parameter`] gave.
+    /// The text that was set with [`Ranks::parameter`].
     #[must_use]
     pub fn parameter(&self) -> String {
         std::env::var(PARAMETER).unwrap_or_default()
@@ -405,7 +416,7 @@ impl Rank {
         self.pids[rank]
     }
 
-    /// How many there are.
+    /// The number of ranks.
     #[must_use]
     pub fn count(&self) -> usize {
         self.pids.len()
@@ -414,7 +425,7 @@ impl Rank {
     /// The socket to another rank.
     ///
     /// # Panics
-    /// When there is no such other rank.
+    /// If there is no such rank.
     #[must_use]
     pub fn peer(&self, rank: usize) -> &PacketSocket {
         self.peers.get(&rank).expect("another rank of this test")
@@ -423,37 +434,39 @@ impl Rank {
     /// Sends a packet to another rank.
     ///
     /// # Panics
-    /// When it cannot be sent.
+    /// If the packet cannot be sent.
     pub fn send(&self, rank: usize, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) {
-        self.peer(rank).send(bytes, fds, patience()).expect("a packet can be sent");
+        self.peer(rank).send(bytes, fds, default_deadline()).expect("cannot send a packet");
     }
 
-    /// Waits for a packet from another rank.
+    /// Receives a packet from another rank.
     ///
     /// # Panics
-    /// When none comes.
+    /// If no packet arrives before the timeout.
     #[must_use]
     pub fn recv(&self, rank: usize) -> (Vec<u8>, Vec<OwnedFd>) {
         let mut buffer = vec![0; wholemem_os::packet::MAX_PACKET];
-        let room = wholemem_os::packet::MAX_FDS;
-        let (len, fds) =
-            self.peer(rank).recv_with_fds(&mut buffer, room, patience()).expect("a packet comes");
+        let max_fds = wholemem_os::packet::MAX_FDS;
+        let (len, fds) = self
+            .peer(rank)
+            .recv_with_fds(&mut buffer, max_fds, default_deadline())
+            .expect("cannot receive a packet");
         buffer.truncate(len);
         (buffer, fds)
     }
 
-    /// Waits until every rank is here.
+    /// Waits until every rank has called `barrier`.
     ///
     /// # Panics
-    /// When one does not come.
+    /// If a rank does not call it before the timeout.
     pub fn barrier(&self) {
         self.barrier_with(&self.peers.keys().copied().collect::<Vec<_>>());
     }
 
-    /// Waits until these other ranks are here, and they for this one.
+    /// Waits until the given ranks have called `barrier_with` this rank.
     ///
     /// # Panics
-    /// When one does not come.
+    /// If a rank does not call it before the timeout.
     pub fn barrier_with(&self, others: &[usize]) {
         for peer in others {
             self.send(*peer, b"here", &[]);
@@ -463,22 +476,22 @@ impl Rank {
         }
     }
 
-    /// Kills another rank with `SIGKILL`, and waits until it is dead.
+    /// Kills another rank with `SIGKILL` and waits until it is dead.
     ///
     /// # Panics
-    /// When it cannot be killed.
+    /// If it cannot be killed.
     pub fn kill(&self, rank: usize) {
-        let process = PidFd::open(self.pids[rank]).expect("the other rank lives");
-        process.kill().expect("the other rank can be killed");
-        assert_eq!(process.wait_exit(patience()), Ok(true), "rank {rank} died");
+        let process = PidFd::open(self.pids[rank]).expect("the other rank is not alive");
+        process.kill().expect("cannot kill the other rank");
+        assert_eq!(process.wait_exit(default_deadline()), Ok(true), "rank {rank} died");
     }
 
-    /// Waits for what never comes: for a rank that is to be killed.
+    /// Blocks until this rank is killed.
     ///
     /// # Panics
-    /// When the harness's patience ends first.
+    /// If the timeout expires first.
     pub fn wait_to_be_killed(&self) -> ! {
-        let (_kept, silent) = PacketSocket::pair().expect("a socket pair can be had");
-        panic!("rank {} was not killed: {:?}", self.rank, silent.recv(&mut [0], patience()));
+        let (_open_end, idle) = PacketSocket::pair().expect("cannot create a socket pair");
+        panic!("rank {} was not killed: {:?}", self.rank, idle.recv(&mut [0], default_deadline()));
     }
 }

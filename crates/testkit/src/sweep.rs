@@ -1,20 +1,20 @@
-//! A path walked again and again, failing at each of its calls in turn, until no call is left to fail.
+//! Fault sweeps: runs a path once per call with that call failing, until no call is left.
 //!
-//! After each walk the error must be exactly the injected one, the backend must have nothing left to give back, and
-//! the process must hold what it held before. Run it in a process of its own ([`crate::ranks`]).
+//! After each run the error must be exactly the injected one, the backend must have no unreleased resources, and the
+//! process must hold the same kernel resources as before. Run it in a separate process ([`crate::ranks`]).
 
 use std::time::Duration;
 
-use wholemem_hal::{Backend, Cause, DriverCode, Error, Result};
+use wholemem_hal::{Backend, BackendError, DriverCode, Error, Result};
 use wholemem_os as os;
 
 use crate::census::Census;
 use crate::driver::{self, FakeDriver};
 use crate::fault::{Fault, INJECTED};
 
-/// Raw calls whose failure nobody is told of: those that give back, and those by which a stream learns that work is
-/// over. They are tried again.
-const SILENT_VERBS: [&str; 9] = [
+/// Raw calls whose failure is not returned to the caller, because they are retried: calls that release resources, and
+/// queries for finished work.
+const RETRIED_RAW_CALLS: [&str; 9] = [
     "release",
     "free",
     "unmap",
@@ -23,19 +23,19 @@ const SILENT_VERBS: [&str; 9] = [
     "destroy_event",
     "destroy_graph",
     "unload_module",
-    // Of the events behind work in flight.
+    // On events after work in flight.
     "is_done",
 ];
 
-/// The same of the events behind work in flight, which streams that run late make for themselves.
-const SILENT_FENCES: [&str; 2] = ["create_event", "record"];
+/// Calls for the events after work in flight, which deferred streams create. Their failure is not returned either.
+const RETRIED_FENCE_CALLS: [&str; 2] = ["create_event", "record"];
 
-/// System calls that give back. `mmap` is among them because that is how a place is emptied.
-const SILENT_CALLS: [&str; 2] = ["munmap", "mmap"];
+/// System calls that release resources. `mmap` is one of them because it replaces a mapping to unmap it.
+const RETRIED_SYSTEM_CALLS: [&str; 2] = ["munmap", "mmap"];
 
-/// Functions of the driver whose failure nobody is told of: those that give back, those by which a stream learns that
-/// work is over, and those that make a context current for one of these.
-const SILENT_FUNCTIONS: [&str; 17] = [
+/// Driver functions whose failure is not returned to the caller: functions that release resources, queries for finished
+/// work, and functions that make a context current for these.
+const RETRIED_DRIVER_CALLS: [&str; 17] = [
     "cuMemRelease",
     "cuMemAddressFree",
     "cuMemUnmap",
@@ -55,23 +55,23 @@ const SILENT_FUNCTIONS: [&str; 17] = [
     "cuCtxPopCurrent",
 ];
 
-/// How many walks in a row make no nth call before a path is taken to have no more. Streams run late, so that the number
-/// of calls differs a little from walk to walk.
-const SHORT_WALKS: u64 = 8;
+/// The number of consecutive runs without an nth call after which the sweep ends. Work is asynchronous, so the number
+/// of calls differs slightly between runs.
+const MAX_SHORT_RUNS: u64 = 8;
 
-/// Fails each call that `path` makes to the fake driver of this process, and returns how many there are.
+/// Fails each call that `path` makes to the fake driver of this process, and returns the number of calls.
 ///
 /// # Panics
-/// When a walk ends in anything but the injected error, or leaves something behind.
+/// If a run ends in anything but the injected error, or leaks a resource.
 pub fn driver_calls(backend: &Backend, driver: &FakeDriver, path: impl Fn(&Backend) -> Result<()>) -> u64 {
-    // Walked twice before counting: the first walk sets up what stays for the life of the process.
+    // Two runs before the baseline: the first run initializes state that lives until the process exits.
     for _ in 0..2 {
-        assert_eq!(path(backend), Ok(()), "the path works when nothing fails");
+        assert_eq!(path(backend), Ok(()), "the path must succeed without faults");
         wait_until_drained(backend, "after no call failed");
     }
-    let (before, held) = (Census::take(), driver.holdings());
+    let (before, held) = (Census::take(), driver.resources());
     let (mut longest, mut nth) = (0, 0);
-    while nth < longest + SHORT_WALKS {
+    while nth < longest + MAX_SHORT_RUNS {
         nth += 1;
         driver.arm(nth);
         let result = path(backend);
@@ -79,7 +79,7 @@ pub fn driver_calls(backend: &Backend, driver: &FakeDriver, path: impl Fn(&Backe
         driver.arm(0);
         let when = format!("after call {nth} ({fired:?}) failed");
         wait_until_drained(backend, &when);
-        assert_eq!(driver.holdings(), held, "{when}, ending in {result:?}");
+        assert_eq!(driver.resources(), held, "{when}, ending in {result:?}");
         Census::take().assert_same_as(&before, &when);
         let Some(call) = fired else {
             assert_eq!(result, Ok(()), "no call failed, but the path did");
@@ -87,9 +87,13 @@ pub fn driver_calls(backend: &Backend, driver: &FakeDriver, path: impl Fn(&Backe
         };
         longest = nth;
         match &result {
-            Ok(()) => assert!(SILENT_FUNCTIONS.contains(&call), "{when}, and nobody was told"),
+            Ok(()) => assert!(RETRIED_DRIVER_CALLS.contains(&call), "{when}, and the path returned no error"),
             Err(Error::Failed { cause, .. }) => {
-                assert_eq!(cause, &Cause::Driver { call, code: DriverCode(driver::INJECTED) }, "{when}");
+                assert_eq!(
+                    cause,
+                    &BackendError::Driver { call, code: DriverCode(driver::INJECTED) },
+                    "{when}"
+                );
             }
             Err(other) => panic!("{when}, and the path ended in {other:?}"),
         }
@@ -97,43 +101,44 @@ pub fn driver_calls(backend: &Backend, driver: &FakeDriver, path: impl Fn(&Backe
     longest
 }
 
-/// How long late work may take. Far above what any takes: what is not given back by then never is.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The timeout for asynchronous work. It is far above what any work takes.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Waits for late work, and for what it still uses to be given back.
+/// Waits for asynchronous work, and until its operands are released.
 fn wait_until_drained(backend: &Backend, when: &str) {
-    let deadline = os::Deadline::after(PATIENCE);
+    let deadline = os::Deadline::after(DRAIN_TIMEOUT);
     while backend.collect() > 0 {
-        assert!(!deadline.has_passed(), "{when}, and something was never given back");
+        assert!(!deadline.has_passed(), "{when}, and a resource was never released");
         std::thread::yield_now();
     }
 }
 
-/// Fails each raw call that `path` makes, and returns how many there are.
+/// Fails each raw call that `path` makes, and returns the number of calls.
 ///
 /// # Panics
-/// When a walk ends in anything but the injected error, or leaves something behind.
+/// If a run ends in anything but the injected error, or leaks a resource.
 pub fn raw_calls(
     backend: &Backend,
     fault: &Fault,
     inline: bool,
     path: impl Fn(&Backend) -> Result<()>,
 ) -> u64 {
-    let silent = |verb: &str| SILENT_VERBS.contains(&verb) || !inline && SILENT_FENCES.contains(&verb);
+    let is_retried =
+        |call: &str| RETRIED_RAW_CALLS.contains(&call) || !inline && RETRIED_FENCE_CALLS.contains(&call);
     sweep(|nth| {
         fault.arm(nth);
         let result = path(backend);
         let fired = fault.fired();
         fault.arm(0);
-        assert_eq!(drained(backend), 0, "raw call {nth} ({fired:?}) left something to give back");
-        (result, fired, fired.is_some_and(silent))
+        assert_eq!(unreleased(backend), 0, "raw call {nth} ({fired:?}) left an unreleased resource");
+        (result, fired, fired.is_some_and(is_retried))
     })
 }
 
-/// Fails each system call that `open` and `path` make, and returns how many there are.
+/// Fails each system call that `open` and `path` make, and returns the number of calls.
 ///
 /// # Panics
-/// When a walk ends in anything but the injected error, or leaves something behind.
+/// If a run ends in anything but the injected error, or leaks a resource.
 pub fn system_calls(open: impl Fn() -> Result<Backend>, path: impl Fn(&Backend) -> Result<()>) -> u64 {
     sweep(|nth| {
         let armed = os::fault::arm(nth, INJECTED);
@@ -142,41 +147,42 @@ pub fn system_calls(open: impl Fn() -> Result<Backend>, path: impl Fn(&Backend) 
         let fired = armed.fired();
         drop(armed);
         if let Ok(backend) = &opened {
-            assert_eq!(drained(backend), 0, "system call {nth} ({fired:?}) left something to give back");
+            assert_eq!(unreleased(backend), 0, "system call {nth} ({fired:?}) left an unreleased resource");
         }
-        (result, fired, fired.is_some_and(|call| SILENT_CALLS.contains(&call)))
+        (result, fired, fired.is_some_and(|call| RETRIED_SYSTEM_CALLS.contains(&call)))
     })
 }
 
-fn sweep(mut walk: impl FnMut(u64) -> (Result<()>, Option<&'static str>, bool)) -> u64 {
-    // Walked once before counting: the first walk sets up what stays for the life of the process.
-    let (result, fired, _) = walk(u64::MAX);
-    assert_eq!((result, fired), (Ok(()), None), "the path works when nothing fails");
+fn sweep(mut run: impl FnMut(u64) -> (Result<()>, Option<&'static str>, bool)) -> u64 {
+    // One run before the baseline: it initializes state that lives until the process exits.
+    let (result, fired, _) = run(u64::MAX);
+    assert_eq!((result, fired), (Ok(()), None), "the path must succeed without faults");
     let before = Census::take();
     for nth in 1.. {
-        let (result, fired, silent) = walk(nth);
+        let (result, fired, is_retried) = run(nth);
         Census::take().assert_same_as(&before, &format!("after call {nth} ({fired:?}) failed"));
         match (fired, result) {
             (None, result) => {
                 assert_eq!(result, Ok(()), "no call failed, but the path did");
                 return nth - 1;
             }
-            (Some(_), Ok(())) if silent => {}
+            (Some(_), Ok(())) if is_retried => {}
             (Some(call), result) => {
                 let Err(Error::Failed { cause, .. }) = &result else {
                     panic!("call {nth} (`{call}`) failed, and the path ended in {result:?}");
                 };
-                assert_eq!(cause, &Cause::Os(os::Error::Call { call, errno: INJECTED }), "call {nth}");
+                assert_eq!(cause, &BackendError::Os(os::Error::Call { call, errno: INJECTED }), "call {nth}");
             }
         }
     }
     unreachable!("a path ends")
 }
 
-/// What is left after work that runs late has had its chance.
-fn drained(backend: &Backend) -> usize {
+/// The number of unreleased resources after deferred work had the chance to run.
+fn unreleased(backend: &Backend) -> usize {
     let mut left = backend.collect();
-    // Each look lets a deferred stream run one piece; what is refused for good never goes down.
+    // Each call of `collect` lets a deferred stream run one operation; a resource that is refused permanently is never
+    // released.
     for _ in 0..10_000 {
         if left == 0 {
             break;

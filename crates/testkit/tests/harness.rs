@@ -1,4 +1,4 @@
-//! The harness itself: what fails in a rank fails the test, what hangs is ended, and nothing is left running.
+//! Tests of the rank harness: failures and hangs of a rank fail the test, and no process is left running.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use wholemem_testkit::{Ranks, test_name};
 
-/// What the harness says when it fails.
+/// The panic message of a failing harness.
 fn failure(run: impl FnOnce()) -> String {
-    let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("the harness fails");
-    *panic.downcast::<String>().expect("it fails with words")
+    let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("the harness succeeds");
+    *panic.downcast::<String>().expect("the panic has no message")
 }
 
-/// The processes whose parent is this one.
+/// The child processes of this process.
 fn children() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let children =
@@ -23,7 +23,7 @@ fn children() -> Vec<String> {
 }
 
 #[test]
-fn ranks_know_each_other_and_speak() {
+fn ranks_exchange_messages() {
     Ranks::of(4).run(test_name!(), |rank| {
         assert_eq!(rank.count(), 4);
         for peer in (0..4).filter(|peer| *peer != rank.id()) {
@@ -37,43 +37,43 @@ fn ranks_know_each_other_and_speak() {
 }
 
 #[test]
-fn a_rank_that_fails_fails_the_test_and_ends_the_others() {
-    let words = failure(|| {
+fn a_failing_rank_fails_the_test_and_kills_the_other_ranks() {
+    let message = failure(|| {
         Ranks::of(3).run(test_name!(), |rank| match rank.id() {
-            1 => panic!("as asked"),
+            1 => panic!("intended by the test"),
             _ => rank.wait_to_be_killed(),
         });
     });
-    assert!(words.starts_with("rank 1 failed: exit status: 101"), "{words}");
-    assert!(words.contains("as asked"), "the rank's own words are shown: {words}");
-    // Of this thread alone: other tests have ranks of their own.
+    assert!(message.starts_with("rank 1 failed: exit status: 101"), "{message}");
+    assert!(message.contains("intended by the test"), "the output of the rank is shown: {message}");
+    // Only of this thread: other tests have their own ranks.
     let left = fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
-    assert_eq!(left, "", "nobody is left running, or dead and not waited for");
+    assert_eq!(left, "", "no child is left running or unreaped");
 }
 
 #[test]
-fn a_test_that_hangs_is_ended_by_the_watchdog() {
-    let words = failure(|| {
-        let ranks = Ranks::of(2).patience(Duration::from_millis(200));
+fn the_watchdog_ends_a_hanging_test() {
+    let message = failure(|| {
+        let ranks = Ranks::of(2).timeout(Duration::from_millis(200));
         ranks.run(test_name!(), |rank| rank.wait_to_be_killed());
     });
-    assert!(words.starts_with("the watchdog ended the test: ranks [0, 1] did not end"), "{words}");
+    assert!(message.starts_with("the watchdog ended the test: ranks [0, 1] did not finish"), "{message}");
 }
 
 #[test]
-fn a_rank_that_should_have_been_killed_and_was_not_fails_the_test() {
-    let words = failure(|| Ranks::of(1).killed(0).run(test_name!(), |_| {}));
-    assert!(words.starts_with("rank 0 was to be killed, and ended with exit status: 0"), "{words}");
+fn a_rank_that_survives_against_expectation_fails_the_test() {
+    let message = failure(|| Ranks::of(1).killed(0).run(test_name!(), |_| {}));
+    assert!(message.starts_with("rank 0 should have been killed but ended with exit status: 0"), "{message}");
 }
 
 #[test]
-fn a_rank_that_never_ran_the_test_fails_it() {
-    let words = failure(|| Ranks::of(1).run("there_is_no_such_test", |_| {}));
-    assert!(words.starts_with("rank 0 ended without running the test"), "{words}");
+fn a_rank_that_runs_no_test_fails_the_test() {
+    let message = failure(|| Ranks::of(1).run("there_is_no_such_test", |_| {}));
+    assert!(message.starts_with("rank 0 ended without running the test"), "{message}");
 }
 
 #[test]
-fn a_killed_rank_is_what_was_asked_for() {
+fn an_expected_kill_passes_the_test() {
     Ranks::of(2).killed(0).run(test_name!(), |rank| match rank.id() {
         0 => rank.wait_to_be_killed(),
         _ => rank.kill(0),
@@ -81,7 +81,7 @@ fn a_killed_rank_is_what_was_asked_for() {
 }
 
 #[test]
-fn ranks_that_are_started_start_no_ranks_of_their_own() {
-    // The test's own process has children only while `run` is at work, in whichever thread.
+fn ranks_start_no_further_ranks() {
+    // The test process has children only while `run` is active, in any thread.
     Ranks::of(2).run(test_name!(), |_| assert_eq!(children(), [] as [&str; 0]));
 }

@@ -1,4 +1,4 @@
-//! The memory limit of a real control group, as processes in it read it.
+//! The memory limit of a real cgroup, as processes in it read it.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ const LIMIT: usize = 200 << 20;
 const FILLED: usize = 64 << 20;
 
 #[test]
-fn a_process_in_a_group_finds_what_the_limit_of_the_group_leaves() {
+fn a_process_in_a_cgroup_reads_the_memory_that_its_limit_leaves() {
     let group = if Ranks::is_rank() { None } else { Some(MemoryGroup::create("meminfo", LIMIT)) };
     let folder = match &group {
         Some(Err(reason)) => return skipped(reason),
@@ -28,7 +28,7 @@ fn a_process_in_a_group_finds_what_the_limit_of_the_group_leaves() {
         assert!((LIMIT / 2..=LIMIT).contains(&before.len), "{before:?}");
         let memory = Memfd::create("test", FILLED).unwrap();
         let filled = probe.read().unwrap();
-        // The kernel charges groups in batches, some of them before they are needed.
+        // The kernel charges cgroups in batches, partly before the memory is used.
         assert!(filled.len <= before.len - FILLED / 2, "{before:?}, then {filled:?}");
         drop(memory);
         let after = probe.read().unwrap();

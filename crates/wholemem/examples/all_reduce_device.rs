@@ -43,7 +43,7 @@ fn main() -> wholemem::Result<()> {
         symmetric.barrier(&stream)?;
         // SAFETY: the arguments are what the kernel takes; the window has `COUNT` elements on every rank, and so has the
         // output. Every rank holds its window until all have met again.
-        unsafe { stream.launch(&kernel, &LaunchShape::line(1, 32), &args, &operands) }?;
+        unsafe { stream.launch(&kernel, &LaunchShape::linear(1, 32), &args, &operands) }?;
         symmetric.barrier(&stream)?;
 
         stream.synchronize(Deadline::NEVER)?;

@@ -60,7 +60,7 @@ fn main() -> wholemem::Result<()> {
     let operands = [starts.all(), neighbours.all(), sums.all()];
     // SAFETY: the arguments are what the kernel takes, and describe the operands and the table, which outlives the work.
     // Neighbours are rows of the table, and there are as many as the last start says.
-    unsafe { stream.launch(&kernel, &LaunchShape::line(BLOCKS, 32), &args, &operands) }?;
+    unsafe { stream.launch(&kernel, &LaunchShape::linear(BLOCKS, 32), &args, &operands) }?;
     stream.synchronize(Deadline::NEVER)?;
 
     let mut seen = [0; NODES * WIDTH * 4];

@@ -220,8 +220,8 @@ pub use wholemem_os as os;
 
 pub use wholemem_comm::{Bootstrap, Rank, UniqueId};
 pub use wholemem_hal::{
-    Allocation, Args, Backend, BackendKind, Device, DeviceId, Event, EventKind, Function, Granule, Graph,
-    HandleKind, HostConfig, KernelImage, LaunchShape, Module, PinnedBuffer, PlainBuffer, Rights, ShareHandle,
-    Span, Stream,
+    Allocation, Args, Backend, BackendKind, CudaMallocBuffer, Device, DeviceId, Event, EventKind, Function,
+    Granule, Graph, HandleKind, HostConfig, KernelImage, LaunchShape, Module, PinnedBuffer, Rights,
+    ShareHandle, Span, Stream,
 };
 pub use wholemem_os::Deadline;

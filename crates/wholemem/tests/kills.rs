@@ -11,7 +11,7 @@ use wholemem::{Bootstrap, Communicator, Error, Kind, MemorySpec, Rank, WholeMemo
 use wholemem_comm::{Error as CommError, UniqueId};
 use wholemem_hal::{Backend, HostConfig};
 use wholemem_os::Deadline;
-use wholemem_testkit::stepper::Fate;
+use wholemem_testkit::stepper::TraceAction;
 use wholemem_testkit::{Census, Ranks, Stepper, exhaustive, report, seed, stepper, test_name};
 
 const SIZE: u32 = 3;
@@ -41,7 +41,7 @@ fn body(rank: &wholemem_testkit::Rank) {
         assert_eq!(rank.recv(victim).0, b"ready");
         let walker = Stepper::attach(rank.pid(victim));
         rank.send(victim, b"go", &[]);
-        let walk = walker.walk(nth, Fate::Kill);
+        let walk = walker.trace(nth, TraceAction::Kill);
         std::fs::write(outcome, walk.calls.to_string()).unwrap();
         return;
     }

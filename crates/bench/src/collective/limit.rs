@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use wholemem::{Communicator, Rank, SymmetricMemory};
 use wholemem_command::memory;
-use wholemem_hal::limits::Raw;
+use wholemem_hal::limits::RawDevice;
 use wholemem_hal::{Allocation, BackendKind, Event, EventKind, HandleKind, Rights, Span};
 use wholemem_os::Deadline;
 
@@ -77,7 +77,7 @@ impl Limits {
         if let Some(second) = self.second_a_byte {
             return Ok(Duration::from_secs_f64(second * from.len() as f64));
         }
-        let raw = Raw::of(group.device()).map_err(raw_failed)?;
+        let raw = RawDevice::of(group.device()).map_err(raw_failed)?;
         group.bootstrap().barrier()?;
         slowest(group, raw.best_copy(to, from, COPIES).map_err(raw_failed)?)
     }
@@ -166,7 +166,7 @@ fn large_copy(group: &Communicator) -> Result<f64> {
     let device = group.device();
     let map = || -> Result<Span> { Ok(device.allocate(LARGE)?.map(Rights::ReadWrite)?.all()) };
     let (from, to) = (map()?, map()?);
-    let raw = Raw::of(device).map_err(raw_failed)?;
+    let raw = RawDevice::of(device).map_err(raw_failed)?;
     group.bootstrap().barrier()?;
     let took = slowest(group, raw.best_copy(&to, &from, RUNS).map_err(raw_failed)?)?;
     Ok(took.as_secs_f64() / LARGE as f64)

@@ -3,7 +3,7 @@
 use std::num::NonZero;
 use std::thread;
 
-use wholemem_hal::pattern::{share, word};
+use wholemem_hal::pattern::{checksum_term, word};
 
 /// What is in memory that nothing was moved to.
 pub(super) const POISON: u8 = 0xEE;
@@ -70,7 +70,7 @@ fn sum_whole_words(
     for position in positions {
         let (from, to) = (row_of(position) * words, position * words);
         for at in 0..words {
-            sum = sum.wrapping_add(share(word(seed, from + at), to + at));
+            sum = sum.wrapping_add(checksum_term(word(seed, from + at), to + at));
         }
     }
     sum
@@ -96,7 +96,7 @@ fn sum_bytes(
         let index = first * row_len as u64 / WORD as u64;
         let (words, _) = bytes[..end].as_chunks::<WORD>();
         for (word, index) in words.iter().zip(index..) {
-            sum = sum.wrapping_add(share(u64::from_ne_bytes(*word), index));
+            sum = sum.wrapping_add(checksum_term(u64::from_ne_bytes(*word), index));
         }
     }
     sum
@@ -165,7 +165,7 @@ mod tests {
                 rows.resize(rows.len().next_multiple_of(WORD), POISON);
                 let words = rows.chunks_exact(WORD).zip(0..);
                 let sum = words.fold(0_u64, |sum, (bytes, index)| {
-                    sum.wrapping_add(share(u64::from_ne_bytes(bytes.try_into().unwrap()), index))
+                    sum.wrapping_add(checksum_term(u64::from_ne_bytes(bytes.try_into().unwrap()), index))
                 });
                 assert_eq!(sum_rows(5, row_len, count as u64, row_of), sum, "{count} rows of {row_len}");
             }

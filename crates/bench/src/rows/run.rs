@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use wholemem::{Dtype, Indices, Order, RowBuffer};
 use wholemem_command::memory;
-use wholemem_hal::limits::Raw;
+use wholemem_hal::limits::RawDevice;
 use wholemem_hal::pattern::{Pattern, word};
 use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Rights, Span, Stream};
 use wholemem_os::Deadline;
@@ -49,7 +49,7 @@ struct Runner<'a> {
     table: &'a Table,
     case: &'a Case,
     stream: Stream,
-    raw: Raw,
+    raw: RawDevice,
     pattern: Pattern,
     events: [Event; 2],
     pairs: Vec<Pair>,
@@ -100,7 +100,7 @@ impl<'a> Runner<'a> {
             table,
             case,
             stream: device.stream()?,
-            raw: Raw::of(device).map_err(raw_failed)?,
+            raw: RawDevice::of(device).map_err(raw_failed)?,
             pattern: Pattern::load(device)?,
             events: [event()?, event()?],
             pairs: all,
@@ -272,7 +272,7 @@ impl<'a> Runner<'a> {
                     let line = &line;
                     scope.spawn(move || {
                         let (to, from) = (to.part(start, len), from.part(start, len));
-                        let raw = Raw::of(device);
+                        let raw = RawDevice::of(device);
                         line.wait();
                         let (to, from, raw) = (to?, from?, raw.map_err(raw_failed)?);
                         let began = Instant::now();

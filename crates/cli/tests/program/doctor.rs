@@ -54,7 +54,7 @@ fn the_host_tells_of_its_devices_and_of_the_kernel() {
         };
         assert_eq!(of("create"), json!({ "name": "create", "ok": true, "reason": null }));
         assert_eq!(of("fd-passing"), json!({ "name": "fd-passing", "ok": true, "reason": null }));
-        let reason = "host memory travels as a file descriptor";
+        let reason = "host memory is shared as a file descriptor";
         assert_eq!(of("fabric"), json!({ "name": "fabric", "ok": false, "reason": reason }));
     }
 }
@@ -85,6 +85,6 @@ fn people_get_a_table_with_every_reason() {
     };
     has("host: available");
     has("create yes");
-    has("fabric no host memory travels as a file descriptor");
+    has("fabric no host memory is shared as a file descriptor");
     assert!(!run.stdout.contains('\x1b'), "colour where there is no terminal");
 }

@@ -1,7 +1,6 @@
-//! A device of an open backend: where memory is and work runs.
+//! A device of an open backend.
 //!
-//! The methods that create memory and streams, and those that try capabilities, are in the modules of what they create
-//! and try.
+//! Methods that create memory and streams and that test capabilities are defined in the modules of those types.
 
 use super::Backend;
 use crate::{
@@ -9,7 +8,7 @@ use crate::{
     Result,
 };
 
-/// One device of a backend.
+/// A device of a backend, on which memory is allocated and work runs.
 ///
 /// ```
 /// use wholemem_hal::{Backend, HostConfig};
@@ -30,47 +29,47 @@ impl Device {
         Self { backend, id }
     }
 
-    /// The backend it belongs to.
+    /// The backend of the device.
     #[must_use]
     pub fn backend(&self) -> &Backend {
         &self.backend
     }
 
-    /// Its number.
+    /// The device number.
     #[must_use]
     pub fn id(&self) -> DeviceId {
         self.id
     }
 
-    /// Its name in errors.
+    /// The name of the device in error messages.
     #[must_use]
     pub fn label(&self) -> DeviceLabel {
         DeviceLabel { backend: self.backend.kind(), id: self.id }
     }
 
-    /// What is known of it.
+    /// The properties of the device that were read when the backend was opened.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         &self.backend.devices()[self.id.0 as usize]
     }
 
-    /// The granules of its plain memory.
+    /// The granularity of memory that [`Device::allocate`] creates.
     ///
     /// # Errors
-    /// [`Error::Failed`] when the backend cannot tell.
+    /// [`Error::Failed`] if the backend cannot report it.
     pub fn granularity(&self) -> Result<Granularity> {
         self.backend.granularity(&AllocationSpec::new(self, 1))
     }
 
-    /// The number of bytes of its memory that are free. Other processes that use the device change it.
+    /// The free memory of the device in bytes. Other processes that use the device change it.
     ///
     /// # Errors
-    /// [`Error::Failed`] when the backend cannot tell.
+    /// [`Error::Failed`] if the backend cannot report it.
     pub fn available(&self) -> Result<usize> {
         self.backend.check_fork(|| Attempt::Inspect)?;
-        // SAFETY: the device exists, and this is no forked child.
+        // SAFETY: the device exists, and the process is not a forked child.
         unsafe { self.backend.memory().available(self.id) }
-            .map_err(|cause| self.backend.refused(self.id, Attempt::Inspect, cause))
+            .map_err(|cause| self.backend.to_error(self.id, Attempt::Inspect, cause))
     }
 
     pub(crate) fn unsupported(&self, capability: Capability, reason: &'static str) -> Error {
@@ -79,7 +78,7 @@ impl Device {
 }
 
 impl AllocationSpec {
-    /// Plain memory of a device, shared as a file descriptor.
+    /// Describes memory of the device that is shared as a file descriptor.
     #[must_use]
     pub fn new(device: &Device, len: usize) -> Self {
         Self { device: device.id(), len, handle: HandleKind::Fd, rdma: false, node: None }

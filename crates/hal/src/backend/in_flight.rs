@@ -1,37 +1,37 @@
-//! The operands that enqueued work of a stream still uses.
+//! The operands of enqueued work, kept alive until the work has run.
 //!
-//! Recording an event with each operation would cost as much as the operation, so operands are gathered and one event
-//! is recorded behind a batch of them. Events are used again once they have passed.
+//! One event per operation would cost as much as the operation, so one event is recorded after a batch of operations. Completed
+//! events are reused.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::{Backend, Device, Operand, Owned, Retired, Teardown};
-use crate::Cause;
+use super::{Backend, Device, Operand, OwnedResource, Retired, Teardown};
+use crate::BackendError;
 use crate::raw::{EventKind, RawEvent, RawStream};
 
-/// How many operands share one event, and how much work.
-const BATCH: usize = 32;
-const WORKS: usize = 64;
+/// An event is recorded after this many operands or this many operations.
+const BATCH_OPERANDS: usize = 32;
+const BATCH_OPERATIONS: usize = 64;
 
-/// Among how many of the last ones an operand is looked for before it is held once more.
+/// `hold` searches this many of the last operands for duplicates.
 const RECENT: usize = 16;
 
-/// What the work of one stream still uses, oldest first.
+/// The operands of the unfinished work of one stream, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
-    batches: VecDeque<Batch>,
-    /// Operands of work behind the last event.
+    batches: VecDeque<OperandBatch>,
+    /// Operands of work that was enqueued after the last event.
     open: Vec<Operand>,
-    /// How much work that is.
-    works: usize,
-    /// Events that have passed.
+    /// The number of operations enqueued after the last event.
+    operations: usize,
+    /// Completed events, for reuse.
     spare: Vec<Fence>,
 }
 
-/// Operands, and the event after which nothing uses them.
+/// Operands, and the event that completes after their last use.
 #[derive(Debug)]
-struct Batch {
+struct OperandBatch {
     fence: Fence,
     _operands: Vec<Operand>,
 }
@@ -39,13 +39,13 @@ struct Batch {
 #[derive(Debug)]
 struct Fence {
     event: RawEvent,
-    _owned: Owned,
+    _owned: OwnedResource,
 }
 
 impl InFlight {
-    /// Holds the operands of work that was just enqueued.
+    /// Keeps the operands of just enqueued work alive.
     ///
-    /// If the event behind a full batch cannot be had, the batch just grows: nothing is let go early.
+    /// If no event can be recorded after a full batch, the batch grows; no operand is released early.
     pub(crate) fn hold(
         &mut self,
         device: &Device,
@@ -54,124 +54,125 @@ impl InFlight {
         is_borrowed: bool,
     ) {
         for operand in operands {
-            // The same work again and again would fill a batch with the same operands. What is open is held until the
-            // newest work is over.
+            // Repeated work would fill a batch with the same operands. Operands of the open batch are held until the newest work
+            // has finished, so one reference is enough.
             let recent = self.open.len().saturating_sub(RECENT);
             if !self.open[recent..].iter().any(|held| Arc::ptr_eq(held, &operand)) {
                 self.open.push(operand);
             }
         }
-        // A stream that is not ours may be gone when the next event is due, unless it is said to stay.
-        self.works += 1;
-        if is_borrowed || self.open.len() >= BATCH || self.works >= WORKS {
+        // The owner may destroy a borrowed stream before the next event would be recorded, so record one now.
+        self.operations += 1;
+        if is_borrowed || self.open.len() >= BATCH_OPERANDS || self.operations >= BATCH_OPERATIONS {
             self.reap(device.backend());
             if let Err(cause) = self.close(device, stream) {
-                tracing::debug!(%cause, "no event behind a batch of work; keeping its operands longer");
+                tracing::debug!(%cause, "cannot record an event after a batch of work; holding its operands longer");
             }
         }
     }
 
-    /// Records an event behind what is open.
-    fn close(&mut self, device: &Device, stream: RawStream) -> Result<(), Cause> {
+    /// Records an event after the open batch and closes the batch.
+    fn close(&mut self, device: &Device, stream: RawStream) -> Result<(), BackendError> {
         let queue = device.backend().queue();
         let fence = match self.spare.pop() {
             Some(fence) => fence,
             None => {
-                // SAFETY: the device exists, and the caller checked that this is no forked child.
+                // SAFETY: the device exists, and the caller has checked that the process is not a forked child.
                 let event = unsafe { queue.create_event(device.id(), EventKind::Order) }?;
-                Fence { event, _owned: Owned::new(device.backend(), Teardown::DestroyEvent(event)) }
+                Fence { event, _owned: OwnedResource::new(device.backend(), Teardown::DestroyEvent(event)) }
             }
         };
-        // SAFETY: the event is ours and nobody waits for an older record of it; the stream is the caller's.
+        // SAFETY: this stream owns the event and no thread waits for an older record of it; the caller guarantees that the stream
+        // is live.
         unsafe { queue.record(fence.event, stream) }?;
-        self.works = 0;
-        self.batches.push_back(Batch { fence, _operands: std::mem::take(&mut self.open) });
+        self.operations = 0;
+        self.batches.push_back(OperandBatch { fence, _operands: std::mem::take(&mut self.open) });
         Ok(())
     }
 
-    /// Lets go of what finished work used.
+    /// Releases the operands of finished work.
     pub(crate) fn reap(&mut self, backend: &Backend) {
         while let Some(batch) = self.batches.front() {
-            // SAFETY: the event is live, the batch holds it.
+            // SAFETY: the event is live because the batch owns it.
             match unsafe { backend.queue().is_done(batch.fence.event) } {
                 Ok(true) => self.spare.extend(self.batches.pop_front().map(|batch| batch.fence)),
                 Ok(false) => break,
                 Err(cause) => {
-                    tracing::debug!(%cause, "cannot tell whether work is over; keeping its operands");
+                    tracing::debug!(%cause, "cannot query whether work has finished; holding its operands");
                     break;
                 }
             }
         }
     }
 
-    /// Lets go of everything: the stream was seen to be idle.
+    /// Releases all operands. The caller has observed that the stream is idle.
     pub(crate) fn clear(&mut self) {
         self.open.clear();
-        self.works = 0;
+        self.operations = 0;
         self.spare.extend(self.batches.drain(..).map(|batch| batch.fence));
     }
 
-    /// Takes in what was enqueued before.
+    /// Adds the operands of work that was enqueued before.
     pub(crate) fn prepend(&mut self, mut earlier: Self) {
         std::mem::swap(&mut self.batches, &mut earlier.batches);
         self.batches.append(&mut earlier.batches);
-        // Behind the next event instead of an earlier one: held longer, never shorter.
+        // These operands are released after the next event instead of an earlier one: later than necessary, never too early.
         self.open.append(&mut earlier.open);
-        self.works += earlier.works;
+        self.operations += earlier.operations;
         self.spare.append(&mut earlier.spare);
     }
 }
 
 impl Drop for InFlight {
-    /// What is still in here may still be in use: only a panic, in a host kernel, leads here before the work is over.
+    /// Leaks operands of unfinished work. Only a panic in a host kernel leads here before the work has finished.
     fn drop(&mut self) {
         let (batches, open) = (std::mem::take(&mut self.batches), std::mem::take(&mut self.open));
         if !batches.is_empty() || !open.is_empty() {
-            tracing::warn!("leaking what unfinished work of a stream uses");
+            tracing::warn!("leaking the operands of unfinished work of a stream");
             std::mem::forget((batches, open));
         }
     }
 }
 
-/// The operands of work that the owner of a borrowed stream records: the owner's graph holds them for as long as it can be
-/// launched.
+/// Operands of work that the owner of a borrowed stream captures. The owner's graph holds them while it can be launched.
 #[derive(Debug)]
-pub(crate) struct Recorded {
+pub(crate) struct CapturedOperands {
     backend: Backend,
     operands: Vec<Operand>,
 }
 
-impl Recorded {
+impl CapturedOperands {
     pub(crate) fn new(backend: &Backend, operands: impl IntoIterator<Item = Operand>) -> Self {
         Self { backend: backend.clone(), operands: operands.into_iter().collect() }
     }
 }
 
-impl Drop for Recorded {
-    /// Usually runs in a thread of the driver, which must not call the driver: the operands are retired, and the next
-    /// teardown in another thread gives them back.
+impl Drop for CapturedOperands {
+    /// Retires the operands; the next teardown on another thread releases them. The driver usually runs this drop in one of its
+    /// own threads, which must not call the driver.
     fn drop(&mut self) {
-        self.backend.retire(Retired::Recorded(std::mem::take(&mut self.operands)));
+        self.backend.retire(Retired::CapturedOperands(std::mem::take(&mut self.operands)));
     }
 }
 
-/// A stream whose last handle was dropped, and what its work may still be using. Both are released when the work is over.
+/// A stream whose last handle was dropped, with the operands of its unfinished work. Both are released when the work has
+/// finished.
 #[derive(Debug)]
-pub(crate) struct Drain {
+pub(crate) struct DrainingStream {
     pub(crate) device: Device,
     pub(crate) raw: RawStream,
     pub(crate) in_flight: InFlight,
-    pub(crate) _owned: Option<Owned>,
+    pub(crate) _owned: Option<OwnedResource>,
 }
 
-impl Drain {
-    /// Looks whether the work is over, without waiting for it.
-    pub(crate) fn is_over(&mut self) -> bool {
+impl DrainingStream {
+    /// Returns whether the work has finished, without waiting for it.
+    pub(crate) fn has_finished(&mut self) -> bool {
         let Self { device, raw, in_flight, .. } = self;
         if !in_flight.open.is_empty()
             && let Err(cause) = in_flight.close(device, *raw)
         {
-            tracing::debug!(%cause, "no event behind the last work of a stream; keeping its operands longer");
+            tracing::debug!(%cause, "cannot record an event after the last work of a stream; holding its operands longer");
             return false;
         }
         in_flight.reap(device.backend());

@@ -1,15 +1,15 @@
-//! An open backend, its devices, and giving back what was made with it.
+//! An open backend, its devices, and the release of its resources.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`open`] | a backend that was opened |
+//! | [`open`] | an open backend |
 //! | [`device`] | one of its devices |
-//! | [`retire`] | teardowns, run when a handle is dropped or later |
-//! | [`in_flight`] | what enqueued work still uses |
+//! | [`retire`] | teardown calls, made when a handle is dropped or retried later |
+//! | [`in_flight`] | the operands of enqueued work |
 //!
-//! These four refer to each other: a device has its backend, a backend has what it still has to give back, and a teardown
-//! is run with the backend it belongs to. What the teardowns keep alive, such as maps, is opaque here ([`Held`]), so
-//! that memory and queues are built on this module and not the other way round.
+//! These four modules import each other: a device refers to its backend, a backend holds its pending teardowns, and a teardown
+//! runs on its backend. The values that a teardown keeps alive, such as mappings, are opaque here ([`KeepAlive`]), so that the
+//! modules for memory and queues import this one and not the reverse.
 
 mod device;
 mod in_flight;
@@ -17,6 +17,6 @@ mod open;
 mod retire;
 
 pub use device::Device;
-pub(crate) use in_flight::{Drain, InFlight, Recorded};
+pub(crate) use in_flight::{CapturedOperands, DrainingStream, InFlight};
 pub use open::Backend;
-pub(crate) use retire::{Held, HostAddress, Operand, Owned, Retired, Teardown};
+pub(crate) use retire::{HostAddress, KeepAlive, Operand, OwnedResource, Retired, Teardown};

@@ -1,18 +1,18 @@
-//! A backend, opened: its devices, and what it still has to give back.
+//! An open backend: its raw implementation, its devices and the list of deferred teardowns.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wholemem_os::ForkEpoch;
 
-use super::{Device, Drain, Retired, Teardown};
+use super::{Device, DrainingStream, Retired, Teardown};
 use crate::raw::{Address, RawMemory, RawQueue};
 use crate::{
-    AllocationSpec, Attempt, BackendKind, Capability, Cause, DeviceId, DeviceInfo, DeviceLabel, Error, Fact,
-    Granularity, HostConfig, Proof, Result, cuda, host,
+    AllocationSpec, Attempt, BackendError, BackendFact, BackendKind, Capability, CapabilityProbe, DeviceId,
+    DeviceInfo, DeviceLabel, Error, Granularity, HostConfig, Result, cuda, host,
 };
 
-/// An open backend. Clones are the same backend; memory of one opening cannot be mixed with memory of another.
+/// An open backend. Clones refer to the same backend. Memory of two separately opened backends cannot be mixed.
 ///
 /// ```
 /// use wholemem_hal::{Backend, BackendKind};
@@ -25,7 +25,7 @@ use crate::{
 /// ```
 #[derive(Debug, Clone)]
 pub struct Backend {
-    core: Arc<Core>,
+    core: Arc<BackendCore>,
 }
 
 impl PartialEq for Backend {
@@ -37,24 +37,24 @@ impl PartialEq for Backend {
 impl Eq for Backend {}
 
 #[derive(Debug)]
-struct Core {
+struct BackendCore {
     memory: Arc<dyn RawMemory>,
     queue: Arc<dyn RawQueue>,
     epoch: ForkEpoch,
     retired: Mutex<Vec<Retired>>,
-    proofs: Mutex<HashMap<(DeviceId, Capability), Proof>>,
+    probes: Mutex<HashMap<(DeviceId, Capability), CapabilityProbe>>,
 }
 
 impl Backend {
-    /// The best backend this machine has: CUDA where it works, otherwise the host.
+    /// Opens CUDA if it works on this machine, otherwise the host backend.
     ///
     /// # Errors
-    /// [`Error::Failed`] when not even the host backend can be opened.
+    /// [`Error::Failed`] if the host backend cannot be opened either.
     pub fn auto() -> Result<Self> {
         Self::open(BackendKind::Cuda).or_else(|_| Self::open(BackendKind::Host))
     }
 
-    /// One backend, as this machine has it.
+    /// Opens a backend with its default configuration.
     ///
     /// # Errors
     /// [`Error::Unavailable`] with the reason.
@@ -68,48 +68,48 @@ impl Backend {
         }
     }
 
-    /// The host backend, with devices and granule of one's choice.
+    /// Opens the host backend with the given devices and granule.
     ///
     /// # Errors
-    /// [`Error::BadConfig`]; [`Error::Failed`] when the machine's memory cannot be read from the kernel.
+    /// [`Error::BadConfig`]; [`Error::Failed`] if the kernel's memory information cannot be read.
     pub fn host(config: HostConfig) -> Result<Self> {
         let memory = host::HostMemory::open(config)?;
         let queue = host::HostQueue::inline();
         Self::from_raw(Arc::new(memory), Arc::new(queue))
     }
 
-    /// A backend made of raw parts: for test kits.
+    /// Creates a backend from raw implementations, for test kits.
     ///
     /// # Errors
-    /// [`Error::Failed`] when the fork handler cannot be registered.
+    /// [`Error::Failed`] if the fork handler cannot be registered.
     #[doc(hidden)]
     pub fn from_raw(memory: Arc<dyn RawMemory>, queue: Arc<dyn RawQueue>) -> Result<Self> {
         let attempt = || Attempt::Open { backend: memory.kind() };
         let epoch = ForkEpoch::current()
             .map_err(|cause| Error::Failed { attempt: attempt(), cause: cause.into() })?;
-        let (retired, proofs) = (Mutex::default(), Mutex::default());
-        Ok(Self { core: Arc::new(Core { memory, queue, epoch, retired, proofs }) })
+        let (retired, probes) = (Mutex::default(), Mutex::default());
+        Ok(Self { core: Arc::new(BackendCore { memory, queue, epoch, retired, probes }) })
     }
 
-    /// Which backend it is.
+    /// The kind of the backend.
     #[must_use]
     pub fn kind(&self) -> BackendKind {
         self.core.memory.kind()
     }
 
-    /// Its devices; device `n` is number `n`.
+    /// The devices of the backend; device `n` has index `n`.
     #[must_use]
     pub fn devices(&self) -> &[DeviceInfo] {
         self.core.memory.devices()
     }
 
-    /// What else is worth knowing of it: versions, mostly.
+    /// Additional facts about the backend, mostly versions.
     #[must_use]
-    pub fn facts(&self) -> Vec<Fact> {
+    pub fn facts(&self) -> Vec<BackendFact> {
         self.core.memory.facts()
     }
 
-    /// One of its devices.
+    /// Returns a device by number.
     ///
     /// # Errors
     /// [`Error::NoSuchDevice`].
@@ -123,43 +123,44 @@ impl Backend {
         }
     }
 
-    /// The device that the memory at an address of this process belongs to, or is pinned for; `None` for memory that the
-    /// backend does not know.
+    /// Returns the device that owns the memory at an address of this process, or that it is pinned for; `None` if the
+    /// backend does not know the address.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the backend keeps no record of addresses; [`Error::Failed`].
+    /// [`Error::Unsupported`] if the backend does not track addresses; [`Error::Failed`].
     #[doc(alias = "cuPointerGetAttribute")]
     pub fn device_at(&self, address: u64) -> Result<Option<Device>> {
         self.check_fork(|| Attempt::Inspect)?;
-        // SAFETY: this is no forked child; the address may be anything.
+        // SAFETY: the process is not a forked child; any address is valid.
         let found = unsafe { self.core.memory.device_at(Address(address)) };
-        let found = found.map_err(|cause| self.refused(DeviceId(0), Attempt::Inspect, cause))?;
+        let found = found.map_err(|cause| self.to_error(DeviceId(0), Attempt::Inspect, cause))?;
         Ok(found.map(|id| Device::new(self.clone(), id)))
     }
 
-    /// The granules of memory made to `spec`, whose length is not looked at.
+    /// The granularity of memory created with `spec`; its length is ignored.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Failed`].
     pub fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity> {
         self.check_fork(|| Attempt::Inspect)?;
         let granularity = self.core.memory.granularity(spec);
-        granularity.map_err(|cause| self.refused(spec.device, Attempt::Inspect, cause))
+        granularity.map_err(|cause| self.to_error(spec.device, Attempt::Inspect, cause))
     }
 
-    /// Tries again to give back what could not be given back before: streams dropped with work still to do, with the
-    /// memory that work uses, and whatever the driver refused to take. Returns how much is left.
+    /// Retries the releases that failed or had to wait: dropped streams with unfinished work, the memory which that
+    /// work uses, and resources that the driver refused to release. Returns the number of resources that are still not
+    /// released.
     ///
-    /// Dropping anything does this too, so it is needed only where nothing else happens any more.
-    /// A forked child has nothing to give back.
+    /// Every drop retries too, so a call is needed only if nothing else is dropped any more. In a forked child it does
+    /// nothing.
     pub fn collect(&self) -> usize {
-        // Before the lock, which in a forked child may be held by a thread that is not there.
+        // Check before taking the lock: if another thread held it at the fork, it is never released in the child.
         if !self.core.epoch.is_current() {
             return 0;
         }
-        // Taken out first: giving one thing back may retire another.
+        // Empty the list first: a release may retire another resource.
         let mut round =
-            Round { backend: self, untried: std::mem::take(&mut *self.retired()), left: Vec::new() };
+            RetryPass { backend: self, untried: std::mem::take(&mut *self.retired()), left: Vec::new() };
         while let Some(item) = round.untried.pop() {
             round.left.extend(item.retry(self));
         }
@@ -175,55 +176,56 @@ impl Backend {
         &*self.core.queue
     }
 
-    /// Refuses to go on in a forked child.
+    /// Returns [`Error::Forked`] in a forked child.
     #[inline]
     pub(crate) fn check_fork(&self, attempt: impl FnOnce() -> Attempt) -> Result<()> {
         if self.core.epoch.is_current() { Ok(()) } else { Err(Error::Forked { attempt: attempt() }) }
     }
 
-    /// The outcome of `try_it`, remembered for this device and capability once it worked or was found not to be there.
-    pub(crate) fn proof(
+    /// Returns the cached result for this device and capability, or runs `test`. Success and missing support are
+    /// cached.
+    pub(crate) fn cached_probe(
         &self,
         device: DeviceId,
         capability: Capability,
-        try_it: impl FnOnce() -> Result<()>,
-    ) -> Proof {
-        let proofs = || self.core.proofs.lock().unwrap_or_else(PoisonError::into_inner);
+        test: impl FnOnce() -> Result<()>,
+    ) -> CapabilityProbe {
+        let probes = || self.core.probes.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (device, capability);
-        // What the parent found out is not this process's, and its lock may be held.
+        // The parent's results are not valid in this process, and its lock may be held.
         if let Err(forked) = self.check_fork(|| Attempt::Inspect) {
-            return Proof { capability, outcome: Err(forked) };
+            return CapabilityProbe { capability, outcome: Err(forked) };
         }
-        if let Some(proof) = proofs().get(&key) {
-            return proof.clone();
+        if let Some(probe) = probes().get(&key) {
+            return probe.clone();
         }
-        // Not under the lock: an experiment may take its time.
-        let proof = Proof { capability, outcome: try_it() };
-        // A failure may be of the moment: no descriptor left, no memory. It is tried again.
-        if !matches!(proof.outcome, Err(Error::Failed { .. })) {
-            proofs().insert(key, proof.clone());
+        // Do not hold the lock: a test may take long.
+        let probe = CapabilityProbe { capability, outcome: test() };
+        // A failure may be temporary, such as a lack of descriptors or memory, so it is not cached.
+        if !matches!(probe.outcome, Err(Error::Failed { .. })) {
+            probes().insert(key, probe.clone());
         }
-        proof
+        probe
     }
 
     pub(crate) fn label(&self, id: DeviceId) -> DeviceLabel {
         DeviceLabel { backend: self.kind(), id }
     }
 
-    /// An answer of the backend as an error of ours.
-    pub(crate) fn refused(&self, device: DeviceId, attempt: Attempt, cause: Cause) -> Error {
+    /// Converts an error of the backend to an error of this crate.
+    pub(crate) fn to_error(&self, device: DeviceId, attempt: Attempt, cause: BackendError) -> Error {
         match cause {
-            Cause::Unsupported { capability, reason } => {
+            BackendError::Unsupported { capability, reason } => {
                 Error::Unsupported { capability, device: self.label(device), reason }
             }
             cause => Error::Failed { attempt, cause },
         }
     }
 
-    /// Gives something back, or keeps it to be given back later.
+    /// Runs a teardown; if the driver refuses, retires it to be retried.
     ///
-    /// In a forked child nothing is given back: it belongs to the parent.
-    pub(crate) fn give_back(&self, teardown: Teardown) -> Result<(), Cause> {
+    /// A forked child releases nothing: the resources belong to the parent.
+    pub(crate) fn tear_down(&self, teardown: Teardown) -> Result<(), BackendError> {
         if !self.core.epoch.is_current() {
             std::mem::forget(teardown);
             return Ok(());
@@ -234,18 +236,18 @@ impl Backend {
         match teardown.run(self) {
             Ok(()) => Ok(()),
             Err(cause) => {
-                tracing::warn!(%cause, ?teardown, "could not give something back; will try again");
+                tracing::warn!(%cause, ?teardown, "cannot release a resource; retrying later");
                 self.retire(Retired::Refused(teardown));
                 Err(cause)
             }
         }
     }
 
-    /// Lets a stream go whose owner has gone, now or when its work is over.
-    pub(crate) fn drain(&self, mut drain: Drain) {
+    /// Releases a dropped stream now, or retires it until its work has finished.
+    pub(crate) fn drain(&self, mut drain: DrainingStream) {
         if !self.core.epoch.is_current() {
             std::mem::forget(drain);
-        } else if !drain.is_over() {
+        } else if !drain.has_finished() {
             self.retire(Retired::Draining(drain));
         }
     }
@@ -255,19 +257,19 @@ impl Backend {
     }
 
     fn retired(&self) -> MutexGuard<'_, Vec<Retired>> {
-        // The list is never left half-changed, so a panic elsewhere does not spoil it.
+        // The list is never left half-changed, so a panic under the lock does not corrupt it.
         self.core.retired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One round of giving back. What is left goes back to be tried again, also when a host kernel panics in between.
-struct Round<'a> {
+/// One pass over the retired list. Its drop puts unreleased entries back, even if a host kernel panics during the pass.
+struct RetryPass<'a> {
     backend: &'a Backend,
     untried: Vec<Retired>,
     left: Vec<Retired>,
 }
 
-impl Drop for Round<'_> {
+impl Drop for RetryPass<'_> {
     fn drop(&mut self) {
         let mut retired = self.backend.retired();
         retired.append(&mut self.left);

@@ -1,35 +1,35 @@
-//! Giving back, now or later: nothing is ever unmapped under running work, and nothing refused is forgotten.
+//! Deferred teardown: memory is never unmapped while work uses it, and a teardown that the driver refuses is retried.
 //!
-//! Dropping a handle runs its [`Teardown`]. If the driver refuses, or a dropped stream still has work to do, it becomes
-//! [`Retired`] and is tried again with the next drop, or by [`Backend::collect`]. Each teardown holds what must outlive
-//! it, so the order is right even when the first try was not the last. What never becomes possible, because a driver
-//! is beyond repair, stays retired: leaked, and counted.
+//! Dropping a handle runs its [`Teardown`]. If the driver refuses it, or a dropped stream still has unfinished work, it becomes
+//! [`Retired`] and is retried at the next drop or by [`Backend::collect`]. Each teardown holds the resources that must outlive
+//! it, so retries keep the order. If a driver never recovers, the teardown stays in the list: the resource is leaked, and
+//! counted.
 
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Backend, Drain};
+use super::{Backend, DrainingStream};
 use crate::raw::{Address, RawAllocation, RawEvent, RawGraph, RawModule, RawStream};
-use crate::{Cause, DeviceId};
+use crate::{BackendError, DeviceId};
 
-/// Something that is kept alive and never used: an operand of enqueued work, or what a teardown needs.
-pub(crate) type Operand = Arc<dyn Held>;
+/// A value that is only kept alive: an operand of enqueued work, or a resource that a teardown needs.
+pub(crate) type Operand = Arc<dyn KeepAlive>;
 
-/// A value that can be kept alive.
-pub(crate) trait Held: fmt::Debug + Send + Sync {}
+/// A value that can be kept alive behind `Arc<dyn KeepAlive>`.
+pub(crate) trait KeepAlive: fmt::Debug + Send + Sync {}
 
-impl<T: fmt::Debug + Send + Sync> Held for T {}
+impl<T: fmt::Debug + Send + Sync> KeepAlive for T {}
 
-/// Something that is given back when this is dropped.
+/// A backend resource that is torn down on drop.
 #[derive(Debug)]
-pub(crate) struct Owned {
+pub(crate) struct OwnedResource {
     backend: Backend,
-    /// `None` once it was given back with an answer.
+    /// `None` after an explicit teardown.
     teardown: Option<Teardown>,
 }
 
-impl Owned {
+impl OwnedResource {
     pub(crate) fn new(backend: &Backend, teardown: Teardown) -> Self {
         Self { backend: backend.clone(), teardown: Some(teardown) }
     }
@@ -38,31 +38,31 @@ impl Owned {
         &self.backend
     }
 
-    /// Gives it back now, and says what came of it. Refused, it is tried again later all the same.
-    pub(crate) fn give_back(mut self) -> Result<(), Cause> {
-        let teardown = self.teardown.take().expect("taken here and by `drop` alone, which run once");
-        self.backend.give_back(teardown)
+    /// Tears the resource down now and returns the result. A refused teardown is retried later all the same.
+    pub(crate) fn tear_down(mut self) -> Result<(), BackendError> {
+        let teardown = self.teardown.take().expect("only this method and `drop` take it, and each runs once");
+        self.backend.tear_down(teardown)
     }
 }
 
-impl Drop for Owned {
+impl Drop for OwnedResource {
     fn drop(&mut self) {
         if let Some(teardown) = self.teardown.take() {
-            // A refusal was logged and is tried again; there is nobody here to tell.
-            let _ = self.backend.give_back(teardown);
+            // A refusal has been logged and will be retried; `drop` cannot return it.
+            let _ = self.backend.tear_down(teardown);
         }
     }
 }
 
-/// One call that gives something back.
+/// A call that releases one resource of a backend.
 #[derive(Debug)]
 pub(crate) enum Teardown {
     Release(RawAllocation),
     Free { at: Address, len: usize },
     Unmap { at: Address, len: usize, _place: Operand },
     Unpin { at: Address, len: usize },
-    FreePlain { device: DeviceId, at: Address },
-    ClosePlain { device: DeviceId, at: Address },
+    CudaFree { device: DeviceId, at: Address },
+    CloseCudaIpc { device: DeviceId, at: Address },
     Unregister { at: HostAddress, len: usize, _map: Operand },
     DestroyStream(RawStream),
     DestroyEvent(RawEvent),
@@ -70,79 +70,80 @@ pub(crate) enum Teardown {
     UnloadModule(RawModule),
 }
 
-/// An address of this process, for the teardown.
+/// A host address that a teardown needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostAddress(pub(crate) NonNull<u8>);
 
-// SAFETY: an address; what is there is reached by the driver, and by views that allow others to.
+// SAFETY: this is only an address; the driver and shared views, which allow concurrent access, access the bytes.
 unsafe impl Send for HostAddress {}
-// SAFETY: a shared reference gives the address only, and no access to the bytes at it.
+// SAFETY: a shared reference exposes only the address, not the bytes.
 unsafe impl Sync for HostAddress {}
 
 impl Teardown {
     /// Makes the call.
     ///
-    /// A teardown is made with the handle or range that it gives back, it is dropped once it has succeeded, and no
-    /// other code gives the same back: so each is given back once. The caller checks that this is no forked child.
-    pub(crate) fn run(&self, backend: &Backend) -> Result<(), Cause> {
+    /// A teardown is created with the resource it releases, is dropped once it succeeds, and no other code releases the resource:
+    /// so each resource is released once. The caller checks that the process is not a forked child.
+    pub(crate) fn run(&self, backend: &Backend) -> Result<(), BackendError> {
         let (memory, queue) = (backend.memory(), backend.queue());
         match *self {
-            // SAFETY: only this teardown releases the allocation; its maps hold it, so none is left; no forked child.
+            // SAFETY: only this teardown releases the allocation; its mappings hold it, so none is left; not a forked child.
             Self::Release(allocation) => unsafe { memory.release(allocation) },
-            // SAFETY: only this teardown frees the range; maps hold their reservation, so none is left in it; no forked
+            // SAFETY: only this teardown frees the range; mappings hold their reservation, so none is left in it; not a forked
             // child.
             Self::Free { at, len } => unsafe { memory.free(at, len) },
-            // SAFETY: the range was mapped in one piece, and only this teardown unmaps it; streams hold the maps they use
-            // until the work is done; no forked child.
+            // SAFETY: the range was mapped by one call, and only this teardown unmaps it; streams hold the mappings they use
+            // until the work has finished; not a forked child.
             Self::Unmap { at, len, .. } => unsafe { memory.unmap(at, len) },
-            // SAFETY: the range was pinned in one piece, and only this teardown unpins it; streams hold the buffers they
-            // use until the work is done; no forked child.
+            // SAFETY: the range was pinned by one call, and only this teardown unpins it; streams hold the buffers they use until
+            // the work has finished; not a forked child.
             Self::Unpin { at, len } => unsafe { memory.unpin(at, len) },
-            // SAFETY: the buffer was created on the device, and only this teardown frees it; streams hold the buffers they
-            // use until the work is done; no forked child.
-            Self::FreePlain { device, at } => unsafe { memory.free_plain(device, at) },
-            // SAFETY: the buffer was opened on the device, and only this teardown closes it; streams hold the buffers they
-            // use until the work is done; no forked child.
-            Self::ClosePlain { device, at } => unsafe { memory.close_plain(device, at) },
-            // SAFETY: the range was registered in one piece, only this teardown unregisters it, and `_map` keeps it mapped
-            // until then; streams hold the registrations they use until the work is done; no forked child.
+            // SAFETY: the buffer was created on the device, and only this teardown frees it; streams hold the buffers they use
+            // until the work has finished; not a forked child.
+            Self::CudaFree { device, at } => unsafe { memory.cuda_free(device, at) },
+            // SAFETY: the buffer was opened on the device, and only this teardown closes it; streams hold the buffers they use
+            // until the work has finished; not a forked child.
+            Self::CloseCudaIpc { device, at } => unsafe { memory.close_cuda_ipc(device, at) },
+            // SAFETY: the range was registered by one call, only this teardown unregisters it, and `_map` keeps it mapped until
+            // then; streams hold the registrations they use until the work has finished; not a forked child.
             Self::Unregister { at, len, .. } => unsafe { memory.unregister(at.0, len) },
-            // SAFETY: the stream is live, and only this teardown destroys it; work on it runs to its end; no forked child.
+            // SAFETY: the stream is live, and only this teardown destroys it; its work still runs to completion; not a forked
+            // child.
             Self::DestroyStream(stream) => unsafe { queue.destroy_stream(stream) },
-            // SAFETY: the event is live, and only this teardown destroys it; streams hold the events they wait for until
-            // the work is done; no forked child.
+            // SAFETY: the event is live, and only this teardown destroys it; streams hold the events they wait for until the work
+            // has finished; not a forked child.
             Self::DestroyEvent(event) => unsafe { queue.destroy_event(event) },
-            // SAFETY: the graph is live, and only this teardown destroys it; a stream holds a launched graph until it is
-            // done; no forked child.
+            // SAFETY: the graph is live, and only this teardown destroys it; a stream holds a launched graph until it has
+            // finished; not a forked child.
             Self::DestroyGraph(graph) => unsafe { queue.destroy_graph(graph) },
-            // SAFETY: the module is live, and only this teardown unloads it; a stream holds a launched function's module
-            // until it is done; no forked child.
+            // SAFETY: the module is live, and only this teardown unloads it; a stream holds a launched function's module until it
+            // has finished; not a forked child.
             Self::UnloadModule(module) => unsafe { queue.unload_module(module) },
         }
     }
 }
 
-/// Something that could not be given back when its owner went.
+/// A resource that could not be released when its owner was dropped.
 #[derive(Debug)]
 pub(crate) enum Retired {
-    /// The driver said no.
+    /// The driver refused the teardown.
     Refused(Teardown),
-    /// Its work may still be running, or cannot be known to be over.
-    Draining(Drain),
-    /// Somebody else's graph used it, and has gone, in a thread that may give nothing back.
-    Recorded(Vec<Operand>),
+    /// The stream's work may still be running, or its completion cannot be queried.
+    Draining(DrainingStream),
+    /// Operands of a destroyed graph of another library. The graph was destroyed on a thread that must not call the driver.
+    CapturedOperands(Vec<Operand>),
 }
 
 impl Retired {
-    /// Tries again; `Some` is what has to wait longer.
+    /// Retries the release; `Some` if it has to be retried again.
     pub(crate) fn retry(self, backend: &Backend) -> Option<Self> {
         match self {
             Self::Refused(teardown) => teardown.run(backend).err().map(|_| Self::Refused(teardown)),
-            Self::Recorded(operands) => {
+            Self::CapturedOperands(operands) => {
                 drop(operands);
                 None
             }
-            Self::Draining(mut drain) => (!drain.is_over()).then_some(Self::Draining(drain)),
+            Self::Draining(mut drain) => (!drain.has_finished()).then_some(Self::Draining(drain)),
         }
     }
 }

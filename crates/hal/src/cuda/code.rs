@@ -1,10 +1,10 @@
-//! The driver's answers as results.
+//! Conversion of the driver's result codes to `Result`.
 
 use super::bindings::CUresult;
-use crate::{Cause, DriverCode};
+use crate::{BackendError, DriverCode};
 
-impl Cause {
-    /// The cause in one line with what to do about it, for where there is no error to ask for its hint.
+impl BackendError {
+    /// The error and its hint in one line, for reasons that are plain text.
     pub(super) fn explained(&self) -> String {
         let hint = match self {
             Self::Driver { code, .. } => code.hint(),
@@ -15,40 +15,39 @@ impl Cause {
 }
 
 impl CUresult {
-    /// An error naming the call, unless it succeeded.
-    pub(super) fn ok(self, call: &'static str) -> Result<(), Cause> {
+    /// Returns an error that names the call, unless the code is `CUDA_SUCCESS`.
+    pub(super) fn ok(self, call: &'static str) -> Result<(), BackendError> {
         match self {
             Self::CUDA_SUCCESS => Ok(()),
-            CUresult(code) => Err(Cause::Driver { call, code: DriverCode(code) }),
+            CUresult(code) => Err(BackendError::Driver { call, code: DriverCode(code) }),
         }
     }
 
-    /// Whether what was asked about is over: `NOT_READY` is no error.
-    pub(super) fn is_over(self, call: &'static str) -> Result<bool, Cause> {
+    /// Returns whether the queried work has finished; `NOT_READY` is `false`, not an error.
+    pub(super) fn is_complete(self, call: &'static str) -> Result<bool, BackendError> {
         match self {
             Self::CUDA_ERROR_NOT_READY => Ok(false),
-            answer => answer.ok(call).map(|()| true),
+            code => code.ok(call).map(|()| true),
         }
     }
 }
 
-/// An argument that the driver's type for it cannot hold, answered as the driver answers bad values.
-pub(super) fn invalid_value(call: &'static str) -> Cause {
-    Cause::Driver { call, code: DriverCode(CUresult::CUDA_ERROR_INVALID_VALUE.0) }
+/// The error of an argument that does not fit the driver's type; the same as the driver's own `INVALID_VALUE`.
+pub(super) fn invalid_value(call: &'static str) -> BackendError {
+    BackendError::Driver { call, code: DriverCode(CUresult::CUDA_ERROR_INVALID_VALUE.0) }
 }
 
-/// A call that succeeded with a result that its documentation excludes, such as a negative count.
-pub(super) fn implausible(call: &'static str) -> Cause {
-    Cause::Driver { call, code: DriverCode(CUresult::CUDA_ERROR_UNKNOWN.0) }
+/// The error of a call that succeeded with a result that its documentation excludes, such as a negative count.
+pub(super) fn implausible(call: &'static str) -> BackendError {
+    BackendError::Driver { call, code: DriverCode(CUresult::CUDA_ERROR_UNKNOWN.0) }
 }
 
-/// Gives something back in the middle of a call, where nobody is left who could try again later: asks twice, and then
-/// leaks it.
-pub(super) fn give_back(call: &'static str, give: impl Fn() -> CUresult) {
-    if give() != CUresult::CUDA_SUCCESS
-        && let Err(cause) = give().ok(call)
+/// Releases a resource in an error path that nothing can retry later: tries twice, then leaks it.
+pub(super) fn release_or_leak(call: &'static str, release: impl Fn() -> CUresult) {
+    if release() != CUresult::CUDA_SUCCESS
+        && let Err(cause) = release().ok(call)
     {
-        tracing::warn!(%cause, "leaking what the driver refused twice to take back");
+        tracing::warn!(%cause, "leaking a resource that the driver refused twice to release");
     }
 }
 
@@ -57,11 +56,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_of_success_is_no_error() {
+    fn only_success_and_not_ready_are_not_errors() {
         assert_eq!(CUresult(0).ok("cuInit"), Ok(()));
-        let refused = Cause::Driver { call: "cuInit", code: DriverCode(987) };
+        let refused = BackendError::Driver { call: "cuInit", code: DriverCode(987) };
         assert_eq!(CUresult(987).ok("cuInit"), Err(refused.clone()));
-        assert_eq!(CUresult::CUDA_ERROR_NOT_READY.is_over("cuEventQuery"), Ok(false));
-        assert_eq!(CUresult(987).is_over("cuInit"), Err(refused));
+        assert_eq!(CUresult::CUDA_ERROR_NOT_READY.is_complete("cuEventQuery"), Ok(false));
+        assert_eq!(CUresult(987).is_complete("cuInit"), Err(refused));
     }
 }

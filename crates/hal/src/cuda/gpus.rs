@@ -1,8 +1,8 @@
-//! The GPUs that this process may see, and their contexts.
+//! The GPUs that are visible to this process, and their primary contexts.
 //!
-//! There is one table for the life of the process. A GPU's primary context, which it shares with every other user of
-//! CUDA in the process, is retained when the first call needs it, and never released: nothing is gained by giving it up
-//! before the process ends, and a release could take running work with it.
+//! There is one table per process. A GPU's primary context, which all CUDA users of the process share, is retained at
+//! the first call that needs it and never released: a release before the process exits has no benefit and could destroy
+//! running work.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::marker::PhantomData;
@@ -13,7 +13,7 @@ use wholemem_os::ForkEpoch;
 use super::bindings::*;
 use super::code::implausible;
 use super::driver::Driver;
-use crate::{Cause, DeviceId, DeviceInfo};
+use crate::{BackendError, DeviceId, DeviceInfo};
 
 /// All GPUs of this process.
 #[derive(Debug)]
@@ -21,55 +21,56 @@ pub(crate) struct Gpus {
     driver: &'static Driver,
     ordinals: Vec<CUdevice>,
     infos: Vec<DeviceInfo>,
-    /// The process that the driver was started in: it does not work in a forked child of it.
+    /// The process that initialized the driver; the driver does not work in its forked children.
     epoch: ForkEpoch,
     /// Retained primary contexts, by device.
     contexts: Vec<Mutex<Option<Context>>>,
 }
 
-const FORKED: &str = "the process was forked after CUDA was started in it; start a new program instead";
+const FORKED: &str =
+    "the process was forked after CUDA was initialized; start a new program instead of forking";
 
 /// A retained primary context.
 #[derive(Debug, Clone, Copy)]
 struct Context(CUcontext);
 
-// SAFETY: a context may be made current on any thread, and on several at once.
+// SAFETY: a context may be current on any thread, and on several at once.
 unsafe impl Send for Context {}
 
-/// A context that is current on this thread until this is dropped; then the one before it is.
+/// A context that is current on this thread until this value is dropped; then the previous context is current again.
 #[derive(Debug)]
-pub(super) struct Current {
+pub(super) struct CurrentContext {
     driver: &'static Driver,
-    // Popped where it was pushed.
+    // Not `Send`: the context must be popped on the thread that pushed it.
     _this_thread: PhantomData<*const ()>,
 }
 
-impl Drop for Current {
+impl Drop for CurrentContext {
     fn drop(&mut self) {
         let mut popped = std::ptr::null_mut();
-        // SAFETY: `popped` is writable, and our context is on top: every push is undone in its own scope.
+        // SAFETY: `popped` is writable, and this context is on top of the stack: every push is undone in its own scope.
         if let Err(cause) = unsafe { (self.driver.cuCtxPopCurrent)(&raw mut popped) }.ok("cuCtxPopCurrent") {
-            tracing::warn!(%cause, "the caller's context could not be made current again");
+            tracing::warn!(%cause, "cannot restore the caller's context");
         }
     }
 }
 
 impl Gpus {
-    /// The GPUs of this process, found at the first call; or why there are none.
+    /// The GPUs of this process, enumerated at the first call; or the reason why there are none.
     pub(crate) fn of_process() -> Result<&'static Self, String> {
         static GPUS: OnceLock<Result<Gpus, String>> = OnceLock::new();
-        let gpus = GPUS.get_or_init(Self::find).as_ref().map_err(Clone::clone)?;
+        let gpus = GPUS.get_or_init(Self::enumerate).as_ref().map_err(Clone::clone)?;
         if gpus.epoch.is_current() { Ok(gpus) } else { Err(FORKED.to_owned()) }
     }
 
-    fn find() -> Result<Self, String> {
+    fn enumerate() -> Result<Self, String> {
         let driver = Driver::of_process().map_err(Clone::clone)?;
-        let failed = |cause: Cause| cause.explained();
+        let failed = |cause: BackendError| cause.explained();
         let mut count = 0;
         // SAFETY: `count` is writable.
         unsafe { (driver.cuDeviceGetCount)(&raw mut count) }.ok("cuDeviceGetCount").map_err(failed)?;
         if count == 0 {
-            return Err("the driver shows this process no GPU".to_owned());
+            return Err("no GPU is visible to this process".to_owned());
         }
         let ordinals = (0..count).map(|index| ordinal(driver, index)).collect::<Result<Vec<_>, _>>();
         let ordinals = ordinals.map_err(failed)?;
@@ -88,63 +89,67 @@ impl Gpus {
         &self.infos
     }
 
-    /// The driver's number for a device.
+    /// The driver's ordinal of a device.
     pub(super) fn ordinal(&self, device: DeviceId) -> CUdevice {
         self.ordinals[device.0 as usize]
     }
 
-    /// The device with a number of the driver's.
+    /// The device with an ordinal of the driver.
     pub(super) fn device_of(&self, ordinal: CUdevice) -> Option<DeviceId> {
         let index = self.ordinals.iter().position(|&known| known == ordinal)?;
         Some(DeviceId(u32::try_from(index).expect("the driver counts GPUs in an `int`")))
     }
 
     /// Makes the primary context of a device current.
-    pub(super) fn enter(&self, device: DeviceId) -> Result<Current, Cause> {
+    pub(super) fn enter(&self, device: DeviceId) -> Result<CurrentContext, BackendError> {
         let Context(context) = self.context(device)?;
-        // SAFETY: the context is retained for the life of the process.
+        // SAFETY: the context is retained until the process exits.
         unsafe { (self.driver.cuCtxPushCurrent)(context) }.ok("cuCtxPushCurrent")?;
-        Ok(Current { driver: self.driver, _this_thread: PhantomData })
+        Ok(CurrentContext { driver: self.driver, _this_thread: PhantomData })
     }
 
-    fn context(&self, device: DeviceId) -> Result<Context, Cause> {
+    fn context(&self, device: DeviceId) -> Result<Context, BackendError> {
         let mut slot = self.contexts[device.0 as usize].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(context) = *slot {
             return Ok(context);
         }
         let mut context = std::ptr::null_mut();
-        // SAFETY: `context` is writable, and the device is one of the driver's.
+        // SAFETY: `context` is writable, and the ordinal is valid.
         unsafe { (self.driver.cuDevicePrimaryCtxRetain)(&raw mut context, self.ordinal(device)) }
             .ok("cuDevicePrimaryCtxRetain")?;
         Ok(*slot.insert(Context(context)))
     }
 
-    /// A property of a device, as the driver states it.
-    pub(super) fn attribute(&self, device: DeviceId, which: CUdevice_attribute) -> Result<c_int, Cause> {
+    /// An attribute of a device.
+    pub(super) fn attribute(
+        &self,
+        device: DeviceId,
+        which: CUdevice_attribute,
+    ) -> Result<c_int, BackendError> {
         attribute(self.driver, self.ordinal(device), which)
     }
 }
 
-fn attribute(driver: &Driver, device: CUdevice, which: CUdevice_attribute) -> Result<c_int, Cause> {
+fn attribute(driver: &Driver, device: CUdevice, which: CUdevice_attribute) -> Result<c_int, BackendError> {
     let mut value = 0;
-    // SAFETY: `value` is writable; an attribute that the driver does not know is an error.
+    // SAFETY: `value` is writable; an unknown attribute is an error.
     unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, which, device) }.ok("cuDeviceGetAttribute")?;
     Ok(value)
 }
 
-fn ordinal(driver: &Driver, index: c_int) -> Result<CUdevice, Cause> {
+fn ordinal(driver: &Driver, index: c_int) -> Result<CUdevice, BackendError> {
     let mut device = 0;
     // SAFETY: `device` is writable.
     unsafe { (driver.cuDeviceGet)(&raw mut device, index) }.ok("cuDeviceGet")?;
     Ok(device)
 }
 
-fn info(driver: &Driver, id: u32, device: CUdevice) -> Result<DeviceInfo, Cause> {
+fn info(driver: &Driver, id: u32, device: CUdevice) -> Result<DeviceInfo, BackendError> {
     let mut name = [0_u8; 256];
-    // SAFETY: the buffer is writable for as many bytes as is said.
+    // SAFETY: the buffer has at least the given length.
     unsafe { (driver.cuDeviceGetName)(name.as_mut_ptr().cast::<c_char>(), 255, device) }
         .ok("cuDeviceGetName")?;
-    let name = CStr::from_bytes_until_nul(&name).expect("the last byte is beyond what the driver may write");
+    let name = CStr::from_bytes_until_nul(&name).expect("the driver writes at most 255 of 256 zeroed bytes");
     let name = name.to_string_lossy();
     let mut memory_len = 0;
     // SAFETY: `memory_len` is writable.

@@ -1,4 +1,4 @@
-//! The raw calls of GPU memory: created, exported, imported, mapped and touched, with nothing around them.
+//! Baseline driver calls of GPU memory for benchmarks: create, export, import, map and access, without checks.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -6,40 +6,40 @@ use super::Gpus;
 use super::bindings::*;
 use super::code::implausible;
 use super::driver::Driver;
-use crate::{Capability, Cause, DeviceId};
+use crate::{BackendError, Capability, DeviceId};
 
 const FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// The driver, a device of it, and what it takes to touch memory there: a stream and two bytes of pinned memory.
+/// A device of the driver, with a stream and two bytes of pinned memory for accesses.
 #[derive(Debug)]
-pub(crate) struct RawCuda {
+pub(crate) struct CudaCalls {
     gpus: &'static Gpus,
     device: DeviceId,
     stream: CUstream,
     stage: *mut u8,
 }
 
-/// An allocation that is released when this is dropped.
+/// An allocation that is released on drop.
 #[derive(Debug)]
-pub(crate) struct RawMade {
+pub(crate) struct CudaHandle {
     driver: &'static Driver,
     handle: u64,
 }
 
-/// A map that is removed, with its addresses, when this is dropped.
+/// A mapping that is removed on drop, together with its addresses.
 #[derive(Debug)]
-pub(crate) struct RawMap {
+pub(crate) struct CudaMap {
     driver: &'static Driver,
     at: u64,
     len: usize,
     mapped: bool,
 }
 
-impl RawCuda {
-    pub(crate) fn open(device: DeviceId) -> Result<Self, Cause> {
-        let reason = "the driver was there a moment ago";
-        let gone = Cause::Unsupported { capability: Capability::Create, reason };
-        let gpus = Gpus::of_process().map_err(|_| gone)?;
+impl CudaCalls {
+    pub(crate) fn open(device: DeviceId) -> Result<Self, BackendError> {
+        let reason = "the driver is no longer available";
+        let unavailable = BackendError::Unsupported { capability: Capability::Create, reason };
+        let gpus = Gpus::of_process().map_err(|_| unavailable)?;
         let _current = gpus.enter(device)?;
         let (mut stream, mut stage) = (std::ptr::null_mut(), std::ptr::null_mut());
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING.0;
@@ -51,7 +51,7 @@ impl RawCuda {
         Ok(Self { gpus, device, stream, stage: stage.cast() })
     }
 
-    pub(crate) fn create(&self, len: usize) -> Result<RawMade, Cause> {
+    pub(crate) fn create(&self, len: usize) -> Result<CudaHandle, BackendError> {
         let location = CUmemLocation {
             type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
             id: self.gpus.ordinal(self.device),
@@ -69,38 +69,38 @@ impl RawCuda {
             },
         };
         let (driver, mut handle) = (self.gpus.driver(), 0);
-        // SAFETY: `handle` is writable and `prop` is a description.
+        // SAFETY: `handle` is writable and `prop` is initialized.
         unsafe { (driver.cuMemCreate)(&raw mut handle, len, &raw const prop, 0) }.ok("cuMemCreate")?;
-        Ok(RawMade { driver, handle })
+        Ok(CudaHandle { driver, handle })
     }
 
-    pub(crate) fn export(&self, made: &RawMade) -> Result<OwnedFd, Cause> {
+    pub(crate) fn export(&self, allocation: &CudaHandle) -> Result<OwnedFd, BackendError> {
         let mut fd: RawFd = -1;
-        // SAFETY: the allocation is live, and the target is a descriptor's place.
+        // SAFETY: the allocation is live, and the output has room for a descriptor.
         unsafe {
-            (self.gpus.driver().cuMemExportToShareableHandle)((&raw mut fd).cast(), made.handle, FD, 0)
+            (self.gpus.driver().cuMemExportToShareableHandle)((&raw mut fd).cast(), allocation.handle, FD, 0)
         }
         .ok("cuMemExportToShareableHandle")?;
-        // SAFETY: the driver made this descriptor for us, and nobody else knows it.
+        // SAFETY: the driver created this descriptor for the caller, and no other code uses it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    pub(crate) fn import(&self, fd: &OwnedFd) -> Result<RawMade, Cause> {
+    pub(crate) fn import(&self, fd: &OwnedFd) -> Result<CudaHandle, BackendError> {
         let (driver, mut handle) = (self.gpus.driver(), 0);
         let source = std::ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize);
-        // SAFETY: `handle` is writable; the driver refuses what is not its own.
+        // SAFETY: `handle` is writable; the driver refuses a foreign descriptor.
         unsafe { (driver.cuMemImportFromShareableHandle)(&raw mut handle, source, FD) }
             .ok("cuMemImportFromShareableHandle")?;
-        Ok(RawMade { driver, handle })
+        Ok(CudaHandle { driver, handle })
     }
 
-    pub(crate) fn map(&self, made: &RawMade, len: usize) -> Result<RawMap, Cause> {
+    pub(crate) fn map(&self, allocation: &CudaHandle, len: usize) -> Result<CudaMap, BackendError> {
         let (driver, mut at) = (self.gpus.driver(), 0);
         // SAFETY: `at` is writable.
         unsafe { (driver.cuMemAddressReserve)(&raw mut at, len, 0, 0, 0) }.ok("cuMemAddressReserve")?;
-        let mut map = RawMap { driver, at, len, mapped: false };
-        // SAFETY: reserved in the lines above; the allocation is live.
-        unsafe { (driver.cuMemMap)(at, len, 0, made.handle, 0) }.ok("cuMemMap")?;
+        let mut map = CudaMap { driver, at, len, mapped: false };
+        // SAFETY: the range was reserved above; the allocation is live.
+        unsafe { (driver.cuMemMap)(at, len, 0, allocation.handle, 0) }.ok("cuMemMap")?;
         map.mapped = true;
         let access = CUmemAccessDesc_v1 {
             location: CUmemLocation {
@@ -109,19 +109,19 @@ impl RawCuda {
             },
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: mapped in the lines above; there is one description.
+        // SAFETY: the range was mapped above; `access` is one description.
         unsafe { (driver.cuMemSetAccess)(at, len, &raw const access, 1) }.ok("cuMemSetAccess")?;
         Ok(map)
     }
 
-    pub(crate) fn ends(&self, map: &RawMap) -> Result<[u8; 2], Cause> {
+    pub(crate) fn ends(&self, map: &CudaMap) -> Result<[u8; 2], BackendError> {
         self.copy([(self.stage_at(0), map.at), (self.stage_at(1), map.last())])?;
-        // SAFETY: two bytes of ours, which no copy is writing any more.
+        // SAFETY: `stage` has two bytes, and no copy is writing them any more.
         Ok(unsafe { self.stage.cast::<[u8; 2]>().read_volatile() })
     }
 
-    pub(crate) fn set_ends(&self, map: &RawMap, ends: [u8; 2]) -> Result<(), Cause> {
-        // SAFETY: two bytes of ours, which no copy is reading.
+    pub(crate) fn set_ends(&self, map: &CudaMap, ends: [u8; 2]) -> Result<(), BackendError> {
+        // SAFETY: `stage` has two bytes, and no copy is reading them.
         unsafe { self.stage.cast::<[u8; 2]>().write_volatile(ends) };
         self.copy([(map.at, self.stage_at(0)), (map.last(), self.stage_at(1))])
     }
@@ -130,25 +130,25 @@ impl RawCuda {
         self.stage.expose_provenance() as u64 + index
     }
 
-    /// Copies two bytes, and waits.
-    fn copy(&self, pairs: [(u64, u64); 2]) -> Result<(), Cause> {
+    /// Copies two bytes and waits for the copies.
+    fn copy(&self, pairs: [(u64, u64); 2]) -> Result<(), BackendError> {
         let _current = self.gpus.enter(self.device)?;
         for (to, from) in pairs {
-            // SAFETY: the ends of a live map, and bytes of ours.
+            // SAFETY: the addresses are the ends of a live mapping and bytes of `stage`.
             unsafe { (self.gpus.driver().cuMemcpyAsync)(to, from, 1, self.stream) }.ok("cuMemcpyAsync")?;
         }
-        // SAFETY: the stream is ours.
+        // SAFETY: the stream is live.
         unsafe { (self.gpus.driver().cuStreamSynchronize)(self.stream) }.ok("cuStreamSynchronize")
     }
 
-    /// The time of one copy on the device's own clock, at its best of several.
+    /// The shortest time of several copies, measured by the device's clock.
     pub(crate) fn best_copy(
         &self,
         to: u64,
         from: u64,
         len: usize,
         times: u32,
-    ) -> Result<std::time::Duration, Cause> {
+    ) -> Result<std::time::Duration, BackendError> {
         let driver = self.gpus.driver();
         let _current = self.gpus.enter(self.device)?;
         let mut events = [std::ptr::null_mut(); 2];
@@ -160,59 +160,59 @@ impl RawCuda {
         let [start, end] = events;
         let mut best = f32::INFINITY;
         for _ in 0..times {
-            // SAFETY: the event and the stream are ours and live.
+            // SAFETY: the event and the stream are live.
             unsafe { (driver.cuEventRecord)(start, self.stream) }.ok("cuEventRecord")?;
-            // SAFETY: the caller's spans hold both ranges, which are mapped and `len` bytes long; the stream is ours and live.
+            // SAFETY: the caller's spans hold both ranges, which are mapped and have `len` bytes; the stream is live.
             unsafe { (driver.cuMemcpyAsync)(to, from, len, self.stream) }.ok("cuMemcpyAsync")?;
-            // SAFETY: the event and the stream are ours and live.
+            // SAFETY: the event and the stream are live.
             unsafe { (driver.cuEventRecord)(end, self.stream) }.ok("cuEventRecord")?;
-            // SAFETY: the stream is ours and live.
+            // SAFETY: the stream is live.
             unsafe { (driver.cuStreamSynchronize)(self.stream) }.ok("cuStreamSynchronize")?;
             let mut milliseconds = 0.0;
-            // SAFETY: both events were reached.
+            // SAFETY: both events have completed.
             unsafe { (driver.cuEventElapsedTime)(&raw mut milliseconds, start, end) }
                 .ok("cuEventElapsedTime")?;
             best = best.min(milliseconds);
         }
         for event in events {
-            // SAFETY: made above, and used no more.
+            // SAFETY: created above, and no longer used.
             unsafe { (driver.cuEventDestroy)(event) }.ok("cuEventDestroy")?;
         }
         std::time::Duration::try_from_secs_f32(best / 1e3).map_err(|_| implausible("cuEventElapsedTime"))
     }
 }
 
-impl RawMap {
+impl CudaMap {
     fn last(&self) -> u64 {
         self.at + self.len as u64 - 1
     }
 }
 
-// Nothing is left to do if the driver refuses to take something back.
-impl Drop for RawCuda {
+// The drops below ignore errors of the driver: there is nothing to retry.
+impl Drop for CudaCalls {
     fn drop(&mut self) {
         let Ok(_current) = self.gpus.enter(self.device) else { return };
-        // SAFETY: ours, and used no more.
+        // SAFETY: this value owns the stream, which is no longer used.
         let _ = unsafe { (self.gpus.driver().cuStreamDestroy)(self.stream) };
-        // SAFETY: ours, and used no more.
+        // SAFETY: this value owns the buffer, which is no longer used.
         let _ = unsafe { (self.gpus.driver().cuMemFreeHost)(self.stage.cast()) };
     }
 }
 
-impl Drop for RawMade {
+impl Drop for CudaHandle {
     fn drop(&mut self) {
-        // SAFETY: live, and given up once.
+        // SAFETY: the handle is live, and this is its only release.
         let _ = unsafe { (self.driver.cuMemRelease)(self.handle) };
     }
 }
 
-impl Drop for RawMap {
+impl Drop for CudaMap {
     fn drop(&mut self) {
         if self.mapped {
-            // SAFETY: mapped in one piece, and used no more.
+            // SAFETY: the range was mapped by one call and is no longer used.
             let _ = unsafe { (self.driver.cuMemUnmap)(self.at, self.len) };
         }
-        // SAFETY: reserved in one piece, and nothing is mapped in it any more.
+        // SAFETY: the range was reserved by one call, and nothing is mapped in it any more.
         let _ = unsafe { (self.driver.cuMemAddressFree)(self.at, self.len) };
     }
 }

@@ -1,4 +1,4 @@
-//! The verbs of memory on a GPU: the driver's virtual memory management.
+//! The raw memory operations on GPUs: the driver's virtual memory management.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -10,37 +10,37 @@ use wholemem_os::width::to_usize;
 
 use super::Gpus;
 use super::bindings::*;
-use super::code::{give_back, implausible, invalid_value};
+use super::code::{implausible, invalid_value, release_or_leak};
 use super::driver::Driver;
-use super::parked::Parked;
-use crate::raw::{Address, Fact, Imported, Properties, RawAllocation, RawMemory};
+use super::pinned_pool::PinnedPool;
+use crate::raw::{Address, AllocationProperties, BackendFact, ImportedAllocation, RawAllocation, RawMemory};
 use crate::{
-    AllocationSpec, BackendKind, Capability, Cause, DeviceId, DeviceInfo, Grant, Granularity, Granule,
+    AllocationSpec, BackendError, BackendKind, Capability, DeviceId, DeviceInfo, Grant, Granularity, Granule,
     HandleKind, Rights, ShareHandle,
 };
 
-/// The device whose context serves calls that need some context, no matter which.
+/// The device whose context is used by calls that need any context.
 const ANY: DeviceId = DeviceId(0);
 
-/// The version of PTX that our kernels are written in.
+/// The PTX version of this project's kernels.
 const PTX: &str = "8.4";
 
-/// GPU memory under the raw trait.
+/// GPU memory as a `RawMemory`.
 #[derive(Debug)]
 pub(crate) struct CudaMemory {
     gpus: &'static Gpus,
-    parked: &'static Parked,
+    pinned_pool: &'static PinnedPool,
 }
 
 impl CudaMemory {
     pub(super) fn new(gpus: &'static Gpus) -> Self {
-        // Contexts, and what was pinned in them, last as long as the process.
-        static PARKED: LazyLock<Parked> = LazyLock::new(Parked::default);
-        Self { gpus, parked: &PARKED }
+        // Contexts, and the memory pinned in them, live until the process exits.
+        static POOL: LazyLock<PinnedPool> = LazyLock::new(PinnedPool::default);
+        Self { gpus, pinned_pool: &POOL }
     }
 
-    /// Has the driver pin memory.
-    fn pin_anew(&self, device: DeviceId, len: usize) -> Result<*mut u8, Cause> {
+    /// Allocates pinned memory from the driver.
+    fn alloc_pinned(&self, device: DeviceId, len: usize) -> Result<*mut u8, BackendError> {
         let _current = self.gpus.enter(device)?;
         let mut at = std::ptr::null_mut();
         let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
@@ -53,8 +53,8 @@ impl CudaMemory {
         self.gpus.driver()
     }
 
-    /// What the driver is told about memory to create.
-    fn prop(&self, spec: &AllocationSpec) -> Result<CUmemAllocationProp_v1, Cause> {
+    /// Describes memory to create.
+    fn prop(&self, spec: &AllocationSpec) -> Result<CUmemAllocationProp_v1, BackendError> {
         let (type_, id) = match spec.node {
             None => (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, self.gpus.ordinal(spec.device)),
             Some(node) => {
@@ -80,19 +80,19 @@ impl CudaMemory {
         &self,
         prop: &CUmemAllocationProp_v1,
         which: CUmemAllocationGranularity_flags,
-    ) -> Result<Granule, Cause> {
+    ) -> Result<Granule, BackendError> {
         let mut len = 0;
-        // SAFETY: `len` is writable and `prop` is a description.
+        // SAFETY: `len` is writable and `prop` is initialized.
         unsafe { (self.driver().cuMemGetAllocationGranularity)(&raw mut len, prop, which) }
             .ok("cuMemGetAllocationGranularity")?;
         Granule::new(len).map_err(|_| {
-            let reason = "the driver's granule is no power of two";
-            Cause::Unsupported { capability: Capability::Create, reason }
+            let reason = "the driver's granularity is not a power of two";
+            BackendError::Unsupported { capability: Capability::Create, reason }
         })
     }
 }
 
-/// The driver's kind for a handle; none for handles that are not of allocations.
+/// The driver's handle type; `NONE` for handles that do not refer to allocations.
 fn handle_type(kind: HandleKind) -> CUmemAllocationHandleType {
     match kind {
         HandleKind::Fd => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -101,20 +101,20 @@ fn handle_type(kind: HandleKind) -> CUmemAllocationHandleType {
     }
 }
 
-/// A descriptor of the driver's would stay open in every program that this process starts.
-fn close_on_exec(fd: OwnedFd) -> Result<OwnedFd, Cause> {
-    let failed = |errno| Cause::Os(wholemem_os::Error::Call { call: "fcntl", errno });
+/// Sets close-on-exec: otherwise programs that this process starts would inherit the driver's descriptor.
+fn close_on_exec(fd: OwnedFd) -> Result<OwnedFd, BackendError> {
+    let failed = |errno| BackendError::Os(wholemem_os::Error::Call { call: "fcntl", errno });
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).map_err(failed)?;
     Ok(fd)
 }
 
-fn refuse_ipc() -> Cause {
-    let reason = "CUDA IPC handles are for buffers of the driver's older allocator, not for allocations";
-    Cause::Unsupported { capability: Capability::CudaIpc, reason }
+fn ipc_unsupported() -> BackendError {
+    let reason = "CUDA IPC handles refer to memory from `cudaMalloc`, not to allocations";
+    BackendError::Unsupported { capability: Capability::CudaIpc, reason }
 }
 
-// SAFETY: each verb is the driver's own, which maps whole allocations at reserved addresses and refuses handles that are
-// not memory; memory of the driver never shrinks; a host pointer is what the driver says it is.
+// SAFETY: each method makes the driver's own call; the driver maps whole allocations at reserved addresses and refuses
+// handles that are not memory; its memory never shrinks; host pointers come from the driver.
 unsafe impl RawMemory for CudaMemory {
     fn kind(&self) -> BackendKind {
         BackendKind::Cuda
@@ -124,33 +124,33 @@ unsafe impl RawMemory for CudaMemory {
         self.gpus.infos()
     }
 
-    fn facts(&self) -> Vec<Fact> {
+    fn facts(&self) -> Vec<BackendFact> {
         let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED;
         let (mps, detail) = match self.gpus.attribute(ANY, shared) {
-            Ok(0) => (false, "processes take turns on the GPU: no MPS server runs".to_owned()),
-            Ok(_) => (true, "processes share the GPU".to_owned()),
+            Ok(0) => (false, "no MPS server is running: processes are time-sliced on the GPU".to_owned()),
+            Ok(_) => (true, "an MPS server is running: processes share the GPU concurrently".to_owned()),
             Err(cause) => (false, cause.to_string()),
         };
         vec![
-            Fact {
+            BackendFact {
                 name: "driver",
                 holds: true,
-                detail: format!("for CUDA {}", self.driver().version_name()),
+                detail: format!("supports CUDA {}", self.driver().version_name()),
             },
-            Fact { name: "ptx", holds: true, detail: PTX.to_owned() },
-            Fact { name: "mps", holds: mps, detail },
+            BackendFact { name: "ptx", holds: true, detail: PTX.to_owned() },
+            BackendFact { name: "mps", holds: mps, detail },
         ]
     }
 
-    fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, Cause> {
+    fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, BackendError> {
         if spec.handle == HandleKind::CudaIpc {
-            return Err(refuse_ipc());
+            return Err(ipc_unsupported());
         }
         if spec.rdma {
             let which = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
             if self.gpus.attribute(spec.device, which)? == 0 {
-                let reason = "the driver says that network cards cannot reach such memory";
-                return Err(Cause::Unsupported { capability: Capability::Rdma, reason });
+                let reason = "the driver reports no GPUDirect RDMA support for such memory";
+                return Err(BackendError::Unsupported { capability: Capability::Rdma, reason });
             }
         }
         let prop = self.prop(spec)?;
@@ -162,7 +162,7 @@ unsafe impl RawMemory for CudaMemory {
         })
     }
 
-    unsafe fn available(&self, device: DeviceId) -> Result<usize, Cause> {
+    unsafe fn available(&self, device: DeviceId) -> Result<usize, BackendError> {
         let _current = self.gpus.enter(device)?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are writable.
@@ -170,16 +170,16 @@ unsafe impl RawMemory for CudaMemory {
         Ok(free)
     }
 
-    unsafe fn create(&self, spec: &AllocationSpec) -> Result<RawAllocation, Cause> {
+    unsafe fn create(&self, spec: &AllocationSpec) -> Result<RawAllocation, BackendError> {
         let (prop, mut handle) = (self.prop(spec)?, 0);
-        // SAFETY: `handle` is writable and `prop` is a description.
+        // SAFETY: `handle` is writable and `prop` is initialized.
         unsafe { (self.driver().cuMemCreate)(&raw mut handle, spec.len, &raw const prop, 0) }
             .ok("cuMemCreate")?;
         Ok(RawAllocation(handle))
     }
 
-    unsafe fn release(&self, allocation: RawAllocation) -> Result<(), Cause> {
-        // SAFETY: the handle is live, and is given up once.
+    unsafe fn release(&self, allocation: RawAllocation) -> Result<(), BackendError> {
+        // SAFETY: the handle is live, and this is its only release.
         unsafe { (self.driver().cuMemRelease)(allocation.0) }.ok("cuMemRelease")
     }
 
@@ -188,31 +188,30 @@ unsafe impl RawMemory for CudaMemory {
         len: usize,
         align: Option<usize>,
         wanted: Option<Address>,
-    ) -> Result<Address, Cause> {
+    ) -> Result<Address, BackendError> {
         let (mut at, hint) = (0, wanted.map_or(0, |wanted| wanted.0));
-        // SAFETY: `at` is writable; addresses that cannot be had are an error, or others are given.
+        // SAFETY: `at` is writable; if the addresses are not free, the driver returns an error or other addresses.
         unsafe { (self.driver().cuMemAddressReserve)(&raw mut at, len, align.unwrap_or(0), hint, 0) }
             .ok("cuMemAddressReserve")?;
         if hint != 0 && at != hint {
-            // The driver takes the address as a wish.
-            // SAFETY: reserved in the lines above, and seen by nobody.
-            give_back("cuMemAddressFree", || unsafe { (self.driver().cuMemAddressFree)(at, len) });
+            // The driver treats the address as a hint. SAFETY: reserved above, and not used by any code.
+            release_or_leak("cuMemAddressFree", || unsafe { (self.driver().cuMemAddressFree)(at, len) });
             return Err(invalid_value("cuMemAddressReserve"));
         }
         Ok(Address(at))
     }
 
-    unsafe fn free(&self, at: Address, len: usize) -> Result<(), Cause> {
-        // SAFETY: the range is one reservation, given up once, with nothing mapped in it.
+    unsafe fn free(&self, at: Address, len: usize) -> Result<(), BackendError> {
+        // SAFETY: the range is one reservation in which nothing is mapped, and this is its only release.
         unsafe { (self.driver().cuMemAddressFree)(at.0, len) }.ok("cuMemAddressFree")
     }
 
-    unsafe fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> Result<(), Cause> {
-        // SAFETY: the range is an empty place of one reservation, and the allocation is live.
+    unsafe fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> Result<(), BackendError> {
+        // SAFETY: the range is an unmapped part of one reservation, and the allocation is live.
         unsafe { (self.driver().cuMemMap)(at.0, len, 0, allocation.0, 0) }.ok("cuMemMap")
     }
 
-    unsafe fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> Result<(), Cause> {
+    unsafe fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> Result<(), BackendError> {
         let flags = |rights| match rights {
             Rights::None => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
             Rights::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
@@ -226,13 +225,13 @@ unsafe impl RawMemory for CudaMemory {
             flags: flags(grant.rights),
         };
         let descriptions: Vec<_> = grants.iter().map(describe).collect();
-        // SAFETY: the range is mapped, and the descriptions are as many as is said.
+        // SAFETY: the range is mapped, and `descriptions` has the given length.
         unsafe { (self.driver().cuMemSetAccess)(at.0, len, descriptions.as_ptr(), descriptions.len()) }
             .ok("cuMemSetAccess")
     }
 
-    unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), Cause> {
-        // SAFETY: the range was mapped in one piece, and nobody uses it any more.
+    unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), BackendError> {
+        // SAFETY: the range was mapped by one call and is no longer used.
         unsafe { (self.driver().cuMemUnmap)(at.0, len) }.ok("cuMemUnmap")
     }
 
@@ -241,28 +240,28 @@ unsafe impl RawMemory for CudaMemory {
         allocation: RawAllocation,
         kind: HandleKind,
         rights: Rights,
-    ) -> Result<ShareHandle, Cause> {
+    ) -> Result<ShareHandle, BackendError> {
         if rights != Rights::ReadWrite {
             let reason =
-                "the driver's handles carry no rights; it is the receiver's map that can be read-only";
-            return Err(Cause::Unsupported { capability: Capability::ShareReadOnly, reason });
+                "the driver's handles carry no access rights; only the receiver's mapping can be read-only";
+            return Err(BackendError::Unsupported { capability: Capability::ShareReadOnly, reason });
         }
         let export = |target: *mut c_void| {
-            // SAFETY: the allocation is live, and the target is as large as this kind of handle.
-            let answer = unsafe {
+            // SAFETY: the allocation is live, and the output is large enough for this kind of handle.
+            let code = unsafe {
                 (self.driver().cuMemExportToShareableHandle)(target, allocation.0, handle_type(kind), 0)
             };
-            if answer == CUresult::CUDA_ERROR_INVALID_VALUE && kind == HandleKind::Fd {
-                let reason = "the driver hands out only what this process has made, and made to be shared";
-                return Err(Cause::Unsupported { capability: Capability::ShareFd, reason });
+            if code == CUresult::CUDA_ERROR_INVALID_VALUE && kind == HandleKind::Fd {
+                let reason = "the driver exports only memory that this process created as shareable";
+                return Err(BackendError::Unsupported { capability: Capability::ShareFd, reason });
             }
-            answer.ok("cuMemExportToShareableHandle")
+            code.ok("cuMemExportToShareableHandle")
         };
         match kind {
             HandleKind::Fd => {
                 let mut fd: RawFd = -1;
                 export((&raw mut fd).cast())?;
-                // SAFETY: the driver made this descriptor for us, and nobody else knows it.
+                // SAFETY: the driver created this descriptor for the caller, and no other code uses it.
                 Ok(ShareHandle::Fd(close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) })?))
             }
             HandleKind::Fabric => {
@@ -270,118 +269,123 @@ unsafe impl RawMemory for CudaMemory {
                 export(token.as_mut_ptr().cast())?;
                 Ok(ShareHandle::Fabric(token))
             }
-            HandleKind::CudaIpc => Err(refuse_ipc()),
+            HandleKind::CudaIpc => Err(ipc_unsupported()),
         }
     }
 
-    fn keeps_exports(&self) -> bool {
-        // Most of a millisecond on an H200, as long as all the rest of handing over 16 GiB.
+    fn caches_exports(&self) -> bool {
+        // The first export takes most of a millisecond on an H200, as long as the rest of sharing 16 GiB.
         true
     }
 
-    unsafe fn import(&self, _device: DeviceId, handle: ShareHandle, _len: usize) -> Result<Imported, Cause> {
+    unsafe fn import(
+        &self,
+        _device: DeviceId,
+        handle: ShareHandle,
+        _len: usize,
+    ) -> Result<ImportedAllocation, BackendError> {
         let kind = handle_type(handle.kind());
         let import = |source: *mut c_void| {
             let mut raw = 0;
-            // SAFETY: `raw` is writable; the driver looks at what the source is, and refuses what is not its own.
+            // SAFETY: `raw` is writable; the driver validates the source and refuses a foreign handle.
             unsafe { (self.driver().cuMemImportFromShareableHandle)(&raw mut raw, source, kind) }
                 .ok("cuMemImportFromShareableHandle")?;
-            Ok(Imported { raw: RawAllocation(raw), rights: Rights::ReadWrite })
+            Ok(ImportedAllocation { raw: RawAllocation(raw), rights: Rights::ReadWrite })
         };
         match handle {
-            // The descriptor itself is passed in the pointer's place.
+            // The driver takes the descriptor itself in place of a pointer.
             ShareHandle::Fd(fd) => {
                 import(std::ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize))
             }
             ShareHandle::Fabric(mut token) => import(token.as_mut_ptr().cast()),
-            ShareHandle::CudaIpc { .. } => Err(refuse_ipc()),
+            ShareHandle::CudaIpc { .. } => Err(ipc_unsupported()),
         }
     }
 
-    unsafe fn retain(&self, at: Address) -> Result<RawAllocation, Cause> {
+    unsafe fn retain(&self, at: Address) -> Result<RawAllocation, BackendError> {
         let (mut handle, at) = (0, at.to_host().map_or(std::ptr::null_mut(), NonNull::as_ptr));
-        // SAFETY: `handle` is writable; an address that is no such memory is an error.
-        let answer = unsafe { (self.driver().cuMemRetainAllocationHandle)(&raw mut handle, at.cast()) };
-        if answer == CUresult::CUDA_ERROR_INVALID_VALUE {
-            let reason = "the memory is of the driver's older allocator; \
+        // SAFETY: `handle` is writable; an address without such memory is an error.
+        let code = unsafe { (self.driver().cuMemRetainAllocationHandle)(&raw mut handle, at.cast()) };
+        if code == CUresult::CUDA_ERROR_INVALID_VALUE {
+            let reason = "the memory is from `cudaMalloc`; \
                           in PyTorch set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`";
-            return Err(Cause::Unsupported { capability: Capability::ShareFd, reason });
+            return Err(BackendError::Unsupported { capability: Capability::ShareFd, reason });
         }
-        answer.ok("cuMemRetainAllocationHandle")?;
+        code.ok("cuMemRetainAllocationHandle")?;
         Ok(RawAllocation(handle))
     }
 
-    unsafe fn address_range(&self, at: Address) -> Result<(Address, usize), Cause> {
+    unsafe fn address_range(&self, at: Address) -> Result<(Address, usize), BackendError> {
         let _current = self.gpus.enter(ANY)?;
         let (mut base, mut len) = (0, 0);
-        // SAFETY: both are writable; an address that is no memory is an error.
+        // SAFETY: both are writable; an address without memory is an error.
         unsafe { (self.driver().cuMemGetAddressRange)(&raw mut base, &raw mut len, at.0) }
             .ok("cuMemGetAddressRange")?;
         Ok((Address(base), len))
     }
 
-    unsafe fn device_at(&self, at: Address) -> Result<Option<DeviceId>, Cause> {
+    unsafe fn device_at(&self, at: Address) -> Result<Option<DeviceId>, BackendError> {
         let _current = self.gpus.enter(ANY)?;
         let mut ordinal: c_int = -1;
         let which = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-        // SAFETY: `ordinal` is writable and as large as this attribute; an address that is no memory is an error.
-        let answer = unsafe { (self.driver().cuPointerGetAttribute)((&raw mut ordinal).cast(), which, at.0) };
-        if answer == CUresult::CUDA_ERROR_INVALID_VALUE {
+        // SAFETY: `ordinal` is writable and has the size of this attribute; an address without memory is an error.
+        let code = unsafe { (self.driver().cuPointerGetAttribute)((&raw mut ordinal).cast(), which, at.0) };
+        if code == CUresult::CUDA_ERROR_INVALID_VALUE {
             return Ok(None);
         }
-        answer.ok("cuPointerGetAttribute")?;
+        code.ok("cuPointerGetAttribute")?;
         Ok(self.gpus.device_of(ordinal))
     }
 
-    unsafe fn properties(&self, allocation: RawAllocation) -> Result<Properties, Cause> {
+    unsafe fn properties(&self, allocation: RawAllocation) -> Result<AllocationProperties, BackendError> {
         let mut prop = MaybeUninit::<CUmemAllocationProp_v1>::zeroed();
         // SAFETY: `prop` is writable, and the allocation is live.
         unsafe { (self.driver().cuMemGetAllocationPropertiesFromHandle)(prop.as_mut_ptr(), allocation.0) }
             .ok("cuMemGetAllocationPropertiesFromHandle")?;
-        // SAFETY: it was zeroed, which is a value of every field, and then filled in.
+        // SAFETY: zeroed bytes are valid for every field, and the driver has filled them in.
         let prop = unsafe { prop.assume_init() };
         let is_device = prop.location.type_ == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
         let device = is_device.then(|| self.gpus.device_of(prop.location.id)).flatten();
         let has = |kind: &HandleKind| prop.requestedHandleTypes.0 & handle_type(*kind).0 != 0;
         let handles = [HandleKind::Fd, HandleKind::Fabric].into_iter().filter(has).collect();
-        Ok(Properties { len: None, device, handles })
+        Ok(AllocationProperties { len: None, device, handles })
     }
 
-    unsafe fn dma_buf(&self, at: Address, len: usize) -> Result<OwnedFd, Cause> {
+    unsafe fn dma_buf(&self, at: Address, len: usize) -> Result<OwnedFd, BackendError> {
         let Some(get) = self.driver().cuMemGetHandleForAddressRange else {
             let reason = "the driver has no `cuMemGetHandleForAddressRange`";
-            return Err(Cause::Unsupported { capability: Capability::DmaBuf, reason });
+            return Err(BackendError::Unsupported { capability: Capability::DmaBuf, reason });
         };
         let _current = self.gpus.enter(ANY)?;
         let mut fd: RawFd = -1;
         let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
         // SAFETY: `fd` is writable, and the range is mapped.
         unsafe { get((&raw mut fd).cast(), at.0, len, kind, 0) }.ok("cuMemGetHandleForAddressRange")?;
-        // SAFETY: the driver made this descriptor for us, and nobody else knows it.
+        // SAFETY: the driver created this descriptor for the caller, and no other code uses it.
         close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    unsafe fn pin(&self, device: DeviceId, len: usize) -> Result<Address, Cause> {
-        let at = match self.parked.take(len).and_then(Address::to_host) {
+    unsafe fn pin(&self, device: DeviceId, len: usize) -> Result<Address, BackendError> {
+        let at = match self.pinned_pool.take(len).and_then(Address::to_host) {
             Some(at) => at.as_ptr(),
-            None => self.pin_anew(device, Parked::round_up(len))?,
+            None => self.alloc_pinned(device, PinnedPool::round_up(len))?,
         };
-        // SAFETY: the buffer is at least this long, and nobody else knows it, or knows it any more.
+        // SAFETY: the buffer has at least this length, and no other code uses it.
         unsafe { at.write_bytes(0, len) };
         Ok(Address::of_host(at))
     }
 
-    unsafe fn unpin(&self, at: Address, len: usize) -> Result<(), Cause> {
-        if self.parked.keep(at, len) {
+    unsafe fn unpin(&self, at: Address, len: usize) -> Result<(), BackendError> {
+        if self.pinned_pool.put(at, len) {
             return Ok(());
         }
         let _current = self.gpus.enter(ANY)?;
         let at = at.to_host().map_or(std::ptr::null_mut(), NonNull::as_ptr);
-        // SAFETY: the buffer was made by `pin`, and is given up once.
+        // SAFETY: the buffer is from `pin`, and this is its only release.
         unsafe { (self.driver().cuMemFreeHost)(at.cast()) }.ok("cuMemFreeHost")
     }
 
-    unsafe fn register(&self, at: NonNull<u8>, len: usize, rights: Rights) -> Result<Address, Cause> {
+    unsafe fn register(&self, at: NonNull<u8>, len: usize, rights: Rights) -> Result<Address, BackendError> {
         let _current = self.gpus.enter(ANY)?;
         let read_only = if rights == Rights::ReadWrite { 0 } else { CU_MEMHOSTREGISTER_READ_ONLY };
         let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | read_only;
@@ -389,25 +393,24 @@ unsafe impl RawMemory for CudaMemory {
         unsafe { (self.driver().cuMemHostRegister)(at.as_ptr().cast(), len, flags) }
             .ok("cuMemHostRegister")?;
         let mut seen = 0;
-        // SAFETY: `seen` is writable, and the range was registered in the line above.
-        let answer =
-            unsafe { (self.driver().cuMemHostGetDevicePointer)(&raw mut seen, at.as_ptr().cast(), 0) };
-        if let Err(cause) = answer.ok("cuMemHostGetDevicePointer") {
-            // SAFETY: registered above, and used by nobody yet.
+        // SAFETY: `seen` is writable, and the range was registered above.
+        let code = unsafe { (self.driver().cuMemHostGetDevicePointer)(&raw mut seen, at.as_ptr().cast(), 0) };
+        if let Err(cause) = code.ok("cuMemHostGetDevicePointer") {
+            // SAFETY: registered above, and not used by any device yet.
             let unregister = || unsafe { (self.driver().cuMemHostUnregister)(at.as_ptr().cast()) };
-            give_back("cuMemHostUnregister", unregister);
+            release_or_leak("cuMemHostUnregister", unregister);
             return Err(cause);
         }
         Ok(Address(seen))
     }
 
-    unsafe fn unregister(&self, at: NonNull<u8>, _len: usize) -> Result<(), Cause> {
+    unsafe fn unregister(&self, at: NonNull<u8>, _len: usize) -> Result<(), BackendError> {
         let _current = self.gpus.enter(ANY)?;
-        // SAFETY: the range was registered, and nobody uses it through devices any more.
+        // SAFETY: the range was registered, and devices no longer use it.
         unsafe { (self.driver().cuMemHostUnregister)(at.as_ptr().cast()) }.ok("cuMemHostUnregister")
     }
 
-    unsafe fn create_plain(&self, device: DeviceId, len: usize) -> Result<Address, Cause> {
+    unsafe fn cuda_malloc(&self, device: DeviceId, len: usize) -> Result<Address, BackendError> {
         let _current = self.gpus.enter(device)?;
         let mut at = 0;
         // SAFETY: `at` is writable.
@@ -415,43 +418,47 @@ unsafe impl RawMemory for CudaMemory {
         Ok(Address(at))
     }
 
-    unsafe fn free_plain(&self, device: DeviceId, at: Address) -> Result<(), Cause> {
+    unsafe fn cuda_free(&self, device: DeviceId, at: Address) -> Result<(), BackendError> {
         let _current = self.gpus.enter(device)?;
-        // SAFETY: the buffer was made by `create_plain`, and is given up once.
+        // SAFETY: the buffer is from `cuda_malloc`, and this is its only release.
         unsafe { (self.driver().cuMemFree)(at.0) }.ok("cuMemFree")
     }
 
-    unsafe fn export_plain(&self, device: DeviceId, at: Address) -> Result<ShareHandle, Cause> {
-        // SAFETY: the address may be anything: what is not memory is refused.
+    unsafe fn export_cuda_ipc(&self, device: DeviceId, at: Address) -> Result<ShareHandle, BackendError> {
+        // SAFETY: the call refuses an address without memory.
         let (base, _) = unsafe { self.address_range(at) }?;
         let _current = self.gpus.enter(device)?;
         let mut token = MaybeUninit::<CUipcMemHandle_v1>::zeroed();
-        // SAFETY: `token` is writable; memory that has no such handle is an error.
+        // SAFETY: `token` is writable; memory without such a handle is an error.
         unsafe { (self.driver().cuIpcGetMemHandle)(token.as_mut_ptr(), base.0) }.ok("cuIpcGetMemHandle")?;
-        // SAFETY: it was zeroed, which is a value, and then filled in.
+        // SAFETY: zeroed bytes are valid, and the driver has filled them in.
         let token = unsafe { token.assume_init() }.reserved.map(|byte| byte.to_ne_bytes()[0]);
         let offset = at.0.checked_sub(base.0).ok_or_else(|| implausible("cuMemGetAddressRange"))?;
         Ok(ShareHandle::CudaIpc { token, offset: to_usize(offset) })
     }
 
-    unsafe fn open_plain(&self, device: DeviceId, handle: &ShareHandle) -> Result<Address, Cause> {
-        let ShareHandle::CudaIpc { token, .. } = handle else { return Err(refuse_ipc()) };
+    unsafe fn open_cuda_ipc(&self, device: DeviceId, handle: &ShareHandle) -> Result<Address, BackendError> {
+        let ShareHandle::CudaIpc { token, .. } = handle else { return Err(ipc_unsupported()) };
         let _current = self.gpus.enter(device)?;
         let token = CUipcMemHandle_v1 { reserved: token.map(|byte| c_char::from_ne_bytes([byte])) };
         let (mut at, flags) = (0, CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.0);
-        // SAFETY: `at` is writable; a token that is none is an error.
+        // SAFETY: `at` is writable; an invalid token is an error.
         unsafe { (self.driver().cuIpcOpenMemHandle)(&raw mut at, token, flags) }.ok("cuIpcOpenMemHandle")?;
         Ok(Address(at))
     }
 
-    unsafe fn close_plain(&self, device: DeviceId, at: Address) -> Result<(), Cause> {
+    unsafe fn close_cuda_ipc(&self, device: DeviceId, at: Address) -> Result<(), BackendError> {
         let _current = self.gpus.enter(device)?;
-        // SAFETY: it was opened here, and nobody uses it any more.
+        // SAFETY: the buffer was opened by `open_cuda_ipc` and is no longer used.
         unsafe { (self.driver().cuIpcCloseMemHandle)(at.0) }.ok("cuIpcCloseMemHandle")
     }
 
-    unsafe fn create_multicast(&self, devices: &[DeviceId], len: usize) -> Result<RawAllocation, Cause> {
-        let unsupported = |reason| Cause::Unsupported { capability: Capability::Multicast, reason };
+    unsafe fn create_multicast(
+        &self,
+        devices: &[DeviceId],
+        len: usize,
+    ) -> Result<RawAllocation, BackendError> {
+        let unsupported = |reason| BackendError::Unsupported { capability: Capability::Multicast, reason };
         let driver = self.driver();
         let (Some(create), Some(add)) = (driver.cuMulticastCreate, driver.cuMulticastAddDevice) else {
             return Err(unsupported("the driver has no `cuMulticastCreate`"));
@@ -459,7 +466,7 @@ unsafe impl RawMemory for CudaMemory {
         for &device in devices {
             let which = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED;
             if self.gpus.attribute(device, which)? == 0 {
-                return Err(unsupported("the driver says that this GPU is on no switch"));
+                return Err(unsupported("the driver reports no multicast support for this GPU"));
             }
         }
         let prop = CUmulticastObjectProp_v1 {
@@ -469,13 +476,13 @@ unsafe impl RawMemory for CudaMemory {
             flags: 0,
         };
         let mut handle = 0;
-        // SAFETY: `handle` is writable and `prop` is a description.
+        // SAFETY: `handle` is writable and `prop` is initialized.
         unsafe { create(&raw mut handle, &raw const prop) }.ok("cuMulticastCreate")?;
         for &device in devices {
-            // SAFETY: the object was made above for as many devices, and this is one of them.
+            // SAFETY: the object was created above for these devices.
             if let Err(cause) = unsafe { add(handle, self.gpus.ordinal(device)) }.ok("cuMulticastAddDevice") {
-                // SAFETY: made above, and seen by nobody.
-                give_back("cuMemRelease", || unsafe { (driver.cuMemRelease)(handle) });
+                // SAFETY: created above, and not used by any code.
+                release_or_leak("cuMemRelease", || unsafe { (driver.cuMemRelease)(handle) });
                 return Err(cause);
             }
         }
@@ -487,25 +494,25 @@ unsafe impl RawMemory for CudaMemory {
         multicast: RawAllocation,
         allocation: RawAllocation,
         len: usize,
-    ) -> Result<(), Cause> {
+    ) -> Result<(), BackendError> {
         let Some(bind) = self.driver().cuMulticastBindMem else {
             let reason = "the driver has no `cuMulticastBindMem`";
-            return Err(Cause::Unsupported { capability: Capability::Multicast, reason });
+            return Err(BackendError::Unsupported { capability: Capability::Multicast, reason });
         };
-        // SAFETY: both are live and as long as `len`.
+        // SAFETY: both are live and have the length `len`.
         unsafe { bind(multicast.0, 0, allocation.0, 0, len, 0) }.ok("cuMulticastBindMem")
     }
 
-    fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, Cause> {
+    fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, BackendError> {
         let _current = self.gpus.enter(ANY)?;
         let mut pointer: *mut u8 = std::ptr::null_mut();
         let which = CUpointer_attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER;
-        // SAFETY: `pointer` is writable and as large as this attribute; memory without one is an error.
-        let answer = unsafe { (self.driver().cuPointerGetAttribute)((&raw mut pointer).cast(), which, at.0) };
-        if answer == CUresult::CUDA_ERROR_INVALID_VALUE {
+        // SAFETY: `pointer` is writable and has the size of this attribute; memory without a host pointer is an error.
+        let code = unsafe { (self.driver().cuPointerGetAttribute)((&raw mut pointer).cast(), which, at.0) };
+        if code == CUresult::CUDA_ERROR_INVALID_VALUE {
             return Ok(None);
         }
-        answer.ok("cuPointerGetAttribute")?;
+        code.ok("cuPointerGetAttribute")?;
         Ok(NonNull::new(pointer))
     }
 }

@@ -1,18 +1,17 @@
 //! The CUDA backend: NVIDIA GPUs through the driver's virtual memory management.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`driver`] | the library, loaded when it is first asked for, and its table of functions |
-//! | [`code`] | the driver's answers as results |
+//! | [`driver`] | the driver library, loaded at its first use, and its function table |
+//! | [`code`] | conversion of the driver's result codes |
 //! | [`gpus`] | the GPUs of this process, and their contexts |
 //! | [`memory`], [`queue`] | the two raw traits |
-//! | [`parked`] | pinned memory that is kept, since freeing it waits |
-//! | `limits` | the same calls without anything around them, for benchmarks; with the feature `bench` |
+//! | [`pinned_pool`] | a pool of pinned memory, because freeing it blocks |
+//! | `limits` | with the feature `bench`: direct calls as a baseline for benchmarks |
 //!
-//! What it keeps true: nothing calls the driver before a backend is opened; a missing library, a missing function or an
-//! unknown answer is an error with a reason, never a panic; the caller's current context is what it was when a call
-//! returns; creating, exporting and importing need no context, so a process that only holds memory and hands it on
-//! never pays for one.
+//! Guarantees: the driver is not called before a backend is opened. A missing library, a missing function or an unknown
+//! result code is an error with a reason, never a panic. Every call restores the caller's current context. Creating,
+//! exporting and importing memory need no context, so a process that only passes memory on never creates one.
 
 mod code;
 mod driver;
@@ -20,7 +19,7 @@ mod gpus;
 #[cfg(feature = "bench")]
 pub(crate) mod limits;
 mod memory;
-mod parked;
+mod pinned_pool;
 mod queue;
 
 pub(crate) use gpus::Gpus;
@@ -29,7 +28,7 @@ use queue::CudaQueue;
 
 use crate::{BackendKind, Error, Result, bindings};
 
-/// Opens the backend over all GPUs that this process may see.
+/// Opens the backend with all GPUs that are visible to this process.
 pub(crate) fn open() -> Result<(CudaMemory, CudaQueue)> {
     let unavailable = |reason| Error::Unavailable { backend: BackendKind::Cuda, reason };
     let gpus = Gpus::of_process().map_err(unavailable)?;

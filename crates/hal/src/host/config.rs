@@ -1,4 +1,4 @@
-//! Which devices the host backend pretends to have.
+//! The configuration of the host backend's devices.
 
 use wholemem_os::{numa, vm};
 
@@ -6,13 +6,13 @@ use crate::{Attempt, BackendKind, DeviceId, DeviceInfo, Error, Granule, Result};
 
 /// The devices of a host backend, and their granule.
 ///
-/// By default there is a device for each NUMA node, and the granule is 64 KiB, the largest page of any processor we
-/// run on, so that layouts agree between machines.
+/// By default there is one device per NUMA node, and the granule is 64 KiB, the largest page size of the supported
+/// CPUs, so that layouts are equal on all machines.
 ///
 /// ```
 /// use wholemem_hal::{Backend, Granule, HostConfig};
 ///
-/// // Four devices that hand out memory in the units of a GPU.
+/// // Four devices that allocate memory in the granule of a GPU.
 /// let config = HostConfig::virtual_devices(4).granule(Granule::new(2 << 20)?);
 /// let backend = Backend::host(config)?;
 /// assert_eq!(backend.devices().len(), 4);
@@ -26,37 +26,36 @@ pub struct HostConfig {
 }
 
 const DEFAULT_GRANULE: usize = 64 << 10;
-const MOST_DEVICES: usize = 1024;
+const MAX_DEVICES: usize = 1024;
 
 impl Default for HostConfig {
     fn default() -> Self {
         let granule = DEFAULT_GRANULE.max(vm::page_size());
-        // Both are powers of two.
         Self { virtual_devices: None, granule: Granule::new(granule).expect("a page is a power of two") }
     }
 }
 
 impl HostConfig {
-    /// As many devices as asked for, all with the machine's memory and tied to no node.
+    /// Configures `count` devices that all use the memory of the machine and are bound to no NUMA node.
     #[must_use]
     pub fn virtual_devices(count: usize) -> Self {
         Self { virtual_devices: Some(count), ..Self::default() }
     }
 
-    /// The same devices with another granule: at least a page.
+    /// Sets the granule, which must be at least a page.
     #[must_use]
     pub fn granule(self, granule: Granule) -> Self {
         Self { granule, ..self }
     }
 
-    /// The devices this means here, each with the node its memory is tied to.
+    /// The devices of this configuration on this machine, each with the NUMA node that its memory is bound to.
     pub(super) fn devices(&self) -> Result<Vec<(DeviceInfo, Option<u32>)>> {
         let nodes = numa::nodes().map_err(|cause| Error::Failed {
             attempt: Attempt::Open { backend: BackendKind::Host },
             cause: cause.into(),
         })?;
         let Some(count) = self.virtual_devices else {
-            // Tying memory to the only node there is would be calls for nothing.
+            // With one NUMA node, binding memory to it would only cost system calls.
             let several = nodes.len() > 1;
             let of_node = |(index, node): (usize, &numa::Node)| {
                 let name = format!("NUMA node {}", node.id);
@@ -64,9 +63,9 @@ impl HostConfig {
             };
             return Ok(nodes.iter().enumerate().map(of_node).collect());
         };
-        if count == 0 || count > MOST_DEVICES {
-            let rule = "there must be at least 1 and at most 1024";
-            return Err(Error::BadConfig { what: "the number of virtual devices", value: count, rule });
+        if count == 0 || count > MAX_DEVICES {
+            let rule = "it must be between 1 and 1024";
+            return Err(Error::BadConfig { setting: "the number of virtual devices", value: count, rule });
         }
         let memory = nodes.iter().map(|node| node.memory_bytes).sum();
         Ok((0..count).map(|index| (info(index, format!("virtual device {index}"), memory), None)).collect())
@@ -75,7 +74,7 @@ impl HostConfig {
     pub(super) fn checked_granule(&self) -> Result<Granule> {
         if self.granule.len() < vm::page_size() {
             let rule = "it must be at least a page";
-            return Err(Error::BadConfig { what: "the granule", value: self.granule.len(), rule });
+            return Err(Error::BadConfig { setting: "the granule", value: self.granule.len(), rule });
         }
         Ok(self.granule)
     }
@@ -93,32 +92,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_stands_for_each_node_unless_told_otherwise() {
+    fn the_default_has_one_device_per_numa_node() {
         let devices = HostConfig::default().devices().unwrap();
         assert_eq!(devices.len(), numa::nodes().unwrap().len());
         assert!(devices.iter().all(|(info, _)| info.memory_len > 0));
     }
 
     #[test]
-    fn virtual_devices_have_numbers_and_identities_of_their_own() {
+    fn virtual_devices_have_distinct_numbers_and_uuids() {
         let devices = HostConfig::virtual_devices(3).devices().unwrap();
         assert_eq!(devices.iter().map(|(info, _)| info.id.0).collect::<Vec<_>>(), [0, 1, 2]);
         assert_ne!(devices[0].0.uuid, devices[1].0.uuid);
     }
 
     #[test]
-    fn no_devices_and_too_many_are_refused() {
+    fn zero_and_too_many_virtual_devices_are_rejected() {
         for value in [0, 1025] {
-            let rule = "there must be at least 1 and at most 1024";
-            let expected = Error::BadConfig { what: "the number of virtual devices", value, rule };
+            let rule = "it must be between 1 and 1024";
+            let expected = Error::BadConfig { setting: "the number of virtual devices", value, rule };
             assert_eq!(HostConfig::virtual_devices(value).devices().unwrap_err(), expected);
         }
     }
 
     #[test]
-    fn a_granule_below_a_page_is_refused() {
+    fn a_granule_below_a_page_is_rejected() {
         let config = HostConfig::default().granule(Granule::new(512).unwrap());
         let rule = "it must be at least a page";
-        assert_eq!(config.checked_granule(), Err(Error::BadConfig { what: "the granule", value: 512, rule }));
+        assert_eq!(
+            config.checked_granule(),
+            Err(Error::BadConfig { setting: "the granule", value: 512, rule })
+        );
     }
 }

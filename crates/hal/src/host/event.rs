@@ -1,4 +1,4 @@
-//! Events of the host backend: counters that streams raise and anybody may wait for, also in another process.
+//! Events of the host backend: counters that streams advance and that any thread or process can wait for.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,160 +9,162 @@ use std::time::Duration;
 use wholemem_os::vm::{Protection, SharedMap, page_size};
 use wholemem_os::{Deadline, Error, Memfd, Result, futex, memfd};
 
-/// A count of records asked for, and a count of records reached.
+/// The counters of recorded and of completed event records.
 ///
-/// A record takes the next ticket; when the stream gets there, the ticket is reached. Waiting means waiting for the
-/// ticket that was the latest when the wait was asked for, so a record made later neither prolongs nor ends it.
+/// Each record gets the next ticket; the ticket completes when the stream check_peer_access the record. A wait is for the ticket
+/// that was the latest when the wait began, so a later record neither prolongs nor ends it.
 ///
-/// Streams that run late may reach the records of one event in another order than they were made, so that a private
-/// event knows each ticket that is not reached. A shared one has a word for the highest: its records run at once.
+/// Streams with a deferred schedule may complete the records of one event out of order, so a private event stores every
+/// pending ticket. A shared event stores only the highest completed ticket: its records run inline.
 #[derive(Debug)]
 pub struct HostEvent {
-    storage: Storage,
+    storage: EventStorage,
 }
 
 #[derive(Debug)]
-enum Storage {
-    Private(Box<Counters>),
+enum EventStorage {
+    Private(Box<PrivateCounters>),
     Shared { memory: Memfd, map: SharedMap },
 }
 
 #[derive(Debug, Default)]
-struct Counters {
+struct PrivateCounters {
     words: [AtomicU64; WORDS],
-    bell: AtomicU32,
+    wake_word: AtomicU32,
     waiters: AtomicU32,
-    /// The tickets that were taken and are not reached.
-    late: Mutex<BTreeSet<u64>>,
+    /// The tickets that were issued and have not completed.
+    pending: Mutex<BTreeSet<u64>>,
 }
 
-impl Counters {
-    fn late(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        // Each change is one insert or one remove, so a panic elsewhere does not spoil it.
-        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+impl PrivateCounters {
+    fn pending(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        // Each change is one insert or one remove, so a panic under the lock does not corrupt the set.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The places of the words; in shared storage eight bytes each, the two small ones behind them.
+/// The indices of the words; in shared memory each has eight bytes, followed by the two 32-bit words.
 const TICKETS: usize = 0;
-const ASKED: usize = 1;
-const REACHED: usize = 2;
-const MOMENT: usize = 3;
+const LATEST: usize = 1;
+const COMPLETED: usize = 2;
+const COMPLETED_AT: usize = 3;
 const WORDS: usize = 4;
-const BELL_OFFSET: usize = WORDS * size_of::<u64>();
-const WAITERS_OFFSET: usize = BELL_OFFSET + size_of::<u32>();
+const WAKE_WORD_OFFSET: usize = WORDS * size_of::<u64>();
+const WAITERS_OFFSET: usize = WAKE_WORD_OFFSET + size_of::<u32>();
 
-const MAPPED: &str = "an event's words lie in its first page, aligned, in a writable map";
+const MAPPED: &str = "the words are aligned and inside the first page of a writable mapping";
 
 impl HostEvent {
-    /// An event of this process alone.
+    /// Creates an event for this process only.
     #[must_use]
     pub fn private() -> Self {
-        Self { storage: Storage::Private(Box::default()) }
+        Self { storage: EventStorage::Private(Box::default()) }
     }
 
-    /// An event that other processes can be given.
+    /// Creates an event that can be exported to other processes.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// Returns an error of the operating system.
     pub fn shared() -> Result<Self> {
-        Self::over(Memfd::create("wholemem-event", page_size())?)
+        Self::from_memfd(Memfd::create("wholemem-event", page_size())?)
     }
 
-    /// Another process's event.
+    /// Opens another process's event.
     ///
     /// # Errors
-    /// What the descriptor is instead; [`Error::ReadOnly`] if it cannot be recorded through it.
+    /// Returns the error of an invalid descriptor; [`Error::ReadOnly`] if it is not writable.
     pub fn import(fd: OwnedFd) -> Result<Self> {
-        Self::over(Memfd::import(fd, page_size())?)
+        Self::from_memfd(Memfd::import(fd, page_size())?)
     }
 
-    fn over(memory: Memfd) -> Result<Self> {
+    fn from_memfd(memory: Memfd) -> Result<Self> {
         let map = SharedMap::create(&memory, Protection::ReadWrite)?;
-        Ok(Self { storage: Storage::Shared { memory, map } })
+        Ok(Self { storage: EventStorage::Shared { memory, map } })
     }
 
-    /// The descriptor for another process, unless the event is private.
+    /// Duplicates the descriptor for another process; `None` if the event is private.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// Returns an error of the operating system.
     pub fn export(&self) -> Result<Option<OwnedFd>> {
         match &self.storage {
-            Storage::Private(_) => Ok(None),
-            Storage::Shared { memory, .. } => memfd::share_fd(memory.as_fd()).map(Some),
+            EventStorage::Private(_) => Ok(None),
+            EventStorage::Shared { memory, .. } => memfd::share_fd(memory.as_fd()).map(Some),
         }
     }
 
-    /// Whether other processes may wait for it.
+    /// Returns whether other processes can wait for the event.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        matches!(self.storage, Storage::Shared { .. })
+        matches!(self.storage, EventStorage::Shared { .. })
     }
 
-    /// Takes the ticket of a new record.
+    /// Issues the ticket of a new record.
     #[must_use]
     pub fn next_ticket(&self) -> u64 {
-        // Wraps rather than panics: another process may have put anything there.
+        // Wraps instead of panicking: another process may have written any value.
         let ticket = self.word(TICKETS).fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        if let Storage::Private(counters) = &self.storage {
-            counters.late().insert(ticket);
+        if let EventStorage::Private(counters) = &self.storage {
+            counters.pending().insert(ticket);
         }
         ticket
     }
 
-    /// Makes waits from here on wait for `ticket`. Comes after the record was submitted: if it runs inline, no
-    /// moment is left in which this process could die with a record asked for and never reached.
-    pub fn ask(&self, ticket: u64) {
-        self.word(ASKED).fetch_max(ticket, Ordering::Release);
+    /// Makes later waits wait for `ticket`. Called after the record was submitted: if records run inline, this process
+    /// cannot die between the two and leave other processes waiting for a record that never completes.
+    pub fn set_latest(&self, ticket: u64) {
+        self.word(LATEST).fetch_max(ticket, Ordering::Release);
     }
 
     /// The ticket of the latest record.
     #[must_use]
-    pub fn asked(&self) -> u64 {
-        self.word(ASKED).load(Ordering::Acquire)
+    pub fn latest(&self) -> u64 {
+        self.word(LATEST).load(Ordering::Acquire)
     }
 
-    /// Whether the record with this ticket was reached.
+    /// Returns whether the record with this ticket has completed.
     #[must_use]
-    pub fn has_reached(&self, ticket: u64) -> bool {
+    pub fn is_complete(&self, ticket: u64) -> bool {
         match &self.storage {
-            Storage::Private(counters) => !counters.late().contains(&ticket),
-            Storage::Shared { .. } => self.word(REACHED).load(Ordering::Acquire) >= ticket,
+            EventStorage::Private(counters) => !counters.pending().contains(&ticket),
+            EventStorage::Shared { .. } => self.word(COMPLETED).load(Ordering::Acquire) >= ticket,
         }
     }
 
-    /// Says that the stream got to the record with this ticket.
-    pub fn reach(&self, ticket: u64, moment: Duration) {
-        let nanos = u64::try_from(moment.as_nanos()).expect("the machine has run for less than 500 years");
-        self.word(MOMENT).store(nanos, Ordering::Relaxed);
+    /// Completes the record with this ticket and wakes the waiters.
+    pub fn complete(&self, ticket: u64, now: Duration) {
+        let nanos = u64::try_from(now.as_nanos())
+            .expect("the monotonic clock fits 64 bits of nanoseconds for 500 years");
+        self.word(COMPLETED_AT).store(nanos, Ordering::Relaxed);
         match &self.storage {
-            Storage::Private(counters) => drop(counters.late().remove(&ticket)),
-            Storage::Shared { .. } => drop(self.word(REACHED).fetch_max(ticket, Ordering::Release)),
+            EventStorage::Private(counters) => drop(counters.pending().remove(&ticket)),
+            EventStorage::Shared { .. } => drop(self.word(COMPLETED).fetch_max(ticket, Ordering::Release)),
         }
-        self.bell().fetch_add(1, Ordering::SeqCst);
-        // A waiter counts itself before it looks at the bell: either it is counted here, or it sees the new bell.
+        self.wake_word().fetch_add(1, Ordering::SeqCst);
+        // Dekker: a waiter increments the waiter count before it reads the wake word, and this thread changes the wake
+        // word before it reads the count. Either the waiter is counted here, or it reads the new wake word.
         if self.waiters().load(Ordering::SeqCst) > 0
-            && let Err(error) = futex::wake_all(self.bell())
+            && let Err(error) = futex::wake_all(self.wake_word())
         {
-            tracing::warn!(%error, "could not wake those who wait for an event");
+            tracing::warn!(%error, "cannot wake the waiters of an event");
         }
     }
 
-    /// Waits until the record with this ticket is reached; `false` when the deadline came first.
+    /// Waits until the record with this ticket completes; `false` if the deadline passed first.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// Returns an error of the operating system.
     pub fn wait(&self, ticket: u64, deadline: Deadline) -> Result<bool> {
-        if self.has_reached(ticket) {
+        if self.is_complete(ticket) {
             return Ok(true);
         }
         self.waiters().fetch_add(1, Ordering::SeqCst);
         let answer = loop {
-            let bell = self.bell().load(Ordering::SeqCst);
-            if self.has_reached(ticket) {
+            let wake_word = self.wake_word().load(Ordering::SeqCst);
+            if self.is_complete(ticket) {
                 break Ok(true);
             }
-            match futex::wait(self.bell(), bell, deadline) {
+            match futex::wait(self.wake_word(), wake_word, deadline) {
                 Ok(()) => {}
                 Err(Error::TimedOut) => break Ok(false),
                 Err(error) => break Err(error),
@@ -172,30 +174,32 @@ impl HostEvent {
         answer
     }
 
-    /// When the latest reached record was reached, on the monotonic clock.
+    /// The monotonic time at which the latest completed record completed.
     #[must_use]
-    pub fn moment(&self) -> Duration {
-        Duration::from_nanos(self.word(MOMENT).load(Ordering::Acquire))
+    pub fn completed_at(&self) -> Duration {
+        Duration::from_nanos(self.word(COMPLETED_AT).load(Ordering::Acquire))
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
         match &self.storage {
-            Storage::Private(counters) => &counters.words[index],
-            Storage::Shared { map, .. } => map.bytes().atomic_u64(index * size_of::<u64>()).expect(MAPPED),
+            EventStorage::Private(counters) => &counters.words[index],
+            EventStorage::Shared { map, .. } => {
+                map.bytes().atomic_u64(index * size_of::<u64>()).expect(MAPPED)
+            }
         }
     }
 
-    fn bell(&self) -> &AtomicU32 {
+    fn wake_word(&self) -> &AtomicU32 {
         match &self.storage {
-            Storage::Private(counters) => &counters.bell,
-            Storage::Shared { map, .. } => map.bytes().atomic_u32(BELL_OFFSET).expect(MAPPED),
+            EventStorage::Private(counters) => &counters.wake_word,
+            EventStorage::Shared { map, .. } => map.bytes().atomic_u32(WAKE_WORD_OFFSET).expect(MAPPED),
         }
     }
 
     fn waiters(&self) -> &AtomicU32 {
         match &self.storage {
-            Storage::Private(counters) => &counters.waiters,
-            Storage::Shared { map, .. } => map.bytes().atomic_u32(WAITERS_OFFSET).expect(MAPPED),
+            EventStorage::Private(counters) => &counters.waiters,
+            EventStorage::Shared { map, .. } => map.bytes().atomic_u32(WAITERS_OFFSET).expect(MAPPED),
         }
     }
 }
@@ -205,83 +209,83 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_never_recorded_is_done() {
+    fn an_event_that_was_never_recorded_is_complete() {
         let event = HostEvent::private();
-        assert!(event.has_reached(event.asked()));
+        assert!(event.is_complete(event.latest()));
     }
 
     #[test]
     fn a_wait_is_for_the_record_that_was_latest_when_it_began() {
         let event = HostEvent::private();
         let first = event.next_ticket();
-        event.ask(first);
-        let waiting_for = event.asked();
+        event.set_latest(first);
+        let waiting_for = event.latest();
         let second = event.next_ticket();
-        event.ask(second);
-        event.reach(first, Duration::ZERO);
-        assert!(event.has_reached(waiting_for));
-        assert!(!event.has_reached(event.asked()));
+        event.set_latest(second);
+        event.complete(first, Duration::ZERO);
+        assert!(event.is_complete(waiting_for));
+        assert!(!event.is_complete(event.latest()));
         assert_eq!(event.wait(second, Deadline::NOW), Ok(false));
-        event.reach(second, Duration::ZERO);
+        event.complete(second, Duration::ZERO);
         assert_eq!(event.wait(second, Deadline::NOW), Ok(true));
     }
 
     #[test]
-    fn records_reached_in_another_order_than_they_were_made_are_told_apart() {
+    fn private_records_may_complete_out_of_order() {
         let event = HostEvent::private();
         let (first, second) = (event.next_ticket(), event.next_ticket());
-        event.reach(second, Duration::ZERO);
-        assert!(event.has_reached(second) && !event.has_reached(first));
-        event.reach(first, Duration::ZERO);
-        assert!(event.has_reached(first) && event.has_reached(second));
+        event.complete(second, Duration::ZERO);
+        assert!(event.is_complete(second) && !event.is_complete(first));
+        event.complete(first, Duration::ZERO);
+        assert!(event.is_complete(first) && event.is_complete(second));
     }
 
     #[test]
-    fn a_shared_record_reached_late_does_not_take_back_a_later_one() {
+    fn an_older_shared_record_does_not_reset_a_newer_one() {
         let event = HostEvent::shared().unwrap();
         let (first, second) = (event.next_ticket(), event.next_ticket());
-        event.reach(second, Duration::ZERO);
-        event.reach(first, Duration::ZERO);
-        assert!(event.has_reached(second));
-        event.ask(second);
-        event.ask(first);
-        assert_eq!(event.asked(), second);
+        event.complete(second, Duration::ZERO);
+        event.complete(first, Duration::ZERO);
+        assert!(event.is_complete(second));
+        event.set_latest(second);
+        event.set_latest(first);
+        assert_eq!(event.latest(), second);
     }
 
     #[test]
-    fn whatever_a_peer_puts_into_the_words_nothing_panics() {
+    fn hostile_event_words_never_panic() {
         let event = HostEvent::shared().unwrap();
-        let Storage::Shared { map, .. } = &event.storage else { unreachable!("just made shared") };
+        let EventStorage::Shared { map, .. } = &event.storage else { unreachable!("the event is shared") };
         map.bytes().fill(0xFF).unwrap();
         let ticket = event.next_ticket();
-        event.ask(ticket);
-        event.reach(ticket, Duration::from_nanos(u64::MAX));
-        assert_eq!(event.wait(event.asked(), Deadline::NOW), Ok(true));
-        let _ = event.moment();
+        event.set_latest(ticket);
+        event.complete(ticket, Duration::from_nanos(u64::MAX));
+        assert_eq!(event.wait(event.latest(), Deadline::NOW), Ok(true));
+        let _ = event.completed_at();
     }
 
     #[test]
-    fn a_ticket_that_was_only_taken_is_not_waited_for() {
+    fn a_ticket_is_not_waited_for_before_set_latest() {
         for event in [HostEvent::private(), HostEvent::shared().unwrap()] {
             let _taken = event.next_ticket();
-            assert_eq!(event.asked(), 0);
-            assert_eq!(event.wait(event.asked(), Deadline::NOW), Ok(true));
+            assert_eq!(event.latest(), 0);
+            assert_eq!(event.wait(event.latest(), Deadline::NOW), Ok(true));
         }
     }
 
     #[test]
-    fn the_words_of_a_shared_event_lie_where_other_processes_look() {
+    fn the_layout_of_a_shared_event_is_fixed() {
         let event = HostEvent::shared().unwrap();
         let tickets = [(); 4].map(|()| event.next_ticket());
         assert_eq!(tickets, [1, 2, 3, 4]);
-        event.ask(3);
-        event.reach(2, Duration::from_nanos(77));
+        event.set_latest(3);
+        event.complete(2, Duration::from_nanos(77));
         assert_eq!(event.wait(3, Deadline::NOW), Ok(false));
-        let Storage::Shared { map, .. } = &event.storage else { unreachable!("just made shared") };
+        let EventStorage::Shared { map, .. } = &event.storage else { unreachable!("the event is shared") };
         let word = |index: usize| map.bytes().read_u64(8 * index).unwrap().load_acquire();
         assert_eq!([0, 1, 2, 3].map(word), [4, 3, 2, 77]);
         let small = |offset| map.bytes().read_u32(offset).unwrap().load_acquire();
-        assert_eq!((small(32), small(36)), (1, 0), "the bell was rung once, and nobody waits any more");
+        assert_eq!((small(32), small(36)), (1, 0), "one wake-up was signalled, and no waiter is left");
     }
 
     #[test]
@@ -289,21 +293,21 @@ mod tests {
         let here = HostEvent::shared().unwrap();
         let there = HostEvent::import(here.export().unwrap().unwrap()).unwrap();
         let ticket = here.next_ticket();
-        here.ask(ticket);
+        here.set_latest(ticket);
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| there.wait(there.asked(), Deadline::NEVER));
+            let waiter = scope.spawn(|| there.wait(there.latest(), Deadline::NEVER));
             while here.waiters().load(Ordering::SeqCst) == 0 {
                 std::thread::yield_now();
             }
-            here.reach(ticket, Duration::ZERO);
+            here.complete(ticket, Duration::ZERO);
             assert_eq!(waiter.join().unwrap(), Ok(true));
         });
     }
 
     #[test]
-    fn a_read_only_handle_is_no_event() {
-        let HostEvent { storage: Storage::Shared { memory, .. } } = HostEvent::shared().unwrap() else {
-            unreachable!("just made shared");
+    fn import_rejects_a_read_only_event_handle() {
+        let HostEvent { storage: EventStorage::Shared { memory, .. } } = HostEvent::shared().unwrap() else {
+            unreachable!("the event is shared");
         };
         assert_eq!(HostEvent::import(memory.read_only_fd().unwrap()).unwrap_err(), Error::ReadOnly);
     }

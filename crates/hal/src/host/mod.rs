@@ -1,11 +1,12 @@
 //! The host backend: Linux shared memory as a device.
 //!
-//! It is how host tables and host objects work in production, the oracle that GPU results are compared with, and what
-//! every test runs on. A device is a NUMA node, or one of as many virtual devices as were asked for; its granule can
-//! be set, so that mistakes about large granules show here.
+//! It serves host tables and host objects in production, is the reference that GPU results are compared with, and runs
+//! every test without a GPU. A device is a NUMA node, or one of a configured number of virtual devices. The granule can
+//! be configured, so that tests can use large granules.
 //!
-//! Memory is a sealed memory file, and its raw handle is the number of the file descriptor: the backend keeps no
-//! table. Streams run their work inline, through a [`Schedule`] that the test kit replaces by one that runs it late.
+//! Memory is a sealed memory file, and the raw handle of an allocation is its file descriptor, so the backend needs no
+//! handle table for memory. Streams run work inline, through a [`Schedule`]; the test kit has a schedule that runs it
+//! later.
 
 mod config;
 mod event;

@@ -1,4 +1,4 @@
-//! The verbs of work on the host: streams hand their work to a schedule, or record it.
+//! The raw stream operations on the host: streams submit their work to a schedule, or capture it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,16 +14,16 @@ use super::{HostEvent, Schedule, StreamId, Work};
 use crate::raw::{
     Address, EventHandle, EventKind, RawEvent, RawFunction, RawGraph, RawModule, RawQueue, RawStream,
 };
-use crate::{Args, Capability, Cause, DeviceId, HostFunction, KernelImage, LaunchShape};
+use crate::{Args, BackendError, Capability, DeviceId, HostFunction, KernelImage, LaunchShape};
 
-/// Streams, events, graphs and kernels of the host.
+/// Streams, events, graphs and kernels of the host as a `RawQueue`.
 #[derive(Debug)]
 pub struct HostQueue {
     schedule: Box<dyn Schedule>,
-    streams: Table<HostStream>,
-    events: Table<EventEntry>,
-    graphs: Table<Vec<Work>>,
-    modules: Table<KernelImage>,
+    streams: HandleTable<HostStream>,
+    events: HandleTable<EventEntry>,
+    graphs: HandleTable<Vec<Work>>,
+    modules: HandleTable<KernelImage>,
 }
 
 #[derive(Debug)]
@@ -32,71 +32,72 @@ struct EventEntry {
     kind: EventKind,
 }
 
-/// A stream. Its handle is its address, as a function's is that of its entry in the image: work is enqueued often, and needs
-/// no lock or table to find them.
+/// A stream. Its handle is its address, and the handle of a function is the address of its entry in the image, so that enqueuing
+/// needs no lock and no table lookup.
 #[derive(Debug)]
 struct HostStream {
-    /// Unlike its address never used again: a stream that is given up may have work left.
+    /// Unlike the address, the id is never reused: a destroyed stream may have unfinished work.
     id: StreamId,
-    /// What is recorded, while it is being captured.
+    /// The captured work, during a capture.
     captured: Mutex<Option<Vec<Work>>>,
 }
 
 impl HostStream {
-    /// The stream of a handle.
+    /// Returns the stream of a handle.
     ///
     /// # Safety
-    /// The handle is of a stream of this backend, which lives for all of `'a`.
+    /// The handle refers to a stream of this backend that lives for `'a`.
     unsafe fn of<'a>(stream: RawStream) -> &'a Self {
-        // SAFETY: by the caller's word; `create_stream` made the handle of its address, and the table keeps it there.
+        // SAFETY: the caller guarantees a live handle; `create_stream` made it from the address, and the table keeps the stream
+        // there.
         unsafe { &*pointer(stream.handle) }
     }
 }
 
-/// What an image has for a name.
-type Entry = (&'static str, HostFunction);
+/// A kernel of an image, with its name.
+type NamedFunction = (&'static str, HostFunction);
 
 impl HostQueue {
-    /// Work runs where it is enqueued.
+    /// Creates a queue that runs work inline.
     #[must_use]
     pub fn inline() -> Self {
         Self::new(Box::new(Inline))
     }
 
-    /// Work runs when `schedule` says.
+    /// Creates a queue with the given schedule.
     #[must_use]
     pub fn new(schedule: Box<dyn Schedule>) -> Self {
         Self {
             schedule,
-            streams: Table::default(),
-            events: Table::default(),
-            graphs: Table::default(),
-            modules: Table::default(),
+            streams: HandleTable::default(),
+            events: HandleTable::default(),
+            graphs: HandleTable::default(),
+            modules: HandleTable::default(),
         }
     }
 
-    /// Hands work to the schedule, or records it while the stream is being captured.
+    /// Submits work to the schedule, or captures it.
     ///
     /// # Safety
-    /// As [`Schedule::submit`]; what is recorded stays accessible as long as its graph is launched.
+    /// As [`Schedule::submit`]; the operands of captured work stay accessible while its graph may be launched.
     unsafe fn submit(&self, stream: RawStream, work: Work<&Args>) {
         // SAFETY: the module's contract: handles are live.
         let stream = unsafe { HostStream::of(stream) };
         match &mut *lock(&stream.captured) {
-            Some(recorded) => recorded.push(work.keep()),
-            // SAFETY: passed on from the caller.
+            Some(captured) => captured.push(work.into_owned()),
+            // SAFETY: the caller guarantees the requirements of `Schedule::submit`.
             None => unsafe { self.schedule.submit(stream.id, work) },
         }
     }
 
-    /// Runs work until `done`, or until the deadline.
+    /// Runs work until `done` returns `true` or the deadline passes.
     fn drive(&self, deadline: Deadline, mut done: impl FnMut() -> bool) -> bool {
         loop {
             if done() {
                 return true;
             }
             if !self.schedule.advance() {
-                // All that is left waits for another thread or process.
+                // All remaining work waits for another thread or process.
                 if deadline.has_passed() {
                     return false;
                 }
@@ -106,32 +107,32 @@ impl HostQueue {
     }
 }
 
-// SAFETY: the schedule keeps the order; an event is reached by the work submitted behind all that came before it; an
-// idle stream has no work left.
+// SAFETY: the schedule preserves the order; the record of an event runs after all work submitted before it; an idle stream has no
+// work left.
 unsafe impl RawQueue for HostQueue {
     fn runs_inline(&self) -> bool {
         self.schedule.runs_inline()
     }
 
-    unsafe fn create_stream(&self, device: DeviceId) -> Result<RawStream, Cause> {
+    unsafe fn create_stream(&self, device: DeviceId) -> Result<RawStream, BackendError> {
         let stream = self.streams.insert_numbered(|id| HostStream { id, captured: Mutex::new(None) });
         Ok(RawStream { device, handle: number(Arc::as_ptr(&stream)) })
     }
 
-    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), Cause> {
+    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), BackendError> {
         // SAFETY: the module's contract: handles are live.
         let id = unsafe { HostStream::of(stream) }.id;
         self.streams.remove(id);
         Ok(())
     }
 
-    unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, Cause> {
+    unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, BackendError> {
         // SAFETY: the module's contract: handles are live.
         let stream = unsafe { HostStream::of(stream) };
         Ok(self.drive(deadline, || self.schedule.is_idle(stream.id)))
     }
 
-    unsafe fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent, Cause> {
+    unsafe fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent, BackendError> {
         let event = match kind {
             EventKind::Order | EventKind::Timed => HostEvent::private(),
             EventKind::Shared => HostEvent::shared()?,
@@ -139,127 +140,140 @@ unsafe impl RawQueue for HostQueue {
         Ok(RawEvent { device, handle: self.events.insert(EventEntry { event: Arc::new(event), kind }) })
     }
 
-    unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), Cause> {
+    unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), BackendError> {
         self.events.remove(event.handle);
         Ok(())
     }
 
-    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), Cause> {
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), BackendError> {
         let event = Arc::clone(&self.events.get(event.handle).event);
         let ticket = event.next_ticket();
-        // SAFETY: a record touches no memory but the event, which it holds.
+        // SAFETY: a record accesses only the event, and owns a reference to it.
         unsafe { self.submit(stream, Work::Record { event: Arc::clone(&event), ticket }) };
-        event.ask(ticket);
+        event.set_latest(ticket);
         Ok(())
     }
 
-    unsafe fn await_event(&self, stream: RawStream, event: RawEvent) -> Result<(), Cause> {
+    unsafe fn await_event(&self, stream: RawStream, event: RawEvent) -> Result<(), BackendError> {
         let event = Arc::clone(&self.events.get(event.handle).event);
-        let ticket = event.asked();
-        // SAFETY: a wait touches no memory but the event, which it holds.
+        let ticket = event.latest();
+        // SAFETY: a wait accesses only the event, and owns a reference to it.
         unsafe { self.submit(stream, Work::Wait { event, ticket }) };
         Ok(())
     }
 
-    unsafe fn is_done(&self, event: RawEvent) -> Result<bool, Cause> {
+    unsafe fn is_done(&self, event: RawEvent) -> Result<bool, BackendError> {
         let entry = self.events.get(event.handle);
-        let done = entry.event.has_reached(entry.event.asked());
+        let done = entry.event.is_complete(entry.event.latest());
         if !done {
-            // Asking again and again has to end some time, also where nobody waits.
+            // Advance the schedule, so that a caller that polls makes progress.
             self.schedule.advance();
         }
         Ok(done)
     }
 
-    unsafe fn wait_event(&self, event: RawEvent, deadline: Deadline) -> Result<bool, Cause> {
+    unsafe fn wait_event(&self, event: RawEvent, deadline: Deadline) -> Result<bool, BackendError> {
         let event = Arc::clone(&self.events.get(event.handle).event);
-        let ticket = event.asked();
+        let ticket = event.latest();
         if self.schedule.runs_inline() {
-            // Only another process can be what is waited for.
+            // With an inline schedule, only a record of another process can be pending.
             return Ok(event.wait(ticket, deadline)?);
         }
-        Ok(self.drive(deadline, || event.has_reached(ticket)))
+        Ok(self.drive(deadline, || event.is_complete(ticket)))
     }
 
-    unsafe fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<Duration, Cause> {
+    unsafe fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<Duration, BackendError> {
         let (start, end) = (self.events.get(start.handle), self.events.get(end.handle));
         if [&start, &end].iter().any(|entry| entry.kind != EventKind::Timed) {
-            let reason = "only timed events keep their time";
-            return Err(Cause::Unsupported { capability: Capability::Timing, reason });
+            let reason = "only timed events record a time";
+            return Err(BackendError::Unsupported { capability: Capability::Timing, reason });
         }
-        Ok(end.event.moment().saturating_sub(start.event.moment()))
+        Ok(end.event.completed_at().saturating_sub(start.event.completed_at()))
     }
 
-    unsafe fn export_event(&self, event: RawEvent) -> Result<EventHandle, Cause> {
-        let reason = "only shared events can go to another process";
+    unsafe fn export_event(&self, event: RawEvent) -> Result<EventHandle, BackendError> {
+        let reason = "only shared events can be exported";
         let handle = self.events.get(event.handle).event.export()?;
-        handle.map(EventHandle::Fd).ok_or(Cause::Unsupported { capability: Capability::SharedEvent, reason })
+        handle
+            .map(EventHandle::Fd)
+            .ok_or(BackendError::Unsupported { capability: Capability::SharedEvent, reason })
     }
 
-    unsafe fn import_event(&self, device: DeviceId, handle: EventHandle) -> Result<RawEvent, Cause> {
+    unsafe fn import_event(&self, device: DeviceId, handle: EventHandle) -> Result<RawEvent, BackendError> {
         let EventHandle::Fd(fd) = handle else {
-            let reason = "host events travel as file descriptors";
-            return Err(Cause::Unsupported { capability: Capability::SharedEvent, reason });
+            let reason = "host events are shared as file descriptors";
+            return Err(BackendError::Unsupported { capability: Capability::SharedEvent, reason });
         };
         let event = Arc::new(HostEvent::import(fd)?);
         Ok(RawEvent { device, handle: self.events.insert(EventEntry { event, kind: EventKind::Shared }) })
     }
 
-    unsafe fn copy(&self, stream: RawStream, to: Address, from: Address, len: usize) -> Result<(), Cause> {
-        // SAFETY: the module's contract: accessible, and kept until it has run.
+    unsafe fn copy(
+        &self,
+        stream: RawStream,
+        to: Address,
+        from: Address,
+        len: usize,
+    ) -> Result<(), BackendError> {
+        // SAFETY: the module's contract: both ranges are accessible, and held until the copy has run.
         unsafe { self.submit(stream, Work::Copy { to, from, len }) };
         Ok(())
     }
 
-    unsafe fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> Result<(), Cause> {
-        // SAFETY: the module's contract: accessible, and kept until it has run.
+    unsafe fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> Result<(), BackendError> {
+        // SAFETY: the module's contract: the range is accessible, and held until the fill has run.
         unsafe { self.submit(stream, Work::Fill { to, value, len }) };
         Ok(())
     }
 
-    unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), Cause> {
+    unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), BackendError> {
         // SAFETY: the module's contract: handles are live.
         let stream = unsafe { HostStream::of(stream) };
         *lock(&stream.captured) = Some(Vec::new());
         Ok(())
     }
 
-    unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, Cause> {
+    unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, BackendError> {
         // SAFETY: the module's contract: handles are live.
-        let recorded = lock(&unsafe { HostStream::of(stream) }.captured).take();
-        let recorded = recorded.expect("the module's contract: the stream is being captured");
-        Ok(RawGraph { device: stream.device, handle: self.graphs.insert(recorded) })
+        let captured = lock(&unsafe { HostStream::of(stream) }.captured).take();
+        let captured = captured.expect("the module's contract: the stream is being captured");
+        Ok(RawGraph { device: stream.device, handle: self.graphs.insert(captured) })
     }
 
-    unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), Cause> {
+    unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), BackendError> {
         let works = self.graphs.get(graph.handle);
-        // SAFETY: the module's contract: what the graph touches is accessible, and kept until it has run.
+        // SAFETY: the module's contract: the operands of the graph are accessible, and held until it has run.
         unsafe { self.submit(stream, Work::Graph(works)) };
         Ok(())
     }
 
-    unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<(), Cause> {
+    unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<(), BackendError> {
         self.graphs.remove(graph.handle);
         Ok(())
     }
 
-    unsafe fn load_module(&self, device: DeviceId, image: &KernelImage) -> Result<RawModule, Cause> {
+    unsafe fn load_module(&self, device: DeviceId, image: &KernelImage) -> Result<RawModule, BackendError> {
         Ok(RawModule { device, handle: self.modules.insert(*image) })
     }
 
-    unsafe fn unload_module(&self, module: RawModule) -> Result<(), Cause> {
+    unsafe fn unload_module(&self, module: RawModule) -> Result<(), BackendError> {
         self.modules.remove(module.handle);
         Ok(())
     }
 
-    unsafe fn function(&self, module: RawModule, name: &str) -> Result<Option<RawFunction>, Cause> {
-        let host: &'static [Entry] = self.modules.get(module.handle).host;
+    unsafe fn function(&self, module: RawModule, name: &str) -> Result<Option<RawFunction>, BackendError> {
+        let host: &'static [NamedFunction] = self.modules.get(module.handle).host;
         let entry = host.iter().find(|(known, _)| *known == name);
         Ok(entry.map(|entry| RawFunction { device: module.device, handle: number(entry) }))
     }
 
-    unsafe fn occupancy(&self, _function: RawFunction, _block: u32, _shared_len: u32) -> Result<u32, Cause> {
-        // A host kernel is called once for its whole grid: its blocks never run side by side.
+    unsafe fn occupancy(
+        &self,
+        _function: RawFunction,
+        _block: u32,
+        _shared_len: u32,
+    ) -> Result<u32, BackendError> {
+        // A host kernel is one call for the whole grid, so its blocks never run concurrently.
         Ok(1)
     }
 
@@ -269,44 +283,44 @@ unsafe impl RawQueue for HostQueue {
         function: RawFunction,
         shape: &LaunchShape,
         args: &Args,
-    ) -> Result<(), Cause> {
-        // SAFETY: the module's contract: `function` made the handle, of an entry that is never freed.
-        let (_, function) = unsafe { *pointer::<Entry>(function.handle) };
-        // SAFETY: the module's contract: the arguments fit, and what they name is kept until it has run.
+    ) -> Result<(), BackendError> {
+        // SAFETY: the module's contract: `function` returned the handle, which is the address of a static entry.
+        let (_, function) = unsafe { *pointer::<NamedFunction>(function.handle) };
+        // SAFETY: the module's contract: the arguments match, and their memory is held until the kernel has run.
         unsafe { self.submit(stream, Work::Call { function, shape: *shape, args }) };
         Ok(())
     }
 }
 
-/// An address as a handle.
+/// Converts an address to a handle.
 fn number<T>(at: *const T) -> u64 {
     to_u64(at.expose_provenance())
 }
 
-/// The address that a handle was made of.
+/// Converts a handle back to the address.
 fn pointer<T>(handle: u64) -> *const T {
     std::ptr::with_exposed_provenance(to_usize(handle))
 }
 
-/// Live things by number. Numbers are never used twice.
-struct Table<T> {
+/// Live objects by id. Ids are never reused.
+struct HandleTable<T> {
     next: AtomicU64,
     entries: Mutex<HashMap<u64, Arc<T>>>,
 }
 
-impl<T> Default for Table<T> {
+impl<T> Default for HandleTable<T> {
     fn default() -> Self {
         Self { next: AtomicU64::new(1), entries: Mutex::default() }
     }
 }
 
-impl<T> fmt::Debug for Table<T> {
+impl<T> fmt::Debug for HandleTable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Table({} live)", lock(&self.entries).len())
+        write!(f, "HandleTable({} live)", lock(&self.entries).len())
     }
 }
 
-impl<T> Table<T> {
+impl<T> HandleTable<T> {
     fn insert(&self, entry: T) -> u64 {
         let mut number = 0;
         self.insert_numbered(|id| {
@@ -316,7 +330,7 @@ impl<T> Table<T> {
         number
     }
 
-    /// Keeps what is made with the number that it is kept by.
+    /// Inserts the object that `make` creates from its id.
     fn insert_numbered(&self, make: impl FnOnce(u64) -> T) -> Arc<T> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let entry = Arc::new(make(id));
@@ -334,7 +348,7 @@ impl<T> Table<T> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while one of these is held but a host kernel, under a capture list that is whole.
+    // Only a host kernel can panic while one of these locks is held, and the capture list is then consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -342,22 +356,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// Looks at records when they are submitted, and runs them.
+    /// A schedule that checks every submitted record and runs it inline.
     #[derive(Debug)]
-    struct Watch;
+    struct RecordCheck;
 
-    // SAFETY: work runs where it is submitted, and nothing but records is.
-    unsafe impl Schedule for Watch {
+    // SAFETY: work runs inside `submit`, and only records are submitted.
+    unsafe impl Schedule for RecordCheck {
         fn runs_inline(&self) -> bool {
             true
         }
 
         unsafe fn submit(&self, _stream: StreamId, work: Work<&Args>) {
-            let Work::Record { event, ticket } = &work else { panic!("a record: {work:?}") };
-            assert!(event.asked() < *ticket, "a process that dies here leaves nobody waiting");
-            // SAFETY: a record touches no memory but the event.
+            let Work::Record { event, ticket } = &work else { panic!("not a record: {work:?}") };
+            assert!(event.latest() < *ticket, "a process that dies here must not leave a waiter");
+            // SAFETY: a record accesses only the event.
             unsafe { work.run() };
-            assert!(event.has_reached(*ticket));
+            assert!(event.is_complete(*ticket));
         }
 
         fn is_idle(&self, _stream: StreamId) -> bool {
@@ -370,8 +384,8 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_asked_for_when_it_was_submitted_and_not_before() {
-        let queue = HostQueue::new(Box::new(Watch));
+    fn a_record_becomes_the_latest_only_after_it_was_submitted() {
+        let queue = HostQueue::new(Box::new(RecordCheck));
         // SAFETY: the call takes no handle, and the test does not fork.
         let stream = unsafe { queue.create_stream(DeviceId(0)) }.unwrap();
         // SAFETY: the call takes no handle, and the test does not fork.
@@ -379,7 +393,7 @@ mod tests {
         for ticket in 1..4 {
             // SAFETY: the event and the stream are live, since neither is destroyed, and the test does not fork.
             unsafe { queue.record(event, stream) }.unwrap();
-            assert_eq!(queue.events.get(event.handle).event.asked(), ticket);
+            assert_eq!(queue.events.get(event.handle).event.latest(), ticket);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! When the work of host streams runs: at once, or whenever a test kit's schedule gets to it.
+//! Schedules: when the work of host streams runs. The default runs it inline; the test kit's runs it later.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -14,52 +14,52 @@ use crate::{Args, HostFunction, LaunchShape};
 /// The number of a stream within its queue.
 pub type StreamId = u64;
 
-/// One piece of work, with the arguments of its kernel: borrowed where it is submitted, its own where it is
-/// [kept](Work::keep) to run later.
+/// One operation on a stream. The arguments of a kernel are borrowed when it is submitted, and owned after
+/// [`Work::into_owned`], if it runs later.
 #[derive(Clone)]
 pub enum Work<A = Args> {
-    /// Copy bytes.
+    /// Copies bytes.
     Copy {
-        /// Where to.
+        /// The destination.
         to: Address,
-        /// Where from.
+        /// The source.
         from: Address,
-        /// How many.
+        /// The number of bytes.
         len: usize,
     },
-    /// Set bytes.
+    /// Sets bytes to a value.
     Fill {
-        /// Where.
+        /// The destination.
         to: Address,
-        /// To what.
+        /// The value.
         value: u8,
-        /// How many.
+        /// The number of bytes.
         len: usize,
     },
-    /// Say that this point was reached.
+    /// Completes a record of an event.
     Record {
-        /// The event that says so.
+        /// The event.
         event: Arc<HostEvent>,
-        /// Which of its records this is.
+        /// The ticket of the record.
         ticket: u64,
     },
-    /// Go on only when another point was reached.
+    /// Waits until a record of an event completes.
     Wait {
-        /// The event that says so.
+        /// The event.
         event: Arc<HostEvent>,
-        /// Which of its records to wait for.
+        /// The ticket of the record.
         ticket: u64,
     },
-    /// Run a kernel.
+    /// Runs a kernel.
     Call {
         /// The kernel.
         function: HostFunction,
-        /// Its shape.
+        /// The shape of the launch.
         shape: LaunchShape,
-        /// Its arguments.
+        /// The arguments.
         args: A,
     },
-    /// Run all of these in order.
+    /// Runs all operations in order.
     Graph(Arc<Vec<Work>>),
 }
 
@@ -77,9 +77,9 @@ impl<A> fmt::Debug for Work<A> {
 }
 
 impl Work<&Args> {
-    /// The same work, for a time when whoever submitted it has gone on.
+    /// Copies the borrowed arguments, so that the work can run after the submitting call returns.
     #[must_use]
-    pub fn keep(self) -> Work {
+    pub fn into_owned(self) -> Work {
         match self {
             Self::Copy { to, from, len } => Work::Copy { to, from, len },
             Self::Fill { to, value, len } => Work::Fill { to, value, len },
@@ -92,44 +92,45 @@ impl Work<&Args> {
 }
 
 impl<A: Borrow<Args>> Work<A> {
-    /// Whether it could run now without waiting.
+    /// Returns whether the work could run now without waiting.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         match self {
-            Self::Wait { event, ticket } => event.has_reached(*ticket),
+            Self::Wait { event, ticket } => event.is_complete(*ticket),
             _ => true,
         }
     }
 
-    /// Does it.
+    /// Runs the work.
     ///
     /// # Safety
-    /// What it touches is mapped with the rights it needs, and its kernel is given what it takes.
+    /// The memory that the work accesses is mapped with the rights it needs, and the arguments match the kernel's
+    /// parameters.
     pub unsafe fn run(&self) {
         match self {
             Self::Copy { to, from, len } => {
-                // SAFETY: the caller answers for the range.
+                // SAFETY: the caller guarantees that the range is writable.
                 let to = unsafe { bytes(*to, *len, true) };
-                // SAFETY: the caller answers for the range.
+                // SAFETY: the caller guarantees that the range is readable.
                 let from = unsafe { bytes(*from, *len, false) };
                 to.copy_from(0, &from).expect("both ranges have the same length");
             }
             Self::Fill { to, value, len } => {
-                // SAFETY: the caller answers for the range.
+                // SAFETY: the caller guarantees that the range is writable.
                 let to = unsafe { bytes(*to, *len, true) };
                 to.fill(*value).expect("the view is writable");
             }
-            Self::Record { event, ticket } => event.reach(*ticket, monotonic()),
+            Self::Record { event, ticket } => event.complete(*ticket, monotonic()),
             Self::Wait { event, ticket } => {
                 if let Err(error) = event.wait(*ticket, Deadline::NEVER) {
-                    tracing::error!(%error, "a stream could not wait for an event and goes on without it");
+                    tracing::error!(%error, "a stream cannot wait for an event and continues without waiting");
                 }
             }
-            // SAFETY: the caller answers for the arguments.
+            // SAFETY: the caller guarantees that the arguments match.
             Self::Call { function, shape, args } => unsafe { function(shape, args.borrow()) },
             Self::Graph(works) => {
                 for work in works.iter() {
-                    // SAFETY: passed on from the caller.
+                    // SAFETY: the caller guarantees the same for every operation of the graph.
                     unsafe { work.run() };
                 }
             }
@@ -138,10 +139,10 @@ impl<A: Borrow<Args>> Work<A> {
 }
 
 /// # Safety
-/// The range is mapped, writable if `writable`, for as long as the view is used.
+/// The range is mapped, and writable if `writable`, while the view is used.
 unsafe fn bytes<'a>(at: Address, len: usize, writable: bool) -> SharedSlice<'a> {
     let pointer = at.to_host().expect("mapped memory is not at null");
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees that the range is mapped.
     unsafe { SharedSlice::new(pointer, len, writable) }
 }
 
@@ -153,38 +154,38 @@ fn monotonic() -> Duration {
 /// Decides when submitted work runs.
 ///
 /// # Safety
-/// Work of one stream runs once and in order, a `Wait` only when it is ready, and a stream is idle only when all its
-/// work has run.
+/// Work of one stream runs once and in order, a `Wait` runs only when it is ready, and a stream is idle only when all
+/// its work has run.
 pub unsafe trait Schedule: fmt::Debug + Send + Sync {
-    /// Whether submitting is running.
+    /// Returns whether `submit` runs the work before it returns.
     fn runs_inline(&self) -> bool;
 
-    /// Takes work over.
+    /// Accepts work for a stream.
     ///
     /// # Safety
-    /// What the work touches stays as [`Work::run`] needs it until it has run.
+    /// The requirements of [`Work::run`] hold until the work has run.
     unsafe fn submit(&self, stream: StreamId, work: Work<&Args>);
 
-    /// Whether all work of a stream has run.
+    /// Returns whether all work of a stream has run.
     fn is_idle(&self, stream: StreamId) -> bool;
 
-    /// Runs one piece of work that is ready, of any stream; `false` when there is none.
+    /// Runs one ready operation of any stream; `false` if there is none.
     fn advance(&self) -> bool;
 }
 
-/// Runs work where it is submitted.
+/// Runs work inside `submit`.
 #[derive(Debug)]
 pub(super) struct Inline;
 
-// SAFETY: each submission runs to its end before the next of the same thread; threads that share a stream are ordered
-// by the stream's lock above.
+// SAFETY: each submission finishes before the next one of the same thread; the stream's lock orders threads that share
+// a stream.
 unsafe impl Schedule for Inline {
     fn runs_inline(&self) -> bool {
         true
     }
 
     unsafe fn submit(&self, _stream: StreamId, work: Work<&Args>) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: the caller guarantees the requirements of `Work::run`.
         unsafe { work.run() };
     }
 

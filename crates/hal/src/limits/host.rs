@@ -1,4 +1,4 @@
-//! The raw calls of host memory: a memory file created, sent, mapped and touched.
+//! Baseline system calls of host memory: create, send, map and access a memory file.
 
 use std::ffi::c_void;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -16,10 +16,10 @@ use rustix::net::{
 
 use crate::Span;
 
-/// A memory file, created as this crate creates them.
+/// Creates a memory file with the same calls as the host backend.
 ///
 /// # Errors
-/// What the kernel said.
+/// Returns the kernel's error.
 pub fn create(len: usize) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
     let fd = match rustix::fs::memfd_create("wholemem", flags) {
@@ -34,18 +34,18 @@ pub fn create(len: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A descriptor for another process.
+/// Duplicates a descriptor for another process.
 ///
 /// # Errors
-/// What the kernel said.
+/// Returns the kernel's error.
 pub fn export(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(file, 3)?)
 }
 
-/// The checks on a received descriptor, with their answers thrown away.
+/// Makes the system calls that check a received descriptor, and ignores their results.
 ///
 /// # Errors
-/// What the kernel said.
+/// Returns the kernel's error.
 pub fn inspect(file: BorrowedFd<'_>) -> io::Result<()> {
     rustix::fs::fcntl_get_seals(file)?;
     rustix::fs::fstat(file)?;
@@ -54,65 +54,65 @@ pub fn inspect(file: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// A file mapped for reading and writing into addresses reserved for it.
+/// A memory file mapped with read and write access.
 #[derive(Debug)]
-pub struct RawMap {
+pub struct HostMap {
     at: *mut c_void,
     len: usize,
 }
 
-impl RawMap {
-    /// Reserves, maps and gives access: three calls.
+impl HostMap {
+    /// Reserves addresses, maps the file and sets access: three calls.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// Returns the kernel's error.
     pub fn create(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         let (none, reserve) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: without a fixed address the kernel picks a free range.
+        // SAFETY: without a fixed address the kernel chooses a free range.
         let at = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, none, reserve) }?;
         let map = Self { at, len };
-        // SAFETY: the range was reserved in the lines above.
+        // SAFETY: the range was reserved above.
         unsafe { rustix::mm::mmap(at, len, none, MapFlags::SHARED | MapFlags::FIXED, file, 0) }?;
-        // SAFETY: the range is this map's own, which no code uses before this function returns it.
+        // SAFETY: no other code uses the range before this function returns it.
         unsafe { rustix::mm::mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE) }?;
         Ok(map)
     }
 
-    /// The first byte and the last.
+    /// Reads the first and the last byte.
     #[must_use]
     pub fn ends(&self) -> [u8; 2] {
         let first = self.at.cast::<u8>();
-        // SAFETY: the map is `len` bytes long, and not empty: an empty one cannot be made.
+        // SAFETY: the mapping has `len` bytes and is not empty: the kernel refuses an empty one.
         let last = unsafe { first.add(self.len - 1) };
-        // SAFETY: the map is readable as long as `self` lives.
+        // SAFETY: the mapping is readable while `self` lives.
         let first = unsafe { first.read_volatile() };
-        // SAFETY: `last` is the last byte of the map, which is readable as long as `self` lives.
+        // SAFETY: `last` is the last byte of the mapping, which is readable while `self` lives.
         [first, unsafe { last.read_volatile() }]
     }
 
-    /// Sets the first byte and the last.
+    /// Writes the first and the last byte.
     pub fn set_ends(&self, [first, last]: [u8; 2]) {
         let at = self.at.cast::<u8>();
-        // SAFETY: the map is `len` bytes long, and not empty.
+        // SAFETY: the mapping has `len` bytes and is not empty.
         let end = unsafe { at.add(self.len - 1) };
-        // SAFETY: the map is writable as long as `self` lives.
+        // SAFETY: the mapping is writable while `self` lives.
         unsafe { at.write_volatile(first) };
-        // SAFETY: `end` is the last byte of the map, which is writable as long as `self` lives.
+        // SAFETY: `end` is the last byte of the mapping, which is writable while `self` lives.
         unsafe { end.write_volatile(last) };
     }
 }
 
-impl Drop for RawMap {
+impl Drop for HostMap {
     fn drop(&mut self) {
-        // SAFETY: the range is this map's own; nothing is left to do if the kernel refuses.
+        // SAFETY: this value owns the range; an error of the kernel cannot be handled here.
         let _ = unsafe { rustix::mm::munmap(self.at, self.len) };
     }
 }
 
-/// Sends bytes and a descriptor in one packet.
+/// Sends bytes and a file descriptor in one packet.
 ///
 /// # Errors
-/// What the kernel said.
+/// Returns the kernel's error.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], file: BorrowedFd<'_>) -> io::Result<()> {
     let files = [file];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -122,10 +122,10 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], file: BorrowedFd<'_>) -> io::R
     Ok(())
 }
 
-/// Waits for a packet, which should carry a descriptor.
+/// Receives a packet that should carry a file descriptor.
 ///
 /// # Errors
-/// What the kernel said; [`io::ErrorKind::UnexpectedEof`] at the end of the connection.
+/// Returns the kernel's error; [`io::ErrorKind::UnexpectedEof`] at the end of the connection.
 pub fn recv(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -141,26 +141,26 @@ pub fn recv(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Opt
     Ok((received.bytes, file))
 }
 
-/// The shortest of several copies by the C library, which is what a program would use without us.
+/// The shortest time of several `memcpy` calls.
 pub(super) fn best_copy(to: &Span, from: &Span, times: u32) -> Option<Duration> {
     let (target, source) = (to.at().to_host()?, from.at().to_host()?);
     let copy = || {
         let start = Instant::now();
-        // SAFETY: the spans are mapped and held, as long as each other, and do not overlap: the caller checked. That
-        // nobody writes them meanwhile is the benchmark's own business.
+        // SAFETY: the caller checked that the spans are mapped, held, equally long and do not overlap. The benchmark
+        // guarantees that no other code writes them meanwhile.
         unsafe { source.copy_to_nonoverlapping(target, to.len()) };
         start.elapsed()
     };
     (0..times).map(|_| copy()).min()
 }
 
-/// Creates memory and maps it: what a benchmark of allocation measures against.
+/// Creates and maps memory, as the baseline of allocation benchmarks.
 ///
 /// # Errors
-/// What the kernel said.
-pub fn create_and_map(len: usize) -> io::Result<(OwnedFd, RawMap)> {
+/// Returns the kernel's error.
+pub fn create_and_map(len: usize) -> io::Result<(OwnedFd, HostMap)> {
     let file = create(len)?;
-    let map = RawMap::create(file.as_fd(), len)?;
+    let map = HostMap::create(file.as_fd(), len)?;
     Ok((file, map))
 }
 
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_created_is_sent_mapped_and_touched() {
+    fn a_memory_file_is_created_sent_received_and_mapped() {
         let (here, there) = rustix::net::socketpair(
             rustix::net::AddressFamily::UNIX,
             rustix::net::SocketType::SEQPACKET,
@@ -184,7 +184,7 @@ mod tests {
         let (len, received) = recv(there.as_fd(), &mut [0; 8]).unwrap();
         let received = received.unwrap();
         inspect(received.as_fd()).unwrap();
-        assert_eq!((len, RawMap::create(received.as_fd(), 8192).unwrap().ends()), (1, [3, 4]));
+        assert_eq!((len, HostMap::create(received.as_fd(), 8192).unwrap().ends()), (1, [3, 4]));
         drop(here);
         assert_eq!(recv(there.as_fd(), &mut [0; 8]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }

@@ -1,9 +1,9 @@
-//! What the machine itself can do: the calls beneath this crate, made directly, for benchmarks to measure against.
+//! Direct driver and system calls that benchmarks use as a baseline for the safe types.
 //!
-//! Each function makes the same calls in the same order as the safe types do, with nothing around them. They are safe
-//! functions, since they own what they make. They are for benchmarks: the feature `bench` adds them.
+//! Each function makes the same calls in the same order as the safe types do, without their checks. The functions are
+//! safe because they own the resources they create. They are for benchmarks: the feature `bench` adds them.
 //!
-//! [`Raw`] is the raw side of one device, whatever its backend.
+//! [`RawDevice`] makes the calls for one device of any backend.
 
 pub mod host;
 
@@ -13,134 +13,134 @@ use std::time::Duration;
 use crate::cuda::limits as cuda;
 use crate::{BackendKind, Device, Error, Result, Span};
 
-/// What went wrong below, told as it came.
-pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+/// Any error of a baseline call.
+pub type RawError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The raw calls of one device.
+/// Makes the baseline calls for one device.
 #[derive(Debug)]
-pub struct Raw(RawKind);
+pub struct RawDevice(DeviceKind);
 
 #[derive(Debug)]
-enum RawKind {
+enum DeviceKind {
     Host,
-    Cuda(cuda::RawCuda),
+    Cuda(cuda::CudaCalls),
 }
 
-/// Memory that was created or imported raw; given back when dropped.
+/// Created or imported memory; released on drop.
 #[derive(Debug)]
-pub struct RawMade(MadeKind);
+pub struct RawDeviceMemory(MemoryKind);
 
 #[derive(Debug)]
-enum MadeKind {
+enum MemoryKind {
     Host(OwnedFd),
-    Cuda(cuda::RawMade),
+    Cuda(cuda::CudaHandle),
 }
 
-/// A raw map of it; given back when dropped.
+/// A mapping of such memory; removed on drop.
 #[derive(Debug)]
-pub struct RawMapped(MappedKind);
+pub struct RawDeviceMapping(MappingKind);
 
 #[derive(Debug)]
-enum MappedKind {
-    Host(host::RawMap),
-    Cuda(cuda::RawMap),
+enum MappingKind {
+    Host(host::HostMap),
+    Cuda(cuda::CudaMap),
 }
 
-const MIXED: &str = "raw memory is used with the calls it was made by";
+const MIXED: &str = "the memory belongs to another backend";
 
-impl Raw {
-    /// The raw calls of `device`.
+impl RawDevice {
+    /// Opens the baseline calls of `device`.
     ///
     /// # Errors
-    /// What the driver said.
-    pub fn of(device: &Device) -> Result<Self, Failure> {
+    /// Returns the driver's error.
+    pub fn of(device: &Device) -> Result<Self, RawError> {
         Ok(Self(match device.backend().kind() {
-            BackendKind::Host => RawKind::Host,
-            BackendKind::Cuda => RawKind::Cuda(cuda::RawCuda::open(device.id())?),
+            BackendKind::Host => DeviceKind::Host,
+            BackendKind::Cuda => DeviceKind::Cuda(cuda::CudaCalls::open(device.id())?),
         }))
     }
 
     /// Creates memory.
     ///
     /// # Errors
-    /// What the driver said.
-    pub fn create(&self, len: usize) -> Result<RawMade, Failure> {
-        Ok(RawMade(match &self.0 {
-            RawKind::Host => MadeKind::Host(host::create(len)?),
-            RawKind::Cuda(raw) => MadeKind::Cuda(raw.create(len)?),
+    /// Returns the driver's error.
+    pub fn create(&self, len: usize) -> Result<RawDeviceMemory, RawError> {
+        Ok(RawDeviceMemory(match &self.0 {
+            DeviceKind::Host => MemoryKind::Host(host::create(len)?),
+            DeviceKind::Cuda(raw) => MemoryKind::Cuda(raw.create(len)?),
         }))
     }
 
-    /// Makes a descriptor for another process.
+    /// Creates a file descriptor for another process.
     ///
     /// # Errors
-    /// What the driver said.
-    pub fn export(&self, made: &RawMade) -> Result<OwnedFd, Failure> {
-        Ok(match (&self.0, &made.0) {
-            (RawKind::Host, MadeKind::Host(file)) => host::export(file.as_fd())?,
-            (RawKind::Cuda(raw), MadeKind::Cuda(made)) => raw.export(made)?,
+    /// Returns the driver's error.
+    pub fn export(&self, memory: &RawDeviceMemory) -> Result<OwnedFd, RawError> {
+        Ok(match (&self.0, &memory.0) {
+            (DeviceKind::Host, MemoryKind::Host(file)) => host::export(file.as_fd())?,
+            (DeviceKind::Cuda(raw), MemoryKind::Cuda(memory)) => raw.export(memory)?,
             _ => return Err(MIXED.into()),
         })
     }
 
-    /// Takes over memory from a descriptor.
+    /// Imports memory from a file descriptor.
     ///
     /// # Errors
-    /// What the driver said.
-    pub fn import(&self, fd: OwnedFd) -> Result<RawMade, Failure> {
-        Ok(RawMade(match &self.0 {
-            RawKind::Host => {
+    /// Returns the driver's error.
+    pub fn import(&self, fd: OwnedFd) -> Result<RawDeviceMemory, RawError> {
+        Ok(RawDeviceMemory(match &self.0 {
+            DeviceKind::Host => {
                 host::inspect(fd.as_fd())?;
-                MadeKind::Host(fd)
+                MemoryKind::Host(fd)
             }
-            RawKind::Cuda(raw) => MadeKind::Cuda(raw.import(&fd)?),
+            DeviceKind::Cuda(raw) => MemoryKind::Cuda(raw.import(&fd)?),
         }))
     }
 
-    /// Maps memory of `len` bytes for reading and writing.
+    /// Maps memory of `len` bytes with read and write access.
     ///
     /// # Errors
-    /// What the driver said.
-    pub fn map(&self, made: &RawMade, len: usize) -> Result<RawMapped, Failure> {
-        Ok(RawMapped(match (&self.0, &made.0) {
-            (RawKind::Host, MadeKind::Host(file)) => {
-                MappedKind::Host(host::RawMap::create(file.as_fd(), len)?)
+    /// Returns the driver's error.
+    pub fn map(&self, memory: &RawDeviceMemory, len: usize) -> Result<RawDeviceMapping, RawError> {
+        Ok(RawDeviceMapping(match (&self.0, &memory.0) {
+            (DeviceKind::Host, MemoryKind::Host(file)) => {
+                MappingKind::Host(host::HostMap::create(file.as_fd(), len)?)
             }
-            (RawKind::Cuda(raw), MadeKind::Cuda(made)) => MappedKind::Cuda(raw.map(made, len)?),
+            (DeviceKind::Cuda(raw), MemoryKind::Cuda(memory)) => MappingKind::Cuda(raw.map(memory, len)?),
             _ => return Err(MIXED.into()),
         }))
     }
 
-    /// The first byte and the last.
+    /// Reads the first and the last byte.
     ///
     /// # Errors
-    /// What the driver said.
-    pub fn ends(&self, map: &RawMapped) -> Result<[u8; 2], Failure> {
+    /// Returns the driver's error.
+    pub fn ends(&self, map: &RawDeviceMapping) -> Result<[u8; 2], RawError> {
         Ok(match (&self.0, &map.0) {
-            (RawKind::Host, MappedKind::Host(map)) => map.ends(),
-            (RawKind::Cuda(raw), MappedKind::Cuda(map)) => raw.ends(map)?,
+            (DeviceKind::Host, MappingKind::Host(map)) => map.ends(),
+            (DeviceKind::Cuda(raw), MappingKind::Cuda(map)) => raw.ends(map)?,
             _ => return Err(MIXED.into()),
         })
     }
 
-    /// Sets the first byte and the last.
+    /// Writes the first and the last byte.
     ///
     /// # Errors
-    /// What the driver said.
-    pub fn set_ends(&self, map: &RawMapped, ends: [u8; 2]) -> Result<(), Failure> {
+    /// Returns the driver's error.
+    pub fn set_ends(&self, map: &RawDeviceMapping, ends: [u8; 2]) -> Result<(), RawError> {
         match (&self.0, &map.0) {
-            (RawKind::Host, MappedKind::Host(map)) => map.set_ends(ends),
-            (RawKind::Cuda(raw), MappedKind::Cuda(map)) => raw.set_ends(map, ends)?,
+            (DeviceKind::Host, MappingKind::Host(map)) => map.set_ends(ends),
+            (DeviceKind::Cuda(raw), MappingKind::Cuda(map)) => raw.set_ends(map, ends)?,
             _ => return Err(MIXED.into()),
         }
         Ok(())
     }
 
-    /// The shortest of several copies between two spans of one length, which do not overlap.
+    /// The shortest time of several copies between two spans of the same length that do not overlap.
     ///
     /// # Errors
-    /// [`Error::LengthsDiffer`], [`Error::Overlap`]; what the driver said.
-    pub fn best_copy(&self, to: &Span, from: &Span, times: u32) -> Result<Duration, Failure> {
+    /// [`Error::LengthsDiffer`], [`Error::Overlap`]; the driver's error.
+    pub fn best_copy(&self, to: &Span, from: &Span, times: u32) -> Result<Duration, RawError> {
         if to.len() != from.len() {
             return Err(Error::LengthsDiffer { from: from.len(), to: to.len() }.into());
         }
@@ -148,10 +148,8 @@ impl Raw {
             return Err(Error::Overlap { attempt: crate::Attempt::Copy { len: from.len() } }.into());
         }
         Ok(match &self.0 {
-            RawKind::Cuda(raw) => raw.best_copy(to.address(), from.address(), to.len(), times)?,
-            RawKind::Host => {
-                host::best_copy(to, from, times).ok_or("the spans are not of the processor's memory")?
-            }
+            DeviceKind::Cuda(raw) => raw.best_copy(to.address(), from.address(), to.len(), times)?,
+            DeviceKind::Host => host::best_copy(to, from, times).ok_or("the CPU cannot address the spans")?,
         })
     }
 }

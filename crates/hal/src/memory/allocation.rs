@@ -6,29 +6,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 use wholemem_os::memfd;
 
 use super::{Mapping, Reservation};
-use crate::backend::{Owned, Teardown};
-use crate::raw::{Address, Properties, RawAllocation};
+use crate::backend::{OwnedResource, Teardown};
+use crate::raw::{Address, AllocationProperties, RawAllocation};
 use crate::{
     AllocationSpec, Attempt, Backend, Capability, Device, DeviceId, Error, Grant, Granularity, HandleKind,
     Result, Rights, ShareHandle,
 };
 
-const NOT_SHAREABLE: &str = "the memory was made without a shareable handle; \
+const NOT_SHAREABLE: &str = "the memory was created without a shareable handle; \
                              in PyTorch set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`";
 
-/// Physical memory on a device, made here or received from another process. It has no address: [map](Mapping) it to
-/// use it. Clones are the same memory, which goes when the last holder of it, in any process, has gone.
+/// Physical memory on a device, created here or imported from another process. It has no address: [map](Mapping) it to use it.
+/// Clones refer to the same memory, which is freed when the last reference to it in any process is released.
 ///
 /// ```
 /// use wholemem_hal::{Allocation, Backend, HandleKind, HostConfig, Rights};
 ///
 /// let device = Backend::host(HostConfig::default())?.device(0)?;
-/// let made = device.allocate(1 << 20)?;
-/// made.map(Rights::ReadWrite)?.bytes()?.write_at(0, b"hello")?;
+/// let created = device.allocate(1 << 20)?;
+/// created.map(Rights::ReadWrite)?.bytes()?.write_at(0, b"hello")?;
 ///
-/// // The handle would go to another process; here it comes back to this one.
-/// let handle = made.export(HandleKind::Fd, Rights::Read)?;
-/// drop(made);
+/// // A real program would send the handle to another process.
+/// let handle = created.export(HandleKind::Fd, Rights::Read)?;
+/// drop(created);
 ///
 /// let received = Allocation::import(&device, handle, 1 << 20)?;
 /// let mut seen = [0; 5];
@@ -41,25 +41,25 @@ pub struct Allocation {
     core: Arc<AllocationCore>,
 }
 
-/// A piece of memory that something else mapped, adopted.
+/// Memory that other code in this process mapped, found by [`Allocation::adopt`].
 #[derive(Debug, Clone)]
 pub struct Segment {
-    /// Where it is mapped in this process.
+    /// The address in this process.
     pub address: u64,
-    /// The memory there.
+    /// The memory mapped at the address.
     pub allocation: Allocation,
 }
 
 #[derive(Debug)]
 pub(crate) struct AllocationCore {
-    owned: Owned,
+    owned: OwnedResource,
     device: DeviceId,
     raw: RawAllocation,
     len: usize,
-    /// The most that may be granted to it.
+    /// The highest rights that may be granted.
     rights: Rights,
     granularity: Granularity,
-    /// The descriptor made by the first export, where making one takes long.
+    /// The descriptor of the first export, cached if creating one is slow.
     exported: Mutex<Option<OwnedFd>>,
 }
 
@@ -85,61 +85,59 @@ impl Allocation {
     /// Creates memory.
     ///
     /// # Errors
-    /// [`Error::ZeroLength`], [`Error::UnalignedLength`], [`Error::NoSuchDevice`], [`Error::Unsupported`] for a handle
-    /// or a place the device has not, [`Error::Failed`] when there is not enough memory.
+    /// [`Error::ZeroLength`], [`Error::UnalignedLength`], [`Error::NoSuchDevice`], [`Error::Unsupported`] if the device lacks the
+    /// kind of handle or memory, [`Error::Failed`] if there is not enough memory.
     pub fn create(backend: &Backend, spec: &AllocationSpec) -> Result<Self> {
         let device = backend.device(spec.device)?;
         let attempt = || Attempt::Create { len: spec.len, device: device.label() };
         backend.check_fork(attempt)?;
         let granularity = check_len(backend, spec, attempt)?;
-        // SAFETY: the length is whole granules and not zero, and this is no forked child.
+        // SAFETY: the length is a nonzero multiple of the granule, and the process is not a forked child.
         let raw = unsafe { backend.memory().create(spec) }
-            .map_err(|cause| backend.refused(spec.device, attempt(), cause))?;
+            .map_err(|cause| backend.to_error(spec.device, attempt(), cause))?;
         Ok(Self::own(&device, raw, spec.len, Rights::ReadWrite, granularity))
     }
 
-    /// Takes over memory from a handle made by another process, or by this one. The handle is used up, whatever the
-    /// answer.
+    /// Imports memory from a handle of another process or of this one. The call consumes the handle, even if it fails.
     ///
-    /// The sender is not trusted: what arrives must be memory of this kind, exactly `len` bytes of it, and nobody may
-    /// be able to take them away again. A driver that does not tell the length refuses a longer map instead.
+    /// The sender is not trusted: the handle must refer to memory of this kind with exactly `len` bytes that no process can
+    /// shrink. If a driver cannot report the length, it refuses a longer mapping instead.
     ///
     /// # Errors
-    /// [`Error::ZeroLength`], [`Error::UnalignedLength`], [`Error::Unsupported`] for a handle this backend does not
-    /// know, [`Error::Failed`] naming what the handle is instead.
+    /// [`Error::ZeroLength`], [`Error::UnalignedLength`], [`Error::Unsupported`] for a kind of handle this backend does not
+    /// support, [`Error::Failed`] if the handle is invalid.
     pub fn import(device: &Device, handle: ShareHandle, len: usize) -> Result<Self> {
         let backend = device.backend();
         let attempt = || Attempt::Import { len, device: device.label() };
         backend.check_fork(attempt)?;
         let granularity = check_len(backend, &AllocationSpec::new(device, len), attempt)?;
-        // SAFETY: the length is whole granules and not zero, and this is no forked child.
+        // SAFETY: the length is a nonzero multiple of the granule, and the process is not a forked child.
         let imported = unsafe { backend.memory().import(device.id(), handle, len) }
-            .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
+            .map_err(|cause| backend.to_error(device.id(), attempt(), cause))?;
         Ok(Self::own(device, imported.raw, len, imported.rights, granularity))
     }
 
-    /// The memory behind an address of this process that something else mapped there, held once more.
+    /// Returns a new reference to the memory that other code mapped at an address of this process.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the backend keeps no record of addresses, and for memory of the older allocator;
-    /// [`Error::Failed`].
+    /// [`Error::Unsupported`] if the backend does not track addresses, and for memory from `cudaMalloc`; [`Error::Failed`].
     #[doc(alias = "cuMemRetainAllocationHandle")]
     pub fn retain(device: &Device, address: u64, len: usize) -> Result<Self> {
         let backend = device.backend();
         backend.check_fork(|| Attempt::Inspect)?;
         let granularity = check_len(backend, &AllocationSpec::new(device, len), || Attempt::Inspect)?;
-        // SAFETY: this is no forked child; the address may be anything.
+        // SAFETY: the process is not a forked child; any address is valid.
         let raw = unsafe { backend.memory().retain(Address(address)) }
-            .map_err(|cause| backend.refused(device.id(), Attempt::Inspect, cause))?;
+            .map_err(|cause| backend.to_error(device.id(), Attempt::Inspect, cause))?;
         Ok(Self::own(device, raw, len, Rights::ReadWrite, granularity))
     }
 
-    /// The memory that something else in this process mapped at `address`, `len` bytes of it, piece by piece: a framework's
-    /// segments become allocations that can be shared.
+    /// Returns references to all memory that other code in this process mapped between `address` and `address + len`, so that,
+    /// for example, segments of PyTorch's allocator can be shared.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the backend keeps no record of addresses, or for memory that was not made to be
-    /// shared, all of the older allocator's among it; [`Error::Failed`] for an address that is no memory.
+    /// [`Error::Unsupported`] if the backend does not track addresses, or the memory cannot be shared, such as memory from
+    /// `cudaMalloc`; [`Error::Failed`] if nothing is mapped at the address.
     pub fn adopt(device: &Device, address: u64, len: usize) -> Result<Vec<Segment>> {
         let attempt = || Attempt::Adopt { len, device: device.label() };
         let backend = device.backend();
@@ -147,14 +145,14 @@ impl Allocation {
         if len == 0 {
             return Err(Error::ZeroLength { attempt: attempt() });
         }
-        let refused = |cause| backend.refused(device.id(), attempt(), cause);
+        let to_error = |cause| backend.to_error(device.id(), attempt(), cause);
         let (mut segments, mut at) = (Vec::new(), address);
         let end = address.saturating_add(len as u64);
-        // The first address is asked for also where the range would end behind the last address there is.
+        // Look up the first address even if the end of the range overflows.
         loop {
-            // SAFETY: this is no forked child; the address may be anything.
+            // SAFETY: the process is not a forked child; any address is valid.
             let (base, segment_len) =
-                unsafe { backend.memory().address_range(Address(at)) }.map_err(refused)?;
+                unsafe { backend.memory().address_range(Address(at)) }.map_err(to_error)?;
             let allocation = Self::retain(device, base.0, segment_len)?;
             if !allocation.properties()?.handles.contains(&HandleKind::Fd) {
                 return Err(device.unsupported(Capability::ShareFd, NOT_SHAREABLE));
@@ -174,45 +172,46 @@ impl Allocation {
         rights: Rights,
         granularity: Granularity,
     ) -> Self {
-        let owned = Owned::new(device.backend(), Teardown::Release(raw));
+        let owned = OwnedResource::new(device.backend(), Teardown::Release(raw));
         let (device, exported) = (device.id(), Mutex::default());
         Self { core: Arc::new(AllocationCore { owned, device, raw, len, rights, granularity, exported }) }
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "an allocation is never empty")]
     pub fn len(&self) -> usize {
         self.core.len
     }
 
-    /// The device it is on.
+    /// The device of the memory.
     #[must_use]
     pub fn device(&self) -> Device {
         Device::new(self.backend().clone(), self.core.device)
     }
 
-    /// The most that may be granted to it: reading only, if it came through a read-only handle.
+    /// The highest rights that may be granted: only reads, if the memory was imported through a read-only handle.
     #[must_use]
     pub fn rights(&self) -> Rights {
         self.core.rights
     }
 
-    /// The granules of its kind of memory.
+    /// The granularity of this kind of memory.
     #[must_use]
     pub fn granularity(&self) -> Granularity {
         self.core.granularity
     }
 
-    /// Makes a handle for another process, with which it can do at most `rights`.
+    /// Creates a handle with which another process gets at most `rights`.
     ///
-    /// Where a driver takes long to make the first file descriptor, it is kept, and later ones are copies of it: export
-    /// memory once ahead of time if the moment of handing it over counts. Drivers of GPUs hand on only what this process has
-    /// made: what was [imported](Self::import) goes further as the handle that it came by.
+    /// If a driver creates the first file descriptor slowly, the descriptor is cached and later exports duplicate it: export
+    /// memory once in advance if latency matters. GPU drivers export only memory that this process created; to pass on
+    /// [imported](Self::import) memory, send the received handle.
     ///
     /// # Errors
-    /// [`Error::NoRights`] for [`Rights::None`]; [`Error::ReadOnlyHandle`] for more rights than this process has; [`Error::Unsupported`] for a kind or a
-    /// restriction the device does not know; [`Error::Failed`] when, for instance, no file descriptor is left.
+    /// [`Error::NoRights`] for [`Rights::None`]; [`Error::ReadOnlyHandle`] for more rights than this process has;
+    /// [`Error::Unsupported`] for a kind of handle or a restriction the device does not support; [`Error::Failed`], for example
+    /// if no file descriptor is left.
     pub fn export(&self, kind: HandleKind, rights: Rights) -> Result<ShareHandle> {
         let attempt = || Attempt::Export { kind, rights };
         let backend = self.backend();
@@ -223,27 +222,27 @@ impl Allocation {
         if rights > self.core.rights {
             return Err(Error::ReadOnlyHandle { attempt: attempt() });
         }
-        let refused = |cause| backend.refused(self.core.device, attempt(), cause);
+        let to_error = |cause| backend.to_error(self.core.device, attempt(), cause);
         // SAFETY: the allocation is live because `self` holds it.
-        let export = || unsafe { backend.memory().export(self.core.raw, kind, rights) }.map_err(refused);
-        // What is kept allows everything: a narrower one is the backend's to make, or to refuse.
+        let export = || unsafe { backend.memory().export(self.core.raw, kind, rights) }.map_err(to_error);
+        // Only the unrestricted descriptor is cached: the backend must create, or refuse, a restricted one.
         let widest = kind == HandleKind::Fd && rights == Rights::ReadWrite;
-        if !widest || !backend.memory().keeps_exports() {
+        if !widest || !backend.memory().caches_exports() {
             return export();
         }
-        let mut kept = self.core.exported.lock().unwrap_or_else(PoisonError::into_inner);
-        let fd = match kept.take() {
+        let mut cached = self.core.exported.lock().unwrap_or_else(PoisonError::into_inner);
+        let fd = match cached.take() {
             Some(fd) => fd,
             None => match export()? {
                 ShareHandle::Fd(fd) => fd,
                 other => return Ok(other),
             },
         };
-        let fd: &OwnedFd = kept.insert(fd);
-        memfd::share_fd(fd.as_fd()).map(ShareHandle::Fd).map_err(|error| refused(error.into()))
+        let fd: &OwnedFd = cached.insert(fd);
+        memfd::share_fd(fd.as_fd()).map(ShareHandle::Fd).map_err(|error| to_error(error.into()))
     }
 
-    /// Maps all of it at an address of its own, with `rights` for its own device.
+    /// Maps the memory at a new address and grants `rights` to its own device.
     ///
     /// # Errors
     /// As [`Reservation::create`] and [`Mapping::create`].
@@ -252,28 +251,28 @@ impl Allocation {
         Mapping::create(&reservation, 0, self, &[Grant { device: self.core.device, rights }])
     }
 
-    /// What the backend itself says of it.
+    /// The properties that the backend reports for the memory.
     ///
     /// # Errors
     /// [`Error::Failed`].
-    pub fn properties(&self) -> Result<Properties> {
+    pub fn properties(&self) -> Result<AllocationProperties> {
         let backend = self.backend();
         backend.check_fork(|| Attempt::Inspect)?;
         // SAFETY: the allocation is live because `self` holds it.
         unsafe { backend.memory().properties(self.core.raw) }
-            .map_err(|cause| backend.refused(self.core.device, Attempt::Inspect, cause))
+            .map_err(|cause| backend.to_error(self.core.device, Attempt::Inspect, cause))
     }
 
-    /// Gives up this process's hold of the memory, and says what came of it. Dropping does the same, silently.
+    /// Releases this process's reference to the memory and returns the result. Dropping does the same but ignores errors.
     ///
     /// # Errors
-    /// [`Error::InUse`] while it is mapped or a clone of it lives; [`Error::Failed`] when the driver refuses, in which
-    /// case it is tried again later.
+    /// [`Error::InUse`] while it is mapped or a clone of it exists; [`Error::Failed`] if the driver refuses, in which case the
+    /// release is retried later.
     pub fn release(self) -> Result<()> {
         let (backend, device) = (self.backend().clone(), self.core.device);
         backend.check_fork(|| Attempt::Release)?;
         let core = Arc::into_inner(self.core).ok_or(Error::InUse { attempt: Attempt::Release })?;
-        core.owned.give_back().map_err(|cause| backend.refused(device, Attempt::Release, cause))
+        core.owned.tear_down().map_err(|cause| backend.to_error(device, Attempt::Release, cause))
     }
 
     fn backend(&self) -> &Backend {
@@ -286,7 +285,7 @@ impl Allocation {
 }
 
 impl Device {
-    /// Creates `len` bytes of memory here, to be shared as a file descriptor.
+    /// Creates `len` bytes of memory on this device that can be shared as a file descriptor.
     ///
     /// # Errors
     /// As [`Allocation::create`].

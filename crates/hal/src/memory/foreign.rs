@@ -1,4 +1,4 @@
-//! Memory that something else in this process made: arrays of a framework, for one. Streams work on it where it is.
+//! Memory that other code in this process allocated, such as tensors of a framework. Streams use it without a copy.
 
 use std::any::Any;
 use std::fmt;
@@ -8,22 +8,25 @@ use super::{Addressable, Span};
 use crate::raw::Address;
 use crate::{Backend, Device, DeviceId, Rights};
 
-struct Foreign {
+struct ForeignMemory {
     backend: Backend,
     device: DeviceId,
     rights: Rights,
-    /// Lets go of the memory when it is dropped.
+    /// Dropping the owner frees the memory.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-impl fmt::Debug for Foreign {
+impl fmt::Debug for ForeignMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, rights, .. } = self;
-        f.debug_struct("Foreign").field("device", device).field("rights", rights).finish_non_exhaustive()
+        f.debug_struct("ForeignMemory")
+            .field("device", device)
+            .field("rights", rights)
+            .finish_non_exhaustive()
     }
 }
 
-impl Addressable for Foreign {
+impl Addressable for ForeignMemory {
     fn backend(&self) -> &Backend {
         &self.backend
     }
@@ -34,8 +37,8 @@ impl Addressable for Foreign {
 }
 
 impl Span {
-    /// Memory that something else in this process made, as work of `device` reaches it. The `owner` is kept until the last
-    /// work that uses the memory has run, and is dropped by whichever thread comes across that.
+    /// A span of memory that other code in this process allocated and that `device` can access. The span holds `owner` until the
+    /// last work that uses the memory has run; any thread may then drop it.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -45,7 +48,7 @@ impl Span {
     /// let numbers: Arc<Vec<u8>> = Arc::new(vec![1, 2, 3]);
     /// let address = numbers.as_ptr().expose_provenance() as u64;
     ///
-    /// // SAFETY: the vector has three bytes, which nobody writes, and stays as long as its owner.
+    /// // SAFETY: the vector has three bytes, which are not written, and lives as long as its owner.
     /// let span = unsafe { Span::foreign(&device, address, 3, Rights::Read, numbers) };
     /// let mut seen = [0; 3];
     /// device.stream()?.read(&span, &mut seen)?;
@@ -54,8 +57,8 @@ impl Span {
     /// ```
     ///
     /// # Safety
-    /// While `owner` lives, the device reaches `len` bytes at `address` with `rights`, and no `&` or `&mut` to them is
-    /// used by others while work of a stream does.
+    /// While `owner` lives, the device can access `len` bytes at `address` with `rights`. While work of a stream accesses them,
+    /// no other code uses a `&` or `&mut` to them.
     #[must_use]
     pub unsafe fn foreign(
         device: &Device,
@@ -65,7 +68,7 @@ impl Span {
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Span {
         let (backend, device) = (device.backend().clone(), device.id());
-        Span::new(Arc::new(Foreign { backend, device, rights, _owner: owner }), Address(address), len)
+        Span::new(Arc::new(ForeignMemory { backend, device, rights, _owner: owner }), Address(address), len)
     }
 }
 
@@ -75,20 +78,21 @@ mod tests {
     use crate::{Attempt, Error, HostConfig};
 
     #[test]
-    fn foreign_memory_is_used_by_its_device_within_its_rights() {
+    fn foreign_memory_is_limited_to_its_device_and_its_rights() {
         let backend = Backend::host(HostConfig::virtual_devices(2)).unwrap();
         let (device, other) = (backend.device(0).unwrap(), backend.device(1).unwrap());
         let bytes: Arc<[u8]> = Arc::from([7; 16]);
         let address = bytes.as_ptr().expose_provenance() as u64;
         let owner: Arc<dyn Any + Send + Sync> = Arc::new(Arc::clone(&bytes));
-        // SAFETY: the bytes stay as long as their owner, and are read only.
+        // SAFETY: the bytes live as long as their owner and are only read.
         let span = unsafe { Span::foreign(&device, address, 16, Rights::Read, owner) };
 
         let mut seen = [0; 4];
         device.stream().unwrap().read(&span.part(12, 4).unwrap(), &mut seen).unwrap();
         assert_eq!(seen, [7; 4]);
         let attempt = || Attempt::Fill { len: 16 };
-        let denied = |who, granted, needed| Err(Error::Denied { attempt: attempt(), who, granted, needed });
+        let denied =
+            |device, granted, needed| Err(Error::Denied { attempt: attempt(), device, granted, needed });
         let filled = device.stream().unwrap().fill(&span, 0);
         assert_eq!(filled, denied(device.label(), Rights::Read, Rights::ReadWrite));
         let checked = span.check(&other, Rights::Read, attempt);
@@ -96,6 +100,6 @@ mod tests {
 
         assert_eq!(Arc::strong_count(&bytes), 2);
         drop(span);
-        assert_eq!(Arc::strong_count(&bytes), 1, "the owner goes with the last use");
+        assert_eq!(Arc::strong_count(&bytes), 1, "the owner is dropped with the last span");
     }
 }

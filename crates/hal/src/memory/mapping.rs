@@ -1,4 +1,4 @@
-//! A whole allocation at a place of a reservation, with rights for each device.
+//! A whole allocation mapped at an offset of a reservation, with access rights for each device.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wholemem_os::{PrivateMap, SharedSlice};
 
 use super::{Addressable, Allocation, AllocationCore, Reservation, ReservationCore, Span};
-use crate::backend::{Operand, Owned, Teardown};
+use crate::backend::{Operand, OwnedResource, Teardown};
 use crate::raw::Address;
 use crate::values::RightsTable;
 use crate::{Attempt, Backend, Device, DeviceId, Error, Grant, Result, Rights};
 
-/// A whole allocation, mapped. It holds the allocation and the reservation; enqueued work holds it.
+/// A whole allocation, mapped into a reservation. It holds the allocation and the reservation; enqueued work holds the mapping.
 ///
-/// Clones are the same map, which is removed when the last of them, and the last work that uses it, is gone.
+/// Clones refer to the same mapping, which is removed when its last clone is dropped and the last work that uses it has run.
 #[derive(Debug, Clone)]
 #[doc(alias = "cuMemMap")]
 pub struct Mapping {
@@ -22,7 +22,7 @@ pub struct Mapping {
 
 #[derive(Debug)]
 struct MappingCore {
-    owned: Owned,
+    owned: OwnedResource,
     allocation: Arc<AllocationCore>,
     at: Address,
     len: usize,
@@ -31,7 +31,7 @@ struct MappingCore {
 
 impl MappingCore {
     fn rights(&self) -> MutexGuard<'_, RightsTable> {
-        // The table is replaced in one assignment, so a panic elsewhere does not spoil it.
+        // The table is replaced in one assignment, so a panic under the lock does not corrupt it.
         self.rights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -47,12 +47,12 @@ impl Addressable for MappingCore {
 }
 
 impl Mapping {
-    /// Maps all of `allocation` at `offset` of `reservation`, and grants rights to devices.
+    /// Maps all of `allocation` at `offset` of `reservation` and grants rights to devices.
     ///
     /// # Errors
     /// [`Error::UnalignedOffset`], [`Error::BeyondReservation`], [`Error::Occupied`], [`Error::NoSuchDevice`],
-    /// [`Error::ReadOnlyHandle`], [`Error::WrongBackend`]; [`Error::Failed`] when the driver refuses. Nothing is mapped
-    /// then.
+    /// [`Error::ReadOnlyHandle`], [`Error::WrongBackend`]; [`Error::Failed`] if the driver refuses. After an error nothing is
+    /// mapped.
     pub fn create(
         reservation: &Reservation,
         offset: usize,
@@ -72,14 +72,15 @@ impl Mapping {
             return Err(Error::UnalignedOffset { attempt: attempt(), granule: granule.len() });
         }
         check_grants(backend, allocation.rights(), grants)?;
-        reservation.take(offset, len)?;
-        let place = Place { reservation: Arc::clone(reservation), offset, _allocation: Arc::clone(memory) };
+        reservation.claim(offset, len)?;
+        let range =
+            ClaimedRange { reservation: Arc::clone(reservation), offset, _allocation: Arc::clone(memory) };
         let at = reservation.address(offset);
-        // SAFETY: the place is inside the reservation, aligned, and ours alone since `take`; the allocation is live and
-        // `len` is all of it; this is no forked child.
+        // SAFETY: the range is inside the reservation, aligned, and claimed for this mapping; the allocation is live and `len` is
+        // its whole length; the process is not a forked child.
         unsafe { backend.memory().map(at, len, memory.raw()) }
-            .map_err(|cause| backend.refused(memory.device(), attempt(), cause))?;
-        let owned = Owned::new(backend, Teardown::Unmap { at, len, _place: Arc::new(place) });
+            .map_err(|cause| backend.to_error(memory.device(), attempt(), cause))?;
+        let owned = OwnedResource::new(backend, Teardown::Unmap { at, len, _place: Arc::new(range) });
         let rights = Mutex::default();
         let mapping =
             Self { core: Arc::new(MappingCore { owned, allocation: Arc::clone(memory), at, len, rights }) };
@@ -87,12 +88,12 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Grants more rights. Rights only grow while a map lives, so that nothing enqueued or viewed loses them midway;
-    /// to take rights away, map again.
+    /// Grants more rights. Rights never shrink while a mapping lives, so enqueued work and views stay valid; to revoke rights,
+    /// create a new mapping.
     ///
     /// # Errors
-    /// [`Error::NoSuchDevice`], [`Error::ReadOnlyHandle`]; [`Error::Failed`] when the driver refuses. Rights are as
-    /// before then.
+    /// [`Error::NoSuchDevice`], [`Error::ReadOnlyHandle`]; [`Error::Failed`] if the driver refuses. After an error the rights are
+    /// unchanged.
     #[doc(alias = "cuMemSetAccess")]
     pub fn grant(&self, grants: &[Grant]) -> Result<()> {
         let Some(first) = grants.first() else { return Ok(()) };
@@ -102,157 +103,156 @@ impl Mapping {
         check_grants(backend, self.core.allocation.rights(), grants)?;
         let mut rights = self.core.rights();
         let wider = rights.with(grants);
-        // SAFETY: the range is mapped as long as `self` lives, and no right goes.
+        // SAFETY: the range is mapped while `self` lives, and no right is revoked.
         unsafe { backend.memory().set_access(self.core.at, self.core.len, wider.grants()) }
-            .map_err(|cause| backend.refused(first.device, attempt(), cause))?;
+            .map_err(|cause| backend.to_error(first.device, attempt(), cause))?;
         *rights = wider;
         Ok(())
     }
 
-    /// What a device may do with it.
+    /// The rights of a device to the mapping.
     #[must_use]
     pub fn rights_of(&self, device: impl Into<DeviceId>) -> Rights {
         self.core.rights_of(device.into())
     }
 
-    /// Where it begins, as the devices see it.
+    /// The device address of the first byte.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.core.at.0
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "an allocation is never empty")]
     pub fn len(&self) -> usize {
         self.core.len
     }
 
-    /// The device whose memory it shows.
+    /// The device that owns the memory.
     #[must_use]
     pub fn device(&self) -> Device {
         Device::new(self.backend().clone(), self.core.allocation.device())
     }
 
-    /// The bytes, for the processor, as shared bytes are to be reached. They are writable if any device may write.
+    /// A CPU view of the shared bytes. It is writable if any device has write access.
     ///
     /// # Errors
-    /// [`Error::NotHostVisible`] for memory of a GPU; [`Error::Denied`] when no right was granted; [`Error::Failed`].
+    /// [`Error::NotHostVisible`] for GPU memory; [`Error::Denied`] if no rights were granted; [`Error::Failed`].
     pub fn bytes(&self) -> Result<SharedSlice<'_>> {
         let attempt = || Attempt::Access { len: self.core.len };
         self.backend().check_fork(attempt)?;
-        let who = self.backend().label(self.core.allocation.device());
         let at = self.backend().memory().host_pointer(self.core.at);
         let device = self.core.allocation.device();
-        let at = at.map_err(|cause| self.backend().refused(device, attempt(), cause))?;
+        let at = at.map_err(|cause| self.backend().to_error(device, attempt(), cause))?;
         let Some(at) = at else {
-            return Err(Error::NotHostVisible { device: who });
+            return Err(Error::NotHostVisible { device: self.backend().label(device) });
         };
         let granted = self.core.rights().highest();
         if granted == Rights::None {
-            return Err(Error::Denied { attempt: attempt(), who, granted, needed: Rights::Read });
+            let device = self.backend().label(device);
+            return Err(Error::Denied { attempt: attempt(), device, granted, needed: Rights::Read });
         }
-        // SAFETY: the range is mapped with these rights as long as `self` is borrowed, rights only grow, its memory
-        // cannot shrink, and nothing here makes references to its bytes.
+        // SAFETY: the range is mapped with these rights while `self` is borrowed, rights only grow, the memory cannot shrink, and
+        // this crate creates no references to the bytes.
         Ok(unsafe { SharedSlice::new(at, self.core.len, granted == Rights::ReadWrite) })
     }
 
-    /// Enters all of it into the processor's page table at once, instead of a page with each first touch.
+    /// Creates the CPU's page table entries for the whole mapping, instead of one page fault per page at the first access.
     ///
     /// # Errors
-    /// [`Error::Denied`] when no right was granted; [`Error::Failed`] where the kernel cannot: it is a matter of speed
-    /// alone.
+    /// [`Error::Denied`] if no rights were granted; [`Error::Failed`] if the kernel cannot do it, which affects only speed.
     pub fn populate(&self) -> Result<()> {
         let attempt = || Attempt::Populate { len: self.core.len };
         let backend = self.backend();
         backend.check_fork(attempt)?;
         let rights = self.core.rights().highest();
         if rights == Rights::None {
-            let who = backend.label(self.core.allocation.device());
-            return Err(Error::Denied { attempt: attempt(), who, granted: rights, needed: Rights::Read });
+            let device = backend.label(self.core.allocation.device());
+            return Err(Error::Denied { attempt: attempt(), device, granted: rights, needed: Rights::Read });
         }
-        // SAFETY: the range is mapped with these rights as long as `self` lives.
+        // SAFETY: the range is mapped with these rights while `self` lives.
         unsafe { backend.memory().populate(self.core.at, self.core.len, rights) }
-            .map_err(|cause| backend.refused(self.core.allocation.device(), attempt(), cause))
+            .map_err(|cause| backend.to_error(self.core.allocation.device(), attempt(), cause))
     }
 
-    /// Puts its pages together to large ones, once for all who map the memory, so that the processor finds them faster when
-    /// it touches them in no order. For that the map must lie at a multiple of the
-    /// [recommended](crate::Granularity::recommended) granule. Populates too, and takes about as long.
+    /// Collapses the pages of the mapping into huge pages, for all processes that map the memory, which makes random access
+    /// faster. The mapping must start at a multiple of the [recommended](crate::Granularity::recommended) granule. The call also
+    /// populates the mapping and takes about as long as [`Self::populate`].
     ///
     /// # Errors
-    /// [`Error::Failed`] where the kernel cannot, or not now: it is a matter of speed alone.
+    /// [`Error::Failed`] if the kernel cannot do it now, which affects only speed.
     pub fn enlarge_pages(&self) -> Result<()> {
         let attempt = || Attempt::EnlargePages { len: self.core.len };
         let backend = self.backend();
         backend.check_fork(attempt)?;
-        // SAFETY: the range is mapped as long as `self` lives.
+        // SAFETY: the range is mapped while `self` lives.
         unsafe { backend.memory().enlarge_pages(self.core.at, self.core.len) }
-            .map_err(|cause| backend.refused(self.core.allocation.device(), attempt(), cause))
+            .map_err(|cause| backend.to_error(self.core.allocation.device(), attempt(), cause))
     }
 
-    /// Says whether children that are forked from now on have the map as well, as they do unless this was said. Nothing is at
-    /// its addresses in a child that has not: this is for maps whose addresses nobody else has been told, and it lets their
-    /// memory be closed for writing while the child lives.
+    /// Sets whether children that are forked from now on inherit the mapping; by default they do. In a child that does not
+    /// inherit it, nothing is mapped at its addresses, so use this only if no other code uses the addresses in the child. A
+    /// mapping that is not inherited does not prevent sealing the memory against writes while the child lives.
     ///
     /// # Errors
-    /// [`Error::Failed`] where the kernel cannot.
+    /// [`Error::Failed`] if the kernel cannot do it.
     pub fn set_inherited(&self, is_inherited: bool) -> Result<()> {
         let attempt = || Attempt::SetInherited { len: self.core.len };
         let backend = self.backend();
         backend.check_fork(attempt)?;
-        // SAFETY: the range is mapped as long as `self` lives.
+        // SAFETY: the range is mapped while `self` lives.
         unsafe { backend.memory().set_inherited(self.core.at, self.core.len, is_inherited) }
-            .map_err(|cause| backend.refused(self.core.allocation.device(), attempt(), cause))
+            .map_err(|cause| backend.to_error(self.core.allocation.device(), attempt(), cause))
     }
 
-    /// Maps part of the same memory once more, copy-on-write: for code that may write it though it must not. The new map is
-    /// independent of this one, and shows what this one does where it was not written. A forked child may ask too.
+    /// Maps part of the memory again, copy-on-write, for code that must not change it but may write to its view. Pages that were
+    /// not written show the shared memory. The new mapping is independent of this one. A forked child may call this too.
     ///
     /// # Errors
-    /// [`Error::NotHostVisible`] for memory of a GPU; [`Error::Failed`] when the kernel refuses, also a part of no bytes or
-    /// one that is not within the memory.
+    /// [`Error::NotHostVisible`] for GPU memory; [`Error::Failed`] if the kernel refuses, or the range is empty or not inside the
+    /// memory.
     #[doc(alias = "MAP_PRIVATE")]
     pub fn map_private(&self, offset: usize, len: usize) -> Result<PrivateMap> {
         let backend = self.backend();
         let (device, raw) = (self.core.allocation.device(), self.core.allocation.raw());
-        // SAFETY: the allocation is live as long as `self`.
+        // SAFETY: the allocation is live while `self` lives.
         let mapped = unsafe { backend.memory().map_private(raw, offset, len) }
-            .map_err(|cause| backend.refused(device, Attempt::Map { len, offset }, cause))?;
+            .map_err(|cause| backend.to_error(device, Attempt::Map { len, offset }, cause))?;
         mapped.ok_or_else(|| Error::NotHostVisible { device: backend.label(device) })
     }
 
-    /// In a forked child that has inherited the map, takes the processor's access to it away: whatever still reads it there is
-    /// stopped by a `SIGSEGV`. For memory whose bytes are kept for the parent alone. It allocates nothing.
+    /// In a forked child that inherited the mapping, revokes the CPU's access to it: a later access there raises `SIGSEGV`. Use
+    /// it for memory that only the parent may read. The call allocates nothing.
     ///
     /// # Errors
-    /// [`Error::InUse`] in the process that made the map; [`Error::Failed`] when the kernel refuses.
+    /// [`Error::InUse`] in the process that created the mapping; [`Error::Failed`] if the kernel refuses.
     pub fn revoke_in_child(&self) -> Result<()> {
         let attempt = Attempt::Access { len: self.core.len };
         let backend = self.backend();
         if backend.check_fork(|| attempt.clone()).is_ok() {
             return Err(Error::InUse { attempt });
         }
-        // SAFETY: the range stays mapped in a child, which gives nothing back; who uses it there is meant to be stopped.
+        // SAFETY: the range stays mapped in a child, which releases nothing; a fault on a later access there is intended.
         unsafe { backend.memory().revoke(self.core.at, self.core.len) }
-            .map_err(|cause| backend.refused(self.core.allocation.device(), attempt, cause))
+            .map_err(|cause| backend.to_error(self.core.allocation.device(), attempt, cause))
     }
 
-    /// A dma-buf of it, for a network card.
+    /// Exports the mapping as a dma-buf for a network card.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where there is no such thing; [`Error::Failed`].
+    /// [`Error::Unsupported`] if the backend has no dma-buf; [`Error::Failed`].
     #[doc(alias = "cuMemGetHandleForAddressRange")]
     pub fn dma_buf(&self) -> Result<OwnedFd> {
         let attempt = || Attempt::Access { len: self.core.len };
         let backend = self.backend();
         backend.check_fork(attempt)?;
-        // SAFETY: the range is mapped as long as `self` lives.
+        // SAFETY: the range is mapped while `self` lives.
         unsafe { backend.memory().dma_buf(self.core.at, self.core.len) }
-            .map_err(|cause| backend.refused(self.core.allocation.device(), attempt(), cause))
+            .map_err(|cause| backend.to_error(self.core.allocation.device(), attempt(), cause))
     }
 
-    /// A part of it, for a stream to work on.
+    /// A span of `len` bytes at `offset`, for use on a stream.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -260,32 +260,32 @@ impl Mapping {
         self.all().part(offset, len)
     }
 
-    /// All of it, for a stream to work on.
+    /// A span of the whole mapping, for use on a stream.
     #[must_use]
     pub fn all(&self) -> Span {
         let memory: Arc<dyn Addressable> = Arc::<MappingCore>::clone(&self.core);
         Span::new(memory, self.core.at, self.core.len)
     }
 
-    /// Whether a clone, a span or enqueued work holds it as well: then it cannot be [removed](Mapping::unmap).
+    /// Returns whether a clone, a span or enqueued work also holds the mapping; then [`Mapping::unmap`] fails.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.core) > 1
     }
 
-    /// Removes the map, and says what came of it. Dropping does the same, silently.
+    /// Removes the mapping and returns the result. Dropping does the same but ignores errors.
     ///
     /// # Errors
-    /// [`Error::InUse`] while a clone, a span or enqueued work holds it; [`Error::Failed`] when the driver refuses, in
-    /// which case it is tried again later.
+    /// [`Error::InUse`] while a clone, a span or enqueued work holds it; [`Error::Failed`] if the driver refuses, in which case
+    /// the call is retried later.
     pub fn unmap(self) -> Result<()> {
         let (backend, device) = (self.backend().clone(), self.core.allocation.device());
         backend.check_fork(|| Attempt::Unmap)?;
         let core = Arc::into_inner(self.core).ok_or(Error::InUse { attempt: Attempt::Unmap })?;
-        core.owned.give_back().map_err(|cause| backend.refused(device, Attempt::Unmap, cause))
+        core.owned.tear_down().map_err(|cause| backend.to_error(device, Attempt::Unmap, cause))
     }
 
-    /// What keeps it mapped.
+    /// A reference that keeps the memory mapped.
     pub(super) fn operand(&self) -> Operand {
         Arc::<MappingCore>::clone(&self.core)
     }
@@ -295,17 +295,17 @@ impl Mapping {
     }
 }
 
-/// A taken place in a reservation, with the memory mapped there: both stay until the place is empty again.
+/// A claimed range of a reservation and the memory mapped there. Both are held until the range is unmapped.
 #[derive(Debug)]
-struct Place {
+struct ClaimedRange {
     reservation: Arc<ReservationCore>,
     offset: usize,
     _allocation: Arc<AllocationCore>,
 }
 
-impl Drop for Place {
+impl Drop for ClaimedRange {
     fn drop(&mut self) {
-        self.reservation.vacate(self.offset);
+        self.reservation.unclaim(self.offset);
     }
 }
 
@@ -324,10 +324,10 @@ mod tests {
     use wholemem_os::Error as OsError;
 
     use super::*;
-    use crate::{Cause, HostConfig};
+    use crate::{BackendError, HostConfig};
 
     #[test]
-    fn a_private_map_is_written_alone() {
+    fn writes_to_a_private_mapping_do_not_reach_the_shared_memory() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let map = device.allocate(1 << 20).unwrap().map(Rights::ReadWrite).unwrap();
         map.bytes().unwrap().write_at(100, b"shared").unwrap();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn access_is_not_taken_away_in_the_process_that_made_the_map() {
+    fn revoke_in_child_fails_in_the_process_that_created_the_mapping() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let map = device.allocate(1 << 20).unwrap().map(Rights::Read).unwrap();
         let attempt = Attempt::Access { len: 1 << 20 };
@@ -349,12 +349,12 @@ mod tests {
     }
 
     #[test]
-    fn a_private_map_beyond_the_memory_is_refused() {
+    fn a_private_mapping_beyond_the_memory_is_rejected() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let map = device.allocate(1 << 20).unwrap().map(Rights::Read).unwrap();
         let (offset, len) = ((1 << 20) - 8, 9);
-        let cause = Cause::Os(OsError::OutOfRange { offset, len, size: 1 << 20 });
-        let refused = Error::Failed { attempt: Attempt::Map { len, offset }, cause };
-        assert_eq!(map.map_private(offset, len).unwrap_err(), refused);
+        let cause = BackendError::Os(OsError::OutOfRange { offset, len, size: 1 << 20 });
+        let rejected = Error::Failed { attempt: Attempt::Map { len, offset }, cause };
+        assert_eq!(map.map_private(offset, len).unwrap_err(), rejected);
     }
 }

@@ -1,4 +1,4 @@
-//! Memory: physical allocations, reserved addresses, the maps between them, and handles for other processes.
+//! Memory: physical allocations, reserved addresses, mappings, and handles for other processes.
 //!
 //! ```text
 //!   Allocation (physical)   [====A====]          [==B==]        created here, or imported from a handle
@@ -8,23 +8,23 @@
 //!   Reservation (addresses) [....[====A====][==B==]......]      offsets are whole granules
 //! ```
 //!
-//! A [`Mapping`] holds its allocation and its reservation, so whatever order a program drops things in, addresses
-//! are emptied before they are given back and memory is released after its last map.
+//! A [`Mapping`] holds its allocation and its reservation. In whatever order a program drops them, a mapping is removed
+//! before its addresses are freed, and memory is released after its last mapping.
 
 mod allocation;
+mod cuda_malloc;
 mod foreign;
 mod mapping;
 mod pinned;
-mod plain;
 mod registration;
 mod reservation;
 mod span;
 
 use allocation::AllocationCore;
 pub use allocation::{Allocation, Segment};
+pub use cuda_malloc::CudaMallocBuffer;
 pub use mapping::Mapping;
 pub use pinned::PinnedBuffer;
-pub use plain::PlainBuffer;
 pub use registration::Registration;
 pub use reservation::Reservation;
 use reservation::ReservationCore;

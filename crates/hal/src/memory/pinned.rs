@@ -1,17 +1,17 @@
-//! Host memory that devices copy from and to at full speed.
+//! Page-locked host memory that devices copy from and to at full speed.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use wholemem_os::SharedSlice;
 
-use super::span::within;
+use super::span::host_pointer_within;
 use super::{Addressable, Span};
-use crate::backend::{Owned, Teardown};
+use crate::backend::{OwnedResource, Teardown};
 use crate::raw::Address;
 use crate::{Attempt, Backend, Device, DeviceId, Error, Result, Rights};
 
-/// Host memory of this process that devices reach directly: the place to copy from and to without a detour.
+/// Page-locked host memory of this process that devices access directly, as a source or destination of fast copies.
 ///
 /// ```
 /// use wholemem_hal::{Backend, HostConfig, PinnedBuffer, Rights};
@@ -35,17 +35,16 @@ pub struct PinnedBuffer {
 
 #[derive(Debug)]
 struct PinnedCore {
-    owned: Owned,
+    owned: OwnedResource,
     device: DeviceId,
     at: Address,
     pointer: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the bytes behind the pointer are reached through `SharedSlice` and by streams only.
+// SAFETY: only `SharedSlice` and streams access the bytes.
 unsafe impl Send for PinnedCore {}
-// SAFETY: a shared reference reaches the bytes through `SharedSlice` and by streams only, which allow concurrent
-// writers.
+// SAFETY: a shared reference gives access only through `SharedSlice` and streams, which allow concurrent writers.
 unsafe impl Sync for PinnedCore {}
 
 impl Addressable for PinnedCore {
@@ -58,15 +57,15 @@ impl Addressable for PinnedCore {
     }
 
     fn host_pointer(&self, at: Address, len: usize) -> Option<NonNull<u8>> {
-        within((self.at, self.pointer), self.len, at, len)
+        host_pointer_within((self.at, self.pointer), self.len, at, len)
     }
 }
 
 impl PinnedBuffer {
-    /// Creates `len` bytes, zeroed.
+    /// Creates a zeroed buffer of `len` bytes.
     ///
     /// # Errors
-    /// [`Error::ZeroLength`]; [`Error::Failed`] when there is not enough memory.
+    /// [`Error::ZeroLength`]; [`Error::Failed`] if there is not enough memory.
     pub fn create(device: &Device, len: usize) -> Result<Self> {
         let attempt = || Attempt::Pin { len };
         let backend = device.backend();
@@ -74,42 +73,42 @@ impl PinnedBuffer {
         if len == 0 {
             return Err(Error::ZeroLength { attempt: attempt() });
         }
-        let refused = |cause| backend.refused(device.id(), attempt(), cause);
-        // SAFETY: the length is not zero, and this is no forked child.
-        let at = unsafe { backend.memory().pin(device.id(), len) }.map_err(refused)?;
-        let owned = Owned::new(backend, Teardown::Unpin { at, len });
-        let Some(pointer) = backend.memory().host_pointer(at).map_err(refused)? else {
+        let to_error = |cause| backend.to_error(device.id(), attempt(), cause);
+        // SAFETY: the length is not zero, and the process is not a forked child.
+        let at = unsafe { backend.memory().pin(device.id(), len) }.map_err(to_error)?;
+        let owned = OwnedResource::new(backend, Teardown::Unpin { at, len });
+        let Some(pointer) = backend.memory().host_pointer(at).map_err(to_error)? else {
             return Err(Error::NotHostVisible { device: device.label() });
         };
         Ok(Self { core: Arc::new(PinnedCore { owned, device: device.id(), at, pointer, len }) })
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     pub fn len(&self) -> usize {
         self.core.len
     }
 
-    /// The bytes, as memory that a device may write meanwhile is to be reached.
+    /// A view of the bytes that allows concurrent writes by devices.
     ///
     /// # Errors
     /// [`Error::Forked`].
     #[inline]
     pub fn bytes(&self) -> Result<SharedSlice<'_>> {
         self.core.backend().check_fork(|| Attempt::Access { len: self.core.len })?;
-        // SAFETY: the buffer lives as long as `self` is borrowed, cannot shrink, and is reached by views alone.
+        // SAFETY: the buffer lives as long as `self` is borrowed, cannot shrink, and is accessed only through views.
         Ok(unsafe { SharedSlice::new(self.core.pointer, self.core.len, true) })
     }
 
-    /// All of it, for a stream to work on.
+    /// A span of the whole buffer, for use on a stream.
     #[must_use]
     pub fn all(&self) -> Span {
         let memory: Arc<dyn Addressable> = Arc::<PinnedCore>::clone(&self.core);
         Span::new(memory, self.core.at, self.core.len)
     }
 
-    /// The device it was made for.
+    /// The device for which the buffer is pinned.
     #[must_use]
     pub fn device(&self) -> Device {
         Device::new(self.core.backend().clone(), self.core.device)

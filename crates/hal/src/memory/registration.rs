@@ -1,17 +1,17 @@
-//! Host memory that a device reaches too: one memory, one pointer each, no copy.
+//! Host memory that is also mapped for a device, so that both access it without a copy.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::span::within;
+use super::span::host_pointer_within;
 use super::{Addressable, Mapping, Span};
-use crate::backend::{HostAddress, Owned, Teardown};
+use crate::backend::{HostAddress, OwnedResource, Teardown};
 use crate::raw::Address;
 use crate::{Attempt, Backend, Device, DeviceId, Result, Rights};
 
-/// A [`Mapping`] of host memory, made reachable for the devices of another backend.
+/// A [`Mapping`] of host memory that is registered with the devices of another backend.
 ///
-/// This is how host tables work on a GPU machine: sealed memory files, mapped once, and registered with the driver.
+/// Host tables on a GPU machine use this: sealed memory files that are mapped once and registered with the driver.
 ///
 /// ```
 /// use wholemem_hal::{Backend, HostConfig, Registration, Rights};
@@ -19,7 +19,7 @@ use crate::{Attempt, Backend, Device, DeviceId, Result, Rights};
 /// let host = Backend::host(HostConfig::default())?.device(0)?;
 /// let map = host.allocate(1 << 20)?.map(Rights::ReadWrite)?;
 ///
-/// let device = Backend::auto()?.device(0)?; // a GPU, where there is one
+/// let device = Backend::auto()?.device(0)?; // a GPU, if the machine has one
 /// let registered = Registration::create(&device, &map)?;
 /// device.stream()?.write(&registered.all().part(0, 5)?, b"hello")?;
 /// let mut seen = [0; 5];
@@ -35,8 +35,8 @@ pub struct Registration {
 
 #[derive(Debug)]
 struct RegistrationCore {
-    /// Its teardown holds the map: what is registered must still be mapped.
-    owned: Owned,
+    /// The teardown holds the mapping, because registered memory must stay mapped.
+    owned: OwnedResource,
     place: HostAddress,
     at: Address,
     len: usize,
@@ -53,16 +53,16 @@ impl Addressable for RegistrationCore {
     }
 
     fn host_pointer(&self, at: Address, len: usize) -> Option<NonNull<u8>> {
-        within((self.at, self.place.0), self.len, at, len)
+        host_pointer_within((self.at, self.place.0), self.len, at, len)
     }
 }
 
 impl Registration {
-    /// Registers all of `map` with the backend of `device`, with the rights that the map has now.
+    /// Registers all of `map` with the backend of `device`, with the rights that the mapping has now.
     ///
     /// # Errors
-    /// [`Error::NotHostVisible`](crate::Error::NotHostVisible) for a map of device memory; [`Error::Denied`](crate::Error::Denied) for one without rights;
-    /// [`Error::Failed`](crate::Error::Failed).
+    /// [`Error::NotHostVisible`](crate::Error::NotHostVisible) for a mapping of device memory;
+    /// [`Error::Denied`](crate::Error::Denied) for a mapping without rights; [`Error::Failed`](crate::Error::Failed).
     pub fn create(device: &Device, map: &Mapping) -> Result<Self> {
         let len = map.len();
         let attempt = || Attempt::Register { len };
@@ -71,20 +71,20 @@ impl Registration {
         let bytes = map.bytes()?;
         let rights = if bytes.is_writable() { Rights::ReadWrite } else { Rights::Read };
         let place = HostAddress(bytes.as_ptr());
-        // SAFETY: the map stays as long as the registration holds it, and rights only grow.
+        // SAFETY: the registration keeps the memory mapped, and rights only grow.
         let at = unsafe { backend.memory().register(place.0, len, rights) }
-            .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
-        let owned = Owned::new(backend, Teardown::Unregister { at: place, len, _map: map.operand() });
+            .map_err(|cause| backend.to_error(device.id(), attempt(), cause))?;
+        let owned = OwnedResource::new(backend, Teardown::Unregister { at: place, len, _map: map.operand() });
         Ok(Self { core: Arc::new(RegistrationCore { owned, place, at, len, rights }) })
     }
 
-    /// Where it begins, as the devices see it.
+    /// The device address of the first byte.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.core.at.0
     }
 
-    /// All of it, for a stream to work on.
+    /// A span of the whole registration, for use on a stream.
     #[must_use]
     pub fn all(&self) -> Span {
         let memory: Arc<dyn Addressable> = Arc::<RegistrationCore>::clone(&self.core);

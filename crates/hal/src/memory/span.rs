@@ -1,4 +1,4 @@
-//! A part of some memory, as streams take it: it keeps the memory alive, and knows who may do what with it.
+//! A range of memory that is an operand of stream work. It keeps the memory alive and knows the rights of each device.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -6,41 +6,42 @@ use std::sync::Arc;
 use wholemem_os::SharedSlice;
 use wholemem_os::width::to_usize;
 
-use crate::backend::Held;
+use crate::backend::KeepAlive;
 use crate::raw::Address;
 use crate::{Attempt, Backend, Device, DeviceId, Error, Result, Rights};
 
 /// Memory that has an address and outlives the work that uses it.
-pub(crate) trait Addressable: Held {
+pub(crate) trait Addressable: KeepAlive {
     fn backend(&self) -> &Backend;
     fn rights_of(&self, device: DeviceId) -> Rights;
 
-    /// Where this process reaches `len` bytes of it that devices have at `at`, if it does so other than through a map.
+    /// The host pointer to `len` bytes at device address `at`, for memory that the host accesses without a mapping.
     fn host_pointer(&self, _at: Address, _len: usize) -> Option<NonNull<u8>> {
         None
     }
 }
 
-/// Where the host reaches `len` bytes at `at`, in memory that is `all` long and begins at two addresses.
-pub(super) fn within(
+/// Translates device address `at` to a host pointer, in memory of `all` bytes that starts at both given addresses. `None` unless
+/// `len` bytes at `at` are inside.
+pub(super) fn host_pointer_within(
     (begin, pointer): (Address, NonNull<u8>),
     all: usize,
     at: Address,
     len: usize,
 ) -> Option<NonNull<u8>> {
     let offset = to_usize(at.0.checked_sub(begin.0)?);
-    // SAFETY: not beyond the end of what the pointer is of.
+    // SAFETY: the offset is at most the length of the memory that the pointer points to.
     (offset.checked_add(len)? <= all).then(|| unsafe { pointer.add(offset) })
 }
 
-/// Several memories as one: what all of them allow is allowed.
+/// Several memories as one operand. A device has the lowest of its rights to the parts.
 #[derive(Debug)]
-struct Joined {
-    /// At least one.
+struct JoinedMemory {
+    /// The joined memories; never empty.
     parts: Vec<Arc<dyn Addressable>>,
 }
 
-impl Addressable for Joined {
+impl Addressable for JoinedMemory {
     fn backend(&self) -> &Backend {
         self.parts[0].backend()
     }
@@ -54,8 +55,8 @@ impl Addressable for Joined {
     }
 }
 
-/// A part of a [`Mapping`](crate::Mapping) or of a [`PinnedBuffer`](crate::PinnedBuffer), or several of them
-/// [joined](Span::join).
+/// A range of a [`Mapping`](crate::Mapping), a [`PinnedBuffer`](crate::PinnedBuffer) or other memory, or several contiguous
+/// ranges that were [joined](Span::join).
 ///
 /// ```
 /// use wholemem_hal::{Backend, HostConfig, Rights};
@@ -79,7 +80,7 @@ impl Span {
         Self { memory, at, len }
     }
 
-    /// The part from `offset`, `len` bytes long.
+    /// The sub-range of `len` bytes at `offset`.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -92,7 +93,7 @@ impl Span {
         }
     }
 
-    /// One span of several that follow each other without a gap, as maps side by side in one reservation do.
+    /// Joins contiguous spans, such as adjacent mappings of one reservation, into one span.
     ///
     /// ```
     /// use wholemem_hal::{Backend, Grant, HostConfig, Mapping, Reservation, Rights, Span};
@@ -105,13 +106,12 @@ impl Span {
     /// let high = Mapping::create(&whole, 1 << 20, &device.allocate(1 << 20)?, &grants)?;
     ///
     /// let both = Span::join(&[low.all(), high.all()])?;
-    /// device.stream()?.write(&both.part((1 << 20) - 2, 4)?, b"over")?; // the seam is not felt
+    /// device.stream()?.write(&both.part((1 << 20) - 2, 4)?, b"over")?; // spans both mappings
     /// # Ok::<(), wholemem_hal::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::ZeroLength`] for none at all; [`Error::Gap`] where one does not begin at the end of the one before it;
-    /// [`Error::WrongBackend`].
+    /// [`Error::ZeroLength`] if `spans` is empty; [`Error::Gap`] if the spans are not contiguous; [`Error::WrongBackend`].
     pub fn join(spans: &[Span]) -> Result<Span> {
         let len = spans.iter().map(Span::len).sum();
         let attempt = || Attempt::Access { len };
@@ -129,47 +129,48 @@ impl Span {
             return Ok(first.clone());
         }
         let parts = spans.iter().map(|span| Arc::clone(&span.memory)).collect();
-        Ok(Self { memory: Arc::new(Joined { parts }), at: first.at, len })
+        Ok(Self { memory: Arc::new(JoinedMemory { parts }), at: first.at, len })
     }
 
-    /// Nothing of the memory of several spans, which keeps all of it: one operand in place of many. `None` of none.
+    /// Returns an empty span that keeps the memory of all `spans` alive, so that one operand replaces many. `None` if `spans` is
+    /// empty.
     ///
     /// ```
     /// use wholemem_hal::{Backend, HostConfig, PinnedBuffer, Span};
     ///
     /// let device = Backend::host(HostConfig::default())?.device(0)?;
     /// let two = [PinnedBuffer::create(&device, 8)?.all(), PinnedBuffer::create(&device, 8)?.all()];
-    /// let both = Span::keep(&two)?.expect("there are two");
-    /// drop(two); // their memory stays
+    /// let both = Span::keep_alive(&two)?.expect("there are two");
+    /// drop(two); // `both` keeps their memory alive
     /// assert!(both.is_empty());
     /// # Ok::<(), wholemem_hal::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`Error::WrongBackend`].
-    pub fn keep<'a>(spans: impl IntoIterator<Item = &'a Span>) -> Result<Option<Span>> {
+    pub fn keep_alive<'a>(spans: impl IntoIterator<Item = &'a Span>) -> Result<Option<Span>> {
         let spans: Vec<_> = spans.into_iter().collect();
         let Some(first) = spans.first() else { return Ok(None) };
         if spans.iter().any(|span| span.memory.backend() != first.memory.backend()) {
             return Err(Error::WrongBackend { attempt: Attempt::Access { len: 0 } });
         }
         let parts = spans.iter().map(|span| Arc::clone(&span.memory)).collect();
-        Ok(Some(Self { memory: Arc::new(Joined { parts }), at: first.at, len: 0 }))
+        Ok(Some(Self { memory: Arc::new(JoinedMemory { parts }), at: first.at, len: 0 }))
     }
 
-    /// Where it begins, as the devices see it: what to pass to a kernel.
+    /// The device address of the first byte, as a kernel argument.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.at.0
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Returns whether the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -183,10 +184,10 @@ impl Span {
         &self.memory
     }
 
-    /// Its bytes, where they are the host's own and do not lie across a seam.
+    /// The bytes, if the host accesses them without a mapping and they are within one memory.
     pub(crate) fn host_bytes(&self, writable: bool) -> Option<SharedSlice<'_>> {
         let pointer = self.memory.host_pointer(self.at, self.len)?;
-        // SAFETY: the memory lives as long as `self` is borrowed, and is reached by views alone; who asks to write it has
+        // SAFETY: the memory lives as long as `self` is borrowed and is accessed only through views; a caller that writes has
         // checked the rights.
         Some(unsafe { SharedSlice::new(pointer, self.len, writable) })
     }
@@ -195,19 +196,20 @@ impl Span {
         self.at < other.at.after(other.len) && other.at < self.at.after(self.len)
     }
 
-    /// Checks that work of `device` may use it so: what a launch does not check, and its caller answers for.
+    /// Checks that work of `device` may access the span with the needed rights. A launch does not check its operands; its caller
+    /// does.
     ///
     /// # Errors
-    /// [`Error::Denied`], [`Error::WrongBackend`], [`Error::Forked`], naming the attempt.
+    /// [`Error::Denied`], [`Error::WrongBackend`] and [`Error::Forked`], all with the given operation.
     pub fn check(&self, device: &Device, needed: Rights, attempt: impl Fn() -> Attempt) -> Result<()> {
-        // First: in a forked child the lock of the rights may be held by a thread that is not there.
+        // Check before taking the lock: if another thread held it at the fork, it is never released in the child.
         device.backend().check_fork(&attempt)?;
         if self.memory.backend() != device.backend() {
             return Err(Error::WrongBackend { attempt: attempt() });
         }
         let granted = self.memory.rights_of(device.id());
         if granted < needed {
-            return Err(Error::Denied { attempt: attempt(), who: device.label(), granted, needed });
+            return Err(Error::Denied { attempt: attempt(), device: device.label(), granted, needed });
         }
         Ok(())
     }
@@ -219,7 +221,7 @@ mod tests {
     use crate::{Grant, HostConfig, Mapping, Reservation};
 
     #[test]
-    fn joined_spans_follow_each_other_and_allow_what_all_of_them_do() {
+    fn join_requires_contiguous_spans_and_intersects_their_rights() {
         let backend = Backend::host(HostConfig::virtual_devices(2)).unwrap();
         let device = backend.device(0).unwrap();
         let granule = device.granularity().unwrap().minimum.len();
@@ -236,21 +238,21 @@ mod tests {
         let attempt = || Attempt::Access { len: 1 };
         assert_eq!(joined.check(&device, Rights::Read, attempt), Ok(()));
         let denied = joined.check(&device, Rights::ReadWrite, attempt);
-        let (who, granted, needed) = (device.label(), Rights::Read, Rights::ReadWrite);
-        assert_eq!(denied, Err(Error::Denied { attempt: attempt(), who, granted, needed }));
+        let (label, granted, needed) = (device.label(), Rights::Read, Rights::ReadWrite);
+        assert_eq!(denied, Err(Error::Denied { attempt: attempt(), device: label, granted, needed }));
 
         let gap = Error::Gap { end: second.address(), next: third.address() };
         assert_eq!(Span::join(&[first.clone(), third]).unwrap_err(), gap);
         let nothing = Error::ZeroLength { attempt: Attempt::Access { len: 0 } };
         assert_eq!(Span::join(&[]).unwrap_err(), nothing);
-        let stranger = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-        let stranger = stranger.allocate(granule).unwrap().map(Rights::Read).unwrap().all();
-        let mixed = Span::join(&[first, stranger]).unwrap_err();
+        let foreign = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+        let foreign = foreign.allocate(granule).unwrap().map(Rights::Read).unwrap().all();
+        let mixed = Span::join(&[first, foreign]).unwrap_err();
         assert_eq!(mixed, Error::WrongBackend { attempt: Attempt::Access { len: 2 * granule } });
     }
 
     #[test]
-    fn a_joined_span_keeps_its_memory() {
+    fn a_joined_span_keeps_its_memory_alive() {
         let backend = Backend::host(HostConfig::default()).unwrap();
         let device = backend.device(0).unwrap();
         let granule = device.granularity().unwrap().minimum.len();
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_reaches_its_own_memory_where_it_is() {
+    fn host_bytes_views_pinned_memory_without_a_copy() {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let (first, second) = [5, 6]
             .map(|value| {
@@ -281,12 +283,12 @@ mod tests {
             let mut byte = [0];
             span.host_bytes(false).map(|bytes| bytes.read_at(0, &mut byte).unwrap()).map(|()| byte[0])
         };
-        let both = Span::keep(&[first.clone(), second.clone()]).unwrap().unwrap();
+        let both = Span::keep_alive(&[first.clone(), second.clone()]).unwrap().unwrap();
         let in_both = |of: &Span, len| Span::new(Arc::clone(both.memory()), of.at(), len);
         assert_eq!([byte(&first.part(7, 1).unwrap()), byte(&in_both(&second, 8))], [Some(5), Some(6)]);
-        assert_eq!(byte(&in_both(&first, 9)), None, "not all of it is of one memory");
+        assert_eq!(byte(&in_both(&first, 9)), None, "the range spans two memories");
         let granule = device.granularity().unwrap().minimum.len();
         let map = device.allocate(granule).unwrap().map(Rights::ReadWrite).unwrap();
-        assert_eq!(byte(&map.all()), None, "a map has rights of its own");
+        assert_eq!(byte(&map.all()), None, "host_bytes does not cover mappings");
     }
 }

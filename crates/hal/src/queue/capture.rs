@@ -1,12 +1,13 @@
-//! Recording what is enqueued on a stream instead of running it: here, or by whoever made the stream.
+//! Stream capture: recording enqueued work into a graph, by this crate or by the owner of a borrowed stream.
 
 use super::stream::StreamOwner;
 use super::{Graph, Stream};
 use crate::raw::RawCapture;
-use crate::{Attempt, Cause, Error, Result};
+use crate::{Attempt, BackendError, Error, Result};
 
 impl Stream {
-    /// Whether what is enqueued now is [recorded](Self::capture) instead of run, by whomever.
+    /// Returns whether enqueued work is currently [captured](Self::capture) instead of run, by this crate or by other
+    /// code.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.core.state().capture.is_some()
@@ -14,17 +15,17 @@ impl Stream {
     }
 
     /// The capture that the owner of a borrowed stream has begun, if any.
-    pub(super) fn captured_elsewhere(&self) -> Result<Option<RawCapture>, Cause> {
-        if matches!(self.core.owner, StreamOwner::Owned(_)) {
+    pub(super) fn captured_elsewhere(&self) -> Result<Option<RawCapture>, BackendError> {
+        if matches!(self.core.owner, StreamOwner::OwnedResource(_)) {
             return Ok(None);
         }
-        // SAFETY: the stream is live, as whoever named it has said.
+        // SAFETY: the stream is live, as the caller of `from_foreign` guaranteed.
         unsafe { self.device().backend().queue().capture_of(self.core.raw) }
     }
 
-    /// Records what `work` enqueues on this stream, instead of running it.
+    /// Captures the work that `work` enqueues on this stream into a graph, instead of running it.
     ///
-    /// While it runs, what other threads enqueue on the stream is recorded too, or refused.
+    /// Work that other threads enqueue on the stream meanwhile is captured too, or fails.
     ///
     /// # Errors
     /// [`Error::Capturing`] inside another capture; the error of `work`; [`Error::Failed`].
@@ -39,10 +40,10 @@ impl Stream {
             }
             // SAFETY: the stream is live, and is not being captured.
             unsafe { backend.queue().begin_capture(self.core.raw) }
-                .map_err(|cause| backend.refused(self.device().id(), Attempt::Capture, cause))?;
+                .map_err(|cause| backend.to_error(self.device().id(), Attempt::Capture, cause))?;
             state.capture = Some(Vec::new());
         }
-        // Ended also if `work` panics, or the stream would record for ever.
+        // `EndCapture` also ends the capture if `work` panics; otherwise the stream would capture for ever.
         let capture = EndCapture { stream: self };
         let result = work(self);
         let graph = capture.end();
@@ -50,7 +51,7 @@ impl Stream {
     }
 }
 
-/// Ends a capture, with an answer or without.
+/// Ends a capture, on drop or explicitly with a result.
 struct EndCapture<'a> {
     stream: &'a Stream,
 }
@@ -64,25 +65,24 @@ impl EndCapture<'_> {
 
     fn finish(stream: &Stream) -> Result<Graph> {
         let (backend, device) = (stream.device().backend(), stream.device());
-        // What was captured may have forked: the recording is the parent's.
+        // `work` may have forked: the capture belongs to the parent.
         backend.check_fork(|| Attempt::Capture)?;
         let (operands, raw) = {
-            // Under the lock, so that nothing is recorded once the operands have been taken.
+            // Hold the lock, so that no work is captured after the operands have been taken.
             let mut state = stream.core.state();
-            let operands =
-                state.capture.take().expect("this value ends the capture, and there is one for each");
-            // SAFETY: the stream is live and being captured: this value was made when the capture began, and ends it
+            let operands = state.capture.take().expect("only this value ends the capture");
+            // SAFETY: the stream is live and being captured: this value was created when the capture began, and ends it
             // once.
             (operands, unsafe { backend.queue().end_capture(stream.core.raw) })
         };
-        let raw = raw.map_err(|cause| backend.refused(device.id(), Attempt::Capture, cause))?;
+        let raw = raw.map_err(|cause| backend.to_error(device.id(), Attempt::Capture, cause))?;
         Ok(Graph::own(device, raw, operands))
     }
 }
 
 impl Drop for EndCapture<'_> {
     fn drop(&mut self) {
-        // The panic that brought us here is the news; the graph, if there is one, goes with it.
+        // The panic is reported instead of this result; the graph, if any, is dropped.
         let _ = Self::finish(self.stream);
     }
 }

@@ -1,4 +1,4 @@
-//! Points in a stream that other streams, the processor and other processes can wait for.
+//! Events: points in a stream that other streams, the CPU and other processes can wait for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use wholemem_os::Deadline;
 
-use crate::backend::{Owned, Teardown};
+use crate::backend::{OwnedResource, Teardown};
 use crate::raw::{EventHandle, EventKind, RawEvent};
 use crate::{Attempt, Backend, Device, DeviceId, Error, Result};
 
-/// A point in a stream, once it was [recorded](crate::Stream::record). Recording again moves it.
+/// A point in a stream, after it was [recorded](crate::Stream::record). Recording again moves the event.
 ///
 /// ```
 /// use wholemem_hal::{Backend, Event, EventKind, HostConfig};
@@ -21,7 +21,7 @@ use crate::{Attempt, Backend, Device, DeviceId, Error, Result};
 /// let event = Event::create(&device, EventKind::Order)?;
 ///
 /// first.record(&event)?;
-/// second.await_event(&event)?; // what is enqueued on `second` from here on runs after `first` got there
+/// second.await_event(&event)?; // later work on `second` runs after the work before the event
 /// event.wait(Deadline::NEVER)?;
 /// # Ok::<(), wholemem_hal::Error>(())
 /// ```
@@ -32,7 +32,7 @@ pub struct Event {
 
 #[derive(Debug)]
 pub(crate) struct EventCore {
-    owned: Owned,
+    owned: OwnedResource,
     device: DeviceId,
     raw: RawEvent,
     is_recorded: AtomicBool,
@@ -42,33 +42,33 @@ impl Event {
     /// Creates an event.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a kind the device has not; [`Error::Failed`].
+    /// [`Error::Unsupported`] if the device lacks this kind of event; [`Error::Failed`].
     pub fn create(device: &Device, kind: EventKind) -> Result<Self> {
         let attempt = || Attempt::CreateEvent { device: device.label() };
         let backend = device.backend();
         backend.check_fork(attempt)?;
-        // SAFETY: the device exists, and this is no forked child.
+        // SAFETY: the device exists, and the process is not a forked child.
         let raw = unsafe { backend.queue().create_event(device.id(), kind) }
-            .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
+            .map_err(|cause| backend.to_error(device.id(), attempt(), cause))?;
         Ok(Self::own(device, raw))
     }
 
-    /// Another process's event, from its handle, which is used up.
+    /// Opens another process's event. The call consumes the handle.
     ///
     /// # Errors
-    /// [`Error::Failed`] naming what the handle is instead.
+    /// [`Error::Failed`] if the handle is invalid.
     pub fn import(device: &Device, handle: EventHandle) -> Result<Self> {
         let attempt = || Attempt::ImportEvent { device: device.label() };
         let backend = device.backend();
         backend.check_fork(attempt)?;
-        // SAFETY: the device exists, and this is no forked child; the handle may be anything.
+        // SAFETY: the device exists, and the process is not a forked child; the handle need not be valid.
         let raw = unsafe { backend.queue().import_event(device.id(), handle) }
-            .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
+            .map_err(|cause| backend.to_error(device.id(), attempt(), cause))?;
         Ok(Self::own(device, raw))
     }
 
     fn own(device: &Device, raw: RawEvent) -> Self {
-        let owned = Owned::new(device.backend(), Teardown::DestroyEvent(raw));
+        let owned = OwnedResource::new(device.backend(), Teardown::DestroyEvent(raw));
         Self {
             core: Arc::new(EventCore {
                 owned,
@@ -79,7 +79,7 @@ impl Event {
         }
     }
 
-    /// A handle of a [shared](EventKind::Shared) event for another process.
+    /// Creates a handle of a [shared](EventKind::Shared) event for another process.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for an event of another kind; [`Error::Failed`].
@@ -88,35 +88,36 @@ impl Event {
         backend.check_fork(|| Attempt::ShareEvent)?;
         // SAFETY: the event is live because `self` holds it.
         unsafe { backend.queue().export_event(self.core.raw) }
-            .map_err(|cause| backend.refused(self.core.device, Attempt::ShareEvent, cause))
+            .map_err(|cause| backend.to_error(self.core.device, Attempt::ShareEvent, cause))
     }
 
-    /// Whether the point was reached. An event never recorded was.
+    /// Returns whether the event has completed. An event that was never recorded has.
     ///
     /// # Errors
-    /// [`Error::Failed`] when the work before it failed.
+    /// [`Error::Failed`] if the work before it failed.
     pub fn is_done(&self) -> Result<bool> {
         let backend = self.backend();
         backend.check_fork(|| Attempt::AwaitEvent)?;
         // SAFETY: the event is live because `self` holds it.
         unsafe { backend.queue().is_done(self.core.raw) }
-            .map_err(|cause| backend.refused(self.core.device, Attempt::AwaitEvent, cause))
+            .map_err(|cause| backend.to_error(self.core.device, Attempt::AwaitEvent, cause))
     }
 
-    /// Waits on the processor until the point is reached.
+    /// Blocks the calling thread until the event completes.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; [`Error::Failed`] when the work before it failed.
+    /// [`Error::TimedOut`]; [`Error::Failed`] if the work before it failed.
     pub fn wait(&self, deadline: Deadline) -> Result<()> {
         let backend = self.backend();
         backend.check_fork(|| Attempt::AwaitEvent)?;
         // SAFETY: the event is live because `self` holds it.
         let done = unsafe { backend.queue().wait_event(self.core.raw, deadline) }
-            .map_err(|cause| backend.refused(self.core.device, Attempt::AwaitEvent, cause))?;
+            .map_err(|cause| backend.to_error(self.core.device, Attempt::AwaitEvent, cause))?;
         if done { Ok(()) } else { Err(Error::TimedOut { attempt: Attempt::AwaitEvent }) }
     }
 
-    /// The time from `self` to `end`, both [timed](EventKind::Timed) and reached; zero if `end` was reached first.
+    /// The time from `self` to `end`, which must both be [timed](EventKind::Timed) and complete; zero if `end`
+    /// completed first.
     ///
     /// # Errors
     /// [`Error::WrongBackend`]; [`Error::NotReached`]; [`Error::Unsupported`] for events of another kind;
@@ -134,10 +135,10 @@ impl Event {
         }
         // SAFETY: both events are live because they are borrowed.
         unsafe { backend.queue().elapsed(self.core.raw, end.core.raw) }
-            .map_err(|cause| backend.refused(self.core.device, Attempt::Measure, cause))
+            .map_err(|cause| backend.to_error(self.core.device, Attempt::Measure, cause))
     }
 
-    /// The device it belongs to: only streams of that device record it.
+    /// The device of the event; only streams of this device can record it.
     #[must_use]
     pub fn device(&self) -> Device {
         Device::new(self.backend().clone(), self.core.device)
@@ -147,7 +148,7 @@ impl Event {
         self.core.owned.backend()
     }
 
-    /// Remembers that it was recorded.
+    /// Notes that the event was recorded.
     pub(super) fn set_recorded(&self) {
         self.core.is_recorded.store(true, Ordering::Release);
     }

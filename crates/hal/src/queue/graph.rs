@@ -1,12 +1,12 @@
-//! Work recorded once and launched many times.
+//! Graphs: work that is captured once and launched many times.
 
 use std::sync::Arc;
 
-use crate::backend::{Operand, Owned, Teardown};
+use crate::backend::{Operand, OwnedResource, Teardown};
 use crate::raw::RawGraph;
 use crate::{Attempt, Backend, Device, Error, Result, Stream};
 
-/// Work [captured](Stream::capture) from a stream. It holds what it touches for as long as it lives.
+/// Work that was [captured](Stream::capture) from a stream. The graph keeps its operands alive.
 ///
 /// ```
 /// use wholemem_hal::{Backend, HostConfig, Rights};
@@ -28,7 +28,7 @@ pub struct Graph {
 
 #[derive(Debug)]
 struct GraphCore {
-    owned: Owned,
+    owned: OwnedResource,
     raw: RawGraph,
     device: Device,
     _operands: Vec<Operand>,
@@ -36,11 +36,11 @@ struct GraphCore {
 
 impl Graph {
     pub(super) fn own(device: &Device, raw: RawGraph, operands: Vec<Operand>) -> Self {
-        let owned = Owned::new(device.backend(), Teardown::DestroyGraph(raw));
+        let owned = OwnedResource::new(device.backend(), Teardown::DestroyGraph(raw));
         Self { core: Arc::new(GraphCore { owned, raw, device: device.clone(), _operands: operands }) }
     }
 
-    /// Runs the recorded work once more, in the order of `stream`.
+    /// Enqueues the captured work on `stream`.
     ///
     /// # Errors
     /// [`Error::WrongBackend`]; [`Error::Capturing`]; [`Error::Failed`].
@@ -51,12 +51,12 @@ impl Graph {
         let raw = self.core.raw;
         let operand: Operand = Arc::<GraphCore>::clone(&self.core);
         stream.run_now(Attempt::LaunchGraph, [operand], |queue, stream| {
-            // SAFETY: the graph is live because `self` and then the stream hold it, and it holds what it touches.
+            // SAFETY: `self` and then the stream keep the graph alive, and the graph keeps its operands alive.
             unsafe { queue.launch_graph(raw, stream) }
         })
     }
 
-    /// The device it was captured on.
+    /// The device on which it was captured.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.core.device

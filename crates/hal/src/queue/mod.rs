@@ -1,8 +1,8 @@
-//! Work: streams run it in order, events mark points in it, graphs repeat it, modules hold its kernels.
+//! Streams run work in order, events mark points in a stream, graphs replay captured work, modules contain kernels.
 //!
-//! A stream keeps alive what its work touches. Enqueuing moves a hold of every operand into the stream, and it stays
-//! there until an event after the work has passed: dropping a map right after enqueuing a copy into it is safe, and
-//! waits for nothing.
+//! A stream keeps the operands of its work alive. Enqueuing moves a reference to every operand into the stream, which
+//! holds it until an event after the work completes. So a mapping may be dropped right after a copy into it is
+//! enqueued, and the drop does not block.
 
 mod capture;
 mod event;

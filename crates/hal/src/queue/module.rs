@@ -1,12 +1,12 @@
-//! Kernels loaded on a device, and looked up by name.
+//! Modules: kernels that are loaded on a device and looked up by name.
 
 use std::sync::Arc;
 
-use crate::backend::{Operand, Owned, Teardown};
+use crate::backend::{Operand, OwnedResource, Teardown};
 use crate::raw::{RawFunction, RawModule};
 use crate::{Attempt, Backend, Device, Error, KernelImage, Result};
 
-/// Kernels loaded on a device.
+/// A set of kernels loaded on a device.
 #[derive(Debug, Clone)]
 #[doc(alias = "CUmodule")]
 pub struct Module {
@@ -15,31 +15,32 @@ pub struct Module {
 
 #[derive(Debug)]
 struct ModuleCore {
-    owned: Owned,
+    owned: OwnedResource,
     device: Device,
     raw: RawModule,
 }
 
 impl Module {
-    /// Loads kernels. Load them when a device is opened: some drivers wait here for kernels that run.
+    /// Loads kernels. Load them when a device is opened: some drivers block here until running kernels end.
     ///
     /// # Errors
-    /// [`Error::Failed`] with the driver's words.
+    /// [`Error::Failed`] with the driver's error.
     ///
     /// # Safety
-    /// The image's functions are what their launchers take them for.
+    /// The functions of the image have the parameters that later launches pass.
     pub unsafe fn load(device: &Device, image: &KernelImage) -> Result<Self> {
         let attempt = || Attempt::LoadModule { device: device.label() };
         let backend = device.backend();
         backend.check_fork(attempt)?;
-        // SAFETY: the device exists, this is no forked child, and the caller answers for the image.
+        // SAFETY: the device exists, the process is not a forked child, and the caller guarantees that the image is
+        // correct.
         let raw = unsafe { backend.queue().load_module(device.id(), image) }
-            .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
-        let owned = Owned::new(backend, Teardown::UnloadModule(raw));
+            .map_err(|cause| backend.to_error(device.id(), attempt(), cause))?;
+        let owned = OwnedResource::new(backend, Teardown::UnloadModule(raw));
         Ok(Self { core: Arc::new(ModuleCore { owned, device: device.clone(), raw }) })
     }
 
-    /// One of its kernels.
+    /// Looks up a kernel by name.
     ///
     /// # Errors
     /// [`Error::NoSuchFunction`]; [`Error::Failed`].
@@ -49,7 +50,7 @@ impl Module {
         backend.check_fork(attempt)?;
         // SAFETY: the module is live because `self` holds it.
         let raw = unsafe { backend.queue().function(self.core.raw, name) }
-            .map_err(|cause| backend.refused(self.core.device.id(), attempt(), cause))?;
+            .map_err(|cause| backend.to_error(self.core.device.id(), attempt(), cause))?;
         match raw {
             Some(raw) => Ok(Function { module: self.clone(), name, raw }),
             None => Err(Error::NoSuchFunction { name: name.to_owned(), backend: backend.kind() }),
@@ -61,7 +62,7 @@ impl Module {
     }
 }
 
-/// One kernel of a module, which it keeps loaded.
+/// A kernel of a module. It keeps the module loaded.
 #[derive(Debug, Clone)]
 #[doc(alias = "CUfunction")]
 pub struct Function {
@@ -71,20 +72,20 @@ pub struct Function {
 }
 
 impl Function {
-    /// Its name.
+    /// The name of the kernel.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The device it runs on.
+    /// The device of the kernel.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.module.core.device
     }
 
-    /// How many blocks of `threads` threads run at once on the device, if nothing else does: blocks that wait for each
-    /// other must all be among them.
+    /// The number of blocks of `threads` threads that can be resident on the idle device at once. Blocks that wait for
+    /// each other must not exceed it.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -94,14 +95,14 @@ impl Function {
         backend.check_fork(attempt)?;
         // SAFETY: the function is live because its module is held.
         unsafe { backend.queue().occupancy(self.raw, threads, shared_len) }
-            .map_err(|cause| backend.refused(self.device().id(), attempt(), cause))
+            .map_err(|cause| backend.to_error(self.device().id(), attempt(), cause))
     }
 
     pub(super) fn raw(&self) -> RawFunction {
         self.raw
     }
 
-    /// What work that runs it holds.
+    /// The operand that work which runs the kernel must hold.
     pub(super) fn operand(&self) -> Operand {
         Arc::<ModuleCore>::clone(&self.module.core)
     }

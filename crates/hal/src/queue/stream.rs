@@ -1,4 +1,4 @@
-//! A queue of work on a device, done in order.
+//! Streams: queues of work that a device runs in order.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,22 +6,23 @@ use wholemem_os::{Deadline, SharedSlice};
 
 use super::event::EventCore;
 use super::{Event, Function};
-use crate::backend::{Drain, InFlight, Operand, Owned, Recorded, Teardown};
+use crate::backend::{CapturedOperands, DrainingStream, InFlight, Operand, OwnedResource, Teardown};
 use crate::memory::Addressable;
 use crate::raw::{Address, RawQueue, RawStream};
 use crate::{
-    Args, Attempt, Cause, Device, DeviceLabel, Error, LaunchShape, PinnedBuffer, Result, Rights, Span,
+    Args, Attempt, BackendError, Device, DeviceLabel, Error, LaunchShape, PinnedBuffer, Result, Rights, Span,
 };
 
-/// How much a copy between a device and plain memory takes in one step.
+/// The length of the staging buffer for copies between a device and pageable host memory.
 const STAGE_LEN: usize = 4 << 20;
 
-/// A queue of work on a device. What is enqueued runs in order; what it uses stays until it has run.
+/// A queue of work on a device. Work runs in the order in which it is enqueued, and the stream keeps its operands alive until it
+/// has run.
 ///
-/// On the host backend work has run when the call returns. Do not rely on it: the same program on a GPU, or under
-/// the test kit's deferred backend, runs it later. [`Stream::synchronize`] and [`Event`] are how to know.
+/// On the host backend, work has run when the enqueuing call returns. Do not rely on that: on a GPU, and on the test kit's
+/// deferred backend, the same program runs it later. Use [`Stream::synchronize`] or an [`Event`] to wait for it.
 ///
-/// Clones are the same stream.
+/// Clones refer to the same stream.
 ///
 /// ```
 /// use wholemem_hal::{Backend, HostConfig, Rights};
@@ -47,36 +48,36 @@ pub struct Stream {
 pub(super) struct StreamCore {
     device: Device,
     pub(super) raw: RawStream,
-    /// Whether work has run when the call that enqueues it returns.
+    /// Whether work has run when the enqueuing call returns.
     inline: bool,
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
     pub(super) owner: StreamOwner,
 }
 
-/// Who destroys a stream, and when.
+/// The code that destroys a stream.
 #[derive(Debug)]
 pub(super) enum StreamOwner {
     /// This handle destroys it.
-    Owned(Owned),
-    /// Other code in the process, at any time while no work is being enqueued.
+    OwnedResource(OwnedResource),
+    /// Other code in the process destroys it, at any time while no work is being enqueued.
     Borrowed,
-    /// Other code in the process, but not before this handle is dropped.
+    /// Other code in the process destroys it, but not before this handle is dropped.
     BorrowedStatic,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct StreamState {
     in_flight: InFlight,
-    /// The operands of a capture, while there is one.
+    /// The operands of the current capture, if there is one.
     pub(super) capture: Option<Vec<Operand>>,
-    /// The buffer of the last copy between a device and plain memory, for the next.
+    /// The staging buffer of the last copy between a device and pageable host memory, for reuse.
     stage: Option<PinnedBuffer>,
 }
 
 impl StreamCore {
     #[inline]
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // Panics under this lock can only come from a host kernel, which has run or has not; the lists are whole.
+    pub(super) fn state(&self) -> MutexGuard<'_, StreamState> {
+        // Only a host kernel can panic under this lock, before or after the lists are changed, so they are consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -95,16 +96,16 @@ impl Drop for StreamCore {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let in_flight = std::mem::take(&mut state.in_flight);
         let owned = match std::mem::replace(&mut self.owner, StreamOwner::Borrowed) {
-            StreamOwner::Owned(owned) => Some(owned),
+            StreamOwner::OwnedResource(owned) => Some(owned),
             StreamOwner::Borrowed | StreamOwner::BorrowedStatic => None,
         };
-        let drain = Drain { device: self.device.clone(), raw: self.raw, in_flight, _owned: owned };
+        let drain = DrainingStream { device: self.device.clone(), raw: self.raw, in_flight, _owned: owned };
         self.device.backend().drain(drain);
     }
 }
 
 impl Device {
-    /// Creates a stream that runs work here.
+    /// Creates a stream on this device.
     ///
     /// # Errors
     /// As [`Stream::create`].
@@ -122,34 +123,35 @@ impl Stream {
         let attempt = || Attempt::CreateStream { device: device.label() };
         let backend = device.backend();
         backend.check_fork(attempt)?;
-        // SAFETY: the device exists, and this is no forked child.
+        // SAFETY: the device exists, and the process is not a forked child.
         let raw = unsafe { backend.queue().create_stream(device.id()) }
-            .map_err(|cause| backend.refused(device.id(), attempt(), cause))?;
-        let owned = Owned::new(backend, Teardown::DestroyStream(raw));
-        Ok(Self::new(device, raw, StreamOwner::Owned(owned)))
+            .map_err(|cause| backend.to_error(device.id(), attempt(), cause))?;
+        let owned = OwnedResource::new(backend, Teardown::DestroyStream(raw));
+        Ok(Self::new(device, raw, StreamOwner::OwnedResource(owned)))
     }
 
-    /// A stream that something else in this process made, by the driver's own number for it; zero is the device's
-    /// default stream. Dropping it lets go of what its work used, and leaves the stream to its owner.
+    /// Wraps a stream that other code in this process created, given the driver's handle; zero is the device's default stream.
+    /// Dropping the value releases the operands of its work but does not destroy the stream.
     ///
-    /// While its owner captures the stream, work that is enqueued through this is recorded, and the graph holds what it uses.
+    /// If the owner captures the stream, work enqueued through this value is captured, and the owner's graph keeps the operands
+    /// alive.
     ///
     /// # Safety
-    /// The number is that of a stream of this device, which stays at least as long as work is enqueued through this.
+    /// The handle is a stream of this device, and the stream exists at least while work is enqueued through this value.
     #[must_use]
     #[doc(alias = "cudaStream_t")]
     pub unsafe fn from_foreign(device: &Device, handle: u64) -> Self {
         Self::new(device, RawStream { device: device.id(), handle }, StreamOwner::Borrowed)
     }
 
-    /// A stream that something else in this process made, as [`from_foreign`](Self::from_foreign), and that outlives this
-    /// value and its clones: its work costs no more than that of a stream made here.
+    /// Wraps a stream that other code in this process created, as [`from_foreign`](Self::from_foreign), and that outlives this
+    /// value and its clones. Its work costs no more than work on a stream that this crate created.
     ///
     /// # Safety
-    /// The number is that of a stream of this device, which stays until the last clone of this is dropped, and until what
-    /// was enqueued through it has run.
+    /// The handle is a stream of this device. The stream exists until the last clone of this value is dropped and the work
+    /// enqueued through it has run.
     #[must_use]
-    pub unsafe fn from_lasting(device: &Device, handle: u64) -> Self {
+    pub unsafe fn from_foreign_static(device: &Device, handle: u64) -> Self {
         Self::new(device, RawStream { device: device.id(), handle }, StreamOwner::BorrowedStatic)
     }
 
@@ -159,30 +161,30 @@ impl Stream {
         Self { core: Arc::new(core) }
     }
 
-    /// The device it works on.
+    /// The device of the stream.
     #[must_use]
     #[inline]
     pub fn device(&self) -> &Device {
         &self.core.device
     }
 
-    /// The driver's own number for it: what others in this process call it by.
+    /// The driver's handle of the stream, for other code in this process.
     #[must_use]
     pub fn handle(&self) -> u64 {
         self.core.raw.handle
     }
 
-    /// Whether work has run when the call that enqueues it returns, unless it is being recorded.
+    /// Returns whether work has run when the enqueuing call returns, unless it is being captured.
     #[must_use]
     #[inline]
     pub fn runs_inline(&self) -> bool {
         self.core.inline
     }
 
-    /// Does something of the caller's own in the stream's turn, if work [runs inline](Self::runs_inline) and is not being
-    /// recorded. Otherwise it would have to be kept for later: nothing is done, and the answer is `false`.
+    /// Runs `work` in stream order on the calling thread and returns `true`, if the stream [runs work inline](Self::runs_inline)
+    /// and is not being captured. Otherwise does nothing and returns `false`.
     ///
-    /// Like a kernel of the host, `work` must not use the stream, which is locked meanwhile.
+    /// `work` must not use the stream, which is locked meanwhile; the same holds for host kernels.
     ///
     /// ```
     /// use wholemem_hal::{Backend, HostConfig};
@@ -207,7 +209,7 @@ impl Stream {
         if !self.core.inline {
             return Ok(false);
         }
-        // Held while it works: threads that share the stream are one after the other, and no capture begins meanwhile.
+        // Hold the lock while `work` runs: threads that share the stream run one after the other, and no capture can begin.
         let state = self.core.state();
         let now = state.capture.is_none();
         if now {
@@ -216,20 +218,20 @@ impl Stream {
         Ok(now)
     }
 
-    /// Copies `from` to `to`, which must be as long and not overlap it.
+    /// Copies `from` to `to`, which must have the same length and not overlap.
     ///
-    /// Between two places of the host, drivers of GPUs make the caller wait for what is enqueued before, and other threads of
-    /// the process with it: better copy such bytes oneself, behind [`synchronize`](Self::synchronize).
+    /// For copies from host memory to host memory, GPU drivers block the caller until earlier work has run, and with it other
+    /// threads of the process. Copy such bytes on the CPU after [`synchronize`](Self::synchronize) instead.
     ///
     /// # Errors
     /// [`Error::LengthsDiffer`], [`Error::ZeroLength`], [`Error::Overlap`], [`Error::Denied`], [`Error::WrongBackend`];
     /// [`Error::Failed`].
     #[doc(alias = "cuMemcpyAsync")]
     pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
-        self.transfer(to, from, Recording::Allowed)
+        self.transfer(to, from, DuringCapture::Allowed)
     }
 
-    fn transfer(&self, to: &Span, from: &Span, recording: Recording) -> Result<()> {
+    fn transfer(&self, to: &Span, from: &Span, during_capture: DuringCapture) -> Result<()> {
         let attempt = || Attempt::Copy { len: from.len() };
         if to.len() != from.len() {
             return Err(Error::LengthsDiffer { from: from.len(), to: to.len() });
@@ -242,13 +244,13 @@ impl Stream {
         if to.overlaps(from) {
             return Err(Error::Overlap { attempt: attempt() });
         }
-        self.enqueue(attempt(), recording, [hold(to), hold(from)], |queue, stream| {
-            // SAFETY: both ranges were checked above, and are held until the copy has run.
+        self.enqueue(attempt(), during_capture, [hold(to), hold(from)], |queue, stream| {
+            // SAFETY: both ranges were checked above, and the stream holds them until the copy has run.
             unsafe { queue.copy(stream, to.at(), from.at(), from.len()) }
         })
     }
 
-    /// Sets every byte of `to`.
+    /// Sets every byte of `to` to `value`.
     ///
     /// # Errors
     /// [`Error::ZeroLength`], [`Error::Denied`], [`Error::WrongBackend`]; [`Error::Failed`].
@@ -259,32 +261,32 @@ impl Stream {
             return Err(Error::ZeroLength { attempt: attempt() });
         }
         to.check(self.device(), Rights::ReadWrite, attempt)?;
-        self.enqueue(attempt(), Recording::Allowed, [hold(to)], |queue, stream| {
-            // SAFETY: the range was checked above, and is held until the fill has run.
+        self.enqueue(attempt(), DuringCapture::Allowed, [hold(to)], |queue, stream| {
+            // SAFETY: the range was checked above, and the stream holds it until the fill has run.
             unsafe { queue.fill(stream, to.at(), value, to.len()) }
         })
     }
 
-    /// Sets every byte of `to`, whatever rights were granted.
+    /// Sets every byte of `to` to `value` without checking the granted rights.
     ///
     /// # Safety
-    /// Work that the device may not do is refused by the driver, or is what is wanted.
+    /// Either the driver refuses an access without rights, or writing the memory is acceptable.
     pub(crate) unsafe fn fill_unchecked(&self, to: &Span, value: u8) -> Result<()> {
-        self.enqueue(Attempt::Fill { len: to.len() }, Recording::Allowed, [hold(to)], |queue, stream| {
-            // SAFETY: the range is mapped and held; the caller answers for the rights.
+        self.enqueue(Attempt::Fill { len: to.len() }, DuringCapture::Allowed, [hold(to)], |queue, stream| {
+            // SAFETY: the range is mapped and held; the caller guarantees that writing it is acceptable.
             unsafe { queue.fill(stream, to.at(), value, to.len()) }
         })
     }
 
-    /// Runs a kernel. `operands` are the memory it touches, beyond what the caller keeps alive otherwise.
+    /// Launches a kernel. `operands` is the memory that it accesses, except memory that the caller keeps alive otherwise.
     ///
     /// # Errors
     /// [`Error::WrongBackend`]; [`Error::Failed`].
     ///
     /// # Safety
-    /// The arguments are what the kernel takes. What it touches is accessible to the device, and is in `operands` or
-    /// outlives the work. It keeps to the rights that were granted. Where it is [set up early](LaunchShape::early), it waits
-    /// by itself for what is before it on the stream.
+    /// The arguments match the parameters of the kernel. The device can access all memory that the kernel accesses; the memory is
+    /// in `operands` or outlives the work. The kernel respects the granted rights. If the launch is
+    /// [programmatic](LaunchShape::programmatic), the kernel itself waits for the preceding work of the stream.
     #[doc(alias = "cuLaunchKernel")]
     pub unsafe fn launch<'a>(
         &self,
@@ -295,19 +297,20 @@ impl Stream {
     ) -> Result<()> {
         let attempt = || Attempt::Launch { name: function.name() };
         let operands = operands.into_iter();
-        let strangers = operands.clone().any(|span| span.memory().backend() != self.device().backend());
-        if function.device().backend() != self.device().backend() || strangers {
+        let has_foreign_operand =
+            operands.clone().any(|span| span.memory().backend() != self.device().backend());
+        if function.device().backend() != self.device().backend() || has_foreign_operand {
             return Err(Error::WrongBackend { attempt: attempt() });
         }
         self.check_device(function.device().label(), attempt)?;
         let held = operands.map(hold).chain(std::iter::once_with(|| function.operand()));
-        self.enqueue(attempt(), Recording::Allowed, held, |queue, stream| {
-            // SAFETY: the function is held until the work has run; the caller answers for arguments and memory.
+        self.enqueue(attempt(), DuringCapture::Allowed, held, |queue, stream| {
+            // SAFETY: the stream holds the function until the work has run; the caller guarantees the arguments and the memory.
             unsafe { queue.launch(stream, function.raw(), shape, args) }
         })
     }
 
-    /// Marks the end of what is enqueued now.
+    /// Records the event after all work that is enqueued so far.
     ///
     /// # Errors
     /// [`Error::WrongBackend`], [`Error::Capturing`]; [`Error::Failed`].
@@ -316,17 +319,17 @@ impl Stream {
         let operand = self.event_operand(event, Attempt::Record)?;
         self.check_device(event.device().label(), || Attempt::Record)?;
         self.run_now(Attempt::Record, [operand], |queue, stream| {
-            // SAFETY: the event is live, and held until the mark is reached.
+            // SAFETY: the event is live, and the stream holds it until it completes.
             unsafe { queue.record(event.raw(), stream) }
         })?;
         event.set_recorded();
         Ok(())
     }
 
-    /// Makes what is enqueued from here on wait for the event's latest record.
+    /// Makes work that is enqueued later wait for the latest record of the event.
     ///
-    /// Where work runs inline, on the host backend, this call itself waits, and for as long as it takes: an event of
-    /// another process that may die is better waited for by [`Event::wait`] first, with a deadline.
+    /// On the host backend, where work runs inline, this call blocks without a limit. If another process that may die records the
+    /// event, call [`Event::wait`] with a deadline first.
     ///
     /// # Errors
     /// [`Error::WrongBackend`], [`Error::Capturing`]; [`Error::Failed`].
@@ -334,7 +337,7 @@ impl Stream {
     pub fn await_event(&self, event: &Event) -> Result<()> {
         let operand = self.event_operand(event, Attempt::AwaitEvent)?;
         self.run_now(Attempt::AwaitEvent, [operand], |queue, stream| {
-            // SAFETY: the event is live, and held until the wait is over.
+            // SAFETY: the event is live, and the stream holds it until the wait has ended.
             unsafe { queue.await_event(stream, event.raw()) }
         })
     }
@@ -355,23 +358,23 @@ impl Stream {
         Ok(Arc::<EventCore>::clone(event.core()))
     }
 
-    /// Waits until all that is enqueued has run, and lets go of what it used.
+    /// Waits until all enqueued work has run, and releases its operands.
     ///
     /// # Errors
-    /// [`Error::TimedOut`], [`Error::Capturing`]; [`Error::Failed`] when the work failed.
+    /// [`Error::TimedOut`], [`Error::Capturing`]; [`Error::Failed`] if the work failed.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self, deadline: Deadline) -> Result<()> {
         let attempt = Attempt::Synchronize;
         let backend = self.device().backend();
         backend.check_fork(|| Attempt::Synchronize)?;
-        // Not under the lock: other threads may enqueue meanwhile, or wait with a deadline of their own.
+        // Do not hold the lock: other threads may enqueue meanwhile, or wait with their own deadlines.
         let mut waiting = {
             let elsewhere = self.captured_elsewhere().is_ok_and(|capture| capture.is_some());
             let mut state = self.core.state();
             if elsewhere || state.capture.is_some() {
                 return Err(Error::Capturing { attempt });
             }
-            Waiting { core: &self.core, in_flight: std::mem::take(&mut state.in_flight) }
+            TakenOperands { core: &self.core, in_flight: std::mem::take(&mut state.in_flight) }
         };
         // SAFETY: the stream is live because `self` holds it.
         match unsafe { backend.queue().wait_stream(self.core.raw, deadline) } {
@@ -380,12 +383,12 @@ impl Stream {
                 Ok(())
             }
             Ok(false) => Err(Error::TimedOut { attempt }),
-            Err(cause) => Err(backend.refused(self.device().id(), attempt, cause)),
+            Err(cause) => Err(backend.to_error(self.device().id(), attempt, cause)),
         }
     }
 
-    /// Copies `source` in, and waits until it is there. Memory of the host is written by the caller when the stream is idle:
-    /// what others enqueue meanwhile may find it half done.
+    /// Copies `source` to `to` and waits until the copy is complete. If `to` is host memory, the calling thread writes it while
+    /// the stream is idle; work that other threads enqueue meanwhile may see partial data.
     ///
     /// # Errors
     /// As [`Stream::copy`] and [`Stream::synchronize`].
@@ -398,22 +401,23 @@ impl Stream {
         if self.core.inline {
             let from = Address::of_host(source.as_ptr());
             return self.run_now(attempt(), [], |queue, stream| {
-                // SAFETY: `to` was checked above; `source` is borrowed until the copy, which runs inline, is over.
+                // SAFETY: `to` was checked above; `source` is borrowed until the copy, which runs inline, has ended.
                 unsafe { queue.copy(stream, to.at(), from, to.len()) }
             });
         }
         if let Some(bytes) = to.host_bytes(true) {
-            self.settle(attempt, to.len())?;
-            return bytes.write_at(0, source).map_err(|cause| self.stage_error(to.len(), cause));
+            self.synchronize_before_copy(attempt, to.len())?;
+            return bytes.write_at(0, source).map_err(|cause| self.copy_error(to.len(), cause));
         }
         self.staged(attempt, to.len(), |stage, bytes, offset, len| {
-            bytes.write_at(0, &source[offset..offset + len]).map_err(|cause| self.stage_error(len, cause))?;
-            self.transfer(&to.part(offset, len)?, &stage.part(0, len)?, Recording::Refused)?;
+            bytes.write_at(0, &source[offset..offset + len]).map_err(|cause| self.copy_error(len, cause))?;
+            self.transfer(&to.part(offset, len)?, &stage.part(0, len)?, DuringCapture::Refused)?;
             self.synchronize(Deadline::NEVER)
         })
     }
 
-    /// Copies out into `target`, and waits until it is there; memory of the host as [`write`](Self::write) does.
+    /// Copies `from` to `target` and waits until the copy is complete. Host memory is read by the calling thread, as in
+    /// [`write`](Self::write).
     ///
     /// # Errors
     /// As [`Stream::copy`] and [`Stream::synchronize`].
@@ -426,23 +430,23 @@ impl Stream {
         if self.core.inline {
             let to = Address::of_host(target.as_mut_ptr());
             return self.run_now(attempt(), [], |queue, stream| {
-                // SAFETY: `from` was checked above; `target` is borrowed until the copy, which runs inline, is over.
+                // SAFETY: `from` was checked above; `target` is borrowed until the copy, which runs inline, has ended.
                 unsafe { queue.copy(stream, to, from.at(), from.len()) }
             });
         }
         if let Some(bytes) = from.host_bytes(false) {
-            self.settle(attempt, from.len())?;
-            return bytes.read_at(0, target).map_err(|cause| self.stage_error(from.len(), cause));
+            self.synchronize_before_copy(attempt, from.len())?;
+            return bytes.read_at(0, target).map_err(|cause| self.copy_error(from.len(), cause));
         }
         self.staged(attempt, from.len(), |stage, bytes, offset, len| {
-            self.transfer(&stage.part(0, len)?, &from.part(offset, len)?, Recording::Refused)?;
+            self.transfer(&stage.part(0, len)?, &from.part(offset, len)?, DuringCapture::Refused)?;
             self.synchronize(Deadline::NEVER)?;
-            bytes.read_at(0, &mut target[offset..offset + len]).map_err(|cause| self.stage_error(len, cause))
+            bytes.read_at(0, &mut target[offset..offset + len]).map_err(|cause| self.copy_error(len, cause))
         })
     }
 
-    /// Waits until what is enqueued has run, if there is anything to copy then.
-    fn settle(&self, attempt: impl Fn() -> Attempt, len: usize) -> Result<()> {
+    /// Waits until all enqueued work has run, unless `len` is zero.
+    fn synchronize_before_copy(&self, attempt: impl Fn() -> Attempt, len: usize) -> Result<()> {
         self.device().backend().check_fork(&attempt)?;
         if self.is_capturing() {
             return Err(Error::Capturing { attempt: attempt() });
@@ -450,8 +454,8 @@ impl Stream {
         if len == 0 { Ok(()) } else { self.synchronize(Deadline::NEVER) }
     }
 
-    /// Walks over `len` bytes in steps that fit a pinned buffer. The buffer is an operand like any other, so even if
-    /// waiting fails, a late copy meets memory that is still there.
+    /// Copies `len` bytes in chunks that fit a pinned staging buffer. The stream holds the buffer as an operand, so if a wait
+    /// fails, a copy that runs later still finds valid memory.
     fn staged(
         &self,
         attempt: impl Fn() -> Attempt,
@@ -465,9 +469,9 @@ impl Stream {
         if len == 0 {
             return Ok(());
         }
-        // Taken while it is used, so that two threads never share it.
-        let kept = self.core.state().stage.take().filter(|stage| stage.len() >= len.min(STAGE_LEN));
-        let stage = kept.map_or_else(|| PinnedBuffer::create(self.device(), len.min(STAGE_LEN)), Ok)?;
+        // Taken from the stream while it is in use, so that two threads never share it.
+        let reused = self.core.state().stage.take().filter(|stage| stage.len() >= len.min(STAGE_LEN));
+        let stage = reused.map_or_else(|| PinnedBuffer::create(self.device(), len.min(STAGE_LEN)), Ok)?;
         let bytes = stage.bytes()?;
         let all = stage.all();
         let mut offsets = (0..len).step_by(STAGE_LEN);
@@ -476,42 +480,42 @@ impl Stream {
         Ok(())
     }
 
-    fn stage_error(&self, len: usize, cause: wholemem_os::Error) -> Error {
-        self.device().backend().refused(self.device().id(), Attempt::Copy { len }, cause.into())
+    fn copy_error(&self, len: usize, cause: wholemem_os::Error) -> Error {
+        self.device().backend().to_error(self.device().id(), Attempt::Copy { len }, cause.into())
     }
 
-    /// Enqueues work; during a capture, records or refuses it. Operands are asked for only where work may run later than
-    /// this call: in a recording, and on streams that do not run inline.
+    /// Enqueues work; during a capture, captures or refuses it. `operands` is only evaluated if the work may run after this call
+    /// returns: in a capture, and on streams that do not run inline.
     fn enqueue(
         &self,
         attempt: Attempt,
-        recording: Recording,
+        during_capture: DuringCapture,
         operands: impl IntoIterator<Item = Operand>,
-        work: impl FnOnce(&dyn RawQueue, RawStream) -> Result<(), Cause>,
+        work: impl FnOnce(&dyn RawQueue, RawStream) -> Result<(), BackendError>,
     ) -> Result<()> {
         let device = self.device();
         device.backend().check_fork(|| attempt.clone())?;
         let queue = device.backend().queue();
-        // One lock from the look at the capture to the hold of the operands: another thread may begin or end a capture
-        // at any moment, and work must not be recorded without what it uses.
+        // Hold the lock from the check of the capture until the operands are stored: another thread may begin or end a capture at
+        // any time, and work must not be captured without its operands.
         let mut state = self.core.state();
         let elsewhere = self
             .captured_elsewhere()
-            .map_err(|cause| device.backend().refused(device.id(), attempt.clone(), cause))?;
-        if (state.capture.is_some() || elsewhere.is_some()) && recording == Recording::Refused {
+            .map_err(|cause| device.backend().to_error(device.id(), attempt.clone(), cause))?;
+        if (state.capture.is_some() || elsewhere.is_some()) && during_capture == DuringCapture::Refused {
             return Err(Error::Capturing { attempt });
         }
         let answer = work(queue, self.core.raw);
-        // Held also when it was refused: a driver may answer with the failure of earlier work, and enqueue all the same.
+        // Hold the operands even after an error: a driver may return the error of earlier work and still enqueue this work.
         match (&mut state.capture, elsewhere) {
             (Some(captured), _) => captured.extend(operands),
             (None, _) if self.core.inline => {}
             (None, Some(capture)) => {
-                let recorded = Recorded::new(device.backend(), operands);
-                // SAFETY: who captures the stream does not end that while another thread enqueues. What is kept is handed on
-                // when it is dropped, by no call of the driver.
-                if let Err(cause) = unsafe { queue.keep(capture, Box::new(recorded)) } {
-                    tracing::warn!(%cause, "somebody's graph holds nothing; keeping what it uses for ever");
+                let captured = CapturedOperands::new(device.backend(), operands);
+                // SAFETY: the code that captures the stream does not end the capture while another thread enqueues. Dropping
+                // `captured` calls no function of the driver.
+                if let Err(cause) = unsafe { queue.attach_user_object(capture, Box::new(captured)) } {
+                    tracing::warn!(%cause, "cannot attach operands to a foreign graph; leaking them");
                 }
             }
             (None, None) => {
@@ -519,36 +523,36 @@ impl Stream {
                 state.in_flight.hold(device, self.core.raw, operands, is_borrowed);
             }
         }
-        answer.map_err(|cause| device.backend().refused(device.id(), attempt, cause))
+        answer.map_err(|cause| device.backend().to_error(device.id(), attempt, cause))
     }
 
-    /// Enqueues work that cannot be recorded.
+    /// Enqueues work that cannot be captured.
     pub(super) fn run_now(
         &self,
         attempt: Attempt,
         operands: impl IntoIterator<Item = Operand>,
-        work: impl FnOnce(&dyn RawQueue, RawStream) -> Result<(), Cause>,
+        work: impl FnOnce(&dyn RawQueue, RawStream) -> Result<(), BackendError>,
     ) -> Result<()> {
-        self.enqueue(attempt, Recording::Refused, operands, work)
+        self.enqueue(attempt, DuringCapture::Refused, operands, work)
     }
 }
 
-/// What was enqueued before a wait, while the wait lasts. What is left of it then goes back.
-struct Waiting<'a> {
+/// The operands of work that was enqueued before a wait, during the wait. Its drop returns the rest to the stream.
+struct TakenOperands<'a> {
     core: &'a StreamCore,
     in_flight: InFlight,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for TakenOperands<'_> {
     fn drop(&mut self) {
         let in_flight = std::mem::take(&mut self.in_flight);
         self.core.state().in_flight.prepend(in_flight);
     }
 }
 
-/// What becomes of work during a capture.
+/// Whether an operation may be captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Recording {
+enum DuringCapture {
     Allowed,
     Refused,
 }

@@ -1,4 +1,4 @@
-//! The verbs of memory: create, reserve, map, grant, export and import, unmap, release.
+//! The raw operations on memory: create, reserve, map, set access, export and import, unmap, release.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -8,33 +8,33 @@ use wholemem_os::PrivateMap;
 use wholemem_os::width::{to_u64, to_usize};
 
 use crate::{
-    AllocationSpec, BackendKind, Capability, Cause, DeviceId, DeviceInfo, Grant, Granularity, HandleKind,
-    Rights, ShareHandle,
+    AllocationSpec, BackendError, BackendKind, Capability, DeviceId, DeviceInfo, Grant, Granularity,
+    HandleKind, Rights, ShareHandle,
 };
 
-const NO_PLAIN: Cause = Cause::Unsupported {
+const NO_CUDA_MALLOC: BackendError = BackendError::Unsupported {
     capability: Capability::CudaIpc,
-    reason: "this backend has one kind of memory, and shares it as allocations",
+    reason: "this backend shares memory only as allocations",
 };
 
-/// An address as the devices of a backend see it. On the host it is a pointer's number.
+/// An address in the address space of a backend's devices. On the host it is the value of a CPU pointer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
 impl Address {
-    /// The address of host memory, through which it can be reached again.
+    /// The address of host memory. [`Self::to_host`] converts it back to a pointer.
     #[must_use]
     pub fn of_host<T>(at: *const T) -> Self {
         Self(to_u64(at.expose_provenance()))
     }
 
-    /// The processor's pointer for it, where the processor's addresses are meant; `None` for null.
+    /// The CPU's pointer of a host address; `None` for null.
     #[must_use]
     pub fn to_host(self) -> Option<NonNull<u8>> {
         NonNull::new(std::ptr::with_exposed_provenance_mut(to_usize(self.0)))
     }
 
-    /// The address `offset` bytes further on.
+    /// The address `offset` bytes after this one.
     #[must_use]
     pub fn after(self, offset: usize) -> Self {
         Self(self.0 + to_u64(offset))
@@ -47,444 +47,466 @@ impl fmt::Debug for Address {
     }
 }
 
-/// Physical memory, by the backend's own number for it.
+/// The backend's own handle of physical memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RawAllocation(pub u64);
 
-/// Memory that came through a handle.
+/// Imported memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Imported {
-    /// The memory.
+pub struct ImportedAllocation {
+    /// The handle of the memory.
     pub raw: RawAllocation,
-    /// The most that may be done with it through this handle.
+    /// The highest rights that the handle grants.
     pub rights: Rights,
 }
 
-/// What a backend says of an allocation it is shown.
+/// The properties that a backend reports for an allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[doc(alias = "cuMemGetAllocationPropertiesFromHandle")]
-pub struct Properties {
-    /// Its length, where the backend can tell.
+pub struct AllocationProperties {
+    /// The length, if the backend can report it.
     pub len: Option<usize>,
-    /// The device it lives on, where the backend can tell.
+    /// The device, if the backend can report it.
     pub device: Option<DeviceId>,
-    /// The handles it can be exported as.
+    /// The kinds of handle that the memory can be exported as.
     pub handles: Vec<HandleKind>,
 }
 
-/// Something about a backend that is so or not, with what there is to say of it.
+/// A fact about a backend, such as a version, for diagnostics.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fact {
-    /// What it is about.
+pub struct BackendFact {
+    /// The name of the fact.
     pub name: &'static str,
-    /// Whether it is so.
+    /// Whether the fact holds.
     pub holds: bool,
-    /// A version, or the like.
+    /// Details, such as a version.
     pub detail: String,
 }
 
-/// The verbs of memory. See the [module](super) for the contract behind every `# Safety`.
+/// The raw operations on memory. The [module](super) states the contract of every `# Safety` section.
 ///
 /// # Safety
-/// Implementations must do what each verb says, since safe code above relies on it: a successful `map` makes the
-/// range valid memory until `unmap`, `import` never yields memory that can shrink, `host_pointer` is true.
+/// Safe code relies on the implementation: a successful `map` makes the range valid memory until `unmap`, `import` never returns
+/// memory that can shrink, and `host_pointer` is correct.
 pub unsafe trait RawMemory: fmt::Debug + Send + Sync {
-    /// Which backend this is.
+    /// The kind of the backend.
     fn kind(&self) -> BackendKind;
 
-    /// Its devices; device `n` has the number `n`.
+    /// The devices; device `n` has index `n`.
     fn devices(&self) -> &[DeviceInfo];
 
-    /// What else is worth knowing of it.
-    fn facts(&self) -> Vec<Fact> {
+    /// Additional facts about the backend, for diagnostics.
+    fn facts(&self) -> Vec<BackendFact> {
         Vec::new()
     }
 
-    /// The granules of memory made to `spec`, whose length is not looked at.
+    /// The granularity of memory created with `spec`; its length is ignored.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     #[doc(alias = "cuMemGetAllocationGranularity")]
-    fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, Cause>;
+    fn granularity(&self, spec: &AllocationSpec) -> Result<Granularity, BackendError>;
 
-    /// How much of a device's memory nobody has taken.
+    /// The free memory of a device in bytes.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemGetInfo")]
-    unsafe fn available(&self, device: DeviceId) -> Result<usize, Cause>;
+    unsafe fn available(&self, device: DeviceId) -> Result<usize, BackendError>;
 
     /// Creates physical memory.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemCreate")]
-    unsafe fn create(&self, spec: &AllocationSpec) -> Result<RawAllocation, Cause>;
+    unsafe fn create(&self, spec: &AllocationSpec) -> Result<RawAllocation, BackendError>;
 
-    /// Gives up this process's hold of physical memory.
+    /// Releases this process's reference to physical memory.
     ///
     /// # Errors
-    /// What the driver said; the hold remains then.
+    /// Returns the driver's error; the reference still exists.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemRelease")]
-    unsafe fn release(&self, allocation: RawAllocation) -> Result<(), Cause>;
+    unsafe fn release(&self, allocation: RawAllocation) -> Result<(), BackendError>;
 
-    /// Reserves addresses: at a multiple of `align`, or of what the backend needs where that is `None`; at `wanted`
-    /// exactly, where it is given.
+    /// Reserves addresses at a multiple of `align`, or of the backend's own alignment if `align` is `None`. If `wanted` is given,
+    /// reserves exactly that address.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemAddressReserve")]
     unsafe fn reserve(
         &self,
         len: usize,
         align: Option<usize>,
         wanted: Option<Address>,
-    ) -> Result<Address, Cause>;
+    ) -> Result<Address, BackendError>;
 
-    /// Gives back reserved addresses, in which nothing is mapped.
+    /// Frees reserved addresses, in which nothing is mapped.
     ///
     /// # Errors
-    /// What the driver said; the addresses remain reserved then.
+    /// Returns the driver's error; the addresses are still reserved.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemAddressFree")]
-    unsafe fn free(&self, at: Address, len: usize) -> Result<(), Cause>;
+    unsafe fn free(&self, at: Address, len: usize) -> Result<(), BackendError>;
 
-    /// Maps a whole allocation, accessible to nobody yet.
+    /// Maps a whole allocation, without access rights.
     ///
     /// # Errors
-    /// What the driver said; nothing is mapped then.
+    /// Returns the driver's error; nothing is mapped.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemMap")]
-    unsafe fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> Result<(), Cause>;
+    unsafe fn map(&self, at: Address, len: usize, allocation: RawAllocation) -> Result<(), BackendError>;
 
-    /// Sets who may do what with a mapped range.
+    /// Sets the access rights of devices to a mapped range.
     ///
     /// # Errors
-    /// What the driver said; rights are as before then.
+    /// Returns the driver's error; the rights are unchanged.
     ///
     /// # Safety
-    /// The module's contract; no right that somebody uses goes.
+    /// The contract of the [module](super) holds; no right that is in use is revoked.
     #[doc(alias = "cuMemSetAccess")]
-    unsafe fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> Result<(), Cause>;
+    unsafe fn set_access(&self, at: Address, len: usize, grants: &[Grant]) -> Result<(), BackendError>;
 
-    /// Unmaps what was mapped there, leaving the addresses reserved.
+    /// Unmaps a mapping; its addresses stay reserved.
     ///
     /// # Errors
-    /// What the driver said; it remains mapped then.
+    /// Returns the driver's error; the range is still mapped.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemUnmap")]
-    unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), Cause>;
+    unsafe fn unmap(&self, at: Address, len: usize) -> Result<(), BackendError>;
 
-    /// Makes a handle for another process.
+    /// Creates a handle for another process.
     ///
     /// # Errors
-    /// What the driver said; [`Cause::Unsupported`] for a kind or a right it has not.
+    /// Returns the driver's error; [`BackendError::Unsupported`] for a kind or a right that the backend lacks.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemExportToShareableHandle")]
     unsafe fn export(
         &self,
         allocation: RawAllocation,
         kind: HandleKind,
         rights: Rights,
-    ) -> Result<ShareHandle, Cause>;
+    ) -> Result<ShareHandle, BackendError>;
 
-    /// Whether the first file descriptor of an allocation takes so long to make that it is worth keeping for the next.
-    fn keeps_exports(&self) -> bool {
+    /// Returns whether creating the first file descriptor of an allocation is so slow that it should be cached.
+    fn caches_exports(&self) -> bool {
         false
     }
 
-    /// Takes memory over from a handle, which is used up.
+    /// Imports memory from a handle. The call consumes the handle.
     ///
     /// # Errors
-    /// What is wrong with the handle, or what the driver said.
+    /// Returns the error of an invalid handle, or the driver's error.
     ///
     /// # Safety
-    /// The module's contract, but for the handle: it may be anything.
+    /// The contract of the [module](super) holds, except that the handle need not be valid.
     #[doc(alias = "cuMemImportFromShareableHandle")]
-    unsafe fn import(&self, device: DeviceId, handle: ShareHandle, len: usize) -> Result<Imported, Cause>;
+    unsafe fn import(
+        &self,
+        device: DeviceId,
+        handle: ShareHandle,
+        len: usize,
+    ) -> Result<ImportedAllocation, BackendError>;
 
-    /// The allocation mapped at an address, held once more.
+    /// Returns a new reference to the allocation mapped at an address.
     ///
     /// # Errors
-    /// [`Cause::Unsupported`] where the backend keeps no such record.
+    /// [`BackendError::Unsupported`] if the backend does not track addresses.
     ///
     /// # Safety
-    /// The module's contract, but for the address: it may be anything.
+    /// The contract of the [module](super) holds, except that the address need not be valid.
     #[doc(alias = "cuMemRetainAllocationHandle")]
-    unsafe fn retain(&self, _at: Address) -> Result<RawAllocation, Cause> {
+    unsafe fn retain(&self, _at: Address) -> Result<RawAllocation, BackendError> {
         let reason = "this backend cannot find the allocation behind an address";
-        Err(Cause::Unsupported { capability: Capability::Retain, reason })
+        Err(BackendError::Unsupported { capability: Capability::Retain, reason })
     }
 
-    /// The bounds of the memory around an address.
+    /// The start and the length of the memory that contains an address.
     ///
     /// # Errors
-    /// [`Cause::Unsupported`] where the backend keeps no such record.
+    /// [`BackendError::Unsupported`] if the backend does not track addresses.
     ///
     /// # Safety
-    /// The module's contract, but for the address: it may be anything.
+    /// The contract of the [module](super) holds, except that the address need not be valid.
     #[doc(alias = "cuMemGetAddressRange")]
-    unsafe fn address_range(&self, _at: Address) -> Result<(Address, usize), Cause> {
-        let reason = "this backend cannot find the bounds of memory it did not make";
-        Err(Cause::Unsupported { capability: Capability::Retain, reason })
+    unsafe fn address_range(&self, _at: Address) -> Result<(Address, usize), BackendError> {
+        let reason = "this backend cannot find the bounds of memory it did not create";
+        Err(BackendError::Unsupported { capability: Capability::Retain, reason })
     }
 
-    /// The device that the memory at an address belongs to, or is pinned for; `None` for memory that is not the backend's.
+    /// The device that owns the memory at an address, or that it is pinned for; `None` if the backend does not know the address.
     ///
     /// # Errors
-    /// [`Cause::Unsupported`] where the backend keeps no such record; what the driver said.
+    /// [`BackendError::Unsupported`] if the backend does not track addresses; the driver's error.
     ///
     /// # Safety
-    /// The module's contract, but for the address: it may be anything.
+    /// The contract of the [module](super) holds, except that the address need not be valid.
     #[doc(alias = "cuPointerGetAttribute")]
-    unsafe fn device_at(&self, _at: Address) -> Result<Option<DeviceId>, Cause> {
-        let reason = "this backend keeps no record of what lies at an address";
-        Err(Cause::Unsupported { capability: Capability::Retain, reason })
+    unsafe fn device_at(&self, _at: Address) -> Result<Option<DeviceId>, BackendError> {
+        let reason = "this backend does not track addresses";
+        Err(BackendError::Unsupported { capability: Capability::Retain, reason })
     }
 
-    /// What the backend knows of an allocation.
+    /// The properties of an allocation.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemGetAllocationPropertiesFromHandle")]
-    unsafe fn properties(&self, allocation: RawAllocation) -> Result<Properties, Cause>;
+    unsafe fn properties(&self, allocation: RawAllocation) -> Result<AllocationProperties, BackendError>;
 
-    /// A dma-buf for a mapped range, for network cards.
+    /// Exports a mapped range as a dma-buf for network cards.
     ///
     /// # Errors
-    /// What the driver said; [`Cause::Unsupported`] where there is no such thing.
+    /// Returns the driver's error; [`BackendError::Unsupported`] if the backend has no dma-buf.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemGetHandleForAddressRange")]
-    unsafe fn dma_buf(&self, _at: Address, _len: usize) -> Result<OwnedFd, Cause> {
-        let reason = "this backend's memory has no dma-buf; network cards register its pages directly";
-        Err(Cause::Unsupported { capability: Capability::DmaBuf, reason })
+    unsafe fn dma_buf(&self, _at: Address, _len: usize) -> Result<OwnedFd, BackendError> {
+        let reason = "host memory has no dma-buf; network cards register its pages directly";
+        Err(BackendError::Unsupported { capability: Capability::DmaBuf, reason })
     }
 
-    /// Enters all pages of a mapped range at once. Nothing to do where memory needs no page faults.
+    /// Creates the page table entries of a mapped range. Does nothing if memory of the backend causes no page faults.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
-    unsafe fn populate(&self, _at: Address, _len: usize, _rights: Rights) -> Result<(), Cause> {
+    /// The contract of the [module](super) holds.
+    unsafe fn populate(&self, _at: Address, _len: usize, _rights: Rights) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Puts the pages of a mapped range together to large ones. Nothing to do where pages are large.
+    /// Collapses the pages of a mapped range into huge pages. Does nothing if the pages are large already.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
-    unsafe fn enlarge_pages(&self, _at: Address, _len: usize) -> Result<(), Cause> {
+    /// The contract of the [module](super) holds.
+    unsafe fn enlarge_pages(&self, _at: Address, _len: usize) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Says whether forked children have a mapped range as well. Nothing to do where they never have.
+    /// Sets whether forked children inherit a mapped range. Does nothing if they never do.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
-    unsafe fn set_inherited(&self, _at: Address, _len: usize, _is_inherited: bool) -> Result<(), Cause> {
+    /// The contract of the [module](super) holds.
+    unsafe fn set_inherited(
+        &self,
+        _at: Address,
+        _len: usize,
+        _is_inherited: bool,
+    ) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Creates host memory that devices copy from and to at full speed.
+    /// Creates page-locked host memory that devices copy from and to at full speed.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract; the length need not be whole granules.
+    /// The contract of the [module](super) holds; the length need not be a multiple of the granule.
     #[doc(alias = "cuMemHostAlloc")]
-    unsafe fn pin(&self, device: DeviceId, len: usize) -> Result<Address, Cause>;
+    unsafe fn pin(&self, device: DeviceId, len: usize) -> Result<Address, BackendError>;
 
-    /// Gives it back.
+    /// Frees memory from [`Self::pin`].
     ///
     /// # Errors
-    /// What the driver said; it remains then.
+    /// Returns the driver's error; the memory still exists.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemFreeHost")]
-    unsafe fn unpin(&self, at: Address, len: usize) -> Result<(), Cause>;
+    unsafe fn unpin(&self, at: Address, len: usize) -> Result<(), BackendError>;
 
-    /// Makes memory that the processor has mapped already reachable for devices, and says where they see it.
+    /// Registers host memory that is already mapped, and returns its device address.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract; the range stays mapped with these rights until it is unregistered.
+    /// The contract of the [module](super) holds; the range stays mapped with these rights until it is unregistered.
     #[doc(alias = "cuMemHostRegister")]
-    unsafe fn register(&self, at: NonNull<u8>, _len: usize, _rights: Rights) -> Result<Address, Cause> {
+    unsafe fn register(
+        &self,
+        at: NonNull<u8>,
+        _len: usize,
+        _rights: Rights,
+    ) -> Result<Address, BackendError> {
         Ok(Address::of_host(at.as_ptr()))
     }
 
-    /// Ends that.
+    /// Unregisters host memory.
     ///
     /// # Errors
-    /// What the driver said; the memory remains registered then.
+    /// Returns the driver's error; the memory is still registered.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemHostUnregister")]
-    unsafe fn unregister(&self, _at: NonNull<u8>, _len: usize) -> Result<(), Cause> {
+    unsafe fn unregister(&self, _at: NonNull<u8>, _len: usize) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Creates memory of the driver's older kind: addressed at once, and shared mapped rather than as an allocation.
+    /// Allocates memory with `cuMemAlloc`, which is shared as a CUDA IPC handle.
     ///
     /// # Errors
-    /// What the driver said; [`Cause::Unsupported`] where there is no such thing.
+    /// Returns the driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
     ///
     /// # Safety
-    /// The module's contract; the length need not be whole granules.
+    /// The contract of the [module](super) holds; the length need not be a multiple of the granule.
     #[doc(alias = "cuMemAlloc")]
-    unsafe fn create_plain(&self, _device: DeviceId, _len: usize) -> Result<Address, Cause> {
-        Err(NO_PLAIN)
+    unsafe fn cuda_malloc(&self, _device: DeviceId, _len: usize) -> Result<Address, BackendError> {
+        Err(NO_CUDA_MALLOC)
     }
 
-    /// Gives it back. Some drivers wait here for kernels that run.
+    /// Frees memory from [`Self::cuda_malloc`]. Some drivers block here until running kernels end.
     ///
     /// # Errors
-    /// What the driver said; it remains then.
+    /// Returns the driver's error; the memory still exists.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMemFree")]
-    unsafe fn free_plain(&self, _device: DeviceId, _at: Address) -> Result<(), Cause> {
-        Err(NO_PLAIN)
+    unsafe fn cuda_free(&self, _device: DeviceId, _at: Address) -> Result<(), BackendError> {
+        Err(NO_CUDA_MALLOC)
     }
 
-    /// A handle of such memory for another process, from any address in it.
+    /// Creates a CUDA IPC handle from any address in memory from `cuMemAlloc`.
     ///
     /// # Errors
-    /// What the driver said; [`Cause::Unsupported`] where there is no such thing.
+    /// Returns the driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
     ///
     /// # Safety
-    /// The module's contract, but for the address: it may be anything.
+    /// The contract of the [module](super) holds, except that the address need not be valid.
     #[doc(alias = "cuIpcGetMemHandle")]
-    unsafe fn export_plain(&self, _device: DeviceId, _at: Address) -> Result<ShareHandle, Cause> {
-        Err(NO_PLAIN)
+    unsafe fn export_cuda_ipc(&self, _device: DeviceId, _at: Address) -> Result<ShareHandle, BackendError> {
+        Err(NO_CUDA_MALLOC)
     }
 
-    /// Maps another process's memory of that kind, whole, and says where.
+    /// Maps the whole buffer of another process's CUDA IPC handle and returns its address.
     ///
     /// # Errors
-    /// What the driver said; [`Cause::Unsupported`] where there is no such thing.
+    /// Returns the driver's error; [`BackendError::Unsupported`] if the backend has no such memory.
     ///
     /// # Safety
-    /// The module's contract, but for the handle: it may be anything.
+    /// The contract of the [module](super) holds, except that the handle need not be valid.
     #[doc(alias = "cuIpcOpenMemHandle")]
-    unsafe fn open_plain(&self, _device: DeviceId, _handle: &ShareHandle) -> Result<Address, Cause> {
-        Err(NO_PLAIN)
+    unsafe fn open_cuda_ipc(
+        &self,
+        _device: DeviceId,
+        _handle: &ShareHandle,
+    ) -> Result<Address, BackendError> {
+        Err(NO_CUDA_MALLOC)
     }
 
-    /// Ends that.
+    /// Unmaps a buffer from [`Self::open_cuda_ipc`].
     ///
     /// # Errors
-    /// What the driver said; it remains mapped then.
+    /// Returns the driver's error; the buffer is still mapped.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuIpcCloseMemHandle")]
-    unsafe fn close_plain(&self, _device: DeviceId, _at: Address) -> Result<(), Cause> {
-        Err(NO_PLAIN)
+    unsafe fn close_cuda_ipc(&self, _device: DeviceId, _at: Address) -> Result<(), BackendError> {
+        Err(NO_CUDA_MALLOC)
     }
 
-    /// Creates what is mapped like an allocation and stands for one on each of several devices: a store into it is a
-    /// store into all of them.
+    /// Creates a multicast object. It is mapped like an allocation; a store to it writes to the memory bound on every device.
     ///
     /// # Errors
-    /// What the driver said; [`Cause::Unsupported`] where there is no such thing.
+    /// Returns the driver's error; [`BackendError::Unsupported`] if the backend has no multicast.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuMulticastCreate")]
     #[doc(alias = "cuMulticastAddDevice")]
-    unsafe fn create_multicast(&self, _devices: &[DeviceId], _len: usize) -> Result<RawAllocation, Cause> {
-        let reason = "only GPUs joined by a switch have memory that all of them are written through";
-        Err(Cause::Unsupported { capability: Capability::Multicast, reason })
+    unsafe fn create_multicast(
+        &self,
+        _devices: &[DeviceId],
+        _len: usize,
+    ) -> Result<RawAllocation, BackendError> {
+        let reason = "only GPUs that are connected by an NVSwitch support multicast";
+        Err(BackendError::Unsupported { capability: Capability::Multicast, reason })
     }
 
-    /// Makes an allocation of one of its devices part of it.
+    /// Binds an allocation of one of the devices to a multicast object.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract; both are as long as `len`.
+    /// The contract of the [module](super) holds; both have the length `len`.
     #[doc(alias = "cuMulticastBindMem")]
     unsafe fn bind_multicast(
         &self,
         _multicast: RawAllocation,
         _allocation: RawAllocation,
         _len: usize,
-    ) -> Result<(), Cause> {
-        let reason = "only GPUs joined by a switch have memory that all of them are written through";
-        Err(Cause::Unsupported { capability: Capability::Multicast, reason })
+    ) -> Result<(), BackendError> {
+        let reason = "only GPUs that are connected by an NVSwitch support multicast";
+        Err(BackendError::Unsupported { capability: Capability::Multicast, reason })
     }
 
-    /// Maps part of an allocation copy-on-write for the processor; `None` where the processor does not reach such memory.
+    /// Maps part of an allocation copy-on-write for the CPU; `None` if the CPU cannot address such memory.
     ///
     /// # Errors
-    /// What the kernel said; nothing is mapped then.
+    /// Returns the kernel's error; nothing is mapped.
     ///
     /// # Safety
-    /// The module's contract, but that a forked child may ask too.
+    /// The contract of the [module](super) holds, except that a forked child may call this too.
     unsafe fn map_private(
         &self,
         _allocation: RawAllocation,
         _offset: usize,
         _len: usize,
-    ) -> Result<Option<PrivateMap>, Cause> {
+    ) -> Result<Option<PrivateMap>, BackendError> {
         Ok(None)
     }
 
-    /// Takes the processor's access to a mapped range away in this process; nothing where the processor has none.
+    /// Revokes the CPU's access to a mapped range in this process. Does nothing if the CPU has none.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// Returns the kernel's error.
     ///
     /// # Safety
-    /// The range is mapped, and what still uses it is meant to be stopped. A forked child may ask too.
-    unsafe fn revoke(&self, _at: Address, _len: usize) -> Result<(), Cause> {
+    /// The range is mapped, and a fault on a later access is intended. A forked child may call this too.
+    unsafe fn revoke(&self, _at: Address, _len: usize) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// The processor's pointer for an address; `None` where the processor cannot reach it.
+    /// The CPU's pointer for a device address; `None` if the CPU cannot address it.
     ///
     /// # Errors
-    /// What the driver said, when it could not tell.
-    fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, Cause>;
+    /// Returns the driver's error.
+    fn host_pointer(&self, at: Address) -> Result<Option<NonNull<u8>>, BackendError>;
 }

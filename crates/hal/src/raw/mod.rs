@@ -1,24 +1,25 @@
-//! What a backend has to do: two traits, thin and unchecked.
+//! The interface that a backend implements: two traits without checks.
 //!
-//! Below them are plain values only. A backend turns each verb into the calls of its driver and hands back what the
-//! driver said; it checks nothing that the safe types above have checked already. [`RawMemory`] has the seven verbs
-//! of shareable memory and the queries around them, [`RawQueue`] has streams, events, copies, graphs and launches.
+//! A backend translates each method to calls of its driver and returns the driver's error; it does not repeat the checks of the
+//! safe types. [`RawMemory`] has the seven operations on shareable memory and queries about memory, [`RawQueue`] has streams,
+//! events, copies, graphs and launches.
 //!
-//! The contract, which every method's `# Safety` refers to:
+//! Every `# Safety` section of the traits refers to this contract:
 //!
-//! 1. Handles (`RawAllocation`, `RawStream`, ...) came from the same backend in this process, and are live. Each is given
-//!    back once.
-//! 2. Lengths are whole granules and not zero; addresses lie in one live reservation; a map covers one whole
-//!    allocation, a place is mapped once, and what is unmapped was mapped in one piece.
+//! 1. Handles (`RawAllocation`, `RawStream`, ...) come from the same backend in this process and are live. Each is released
+//!    once.
+//! 2. Lengths are nonzero multiples of the granule; an address range is inside one live reservation; a mapping covers one whole
+//!    allocation, a range is mapped at most once, and `unmap` gets the range of one `map` call.
 //! 3. Nothing is unmapped, freed or released while enqueued work may still use it.
 //! 4. No call is made in a forked child.
 //!
-//! They are hidden from the documentation and may change: code outside this repository should not need them.
+//! The traits are hidden from the documentation and may change: code outside this repository should not need them.
 
 mod memory;
 mod queue;
 
-pub use memory::{Address, Fact, Imported, Properties, RawAllocation, RawMemory};
+pub use memory::{Address, AllocationProperties, BackendFact, ImportedAllocation, RawAllocation, RawMemory};
 pub use queue::{
-    EventHandle, EventKind, Kept, RawCapture, RawEvent, RawFunction, RawGraph, RawModule, RawQueue, RawStream,
+    EventHandle, EventKind, RawCapture, RawEvent, RawFunction, RawGraph, RawModule, RawQueue, RawStream,
+    UserObject,
 };

@@ -1,4 +1,4 @@
-//! The verbs of work: streams, events, copies, graphs, kernels.
+//! The raw operations on streams, events, copies, graphs and kernels.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -7,67 +7,67 @@ use std::time::Duration;
 use wholemem_os::Deadline;
 
 use super::Address;
-use crate::{Args, Cause, DeviceId, KernelImage, LaunchShape};
+use crate::{Args, BackendError, DeviceId, KernelImage, LaunchShape};
 
 macro_rules! raw_handles {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub struct $name {
-            /// The device it belongs to.
+            /// The device of the handle.
             pub device: DeviceId,
-            /// The backend's own number for it.
+            /// The backend's own handle.
             pub handle: u64,
         }
     )*};
 }
 
 raw_handles! {
-    /// A queue of work on a device.
+    /// A stream: a queue of work on a device.
     RawStream;
-    /// A mark in a stream.
+    /// An event: a point in a stream.
     RawEvent;
-    /// Work recorded once, to be launched many times.
+    /// An instantiated graph.
     RawGraph;
-    /// Work that somebody else is recording.
+    /// A capture that other code in the process has begun.
     RawCapture;
-    /// Loaded kernels.
+    /// A loaded kernel module.
     RawModule;
-    /// One kernel of a module.
+    /// A kernel of a module.
     RawFunction;
 }
 
-/// What somebody else's recording keeps.
-pub type Kept = Box<dyn Send>;
+/// A value that another library's graph owns and drops (CUDA's user object).
+pub type UserObject = Box<dyn Send>;
 
-/// What an event is for.
+/// The purpose of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
-    /// Order between streams of this process.
+    /// Orders streams of this process.
     Order,
-    /// Order, and the time between two of them.
+    /// Orders streams, and measures time.
     Timed,
-    /// Order between processes.
+    /// Orders streams of several processes.
     Shared,
 }
 
-/// An event on its way to another process.
+/// A handle from which another process opens an event.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum EventHandle {
-    /// A memory file that holds the event's counters.
+    /// A memory file that contains the event's counters.
     Fd(OwnedFd),
-    /// The driver's own token.
+    /// A CUDA IPC event handle.
     CudaIpc([u8; 64]),
 }
 
-/// The verbs of work. See the [module](super) for the contract behind every `# Safety`.
+/// The raw operations on streams. The [module](super) states the contract of every `# Safety` section.
 ///
 /// # Safety
-/// Work on one stream runs in the order it was enqueued; an event is done only when all work before its record is;
-/// a finished stream touches no memory any more.
+/// Work on one stream runs in the order in which it was enqueued; an event completes only after all work before its record; a
+/// stream that has finished accesses no memory.
 pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
-    /// Whether enqueuing is doing: work has finished when the call returns, and needs nothing kept alive.
+    /// Returns whether work has finished when the enqueuing call returns, so that no operands need to be kept alive.
     fn runs_inline(&self) -> bool {
         false
     }
@@ -75,258 +75,274 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
     /// Creates a stream.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuStreamCreate")]
-    unsafe fn create_stream(&self, device: DeviceId) -> Result<RawStream, Cause>;
+    unsafe fn create_stream(&self, device: DeviceId) -> Result<RawStream, BackendError>;
 
-    /// Gives up a stream. Work on it still runs to its end; this does not wait for it.
+    /// Destroys a stream. Its work still runs to completion; the call does not wait for it.
     ///
     /// # Errors
-    /// What the driver said; the stream remains then.
+    /// Returns the driver's error; the stream still exists.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuStreamDestroy")]
-    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), Cause>;
+    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), BackendError>;
 
-    /// Waits until all work on the stream is done; `false` when the deadline came first.
+    /// Waits until all work on the stream has finished; `false` if the deadline passed first.
     ///
     /// # Errors
-    /// What the driver said: the work failed, or nothing can be known of it.
+    /// Returns the driver's error: the work failed, or its state is unknown.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuStreamSynchronize")]
-    unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, Cause>;
+    unsafe fn wait_stream(&self, stream: RawStream, deadline: Deadline) -> Result<bool, BackendError>;
 
     /// Creates an event.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuEventCreate")]
-    unsafe fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent, Cause>;
+    unsafe fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent, BackendError>;
 
-    /// Gives up an event.
+    /// Destroys an event.
     ///
     /// # Errors
-    /// What the driver said; the event remains then.
+    /// Returns the driver's error; the event still exists.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuEventDestroy")]
-    unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), Cause>;
+    unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), BackendError>;
 
-    /// Marks the end of what is on the stream now.
+    /// Records the event after all work that is on the stream now.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuEventRecord")]
-    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), Cause>;
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), BackendError>;
 
-    /// Makes later work on the stream wait for the event's latest record.
+    /// Makes later work on the stream wait for the latest record of the event.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuStreamWaitEvent")]
-    unsafe fn await_event(&self, stream: RawStream, event: RawEvent) -> Result<(), Cause>;
+    unsafe fn await_event(&self, stream: RawStream, event: RawEvent) -> Result<(), BackendError>;
 
-    /// Whether the event's latest record is done. An event never recorded is.
+    /// Returns whether the latest record of the event has completed. An event that was never recorded has.
     ///
     /// # Errors
-    /// What the driver said: the work failed, or nothing can be known of it.
+    /// Returns the driver's error: the work failed, or its state is unknown.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuEventQuery")]
-    unsafe fn is_done(&self, event: RawEvent) -> Result<bool, Cause>;
+    unsafe fn is_done(&self, event: RawEvent) -> Result<bool, BackendError>;
 
-    /// Waits on the processor until the event's latest record is done; `false` when the deadline came first.
+    /// Blocks the calling thread until the latest record of the event completes; `false` if the deadline passed first.
     ///
     /// # Errors
-    /// What the driver said: the work failed, or nothing can be known of it.
+    /// Returns the driver's error: the work failed, or its state is unknown.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuEventSynchronize")]
-    unsafe fn wait_event(&self, event: RawEvent, deadline: Deadline) -> Result<bool, Cause>;
+    unsafe fn wait_event(&self, event: RawEvent, deadline: Deadline) -> Result<bool, BackendError>;
 
-    /// The time between the latest records of two timed events, both done.
+    /// The time between the latest records of two timed events that have completed.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuEventElapsedTime")]
-    unsafe fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<Duration, Cause>;
+    unsafe fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<Duration, BackendError>;
 
-    /// A handle of a shared event for another process.
+    /// Creates a handle of a shared event for another process.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuIpcGetEventHandle")]
-    unsafe fn export_event(&self, event: RawEvent) -> Result<EventHandle, Cause>;
+    unsafe fn export_event(&self, event: RawEvent) -> Result<EventHandle, BackendError>;
 
-    /// Another process's event, from its handle.
+    /// Opens another process's event.
     ///
     /// # Errors
-    /// What is wrong with the handle, or what the driver said.
+    /// Returns the error of an invalid handle, or the driver's error.
     ///
     /// # Safety
-    /// The module's contract, but for the handle: it may be anything.
+    /// The contract of the [module](super) holds, except that the handle need not be valid.
     #[doc(alias = "cuIpcOpenEventHandle")]
-    unsafe fn import_event(&self, device: DeviceId, handle: EventHandle) -> Result<RawEvent, Cause>;
+    unsafe fn import_event(&self, device: DeviceId, handle: EventHandle) -> Result<RawEvent, BackendError>;
 
     /// Copies bytes.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract; the ranges are accessible to the stream's device and do not overlap.
+    /// The contract of the [module](super) holds; the ranges are accessible to the stream's device and do not overlap.
     #[doc(alias = "cuMemcpyAsync")]
-    unsafe fn copy(&self, stream: RawStream, to: Address, from: Address, len: usize) -> Result<(), Cause>;
+    unsafe fn copy(
+        &self,
+        stream: RawStream,
+        to: Address,
+        from: Address,
+        len: usize,
+    ) -> Result<(), BackendError>;
 
-    /// Sets bytes.
+    /// Sets bytes to a value.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract; the range is writable by the stream's device.
+    /// The contract of the [module](super) holds; the range is writable by the stream's device.
     #[doc(alias = "cuMemsetD8Async")]
-    unsafe fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> Result<(), Cause>;
+    unsafe fn fill(&self, stream: RawStream, to: Address, value: u8, len: usize) -> Result<(), BackendError>;
 
-    /// From here on work on the stream is recorded, not run.
+    /// Begins a capture: later work on the stream is captured instead of run.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract; the stream is not being captured.
+    /// The contract of the [module](super) holds; the stream is not being captured.
     #[doc(alias = "cuStreamBeginCapture")]
-    unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), Cause>;
+    unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), BackendError>;
 
-    /// Ends the recording and makes it ready to launch. Whatever the answer, the stream runs its work again.
+    /// Ends the capture and instantiates the graph. Even after an error, the stream is no longer captured.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract; the stream is being captured.
+    /// The contract of the [module](super) holds; the stream is being captured.
     #[doc(alias = "cuStreamEndCapture")]
     #[doc(alias = "cuGraphInstantiate")]
-    unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, Cause>;
+    unsafe fn end_capture(&self, stream: RawStream) -> Result<RawGraph, BackendError>;
 
-    /// The recording that somebody else makes on a stream, if one is made.
+    /// Returns the capture that other code in the process has begun on the stream, if any.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuStreamGetCaptureInfo")]
-    unsafe fn capture_of(&self, _stream: RawStream) -> Result<Option<RawCapture>, Cause> {
+    unsafe fn capture_of(&self, _stream: RawStream) -> Result<Option<RawCapture>, BackendError> {
         Ok(None)
     }
 
-    /// Has somebody else's recording keep something as long as it, or a graph made of it, is there. Refused, it is kept
-    /// for ever.
+    /// Attaches a value to another library's capture. The value is dropped with the capture and the last graph created from it;
+    /// after an error it is leaked.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract; the recording is still made. Dropping what is kept calls nothing of the driver: it is dropped
-    /// in a thread of the driver's own.
+    /// The contract of the [module](super) holds; the capture has not ended. Dropping the value must not call the driver, because
+    /// a thread of the driver drops it.
     #[doc(alias("cuUserObjectCreate", "cuGraphRetainUserObject"))]
-    unsafe fn keep(&self, _capture: RawCapture, kept: Kept) -> Result<(), Cause> {
-        std::mem::forget(kept);
+    unsafe fn attach_user_object(
+        &self,
+        _capture: RawCapture,
+        object: UserObject,
+    ) -> Result<(), BackendError> {
+        std::mem::forget(object);
         Ok(())
     }
 
-    /// Runs recorded work once.
+    /// Launches a graph.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract; what the graph touches is still accessible.
+    /// The contract of the [module](super) holds; the memory that the graph accesses is still accessible.
     #[doc(alias = "cuGraphLaunch")]
-    unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), Cause>;
+    unsafe fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> Result<(), BackendError>;
 
-    /// Gives up a graph.
+    /// Destroys a graph.
     ///
     /// # Errors
-    /// What the driver said; the graph remains then.
+    /// Returns the driver's error; the graph still exists.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuGraphExecDestroy")]
-    unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<(), Cause>;
+    unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<(), BackendError>;
 
-    /// Loads kernels.
+    /// Loads a kernel module.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract; the image does what its functions promise.
+    /// The contract of the [module](super) holds; the functions of the image have the parameters that later launches pass.
     #[doc(alias = "cuModuleLoadData")]
-    unsafe fn load_module(&self, device: DeviceId, image: &KernelImage) -> Result<RawModule, Cause>;
+    unsafe fn load_module(&self, device: DeviceId, image: &KernelImage) -> Result<RawModule, BackendError>;
 
-    /// Gives up loaded kernels.
+    /// Unloads a kernel module.
     ///
     /// # Errors
-    /// What the driver said; they remain then.
+    /// Returns the driver's error; the module is still loaded.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuModuleUnload")]
-    unsafe fn unload_module(&self, module: RawModule) -> Result<(), Cause>;
+    unsafe fn unload_module(&self, module: RawModule) -> Result<(), BackendError>;
 
-    /// One kernel by name, or `None`.
+    /// Looks up a kernel by name.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuModuleGetFunction")]
-    unsafe fn function(&self, module: RawModule, name: &str) -> Result<Option<RawFunction>, Cause>;
+    unsafe fn function(&self, module: RawModule, name: &str) -> Result<Option<RawFunction>, BackendError>;
 
-    /// How many blocks of this shape run at once on the device.
+    /// The number of blocks of this shape that can be resident on the device at once.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract.
+    /// The contract of the [module](super) holds.
     #[doc(alias = "cuOccupancyMaxActiveBlocksPerMultiprocessor")]
-    unsafe fn occupancy(&self, function: RawFunction, block: u32, shared_len: u32) -> Result<u32, Cause>;
+    unsafe fn occupancy(
+        &self,
+        function: RawFunction,
+        block: u32,
+        shared_len: u32,
+    ) -> Result<u32, BackendError>;
 
-    /// Runs a kernel.
+    /// Launches a kernel.
     ///
     /// # Errors
-    /// What the driver said.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The module's contract; the arguments are what the kernel takes, and what it touches is accessible.
+    /// The contract of the [module](super) holds; the arguments match the parameters of the kernel, and the memory it accesses is
+    /// accessible.
     #[doc(alias = "cuLaunchKernel")]
     unsafe fn launch(
         &self,
@@ -334,5 +350,5 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync {
         function: RawFunction,
         shape: &LaunchShape,
         args: &Args,
-    ) -> Result<(), Cause>;
+    ) -> Result<(), BackendError>;
 }

@@ -1,28 +1,28 @@
-//! Names of what not every device can do.
+//! Names of device capabilities that not every device has.
 
 use std::fmt;
 
-/// Something that not every device can do.
+/// A device capability that not every device has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Capability {
     /// Memory can be created, mapped, written and read.
     Create,
-    /// Memory goes to another process as a file descriptor.
+    /// Memory can be shared with another process as a file descriptor.
     ShareFd,
-    /// A file descriptor can be handed out that allows reading only.
+    /// Memory can be exported as a read-only file descriptor.
     ShareReadOnly,
-    /// A map can refuse writes.
+    /// A mapping can be read-only.
     ReadOnlyMap,
-    /// New memory holds no bytes of earlier owners.
+    /// New memory is zeroed.
     ZeroedMemory,
-    /// Addresses can be chosen, so that several processes have the same memory at the same place.
+    /// The caller can choose the address of a reservation, so that several processes map memory at the same address.
     FixedAddress,
-    /// Pages can be entered ahead of their first touch.
+    /// Page table entries can be created before the first access.
     Populate,
-    /// Memory can be tied to a NUMA node of the host.
+    /// Memory can be bound to a NUMA node of the host.
     HostNuma,
-    /// An event of one process can be waited for in another.
+    /// A process can wait for an event of another process.
     SharedEvent,
     /// The time between two events can be measured.
     Timing,
@@ -30,22 +30,22 @@ pub enum Capability {
     Graph,
     /// Kernels can be loaded and launched.
     Kernels,
-    /// Several devices can be written through one address.
+    /// One store can write to several devices (NVLink multicast).
     Multicast,
-    /// The allocation behind a foreign address can be found.
+    /// The allocation that contains an address can be looked up (`cuMemRetainAllocationHandle`).
     Retain,
-    /// Memory goes between machines of one NVLink fabric.
+    /// Memory can be shared between nodes of one NVLink fabric.
     Fabric,
-    /// Memory goes to another process through CUDA's older handles.
+    /// Memory can be shared with another process as a CUDA IPC handle.
     CudaIpc,
-    /// A mapped range can be handed to a network card.
+    /// A mapped range can be exported to a network card as a dma-buf.
     DmaBuf,
-    /// Memory can be created for network cards to read and write.
+    /// Memory can be created for GPUDirect RDMA by network cards.
     Rdma,
 }
 
 impl Capability {
-    /// Every capability there is, the plainest first.
+    /// All capabilities; the ones that every device needs come first.
     pub const ALL: [Self; 18] = [
         Self::Create,
         Self::ShareFd,
@@ -67,7 +67,7 @@ impl Capability {
         Self::Rdma,
     ];
 
-    /// Its name for programs.
+    /// The name in machine-readable output.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,20 +1,20 @@
-//! Devices as values: the kind of backend, number, label, and what is known without a call to the device.
+//! Device values: backend kind, number, label, and the properties that are known without a call to the device.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Which machinery moves the bytes.
+/// The kind of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BackendKind {
     /// Linux shared memory.
     Host,
-    /// CUDA's virtual memory.
+    /// CUDA's virtual memory management.
     Cuda,
 }
 
 impl BackendKind {
-    /// Every backend there is, best first: the order in which [`Backend::auto`](crate::Backend::auto) looks for one.
+    /// All backend kinds, in the order in which [`Backend::auto`](crate::Backend::auto) tries them.
     pub const ALL: [Self; 2] = [Self::Cuda, Self::Host];
 }
 
@@ -51,12 +51,12 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// A device by backend and number, as errors name it: `host:0`.
+/// A device by backend and number, as error messages name it: `host:0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceLabel {
-    /// Its backend.
+    /// The backend.
     pub backend: BackendKind,
-    /// Its number there.
+    /// The device number on that backend.
     pub id: DeviceId,
 }
 
@@ -66,18 +66,18 @@ impl fmt::Display for DeviceLabel {
     }
 }
 
-/// What is known of a device without trying anything.
+/// Properties of a device that are known without a call to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number.
+    /// The device number.
     pub id: DeviceId,
-    /// What its maker, or its configuration, calls it.
+    /// The name from the driver or from the host configuration.
     pub name: String,
-    /// How much memory it has.
+    /// The total memory in bytes.
     pub memory_len: usize,
-    /// The same in every process that sees this device, whatever number it has there.
+    /// Identifies the device in every process, whatever its number is there.
     pub uuid: [u8; 16],
-    /// What a GPU can compute, 90 for 9.0; zero for other devices.
+    /// The compute capability of a GPU times ten (90 for 9.0); zero for other devices.
     #[doc(alias = "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR")]
     pub compute: u32,
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with devices, memory and streams, with the values it went wrong on.
+//! The errors of devices, memory and streams, with the operands that caused them.
 
 use wholemem_os as os;
 use wholemem_os::Size;
@@ -8,255 +8,255 @@ use super::{Attempt, BackendKind, Capability, DeviceId, DeviceLabel, DriverCode,
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong with devices, memory and streams.
+/// An error of a device, memory or stream operation.
 ///
-/// Most variants are bad input, found before anything was touched: nothing has changed. [`Error::Unsupported`] and
-/// [`Error::Failed`] are the backend's answer; a `Failed` carries its own words as its source. What had been acquired
-/// on the way was given back. After [`Error::TimedOut`] the work goes on.
+/// Most variants report bad input, which is rejected before anything changes. [`Error::Unsupported`] and
+/// [`Error::Failed`] come from the backend; the source of `Failed` is the backend's own error. A call that fails
+/// releases everything it acquired. After [`Error::TimedOut`] the work continues.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Memory, addresses or a copy of no bytes.
+    /// The length of memory, a reservation or a copy is zero.
     #[error("cannot {attempt}: the length is zero")]
     ZeroLength {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
     },
 
-    /// A length that is no multiple of the granule.
+    /// The length is not a multiple of the granule.
     #[error("cannot {attempt}: the length is not a multiple of the granule, {}", Size(*granule))]
     UnalignedLength {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
         /// The granule in bytes.
         granule: usize,
     },
 
-    /// An offset that is no multiple of the granule.
+    /// The offset is not a multiple of the granule.
     #[error("cannot {attempt}: the offset is not a multiple of the granule, {}", Size(*granule))]
     UnalignedOffset {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
         /// The granule in bytes.
         granule: usize,
     },
 
-    /// An alignment that is no power of two.
+    /// The alignment is not a power of two.
     #[error("cannot {attempt}: an alignment of {align} is not a power of two")]
     BadAlignment {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
         /// The alignment in bytes.
         align: usize,
     },
 
-    /// A map that would end beyond its reservation.
+    /// The mapping would extend past the end of its reservation.
     #[error("cannot {attempt}: reservation is {}", Size(*reserved))]
     BeyondReservation {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
         /// The length of the reservation.
         reserved: usize,
     },
 
-    /// A map where something is mapped already.
-    #[error("cannot {attempt}: {} at offset {} is mapped already", Size(*taken_len), Size(*taken_offset))]
+    /// Another mapping occupies part of the range.
+    #[error("cannot {attempt}: {} at offset {} is already mapped", Size(*taken_len), Size(*taken_offset))]
     Occupied {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
-        /// Where the other map begins.
+        /// The offset of the other mapping.
         taken_offset: usize,
-        /// How long it is.
+        /// The length of the other mapping.
         taken_len: usize,
     },
 
-    /// A device number this backend does not have.
+    /// The backend has no device of this number.
     #[error("there is no device {device} on {backend}: it has {count}")]
     NoSuchDevice {
-        /// The backend that was asked.
+        /// The backend.
         backend: BackendKind,
-        /// The device asked for.
+        /// The requested device.
         device: DeviceId,
-        /// How many devices there are.
+        /// The number of devices.
         count: usize,
     },
 
-    /// Two things that belong to different backends, or to different openings of one.
-    #[error("cannot {attempt}: its parts belong to different backends")]
+    /// The operands belong to different backends, or to different openings of one backend.
+    #[error("cannot {attempt}: the operands belong to different backends")]
     WrongBackend {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
     },
 
-    /// Something of one device used on a stream of another.
-    #[error("cannot {attempt}: it belongs to {found}, and the stream to {expected}")]
+    /// An operand of one device was used on a stream of another device.
+    #[error("cannot {attempt}: the operand belongs to {found}, the stream to {expected}")]
     WrongDevice {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
-        /// The stream's device.
+        /// The device of the stream.
         expected: DeviceLabel,
-        /// The other's.
+        /// The device of the operand.
         found: DeviceLabel,
     },
 
-    /// A device, or the processor, that lacks a right to the memory.
-    #[error("cannot {attempt}: {who} was granted {granted}, and needs {needed}")]
+    /// A device lacks the access rights that the operation needs.
+    #[error("cannot {attempt}: {device} was granted {granted} but needs {needed}")]
     Denied {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
-        /// Who lacks the right.
-        who: DeviceLabel,
-        /// The right it has.
+        /// The device that lacks the rights.
+        device: DeviceLabel,
+        /// The rights it has.
         granted: Rights,
-        /// The right it needs.
+        /// The rights it needs.
         needed: Rights,
     },
 
-    /// A right that the handle through which the memory came does not carry.
+    /// The memory was imported through a read-only handle.
     #[error("cannot {attempt}: the memory was received read-only")]
     ReadOnlyHandle {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
     },
 
-    /// A range that is not inside its memory.
-    #[error("cannot use {} at offset {}: there are {}", Size(*len), Size(*offset), Size(*size))]
+    /// The range is not inside the memory.
+    #[error("cannot use {} at offset {}: the memory is {}", Size(*len), Size(*offset), Size(*size))]
     OutOfRange {
-        /// Where the range begins.
+        /// The offset of the range.
         offset: usize,
-        /// How long it is.
+        /// The length of the range.
         len: usize,
-        /// How much memory there is.
+        /// The length of the memory.
         size: usize,
     },
 
-    /// A copy between ranges of different lengths.
-    #[error("cannot copy {} to {}", Size(*from), Size(*to))]
+    /// The source and the destination of a copy have different lengths.
+    #[error("cannot copy {} to a range of {}", Size(*from), Size(*to))]
     LengthsDiffer {
         /// The length of the source.
         from: usize,
-        /// The length of the target.
+        /// The length of the destination.
         to: usize,
     },
 
-    /// A copy between ranges that overlap.
+    /// The source and the destination of a copy overlap.
     #[error("cannot {attempt}: the two ranges overlap")]
     Overlap {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
     },
 
-    /// Device memory that the processor cannot address.
-    #[error("the processor cannot address memory of {device}")]
+    /// The CPU cannot address this device memory.
+    #[error("the CPU cannot address memory of {device}")]
     NotHostVisible {
         /// The device.
         device: DeviceLabel,
     },
 
-    /// Something still in use elsewhere that was to be given back with its answer.
-    #[error("cannot {attempt}: it is in use elsewhere, and goes with its last user")]
+    /// The resource cannot be released explicitly because other references to it exist.
+    #[error("cannot {attempt}: other references to it exist; it is released with the last one")]
     InUse {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
     },
 
-    /// Something that a stream cannot do while it is being captured into a graph.
+    /// The operation is not possible while the stream is being captured.
     #[error("cannot {attempt} while the stream is being captured")]
     Capturing {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
     },
 
-    /// A kernel that a module does not hold for this backend.
+    /// The module has no kernel of this name for the backend.
     #[error("the module has no function `{name}` for {backend}")]
     NoSuchFunction {
-        /// The function asked for.
+        /// The requested function.
         name: String,
-        /// The backend it was wanted for.
+        /// The backend of the module.
         backend: BackendKind,
     },
 
-    /// A handle inherited through `fork`: only the process that made it may use it.
-    #[error("cannot {attempt}: this process is a forked child, and the handle is its parent's")]
+    /// A forked child used a handle that it inherited; only the process that created a handle may use it.
+    #[error("cannot {attempt}: this process is a forked child, and the handle belongs to its parent")]
     Forked {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
     },
 
-    /// The deadline came first.
+    /// The deadline passed before the wait ended.
     #[error("cannot {attempt}: the deadline passed")]
     TimedOut {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
     },
 
-    /// Something this device cannot do, and why.
+    /// The device lacks a capability.
     #[error("{device} has no {capability}: {reason}")]
     Unsupported {
-        /// What it cannot do.
+        /// The capability.
         capability: Capability,
         /// The device.
         device: DeviceLabel,
-        /// Why.
+        /// Why the device lacks the capability.
         reason: &'static str,
     },
 
-    /// A backend that this machine does not have, and why.
+    /// The backend cannot be opened on this machine.
     #[error("the {backend} backend is not available: {reason}")]
     Unavailable {
         /// The backend.
         backend: BackendKind,
-        /// Why.
+        /// Why the backend cannot be opened.
         reason: String,
     },
 
-    /// A configuration that makes no sense.
-    #[error("cannot configure {what} as {value}: {rule}")]
+    /// A configuration value is invalid.
+    #[error("cannot set {setting} to {value}: {rule}")]
     BadConfig {
-        /// The setting.
-        what: &'static str,
-        /// What it was set to.
+        /// The name of the setting.
+        setting: &'static str,
+        /// The rejected value.
         value: usize,
-        /// What it must be.
+        /// The rule that the value breaks.
         rule: &'static str,
     },
 
-    /// A handle that would allow nothing.
-    #[error("cannot {attempt}: a handle allows reading at least")]
+    /// A handle was requested that would grant no access rights.
+    #[error("cannot {attempt}: a handle must grant at least read access")]
     NoRights {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
     },
 
-    /// A time between events of which one was never recorded, or not reached yet.
-    #[error("cannot {attempt}: one of them was not recorded, or is not reached yet")]
+    /// The time between two events was requested before both were recorded and reached.
+    #[error("cannot {attempt}: one of the events was not recorded or is not reached yet")]
     NotReached {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
     },
 
-    /// Ranges that were to be one, and do not follow each other.
-    #[error("cannot join two ranges: one ends at {end:#x}, and the next begins at {next:#x}")]
+    /// Two spans to be joined are not contiguous.
+    #[error("cannot join two spans: one ends at {end:#x}, the next begins at {next:#x}")]
     Gap {
-        /// Where the one ends.
+        /// The end address of the first span.
         end: u64,
-        /// Where the next begins.
+        /// The start address of the next span.
         next: u64,
     },
 
-    /// The backend was asked and said no.
+    /// A call of the backend failed.
     #[error("cannot {attempt}")]
     Failed {
-        /// What was tried.
+        /// The attempted operation.
         attempt: Attempt,
-        /// What the backend said.
+        /// The error of the backend.
         #[source]
-        cause: Cause,
+        cause: BackendError,
     },
 }
 
 impl Error {
-    /// A number for this error that never changes: the same in C, in Python and between processes.
+    /// Returns a stable numeric code: the same in C, in Python and between processes.
     ///
     /// ```
     /// use wholemem_hal::{Backend, HostConfig};
@@ -300,22 +300,22 @@ impl Error {
 }
 
 impl Error {
-    /// What a person can do about it, where something can be done.
+    /// Returns advice for the user, if there is a known remedy.
     ///
     /// ```
     /// use wholemem_hal::{Backend, HostConfig};
     ///
     /// let device = Backend::host(HostConfig::default())?.device(0)?;
     /// let error = device.allocate(1000).unwrap_err();
-    /// assert_eq!(error.hint(), Some("`Granule::round_up` makes a length fit"));
+    /// assert_eq!(error.hint(), Some("`Granule::round_up` rounds a length up to whole granules"));
     /// # Ok::<(), wholemem_hal::Error>(())
     /// ```
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::UnalignedLength { .. } => Some("`Granule::round_up` makes a length fit"),
+            Self::UnalignedLength { .. } => Some("`Granule::round_up` rounds a length up to whole granules"),
             Self::Unavailable { backend: BackendKind::Cuda, .. } => {
-                Some("`wholemem doctor` says what was tried; the host backend works without a GPU")
+                Some("`wholemem doctor` lists the failed checks; the host backend works without a GPU")
             }
             Self::NoSuchDevice { backend: BackendKind::Cuda, .. } => {
                 Some("`CUDA_VISIBLE_DEVICES` may hide GPUs from this process")
@@ -323,11 +323,11 @@ impl Error {
             Self::Forked { .. } => {
                 Some("open a backend in the child itself, or start a new program instead of forking")
             }
-            Self::Failed { cause: Cause::Driver { code, .. }, .. } => code.hint(),
-            Self::Failed { cause: Cause::Os(os::Error::Call { errno, .. }), .. } => match *errno {
+            Self::Failed { cause: BackendError::Driver { code, .. }, .. } => code.hint(),
+            Self::Failed { cause: BackendError::Os(os::Error::Call { errno, .. }), .. } => match *errno {
                 os::Errno::MFILE => Some("this process may open no more files; raise `ulimit -n`"),
                 os::Errno::NOMEM | os::Errno::NOSPC => {
-                    Some("the machine, or this process's control group, is out of memory")
+                    Some("the machine, or the cgroup of this process, is out of memory")
                 }
                 _ => None,
             },
@@ -336,41 +336,41 @@ impl Error {
     }
 }
 
-/// What a backend answered when it said no.
+/// The error that a backend returned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Cause {
-    /// The operating system said no.
+pub enum BackendError {
+    /// A system call or an operating system object failed.
     #[error(transparent)]
     Os(#[from] os::Error),
 
-    /// The driver of the devices said no.
-    #[error("`{call}` answered {code}")]
+    /// A call of the CUDA driver failed.
+    #[error("`{call}` returned {code}")]
     Driver {
-        /// The call, by its C name.
+        /// The C name of the driver function.
         call: &'static str,
-        /// What it answered.
+        /// The result code.
         code: DriverCode,
     },
 
-    /// There is not that much memory to be had.
+    /// Not enough memory is available.
     #[error("only {} of memory are available", Size(*available))]
     OutOfMemory {
-        /// How much there is.
+        /// The available bytes.
         available: usize,
     },
 
-    /// This backend cannot do it at all.
+    /// The backend does not support the operation.
     #[error("{reason}")]
     Unsupported {
-        /// What it cannot do.
+        /// The missing capability.
         capability: Capability,
-        /// Why.
+        /// Why the backend does not support the operation.
         reason: &'static str,
     },
 }
 
-impl Cause {
+impl BackendError {
     fn code(&self) -> u32 {
         match self {
             Self::Os(os::Error::Call { .. }) => 100,
@@ -391,19 +391,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_say_what_was_tried_with_which_values() {
+    fn messages_name_the_operation_and_its_operands() {
         let attempt = Attempt::Map { len: 3 << 20, offset: 1 << 20 };
         let beyond = Error::BeyondReservation { attempt: attempt.clone(), reserved: 2 << 20 };
         assert_eq!(beyond.to_string(), "cannot map 3 MiB at offset 1 MiB: reservation is 2 MiB");
 
         let occupied = Error::Occupied { attempt, taken_offset: 0, taken_len: 2 << 20 };
-        let text = "cannot map 3 MiB at offset 1 MiB: 2 MiB at offset 0 B is mapped already";
+        let text = "cannot map 3 MiB at offset 1 MiB: 2 MiB at offset 0 B is already mapped";
         assert_eq!(occupied.to_string(), text);
     }
 
     #[test]
-    fn a_failure_keeps_the_backends_words_as_its_source() {
-        let cause = Cause::Os(os::Error::Call { call: "fallocate", errno: os::Errno::NOSPC });
+    fn the_source_of_a_failure_is_the_backend_error() {
+        let cause = BackendError::Os(os::Error::Call { call: "fallocate", errno: os::Errno::NOSPC });
         let error = Error::Failed { attempt: Attempt::Reserve { len: 4096 }, cause };
         assert_eq!(error.to_string(), "cannot reserve 4 KiB of addresses");
         let source = std::error::Error::source(&error).expect("a cause");

@@ -1,12 +1,12 @@
-//! The unit in which a device hands out physical memory.
+//! The unit in which a device allocates physical memory.
 
 use super::{Error, Result};
 
-/// The unit of memory on a device: every allocation is a multiple of it, and every map lies at a multiple of
-/// it from the beginning of its reservation.
+/// The allocation unit of a device: a power of two that divides the length of every allocation and the offset of every
+/// mapping.
 ///
-/// It is a power of two. GPUs use 2 MiB; the host backend uses what its [configuration](crate::HostConfig) says, so
-/// that mistakes about large granules show on machines without a GPU.
+/// GPUs use 2 MiB. The host backend uses the granule of its [configuration](crate::HostConfig), so that tests without a
+/// GPU can use large granules too.
 ///
 /// ```
 /// use wholemem_hal::Granule;
@@ -23,7 +23,7 @@ impl Granule {
     /// A granule of one byte: every length is a whole number of granules.
     pub const BYTE: Self = Self(1);
 
-    /// A granule of `len` bytes.
+    /// Creates a granule of `len` bytes.
     ///
     /// # Errors
     /// [`Error::BadConfig`] unless `len` is a power of two.
@@ -31,37 +31,37 @@ impl Granule {
         if len.is_power_of_two() {
             Ok(Self(len))
         } else {
-            Err(Error::BadConfig { what: "the granule", value: len, rule: "it must be a power of two" })
+            Err(Error::BadConfig { setting: "the granule", value: len, rule: "it must be a power of two" })
         }
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a granule is never empty")]
     pub fn len(self) -> usize {
         self.0
     }
 
-    /// Whether `len` is a whole number of granules. Zero is.
+    /// Returns whether `len` is a multiple of the granule; zero is.
     #[must_use]
     pub fn divides(self, len: usize) -> bool {
         len & (self.0 - 1) == 0
     }
 
-    /// The smallest whole number of granules that holds `len` bytes; `None` beyond the address space.
+    /// Rounds `len` up to a multiple of the granule; `None` if the result overflows.
     #[must_use]
     pub fn round_up(self, len: usize) -> Option<usize> {
         len.checked_next_multiple_of(self.0)
     }
 }
 
-/// The granules of one kind of memory.
+/// The minimum and the recommended granule of one kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "cuMemGetAllocationGranularity")]
 pub struct Granularity {
-    /// What lengths and offsets must be multiples of.
+    /// Lengths and offsets must be multiples of this granule.
     pub minimum: Granule,
-    /// What they should be multiples of, for the best speed.
+    /// Lengths and offsets should be multiples of this granule for the best speed.
     pub recommended: Granule,
 }
 
@@ -72,10 +72,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_powers_of_two_are_granules() {
+    fn a_granule_must_be_a_power_of_two() {
         for len in [0, 3, 6, 100, usize::MAX] {
             let rule = "it must be a power of two";
-            assert_eq!(Granule::new(len), Err(Error::BadConfig { what: "the granule", value: len, rule }));
+            assert_eq!(Granule::new(len), Err(Error::BadConfig { setting: "the granule", value: len, rule }));
         }
         assert_eq!(Granule::new(1).map(Granule::len), Ok(1));
     }

@@ -1,20 +1,20 @@
-//! What a launch takes: the kernels of each backend, the shape of the grid and the arguments.
+//! The inputs of a kernel launch: the kernel image of each backend, the shape of the grid and the arguments.
 
 use std::fmt;
 
 use smallvec::SmallVec;
 use zerocopy::{Immutable, IntoBytes, TryFromBytes};
 
-/// A kernel as the host backend runs it: the whole grid in one call.
+/// A kernel of the host backend: one call computes the whole grid.
 ///
-/// It is `unsafe` because a launch is: only the caller knows what the kernel touches. Like a callback of a driver, it must
-/// not use this crate: the stream it runs on is locked, so it would deadlock.
+/// It is `unsafe` because only the caller knows which memory the kernel accesses. Like a callback of a driver, it must not call
+/// this crate: the stream that runs it is locked, so the call would deadlock.
 pub type HostFunction = unsafe fn(&LaunchShape, &Args);
 
-/// The same kernels for each backend.
+/// A set of kernels, as PTX for CUDA and as Rust functions for the host backend.
 #[derive(Clone, Copy)]
 pub struct KernelImage {
-    /// Text for CUDA devices.
+    /// PTX for CUDA devices.
     pub ptx: Option<&'static str>,
     /// Functions for host devices, by name.
     pub host: &'static [(&'static str, HostFunction)],
@@ -38,88 +38,88 @@ impl<I: Iterator<Item: fmt::Debug> + Clone> fmt::Debug for Names<I> {
     }
 }
 
-/// How many threads run a kernel, and how they are grouped.
+/// The grid and block dimensions of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchShape {
-    /// Blocks in each direction.
+    /// The number of blocks in x, y and z.
     pub grid: [u32; 3],
-    /// Threads of a block in each direction.
+    /// The number of threads per block in x, y and z.
     pub block: [u32; 3],
-    /// Bytes of memory that the threads of a block share, beyond what the kernel declares.
+    /// The bytes of dynamic shared memory per block.
     pub shared_len: u32,
-    /// Whether it may be set up while what is before it on the stream still runs.
-    pub early: bool,
+    /// Whether the launch uses programmatic stream serialization: it may start before the preceding kernel of the stream ends.
+    pub programmatic: bool,
 }
 
 impl LaunchShape {
-    /// A line of `blocks` blocks of `threads` threads.
+    /// A one-dimensional grid of `blocks` blocks of `threads` threads.
     #[must_use]
-    pub fn line(blocks: u32, threads: u32) -> Self {
-        Self { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_len: 0, early: false }
+    pub fn linear(blocks: u32, threads: u32) -> Self {
+        Self { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_len: 0, programmatic: false }
     }
 
-    /// The same, but it may be set up while what is before it on the stream still runs.
+    /// Enables programmatic dependent launch: the kernel may start before the preceding kernel of the stream ends.
     ///
-    /// For kernels that wait for the end of that themselves, by `griddepcontrol.wait`, before they touch anything, on devices
-    /// that have it: those of [compute capability](crate::DeviceInfo::compute) 9.0 and on. Setting up costs more than a
-    /// microsecond, and the blocks have their places on the device meanwhile.
+    /// The kernel must execute `griddepcontrol.wait` before it accesses memory, which needs [compute
+    /// capability](crate::DeviceInfo::compute) 9.0 or newer. This hides more than a microsecond of launch latency, because the
+    /// blocks are already resident when the preceding kernel ends.
     #[must_use]
     #[doc(alias = "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION")]
-    pub fn early(self) -> Self {
-        Self { early: true, ..self }
+    pub fn programmatic(self) -> Self {
+        Self { programmatic: true, ..self }
     }
 }
 
-/// The arguments of a launch, in order. A few short ones take no memory but their own.
+/// The arguments of a launch, in order. Small argument lists need no heap allocation.
 ///
 /// ```
 /// use wholemem_hal::Args;
 ///
 /// let args = Args::new().u64(0x1000).u32(42);
 /// assert_eq!(args.read_u32(1), Some(42));
-/// assert_eq!(args.read_u32(0), None); // that one is eight bytes long
+/// assert_eq!(args.read_u32(0), None); // the first argument has eight bytes
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args {
     bytes: SmallVec<[u8; 192]>,
-    /// Where each argument lies in `bytes`, aligned to the argument's own alignment.
+    /// The offset and the length of each argument in `bytes`; offsets are aligned to the argument's alignment.
     places: SmallVec<[(usize, usize); 4]>,
 }
 
 impl Args {
-    /// No arguments yet.
+    /// Creates an empty argument list.
     #[must_use]
     #[inline]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a four-byte number.
+    /// Appends a `u32`.
     #[must_use]
     #[inline]
     pub fn u32(self, value: u32) -> Self {
         self.value(&value)
     }
 
-    /// Adds an eight-byte number, or an address.
+    /// Appends a `u64` or an address.
     #[must_use]
     #[inline]
     pub fn u64(self, value: u64) -> Self {
         self.value(&value)
     }
 
-    /// Adds a number or a structure as it is in memory.
+    /// Appends a number or a structure by its in-memory representation.
     #[must_use]
     #[inline]
     pub fn value<T: IntoBytes + Immutable>(self, value: &T) -> Self {
         self.bytes(value.as_bytes(), align_of::<T>())
     }
 
-    /// Adds a structure by its bytes; `align` is its alignment, a power of two.
+    /// Appends raw bytes; `align` is the alignment of the structure, a power of two.
     #[must_use]
     #[inline]
     pub fn bytes(mut self, value: &[u8], align: usize) -> Self {
-        // No argument needs more than a page's alignment; what is no power of two means the next one.
+        // No argument needs more than page alignment; other values are rounded up to a power of two.
         let align = align.clamp(1, 4096).next_power_of_two();
         let start = self.bytes.len().next_multiple_of(align);
         self.bytes.resize(start, 0);
@@ -128,7 +128,7 @@ impl Args {
         self
     }
 
-    /// How many there are.
+    /// The number of arguments.
     #[must_use]
     pub fn count(&self) -> usize {
         self.places.len()
@@ -142,25 +142,25 @@ impl Args {
         self.bytes.get(start..start + len)
     }
 
-    /// Where the bytes of each argument begin.
+    /// Pointers to the bytes of each argument.
     pub(crate) fn pointers(&self) -> impl Iterator<Item = *const u8> {
         self.places.iter().map(|&(start, _)| self.bytes[start..].as_ptr())
     }
 
-    /// A copy of one argument; `None` if it has another length, or bytes that no value of the type has.
+    /// Copies one argument; `None` if its length differs or its bytes are invalid for the type.
     #[must_use]
     #[inline]
     pub fn read_value<T: TryFromBytes>(&self, index: usize) -> Option<T> {
         T::try_read_from_bytes(self.read(index)?).ok()
     }
 
-    /// One argument as a four-byte number, if it is that long.
+    /// One argument as a `u32`; `None` if it has another length.
     #[must_use]
     pub fn read_u32(&self, index: usize) -> Option<u32> {
         self.read_value(index)
     }
 
-    /// One argument as an eight-byte number, if it is that long.
+    /// One argument as a `u64`; `None` if it has another length.
     #[must_use]
     pub fn read_u64(&self, index: usize) -> Option<u64> {
         self.read_value(index)
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_aligned_as_their_types_are() {
+    fn arguments_are_aligned_to_their_types() {
         let args = Args::new().u32(1).u64(2).bytes(&[3; 5], 1).bytes(&[4; 16], 16);
         assert_eq!(args.places[..], [(0, 4), (8, 8), (16, 5), (32, 16)]);
         assert_eq!(args.count(), 4);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_structure_is_read_back_and_no_other_type_is() {
+    fn read_value_rejects_a_type_of_another_layout() {
         let args = Args::new().u32(1).value(&[7_u64, 8, 9]).value(&true);
         assert_eq!(args.places[..], [(0, 4), (8, 24), (32, 1)]);
         assert_eq!(args.read_value(1), Some([7_u64, 8, 9]));

@@ -1,16 +1,16 @@
-//! Plain values that every layer above uses: numbers, names, rights, specifications and errors.
+//! Plain values that every other module uses: device numbers, rights, granules, launch arguments and errors.
 //!
-//! They own no device memory and call no driver. Within this module, each file imports only those before it:
+//! They own no device memory and call no driver. Each file imports only files listed before it:
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`device`] | the kind of a backend, and a device's number, label and description |
 //! | [`rights`] | what a device may do with memory |
-//! | [`share`], [`spec`] | kinds of handles for other processes, and what memory to create |
-//! | [`capability`] | names of what not every device can do |
+//! | [`share`], [`spec`] | handles that share memory with other processes; the properties of memory to create |
+//! | [`capability`] | names of optional device capabilities |
 //! | [`driver_code`] | result codes of the CUDA driver |
-//! | [`attempt`], [`error`] | what was tried, and what went wrong |
-//! | [`granule`], [`proof`] | units of memory, and the outcome of trying a capability |
+//! | [`attempt`], [`error`] | the attempted operation that an error names; all errors of this crate |
+//! | [`granule`], [`probe`] | the allocation granularity of a device; the result of a capability test |
 //! | [`launch`] | kernels, the shape of a launch and its arguments |
 
 mod attempt;
@@ -20,7 +20,7 @@ mod driver_code;
 mod error;
 mod granule;
 mod launch;
-mod proof;
+mod probe;
 mod rights;
 mod share;
 mod spec;
@@ -29,10 +29,10 @@ pub use attempt::Attempt;
 pub use capability::Capability;
 pub use device::{BackendKind, DeviceId, DeviceInfo, DeviceLabel};
 pub use driver_code::DriverCode;
-pub use error::{Cause, Error, Result};
+pub use error::{BackendError, Error, Result};
 pub use granule::{Granularity, Granule};
 pub use launch::{Args, HostFunction, KernelImage, LaunchShape};
-pub use proof::Proof;
+pub use probe::CapabilityProbe;
 pub(crate) use rights::RightsTable;
 pub use rights::{Grant, Rights};
 pub use share::{HandleKind, ShareHandle};

@@ -1,18 +1,18 @@
-//! The rights of devices to mapped memory.
+//! The access rights of devices to mapped memory.
 
 use std::fmt;
 
 use super::DeviceId;
 
-/// What a device may do with memory. Ordered: each right includes those before it.
+/// The access rights of a device to memory. They are ordered: each value includes the rights of the values before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[doc(alias = "CUmemAccess_flags")]
 pub enum Rights {
-    /// Nothing.
+    /// No access.
     None,
-    /// Load.
+    /// Loads.
     Read,
-    /// Load and store.
+    /// Loads and stores.
     ReadWrite,
 }
 
@@ -20,23 +20,24 @@ impl fmt::Display for Rights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::None => "no access",
-            Self::Read => "reading",
-            Self::ReadWrite => "reading and writing",
+            Self::Read => "read access",
+            Self::ReadWrite => "read and write access",
         })
     }
 }
 
-/// A right given to one device.
+/// Access rights that are granted to one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "CUmemAccessDesc")]
 pub struct Grant {
-    /// The device that gets it.
+    /// The device that gets the rights.
     pub device: DeviceId,
-    /// What it may do.
+    /// The granted rights.
     pub rights: Rights,
 }
 
-/// The rights of each device to one map: they only grow while it lives, so that a view handed out stays true.
+/// The access rights of each device to one mapping. Rights only grow while the mapping lives, so existing views stay
+/// valid.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RightsTable(Vec<Grant>);
 
@@ -45,12 +46,12 @@ impl RightsTable {
         self.0.iter().find(|grant| grant.device == device).map_or(Rights::None, |grant| grant.rights)
     }
 
-    /// The most that any device may do.
+    /// The highest rights that any device has.
     pub(crate) fn highest(&self) -> Rights {
         self.0.iter().map(|grant| grant.rights).max().unwrap_or(Rights::None)
     }
 
-    /// This table with `grants` added. A device keeps the higher of two rights.
+    /// Returns this table with `grants` added. If a device occurs twice, the higher rights apply.
     pub(crate) fn with(&self, grants: &[Grant]) -> Self {
         let mut table = self.clone();
         for grant in grants {
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rights_grow_and_never_shrink() {
+    fn rights_never_shrink() {
         let [zero, one] = [DeviceId(0), DeviceId(1)];
         let table = RightsTable::default().with(&[
             Grant { device: zero, rights: Rights::ReadWrite },

@@ -1,18 +1,18 @@
-//! Handles through which memory goes to another process.
+//! Handles that share memory with another process.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 
-/// The kinds of handle there are.
+/// The kinds of handle that share memory between processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[doc(alias = "CUmemAllocationHandleType")]
 pub enum HandleKind {
-    /// A file descriptor, for processes of one machine.
+    /// A file descriptor, for processes on one node.
     Fd,
-    /// A token that works between machines of one NVLink fabric.
+    /// A fabric handle, for processes on nodes of one NVLink fabric.
     Fabric,
-    /// CUDA's older token, for memory from `cudaMalloc`.
+    /// A CUDA IPC handle, for memory from `cudaMalloc`.
     CudaIpc,
 }
 
@@ -26,26 +26,26 @@ impl fmt::Display for HandleKind {
     }
 }
 
-/// Memory on its way to another process. It keeps the memory alive as long as the kernel or the driver does: a
-/// file descriptor for ever, the others while an allocation lives.
+/// A handle that another process imports memory from. A file descriptor keeps the memory alive; the other kinds are
+/// valid only while an allocation exists.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ShareHandle {
-    /// A file descriptor, to be sent over a Unix socket.
+    /// A file descriptor; send it over a Unix socket (`SCM_RIGHTS`).
     Fd(OwnedFd),
-    /// A fabric token, to be sent anyhow.
+    /// A fabric handle; send its bytes over any channel.
     Fabric([u8; 64]),
-    /// CUDA's older token, to be sent anyhow, and where in its allocation the memory begins.
+    /// A CUDA IPC handle; send its bytes and the offset over any channel.
     CudaIpc {
-        /// The token.
+        /// The bytes of the handle.
         token: [u8; 64],
-        /// Where the memory begins behind it.
+        /// The offset of the memory in the driver's allocation.
         offset: usize,
     },
 }
 
 impl ShareHandle {
-    /// Which kind it is.
+    /// The kind of the handle.
     #[must_use]
     pub fn kind(&self) -> HandleKind {
         match self {
@@ -55,7 +55,7 @@ impl ShareHandle {
         }
     }
 
-    /// The file descriptor, if that is what it is.
+    /// Returns the file descriptor, if this is one.
     #[must_use]
     pub fn into_fd(self) -> Option<OwnedFd> {
         match self {

@@ -1,8 +1,8 @@
-//! What memory to create.
+//! The properties of memory to create.
 
 use super::{DeviceId, HandleKind};
 
-/// What memory to create.
+/// The properties of memory to create.
 ///
 /// ```
 /// use wholemem_hal::{Allocation, AllocationSpec, Backend, HostConfig};
@@ -16,15 +16,15 @@ use super::{DeviceId, HandleKind};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[doc(alias = "CUmemAllocationProp")]
 pub struct AllocationSpec {
-    /// Where it lives.
+    /// The device on which to create the memory.
     pub device: DeviceId,
-    /// How long it is: whole granules.
+    /// The length in bytes, a multiple of the granule.
     pub len: usize,
-    /// How it will be shared.
+    /// The kind of handle that will share the memory.
     pub handle: HandleKind,
-    /// Whether a network card will read and write it directly.
+    /// Whether network cards will access the memory directly (GPUDirect RDMA).
     pub rdma: bool,
-    /// The NUMA node whose host memory to use, instead of the device's own memory. On the host backend, instead of
-    /// the node that the device stands for.
+    /// A NUMA node whose host memory is used instead of the device's memory. On the host backend, it overrides the node
+    /// of the device.
     pub node: Option<u32>,
 }

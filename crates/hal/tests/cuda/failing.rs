@@ -1,18 +1,18 @@
-//! Every path, with each of its calls to the driver failing in turn: exactly that error comes out, and nothing is left
-//! behind, neither in the process nor in the driver.
+//! Fault sweeps of the driver: every path runs once per driver call with that call failing. It returns exactly that
+//! error and leaks nothing, neither in the process nor in the driver.
 
 use std::os::fd::AsFd;
 
 use wholemem_hal::{
-    Allocation, Attempt, Backend, Cause, DriverCode, Error, Event, EventHandle, EventKind, HostConfig,
-    Mapping, PlainBuffer, Registration, Reservation, Result, Rights, ShareHandle,
+    Allocation, Attempt, Backend, BackendError, CudaMallocBuffer, DriverCode, Error, Event, EventHandle,
+    EventKind, HostConfig, Mapping, Registration, Reservation, Result, Rights, ShareHandle,
 };
 use wholemem_os::Deadline;
 use wholemem_testkit::conformance::paths;
 use wholemem_testkit::{FakeCuda, FakeDriver, Rank, Ranks, cuda, sweep, test_name};
 
-/// Runs `body` in ranks over the fake driver.
-fn over_fake(count: usize, test: &str, body: impl FnOnce(&Rank)) {
+/// Runs `body` in rank processes on the fake driver.
+fn on_fake_driver(count: usize, test: &str, body: impl FnOnce(&Rank)) {
     if Ranks::is_rank() {
         return Ranks::of(count).run(test, body);
     }
@@ -20,9 +20,9 @@ fn over_fake(count: usize, test: &str, body: impl FnOnce(&Rank)) {
     fake.ranks(count).run(test, body);
 }
 
-/// Sweeps a path in a process of its own.
-fn swept(test: &str, at_least: u64, path: impl Fn(&Backend) -> Result<()>) {
-    over_fake(1, test, |_| {
+/// Sweeps a path in a separate process.
+fn sweep_path(test: &str, at_least: u64, path: impl Fn(&Backend) -> Result<()>) {
+    on_fake_driver(1, test, |_| {
         let backend = cuda::backend().unwrap();
         let calls = sweep::driver_calls(&backend, &FakeDriver::of_process(), path);
         assert!(calls >= at_least, "the path makes {calls} calls");
@@ -30,24 +30,24 @@ fn swept(test: &str, at_least: u64, path: impl Fn(&Backend) -> Result<()>) {
 }
 
 #[test]
-fn on_the_path_of_memory() {
-    swept(test_name!(), 20, paths::memory);
+fn memory_calls_fail_cleanly() {
+    sweep_path(test_name!(), 20, paths::memory);
 }
 
 #[test]
-fn on_the_path_of_sharing() {
-    swept(test_name!(), 20, paths::sharing);
+fn sharing_calls_fail_cleanly() {
+    sweep_path(test_name!(), 20, paths::sharing);
 }
 
 #[test]
-fn on_the_path_of_work() {
-    swept(test_name!(), 100, paths::work);
+fn stream_calls_fail_cleanly() {
+    sweep_path(test_name!(), 100, paths::work);
 }
 
 #[test]
-fn on_the_path_of_older_buffers() {
-    swept(test_name!(), 10, |backend| {
-        let buffer = PlainBuffer::create(&backend.device(0)?, 4096)?;
+fn cuda_malloc_calls_fail_cleanly() {
+    sweep_path(test_name!(), 10, |backend| {
+        let buffer = CudaMallocBuffer::create(&backend.device(0)?, 4096)?;
         buffer.export()?;
         let stream = backend.device(0)?.stream()?;
         stream.fill(&buffer.all(), 1)?;
@@ -56,10 +56,10 @@ fn on_the_path_of_older_buffers() {
 }
 
 #[test]
-fn on_the_path_of_registered_memory() {
+fn registration_calls_fail_cleanly() {
     let host = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
     let map = host.allocate(1 << 20).unwrap().map(Rights::ReadWrite).unwrap();
-    swept(test_name!(), 5, |backend| {
+    sweep_path(test_name!(), 5, |backend| {
         let registered = Registration::create(&backend.device(0)?, &map)?;
         let stream = backend.device(0)?.stream()?;
         stream.fill(&registered.all(), 1)?;
@@ -68,8 +68,8 @@ fn on_the_path_of_registered_memory() {
 }
 
 #[test]
-fn on_the_path_of_adopted_memory() {
-    swept(test_name!(), 20, |backend| {
+fn adoption_calls_fail_cleanly() {
+    sweep_path(test_name!(), 20, |backend| {
         let device = backend.device(0)?;
         let step = device.granularity()?.minimum.len();
         let whole = Reservation::create(backend, 2 * step)?;
@@ -80,8 +80,8 @@ fn on_the_path_of_adopted_memory() {
 }
 
 #[test]
-fn on_the_path_of_a_descriptor_for_network_cards() {
-    swept(test_name!(), 10, |backend| {
+fn dma_buf_calls_fail_cleanly() {
+    sweep_path(test_name!(), 10, |backend| {
         let device = backend.device(0)?;
         let step = device.granularity()?.minimum.len();
         device.available()?;
@@ -90,13 +90,13 @@ fn on_the_path_of_a_descriptor_for_network_cards() {
 }
 
 #[test]
-fn on_the_path_of_addresses_that_are_taken() {
-    swept(test_name!(), 5, |backend| {
+fn reserving_occupied_addresses_fails_cleanly() {
+    sweep_path(test_name!(), 5, |backend| {
         let step = backend.device(0)?.granularity()?.minimum.len();
-        let there = Reservation::create(backend, step)?;
-        let cause = Cause::Driver { call: "cuMemAddressReserve", code: DriverCode(1) };
+        let occupied = Reservation::create(backend, step)?;
+        let cause = BackendError::Driver { call: "cuMemAddressReserve", code: DriverCode(1) };
         let refused = Error::Failed { attempt: Attempt::Reserve { len: step }, cause };
-        match Reservation::create_at(backend, step, there.address()) {
+        match Reservation::create_at(backend, step, occupied.address()) {
             Err(error) if error == refused => Ok(()),
             other => other.map(drop),
         }
@@ -104,17 +104,21 @@ fn on_the_path_of_addresses_that_are_taken() {
 }
 
 #[test]
-fn on_the_path_of_what_another_process_shares() {
-    over_fake(2, test_name!(), |rank| {
+fn importing_from_another_process_fails_cleanly() {
+    on_fake_driver(2, test_name!(), |rank| {
         let backend = cuda::backend().unwrap();
         let device = backend.device(0).unwrap();
         let step = device.granularity().unwrap().minimum.len();
         if rank.id() == 0 {
             let (buffer, memory) =
-                (PlainBuffer::create(&device, 4096).unwrap(), device.allocate(step).unwrap());
+                (CudaMallocBuffer::create(&device, 4096).unwrap(), device.allocate(step).unwrap());
             let event = Event::create(&device, EventKind::Shared).unwrap();
-            let ShareHandle::CudaIpc { token, .. } = buffer.export().unwrap() else { panic!("a token") };
-            let EventHandle::CudaIpc(event_token) = event.export().unwrap() else { panic!("a token") };
+            let ShareHandle::CudaIpc { token, .. } = buffer.export().unwrap() else {
+                panic!("not a CUDA IPC handle")
+            };
+            let EventHandle::CudaIpc(event_token) = event.export().unwrap() else {
+                panic!("not a CUDA IPC handle")
+            };
             let handle = memory.export(wholemem_hal::HandleKind::Fd, Rights::ReadWrite).unwrap();
             let fd = handle.into_fd().unwrap();
             rank.send(1, &[token, event_token].concat(), &[fd.as_fd()]);
@@ -124,13 +128,14 @@ fn on_the_path_of_what_another_process_shares() {
             let token: [u8; 64] = message[..64].try_into().unwrap();
             let event_token: [u8; 64] = message[64..].try_into().unwrap();
             let calls = sweep::driver_calls(&backend, &FakeDriver::of_process(), |_| {
-                let older = PlainBuffer::import(&device, &ShareHandle::CudaIpc { token, offset: 0 }, 4096)?;
+                let malloced =
+                    CudaMallocBuffer::import(&device, &ShareHandle::CudaIpc { token, offset: 0 }, 4096)?;
                 let event = Event::import(&device, EventHandle::CudaIpc(event_token))?;
                 let fd = ShareHandle::from(fds[0].try_clone().unwrap());
                 let map = Allocation::import(&device, fd, step)?.map(Rights::ReadWrite)?;
                 let stream = device.stream()?;
                 stream.await_event(&event)?;
-                stream.copy(&map.span(0, 4096)?, &older.all())?;
+                stream.copy(&map.span(0, 4096)?, &malloced.all())?;
                 stream.synchronize(Deadline::NEVER)
             });
             assert!(calls > 30, "the path makes {calls} calls");

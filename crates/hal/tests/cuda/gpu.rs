@@ -1,4 +1,4 @@
-//! What only a GPU can show, or a driver without one.
+//! Tests that need a GPU, or the fake driver.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use wholemem_hal::pattern::{self, Pattern};
 use wholemem_hal::{
-    Allocation, Args, Attempt, Backend, Capability, Cause, Device, Error, Event, EventHandle, EventKind,
-    Grant, HandleKind, HostConfig, KernelImage, LaunchShape, Mapping, Module, PinnedBuffer, PlainBuffer,
-    Registration, Reservation, Rights, ShareHandle, Span, Stream,
+    Allocation, Args, Attempt, Backend, BackendError, Capability, CudaMallocBuffer, Device, Error, Event,
+    EventHandle, EventKind, Grant, HandleKind, HostConfig, KernelImage, LaunchShape, Mapping, Module,
+    PinnedBuffer, Registration, Reservation, Rights, ShareHandle, Span, Stream,
 };
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
 
-/// The first GPU, or a visible skip.
+/// The first GPU; without one, reports the test as skipped.
 fn gpu() -> Option<Device> {
     cuda::backend().map(|backend| backend.device(0).unwrap())
 }
@@ -25,14 +25,14 @@ fn granule(device: &Device) -> usize {
 const TESTING: KernelImage = KernelImage { ptx: Some(cuda::TESTING_PTX), host: &[] };
 
 #[test]
-fn memory_of_a_gpu_is_not_the_processors_to_see() {
+fn the_cpu_cannot_address_gpu_memory() {
     let Some(device) = gpu() else { return };
     let map = device.allocate(granule(&device)).unwrap().map(Rights::ReadWrite).unwrap();
     assert_eq!(map.bytes().unwrap_err(), Error::NotHostVisible { device: device.label() });
 }
 
 #[test]
-fn a_pattern_filled_on_the_gpu_is_the_hosts_pattern() {
+fn the_gpu_pattern_equals_the_host_pattern() {
     let Some(device) = gpu() else { return };
     let map = device.allocate(3 * granule(&device)).unwrap().map(Rights::ReadWrite).unwrap();
     let (stream, kernels) = (device.stream().unwrap(), Pattern::load(&device).unwrap());
@@ -49,32 +49,33 @@ fn a_pattern_filled_on_the_gpu_is_the_hosts_pattern() {
 }
 
 #[test]
-fn memory_dropped_while_a_kernel_uses_it_stays_until_the_kernel_ends() {
+fn memory_dropped_while_a_kernel_uses_it_stays_mapped_until_the_kernel_ends() {
     if gpu().is_none() && !Ranks::is_rank() {
         return;
     }
-    // Alone, so that nobody else changes how much is available.
-    Ranks::of(1).run(test_name!(), |_| drop_under_a_kernel(&gpu().unwrap()));
+    // In a separate process, so that no other test changes the available memory.
+    Ranks::of(1).run(test_name!(), |_| drop_memory_of_a_running_kernel(&gpu().unwrap()));
 }
 
-fn drop_under_a_kernel(device: &Device) {
+fn drop_memory_of_a_running_kernel(device: &Device) {
     let step = granule(device);
-    // Everything that may wait for running kernels is made before there is one.
-    // SAFETY: the function is launched with what it takes.
+    // Resources whose creation may block on running kernels are created first. SAFETY: the launch passes the function's
+    // parameters.
     let wait = unsafe { Module::load(device, &TESTING) }.unwrap().function("wait_then_set").unwrap();
     let flag = PinnedBuffer::create(device, 4).unwrap();
     let (slow, other) = (device.stream().unwrap(), device.stream().unwrap());
-    let witness = device.allocate(step).unwrap();
-    let handle = witness.export(HandleKind::Fd, Rights::ReadWrite).unwrap();
+    let memory = device.allocate(step).unwrap();
+    let handle = memory.export(HandleKind::Fd, Rights::ReadWrite).unwrap();
     let before = device.available().unwrap();
 
-    let map = witness.map(Rights::ReadWrite).unwrap();
+    let map = memory.map(Rights::ReadWrite).unwrap();
     let minute = 60_000_000_000;
     let args = Args::new().u64(flag.all().address()).u64(minute).u64(map.address()).bytes(&[77], 1);
-    // SAFETY: a flag, a time, a byte and a value; the map is an operand, and the flag outlives the work.
-    unsafe { slow.launch(&wait, &LaunchShape::line(1, 1), &args, &[map.all()]) }.unwrap();
-    drop((map, witness));
-    // The kernel spins, and what it will write to is still mapped: nothing here waits for it.
+    // SAFETY: the arguments are a flag, a time, a byte address and a value; the mapping is an operand, and the flag
+    // outlives the work.
+    unsafe { slow.launch(&wait, &LaunchShape::linear(1, 1), &args, &[map.all()]) }.unwrap();
+    drop((map, memory));
+    // The kernel spins, and its memory is still mapped: no call here waits for the kernel.
     assert_eq!(slow.synchronize(Deadline::NOW), Err(Error::TimedOut { attempt: Attempt::Synchronize }));
     for _ in 0..8 {
         let more = device.allocate(step).unwrap().map(Rights::ReadWrite).unwrap();
@@ -82,7 +83,7 @@ fn drop_under_a_kernel(device: &Device) {
     }
     other.synchronize(Deadline::NEVER).unwrap();
     drop(slow);
-    assert_eq!(device.backend().collect(), 1, "the dropped stream waits for its kernel");
+    assert_eq!(device.backend().collect(), 1, "the dropped stream is retired until its kernel ends");
 
     flag.bytes().unwrap().write_at(0, &1_u32.to_ne_bytes()).unwrap();
     while device.backend().collect() > 0 {
@@ -91,36 +92,36 @@ fn drop_under_a_kernel(device: &Device) {
     let map = Allocation::import(device, handle, step).unwrap().map(Rights::Read).unwrap();
     let mut seen = [0];
     other.read(&map.span(0, 1).unwrap(), &mut seen).unwrap();
-    assert_eq!(seen, [77], "the kernel wrote to its memory after it was dropped");
+    assert_eq!(seen, [77], "the kernel wrote to its memory after the handles were dropped");
     drop(map);
-    assert!(device.available().unwrap() >= before, "and then it went");
+    assert!(device.available().unwrap() >= before, "the memory was released after the kernel");
 }
 
 #[test]
-fn memory_for_several_devices_is_granted_to_each() {
+fn each_device_can_access_its_own_memory() {
     let Some(backend) = cuda::backend() else { return };
     for device in (0..).map_while(|id| backend.device(id).ok()) {
         for peer in (0..).map_while(|id| backend.device(id).ok()) {
             if device.id() == peer.id() {
-                device.reaches(&peer).unwrap();
+                device.check_peer_access(&peer).unwrap();
             }
         }
     }
 }
 
 #[test]
-fn a_read_only_map_refuses_the_drivers_own_writes() {
+fn the_driver_refuses_to_fill_a_read_only_mapping() {
     let Some(device) = gpu() else { return };
-    assert_eq!(device.prove(Capability::ReadOnlyMap).outcome, Ok(()));
-    // And the context is still usable.
-    assert_eq!(device.prove(Capability::Create).outcome, Ok(()));
+    assert_eq!(device.probe(Capability::ReadOnlyMap).outcome, Ok(()));
+    // The context is still usable.
+    assert_eq!(device.probe(Capability::Create).outcome, Ok(()));
 }
 
 #[test]
 fn foreign_memory_is_adopted_segment_by_segment() {
     let Some(device) = gpu() else { return };
     let step = granule(&device);
-    // As a framework does it: one reservation, segments mapped side by side.
+    // As a framework does: one reservation with adjacent segments.
     let whole = Reservation::create(device.backend(), 4 * step).unwrap();
     let rights = [Grant { device: device.id(), rights: Rights::ReadWrite }];
     let maps = [(0, 1), (1, 2)].map(|(offset, granules)| {
@@ -143,25 +144,25 @@ fn foreign_memory_is_adopted_segment_by_segment() {
         assert!(seen.iter().all(|&byte| byte == value));
     }
 
-    let plain = PlainBuffer::create(&device, step).unwrap();
-    let refused = Allocation::adopt(&device, plain.address(), step).unwrap_err();
+    let malloced = CudaMallocBuffer::create(&device, step).unwrap();
+    let refused = Allocation::adopt(&device, malloced.address(), step).unwrap_err();
     assert!(
         matches!(&refused, Error::Unsupported { capability: Capability::ShareFd, .. }),
-        "memory of the older allocator has no allocation: {refused:?}"
+        "memory from cudaMalloc has no allocation: {refused:?}"
     );
-    let nowhere = Allocation::adopt(&device, 0x1000, step).unwrap_err();
-    assert!(matches!(nowhere, Error::Failed { cause: Cause::Driver { .. }, .. }), "{nowhere:?}");
+    let unmapped = Allocation::adopt(&device, 0x1000, step).unwrap_err();
+    assert!(matches!(unmapped, Error::Failed { cause: BackendError::Driver { .. }, .. }), "{unmapped:?}");
 }
 
 #[test]
-fn the_device_of_an_address_is_found() {
+fn device_at_finds_the_device_of_an_address() {
     let Some(backend) = cuda::backend() else { return };
     for id in 0..backend.devices().len() {
         let device = backend.device(u32::try_from(id).unwrap()).unwrap();
         let step = granule(&device);
         let map = device.allocate(step).unwrap().map(Rights::ReadWrite).unwrap();
-        let older = PlainBuffer::create(&device, 4096).unwrap();
-        for address in [map.address(), map.address() + step as u64 - 1, older.address() + 7] {
+        let malloced = CudaMallocBuffer::create(&device, 4096).unwrap();
+        for address in [map.address(), map.address() + step as u64 - 1, malloced.address() + 7] {
             let found = backend.device_at(address).unwrap().map(|found| found.id());
             assert_eq!(found, Some(device.id()));
         }
@@ -171,21 +172,23 @@ fn the_device_of_an_address_is_found() {
     let own = [0_u8; 8];
     assert!(backend.device_at(own.as_ptr().addr() as u64).unwrap().is_none());
     let host = Backend::host(HostConfig::default()).unwrap();
-    let Err(Error::Unsupported { capability, .. }) = host.device_at(4096) else { panic!("no record") };
+    let Err(Error::Unsupported { capability, .. }) = host.device_at(4096) else {
+        panic!("the host does not track addresses")
+    };
     assert_eq!(capability, Capability::Retain);
 }
 
 #[test]
-fn more_than_was_imported_cannot_be_mapped() {
+fn mapping_more_than_the_imported_memory_fails() {
     let Some(device) = gpu() else { return };
     let step = granule(&device);
     let handle = device.allocate(step).unwrap().export(HandleKind::Fd, Rights::ReadWrite).unwrap();
-    let promised = Allocation::import(&device, handle, 2 * step).unwrap();
-    let refused = promised.map(Rights::ReadWrite).unwrap_err();
+    let imported = Allocation::import(&device, handle, 2 * step).unwrap();
+    let refused = imported.map(Rights::ReadWrite).unwrap_err();
     let attempt = Attempt::Map { len: 2 * step, offset: 0 };
     let call = "cuMemMap";
     assert!(
-        matches!(&refused, Error::Failed { attempt: tried, cause: Cause::Driver { call: found, .. } }
+        matches!(&refused, Error::Failed { attempt: tried, cause: BackendError::Driver { call: found, .. } }
             if *tried == attempt && *found == call),
         "{refused:?}"
     );
@@ -202,7 +205,7 @@ fn descriptors_of_gpu_memory_close_on_exec() {
 }
 
 #[test]
-fn garbage_handles_are_refused() {
+fn import_rejects_invalid_handles() {
     let Some(device) = gpu() else { return };
     let step = granule(&device);
     let refused = |handle| Allocation::import(&device, handle, step).unwrap_err();
@@ -212,30 +215,34 @@ fn garbage_handles_are_refused() {
         let error = refused(handle);
         let call = "cuMemImportFromShareableHandle";
         assert!(
-            matches!(&error, Error::Failed { cause: Cause::Driver { call: found, .. }, .. } if *found == call),
+            matches!(&error, Error::Failed { cause: BackendError::Driver { call: found, .. }, .. } if *found == call),
             "{kind}: {error:?}"
         );
     }
     let ipc = ShareHandle::CudaIpc { token: [1; 64], offset: 0 };
-    assert!(PlainBuffer::import(&device, &ipc, 8).is_err());
-    assert_eq!(device.prove(Capability::Create).outcome, Ok(()), "and the context is still usable");
+    assert!(CudaMallocBuffer::import(&device, &ipc, 8).is_err());
+    assert_eq!(device.probe(Capability::Create).outcome, Ok(()), "the context is still usable");
 }
 
 #[test]
-fn a_kernel_newer_than_the_driver_is_refused() {
+fn a_kernel_newer_than_the_driver_is_rejected() {
     let Some(device) = gpu() else { return };
     let image = KernelImage {
-        ptx: Some(".version 99.9\n.target sm_70\n.address_size 64\n.visible .entry late()\n{\n ret;\n}\n"),
+        ptx: Some(
+            ".version 99.9\n.target sm_70\n.address_size 64\n.visible .entry unsupported()\n{\n ret;\n}\n",
+        ),
         host: &[],
     };
-    // SAFETY: nothing is launched from it.
+    // SAFETY: no kernel of it is launched.
     let error = unsafe { Module::load(&device, &image) }.unwrap_err();
-    let Error::Failed { attempt, cause: Cause::Driver { call, .. } } = &error else { panic!("{error:?}") };
+    let Error::Failed { attempt, cause: BackendError::Driver { call, .. } } = &error else {
+        panic!("{error:?}")
+    };
     assert_eq!((attempt, *call), (&Attempt::LoadModule { device: device.label() }, "cuModuleLoadDataEx"));
 }
 
 #[test]
-fn a_stream_of_somebody_else_is_used_and_left_alone() {
+fn dropping_a_foreign_stream_does_not_destroy_it() {
     let Some(device) = gpu() else { return };
     let map = device.allocate(granule(&device)).unwrap().map(Rights::ReadWrite).unwrap();
     for _ in 0..2 {
@@ -250,17 +257,17 @@ fn a_stream_of_somebody_else_is_used_and_left_alone() {
 }
 
 #[test]
-fn what_somebody_else_captures_is_held_by_their_graph() {
+fn a_foreign_graph_holds_the_operands_of_captured_work() {
     let Some(device) = gpu() else { return };
     let map = device.allocate(granule(&device)).unwrap().map(Rights::ReadWrite).unwrap();
     let (stream, event) = (device.stream().unwrap(), Event::create(&device, EventKind::Order).unwrap());
-    // SAFETY: (both) the number is that of `stream`, which stays.
-    let makers = [unsafe { Stream::from_foreign(&device, stream.handle()) }, unsafe {
-        Stream::from_lasting(&device, stream.handle())
+    // SAFETY: (both) the handle is that of `stream`, which outlives the value.
+    let borrowed = [unsafe { Stream::from_foreign(&device, stream.handle()) }, unsafe {
+        Stream::from_foreign_static(&device, stream.handle())
     }];
-    for (other, value) in makers.into_iter().zip([5, 6]) {
+    for (other, value) in borrowed.into_iter().zip([5, 6]) {
         let owner = Arc::new(());
-        // SAFETY: the map is there until the end, and nobody has a reference to it.
+        // SAFETY: the mapping outlives the span, and no reference to its bytes exists.
         let span =
             unsafe { Span::foreign(&device, map.address(), 16, Rights::ReadWrite, Arc::<()>::clone(&owner)) };
         assert!(!other.is_capturing());
@@ -282,15 +289,15 @@ fn what_somebody_else_captures_is_held_by_their_graph() {
             assert_eq!(seen, [value; 16]);
         }
         device.backend().collect();
-        assert_eq!(Arc::strong_count(&owner), 2, "the graph holds it");
+        assert_eq!(Arc::strong_count(&owner), 2, "the graph holds the owner");
         drop((graph, other));
-        // The driver lets go when it comes to it.
+        // The driver drops the graph's user objects asynchronously.
         let limit = Deadline::after(Duration::from_secs(60));
         while Arc::strong_count(&owner) > 1 && !limit.has_passed() {
             device.backend().collect();
             std::thread::yield_now();
         }
-        assert_eq!(Arc::strong_count(&owner), 1, "and then nobody does");
+        assert_eq!(Arc::strong_count(&owner), 1, "the owner is released with the graph");
     }
 }
 
@@ -306,7 +313,7 @@ fn host_memory_is_registered_and_shared_with_the_gpu() {
     let mut word = [0; 8];
     map.bytes().unwrap().read_at(8 * 1000, &mut word).unwrap();
     assert_eq!(u64::from_ne_bytes(word), pattern::word(5, 1000));
-    // The map is held by the registration, and goes after it.
+    // The registration holds the mapping.
     drop(map);
     assert_eq!(kernels.checksum(&stream, &registered.all()).unwrap(), pattern::expected(5, 1 << 20));
 
@@ -322,7 +329,7 @@ fn host_memory_is_registered_and_shared_with_the_gpu() {
 }
 
 #[test]
-fn two_processes_share_gpu_memory_events_and_older_buffers() {
+fn two_processes_share_gpu_memory_events_and_cuda_malloc_buffers() {
     if gpu().is_none() && !Ranks::is_rank() {
         return;
     }
@@ -333,18 +340,22 @@ fn two_processes_share_gpu_memory_events_and_older_buffers() {
         if rank.id() == 0 {
             let memory = device.allocate(2 * step).unwrap();
             let map = memory.map(Rights::ReadWrite).unwrap();
-            let older = PlainBuffer::create(&device, 4096).unwrap();
+            let malloced = CudaMallocBuffer::create(&device, 4096).unwrap();
             let event = Event::create(&device, EventKind::Shared).unwrap();
             kernels.fill(&stream, &map.all(), 11).unwrap();
-            kernels.fill(&stream, &older.all(), 12).unwrap();
+            kernels.fill(&stream, &malloced.all(), 12).unwrap();
             stream.record(&event).unwrap();
-            // From the middle of the buffer: the handle knows where in its allocation that is.
-            // SAFETY: the buffer lives until the other rank is done.
-            let older_handle =
-                unsafe { PlainBuffer::export_foreign(&device, older.address() + 1024) }.unwrap();
-            let ShareHandle::CudaIpc { token, offset } = older_handle else { panic!("an IPC handle") };
+            // An address inside the buffer: the handle contains its offset. SAFETY: the buffer lives until the other
+            // rank has finished.
+            let malloced_handle =
+                unsafe { CudaMallocBuffer::export_foreign(&device, malloced.address() + 1024) }.unwrap();
+            let ShareHandle::CudaIpc { token, offset } = malloced_handle else {
+                panic!("not a CUDA IPC handle")
+            };
             assert_eq!(offset % 4096, 1024);
-            let EventHandle::CudaIpc(event_token) = event.export().unwrap() else { panic!("a token") };
+            let EventHandle::CudaIpc(event_token) = event.export().unwrap() else {
+                panic!("not a CUDA IPC handle")
+            };
             let fd = memory.export(HandleKind::Fd, Rights::ReadWrite).unwrap().into_fd().unwrap();
             let mut message = token.to_vec();
             message.extend_from_slice(&event_token);
@@ -361,22 +372,22 @@ fn two_processes_share_gpu_memory_events_and_older_buffers() {
             let memory = Allocation::import(&device, ShareHandle::from(fds.remove(0)), 2 * step).unwrap();
             let map = memory.map(Rights::ReadWrite).unwrap();
             let handle = ShareHandle::CudaIpc { token, offset };
-            let older = PlainBuffer::import(&device, &handle, 1024).unwrap();
+            let malloced = CudaMallocBuffer::import(&device, &handle, 1024).unwrap();
             stream.await_event(&event).unwrap();
             assert_eq!(kernels.checksum(&stream, &map.all()).unwrap(), pattern::expected(11, 2 * step));
             let mut word = [0; 8];
-            stream.read(&older.all().part(0, 8).unwrap(), &mut word).unwrap();
+            stream.read(&malloced.all().part(0, 8).unwrap(), &mut word).unwrap();
             assert_eq!(u64::from_ne_bytes(word), pattern::word(12, 1024 / 8));
             kernels.fill(&stream, &map.all(), 13).unwrap();
             stream.synchronize(Deadline::NEVER).unwrap();
-            drop(older);
+            drop(malloced);
             rank.send(0, b"seen", &[]);
         }
     });
 }
 
 #[test]
-fn gpu_memory_outlives_its_maker_in_a_process_without_cuda() {
+fn a_process_without_cuda_keeps_gpu_memory_of_a_killed_process_alive() {
     if gpu().is_none() && !Ranks::is_rank() {
         return;
     }
@@ -412,7 +423,7 @@ fn gpu_memory_outlives_its_maker_in_a_process_without_cuda() {
 }
 
 #[test]
-fn ten_thousand_cycles_leave_gpu_memory_descriptors_and_maps_flat() {
+fn ten_thousand_cycles_leak_no_gpu_memory_descriptors_or_maps() {
     if gpu().is_none() && !Ranks::is_rank() {
         return;
     }
@@ -421,9 +432,9 @@ fn ten_thousand_cycles_leave_gpu_memory_descriptors_and_maps_flat() {
         let step = granule(&device);
         let stream = device.stream().unwrap();
         let cycle = || {
-            let made = device.allocate(step).unwrap();
-            let here = made.map(Rights::ReadWrite).unwrap();
-            let handle = made.export(HandleKind::Fd, Rights::ReadWrite).unwrap();
+            let created = device.allocate(step).unwrap();
+            let here = created.map(Rights::ReadWrite).unwrap();
+            let handle = created.export(HandleKind::Fd, Rights::ReadWrite).unwrap();
             let there = Allocation::import(&device, handle, step).unwrap().map(Rights::ReadWrite).unwrap();
             stream.copy(&there.span(0, 64).unwrap(), &here.span(64, 64).unwrap()).unwrap();
             stream.synchronize(Deadline::NEVER).unwrap();

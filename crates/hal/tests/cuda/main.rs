@@ -1,12 +1,12 @@
-//! The CUDA backend: on the real GPU where there is one, and over a driver without one everywhere.
+//! Tests of the CUDA backend: on a real GPU if there is one, and on the fake driver everywhere.
 
 #![allow(unsafe_code, reason = "a kernel launch is unsafe")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
+mod broken_drivers;
 mod failing;
 mod fake;
 mod gpu;
-mod strange;
 
 use wholemem_testkit::{conformance, cuda};
 

@@ -6,7 +6,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use wholemem_hal::{Backend, BackendKind, Device, PlainBuffer, Rights, Span};
+use wholemem_hal::{Backend, BackendKind, CudaMallocBuffer, Device, Rights, Span};
 use wholemem_os::SharedSlice;
 
 use super::element::Element;
@@ -202,7 +202,7 @@ impl View {
             (memory.at.as_ptr().expose_provenance() as u64, Arc::new(memory))
         } else {
             let device = self.place.device()?;
-            let copy = PlainBuffer::create(&device, len)?.all();
+            let copy = CudaMallocBuffer::create(&device, len)?.all();
             // SAFETY: by DLPack's protocol the consumer names a stream of the array's device on which it will use the copy.
             let stream = unsafe { Turn::new(&device, stream.unwrap_or(0), None) }.stream();
             stream.copy(&copy, &self.span("the array", &device, Rights::Read)?)?;

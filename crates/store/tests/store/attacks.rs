@@ -184,10 +184,10 @@ fn root_of_a_user_namespace_reads_and_can_do_nothing_else() {
     if !Ranks::can_change_user() {
         return skipped("only root can start a process as another user");
     }
-    if !Ranks::can_be_root_within(NOBODY) {
+    if !Ranks::can_be_user_namespace_root(NOBODY) {
         return skipped("another user cannot have a user namespace here");
     }
-    play(test_name!(), |ranks| ranks.as_root_within(1, NOBODY));
+    play(test_name!(), |ranks| ranks.as_user_namespace_root(1, NOBODY));
 }
 
 fn play(test: &str, intrude: impl Fn(Ranks) -> Ranks) {

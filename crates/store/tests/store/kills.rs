@@ -8,7 +8,7 @@ use std::time::Duration;
 use wholemem_hal::{Backend, Device, HostConfig, Rights};
 use wholemem_os::{Deadline, PidFd};
 use wholemem_store::{Client, Pack, Status};
-use wholemem_testkit::stepper::{self, Fate};
+use wholemem_testkit::stepper::{self, TraceAction};
 use wholemem_testkit::{Rank, Ranks, Stepper, test_name};
 
 use crate::served::Served;
@@ -123,7 +123,7 @@ fn stepper_of_servers(rank: &Rank) {
         let Some((pid, nth)) = order.split_once(' ') else { return };
         let stepper = Stepper::attach(pid.parse().unwrap());
         rank.send(0, b"attached", &[]);
-        let walk = stepper.walk_on(nth.parse().unwrap());
+        let walk = stepper.trace_without_marks(nth.parse().unwrap());
         rank.send(0, format!("{} {}", walk.calls, walk.killed_at.is_some()).as_bytes(), &[]);
     }
 }
@@ -144,7 +144,7 @@ fn walk_server(rank: &Rank, served: &Served, client: &Client, operation: Operati
 
 #[test]
 fn a_server_killed_at_any_call_of_an_operation_finishes_it_after_its_restart() {
-    Ranks::of(2).patience(Duration::from_secs(3000)).run(test_name!(), |rank| {
+    Ranks::of(2).timeout(Duration::from_secs(3000)).run(test_name!(), |rank| {
         if rank.id() == STEPPER {
             return stepper_of_servers(rank);
         }
@@ -198,7 +198,7 @@ fn client_body(rank: &Rank) {
         assert_eq!(rank.recv(0).0, b"ready");
         let stepper = Stepper::attach(rank.pid(0));
         rank.send(0, b"go", &[]);
-        let walk = stepper.walk(nth.or(Some(u64::MAX)), Fate::Kill);
+        let walk = stepper.trace(nth.or(Some(u64::MAX)), TraceAction::Kill);
         std::fs::write(outcome, walk.calls.to_string()).unwrap();
         return;
     }

@@ -42,7 +42,7 @@ fn body(rank: &Rank) {
 
 #[test]
 fn a_client_in_namespaces_of_its_own_is_served_and_its_death_is_noticed() {
-    if !Ranks::can_be_apart() {
+    if !Ranks::can_use_namespaces() {
         return skipped("no namespaces can be made here");
     }
     if Ranks::is_rank() {
@@ -51,7 +51,7 @@ fn a_client_in_namespaces_of_its_own_is_served_and_its_death_is_noticed() {
     let served = Served::start();
     served.client().put("from outside", b"hello").unwrap();
     let socket = served.socket().to_str().unwrap().to_owned();
-    Ranks::of(2).apart(0).killed(0).parameter(socket).run(test_name!(), body);
+    Ranks::of(2).in_own_namespaces(0).killed(0).parameter(socket).run(test_name!(), body);
 }
 
 #[test]

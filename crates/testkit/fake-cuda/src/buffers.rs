@@ -1,6 +1,6 @@
-//! Buffers of the older kind with their handles for other processes, and memory of the host.
+//! Memory from `cuMemAlloc` with its IPC handles, and host memory.
 //!
-//! A handle is a process and the number of its descriptor there, reached through `/proc`.
+//! An IPC handle contains a process id and a descriptor number, which is opened through `/proc`.
 
 use std::ffi::{c_char, c_uint, c_void};
 use std::os::fd::{AsRawFd, RawFd};
@@ -9,17 +9,17 @@ use std::ptr;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::bindings::*;
-use crate::calls::{self, api, ensure, put};
-use crate::ranges::{self, Kind, Range};
-use crate::vmm::{self, About, Memory};
+use crate::calls::{self, api, ensure, write_output};
+use crate::ranges::{self, AddressRange, RangeKind};
+use crate::vmm::{self, FakeMemory, MemoryInfo};
 use crate::{devices, gpu};
 
 const PAGE: usize = 4096;
 
-/// What a handle's bytes begin with: what it is of.
+/// The first bytes of a memory IPC handle.
 pub(crate) const MEMORY: [u8; 8] = *b"fake-mem";
 
-/// A descriptor of a process, as the bytes of a handle.
+/// The bytes of an IPC handle that refers to a descriptor of this process.
 pub(crate) fn token(magic: [u8; 8], fd: RawFd, len: usize) -> [c_char; 64] {
     let mut bytes = [0; 64];
     bytes[..8].copy_from_slice(&magic);
@@ -29,7 +29,8 @@ pub(crate) fn token(magic: [u8; 8], fd: RawFd, len: usize) -> [c_char; 64] {
     bytes.map(|byte| c_char::from_ne_bytes([byte]))
 }
 
-/// The descriptor that such bytes name, opened here, and its length. A process cannot open what it made itself.
+/// Opens the descriptor that an IPC handle refers to, and returns it with the length. A process cannot open its own
+/// handles.
 pub(crate) fn open(magic: [u8; 8], token: [c_char; 64]) -> Result<(std::os::fd::OwnedFd, usize), CUresult> {
     let bytes = token.map(|byte| byte.to_ne_bytes()[0]);
     let number = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
@@ -44,49 +45,49 @@ api! {
         ensure(len > 0, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let device = calls::current()?;
         devices::check(device)?;
-        let memory = Memory::create(len.next_multiple_of(PAGE), About::plain(device))?;
-        let given = vmm::map_anywhere(&memory.fd, memory.len)?;
-        ranges::all().insert(given, Range { len: memory.len, kind: Kind::Plain { memory } });
-        put(at, given)
+        let memory = FakeMemory::create(len.next_multiple_of(PAGE), MemoryInfo::for_malloc(device))?;
+        let mapped_at = vmm::map_anywhere(&memory.fd, memory.len)?;
+        ranges::all().insert(mapped_at, AddressRange { len: memory.len, kind: RangeKind::Malloc { memory } });
+        write_output(at, mapped_at)
     }
 
-    // A real driver waits here for all running work, and so do we.
+    // A real driver waits here for all running work.
     Context fn cuMemFree(at: CUdeviceptr_v2) {
         gpu::wait_for_all();
         let mut ranges = ranges::all();
-        let is_plain = ranges.get(&at).is_some_and(|range| matches!(range.kind, Kind::Plain { .. }));
-        ensure(is_plain, CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let is_malloc = ranges.get(&at).is_some_and(|range| matches!(range.kind, RangeKind::Malloc { .. }));
+        ensure(is_malloc, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         ranges.remove(&at).map_or(Ok(()), |range| vmm::unmap(at, range.len))
     }
 
     Context fn cuMemGetAddressRange(base: *mut CUdeviceptr_v2, len: *mut usize, at: CUdeviceptr_v2) {
         let ranges = ranges::all();
-        let found = ranges::holding(&ranges, at).filter(|(_, range)| {
-            matches!(range.kind, Kind::Map { .. } | Kind::Plain { .. } | Kind::Opened)
+        let found = ranges::containing(&ranges, at).filter(|(_, range)| {
+            matches!(range.kind, RangeKind::Map { .. } | RangeKind::Malloc { .. } | RangeKind::Opened)
         });
         let (start, range) = found.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
-        put(base, start)?;
-        put(len, range.len)
+        write_output(base, start)?;
+        write_output(len, range.len)
     }
 
     Context fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle_v1, at: CUdeviceptr_v2) {
         let ranges = ranges::all();
-        let Some((_, Range { len, kind: Kind::Plain { memory } })) = ranges::holding(&ranges, at) else {
+        let Some((_, AddressRange { len, kind: RangeKind::Malloc { memory } })) = ranges::containing(&ranges, at) else {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         };
-        put(handle, CUipcMemHandle_st { reserved: token(MEMORY, memory.fd.as_raw_fd(), *len) })
+        write_output(handle, CUipcMemHandle_st { reserved: token(MEMORY, memory.fd.as_raw_fd(), *len) })
     }
 
     Context fn cuIpcOpenMemHandle(at: *mut CUdeviceptr_v2, handle: CUipcMemHandle_v1, _flags: c_uint) {
         let (fd, len) = open(MEMORY, handle.reserved)?;
-        let given = vmm::map_anywhere(&fd, len)?;
-        ranges::all().insert(given, Range { len, kind: Kind::Opened });
-        put(at, given)
+        let mapped_at = vmm::map_anywhere(&fd, len)?;
+        ranges::all().insert(mapped_at, AddressRange { len, kind: RangeKind::Opened });
+        write_output(at, mapped_at)
     }
 
     Context fn cuIpcCloseMemHandle(at: CUdeviceptr_v2) {
         let mut ranges = ranges::all();
-        let is_opened = ranges.get(&at).is_some_and(|range| matches!(range.kind, Kind::Opened));
+        let is_opened = ranges.get(&at).is_some_and(|range| matches!(range.kind, RangeKind::Opened));
         ensure(is_opened, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         ranges.remove(&at).map_or(Ok(()), |range| vmm::unmap(at, range.len))
     }
@@ -95,17 +96,17 @@ api! {
         ensure(len > 0, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let len = len.next_multiple_of(PAGE);
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses a place where nothing is.
-        let given = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, rights, MapFlags::PRIVATE) };
-        let given = given.map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-        ranges::all().insert(given.expose_provenance() as u64, Range { len, kind: Kind::Pinned });
-        put(at, given)
+        // SAFETY: the kernel chooses a free range.
+        let mapped_at = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, rights, MapFlags::PRIVATE) };
+        let mapped_at = mapped_at.map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        ranges::all().insert(mapped_at.expose_provenance() as u64, AddressRange { len, kind: RangeKind::Pinned });
+        write_output(at, mapped_at)
     }
 
     Context fn cuMemFreeHost(at: *mut c_void) {
         let at = at.addr() as u64;
         let mut ranges = ranges::all();
-        let is_pinned = ranges.get(&at).is_some_and(|range| matches!(range.kind, Kind::Pinned));
+        let is_pinned = ranges.get(&at).is_some_and(|range| matches!(range.kind, RangeKind::Pinned));
         ensure(is_pinned, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         ranges.remove(&at).map_or(Ok(()), |range| vmm::unmap(at, range.len))
     }
@@ -114,19 +115,19 @@ api! {
         let at = at.expose_provenance() as u64;
         ensure(at != 0 && len > 0, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let mut ranges = ranges::all();
-        let taken = ranges::overlap(&ranges, at, len);
-        ensure(!taken, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)?;
+        let overlaps = ranges::overlap(&ranges, at, len);
+        ensure(!overlaps, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)?;
         let read_only = flags & CU_MEMHOSTREGISTER_READ_ONLY != 0;
-        ranges.insert(at, Range { len, kind: Kind::Registered { read_only } });
+        ranges.insert(at, AddressRange { len, kind: RangeKind::Registered { read_only } });
         Ok(())
     }
 
-    // A real driver waits here for all running work, and so do we.
+    // A real driver waits here for all running work.
     Context fn cuMemHostUnregister(at: *mut c_void) {
         gpu::wait_for_all();
         let at = at.addr() as u64;
         let mut ranges = ranges::all();
-        let known = ranges.get(&at).is_some_and(|range| matches!(range.kind, Kind::Registered { .. }));
+        let known = ranges.get(&at).is_some_and(|range| matches!(range.kind, RangeKind::Registered { .. }));
         ensure(known, CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)?;
         ranges.remove(&at);
         Ok(())
@@ -135,20 +136,20 @@ api! {
     Context fn cuMemHostGetDevicePointer(seen: *mut CUdeviceptr_v2, at: *mut c_void, _flags: c_uint) {
         let at = at.addr() as u64;
         let ranges = ranges::all();
-        let known = ranges::holding(&ranges, at)
-            .is_some_and(|(_, range)| matches!(range.kind, Kind::Pinned | Kind::Registered { .. }));
+        let known = ranges::containing(&ranges, at)
+            .is_some_and(|(_, range)| matches!(range.kind, RangeKind::Pinned | RangeKind::Registered { .. }));
         ensure(known, CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        put(seen, at)
+        write_output(seen, at)
     }
 
     Context fn cuPointerGetAttribute(data: *mut c_void, which: CUpointer_attribute, at: CUdeviceptr_v2) {
         let ranges = ranges::all();
-        let (_, range) = ranges::holding(&ranges, at).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let is_host = matches!(range.kind, Kind::Pinned | Kind::Registered { .. });
+        let (_, range) = ranges::containing(&ranges, at).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let is_host = matches!(range.kind, RangeKind::Pinned | RangeKind::Registered { .. });
         match which {
-            CUpointer_attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER if is_host => put(data.cast::<u64>(), at),
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER if is_host => write_output(data.cast::<u64>(), at),
             CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
-                put(data.cast::<CUdevice>(), range.kind.device().unwrap_or(0))
+                write_output(data.cast::<CUdevice>(), range.kind.device().unwrap_or(0))
             }
             _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }

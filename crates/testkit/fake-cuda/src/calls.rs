@@ -1,5 +1,5 @@
-//! What every call goes through: it is counted, may be made to fail, and needs a driver that was initialized and, for
-//! most, a current context.
+//! The entry of every call: it is counted, may be made to fail, and checks that the driver is initialized and, for most
+//! functions, that a context is current.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,60 +8,60 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use crate::bindings::*;
 use crate::config;
 
-/// What a function answers.
-pub(crate) type Answer = Result<(), CUresult>;
+/// The result of a driver function.
+pub(crate) type CallResult = Result<(), CUresult>;
 
-/// What a function asks for before it does anything.
+/// The precondition of a driver function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Needs {
-    /// Nothing: it works before `cuInit`.
-    Nothing,
-    /// `cuInit`, in this very process.
+pub(crate) enum Precondition {
+    /// No precondition: the function works before `cuInit`.
+    None,
+    /// `cuInit` was called in this process.
     Init,
-    /// A context that is current on this thread.
+    /// A context is current on this thread.
     Context,
-    /// `cuInit`; it asks [`pass`] itself, once it has done what it does whatever it answers.
-    Late,
+    /// `cuInit` was called; the function calls [`count_call`] itself, after the effects that it has even if it fails.
+    InitUncounted,
 }
 
-/// Defines functions of the driver. Their pointers are what the caller's contract with the driver says they are.
+/// Defines functions of the driver. Their callers keep the driver's contract for pointer arguments.
 macro_rules! api {
-    ($($needs:ident fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+    ($($precondition:ident fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> $crate::bindings::CUresult {
             let name = concat!(stringify!($name), "\0");
-            $crate::calls::answer(name, $crate::calls::Needs::$needs, || $body)
+            $crate::calls::run_call(name, $crate::calls::Precondition::$precondition, || $body)
         }
     )*};
 }
 pub(crate) use api;
 
-/// Which call is to fail, and which did.
+/// The call to fail, and the call that failed.
 #[derive(Debug)]
-pub(crate) struct Plan {
-    /// How many calls until one fails; zero for never.
+pub(crate) struct FailurePlan {
+    /// The number of calls until one fails; zero means never.
     pub(crate) left: u64,
     pub(crate) code: u32,
-    /// The function that was made to fail, ended by a zero.
+    /// The null-terminated name of the function that was made to fail.
     pub(crate) fired: Option<&'static str>,
 }
 
-pub(crate) fn plan() -> MutexGuard<'static, Plan> {
-    static PLAN: LazyLock<Mutex<Plan>> = LazyLock::new(|| {
+pub(crate) fn plan() -> MutexGuard<'static, FailurePlan> {
+    static PLAN: LazyLock<Mutex<FailurePlan>> = LazyLock::new(|| {
         let config = config::get();
-        Mutex::new(Plan { left: config.fail_call, code: config.fail_code, fired: None })
+        Mutex::new(FailurePlan { left: config.fail_call, code: config.fail_code, fired: None })
     });
     PLAN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The process that called `cuInit`: a forked child is another.
+/// The process that called `cuInit`; a forked child has another id.
 static INITIALIZED: AtomicU32 = AtomicU32::new(0);
 
-pub(crate) fn initialized() {
+pub(crate) fn set_initialized() {
     INITIALIZED.store(std::process::id(), Ordering::Relaxed);
 }
 
-/// Counts a call, and fails it if that is the plan.
-pub(crate) fn pass(name: &'static str) -> Answer {
+/// Counts a call, and fails it if it is the planned one.
+pub(crate) fn count_call(name: &'static str) -> CallResult {
     let mut plan = plan();
     match plan.left {
         0 => Ok(()),
@@ -76,15 +76,19 @@ pub(crate) fn pass(name: &'static str) -> Answer {
     }
 }
 
-pub(crate) fn answer(name: &'static str, needs: Needs, body: impl FnOnce() -> Answer) -> CUresult {
+pub(crate) fn run_call(
+    name: &'static str,
+    precondition: Precondition,
+    body: impl FnOnce() -> CallResult,
+) -> CUresult {
     let checked = || {
-        if needs != Needs::Late {
-            pass(name)?;
+        if precondition != Precondition::InitUncounted {
+            count_call(name)?;
         }
-        if needs != Needs::Nothing && INITIALIZED.load(Ordering::Relaxed) != std::process::id() {
+        if precondition != Precondition::None && INITIALIZED.load(Ordering::Relaxed) != std::process::id() {
             return Err(CUresult::CUDA_ERROR_NOT_INITIALIZED);
         }
-        if needs == Needs::Context {
+        if precondition == Precondition::Context {
             current()?;
         }
         body()
@@ -93,7 +97,7 @@ pub(crate) fn answer(name: &'static str, needs: Needs, body: impl FnOnce() -> An
 }
 
 thread_local! {
-    /// The devices whose contexts were made current on this thread, the current one last.
+    /// The context stack of this thread, as devices; the last is current.
     static CONTEXTS: RefCell<Vec<CUdevice>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -110,31 +114,31 @@ pub(crate) fn pop() -> Result<CUdevice, CUresult> {
     CONTEXTS.with_borrow_mut(Vec::pop).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }
 
-/// How many contexts are on this thread's stack.
+/// The depth of this thread's context stack.
 pub(crate) fn depth() -> usize {
     CONTEXTS.with_borrow(Vec::len)
 }
 
-/// Answers through a pointer of the caller's.
-pub(crate) fn put<T>(to: *mut T, value: T) -> Answer {
+/// Writes a result through a pointer of the caller.
+pub(crate) fn write_output<T>(to: *mut T, value: T) -> CallResult {
     if to.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: the caller of the driver passes a pointer to which it may be written, as its contract says.
+    // SAFETY: the caller passes a writable pointer, as the driver's contract requires.
     unsafe { to.write_unaligned(value) };
     Ok(())
 }
 
-/// Takes what a pointer of the caller's points to.
-pub(crate) fn get<T: Copy>(from: *const T) -> Result<T, CUresult> {
+/// Reads an argument through a pointer of the caller.
+pub(crate) fn read_input<T: Copy>(from: *const T) -> Result<T, CUresult> {
     if from.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: the caller of the driver passes a pointer to such a value, as its contract says.
+    // SAFETY: the caller passes a pointer to such a value, as the driver's contract requires.
     Ok(unsafe { from.read_unaligned() })
 }
 
-/// Refuses, unless a condition holds.
-pub(crate) fn ensure(held: bool, otherwise: CUresult) -> Answer {
-    if held { Ok(()) } else { Err(otherwise) }
+/// Returns an error unless the condition holds.
+pub(crate) fn ensure(condition: bool, error: CUresult) -> CallResult {
+    if condition { Ok(()) } else { Err(error) }
 }

@@ -1,20 +1,20 @@
-//! How the fake driver is told to misbehave: environment variables, read once, when the first function is looked up.
+//! The configuration of the fake driver: environment variables, read once, at the first function lookup.
 //!
-//! | variable | what it does |
+//! | variable | effect |
 //! |---|---|
-//! | `WHOLEMEM_FAKE_CUDA_DEVICES=n` | how many GPUs there are, two unless told; with none, `cuInit` answers `NO_DEVICE` |
-//! | `WHOLEMEM_FAKE_CUDA_VERSION=12020` | the driver's version, 13.0 unless told; younger functions and PTX are not known |
-//! | `WHOLEMEM_FAKE_CUDA_MISSING=a,b` | functions that the driver has not |
+//! | `WHOLEMEM_FAKE_CUDA_DEVICES=n` | the number of GPUs, by default two; with zero, `cuInit` returns `NO_DEVICE` |
+//! | `WHOLEMEM_FAKE_CUDA_VERSION=12020` | the driver's version, by default 13.0; newer functions and PTX are unknown |
+//! | `WHOLEMEM_FAKE_CUDA_MISSING=a,b` | functions that the driver lacks |
 //! | `WHOLEMEM_FAKE_CUDA_NO_LOADER=1` | every function is missing |
 //! | `WHOLEMEM_FAKE_CUDA_FAIL_CALL=n` | the nth call, counted from 1, fails, once |
-//! | `WHOLEMEM_FAKE_CUDA_FAIL_CODE=987` | with this code; 987 unless told |
+//! | `WHOLEMEM_FAKE_CUDA_FAIL_CODE=987` | the result code of that call, by default 987 |
 //!
-//! A running process arms the failing call again and again through [`crate::control`].
+//! A running process selects further calls to fail through [`crate::control`].
 
 use std::env;
 use std::sync::LazyLock;
 
-/// What the environment asks for.
+/// The settings from the environment.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) devices: usize,
@@ -41,6 +41,6 @@ fn text(name: &str) -> String {
     env::var(format!("WHOLEMEM_FAKE_CUDA_{name}")).unwrap_or_default()
 }
 
-fn number<T: std::str::FromStr>(name: &str, otherwise: T) -> T {
-    text(name).parse().unwrap_or(otherwise)
+fn number<T: std::str::FromStr>(name: &str, default: T) -> T {
+    text(name).parse().unwrap_or(default)
 }

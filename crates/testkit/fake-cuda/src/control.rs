@@ -1,27 +1,28 @@
-//! What a test asks of the fake driver in its own process: to fail a call, and to say what it holds.
+//! Functions with which a test controls the fake driver of its process: fail a call, and count resources.
 //!
-//! The functions are found in the loaded library by their symbols; the copy that is linked into a test is not the one
-//! that it uses.
+//! The functions are looked up as symbols of the loaded library; the copy that is linked into a test is a different
+//! instance.
 
 use std::ffi::c_char;
 
 use crate::{calls, events, gpu, modules, ranges, streams, vmm};
 
-/// What the driver holds for this process. Everything but the contexts is back at its old number when all is given back.
+/// The resources that the driver holds for this process. After a test releases everything, all counts except the
+/// contexts have their old values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Holdings {
+pub struct ResourceCounts {
     /// Bytes of memory on all GPUs.
     pub used: u64,
-    /// Handles of allocations, each retained and imported one counted.
+    /// Allocation handles; retained and imported handles count separately.
     pub handles: u64,
-    /// Reserved ranges of addresses.
+    /// Reserved address ranges.
     pub reservations: u64,
     /// Mapped allocations.
     pub maps: u64,
-    /// Buffers of the older kind, made here or opened.
+    /// Buffers from `cuMemAlloc`, and opened CUDA IPC buffers.
     pub buffers: u64,
-    /// Pinned and registered ranges of the host.
+    /// Pinned and registered host memory ranges.
     pub host_ranges: u64,
     /// Streams.
     pub streams: u64,
@@ -29,11 +30,11 @@ pub struct Holdings {
     pub captures: u64,
     /// Events.
     pub events: u64,
-    /// Graphs, recorded or ready.
+    /// Graphs and instantiated graphs.
     pub graphs: u64,
     /// Modules.
     pub modules: u64,
-    /// Contexts on the stack of the calling thread.
+    /// The depth of the calling thread's context stack.
     pub contexts: u64,
 }
 
@@ -41,26 +42,26 @@ pub struct Holdings {
 pub const ARM: &str = "wholemem_fake_cuda_arm";
 /// The symbol of [`wholemem_fake_cuda_fired`].
 pub const FIRED: &str = "wholemem_fake_cuda_fired";
-/// The symbol of [`wholemem_fake_cuda_holdings`].
-pub const HOLDINGS: &str = "wholemem_fake_cuda_holdings";
+/// The symbol of [`wholemem_fake_cuda_resources`].
+pub const RESOURCES: &str = "wholemem_fake_cuda_resources";
 
-/// Makes the `nth` call from now on, counted from 1, fail with `code`, once; zero ends the plan.
+/// Makes the `nth` call from now on, counted from 1, fail once with `code`; zero disarms.
 #[unsafe(no_mangle)]
 pub extern "C" fn wholemem_fake_cuda_arm(nth: u64, code: u32) {
-    *calls::plan() = calls::Plan { left: nth, code, fired: None };
+    *calls::plan() = calls::FailurePlan { left: nth, code, fired: None };
 }
 
-/// The name of the function that was made to fail since then; null for none.
+/// The name of the function that was made to fail since the last `arm`; null if there is none.
 #[unsafe(no_mangle)]
 pub extern "C" fn wholemem_fake_cuda_fired() -> *const c_char {
     calls::plan().fired.map_or(std::ptr::null(), |name| name.as_ptr().cast())
 }
 
-/// What is held now.
+/// The current resource counts.
 #[unsafe(no_mangle)]
-pub extern "C" fn wholemem_fake_cuda_holdings() -> Holdings {
+pub extern "C" fn wholemem_fake_cuda_resources() -> ResourceCounts {
     let ranges = ranges::count();
-    Holdings {
+    ResourceCounts {
         used: vmm::used_by_all(),
         handles: vmm::handle_count(),
         reservations: vmm::reservation_count(),

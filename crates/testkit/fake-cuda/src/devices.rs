@@ -1,19 +1,19 @@
-//! GPUs, their properties and their contexts.
+//! GPUs, their attributes and their contexts.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr;
 
 use crate::bindings::*;
-use crate::calls::{self, api, ensure, get, put};
+use crate::calls::{self, api, ensure, read_input, write_output};
 use crate::{config, gpu, vmm};
 
-/// The memory of each GPU.
+/// The total memory of each GPU.
 pub(crate) const TOTAL: usize = 64 << 30;
 
-/// The context of device n is this many bytes and n more: a number that nobody else's pointer has.
+/// The context handle of device n is this value plus n; it is no valid pointer.
 const FIRST_CONTEXT: usize = 0xC0DA_0000;
 
-/// Refuses a number that is no device's.
+/// Checks that a number is a device.
 pub(crate) fn check(device: CUdevice) -> Result<usize, CUresult> {
     let index = usize::try_from(device).ok().filter(|&index| index < config::get().devices);
     index.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
@@ -29,7 +29,7 @@ fn attribute(which: CUdevice_attribute) -> Result<c_int, CUresult> {
         | CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
         | CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         | CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-        // As on the H200: it says so, and `cuMemCreate` refuses.
+        // As on an H200: the attribute is set, but `cuMemCreate` refuses.
         | CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED => 1,
         CUdevice_attribute_enum(1..200) => 0,
         _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
@@ -37,54 +37,54 @@ fn attribute(which: CUdevice_attribute) -> Result<c_int, CUresult> {
 }
 
 api! {
-    Nothing fn cuInit(flags: c_uint) {
+    None fn cuInit(flags: c_uint) {
         ensure(flags == 0, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         ensure(config::get().devices > 0, CUresult::CUDA_ERROR_NO_DEVICE)?;
-        calls::initialized();
+        calls::set_initialized();
         Ok(())
     }
 
-    Nothing fn cuDriverGetVersion(version: *mut c_int) {
-        put(version, config::get().version)
+    None fn cuDriverGetVersion(version: *mut c_int) {
+        write_output(version, config::get().version)
     }
 
     Init fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) {
         check(ordinal)?;
-        put(device, ordinal)
+        write_output(device, ordinal)
     }
 
     Init fn cuDeviceGetCount(count: *mut c_int) {
-        put(count, config::get().devices as c_int)
+        write_output(count, config::get().devices as c_int)
     }
 
     Init fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) {
         check(device)?;
         let text = b"Fake GPU\0";
         ensure(!name.is_null() && len as usize >= text.len(), CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        // SAFETY: the caller's buffer is as long as it says.
+        // SAFETY: the caller's buffer has the given length.
         unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
         Ok(())
     }
 
     Init fn cuDeviceGetUuid(uuid: *mut CUuuid, device: CUdevice) {
         let index = check(device)?;
-        put(uuid, CUuuid_st { bytes: [0x2A + index as c_char; 16] })
+        write_output(uuid, CUuuid_st { bytes: [0x2A + index as c_char; 16] })
     }
 
     Init fn cuDeviceTotalMem(len: *mut usize, device: CUdevice) {
         check(device)?;
-        put(len, TOTAL)
+        write_output(len, TOTAL)
     }
 
     Init fn cuDeviceGetAttribute(value: *mut c_int, which: CUdevice_attribute, device: CUdevice) {
         check(device)?;
-        put(value, attribute(which)?)
+        write_output(value, attribute(which)?)
     }
 
     Init fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) {
         let index = check(device)?;
         gpu::start();
-        put(context, ptr::without_provenance_mut(FIRST_CONTEXT + index))
+        write_output(context, ptr::without_provenance_mut(FIRST_CONTEXT + index))
     }
 
     Init fn cuCtxPushCurrent(context: CUcontext) {
@@ -94,22 +94,22 @@ api! {
         Ok(())
     }
 
-    // It may answer what earlier work answered, and pops all the same.
-    Late fn cuCtxPopCurrent(context: *mut CUcontext) {
+    // Pops the context even if it returns an error of earlier work.
+    InitUncounted fn cuCtxPopCurrent(context: *mut CUcontext) {
         let device = calls::pop()?;
-        put(context, ptr::without_provenance_mut(FIRST_CONTEXT + device as usize))?;
-        calls::pass("cuCtxPopCurrent\0")
+        write_output(context, ptr::without_provenance_mut(FIRST_CONTEXT + device as usize))?;
+        calls::count_call("cuCtxPopCurrent\0")
     }
 
     Context fn cuMemGetInfo(free: *mut usize, total: *mut usize) {
         let used = vmm::used_by(check(calls::current()?)?);
-        put(free, TOTAL - used)?;
-        put(total, TOTAL)
+        write_output(free, TOTAL - used)?;
+        write_output(total, TOTAL)
     }
 
-    // No GPU is on a switch, as where there is one of them.
+    // Multicast is not supported, as on a machine with a single GPU.
     Init fn cuMulticastCreate(_handle: *mut CUmemGenericAllocationHandle, properties: *const CUmulticastObjectProp) {
-        get(properties)?;
+        read_input(properties)?;
         Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
     }
 

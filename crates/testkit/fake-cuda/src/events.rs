@@ -1,6 +1,6 @@
-//! Events: points in the work of a stream, for this process or for others.
+//! Events: points in the work of a stream, for this process or for several.
 //!
-//! An event is two numbers, how often it was recorded and which record has passed. For other processes they lie in a
+//! An event has two counters: the number of its records, and the latest completed record. Shared events keep them in a
 //! memfd.
 
 use std::collections::BTreeMap;
@@ -15,109 +15,109 @@ use rustix::fs::MemfdFlags;
 
 use crate::bindings::*;
 use crate::buffers::{open, token};
-use crate::calls::{self, api, ensure, put};
+use crate::calls::{self, api, ensure, write_output};
 use crate::gpu::{self, Op};
 use crate::{streams, vmm};
 
-/// What the bytes of an event's handle begin with.
+/// The first bytes of an event's IPC handle.
 const EVENT: [u8; 8] = *b"fake-evt";
 
 const PAGE: usize = 4096;
 
-/// How often an event was recorded, and the latest record that has passed.
+/// The number of records of an event, and the latest completed record.
 #[derive(Debug, Default)]
 #[repr(C)]
-struct Turns {
+struct EventCounters {
     recorded: AtomicU64,
-    passed: AtomicU64,
+    completed: AtomicU64,
 }
 
-/// An event's numbers, in this process alone or in memory that it shares.
+/// The storage of an event's counters: private to this process, or shared memory.
 #[derive(Debug)]
-enum Place {
-    Here(Turns),
-    Shared { at: NonNull<Turns>, fd: OwnedFd },
+enum CounterStorage {
+    Private(EventCounters),
+    Shared { at: NonNull<EventCounters>, fd: OwnedFd },
 }
 
-// SAFETY: what the pointer points to is atomic, and stays mapped as long as this lives.
-unsafe impl Send for Place {}
-// SAFETY: a shared reference reaches atomics only, which stay mapped as long as this lives.
-unsafe impl Sync for Place {}
+// SAFETY: the pointer refers to atomics, which stay mapped while this value lives.
+unsafe impl Send for CounterStorage {}
+// SAFETY: a shared reference only accesses atomics, which stay mapped while this value lives.
+unsafe impl Sync for CounterStorage {}
 
-impl Place {
+impl CounterStorage {
     fn shared(fd: OwnedFd) -> Result<Self, CUresult> {
         let at = vmm::map_anywhere(&fd, PAGE)?;
         let at = NonNull::new(ptr::with_exposed_provenance_mut(at as usize));
         Ok(Self::Shared { at: at.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?, fd })
     }
 
-    fn turns(&self) -> &Turns {
+    fn counters(&self) -> &EventCounters {
         match self {
-            Self::Here(turns) => turns,
-            // SAFETY: mapped as long as this lives, a page long, and zero when it was made, which is a value.
+            Self::Private(counters) => counters,
+            // SAFETY: the page is mapped while this value lives, and zeroed bytes are valid counters.
             Self::Shared { at, .. } => unsafe { at.as_ref() },
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for CounterStorage {
     fn drop(&mut self) {
         if let Self::Shared { at, .. } = self {
             let unmapped = vmm::unmap(at.addr().get() as u64, PAGE);
-            debug_assert!(unmapped.is_ok(), "a map of ours can be unmapped");
+            debug_assert!(unmapped.is_ok(), "cannot unmap the counters");
         }
     }
 }
 
-/// An event, as its handle and enqueued work hold it.
+/// An event, referenced by its handle and by enqueued work.
 #[derive(Debug, Clone)]
-pub(crate) struct State(Arc<Inner>);
+pub(crate) struct FakeEvent(Arc<EventInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct EventInner {
     device: CUdevice,
     is_timed: bool,
-    place: Place,
-    passed_at: Mutex<Option<Instant>>,
-    /// Its latest record went into a capture: it marks no point in time.
+    storage: CounterStorage,
+    completed_at: Mutex<Option<Instant>>,
+    /// Whether the latest record is part of a capture, so that it marks no point in time.
     is_captured: AtomicBool,
 }
 
-impl State {
-    fn new(device: CUdevice, is_timed: bool, place: Place) -> Self {
-        let (passed_at, is_captured) = (Mutex::new(None), AtomicBool::new(false));
-        Self(Arc::new(Inner { device, is_timed, place, passed_at, is_captured }))
+impl FakeEvent {
+    fn new(device: CUdevice, is_timed: bool, storage: CounterStorage) -> Self {
+        let (completed_at, is_captured) = (Mutex::new(None), AtomicBool::new(false));
+        Self(Arc::new(EventInner { device, is_timed, storage, completed_at, is_captured }))
     }
 
-    pub(crate) fn passed(&self) -> u64 {
-        self.0.place.turns().passed.load(Ordering::Acquire)
+    pub(crate) fn completed(&self) -> u64 {
+        self.0.storage.counters().completed.load(Ordering::Acquire)
     }
 
     fn recorded(&self) -> u64 {
-        self.0.place.turns().recorded.load(Ordering::Acquire)
+        self.0.storage.counters().recorded.load(Ordering::Acquire)
     }
 
-    fn is_over(&self) -> bool {
-        self.passed() >= self.recorded()
+    fn is_complete(&self) -> bool {
+        self.completed() >= self.recorded()
     }
 
-    fn passed_at(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.0.passed_at.lock().unwrap_or_else(PoisonError::into_inner)
+    fn completed_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0.completed_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn pass(&self, turn: u64) {
-        *self.passed_at() = Some(Instant::now());
-        self.0.place.turns().passed.fetch_max(turn, Ordering::Release);
+    pub(crate) fn complete(&self, ticket: u64) {
+        *self.completed_at() = Some(Instant::now());
+        self.0.storage.counters().completed.fetch_max(ticket, Ordering::Release);
     }
 
-    fn refuse_captured(&self) -> calls::Answer {
+    fn refuse_captured(&self) -> calls::CallResult {
         let captured = self.0.is_captured.load(Ordering::Relaxed);
         ensure(!captured, CUresult::CUDA_ERROR_CAPTURED_EVENT)
     }
 }
 
-fn events() -> MutexGuard<'static, BTreeMap<usize, State>> {
-    static EVENTS: Mutex<BTreeMap<usize, State>> = Mutex::new(BTreeMap::new());
+fn events() -> MutexGuard<'static, BTreeMap<usize, FakeEvent>> {
+    static EVENTS: Mutex<BTreeMap<usize, FakeEvent>> = Mutex::new(BTreeMap::new());
     EVENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -125,14 +125,14 @@ pub(crate) fn count() -> u64 {
     events().len() as u64
 }
 
-fn hand_out(event: State) -> CUevent {
+fn register(event: FakeEvent) -> CUevent {
     static LAST: AtomicU64 = AtomicU64::new(0xE000);
     let number = LAST.fetch_add(0x10, Ordering::Relaxed) as usize;
     events().insert(number, event);
     ptr::without_provenance_mut(number)
 }
 
-fn find(handle: CUevent) -> Result<State, CUresult> {
+fn find(handle: CUevent) -> Result<FakeEvent, CUresult> {
     events().get(&handle.addr()).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
 }
 
@@ -140,16 +140,16 @@ api! {
     Context fn cuEventCreate(event: *mut CUevent, flags: c_uint) {
         let has = |flag: CUevent_flags| flags & flag.0 != 0;
         let is_timed = !has(CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        let place = if has(CUevent_flags::CU_EVENT_INTERPROCESS) {
+        let storage = if has(CUevent_flags::CU_EVENT_INTERPROCESS) {
             ensure(!is_timed, CUresult::CUDA_ERROR_INVALID_VALUE)?;
             let os = |_| CUresult::CUDA_ERROR_OPERATING_SYSTEM;
             let fd = rustix::fs::memfd_create("wholemem-fake-event", MemfdFlags::CLOEXEC).map_err(os)?;
             rustix::fs::ftruncate(&fd, PAGE as u64).map_err(os)?;
-            Place::shared(fd)?
+            CounterStorage::shared(fd)?
         } else {
-            Place::Here(Turns::default())
+            CounterStorage::Private(EventCounters::default())
         };
-        put(event, hand_out(State::new(calls::current()?, is_timed, place)))
+        write_output(event, register(FakeEvent::new(calls::current()?, is_timed, storage)))
     }
 
     Context fn cuEventDestroy(event: CUevent) {
@@ -165,8 +165,8 @@ api! {
         if captured {
             return Ok(());
         }
-        let turn = event.0.place.turns().recorded.fetch_add(1, Ordering::AcqRel) + 1;
-        streams::enqueue(stream, Op::Record { event, turn })
+        let ticket = event.0.storage.counters().recorded.fetch_add(1, Ordering::AcqRel) + 1;
+        streams::enqueue(stream, Op::Record { event, ticket })
     }
 
     Context fn cuStreamWaitEvent(stream: CUstream, event: CUevent, _flags: c_uint) {
@@ -174,22 +174,22 @@ api! {
         event.refuse_captured()?;
         let captured = gpu::queues().get(stream)?.capture.is_some();
         ensure(!captured, CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION)?;
-        let turn = event.recorded();
-        streams::enqueue(stream, Op::Await { event, turn })
+        let ticket = event.recorded();
+        streams::enqueue(stream, Op::Await { event, ticket })
     }
 
     Context fn cuEventQuery(event: CUevent) {
         let event = find(event)?;
         event.refuse_captured()?;
-        ensure(event.is_over(), CUresult::CUDA_ERROR_NOT_READY)
+        ensure(event.is_complete(), CUresult::CUDA_ERROR_NOT_READY)
     }
 
     Context fn cuEventSynchronize(event: CUevent) {
         let event = find(event)?;
         event.refuse_captured()?;
         let mut queues = gpu::queues();
-        while !event.is_over() {
-            queues = gpu::rest(queues);
+        while !event.is_complete() {
+            queues = gpu::wait_briefly(queues);
         }
         Ok(())
     }
@@ -198,23 +198,23 @@ api! {
         let (start, end) = (find(start)?, find(end)?);
         let usable = start.0.is_timed && end.0.is_timed && start.0.device == end.0.device;
         ensure(usable && start.recorded() * end.recorded() > 0, CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        ensure(start.is_over() && end.is_over(), CUresult::CUDA_ERROR_NOT_READY)?;
-        let (Some(from), Some(to)) = (*start.passed_at(), *end.passed_at()) else {
+        ensure(start.is_complete() && end.is_complete(), CUresult::CUDA_ERROR_NOT_READY)?;
+        let (Some(from), Some(to)) = (*start.completed_at(), *end.completed_at()) else {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
         };
-        put(milliseconds, to.saturating_duration_since(from).as_secs_f32() * 1e3)
+        write_output(milliseconds, to.saturating_duration_since(from).as_secs_f32() * 1e3)
     }
 
     Context fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle_v1, event: CUevent) {
         let event = find(event)?;
-        let Place::Shared { fd, .. } = &event.0.place else {
+        let CounterStorage::Shared { fd, .. } = &event.0.storage else {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         };
-        put(handle, CUipcEventHandle_st { reserved: token(EVENT, fd.as_raw_fd(), PAGE) })
+        write_output(handle, CUipcEventHandle_st { reserved: token(EVENT, fd.as_raw_fd(), PAGE) })
     }
 
     Context fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle_v1) {
         let (fd, _) = open(EVENT, handle.reserved)?;
-        put(event, hand_out(State::new(calls::current()?, false, Place::shared(fd)?)))
+        write_output(event, register(FakeEvent::new(calls::current()?, false, CounterStorage::shared(fd)?)))
     }
 }

@@ -1,7 +1,6 @@
-//! The thread that does the work of all streams: each in order, and none before the call that enqueued it has returned
-//! to its caller's sight.
+//! The thread that runs the work of all streams: each stream in order, asynchronously to the enqueuing calls.
 //!
-//! One thread is enough because nothing in it waits: work that is not ready yet is looked at again later.
+//! One thread is enough because no operation blocks: work that is not ready is checked again later.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, Once, PoisonError};
@@ -10,26 +9,26 @@ use std::time::Duration;
 use crate::bindings::*;
 use crate::calls::{self, ensure};
 use crate::modules::Kernel;
-use crate::streams::Recording;
+use crate::streams::CapturedWork;
 use crate::{config, events};
 
-/// How long until work that was not ready is looked at again: another process may make it ready.
-const REST: Duration = Duration::from_micros(50);
+/// The interval at which work that is not ready is checked again; another process may make it ready.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A piece of work.
+/// An operation of a stream.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     Copy { to: u64, from: u64, len: usize },
     Fill { to: u64, value: u8, len: usize },
     Run(Kernel),
-    Record { event: events::State, turn: u64 },
-    Await { event: events::State, turn: u64 },
+    Record { event: events::FakeEvent, ticket: u64 },
+    Await { event: events::FakeEvent, ticket: u64 },
 }
 
 impl Op {
     fn is_ready(&mut self) -> bool {
         match self {
-            Self::Await { event, turn } => event.passed() >= *turn,
+            Self::Await { event, ticket } => event.completed() >= *ticket,
             Self::Run(kernel) => kernel.is_ready(),
             _ => true,
         }
@@ -38,36 +37,37 @@ impl Op {
     fn run(self) {
         let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
         match self {
-            // SAFETY: the ranges were checked when this was enqueued, and whoever did so keeps them until it has run.
+            // SAFETY: the ranges were checked when the copy was enqueued, and the caller keeps them mapped until it has
+            // run.
             Self::Copy { to, from, len } => unsafe { std::ptr::copy(pointer(from), pointer(to), len) },
-            // SAFETY: the range was checked when this was enqueued, and the code that enqueued it keeps it until it
-            // has run.
+            // SAFETY: the range was checked when the fill was enqueued, and the caller keeps it mapped until it has
+            // run.
             Self::Fill { to, value, len } => unsafe { pointer(to).write_bytes(value, len) },
             Self::Run(kernel) => kernel.run(),
-            Self::Record { event, turn } => event.pass(turn),
+            Self::Record { event, ticket } => event.complete(ticket),
             Self::Await { .. } => {}
         }
     }
 }
 
-/// One stream.
+/// The queue of a stream.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
+pub(crate) struct StreamQueue {
     pub(crate) device: CUdevice,
     ops: VecDeque<Op>,
     enqueued: u64,
     done: u64,
-    /// What was recorded, while it is being captured.
-    pub(crate) capture: Option<Recording>,
-    /// Nobody can name it any more; it goes when its work is done.
-    is_orphan: bool,
+    /// The captured work, during a capture.
+    pub(crate) capture: Option<CapturedWork>,
+    /// The handle was destroyed; the queue is removed when its work has run.
+    is_destroyed: bool,
 }
 
-impl Queue {
-    /// Enqueues work, or records it.
+impl StreamQueue {
+    /// Enqueues an operation, or captures it.
     pub(crate) fn push(&mut self, op: Op) {
         match &mut self.capture {
-            Some(recorded) => recorded.ops.push(op),
+            Some(captured) => captured.ops.push(op),
             None => {
                 self.ops.push_back(op);
                 self.enqueued += 1;
@@ -80,51 +80,52 @@ impl Queue {
     }
 }
 
-/// All streams by their handles. The default stream of device n is stream n + 1.
+/// All streams by handle. The default stream of device n is stream n + 1.
 #[derive(Debug, Default)]
-pub(crate) struct Queues {
-    pub(crate) streams: BTreeMap<u64, Queue>,
+pub(crate) struct StreamQueues {
+    pub(crate) streams: BTreeMap<u64, StreamQueue>,
     last: u64,
-    /// The stream that was served last.
-    served: u64,
+    /// The stream whose operation ran last.
+    last_served: u64,
 }
 
-/// Handles from here on are not default streams.
+/// Smaller handles are default streams.
 const FIRST_HANDLE: u64 = 0x1000;
 
 static WAKE: Condvar = Condvar::new();
 
-pub(crate) fn queues() -> MutexGuard<'static, Queues> {
-    static QUEUES: LazyLock<Mutex<Queues>> = LazyLock::new(|| {
-        let default =
-            |device: usize| (device as u64 + 1, Queue { device: device as i32, ..Queue::default() });
+pub(crate) fn queues() -> MutexGuard<'static, StreamQueues> {
+    static QUEUES: LazyLock<Mutex<StreamQueues>> = LazyLock::new(|| {
+        let default = |device: usize| {
+            (device as u64 + 1, StreamQueue { device: device as i32, ..StreamQueue::default() })
+        };
         let streams = (0..config::get().devices).map(default).collect();
-        Mutex::new(Queues { streams, last: FIRST_HANDLE, served: 0 })
+        Mutex::new(StreamQueues { streams, last: FIRST_HANDLE, last_served: 0 })
     });
     QUEUES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Queues {
+impl StreamQueues {
     pub(crate) fn create(&mut self, device: CUdevice) -> u64 {
         self.last += 0x10;
-        self.streams.insert(self.last, Queue { device, ..Queue::default() });
+        self.streams.insert(self.last, StreamQueue { device, ..StreamQueue::default() });
         self.last
     }
 
-    /// The number of the stream that a handle names for this thread.
+    /// The number of the stream that a handle refers to on this thread.
     pub(crate) fn number(&self, handle: CUstream) -> Result<u64, CUresult> {
         let number = match handle.addr() as u64 {
             0 => calls::current()? as u64 + 1,
             number if number < FIRST_HANDLE => return Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
             number => number,
         };
-        let known = self.streams.get(&number).is_some_and(|queue| !queue.is_orphan);
+        let known = self.streams.get(&number).is_some_and(|queue| !queue.is_destroyed);
         ensure(known, CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         Ok(number)
     }
 
-    /// The stream that a handle names for this thread.
-    pub(crate) fn get(&mut self, handle: CUstream) -> Result<&mut Queue, CUresult> {
+    /// The stream that a handle refers to on this thread.
+    pub(crate) fn get(&mut self, handle: CUstream) -> Result<&mut StreamQueue, CUresult> {
         let number = self.number(handle)?;
         self.streams.get_mut(&number).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
     }
@@ -133,7 +134,7 @@ impl Queues {
         ensure(!handle.is_null(), CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         let number = self.number(handle)?;
         if let Some(queue) = self.streams.get_mut(&number) {
-            (queue.is_orphan, queue.capture) = (true, None);
+            (queue.is_destroyed, queue.capture) = (true, None);
             if queue.is_idle() {
                 self.streams.remove(&number);
             }
@@ -141,21 +142,21 @@ impl Queues {
         Ok(())
     }
 
-    /// Takes the next piece of work that is ready, of the stream after the one served last where that has some.
-    fn take(&mut self) -> Option<(u64, Op)> {
-        let served = self.served;
-        let turn = |number: &u64| *number <= served;
+    /// Takes the next ready operation; streams are served round-robin.
+    fn next_ready(&mut self) -> Option<(u64, Op)> {
+        let served = self.last_served;
+        let after_served = |number: &u64| *number <= served;
         let mut waiting: Vec<u64> = self
             .streams
             .iter()
             .filter(|(_, queue)| !queue.ops.is_empty())
             .map(|(number, _)| *number)
             .collect();
-        waiting.sort_by_key(turn);
+        waiting.sort_by_key(after_served);
         for number in waiting {
             let Some(queue) = self.streams.get_mut(&number) else { continue };
             if queue.ops.front_mut().is_some_and(Op::is_ready) {
-                self.served = number;
+                self.last_served = number;
                 return queue.ops.pop_front().map(|op| (number, op));
             }
         }
@@ -165,7 +166,7 @@ impl Queues {
     fn done(&mut self, number: u64) {
         if let Some(queue) = self.streams.get_mut(&number) {
             queue.done += 1;
-            if queue.is_orphan && queue.is_idle() {
+            if queue.is_destroyed && queue.is_idle() {
                 self.streams.remove(&number);
             }
         }
@@ -176,66 +177,66 @@ impl Queues {
     }
 }
 
-/// Starts the thread, once.
+/// Starts the thread once.
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         let thread = std::thread::Builder::new().name("fake-gpu".to_owned()).stack_size(256 << 10);
-        let started = thread.spawn(work);
-        assert!(started.is_ok(), "a thread can be had");
+        let started = thread.spawn(run_streams);
+        assert!(started.is_ok(), "cannot start a thread");
     });
 }
 
-fn work() {
+fn run_streams() {
     let mut queues = queues();
     loop {
-        if let Some((number, op)) = queues.take() {
+        if let Some((number, op)) = queues.next_ready() {
             drop(queues);
             op.run();
             queues = self::queues();
             queues.done(number);
             WAKE.notify_all();
         } else if queues.is_busy() {
-            queues = WAKE.wait_timeout(queues, REST).unwrap_or_else(PoisonError::into_inner).0;
+            queues = WAKE.wait_timeout(queues, POLL_INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
         } else {
             queues = WAKE.wait(queues).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-/// Tells the thread that there is work.
+/// Wakes the thread after work was enqueued.
 pub(crate) fn wake() {
     WAKE.notify_all();
 }
 
-/// Waits until something has been done, or for a while.
-pub(crate) fn rest(queues: MutexGuard<'static, Queues>) -> MutexGuard<'static, Queues> {
-    WAKE.wait_timeout(queues, REST).unwrap_or_else(PoisonError::into_inner).0
+/// Waits until an operation has run, or for the poll interval.
+pub(crate) fn wait_briefly(queues: MutexGuard<'static, StreamQueues>) -> MutexGuard<'static, StreamQueues> {
+    WAKE.wait_timeout(queues, POLL_INTERVAL).unwrap_or_else(PoisonError::into_inner).0
 }
 
-/// Waits until a stream has done what is on it now.
-pub(crate) fn wait_for(mut queues: MutexGuard<'static, Queues>, number: u64) {
+/// Waits until all work that is on a stream now has run.
+pub(crate) fn wait_for(mut queues: MutexGuard<'static, StreamQueues>, number: u64) {
     let goal = queues.streams.get(&number).map_or(0, |queue| queue.enqueued);
     while queues.streams.get(&number).is_some_and(|queue| queue.done < goal) {
-        queues = rest(queues);
+        queues = wait_briefly(queues);
     }
 }
 
-/// Waits until all streams have done what is on them now.
+/// Waits until all work that is on any stream now has run.
 pub(crate) fn wait_for_all() {
     let goals: Vec<_> = queues().streams.iter().map(|(number, queue)| (*number, queue.enqueued)).collect();
     let mut queues = queues();
     for (number, goal) in goals {
         while queues.streams.get(&number).is_some_and(|queue| queue.done < goal) {
-            queues = rest(queues);
+            queues = wait_briefly(queues);
         }
     }
 }
 
-/// How many streams there are beside the default ones.
+/// The number of streams without the default streams.
 pub(crate) fn stream_count() -> u64 {
     let queues = queues();
-    queues.streams.iter().filter(|(number, queue)| **number >= FIRST_HANDLE && !queue.is_orphan).count()
+    queues.streams.iter().filter(|(number, queue)| **number >= FIRST_HANDLE && !queue.is_destroyed).count()
         as u64
 }
 

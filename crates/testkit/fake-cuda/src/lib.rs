@@ -1,23 +1,23 @@
-//! A CUDA driver without a GPU, for tests: built as a shared library, and found by the loader as `libcuda.so.1`.
+//! A CUDA driver without a GPU, for tests: a shared library that the loader finds as `libcuda.so.1`.
 //!
-//! | room | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`config`] | how it is told to misbehave |
-//! | [`control`] | what a test in the same process can ask of it |
-//! | [`calls`] | what every call goes through |
+//! | [`config`] | environment variables that configure its faults |
+//! | [`control`] | functions with which a test in the same process controls it |
+//! | [`calls`] | checks and fault injection that every call goes through |
 //! | [`devices`] | GPUs and their contexts |
-//! | [`ranges`] | who may do what at which addresses |
-//! | [`vmm`], [`buffers`] | memory of the newer and of the older kind, and of the host |
-//! | [`gpu`] | the thread that does the work of all streams |
+//! | [`ranges`] | address ranges and their access rights |
+//! | [`vmm`], [`buffers`] | virtual memory management; `cuMemAlloc` and host memory |
+//! | [`gpu`] | the thread that runs the work of all streams |
 //! | [`streams`], [`events`], [`modules`] | streams and graphs, events, kernels |
 //!
-//! Memory is memfds and a device's address is the processor's own, so an access after an unmap, or a write through a
-//! read-only map by a kernel, ends the process: a test cannot miss it. Work runs on a thread of its own, later than the
-//! call that enqueued it. What a real driver refuses is refused with its code; the codes are those of an H200 with driver
-//! 580 where they were seen there. What it will not do: run PTX. It knows the kernels of `kernels/` by name.
+//! Memory is memfds, and a device address is a CPU address, so an access after an unmap, or a write by a kernel through a
+//! read-only mapping, kills the process: a test cannot miss it. Work runs on a separate thread, after the call that enqueued it.
+//! Calls that a real driver refuses fail with the same code; codes that were observed are from an H200 with driver 580. PTX is
+//! not executed: the kernels of `kernels/` are emulated by name.
 //!
-//! The types are those of the table that `wholemem-hal` is built with, so that a function that is missing here, or has
-//! other parameters, does not compile.
+//! The function types are those of the table that `wholemem-hal` is built with, so a missing function or a different signature
+//! does not compile.
 
 #![allow(unsafe_code, reason = "the driver's functions are unsafe C functions")]
 #![allow(non_snake_case, reason = "the names are the driver's")]
@@ -54,7 +54,7 @@ use std::ptr;
 
 use bindings::*;
 
-/// All functions, in one place.
+/// All functions in one module.
 mod api {
     pub(crate) use crate::buffers::*;
     pub(crate) use crate::devices::*;
@@ -66,7 +66,7 @@ mod api {
 
 macro_rules! define_table {
     ($($need:ident $name:ident: $pfn:ident, $version:literal;)*) => {
-        /// A function and the driver's version that brought it.
+        /// A function, and the driver version that introduced it.
         fn find(name: &str) -> Option<(*mut c_void, c_int)> {
             match name {
                 $(stringify!($name) => {
@@ -81,10 +81,10 @@ macro_rules! define_table {
 
 bindings::for_each_entry!(define_table);
 
-/// The one symbol that is looked up in the library: it hands out all functions, by name.
+/// The only symbol that is looked up in the library: returns the other functions by name.
 ///
 /// # Safety
-/// As the driver's: `symbol` is a string, `address` is writable, and `status` is writable or null.
+/// As the driver's: `symbol` is a C string, `address` is writable, and `status` is writable or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetProcAddress_v2(
     symbol: *const c_char,
@@ -93,22 +93,22 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
     _flags: u64,
     status: *mut c_int,
 ) -> u32 {
-    // SAFETY: a string, as the caller promises.
+    // SAFETY: the caller passes a C string.
     let name = unsafe { CStr::from_ptr(symbol) }.to_str().unwrap_or_default();
     let config = config::get();
-    let hidden = config.no_loader || config.missing.iter().any(|missing| missing == name);
-    let known = find(name).filter(|_| !hidden);
+    let is_hidden = config.no_loader || config.missing.iter().any(|missing| missing == name);
+    let known = find(name).filter(|_| !is_hidden);
     let found = known.filter(|&(_, since)| since <= version.min(config.version));
-    let said = match (known, found) {
+    let query_result = match (known, found) {
         (_, Some(_)) => CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS,
         (Some(_), None) => CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT,
         (None, None) => CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND,
     };
-    let answered = calls::put(address, found.map_or(ptr::null_mut(), |(function, _)| function));
-    if !status.is_null() && calls::put(status, said.0 as c_int).is_err() {
+    let written = calls::write_output(address, found.map_or(ptr::null_mut(), |(function, _)| function));
+    if !status.is_null() && calls::write_output(status, query_result.0 as c_int).is_err() {
         return CUresult::CUDA_ERROR_INVALID_VALUE.0;
     }
-    match (answered, found) {
+    match (written, found) {
         (Err(code), _) => code.0,
         (Ok(()), None) => CUresult::CUDA_ERROR_NOT_FOUND.0,
         (Ok(()), Some(_)) => CUresult::CUDA_SUCCESS.0,

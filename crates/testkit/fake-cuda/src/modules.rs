@@ -1,4 +1,4 @@
-//! Modules and kernels: PTX is looked at for its version and its names, and the kernels of `kernels/` are done by hand.
+//! Modules and kernels: PTX is parsed only for its version and kernel names; the kernels of `kernels/` are emulated.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -7,18 +7,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::bindings::*;
-use crate::calls::{self, api, ensure, get, put};
+use crate::calls::{self, api, ensure, read_input, write_output};
 use crate::gpu::{self, Op};
 use crate::{config, streams};
 
-/// The most threads in a block, and on one multiprocessor.
-const MOST_THREADS: c_uint = 1024;
-const MOST_RESIDENT: c_int = 2048;
+/// The maximum number of threads in a block, and on one multiprocessor.
+const MAX_THREADS: c_uint = 1024;
+const MAX_RESIDENT_THREADS: c_int = 2048;
 
 /// A kernel with its arguments.
 #[derive(Debug, Clone)]
 pub(crate) enum Kernel {
-    Nothing,
+    Empty,
     FillPattern { words: u64, count: u64, seed: u64 },
     Checksum { words: u64, count: u64, sum: u64 },
     AddIndex { bytes: u64, len: u32, add: u32 },
@@ -26,14 +26,14 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// The kernel of this name, if it is one that can be done here.
-    fn take(name: &str, params: *mut *mut c_void) -> Result<Self, CUresult> {
+    /// The kernel of this name with its arguments; an error if it is not emulated.
+    fn from_launch(name: &str, params: *mut *mut c_void) -> Result<Self, CUresult> {
         fn argument<T: Copy>(params: *mut *mut c_void, index: usize) -> Result<T, CUresult> {
-            get(get(params.wrapping_add(index))?.cast::<T>())
+            read_input(read_input(params.wrapping_add(index))?.cast::<T>())
         }
         let u64_at = |index| argument::<u64>(params, index);
         Ok(match name {
-            "nothing" | "probe" => Self::Nothing,
+            "nothing" | "probe" => Self::Empty,
             "fill_pattern" => Self::FillPattern { words: u64_at(0)?, count: u64_at(1)?, seed: u64_at(2)? },
             "checksum" => Self::Checksum { words: u64_at(0)?, count: u64_at(1)?, sum: u64_at(2)? },
             "add_index" => {
@@ -50,7 +50,7 @@ impl Kernel {
         })
     }
 
-    /// Whether it can run to its end now: one that spins does not hold up other streams.
+    /// Returns whether the kernel can run to completion now, so that a spinning kernel does not block other streams.
     pub(crate) fn is_ready(&mut self) -> bool {
         match self {
             Self::WaitThenSet { flag, limit, since, .. } => {
@@ -63,14 +63,14 @@ impl Kernel {
 
     pub(crate) fn run(self) {
         match self {
-            Self::Nothing => {}
+            Self::Empty => {}
             Self::FillPattern { words, count, seed } => {
                 (0..count).for_each(|index| store(words + 8 * index, mix(seed.wrapping_add(index))));
             }
             Self::Checksum { words, count, sum } => {
-                let share = |index: u64| load::<u64>(words + 8 * index).wrapping_mul(2 * index + 1);
-                let own = (0..count).map(share).fold(0, u64::wrapping_add);
-                store(sum, load::<u64>(sum).wrapping_add(own));
+                let term = |index: u64| load::<u64>(words + 8 * index).wrapping_mul(2 * index + 1);
+                let total = (0..count).map(term).fold(0, u64::wrapping_add);
+                store(sum, load::<u64>(sum).wrapping_add(total));
             }
             Self::AddIndex { bytes, len, add } => {
                 (0..len).for_each(|index| store(bytes + u64::from(index), index.wrapping_add(add) as u8));
@@ -88,19 +88,20 @@ fn mix(seed: u64) -> u64 {
 }
 
 fn load<T: Copy>(at: u64) -> T {
-    // SAFETY: whoever launched the kernel keeps its memory until it has run; volatile, because others write it too.
+    // SAFETY: the caller of the launch keeps the memory mapped until the kernel has run; volatile, because other
+    // threads write it too.
     unsafe { ptr::with_exposed_provenance::<T>(at as usize).read_volatile() }
 }
 
 fn store<T: Copy>(at: u64, value: T) {
-    // SAFETY: the code that launched the kernel keeps its memory, writable, until it has run; volatile, because others
-    // write it too.
+    // SAFETY: the caller of the launch keeps the memory mapped and writable until the kernel has run; volatile, because
+    // other threads write it too.
     unsafe { ptr::with_exposed_provenance_mut::<T>(at as usize).write_volatile(value) };
 }
 
-/// A loaded module: its device, and its kernels with the handles they were given.
+/// A loaded module: its device, and the names of its kernels in order.
 #[derive(Debug)]
-struct Module {
+struct LoadedModule {
     device: CUdevice,
     entries: Vec<String>,
 }
@@ -108,10 +109,10 @@ struct Module {
 #[derive(Debug, Default)]
 struct Modules {
     last: usize,
-    modules: BTreeMap<usize, Module>,
+    modules: BTreeMap<usize, LoadedModule>,
 }
 
-/// How far apart the handles of modules are: a function's handle is its module's and its place therein.
+/// The distance between module handles: a function's handle is its module's handle plus its position.
 const STEP: usize = 0x1000;
 
 fn modules() -> MutexGuard<'static, Modules> {
@@ -133,23 +134,23 @@ fn function(handle: CUfunction) -> Result<(CUdevice, String), CUresult> {
     found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
 }
 
-/// Enqueues a kernel, if it is one that can be done here.
+/// Enqueues a kernel; an error if it is not emulated.
 fn launch(
     function: CUfunction,
     grid: [c_uint; 3],
     block: [c_uint; 3],
     stream: CUstream,
     params: *mut *mut c_void,
-) -> calls::Answer {
+) -> calls::CallResult {
     let (device, name) = self::function(function)?;
     ensure(device == streams::device_of(stream)?, CUresult::CUDA_ERROR_INVALID_HANDLE)?;
     let [blocks, threads] = [grid, block].map(|counts| counts.into_iter().map(u64::from).product::<u64>());
-    let possible = (1..=u64::from(MOST_THREADS)).contains(&threads) && blocks > 0;
-    ensure(possible, CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    streams::enqueue(stream, Op::Run(Kernel::take(&name, params)?))
+    let is_valid = (1..=u64::from(MAX_THREADS)).contains(&threads) && blocks > 0;
+    ensure(is_valid, CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    streams::enqueue(stream, Op::Run(Kernel::from_launch(&name, params)?))
 }
 
-/// The newest PTX that a driver of some version knows.
+/// The newest PTX version that a driver of some version supports.
 fn newest_ptx(version: c_int) -> (u32, u32) {
     match (version / 1000, version % 1000 / 10) {
         (..=11, _) => (7, 8),
@@ -160,60 +161,65 @@ fn newest_ptx(version: c_int) -> (u32, u32) {
     }
 }
 
-/// The kernels of a text, or why it cannot be loaded.
+/// The kernel names of a PTX text, or the error of loading it.
 fn entries(text: &str) -> Result<Vec<String>, (CUresult, String)> {
     let version = text.lines().find_map(|line| line.trim().strip_prefix(".version")).map(str::trim);
     let parsed = version.and_then(|version| version.split_once('.'));
     let parsed = parsed.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
     let Some(version) = parsed else {
-        return Err((CUresult::CUDA_ERROR_INVALID_PTX, "no `.version` was found".to_owned()));
+        return Err((CUresult::CUDA_ERROR_INVALID_PTX, "`.version` is missing".to_owned()));
     };
     if version > newest_ptx(config::get().version) {
-        let words = format!("PTX {}.{} is newer than this driver", version.0, version.1);
-        return Err((CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION, words));
+        let message = format!("PTX {}.{} is newer than this driver", version.0, version.1);
+        return Err((CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION, message));
     }
     let names = text.lines().filter_map(|line| line.split_once(".entry ")).map(|(_, rest)| {
         rest.trim()
-            .split(|letter: char| letter != '_' && !letter.is_alphanumeric())
+            .split(|character: char| character != '_' && !character.is_alphanumeric())
             .next()
             .unwrap_or_default()
     });
     Ok(names.map(str::to_owned).collect())
 }
 
-/// Writes into the log for errors, if the caller gave one.
-fn log(words: &str, count: c_uint, options: *mut CUjit_option, values: *mut *mut c_void) -> calls::Answer {
-    let (mut buffer, mut room) = (ptr::null_mut(), 0);
+/// Writes to the caller's error log, if there is one.
+fn log(
+    message: &str,
+    count: c_uint,
+    options: *mut CUjit_option,
+    values: *mut *mut c_void,
+) -> calls::CallResult {
+    let (mut buffer, mut buffer_len) = (ptr::null_mut(), 0);
     for index in 0..count as usize {
-        let value = get(values.wrapping_add(index))?;
-        match get(options.wrapping_add(index))? {
+        let value = read_input(values.wrapping_add(index))?;
+        match read_input(options.wrapping_add(index))? {
             CUjit_option::CU_JIT_ERROR_LOG_BUFFER => buffer = value.cast::<u8>(),
-            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES => room = value.addr(),
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES => buffer_len = value.addr(),
             _ => {}
         }
     }
-    if !buffer.is_null() && room > words.len() {
-        // SAFETY: the caller's buffer is as long as it says.
-        unsafe { ptr::copy_nonoverlapping(words.as_ptr(), buffer, words.len()) };
+    if !buffer.is_null() && buffer_len > message.len() {
+        // SAFETY: the caller's buffer has the given length.
+        unsafe { ptr::copy_nonoverlapping(message.as_ptr(), buffer, message.len()) };
     }
     Ok(())
 }
 
 api! {
-    // A real driver waits here for all running work, and so do we.
+    // A real driver waits here for all running work.
     Context fn cuModuleLoadDataEx(
         module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option,
         values: *mut *mut c_void,
     ) {
         gpu::wait_for_all();
         ensure(!image.is_null(), CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        // SAFETY: text that ends with a zero, as the caller promises.
+        // SAFETY: the caller passes a null-terminated text.
         let text = unsafe { CStr::from_ptr(image.cast()) }.to_str();
         let text = text.map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?;
         let entries = match entries(text) {
             Ok(entries) => entries,
-            Err((code, words)) => {
-                log(&words, count, options, values)?;
+            Err((code, message)) => {
+                log(&message, count, options, values)?;
                 return Err(code);
             }
         };
@@ -221,8 +227,8 @@ api! {
         let mut modules = modules();
         modules.last += STEP;
         let number = modules.last;
-        modules.modules.insert(number, Module { device, entries });
-        put(module, ptr::without_provenance_mut(number))
+        modules.modules.insert(number, LoadedModule { device, entries });
+        write_output(module, ptr::without_provenance_mut(number))
     }
 
     Context fn cuModuleUnload(module: CUmodule) {
@@ -230,22 +236,22 @@ api! {
     }
 
     Context fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) {
-        // SAFETY: a string, as the caller promises.
+        // SAFETY: the caller passes a C string.
         let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default();
         let modules = modules();
         let found = modules.modules.get(&module.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         let place = found.entries.iter().position(|entry| entry == name);
         let place = place.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
-        put(function, ptr::without_provenance_mut(module.addr() + place + 1))
+        write_output(function, ptr::without_provenance_mut(module.addr() + place + 1))
     }
 
     Context fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: *mut c_int, function: CUfunction, threads: c_int, _shared: usize,
     ) {
         self::function(function)?;
-        let possible = (1..=MOST_THREADS as c_int).contains(&threads);
-        ensure(possible, CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        put(blocks, (MOST_RESIDENT / threads).min(32))
+        let is_valid = (1..=MAX_THREADS as c_int).contains(&threads);
+        ensure(is_valid, CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        write_output(blocks, (MAX_RESIDENT_THREADS / threads).min(32))
     }
 
     Context fn cuLaunchKernel(
@@ -255,11 +261,11 @@ api! {
         launch(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], stream, params)
     }
 
-    // What is launched early runs in its turn all the same: kernels here wait for nothing themselves.
+    // A programmatic launch also runs in order, because emulated kernels do not wait for preceding work.
     Context fn cuLaunchKernelEx(
         config: *const CUlaunchConfig, function: CUfunction, params: *mut *mut c_void, _extra: *mut *mut c_void,
     ) {
-        let config = get(config)?;
+        let config = read_input(config)?;
         let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
         let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
         launch(function, grid, block, config.hStream, params)

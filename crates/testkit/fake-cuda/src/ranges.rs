@@ -1,39 +1,39 @@
-//! Every range of addresses that the driver knows, and who may do what there.
+//! The address ranges that the driver knows, and the access rights to them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::bindings::*;
-use crate::calls::{Answer, ensure};
-use crate::vmm::Memory;
+use crate::calls::{CallResult, ensure};
+use crate::vmm::FakeMemory;
 
-/// What lies at a range.
+/// The memory of an address range.
 #[derive(Debug)]
-pub(crate) struct Range {
+pub(crate) struct AddressRange {
     pub(crate) len: usize,
-    pub(crate) kind: Kind,
+    pub(crate) kind: RangeKind,
 }
 
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum RangeKind {
     /// A mapped allocation, with the rights of each device.
-    Map { memory: Arc<Memory>, rights: BTreeMap<CUdevice, CUmemAccess_flags> },
-    /// A buffer of the older kind, made here.
-    Plain { memory: Memory },
-    /// A buffer of the older kind, opened from another process.
+    Map { memory: Arc<FakeMemory>, rights: BTreeMap<CUdevice, CUmemAccess_flags> },
+    /// A buffer from `cuMemAlloc`.
+    Malloc { memory: FakeMemory },
+    /// A buffer that was opened from a CUDA IPC handle.
     Opened,
-    /// Memory of the host that the driver made.
+    /// Host memory from `cuMemHostAlloc`.
     Pinned,
-    /// Memory of the host that was made known to the driver.
+    /// Host memory that was registered with the driver.
     Registered { read_only: bool },
 }
 
-impl Kind {
-    /// The device whose memory it is, if it is a device's.
+impl RangeKind {
+    /// The device that owns the memory; `None` for host memory.
     pub(crate) fn device(&self) -> Option<CUdevice> {
         match self {
             Self::Map { memory, .. } => memory.device(),
-            Self::Plain { memory } => memory.device(),
+            Self::Malloc { memory } => memory.device(),
             _ => None,
         }
     }
@@ -49,32 +49,32 @@ impl Kind {
     }
 }
 
-/// All ranges by their first address.
-pub(crate) type Ranges = BTreeMap<u64, Range>;
+/// All ranges by start address.
+pub(crate) type Ranges = BTreeMap<u64, AddressRange>;
 
 pub(crate) fn all() -> MutexGuard<'static, Ranges> {
     static RANGES: Mutex<Ranges> = Mutex::new(BTreeMap::new());
     RANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The range that holds an address.
-pub(crate) fn holding(ranges: &Ranges, at: u64) -> Option<(u64, &Range)> {
+/// The range that contains an address.
+pub(crate) fn containing(ranges: &Ranges, at: u64) -> Option<(u64, &AddressRange)> {
     let (&start, range) = ranges.range(..=at).next_back()?;
     (at - start < range.len as u64).then_some((start, range))
 }
 
-/// Whether any of these addresses is in a range.
+/// Returns whether the given addresses overlap a range.
 pub(crate) fn overlap(ranges: &Ranges, at: u64, len: usize) -> bool {
     let last = ranges.range(..at.saturating_add(len as u64)).next_back();
     last.is_some_and(|(start, range)| start + range.len as u64 > at)
 }
 
-/// Refuses work of a device at addresses that it may not read, or not write.
-pub(crate) fn check(device: CUdevice, at: u64, len: usize, needed: CUmemAccess_flags) -> Answer {
+/// Checks that a device has the needed access rights to all addresses of a range.
+pub(crate) fn check(device: CUdevice, at: u64, len: usize, needed: CUmemAccess_flags) -> CallResult {
     let ranges = all();
     let (mut next, end) = (at, at.checked_add(len as u64).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?);
     while next < end {
-        let (start, range) = holding(&ranges, next).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let (start, range) = containing(&ranges, next).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let granted = range.kind.rights(device);
         ensure(granted.0 & needed.0 == needed.0, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         next = start + range.len as u64;
@@ -82,21 +82,21 @@ pub(crate) fn check(device: CUdevice, at: u64, len: usize, needed: CUmemAccess_f
     Ok(())
 }
 
-/// How many ranges there are of each kind.
+/// The number of ranges by kind.
 #[derive(Debug, Default)]
-pub(crate) struct Count {
+pub(crate) struct RangeCounts {
     pub(crate) maps: u64,
     pub(crate) buffers: u64,
     pub(crate) host: u64,
 }
 
-pub(crate) fn count() -> Count {
-    let mut count = Count::default();
+pub(crate) fn count() -> RangeCounts {
+    let mut count = RangeCounts::default();
     for range in all().values() {
         *match range.kind {
-            Kind::Map { .. } => &mut count.maps,
-            Kind::Plain { .. } | Kind::Opened => &mut count.buffers,
-            Kind::Pinned | Kind::Registered { .. } => &mut count.host,
+            RangeKind::Map { .. } => &mut count.maps,
+            RangeKind::Malloc { .. } | RangeKind::Opened => &mut count.buffers,
+            RangeKind::Pinned | RangeKind::Registered { .. } => &mut count.host,
         } += 1;
     }
     count

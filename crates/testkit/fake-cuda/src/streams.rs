@@ -1,4 +1,4 @@
-//! Streams, copies, fills, and graphs: work recorded once and enqueued many times.
+//! Streams, copies, fills and graphs.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_uchar, c_uint, c_ulonglong, c_void};
@@ -6,32 +6,32 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::bindings::*;
-use crate::calls::{self, Answer, api, ensure, put};
+use crate::calls::{self, CallResult, api, ensure, write_output};
 use crate::gpu::{self, Op};
 use crate::ranges;
 
 const READ: CUmemAccess_flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ;
 const READ_WRITE: CUmemAccess_flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 
-/// Recorded work by its handle, and whether it is ready to launch.
+/// Graphs and instantiated graphs by handle.
 #[derive(Debug, Default)]
 struct Graphs {
     last: usize,
-    recorded: BTreeMap<usize, Arc<Recording>>,
-    ready: BTreeMap<usize, Arc<Recording>>,
-    /// What no graph keeps yet.
+    captured: BTreeMap<usize, Arc<CapturedWork>>,
+    ready: BTreeMap<usize, Arc<CapturedWork>>,
+    /// User objects that no graph owns yet.
     objects: BTreeMap<usize, UserObject>,
 }
 
-/// Work that is being recorded, or was.
+/// Work that is being captured, or was.
 #[derive(Debug, Default)]
-pub(crate) struct Recording {
+pub(crate) struct CapturedWork {
     number: usize,
     pub(crate) ops: Vec<Op>,
-    kept: Vec<UserObject>,
+    objects: Vec<UserObject>,
 }
 
-/// Something that goes with the last graph that keeps it.
+/// A value that is destroyed with the last graph that holds it.
 #[derive(Debug)]
 struct UserObject {
     address: usize,
@@ -41,7 +41,7 @@ struct UserObject {
 impl Drop for UserObject {
     fn drop(&mut self) {
         if let Some(destroy) = self.destroy {
-            // SAFETY: who made the object gave both, for this one call.
+            // SAFETY: the creator of the object passed the function and its argument for this one call.
             unsafe { destroy(ptr::with_exposed_provenance_mut(self.address)) };
         }
     }
@@ -50,7 +50,7 @@ impl Drop for UserObject {
 fn graphs() -> MutexGuard<'static, Graphs> {
     static GRAPHS: Mutex<Graphs> = Mutex::new(Graphs {
         last: 0x6000,
-        recorded: BTreeMap::new(),
+        captured: BTreeMap::new(),
         ready: BTreeMap::new(),
         objects: BTreeMap::new(),
     });
@@ -58,29 +58,29 @@ fn graphs() -> MutexGuard<'static, Graphs> {
 }
 
 impl Graphs {
-    fn number(&mut self) -> usize {
+    fn new_handle(&mut self) -> usize {
         self.last += 0x10;
         self.last
     }
 }
 
-impl gpu::Queues {
-    /// The recording of a number that is being made.
-    fn recording(&mut self, number: usize) -> Option<&mut Recording> {
+impl gpu::StreamQueues {
+    /// The capture in progress with this number.
+    fn capture_in_progress(&mut self, number: usize) -> Option<&mut CapturedWork> {
         self.streams
             .values_mut()
             .filter_map(|queue| queue.capture.as_mut())
-            .find(|made| made.number == number)
+            .find(|captured| captured.number == number)
     }
 }
 
 pub(crate) fn graph_count() -> u64 {
     let graphs = graphs();
-    (graphs.recorded.len() + graphs.ready.len() + graphs.objects.len()) as u64
+    (graphs.captured.len() + graphs.ready.len() + graphs.objects.len()) as u64
 }
 
 /// Enqueues work on a stream of the current context's device.
-pub(crate) fn enqueue(stream: CUstream, op: Op) -> Answer {
+pub(crate) fn enqueue(stream: CUstream, op: Op) -> CallResult {
     let mut queues = gpu::queues();
     let queue = queues.get(stream)?;
     ensure(queue.device == calls::current()?, CUresult::CUDA_ERROR_INVALID_HANDLE)?;
@@ -97,7 +97,7 @@ pub(crate) fn device_of(stream: CUstream) -> Result<CUdevice, CUresult> {
 api! {
     Context fn cuStreamCreate(stream: *mut CUstream, _flags: c_uint) {
         let number = gpu::queues().create(calls::current()?);
-        put(stream, ptr::without_provenance_mut(number as usize))
+        write_output(stream, ptr::without_provenance_mut(number as usize))
     }
 
     Context fn cuStreamDestroy(stream: CUstream) {
@@ -137,19 +137,19 @@ api! {
         let mut queues = gpu::queues();
         let queue = queues.get(stream)?;
         ensure(queue.capture.is_none(), CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
-        queue.capture = Some(Recording { number: graphs().number(), ..Recording::default() });
+        queue.capture = Some(CapturedWork { number: graphs().new_handle(), ..CapturedWork::default() });
         Ok(())
     }
 
-    // A capture ends whatever the answer. The stream knows its context, so none has to be current.
-    Late fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) {
-        let recorded = gpu::queues().get(stream)?.capture.take();
-        let recorded = recorded.ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
-        put(graph, ptr::null_mut())?;
-        calls::pass("cuStreamEndCapture\0")?;
-        let number = recorded.number;
-        graphs().recorded.insert(number, Arc::new(recorded));
-        put(graph, ptr::without_provenance_mut(number))
+    // The capture ends even if the call fails. No context needs to be current.
+    InitUncounted fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) {
+        let captured = gpu::queues().get(stream)?.capture.take();
+        let captured = captured.ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
+        write_output(graph, ptr::null_mut())?;
+        calls::count_call("cuStreamEndCapture\0")?;
+        let number = captured.number;
+        graphs().captured.insert(number, Arc::new(captured));
+        write_output(graph, ptr::without_provenance_mut(number))
     }
 
     Context fn cuStreamGetCaptureInfo(
@@ -161,10 +161,10 @@ api! {
         _count: *mut usize,
     ) {
         let mut queues = gpu::queues();
-        let made = queues.get(stream)?.capture.as_ref().map(|recording| recording.number);
-        let (is_made, number) = (made.is_some(), made.unwrap_or_default());
-        put(graph, ptr::without_provenance_mut(number))?;
-        put(status, if is_made {
+        let number = queues.get(stream)?.capture.as_ref().map(|captured| captured.number);
+        let (is_active, number) = (number.is_some(), number.unwrap_or_default());
+        write_output(graph, ptr::without_provenance_mut(number))?;
+        write_output(status, if is_active {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
         } else {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
@@ -173,32 +173,32 @@ api! {
 
     Context fn cuUserObjectCreate(
         object: *mut CUuserObject,
-        kept: *mut c_void,
+        value: *mut c_void,
         destroy: CUhostFn,
         _references: c_uint,
         _flags: c_uint,
     ) {
         let mut graphs = graphs();
-        let number = graphs.number();
-        graphs.objects.insert(number, UserObject { address: kept.expose_provenance(), destroy });
-        put(object, ptr::without_provenance_mut(number))
+        let number = graphs.new_handle();
+        graphs.objects.insert(number, UserObject { address: value.expose_provenance(), destroy });
+        write_output(object, ptr::without_provenance_mut(number))
     }
 
     Context fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, _count: c_uint, _flags: c_uint) {
         let mut queues = gpu::queues();
-        let recording = queues.recording(graph.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let captured = queues.capture_in_progress(graph.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let object = graphs().objects.remove(&object.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        recording.kept.push(object);
+        captured.objects.push(object);
         Ok(())
     }
 
     Context fn cuGraphInstantiateWithFlags(ready: *mut CUgraphExec, graph: CUgraph, _flags: c_ulonglong) {
         let mut graphs = graphs();
-        let recorded = graphs.recorded.get(&graph.addr()).map(Arc::clone);
-        let recorded = recorded.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let number = graphs.number();
-        graphs.ready.insert(number, recorded);
-        put(ready, ptr::without_provenance_mut(number))
+        let captured = graphs.captured.get(&graph.addr()).map(Arc::clone);
+        let captured = captured.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let number = graphs.new_handle();
+        graphs.ready.insert(number, captured);
+        write_output(ready, ptr::without_provenance_mut(number))
     }
 
     Context fn cuGraphLaunch(graph: CUgraphExec, stream: CUstream) {
@@ -214,6 +214,6 @@ api! {
     }
 
     Init fn cuGraphDestroy(graph: CUgraph) {
-        graphs().recorded.remove(&graph.addr()).map(drop).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+        graphs().captured.remove(&graph.addr()).map(drop).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 }

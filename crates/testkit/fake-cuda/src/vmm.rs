@@ -1,6 +1,7 @@
-//! Virtual memory management: allocations are memfds, addresses are reserved with `PROT_NONE` and mapped over.
+//! Virtual memory management: allocations are memfds; addresses are reserved with `PROT_NONE` and mapped over.
 //!
-//! What memory is, where, and how it may be shared stands in the memfd's name, so that it travels with the descriptor.
+//! The location of memory and its handle types are encoded in the memfd's name, so that they are sent with the
+//! descriptor.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{c_int, c_ulonglong, c_void};
@@ -13,24 +14,24 @@ use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use crate::bindings::*;
-use crate::calls::{Answer, api, ensure, get, put};
+use crate::calls::{CallResult, api, ensure, read_input, write_output};
 use crate::devices::{self, TOTAL};
-use crate::ranges::{self, Kind, Range};
+use crate::ranges::{self, AddressRange, RangeKind};
 
-/// The granule of all memory.
+/// The granularity of all memory.
 pub(crate) const GRANULE: usize = 2 << 20;
 
-/// What the name of every allocation's memfd begins with.
+/// The prefix of the memfd name of every allocation.
 const NAME: &str = "wholemem-fake-cuda";
 
 const FABRIC: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
 const FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// The most devices whose memory is counted.
-const MOST_DEVICES: usize = 64;
+/// The maximum number of devices.
+const MAX_DEVICES: usize = 64;
 
-/// Bytes in use on each device.
-static USED: [AtomicUsize; MOST_DEVICES] = [const { AtomicUsize::new(0) }; MOST_DEVICES];
+/// Used bytes on each device.
+static USED: [AtomicUsize; MAX_DEVICES] = [const { AtomicUsize::new(0) }; MAX_DEVICES];
 
 pub(crate) fn used_by(device: usize) -> usize {
     USED[device].load(Ordering::Relaxed)
@@ -40,18 +41,18 @@ pub(crate) fn used_by_all() -> u64 {
     USED.iter().map(|used| used.load(Ordering::Relaxed) as u64).sum()
 }
 
-/// Where memory is, and how it may be shared.
+/// The location of memory, and the handle types it can be shared as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct About {
+pub(crate) struct MemoryInfo {
     pub(crate) location: u32,
     pub(crate) id: c_int,
     pub(crate) handles: u32,
     pub(crate) rdma: u8,
 }
 
-impl About {
-    /// Memory of a device that is shared by none of the newer handles.
-    pub(crate) fn plain(device: CUdevice) -> Self {
+impl MemoryInfo {
+    /// Describes device memory from `cuMemAlloc`, which has no shareable handle.
+    pub(crate) fn for_malloc(device: CUdevice) -> Self {
         let location = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE.0;
         Self { location, id: device, handles: 0, rdma: 0 }
     }
@@ -79,7 +80,7 @@ impl About {
         format!("{NAME}:{location}:{id}:{handles}:{rdma}")
     }
 
-    /// What a descriptor's link says, if it is memory of ours.
+    /// Parses the link target of a descriptor; `None` if it is not memory of this driver.
     fn parse(link: &str) -> Option<Self> {
         let fields = link.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")?;
         let mut fields = fields.strip_prefix(NAME)?.strip_prefix(':')?.split(':');
@@ -94,40 +95,40 @@ impl About {
     }
 }
 
-/// Physical memory, in use until the last handle and the last map of it are gone.
+/// Physical memory. It counts as used until its last handle and its last mapping are gone.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct FakeMemory {
     pub(crate) fd: OwnedFd,
     pub(crate) len: usize,
-    about: About,
+    info: MemoryInfo,
 }
 
-impl Memory {
-    fn own(fd: OwnedFd, len: usize, about: About) -> Self {
-        if let Some(device) = about.device() {
+impl FakeMemory {
+    fn own(fd: OwnedFd, len: usize, info: MemoryInfo) -> Self {
+        if let Some(device) = info.device() {
             USED[device].fetch_add(len, Ordering::Relaxed);
         }
-        Self { fd, len, about }
+        Self { fd, len, info }
     }
 
-    pub(crate) fn create(len: usize, about: About) -> Result<Self, CUresult> {
-        let fits = about.device().is_none_or(|device| len <= TOTAL - used_by(device));
+    pub(crate) fn create(len: usize, info: MemoryInfo) -> Result<Self, CUresult> {
+        let fits = info.device().is_none_or(|device| len <= TOTAL - used_by(device));
         ensure(fits, CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let os = |_| CUresult::CUDA_ERROR_OPERATING_SYSTEM;
-        let fd = rustix::fs::memfd_create(about.name(), MemfdFlags::CLOEXEC).map_err(os)?;
+        let fd = rustix::fs::memfd_create(info.name(), MemfdFlags::CLOEXEC).map_err(os)?;
         rustix::fs::ftruncate(&fd, len as u64).map_err(os)?;
-        Ok(Self::own(fd, len, about))
+        Ok(Self::own(fd, len, info))
     }
 
-    /// The device it is on; none for memory of the host.
+    /// The device of the memory; `None` for host memory.
     pub(crate) fn device(&self) -> Option<CUdevice> {
-        self.about.device().map(|device| device as CUdevice)
+        self.info.device().map(|device| device as CUdevice)
     }
 }
 
-impl Drop for Memory {
+impl Drop for FakeMemory {
     fn drop(&mut self) {
-        if let Some(device) = self.about.device() {
+        if let Some(device) = self.info.device() {
             USED[device].fetch_sub(self.len, Ordering::Relaxed);
         }
     }
@@ -135,35 +136,35 @@ impl Drop for Memory {
 
 /// Allocations and reservations of this process.
 #[derive(Debug, Default)]
-struct State {
+struct VmmState {
     last_handle: u64,
-    handles: BTreeMap<u64, Arc<Memory>>,
-    /// Those of them that came from a descriptor.
+    handles: BTreeMap<u64, Arc<FakeMemory>>,
+    /// The handles that were imported from a descriptor.
     imported: BTreeSet<u64>,
-    /// Memory by its file, so that what is imported where it was made is counted once.
-    files: HashMap<(u64, u64), Weak<Memory>>,
+    /// Memory by file, so that memory which the creating process imports again is counted once.
+    files: HashMap<(u64, u64), Weak<FakeMemory>>,
     reservations: BTreeMap<u64, usize>,
 }
 
-fn state() -> MutexGuard<'static, State> {
-    static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+fn state() -> MutexGuard<'static, VmmState> {
+    static STATE: LazyLock<Mutex<VmmState>> = LazyLock::new(Mutex::default);
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl State {
-    fn hand_out(&mut self, memory: Arc<Memory>) -> u64 {
+impl VmmState {
+    fn new_handle(&mut self, memory: Arc<FakeMemory>) -> u64 {
         self.last_handle += 1;
         self.handles.insert(self.last_handle, memory);
         self.last_handle
     }
 
-    fn get(&self, handle: u64) -> Result<&Arc<Memory>, CUresult> {
+    fn get(&self, handle: u64) -> Result<&Arc<FakeMemory>, CUresult> {
         self.handles.get(&handle).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 
     fn is_reserved(&self, at: u64, len: usize) -> bool {
-        let holder = self.reservations.range(..=at).next_back();
-        holder.is_some_and(|(start, size)| at + len as u64 <= start + *size as u64)
+        let preceding = self.reservations.range(..=at).next_back();
+        preceding.is_some_and(|(start, size)| at + len as u64 <= start + *size as u64)
     }
 }
 
@@ -187,9 +188,9 @@ fn file(fd: BorrowedFd<'_>) -> Result<((u64, u64), usize), CUresult> {
 fn import(fd: RawFd) -> Result<u64, CUresult> {
     let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
     let link = link.map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let about = link.to_str().and_then(About::parse).filter(|about| about.handles & FD.0 != 0);
-    let about = about.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    // SAFETY: the descriptor was open a moment ago, and is the caller's until it returns.
+    let info = link.to_str().and_then(MemoryInfo::parse).filter(|info| info.handles & FD.0 != 0);
+    let info = info.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    // SAFETY: the link was just read from this open descriptor, which the caller holds until the call returns.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let (file, len) = file(fd)?;
     let mut state = state();
@@ -197,22 +198,22 @@ fn import(fd: RawFd) -> Result<u64, CUresult> {
         Some(memory) => memory,
         None => {
             let fd = fd.try_clone_to_owned().map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
-            let memory = Arc::new(Memory::own(fd, len, about));
+            let memory = Arc::new(FakeMemory::own(fd, len, info));
             state.files.insert(file, Arc::downgrade(&memory));
             memory
         }
     };
-    let handle = state.hand_out(memory);
+    let handle = state.new_handle(memory);
     state.imported.insert(handle);
     Ok(handle)
 }
 
-/// Reserves addresses at a multiple of `align`, at `wanted` if they are free.
+/// Reserves addresses at a multiple of `align`; at `wanted` if that range is free.
 fn reserve(len: usize, align: usize, wanted: u64) -> Result<u64, CUresult> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     if wanted != 0 {
         let fixed = flags | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: nothing that is mapped is replaced.
+        // SAFETY: `FIXED_NOREPLACE` replaces no mapping.
         let at = unsafe { rustix::mm::mmap_anonymous(pointer(wanted), len, ProtFlags::empty(), fixed) };
         if let Ok(at) = at {
             return Ok(at.expose_provenance() as u64);
@@ -220,44 +221,44 @@ fn reserve(len: usize, align: usize, wanted: u64) -> Result<u64, CUresult> {
     }
     let out_of_memory = |_| CUresult::CUDA_ERROR_OUT_OF_MEMORY;
     let longer = len.checked_add(align).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-    // SAFETY: the kernel chooses a place where nothing is.
+    // SAFETY: the kernel chooses a free range.
     let start = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), longer, ProtFlags::empty(), flags) };
     let start = start.map_err(out_of_memory)?.expose_provenance();
     let at = start.next_multiple_of(align);
     for (from, to) in [(start, at), (at + len, start + longer)] {
         if from < to {
-            // SAFETY: what was just mapped, before and behind the aligned part, and known to nobody.
+            // SAFETY: the parts before and after the aligned range were just mapped, and no other code uses them.
             unsafe { rustix::mm::munmap(pointer(from as u64), to - from) }.map_err(out_of_memory)?;
         }
     }
     Ok(at as u64)
 }
 
-/// Empties a mapped place: its addresses stay reserved.
-fn empty(at: u64, len: usize) -> Answer {
+/// Unmaps memory; its addresses stay reserved.
+fn unmap_reserved(at: u64, len: usize) -> CallResult {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-    // SAFETY: the range is a map of ours, inside a reservation, and its user gave it up.
+    // SAFETY: the range is a mapping of this driver inside a reservation, and the caller gave it up.
     unsafe { rustix::mm::mmap_anonymous(pointer(at), len, ProtFlags::empty(), flags) }
         .map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
     Ok(())
 }
 
-fn protect(at: u64, len: usize, highest: u32) -> Answer {
+fn protect(at: u64, len: usize, highest: u32) -> CallResult {
     let flags = match highest {
         0 => MprotectFlags::empty(),
         1 => MprotectFlags::READ,
         _ => MprotectFlags::READ | MprotectFlags::WRITE,
     };
-    // SAFETY: the range is a map of ours; who has no right to it has no business there.
+    // SAFETY: the range is a mapping of this driver; an access without rights is an error of the test.
     unsafe { rustix::mm::mprotect(pointer(at), len, flags) }
         .map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
 }
 
-/// The first addresses of the maps that make up exactly this range.
+/// The start addresses of the mappings that form exactly this range.
 fn maps_in(ranges: &ranges::Ranges, at: u64, len: usize) -> Result<Vec<u64>, CUresult> {
     let (mut next, end, mut found) = (at, at + len as u64, Vec::new());
     while next < end {
-        let range = ranges.get(&next).filter(|range| matches!(range.kind, Kind::Map { .. }));
+        let range = ranges.get(&next).filter(|range| matches!(range.kind, RangeKind::Map { .. }));
         found.push(next);
         next += range.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.len as u64;
     }
@@ -269,25 +270,25 @@ api! {
     Init fn cuMemGetAllocationGranularity(
         granule: *mut usize, prop: *const CUmemAllocationProp_v1, _which: CUmemAllocationGranularity_flags,
     ) {
-        About::of(&get(prop)?)?;
-        put(granule, GRANULE)
+        MemoryInfo::of(&read_input(prop)?)?;
+        write_output(granule, GRANULE)
     }
 
     Init fn cuMemCreate(
         handle: *mut CUmemGenericAllocationHandle_v1, len: usize, prop: *const CUmemAllocationProp_v1,
         flags: c_ulonglong,
     ) {
-        let about = About::of(&get(prop)?)?;
-        let whole = len > 0 && len.is_multiple_of(GRANULE);
-        ensure(flags == 0 && whole, CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let info = MemoryInfo::of(&read_input(prop)?)?;
+        let is_valid = len > 0 && len.is_multiple_of(GRANULE);
+        ensure(flags == 0 && is_valid, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         // There is no IMEX service.
-        ensure(about.handles & FABRIC == 0, CUresult::CUDA_ERROR_NOT_PERMITTED)?;
-        let memory = Arc::new(Memory::create(len, about)?);
+        ensure(info.handles & FABRIC == 0, CUresult::CUDA_ERROR_NOT_PERMITTED)?;
+        let memory = Arc::new(FakeMemory::create(len, info)?);
         let (file, _) = file(memory.fd.as_fd())?;
         let mut state = state();
         state.files.retain(|_, memory| memory.strong_count() > 0);
         state.files.insert(file, Arc::downgrade(&memory));
-        put(handle, state.hand_out(memory))
+        write_output(handle, state.new_handle(memory))
     }
 
     Init fn cuMemRelease(handle: CUmemGenericAllocationHandle_v1) {
@@ -302,11 +303,11 @@ api! {
         at: *mut CUdeviceptr_v2, len: usize, align: usize, wanted: CUdeviceptr_v2, flags: c_ulonglong,
     ) {
         let align = align.max(GRANULE);
-        let whole = len > 0 && len.is_multiple_of(GRANULE);
-        ensure(flags == 0 && whole && align.is_power_of_two(), CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let given = reserve(len, align, wanted)?;
-        state().reservations.insert(given, len);
-        put(at, given)
+        let is_valid = len > 0 && len.is_multiple_of(GRANULE);
+        ensure(flags == 0 && is_valid && align.is_power_of_two(), CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let reserved_at = reserve(len, align, wanted)?;
+        state().reservations.insert(reserved_at, len);
+        write_output(at, reserved_at)
     }
 
     Init fn cuMemAddressFree(at: CUdeviceptr_v2, len: usize) {
@@ -315,7 +316,7 @@ api! {
         ensure(is_whole, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         ensure(!ranges::overlap(&ranges::all(), at, len), CUresult::CUDA_ERROR_INVALID_VALUE)?;
         state.reservations.remove(&at);
-        // SAFETY: a reservation of ours with nothing mapped in it.
+        // SAFETY: a reservation of this driver in which nothing is mapped.
         unsafe { rustix::mm::munmap(pointer(at), len) }.map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
     }
 
@@ -325,15 +326,15 @@ api! {
     ) {
         let state = state();
         let memory = Arc::clone(state.get(handle)?);
-        let whole = flags == 0 && offset == 0 && len == memory.len;
-        ensure(whole && state.is_reserved(at, len), CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let is_valid = flags == 0 && offset == 0 && len == memory.len;
+        ensure(is_valid && state.is_reserved(at, len), CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let mut ranges = ranges::all();
         ensure(!ranges::overlap(&ranges, at, len), CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let (none, how) = (ProtFlags::empty(), MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: an empty place of a reservation of ours.
+        // SAFETY: an unmapped part of a reservation of this driver.
         unsafe { rustix::mm::mmap(pointer(at), len, none, how, &memory.fd, 0) }
             .map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
-        ranges.insert(at, Range { len, kind: Kind::Map { memory, rights: BTreeMap::new() } });
+        ranges.insert(at, AddressRange { len, kind: RangeKind::Map { memory, rights: BTreeMap::new() } });
         Ok(())
     }
 
@@ -341,7 +342,7 @@ api! {
         let mut ranges = ranges::all();
         for start in maps_in(&ranges, at, len)? {
             if let Some(range) = ranges.remove(&start) {
-                empty(start, range.len)?;
+                unmap_reserved(start, range.len)?;
             }
         }
         Ok(())
@@ -351,15 +352,15 @@ api! {
         let mut ranges = ranges::all();
         let found = maps_in(&ranges, at, len)?;
         ensure(count > 0, CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let wanted = (0..count).map(|index| get(wanted.wrapping_add(index)));
+        let wanted = (0..count).map(|index| read_input(wanted.wrapping_add(index)));
         let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
         for grant in &wanted {
             devices::check(grant.location.id)?;
-            let known = matches!(grant.flags.0, 0 | 1 | 3);
-            ensure(known, CUresult::CUDA_ERROR_INVALID_VALUE)?;
+            let is_known = matches!(grant.flags.0, 0 | 1 | 3);
+            ensure(is_known, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         }
         for start in found {
-            let Some(Range { len, kind: Kind::Map { rights, .. } }) = ranges.get_mut(&start) else { continue };
+            let Some(AddressRange { len, kind: RangeKind::Map { rights, .. } }) = ranges.get_mut(&start) else { continue };
             rights.extend(wanted.iter().map(|grant| (grant.location.id, grant.flags)));
             protect(start, *len, rights.values().map(|flags| flags.0).max().unwrap_or(0))?;
         }
@@ -371,13 +372,13 @@ api! {
         _flags: c_ulonglong,
     ) {
         let memory = Arc::clone(state().get(handle)?);
-        let agreed = kind == FD && memory.about.handles & kind.0 != 0;
-        // What was handed to this process is not handed on.
-        let own = !state().imported.contains(&handle);
-        ensure(agreed && own, CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let is_shareable = kind == FD && memory.info.handles & kind.0 != 0;
+        // Imported memory cannot be exported again.
+        let is_own = !state().imported.contains(&handle);
+        ensure(is_shareable && is_own, CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let fd = memory.fd.try_clone().map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
-        put(target.cast::<RawFd>(), fd.as_raw_fd())?;
-        // It is the caller's now.
+        write_output(target.cast::<RawFd>(), fd.as_raw_fd())?;
+        // The caller owns the descriptor now.
         let _ = fd.into_raw_fd();
         Ok(())
     }
@@ -386,8 +387,8 @@ api! {
         handle: *mut CUmemGenericAllocationHandle_v1, source: *mut c_void, kind: CUmemAllocationHandleType,
     ) {
         match kind {
-            FD => put(handle, import(source.addr() as RawFd)?),
-            // No other machine's memory can be reached.
+            FD => write_output(handle, import(source.addr() as RawFd)?),
+            // Memory of other nodes is not accessible.
             _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
         }
     }
@@ -395,8 +396,8 @@ api! {
     Init fn cuMemGetAllocationPropertiesFromHandle(
         prop: *mut CUmemAllocationProp_v1, handle: CUmemGenericAllocationHandle_v1,
     ) {
-        let About { location, id, handles, rdma } = state().get(handle)?.about;
-        put(prop, CUmemAllocationProp_st {
+        let MemoryInfo { location, id, handles, rdma } = state().get(handle)?.info;
+        write_output(prop, CUmemAllocationProp_st {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: CUmemAllocationHandleType_enum(handles),
             location: CUmemLocation_st { type_: CUmemLocationType_enum(location), id },
@@ -409,43 +410,43 @@ api! {
 
     Init fn cuMemRetainAllocationHandle(handle: *mut CUmemGenericAllocationHandle_v1, at: *mut c_void) {
         let ranges = ranges::all();
-        let Some((_, Range { kind: Kind::Map { memory, .. }, .. })) = ranges::holding(&ranges, at.addr() as u64)
+        let Some((_, AddressRange { kind: RangeKind::Map { memory, .. }, .. })) = ranges::containing(&ranges, at.addr() as u64)
         else {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         };
         let memory = Arc::clone(memory);
         drop(ranges);
-        put(handle, state().hand_out(memory))
+        write_output(handle, state().new_handle(memory))
     }
 
     Context fn cuMemGetHandleForAddressRange(
         target: *mut c_void, at: CUdeviceptr, len: usize, _kind: CUmemRangeHandleType, _flags: c_ulonglong,
     ) {
         let ranges = ranges::all();
-        let Some(Range { kind: Kind::Map { memory, .. }, .. }) = ranges.get(&at).filter(|range| range.len == len)
+        let Some(AddressRange { kind: RangeKind::Map { memory, .. }, .. }) = ranges.get(&at).filter(|range| range.len == len)
         else {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         };
         let fd = memory.fd.try_clone().map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
-        put(target.cast::<RawFd>(), fd.as_raw_fd())?;
-        // It is the caller's now.
+        write_output(target.cast::<RawFd>(), fd.as_raw_fd())?;
+        // The caller owns the descriptor now.
         let _ = fd.into_raw_fd();
         Ok(())
     }
 }
 
-/// Maps memory at an address that the kernel chooses, to be read and written.
+/// Maps memory with read and write access at an address that the kernel chooses.
 pub(crate) fn map_anywhere(fd: &OwnedFd, len: usize) -> Result<u64, CUresult> {
     let rights = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses a place where nothing is.
+    // SAFETY: the kernel chooses a free range.
     unsafe { rustix::mm::mmap(ptr::null_mut(), len, rights, MapFlags::SHARED, fd, 0) }
         .map(|at| at.expose_provenance() as u64)
         .map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)
 }
 
-/// Unmaps what [`map_anywhere`] mapped.
-pub(crate) fn unmap(at: u64, len: usize) -> Answer {
-    // SAFETY: a map of ours that its user gave up.
+/// Unmaps memory that [`map_anywhere`] mapped.
+pub(crate) fn unmap(at: u64, len: usize) -> CallResult {
+    // SAFETY: a mapping of this driver that its user gave up.
     unsafe { rustix::mm::munmap(pointer(at), len) }.map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
 }
 

@@ -1,10 +1,10 @@
-//! What memory must do on every backend.
+//! Required behaviour of memory on every backend.
 
 use wholemem_hal::{Allocation, Attempt, Backend, Error, Grant, HandleKind, Mapping, Reservation, Rights};
 
 use super::{first, granule, mapped, pattern, second, seen, stream};
 
-pub fn fresh_memory_is_zero_and_keeps_what_is_written(backend: &Backend) {
+pub fn new_memory_is_zeroed_and_stores_bytes(backend: &Backend) {
     let device = first(backend);
     let map = mapped(&device, 3);
     assert!(seen(&device, &map.all()).iter().all(|&byte| byte == 0));
@@ -13,7 +13,7 @@ pub fn fresh_memory_is_zero_and_keeps_what_is_written(backend: &Backend) {
     assert!(seen(&device, &map.all()) == written);
 }
 
-pub fn two_maps_of_one_allocation_show_the_same_bytes(backend: &Backend) {
+pub fn two_mappings_of_one_allocation_share_bytes(backend: &Backend) {
     let device = first(backend);
     let memory = device.allocate(granule(&device)).unwrap();
     let [here, there] = [(); 2].map(|()| memory.map(Rights::ReadWrite).unwrap());
@@ -23,35 +23,37 @@ pub fn two_maps_of_one_allocation_show_the_same_bytes(backend: &Backend) {
     assert_eq!(seen(&device, &there.span(7, 100).unwrap()), written);
 }
 
-pub fn an_imported_handle_is_the_same_memory(backend: &Backend) {
+pub fn an_imported_handle_refers_to_the_same_memory(backend: &Backend) {
     let (device, other) = (first(backend), second(backend));
-    let made = device.allocate(2 * granule(&device)).unwrap();
-    let handle = made.export(HandleKind::Fd, Rights::ReadWrite).unwrap();
+    let created = device.allocate(2 * granule(&device)).unwrap();
+    let handle = created.export(HandleKind::Fd, Rights::ReadWrite).unwrap();
     assert_eq!(handle.kind(), HandleKind::Fd);
-    let received = Allocation::import(&device, handle, made.len()).unwrap();
-    assert_eq!((received.len(), received.rights()), (made.len(), Rights::ReadWrite));
+    let received = Allocation::import(&device, handle, created.len()).unwrap();
+    assert_eq!((received.len(), received.rights()), (created.len(), Rights::ReadWrite));
 
     let written = pattern(3, 64);
-    let last = made.len() - 64;
-    stream(&device).write(&made.map(Rights::ReadWrite).unwrap().span(last, 64).unwrap(), &written).unwrap();
-    // The maker lets go of it; what was received is enough.
-    drop(made);
+    let last = created.len() - 64;
+    stream(&device)
+        .write(&created.map(Rights::ReadWrite).unwrap().span(last, 64).unwrap(), &written)
+        .unwrap();
+    // The imported reference keeps the memory alive.
+    drop(created);
     let map = received.map(Rights::Read).unwrap();
     map.grant(&[Grant { device: other.id(), rights: Rights::Read }]).unwrap();
     assert_eq!(seen(&device, &map.span(last, 64).unwrap()), written);
     assert_eq!(seen(&other, &map.span(last, 64).unwrap()), written);
 }
 
-pub fn a_read_only_handle_gives_no_writable_map(backend: &Backend) {
+pub fn a_read_only_handle_allows_no_writable_mapping(backend: &Backend) {
     let device = first(backend);
-    let made = device.allocate(granule(&device)).unwrap();
-    // A wider handle made before does not widen this one.
-    drop(made.export(HandleKind::Fd, Rights::ReadWrite).unwrap());
-    let handle = match made.export(HandleKind::Fd, Rights::Read) {
+    let created = device.allocate(granule(&device)).unwrap();
+    // An earlier read-write export does not affect a read-only one.
+    drop(created.export(HandleKind::Fd, Rights::ReadWrite).unwrap());
+    let handle = match created.export(HandleKind::Fd, Rights::Read) {
         Err(Error::Unsupported { .. }) => return crate::skipped("this device has no read-only handles"),
         handle => handle.unwrap(),
     };
-    let received = Allocation::import(&device, handle, made.len()).unwrap();
+    let received = Allocation::import(&device, handle, created.len()).unwrap();
     assert_eq!(received.rights(), Rights::Read);
     let attempt = Attempt::Grant { device: device.id(), rights: Rights::ReadWrite };
     let refused = Error::ReadOnlyHandle { attempt };
@@ -63,10 +65,10 @@ pub fn a_read_only_handle_gives_no_writable_map(backend: &Backend) {
     let attempt = Attempt::Export { kind, rights };
     assert_eq!(received.export(kind, rights).unwrap_err(), Error::ReadOnlyHandle { attempt });
     let again = received.export(HandleKind::Fd, Rights::Read).unwrap();
-    assert_eq!(Allocation::import(&device, again, made.len()).unwrap().rights(), Rights::Read);
+    assert_eq!(Allocation::import(&device, again, created.len()).unwrap().rights(), Rights::Read);
 }
 
-pub fn allocations_side_by_side_are_one_memory(backend: &Backend) {
+pub fn adjacent_mappings_are_contiguous(backend: &Backend) {
     let (device, other) = (first(backend), second(backend));
     let step = granule(&device);
     let whole = Reservation::create(backend, 4 * step).unwrap();
@@ -79,14 +81,14 @@ pub fn allocations_side_by_side_are_one_memory(backend: &Backend) {
     let written = pattern(4, step);
     stream(&other).write(&left.all(), &written).unwrap();
     stream(&device).copy(&right.span(step, step).unwrap(), &left.all()).unwrap();
-    // A stream of the other device reads what this one copied only after this one was waited for.
+    // A stream of the other device may read the copied bytes only after this stream was synchronized.
     let copier = stream(&device);
     copier.copy(&right.span(0, step).unwrap(), &left.all()).unwrap();
     copier.synchronize(wholemem_os::Deadline::NEVER).unwrap();
     assert!(seen(&other, &right.span(0, step).unwrap()) == written);
 }
 
-pub fn any_order_of_dropping_is_right(backend: &Backend) {
+pub fn handles_can_be_dropped_in_any_order(backend: &Backend) {
     let device = first(backend);
     let step = granule(&device);
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
@@ -103,13 +105,13 @@ pub fn any_order_of_dropping_is_right(backend: &Backend) {
                 1 => drop(memory.take()),
                 _ => drop(map.take()),
             }
-            assert_eq!(seen(&device, &span), pattern(5, 8), "a span keeps everything it needs");
+            assert_eq!(seen(&device, &span), pattern(5, 8), "a span keeps the memory mapped");
         }
     }
     assert_eq!(backend.collect(), 0);
 }
 
-pub fn a_place_can_be_used_again(backend: &Backend) {
+pub fn an_unmapped_range_can_be_mapped_again(backend: &Backend) {
     let device = first(backend);
     let step = granule(&device);
     let reservation = Reservation::create(backend, 2 * step).unwrap();
@@ -119,14 +121,14 @@ pub fn a_place_can_be_used_again(backend: &Backend) {
         let memory = device.allocate(if long { 2 * step } else { step }).unwrap();
         let map = Mapping::create(&reservation, if long { 0 } else { step }, &memory, &rights).unwrap();
         let last = map.span(map.len() - 8, 8).unwrap();
-        assert_eq!(seen(&device, &last), [0; 8], "no bytes of the round before");
+        assert_eq!(seen(&device, &last), [0; 8], "no bytes of the previous round");
         stream(&device).write(&last, &pattern(round, 8)).unwrap();
         drop(last);
         map.unmap().unwrap();
     }
 }
 
-pub fn rights_are_kept_for_each_device(backend: &Backend) {
+pub fn rights_are_per_device_and_never_shrink(backend: &Backend) {
     let (device, other) = (first(backend), second(backend));
     if device.id() == other.id() {
         return crate::skipped("this backend has one device");
@@ -134,7 +136,8 @@ pub fn rights_are_kept_for_each_device(backend: &Backend) {
     let map = device.allocate(granule(&device)).unwrap().map(Rights::ReadWrite).unwrap();
     let span = map.span(0, 16).unwrap();
     let attempt = || Attempt::Copy { len: 16 };
-    let denied = |granted, needed| Error::Denied { attempt: attempt(), who: other.label(), granted, needed };
+    let denied =
+        |granted, needed| Error::Denied { attempt: attempt(), device: other.label(), granted, needed };
     let mut buffer = [0; 16];
 
     let stream = stream(&other);
@@ -144,22 +147,22 @@ pub fn rights_are_kept_for_each_device(backend: &Backend) {
     assert_eq!(stream.write(&span, &buffer).unwrap_err(), denied(Rights::Read, Rights::ReadWrite));
     map.grant(&[Grant { device: other.id(), rights: Rights::ReadWrite }]).unwrap();
     stream.write(&span, &buffer).unwrap();
-    // Rights only grow.
+    // Rights never shrink.
     map.grant(&[Grant { device: other.id(), rights: Rights::None }]).unwrap();
     assert_eq!(map.rights_of(other.id()), Rights::ReadWrite);
 }
 
-pub fn addresses_can_be_chosen(backend: &Backend) {
+pub fn reservations_honor_alignment_and_address(backend: &Backend) {
     let device = first(backend);
     let step = granule(&device);
     let aligned = Reservation::create_aligned(backend, step, 8 << 20).unwrap();
     assert_eq!(aligned.address() % (8 << 20), 0);
-    // Inside our own larger reservation nobody else can have taken the place meanwhile: it is refused.
-    let taken = Reservation::create_at(backend, step, aligned.address());
-    assert!(matches!(taken, Err(Error::Failed { attempt: Attempt::Reserve { .. }, .. })), "{taken:?}");
+    // The range belongs to a live reservation, so reserving it again must fail.
+    let occupied = Reservation::create_at(backend, step, aligned.address());
+    assert!(matches!(occupied, Err(Error::Failed { attempt: Attempt::Reserve { .. }, .. })), "{occupied:?}");
 }
 
-pub fn giving_back_answers(backend: &Backend) {
+pub fn explicit_release_reports_resources_in_use(backend: &Backend) {
     let device = first(backend);
     let step = granule(&device);
     let reservation = Reservation::create(backend, step).unwrap();
@@ -173,7 +176,7 @@ pub fn giving_back_answers(backend: &Backend) {
     assert_eq!((map.unmap(), memory.release(), reservation.free()), (Ok(()), Ok(()), Ok(())));
 }
 
-pub fn the_backend_knows_its_own_memory(backend: &Backend) {
+pub fn the_backend_reports_allocation_properties(backend: &Backend) {
     let device = first(backend);
     let memory = device.allocate(granule(&device)).unwrap();
     let properties = memory.properties().unwrap();

@@ -1,32 +1,32 @@
-//! One suite for all backends: what each must do, what each must refuse, and the paths that are walked with failures.
+//! One suite for all backends: required behaviour, required errors, and paths for fault sweeps.
 //!
-//! A case takes an open backend and uses the safe types as a user would, reaching bytes through streams, so that it
-//! holds for memory the processor cannot see too. [`conformance!`](crate::conformance!) makes a test of each case for
-//! one backend, or for none where there is none: opening it says so.
+//! A case takes an open backend and uses the safe types as a user would. It accesses bytes through streams, so that it
+//! also works for memory that the CPU cannot address. [`conformance!`](crate::conformance!) defines a test of each case
+//! for one backend; if the backend is not available, the tests report a skip.
 
 #[expect(
     missing_docs,
     clippy::unwrap_used,
-    reason = "a case is a test: its name says it, and it fails by panic"
+    reason = "a case is a test: its name describes it, and it fails by panic"
 )]
 pub mod memory;
 pub mod paths;
 #[expect(
     missing_docs,
     clippy::unwrap_used,
-    reason = "a case is a test: its name says it, and it fails by panic"
+    reason = "a case is a test: its name describes it, and it fails by panic"
 )]
 pub mod queue;
 #[expect(
     missing_docs,
     clippy::unwrap_used,
-    reason = "a case is a test: its name says it, and it fails by panic"
+    reason = "a case is a test: its name describes it, and it fails by panic"
 )]
-pub mod refusals;
+pub mod rejections;
 
 use wholemem_hal::{Backend, Device, Mapping, Rights, Span, Stream};
 
-/// Makes a module of tests, one for each case, that open their backend with `$open`.
+/// Defines a module of tests, one per case, that open their backend with `$open`.
 #[macro_export]
 macro_rules! conformance {
     ($suite:ident, $open:expr) => {
@@ -35,91 +35,91 @@ macro_rules! conformance {
             use super::*;
 
             $crate::conformance!(@cases memory, $open,
-                fresh_memory_is_zero_and_keeps_what_is_written,
-                two_maps_of_one_allocation_show_the_same_bytes,
-                an_imported_handle_is_the_same_memory,
-                a_read_only_handle_gives_no_writable_map,
-                allocations_side_by_side_are_one_memory,
-                any_order_of_dropping_is_right,
-                a_place_can_be_used_again,
-                rights_are_kept_for_each_device,
-                addresses_can_be_chosen,
-                giving_back_answers,
-                the_backend_knows_its_own_memory,
+                new_memory_is_zeroed_and_stores_bytes,
+                two_mappings_of_one_allocation_share_bytes,
+                an_imported_handle_refers_to_the_same_memory,
+                a_read_only_handle_allows_no_writable_mapping,
+                adjacent_mappings_are_contiguous,
+                handles_can_be_dropped_in_any_order,
+                an_unmapped_range_can_be_mapped_again,
+                rights_are_per_device_and_never_shrink,
+                reservations_honor_alignment_and_address,
+                explicit_release_reports_resources_in_use,
+                the_backend_reports_allocation_properties,
             );
-            $crate::conformance!(@cases refusals, $open,
-                lengths_of_nothing,
-                lengths_that_are_not_granules,
-                offsets_that_are_not_granules,
-                places_beyond_the_reservation,
-                places_that_are_taken,
-                devices_that_do_not_exist,
-                memory_of_another_backend,
-                things_of_another_device,
-                copies_that_make_no_sense,
-                devices_without_rights,
-                work_that_cannot_be_captured,
-                alignments_and_addresses_that_cannot_be,
-                handles_of_another_kind,
+            $crate::conformance!(@cases rejections, $open,
+                zero_lengths_are_rejected,
+                unaligned_lengths_are_rejected,
+                unaligned_offsets_are_rejected,
+                ranges_out_of_bounds_are_rejected,
+                overlapping_mappings_are_rejected,
+                unknown_devices_are_rejected,
+                operands_of_another_backend_are_rejected,
+                events_of_another_device_cannot_be_recorded,
+                invalid_copies_are_rejected,
+                access_without_rights_is_denied,
+                some_operations_cannot_be_captured,
+                invalid_alignments_and_sizes_are_rejected,
+                unsupported_handle_kinds_are_rejected,
             );
             $crate::conformance!(@cases queue, $open,
                 work_of_one_stream_runs_in_order,
                 an_event_orders_two_streams,
-                a_wait_is_for_the_record_it_was_made_for,
-                dropped_memory_stays_until_its_work_is_done,
-                a_dropped_stream_still_does_its_work,
-                a_graph_repeats_its_work,
+                a_wait_ignores_later_records,
+                dropped_memory_stays_mapped_until_its_work_has_run,
+                a_dropped_stream_still_runs_its_work,
+                a_graph_can_be_launched_repeatedly,
                 a_failed_capture_leaves_the_stream_usable,
-                long_reads_and_writes_arrive_whole,
-                a_kernel_gets_its_arguments,
-                timed_events_tell_the_time_between_them,
-                a_shared_event_is_seen_through_its_handle,
-                pinned_memory_is_copied_from_and_to,
+                long_reads_and_writes_are_complete,
+                a_kernel_receives_its_arguments,
+                timed_events_measure_elapsed_time,
+                a_shared_event_works_through_its_handle,
+                pinned_memory_can_be_copied,
             );
         }
     };
-    (@cases $room:ident, $open:expr, $($case:ident,)*) => {$(
+    (@cases $module:ident, $open:expr, $($case:ident,)*) => {$(
         #[test]
         fn $case() {
             let open = $open;
             let backend: Option<::wholemem_hal::Backend> = open().into();
             if let Some(backend) = backend {
-                $crate::conformance::$room::$case(&backend);
+                $crate::conformance::$module::$case(&backend);
             }
         }
     )*};
 }
 
 fn first(backend: &Backend) -> Device {
-    backend.device(0).expect("a backend has a device")
+    backend.device(0).expect("the backend has no device")
 }
 
-/// The device for the second of two things: another one where there is one.
+/// The second device, or the first if there is only one.
 fn second(backend: &Backend) -> Device {
     backend.device(1).unwrap_or_else(|_| first(backend))
 }
 
 fn granule(device: &Device) -> usize {
-    device.granularity().expect("a device has a granule").minimum.len()
+    device.granularity().expect("the granularity cannot be read").minimum.len()
 }
 
 fn mapped(device: &Device, granules: usize) -> Mapping {
-    let memory = device.allocate(granules * granule(device)).expect("memory can be had");
-    memory.map(Rights::ReadWrite).expect("it can be mapped")
+    let memory = device.allocate(granules * granule(device)).expect("cannot allocate memory");
+    memory.map(Rights::ReadWrite).expect("cannot map memory")
 }
 
 fn stream(device: &Device) -> Stream {
-    device.stream().expect("a stream can be had")
+    device.stream().expect("cannot create a stream")
 }
 
-/// What a stream of the device reads there.
+/// The bytes that a stream of the device reads from the span.
 fn seen(device: &Device, span: &Span) -> Vec<u8> {
     let mut bytes = vec![0xEE; span.len()];
-    stream(device).read(span, &mut bytes).expect("the span can be read");
+    stream(device).read(span, &mut bytes).expect("cannot read the span");
     bytes
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Bytes that differ by position and by seed.
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
     let mut state = u32::from(seed).wrapping_mul(2_654_435_769) | 1;
     let next = |_| {

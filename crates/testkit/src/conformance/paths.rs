@@ -1,6 +1,6 @@
-//! Paths through the interface that make every raw call there is, for [`crate::sweep`] to fail each in turn.
+//! Paths through the interface that together make every raw call, for the fault sweeps of [`crate::sweep`].
 //!
-//! They return every error they meet, and make no assumption that a failure elsewhere would break.
+//! They return every error, and assume nothing that an injected failure would break.
 
 #![allow(unsafe_code, reason = "a kernel launch is unsafe")]
 
@@ -10,10 +10,10 @@ use wholemem_hal::{
 };
 use wholemem_os::Deadline;
 
-/// Creates, reserves, maps, grants, fills in, inspects, and gives everything back with an answer.
+/// Creates, reserves, maps, grants, populates, inspects, and releases everything explicitly.
 ///
 /// # Errors
-/// The first that a call answers.
+/// Returns the first error of a call.
 pub fn memory(backend: &Backend) -> Result<()> {
     let device = backend.device(0)?;
     let step = device.granularity()?.minimum.len();
@@ -32,40 +32,40 @@ pub fn memory(backend: &Backend) -> Result<()> {
     reservation.free()
 }
 
-/// Exports and imports memory, with both kinds of rights, and drops everything without an answer.
+/// Exports and imports memory, with both kinds of rights, and releases everything by drop.
 ///
 /// # Errors
-/// The first that a call answers.
+/// Returns the first error of a call.
 pub fn sharing(backend: &Backend) -> Result<()> {
     let device = backend.device(0)?;
     let step = device.granularity()?.minimum.len();
-    let made = device.allocate(step)?;
-    let here = made.map(Rights::ReadWrite)?;
+    let created = device.allocate(step)?;
+    let here = created.map(Rights::ReadWrite)?;
     let both = [Rights::ReadWrite, Rights::Read];
     let has_read_only = device.backend().kind() == BackendKind::Host;
     for rights in both.into_iter().take(if has_read_only { 2 } else { 1 }) {
-        let received = Allocation::import(&device, made.export(HandleKind::Fd, rights)?, step)?;
+        let received = Allocation::import(&device, created.export(HandleKind::Fd, rights)?, step)?;
         let there = received.map(rights)?;
         there.populate()?;
     }
     drop(here);
     let event = Event::create(&device, EventKind::Shared)?;
-    // The driver's tokens can be opened by other processes only.
+    // Only other processes can open CUDA IPC handles.
     if let handle @ EventHandle::Fd(_) = event.export()? {
         Event::import(&device, handle)?;
     }
     Ok(())
 }
 
-unsafe fn nothing(_: &LaunchShape, _: &Args) {}
+unsafe fn empty_kernel(_: &LaunchShape, _: &Args) {}
 
-/// Streams, events, copies, graphs, kernels and pinned memory.
+/// Uses streams, events, copies, graphs, kernels and pinned memory.
 ///
 /// # Errors
-/// The first that a call answers.
+/// Returns the first error of a call.
 pub fn work(backend: &Backend) -> Result<()> {
     const IMAGE: KernelImage =
-        KernelImage { ptx: Some(crate::cuda::TESTING_PTX), host: &[("nothing", nothing)] };
+        KernelImage { ptx: Some(crate::cuda::TESTING_PTX), host: &[("nothing", empty_kernel)] };
     let device = backend.device(0)?;
     let step = device.granularity()?.minimum.len();
     let map = device.allocate(step)?.map(Rights::ReadWrite)?;
@@ -76,16 +76,16 @@ pub fn work(backend: &Backend) -> Result<()> {
     stream.fill(&map.all(), 1)?;
     stream.copy(&map.span(0, 100)?, &buffer.all())?;
     let graph = stream.capture(|stream| stream.fill(&map.span(0, 10)?, 2))?;
-    // More work than is kept behind one event.
+    // More work than fits one batch of operands.
     for _ in 0..20 {
         graph.launch(&stream)?;
         stream.copy(&map.span(0, 100)?, &buffer.all())?;
     }
-    // SAFETY: the kernel takes nothing and does nothing.
+    // SAFETY: the kernel has no parameters and an empty body.
     let function = unsafe { Module::load(&device, &IMAGE) }?.function("nothing")?;
     function.occupancy(1, 0)?;
-    // SAFETY: the kernel takes no arguments and touches no memory.
-    unsafe { stream.launch(&function, &LaunchShape::line(1, 1), &Args::new(), &[]) }?;
+    // SAFETY: the kernel takes no arguments and accesses no memory.
+    unsafe { stream.launch(&function, &LaunchShape::linear(1, 1), &Args::new(), &[]) }?;
     stream.record(&end)?;
     let other = device.stream()?;
     other.await_event(&end)?;
@@ -94,12 +94,12 @@ pub fn work(backend: &Backend) -> Result<()> {
     end.wait(Deadline::NEVER)?;
     start.elapsed(&end)?;
     other.synchronize(Deadline::NEVER)?;
-    // And some that is dropped before it is waited for.
+    // Work that is still in flight when its operands are dropped.
     stream.fill(&map.all(), 3)
 }
 
-/// A path, as sweeps walk it.
+/// A path for fault sweeps.
 pub type Path = fn(&Backend) -> Result<()>;
 
-/// Every path, by name.
+/// All paths by name.
 pub const ALL: [(&str, Path); 3] = [("memory", memory), ("sharing", sharing), ("work", work)];

@@ -1,4 +1,4 @@
-//! What streams, events, graphs and kernels must do on every backend.
+//! Required behaviour of streams, events, graphs and kernels on every backend.
 
 #![allow(unsafe_code, reason = "a kernel launch is unsafe")]
 
@@ -39,7 +39,7 @@ pub fn an_event_orders_two_streams(backend: &Backend) {
         writer.record(&event).unwrap();
         reader.await_event(&event).unwrap();
         reader.copy(&span(64), &span(0)).unwrap();
-        // A later record does not prolong the wait that was asked for already.
+        // A later record does not prolong a wait that is already enqueued.
         writer.record(&event).unwrap();
         reader.synchronize(Deadline::NEVER).unwrap();
         assert_eq!(seen(&device, &span(64)), [value; 64]);
@@ -48,7 +48,7 @@ pub fn an_event_orders_two_streams(backend: &Backend) {
     }
 }
 
-pub fn a_wait_is_for_the_record_it_was_made_for(backend: &Backend) {
+pub fn a_wait_ignores_later_records(backend: &Backend) {
     let device = first(backend);
     let map = mapped(&device, 1);
     let span = |offset: usize| map.span(offset, 64).unwrap();
@@ -59,14 +59,14 @@ pub fn a_wait_is_for_the_record_it_was_made_for(backend: &Backend) {
         writer.record(&event).unwrap();
         reader.await_event(&event).unwrap();
         reader.copy(&span(64), &span(0)).unwrap();
-        // A record made later, on a stream with nothing to do before it, does not end the wait.
+        // A later record on an idle stream does not end the wait early.
         third.record(&event).unwrap();
         reader.synchronize(Deadline::NEVER).unwrap();
         assert_eq!(seen(&device, &span(64)), [value; 64]);
     }
 }
 
-pub fn dropped_memory_stays_until_its_work_is_done(backend: &Backend) {
+pub fn dropped_memory_stays_mapped_until_its_work_has_run(backend: &Backend) {
     let device = first(backend);
     let target = mapped(&device, 1);
     let stream = stream(&device);
@@ -82,34 +82,34 @@ pub fn dropped_memory_stays_until_its_work_is_done(backend: &Backend) {
     assert!(seen(&device, &target.all()).iter().all(|&byte| byte == 99));
 }
 
-pub fn a_dropped_stream_still_does_its_work(backend: &Backend) {
+pub fn a_dropped_stream_still_runs_its_work(backend: &Backend) {
     let device = first(backend);
     let target = mapped(&device, 1);
-    let late = stream(&device);
+    let dropped = stream(&device);
     let source = mapped(&device, 1);
-    late.fill(&source.all(), 9).unwrap();
-    late.copy(&target.all(), &source.all()).unwrap();
-    drop((late, source));
-    // Each look may let one piece of the work run; none of them waits for it. The stream is gone in the end.
+    dropped.fill(&source.all(), 9).unwrap();
+    dropped.copy(&target.all(), &source.all()).unwrap();
+    drop((dropped, source));
+    // Each call of `collect` may run one operation and does not block; in the end the stream is released.
     while backend.collect() > 0 {
         std::thread::yield_now();
     }
     assert!(seen(&device, &target.all()).iter().all(|&byte| byte == 9));
 }
 
-pub fn a_graph_repeats_its_work(backend: &Backend) {
+pub fn a_graph_can_be_launched_repeatedly(backend: &Backend) {
     let device = first(backend);
     let map = mapped(&device, 1);
     let span = |offset: usize| map.span(offset, 64).unwrap();
     let stream = stream(&device);
     stream.write(&span(0), &[0; 64]).unwrap();
-    let kept = mapped(&device, 1);
-    let source = kept.span(0, 64).unwrap();
+    let source_map = mapped(&device, 1);
+    let source = source_map.span(0, 64).unwrap();
     stream.write(&source, &[5; 64]).unwrap();
     let graph = stream.capture(|stream| stream.copy(&span(0), &source)).unwrap();
-    assert_eq!(seen(&device, &span(0)), [0; 64], "capturing runs nothing");
-    // The graph alone keeps what it reads.
-    drop((source, kept));
+    assert_eq!(seen(&device, &span(0)), [0; 64], "a capture runs no work");
+    // Only the graph holds its source now.
+    drop((source, source_map));
     for _ in 0..3 {
         stream.write(&span(0), &[0; 64]).unwrap();
         graph.launch(&stream).unwrap();
@@ -120,7 +120,7 @@ pub fn a_graph_repeats_its_work(backend: &Backend) {
     graph.launch(&stream).unwrap();
     drop(graph);
     stream.synchronize(Deadline::NEVER).unwrap();
-    assert_eq!(seen(&device, &span(0)), [5; 64], "a launched graph lives until it has run");
+    assert_eq!(seen(&device, &span(0)), [5; 64], "a launched graph is held until it has run");
 }
 
 pub fn a_failed_capture_leaves_the_stream_usable(backend: &Backend) {
@@ -135,16 +135,16 @@ pub fn a_failed_capture_leaves_the_stream_usable(backend: &Backend) {
     });
     assert_eq!(captured.map(drop), Err(failure));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        stream.capture(|_| std::panic::panic_any("as asked")).map(drop)
+        stream.capture(|_| std::panic::panic_any("intended by the test")).map(drop)
     }));
     assert!(panicked.is_err());
     stream.write(&span, &[2; 8]).unwrap();
     assert_eq!(seen(&device, &span), [2; 8]);
 }
 
-pub fn long_reads_and_writes_arrive_whole(backend: &Backend) {
+pub fn long_reads_and_writes_are_complete(backend: &Backend) {
     let device = first(backend);
-    // Longer than any staging buffer, and no multiple of anything.
+    // Longer than any staging buffer, and not a multiple of a power of two.
     let len: usize = (9 << 20) + 12_345;
     let step = granule(&device);
     let map = mapped(&device, (len + 77).div_ceil(step));
@@ -155,7 +155,7 @@ pub fn long_reads_and_writes_arrive_whole(backend: &Backend) {
     assert_eq!(seen(&device, &map.span(0, 77).unwrap()), [0; 77]);
 }
 
-/// Fills bytes with their index plus a number: `(address, len, number)`.
+/// Sets each byte to its index plus a number; the arguments are an address, a length and the number.
 const ADD_INDEX: KernelImage =
     KernelImage { ptx: Some(crate::cuda::TESTING_PTX), host: &[("add_index", add_index)] };
 
@@ -163,20 +163,20 @@ unsafe fn add_index(shape: &LaunchShape, args: &Args) {
     let (Some(at), Some(len), Some(add)) = (args.read_u64(0), args.read_u32(1), args.read_u32(2)) else {
         panic!("the kernel takes an address, a length and a number: {args:?}");
     };
-    assert_eq!(LaunchShape { early: false, ..*shape }, LaunchShape::line(1, 32));
+    assert_eq!(LaunchShape { programmatic: false, ..*shape }, LaunchShape::linear(1, 32));
     let at = wholemem_hal::raw::Address(at).to_host().expect("not null");
-    // SAFETY: the launcher passed a mapped, writable range of this length.
+    // SAFETY: the launch passes a mapped, writable range of this length.
     let bytes = unsafe { wholemem_os::SharedSlice::new(at, len as usize, true) };
     let values: Vec<u8> = (0..len).map(|index| (index + add).to_le_bytes()[0]).collect();
     bytes.write_at(0, &values).expect("in range");
 }
 
-pub fn a_kernel_gets_its_arguments(backend: &Backend) {
+pub fn a_kernel_receives_its_arguments(backend: &Backend) {
     let device = first(backend);
-    // SAFETY: the one function of the image is launched below with what it takes.
+    // SAFETY: the launches below pass the parameters of the only function.
     let module = unsafe { Module::load(&device, &ADD_INDEX) }.unwrap();
-    let missing = module.function("no_such_thing").map(drop);
-    let name = "no_such_thing".to_owned();
+    let missing = module.function("no_such_kernel").map(drop);
+    let name = "no_such_kernel".to_owned();
     assert_eq!(missing, Err(Error::NoSuchFunction { name, backend: backend.kind() }));
     let function = module.function("add_index").unwrap();
     drop(module);
@@ -187,23 +187,22 @@ pub fn a_kernel_gets_its_arguments(backend: &Backend) {
     let args = Args::new().u64(span.address()).u32(100).u32(7);
     let stream = stream(&device);
     // SAFETY: the arguments are an address, a length and a number, and the span is held.
-    unsafe { stream.launch(&function, &LaunchShape::line(1, 32), &args, std::slice::from_ref(&span)) }
+    unsafe { stream.launch(&function, &LaunchShape::linear(1, 32), &args, std::slice::from_ref(&span)) }
         .unwrap();
     stream.synchronize(Deadline::NEVER).unwrap();
     assert!(seen(&device, &span).into_iter().eq(7..107));
 
-    // Early, with nothing before it that it would have to wait for.
+    // A programmatic launch, with no preceding work that the kernel would have to wait for.
     let args = Args::new().u64(span.address()).u32(100).u32(9);
-    let shape = LaunchShape::line(1, 32).early();
-    // SAFETY: the arguments are an address, a length and a number, as the kernel takes them, and the span is held
-    // until it has run.
+    let shape = LaunchShape::linear(1, 32).programmatic();
+    // SAFETY: the arguments are an address, a length and a number, and the span is held until the kernel has run.
     unsafe { stream.launch(&function, &shape, &args, std::slice::from_ref(&span)) }.unwrap();
     drop(function);
     stream.synchronize(Deadline::NEVER).unwrap();
     assert!(seen(&device, &span).into_iter().eq(9..109));
 }
 
-pub fn timed_events_tell_the_time_between_them(backend: &Backend) {
+pub fn timed_events_measure_elapsed_time(backend: &Backend) {
     let device = first(backend);
     let map = mapped(&device, 16);
     let [start, end] = [(); 2].map(|()| Event::create(&device, EventKind::Timed).unwrap());
@@ -228,7 +227,7 @@ pub fn timed_events_tell_the_time_between_them(backend: &Backend) {
     assert!(matches!(refused, Error::Unsupported { .. }), "{refused:?}");
 }
 
-pub fn a_shared_event_is_seen_through_its_handle(backend: &Backend) {
+pub fn a_shared_event_works_through_its_handle(backend: &Backend) {
     let device = first(backend);
     let map = mapped(&device, 1);
     let private = Event::create(&device, EventKind::Order).unwrap();
@@ -251,7 +250,7 @@ pub fn a_shared_event_is_seen_through_its_handle(backend: &Backend) {
     assert_eq!(seen(&device, &map.span(8, 8).unwrap()), [4; 8]);
 }
 
-pub fn pinned_memory_is_copied_from_and_to(backend: &Backend) {
+pub fn pinned_memory_can_be_copied(backend: &Backend) {
     let device = first(backend);
     let map: Mapping = mapped(&device, 1);
     let [out, back] = [(); 2].map(|()| PinnedBuffer::create(&device, 1000).unwrap());

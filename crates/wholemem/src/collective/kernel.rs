@@ -132,7 +132,8 @@ impl Kernels {
         request: &CollectiveRequest,
         operands: impl IntoIterator<Item = &'a Span, IntoIter: Clone>,
     ) -> Result<()> {
-        let shape = LaunchShape { early: self.wait, ..LaunchShape::line(blocks, COLLECTIVE_THREADS) };
+        let shape =
+            LaunchShape { programmatic: self.wait, ..LaunchShape::linear(blocks, COLLECTIVE_THREADS) };
         let request = CollectiveRequest { programmatic: u32::from(self.wait), ..*request };
         let args = Args::new().value(&request);
         let function = &self.kernel(what, algorithm).function;

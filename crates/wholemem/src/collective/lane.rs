@@ -105,7 +105,7 @@ impl Lane {
         };
         let maps: Vec<_> = memory.iter().flatten().cloned().collect();
         let touched: Vec<_> = maps.iter().map(Mapping::all).chain([private.clone(), report.span()]).collect();
-        let operand = Span::keep(&touched)?.unwrap_or_else(|| private.clone());
+        let operand = Span::keep_alive(&touched)?.unwrap_or_else(|| private.clone());
         let stream = device.stream()?;
         // Poisoned while the kernels run once to be loaded, so that they do nothing.
         stream.fill(&private, 1)?;

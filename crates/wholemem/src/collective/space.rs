@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wholemem_comm::Rank;
 use wholemem_hal::{
-    Allocation, BackendKind, Granule, HandleKind, Mapping, PlainBuffer, Reservation, Rights, Span,
+    Allocation, BackendKind, CudaMallocBuffer, Granule, HandleKind, Mapping, Reservation, Rights, Span,
 };
 
 use wholemem_os::Deadline;
@@ -146,7 +146,7 @@ impl Space {
     }
 
     /// Creates a window of buffers with CUDA IPC handles. Collective.
-    pub(super) fn register_plain(&self, buffer: &PlainBuffer) -> Result<Window> {
+    pub(super) fn register_plain(&self, buffer: &CudaMallocBuffer) -> Result<Window> {
         let (process_ranks, rank) = (self.group.process_ranks(), self.group.rank());
         // A process cannot open its own CUDA IPC handle: its ranks pass each other the buffers.
         let relatives: Vec<_> =
@@ -155,7 +155,7 @@ impl Space {
         let messages = self.exchange_messages(PlainWindowPart::of(buffer).map(|part| part.to_bytes()));
         let left: BTreeMap<_, _> = relatives
             .iter()
-            .filter_map(|other| Some((*other, process_ranks.take::<PlainBuffer>(*other, rank)?)))
+            .filter_map(|other| Some((*other, process_ranks.take::<CudaMallocBuffer>(*other, rank)?)))
             .collect();
         let decode = |(rank, bytes): (Rank, &Vec<u8>)| PlainWindowPart::from_bytes(rank, bytes);
         let parts = (0..).map(Rank).zip(&messages?).map(decode).collect::<Result<Vec<_>>>()?;
@@ -260,7 +260,7 @@ impl Space {
         let base = self.reservation.address() + offset as u64;
         let reference = WindowRef { base, stride: self.stride as u64, table: 0 };
         let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
-        let keep = Span::keep(spans.iter().flatten())?;
+        let keep = Span::keep_alive(spans.iter().flatten())?;
         Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
     }
 
@@ -278,7 +278,7 @@ impl Space {
         let table = agree(self.group.bootstrap(), written())?;
         let reference = WindowRef { base: 0, stride: 0, table: table.address() };
         let (dropped, own) = (Arc::clone(&self.dropped), self.group.rank());
-        let keep = Span::keep(spans.iter().flatten().chain([&table.all()]))?;
+        let keep = Span::keep_alive(spans.iter().flatten().chain([&table.all()]))?;
         Ok(Window::new(WindowCore { id, dropped, own, spans, keep, reference }))
     }
 

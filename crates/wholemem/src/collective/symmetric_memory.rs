@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use wholemem_comm::Rank;
-use wholemem_hal::{Allocation, BackendKind, PlainBuffer, Rights};
+use wholemem_hal::{Allocation, BackendKind, CudaMallocBuffer, Rights};
 use wholemem_os::width::{to_u64, to_usize};
 
 use super::kernel::Kernels;
@@ -137,7 +137,7 @@ impl SymmetricMemory {
     /// # Errors
     /// As [`mem_alloc`](Self::mem_alloc); [`Error::Hal`] if the device has no such memory.
     #[doc(alias("cudaIpcOpenMemHandle", "get_graph_buffer_ipc_meta"))]
-    pub fn window_register_plain(&self, buffer: &PlainBuffer) -> Result<Window> {
+    pub fn window_register_plain(&self, buffer: &CudaMallocBuffer) -> Result<Window> {
         self.core.space.register_plain(buffer)
     }
 

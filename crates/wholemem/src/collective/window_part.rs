@@ -1,7 +1,7 @@
 //! One rank's part of a window: its length and the pieces of memory that it consists of.
 
 use wholemem_comm::Rank;
-use wholemem_hal::{Allocation, Device, Granule, PlainBuffer, ShareHandle};
+use wholemem_hal::{Allocation, CudaMallocBuffer, Device, Granule, ShareHandle};
 
 use crate::{Error, Result};
 use wholemem_os::width::to_usize;
@@ -29,7 +29,7 @@ pub(super) struct PlainWindowPart {
 
 impl PlainWindowPart {
     /// Exports a buffer for other processes.
-    pub(super) fn of(buffer: &PlainBuffer) -> Result<Self> {
+    pub(super) fn of(buffer: &CudaMallocBuffer) -> Result<Self> {
         match buffer.export()? {
             ShareHandle::CudaIpc { token, offset } => Ok(Self { len: buffer.len(), offset, token }),
             handle => unreachable!("a plain buffer has a CUDA IPC handle, and not {}", handle.kind()),
@@ -37,9 +37,9 @@ impl PlainWindowPart {
     }
 
     /// Opens another process's buffer.
-    pub(super) fn open(&self, device: &Device) -> Result<PlainBuffer> {
+    pub(super) fn open(&self, device: &Device) -> Result<CudaMallocBuffer> {
         let handle = ShareHandle::CudaIpc { token: self.token, offset: self.offset };
-        Ok(PlainBuffer::import(device, &handle, self.len)?)
+        Ok(CudaMallocBuffer::import(device, &handle, self.len)?)
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {

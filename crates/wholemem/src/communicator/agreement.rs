@@ -107,13 +107,13 @@ pub(crate) fn from_text(rank: Rank, text: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use wholemem_hal::{Attempt, Cause};
+    use wholemem_hal::{Attempt, BackendError};
 
     use super::*;
 
     #[test]
     fn an_error_keeps_its_number_and_its_reason_on_its_way() {
-        let cause = Cause::OutOfMemory { available: 1 << 20 };
+        let cause = BackendError::OutOfMemory { available: 1 << 20 };
         let error = Error::Hal(wholemem_hal::Error::Failed { attempt: Attempt::Pin { len: 2 << 20 }, cause });
         let told = from_text(Rank(3), &to_text(&error));
         let why = "cannot pin 2 MiB of host memory: only 1 MiB of memory are available".to_owned();

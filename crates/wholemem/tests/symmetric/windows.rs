@@ -1,7 +1,7 @@
 //! Windows: made, registered, dropped, of different lengths, and whatever is asked of them that makes no sense.
 
 use wholemem::{Algorithm, Communicator, Dtype, Error, Rank, ReduceOp, SymmetricMemory, SymmetricSpec};
-use wholemem_hal::{Backend, PlainBuffer, Rights, Span};
+use wholemem_hal::{Backend, CudaMallocBuffer, Rights, Span};
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Ranks, cuda, test_name};
 
@@ -156,7 +156,7 @@ fn memory_is_registered(backend: &Backend) {
 /// Buffers of the older kind, of ranks in one process and in several.
 fn plain_memory_is_registered(symmetric: &SymmetricMemory) {
     let device = symmetric.group().device();
-    let buffer = PlainBuffer::create(device, 5000).unwrap();
+    let buffer = CudaMallocBuffer::create(device, 5000).unwrap();
     let window = symmetric.window_register_plain(&buffer).unwrap();
     assert_eq!((window.len(), window.local().unwrap().address()), (5000, buffer.address()));
     everybody_reaches_everybody(symmetric, &window);
@@ -193,7 +193,7 @@ fn gpu_plain_memory_of_processes_becomes_a_window() {
 #[test]
 fn plain_memory_that_there_is_not_is_refused() {
     let device = host().device(0).unwrap();
-    assert!(matches!(PlainBuffer::create(&device, 64), Err(wholemem_hal::Error::Unsupported { .. })));
+    assert!(matches!(CudaMallocBuffer::create(&device, 64), Err(wholemem_hal::Error::Unsupported { .. })));
 }
 
 #[test]

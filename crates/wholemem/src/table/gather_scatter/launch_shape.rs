@@ -64,7 +64,7 @@ pub(crate) fn shape(op: Op, request: &Request, index: IndexType) -> Shape {
             grid,
             block: [ROW_THREADS, 1, 1],
             shared_len: number(shared_len),
-            early: false,
+            programmatic: false,
         },
         tiles,
     }
@@ -73,7 +73,7 @@ pub(crate) fn shape(op: Op, request: &Request, index: IndexType) -> Shape {
 /// How a host runs any request: whole, in one call.
 pub(crate) fn whole(index: IndexType) -> Shape {
     let tiles = RowTiles { index_len: number(index.len() as u64), ..RowTiles::default() };
-    Shape { launch: LaunchShape::line(1, 1), tiles }
+    Shape { launch: LaunchShape::linear(1, 1), tiles }
 }
 
 /// Rows as bytes: how they are cut, and how much shared memory that takes.

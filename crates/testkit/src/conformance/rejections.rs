@@ -1,4 +1,4 @@
-//! What every backend must refuse, with exactly which error.
+//! Invalid calls that every backend must reject, with the exact error.
 
 use wholemem_hal::{
     Allocation, AllocationSpec, Attempt, Backend, Capability, DeviceId, Error, Event, EventKind, Grant,
@@ -8,7 +8,7 @@ use wholemem_os::Deadline;
 
 use super::{first, granule, mapped, second, stream};
 
-pub fn lengths_of_nothing(backend: &Backend) {
+pub fn zero_lengths_are_rejected(backend: &Backend) {
     let device = first(backend);
     let attempt = Attempt::Create { len: 0, device: device.label() };
     assert_eq!(device.allocate(0).unwrap_err(), Error::ZeroLength { attempt });
@@ -27,10 +27,10 @@ pub fn lengths_of_nothing(backend: &Backend) {
     assert_eq!(stream(&device).fill(&nothing, 1), Err(Error::ZeroLength { attempt }));
     let attempt = Attempt::Copy { len: 0 };
     assert_eq!(stream(&device).copy(&nothing, &nothing), Err(Error::ZeroLength { attempt }));
-    assert_eq!(stream(&device).write(&nothing, &[]), Ok(()), "writing no bytes is done at once");
+    assert_eq!(stream(&device).write(&nothing, &[]), Ok(()), "writing no bytes succeeds");
 }
 
-pub fn lengths_that_are_not_granules(backend: &Backend) {
+pub fn unaligned_lengths_are_rejected(backend: &Backend) {
     let device = first(backend);
     let step = granule(&device);
     for len in [1, step - 1, step + 1, 2 * step + step / 2] {
@@ -48,7 +48,7 @@ pub fn lengths_that_are_not_granules(backend: &Backend) {
     }
 }
 
-pub fn offsets_that_are_not_granules(backend: &Backend) {
+pub fn unaligned_offsets_are_rejected(backend: &Backend) {
     let device = first(backend);
     let step = granule(&device);
     let reservation = Reservation::create(backend, 4 * step).unwrap();
@@ -60,7 +60,7 @@ pub fn offsets_that_are_not_granules(backend: &Backend) {
     }
 }
 
-pub fn places_beyond_the_reservation(backend: &Backend) {
+pub fn ranges_out_of_bounds_are_rejected(backend: &Backend) {
     let device = first(backend);
     let step = granule(&device);
     let reservation = Reservation::create(backend, 2 * step).unwrap();
@@ -78,24 +78,24 @@ pub fn places_beyond_the_reservation(backend: &Backend) {
     }
 }
 
-pub fn places_that_are_taken(backend: &Backend) {
+pub fn overlapping_mappings_are_rejected(backend: &Backend) {
     let device = first(backend);
     let step = granule(&device);
     let reservation = Reservation::create(backend, 6 * step).unwrap();
     let memory = device.allocate(2 * step).unwrap();
-    let there = Mapping::create(&reservation, 2 * step, &memory, &[]).unwrap();
+    let existing = Mapping::create(&reservation, 2 * step, &memory, &[]).unwrap();
     for offset in [step, 2 * step, 3 * step] {
         let attempt = Attempt::Map { len: 2 * step, offset };
         let refused = Error::Occupied { attempt, taken_offset: 2 * step, taken_len: 2 * step };
         assert_eq!(Mapping::create(&reservation, offset, &memory, &[]).unwrap_err(), refused);
     }
-    let beside = [0, 4 * step].map(|offset| Mapping::create(&reservation, offset, &memory, &[]).unwrap());
-    drop(there);
+    let adjacent = [0, 4 * step].map(|offset| Mapping::create(&reservation, offset, &memory, &[]).unwrap());
+    drop(existing);
     Mapping::create(&reservation, 2 * step, &memory, &[]).unwrap();
-    drop(beside);
+    drop(adjacent);
 }
 
-pub fn devices_that_do_not_exist(backend: &Backend) {
+pub fn unknown_devices_are_rejected(backend: &Backend) {
     let device = first(backend);
     let step = granule(&device);
     let count = backend.devices().len();
@@ -113,34 +113,34 @@ pub fn devices_that_do_not_exist(backend: &Backend) {
     assert_eq!(map.grant(&grants).unwrap_err(), refused);
 }
 
-pub fn memory_of_another_backend(backend: &Backend) {
+pub fn operands_of_another_backend_are_rejected(backend: &Backend) {
     let device = first(backend);
     let step = granule(&device);
-    let stranger = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
-    let strange = mapped(&stranger, step.div_ceil(granule(&stranger)));
+    let foreign = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
+    let foreign_map = mapped(&foreign, step.div_ceil(granule(&foreign)));
     let reservation = Reservation::create(backend, step).unwrap();
-    let memory = stranger.allocate(granule(&stranger)).unwrap();
+    let memory = foreign.allocate(granule(&foreign)).unwrap();
     let attempt = Attempt::Map { len: memory.len(), offset: 0 };
     assert_eq!(Mapping::create(&reservation, 0, &memory, &[]).unwrap_err(), Error::WrongBackend { attempt });
 
     let map = mapped(&device, 1);
-    let (ours, theirs) = (map.span(0, 8).unwrap(), strange.span(0, 8).unwrap());
+    let (ours, theirs) = (map.span(0, 8).unwrap(), foreign_map.span(0, 8).unwrap());
     let wrong = || Error::WrongBackend { attempt: Attempt::Copy { len: 8 } };
     assert_eq!(stream(&device).copy(&ours, &theirs), Err(wrong()));
     assert_eq!(stream(&device).copy(&theirs, &ours), Err(wrong()));
     assert_eq!(stream(&device).read(&theirs, &mut [0; 8]), Err(wrong()));
-    let event = Event::create(&stranger, EventKind::Order).unwrap();
+    let event = Event::create(&foreign, EventKind::Order).unwrap();
     assert_eq!(stream(&device).record(&event), Err(Error::WrongBackend { attempt: Attempt::Record }));
     assert_eq!(
         stream(&device).await_event(&event),
         Err(Error::WrongBackend { attempt: Attempt::AwaitEvent })
     );
-    let graph = stream(&stranger).capture(|_| Ok(())).unwrap();
+    let graph = stream(&foreign).capture(|_| Ok(())).unwrap();
     let wrong = Error::WrongBackend { attempt: Attempt::LaunchGraph };
     assert_eq!(graph.launch(&stream(&device)), Err(wrong));
 }
 
-pub fn things_of_another_device(backend: &Backend) {
+pub fn events_of_another_device_cannot_be_recorded(backend: &Backend) {
     let (device, other) = (first(backend), second(backend));
     if device.id() == other.id() {
         return crate::skipped("this backend has one device");
@@ -149,12 +149,12 @@ pub fn things_of_another_device(backend: &Backend) {
     let (expected, found) = (device.label(), other.label());
     let refused = Error::WrongDevice { attempt: Attempt::Record, expected, found };
     assert_eq!(stream(&device).record(&event), Err(refused));
-    // Waiting for another device's event is what they are for.
+    // Waiting for an event of another device is allowed.
     stream(&other).record(&event).unwrap();
     stream(&device).await_event(&event).unwrap();
 }
 
-pub fn copies_that_make_no_sense(backend: &Backend) {
+pub fn invalid_copies_are_rejected(backend: &Backend) {
     let device = first(backend);
     let map = mapped(&device, 1);
     let span = |offset, len| map.span(offset, len).unwrap();
@@ -170,12 +170,13 @@ pub fn copies_that_make_no_sense(backend: &Backend) {
     assert_eq!(stream.copy(&span(8, 8), &span(0, 8)), Ok(()));
 }
 
-pub fn devices_without_rights(backend: &Backend) {
+pub fn access_without_rights_is_denied(backend: &Backend) {
     let device = first(backend);
     let map = device.allocate(granule(&device)).unwrap().map(Rights::Read).unwrap();
     let other = mapped(&device, 1);
     let (read_only, writable) = (map.span(0, 8).unwrap(), other.span(0, 8).unwrap());
-    let denied = |attempt, granted, needed| Error::Denied { attempt, who: device.label(), granted, needed };
+    let denied =
+        |attempt, granted, needed| Error::Denied { attempt, device: device.label(), granted, needed };
     let stream = stream(&device);
     let copy = Attempt::Copy { len: 8 };
     let refused = denied(copy.clone(), Rights::Read, Rights::ReadWrite);
@@ -199,7 +200,7 @@ pub fn devices_without_rights(backend: &Backend) {
     );
 }
 
-pub fn work_that_cannot_be_captured(backend: &Backend) {
+pub fn some_operations_cannot_be_captured(backend: &Backend) {
     let device = first(backend);
     let map = mapped(&device, 1);
     let span = map.span(0, 8).unwrap();
@@ -225,12 +226,12 @@ pub fn work_that_cannot_be_captured(backend: &Backend) {
     graph.unwrap().launch(&stream).unwrap();
     let mut seen = [0; 8];
     stream.read(&span, &mut seen).unwrap();
-    assert_eq!(seen, [3; 8], "what could be captured was");
+    assert_eq!(seen, [3; 8], "the fill was captured");
     stream.read(&pinned, &mut seen).unwrap();
-    assert_eq!(seen, [4; 8], "memory of the host is read behind what is enqueued");
+    assert_eq!(seen, [4; 8], "a read of host memory waits for enqueued work");
 }
 
-pub fn alignments_and_addresses_that_cannot_be(backend: &Backend) {
+pub fn invalid_alignments_and_sizes_are_rejected(backend: &Backend) {
     let step = granule(&first(backend));
     for align in [0, 3, step + 1] {
         let attempt = Attempt::Reserve { len: step };
@@ -243,10 +244,10 @@ pub fn alignments_and_addresses_that_cannot_be(backend: &Backend) {
     assert!(matches!(&refused, Error::Failed { attempt, .. } if *attempt == expected), "{refused:?}");
 }
 
-pub fn handles_of_another_kind(backend: &Backend) {
+pub fn unsupported_handle_kinds_are_rejected(backend: &Backend) {
     let device = first(backend);
     let step = granule(&device);
-    if device.prove(Capability::Fabric).outcome.is_ok() {
+    if device.probe(Capability::Fabric).outcome.is_ok() {
         return crate::skipped("this device has fabric handles");
     }
     let refused = Allocation::import(&device, ShareHandle::Fabric([7; 64]), step).unwrap_err();

@@ -1,4 +1,4 @@
-//! The backends that misbehave on purpose do, and what watches over leaks sees them.
+//! Tests of the test kit: deferred and faulty backends behave as documented, and leaks are detected.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -6,13 +6,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use wholemem_hal::host::{HostEvent, HostMemory, HostQueue};
 use wholemem_hal::{
-    Attempt, Backend, Cause, Error, Event, EventHandle, EventKind, HostConfig, Result, Rights,
+    Attempt, Backend, BackendError, Error, Event, EventHandle, EventKind, HostConfig, Result, Rights,
 };
 use wholemem_os::Deadline;
 use wholemem_testkit::{Census, Deferred, Fault, Ranks, sweep, test_name};
 
 #[test]
-fn work_on_a_late_stream_is_not_done_until_somebody_waits() {
+fn deferred_work_does_not_run_before_a_wait() {
     let device = Deferred::backend(HostConfig::default(), 1).unwrap().device(0).unwrap();
     let map = device.allocate(64 << 10).unwrap().map(Rights::ReadWrite).unwrap();
     let now = || {
@@ -22,12 +22,12 @@ fn work_on_a_late_stream_is_not_done_until_somebody_waits() {
     };
     let stream = device.stream().unwrap();
     stream.fill(&map.all(), 7).unwrap();
-    assert_eq!(now(), 0, "a reader that does not wait sees the old bytes");
+    assert_eq!(now(), 0, "a reader that does not wait reads the old bytes");
     stream.synchronize(Deadline::NEVER).unwrap();
     assert_eq!(now(), 7);
 }
 
-/// Copies what another stream writes, with or without the event that orders the two.
+/// Copies a byte that another stream writes, with or without an event that orders the two streams.
 fn copied(seed: u64, ordered: bool) -> u8 {
     let device = Deferred::backend(HostConfig::default(), seed).unwrap().device(0).unwrap();
     let map = device.allocate(64 << 10).unwrap().map(Rights::ReadWrite).unwrap();
@@ -47,13 +47,19 @@ fn copied(seed: u64, ordered: bool) -> u8 {
 }
 
 #[test]
-fn a_missing_wait_between_two_late_streams_is_found() {
-    assert!((0..64).all(|seed| copied(seed, true) == 7), "with the wait, every order gives the right bytes");
-    assert!((0..64).any(|seed| copied(seed, false) == 0), "without it, some order does not");
+fn a_missing_wait_between_two_deferred_streams_is_detected() {
+    assert!(
+        (0..64).all(|seed| copied(seed, true) == 7),
+        "with the wait, every interleaving copies the right byte"
+    );
+    assert!(
+        (0..64).any(|seed| copied(seed, false) == 0),
+        "without the wait, some interleaving copies the old byte"
+    );
 }
 
 #[test]
-fn a_record_that_another_process_may_wait_for_is_reached_with_all_that_comes_before_it() {
+fn a_record_of_a_shared_event_runs_at_once_with_all_work_before_it() {
     for seed in 0..16 {
         let device = Deferred::backend(HostConfig::default(), seed).unwrap().device(0).unwrap();
         let map = device.allocate(64 << 10).unwrap().map(Rights::ReadWrite).unwrap();
@@ -64,10 +70,10 @@ fn a_record_that_another_process_may_wait_for_is_reached_with_all_that_comes_bef
         first.record(&order).unwrap();
         second.await_event(&order).unwrap();
         second.record(&shared).unwrap();
-        // As the other process sees it: nothing it does makes this one run anything.
-        let EventHandle::Fd(handle) = shared.export().unwrap() else { panic!("a descriptor") };
+        // As seen by another process: its wait does not advance this process's schedule.
+        let EventHandle::Fd(handle) = shared.export().unwrap() else { panic!("not a descriptor") };
         let there = HostEvent::import(handle).unwrap();
-        assert_eq!(there.wait(there.asked(), Deadline::NOW), Ok(true), "seed {seed}");
+        assert_eq!(there.wait(there.latest(), Deadline::NOW), Ok(true), "seed {seed}");
         let mut seen = [0];
         map.bytes().unwrap().read_at(0, &mut seen).unwrap();
         assert_eq!(seen, [7]);
@@ -82,23 +88,26 @@ fn leaky(backend: &Backend) -> Result<()> {
 }
 
 #[test]
-fn a_path_that_leaks_is_found_by_a_sweep() {
+fn a_sweep_detects_a_leak() {
     Ranks::of(1).run(test_name!(), |_| {
         let memory = HostMemory::open(HostConfig::default()).unwrap();
         let (backend, fault) = Fault::over(memory, HostQueue::inline()).unwrap();
         let sweep = || sweep::raw_calls(&backend, &fault, true, leaky);
-        let panic = catch_unwind(AssertUnwindSafe(sweep)).expect_err("the leak is found");
-        let words = panic.downcast_ref::<String>().expect("it is found with words");
-        assert!(words.contains("came") && words.contains("memfd:wholemem"), "{words}");
+        let panic = catch_unwind(AssertUnwindSafe(sweep)).expect_err("the sweep misses the leak");
+        let message = panic.downcast_ref::<String>().expect("the panic has no message");
+        assert!(message.contains("added") && message.contains("memfd:wholemem"), "{message}");
     });
 }
 
-/// What a sweep of the path says when it fails.
-fn complaint(path: impl Fn(&Backend) -> Result<()>) -> String {
+/// The panic message of a failing sweep of the path.
+fn sweep_failure(path: impl Fn(&Backend) -> Result<()>) -> String {
     let queue = HostQueue::new(Box::new(Deferred::new(1)));
     let (backend, fault) = Fault::over(HostMemory::open(HostConfig::default()).unwrap(), queue).unwrap();
     let sweep = || sweep::raw_calls(&backend, &fault, false, &path);
-    *catch_unwind(AssertUnwindSafe(sweep)).expect_err("the sweep fails").downcast().expect("with words")
+    *catch_unwind(AssertUnwindSafe(sweep))
+        .expect_err("the sweep succeeds")
+        .downcast()
+        .expect("the panic has no message")
 }
 
 #[test]
@@ -107,45 +116,45 @@ fn a_sweep_fails_every_call_of_a_path_once() {
         let memory = HostMemory::open(HostConfig::default()).unwrap();
         let (backend, fault) = Fault::over(memory, HostQueue::inline()).unwrap();
         let path = |backend: &Backend| backend.device(0)?.allocate(64 << 10)?.map(Rights::Read).map(drop);
-        // Granule, create; granule, reserve; map, set access; unmap, free, release.
+        // granularity, create; granularity, reserve; map, set_access; unmap, free, release.
         assert_eq!(sweep::raw_calls(&backend, &fault, true, path), 9);
     });
 }
 
 #[test]
-fn a_path_that_hides_or_changes_its_error_is_found_by_a_sweep() {
+fn a_sweep_detects_a_hidden_or_changed_error() {
     Ranks::of(1).run(test_name!(), |_| {
-        let hides = complaint(|backend| {
+        let hides = sweep_failure(|backend| {
             let _hidden = backend.device(0)?.allocate(64 << 10);
             Ok(())
         });
         assert!(hides.contains("call 1 (`granularity`) failed, and the path ended in Ok(())"), "{hides}");
 
         let refused = |cause| Error::Failed { attempt: Attempt::Inspect, cause };
-        let changes = complaint(|backend| {
-            let made = backend.device(0)?.allocate(64 << 10).map(drop);
-            made.map_err(|_| refused(Cause::OutOfMemory { available: 0 }))
+        let changes = sweep_failure(|backend| {
+            let created = backend.device(0)?.allocate(64 << 10).map(drop);
+            created.map_err(|_| refused(BackendError::OutOfMemory { available: 0 }))
         });
         assert!(changes.contains("call 1") && changes.contains("OutOfMemory"), "{changes}");
     });
 }
 
 #[test]
-fn a_path_that_leaves_unfinished_work_is_found_by_a_sweep() {
+fn a_sweep_detects_unfinished_work() {
     Ranks::of(1).run(test_name!(), |_| {
         let never = HostEvent::shared().unwrap();
-        never.ask(never.next_ticket());
-        let words = complaint(|backend| {
+        never.set_latest(never.next_ticket());
+        let message = sweep_failure(|backend| {
             let device = backend.device(0)?;
             let handle = never.export().unwrap().unwrap();
             device.stream()?.await_event(&Event::import(&device, EventHandle::Fd(handle))?)
         });
-        assert!(words.contains("left something to give back"), "{words}");
+        assert!(message.contains("left an unreleased resource"), "{message}");
     });
 }
 
 #[test]
-fn a_census_sees_descriptors_and_maps_that_come_and_go() {
+fn a_census_lists_descriptors_and_mappings() {
     Ranks::of(1).run(test_name!(), |_| {
         let device = Backend::host(HostConfig::default()).unwrap().device(0).unwrap();
         let before = Census::take();
@@ -159,6 +168,6 @@ fn a_census_sees_descriptors_and_maps_that_come_and_go() {
                 .any(|(rights, backing, _)| rights == "r--s" && backing.contains("memfd:wholemem"))
         );
         drop(map);
-        Census::take().assert_same_as(&before, "after all was dropped");
+        Census::take().assert_same_as(&before, "after the mapping was dropped");
     });
 }

@@ -1,4 +1,4 @@
-//! Code that is to make no system call: a thread on which the kernel allows none.
+//! Checks that code makes no system call, with a thread in strict seccomp mode.
 
 #![allow(unsafe_code, reason = "`prctl` is unsafe")]
 
@@ -7,28 +7,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread;
 
-/// Runs `body` on a thread of its own that is killed if it makes a system call, and says whether it lived. What it
-/// panics with is lost, since panicking makes system calls; and the thread's stack is, since nobody can give it back.
+/// Runs `body` on a new thread that the kernel kills if it makes a system call, and returns whether it survived. A
+/// panic message of `body` is lost, because panicking makes system calls. The thread's stack is leaked, because no code
+/// can free it.
 ///
 /// # Panics
-/// When no thread can be started.
+/// If no thread can be started.
 #[must_use]
 pub fn without_system_calls(body: impl FnOnce() + Send + 'static) -> bool {
     let (number, done) = (Arc::new(AtomicI32::new(0)), Arc::new(AtomicBool::new(false)));
-    let (their_number, their_done) = (Arc::clone(&number), Arc::clone(&done));
+    let (thread_number, thread_done) = (Arc::clone(&number), Arc::clone(&done));
     let run = move || {
-        // SAFETY: takes no pointer, and answers the number of this thread.
-        their_number.store(unsafe { libc::gettid() }, Ordering::Release);
-        // SAFETY: takes no pointer; from here on this thread may read, write and exit only.
+        // SAFETY: takes no pointer and returns the id of this thread.
+        thread_number.store(unsafe { libc::gettid() }, Ordering::Release);
+        // SAFETY: takes no pointer; from here on this thread may only read, write and exit.
         let code = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT) };
         if code == 0 {
             body();
-            their_done.store(true, Ordering::Release);
+            thread_done.store(true, Ordering::Release);
         }
-        // SAFETY: ends this thread alone, which holds nothing that anybody waits for.
+        // SAFETY: ends only this thread, which holds no lock or resource.
         unsafe { libc::syscall(libc::SYS_exit, 0) };
     };
-    thread::Builder::new().spawn(run).expect("a thread");
+    thread::Builder::new().spawn(run).expect("cannot start a thread");
     let number = loop {
         match number.load(Ordering::Acquire) {
             0 => thread::yield_now(),
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_system_call_is_noticed_and_computing_is_not() {
+    fn system_calls_are_detected_and_computation_is_allowed() {
         assert!(without_system_calls(|| assert_ne!(std::hint::black_box((0..1000_u64).sum::<u64>()), 0)));
         assert!(!without_system_calls(|| drop(std::hint::black_box(std::fs::read("/dev/null")))));
     }
