@@ -16,7 +16,7 @@ use crate::command;
 const FOLDER: &str = "target/gpu-bundle";
 
 /// The largest bundle that is still easily carried about, and what rivals may add to it.
-const MOST_BYTES: u64 = 20 << 20;
+const MOST_BYTES: u64 = 22 << 20;
 const PEERS_BYTES: u64 = 44 << 20;
 
 /// The test targets that have something to say about a GPU: package, target, and what it is called in the bundle.
