@@ -7,6 +7,7 @@
 //! | [`command`], [`toolchain`] | running other programs, and having rustup fetch the ones that are missing |
 //! | [`cargo`], [`miri`], [`python`] | the steps that build and test |
 //! | [`source_rules`], [`source`] | the rules for source files, and the reading of Rust they need |
+//! | [`vocabulary`] | names and phrases that were replaced |
 //! | [`crate_graph`], [`module_graph`], [`licences`], [`spdx`], [`metadata`] | the rules for dependencies, of crates and of modules |
 //! | [`abi`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
@@ -51,6 +52,7 @@ mod spdx;
 mod steps;
 mod toolchain;
 mod tree;
+mod vocabulary;
 mod wheels;
 
 use std::env;

@@ -11,7 +11,7 @@ use crate::toolchain::Skip;
 use crate::tree::Tree;
 use crate::{
     abi, bindings, cargo, crate_graph, headers, kernels, leftovers, licences, miri, plots, python, site,
-    source_rules, tree,
+    source_rules, tree, vocabulary,
 };
 
 /// One check. The order of the variants is the order of a run, and their sentences are what `--list` prints.
@@ -21,6 +21,8 @@ pub(crate) enum Step {
     Fmt,
     /// Source files say what they are, stay short, and hold `unsafe` only where it is permitted
     SourceRules,
+    /// No text has a name or phrase that was replaced
+    Vocabulary,
     /// The crates of the workspace depend on each other downwards only, and the top modules of each have no import cycle
     CrateGraph,
     /// Every dependency may be shipped under our licences
@@ -67,6 +69,7 @@ impl Step {
         match self {
             Self::Fmt => cargo::fmt(),
             Self::SourceRules => source_rules::check(),
+            Self::Vocabulary => vocabulary::check(),
             Self::CrateGraph => crate_graph::check(),
             Self::Licences => licences::check(),
             Self::Generated => bindings::check()
@@ -142,8 +145,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naming_no_step_selects_all_seventeen() {
-        assert_eq!(select(&[]).len(), 17);
+    fn naming_no_step_selects_all_eighteen() {
+        assert_eq!(select(&[]).len(), 18);
     }
 
     #[test]
