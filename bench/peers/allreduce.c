@@ -1,5 +1,5 @@
-// Open MPI's all-reduce and barrier, measured as `wholemem bench` measures ours: ranks begin a round together, make so many
-// calls, and the slowest of them counts; elements are others in every round, and all that comes out is compared.
+// Measures Open MPI's all-reduce and barrier in the way of `wholemem bench`: ranks begin a round together, make several calls, and the
+// slowest rank counts. Inputs differ in every round, and all results are checked.
 //
 //   allreduce ROUNDS BYTES:CALLS:SLOTS:PLACE ...    f32, sum; PLACE is out or in; no BYTES: a barrier
 //
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-// Rounds before anything counts, and elements before they come again: as in ours.
+// Warm-up rounds, and the period of the input values, as in `wholemem bench`.
 enum { WARM_UP = 2, PERIOD = 1021 };
 
 static int rank, ranks;
@@ -30,7 +30,7 @@ static double now(void)
     return time.tv_sec * 1e6 + time.tv_nsec * 1e-3;
 }
 
-// What a rank brings along: a number from 1 to 8.
+// The input of a rank: a number from 1 to 8.
 static float element(int round, int of, size_t at)
 {
     unsigned long mixed = (at % PERIOD + 1) * 0x9e3779b97f4a7c15UL + round * 0xbf58476d1ce4e5b9UL + of * 0x94d049bb133111ebUL;

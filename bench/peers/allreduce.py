@@ -1,11 +1,11 @@
-"""All-reduce of wholemem beside Open MPI on a host, and beside PyTorch's symmetric memory on a GPU, in turns.
+"""Compares the all-reduce of wholemem with Open MPI on CPUs, or with PyTorch's symmetric memory on a GPU, in alternating runs.
 
     allreduce.py host --program PATH --rival PATH --mpirun PATH [--json FILE]
     allreduce.py gpu --program PATH [--json FILE]
 
 Both sides are measured alike: ranks are processes, they begin a round together, make the same number of calls on the same
 number of buffers, and the slowest rank counts; elements are others in every round, and what comes out is compared. Buffers
-are used again and again on both sides, so what fits the caches is in them. Short runs take turns, and the ratio told is
+are used again and again on both sides, so what fits the caches is in them. Short runs take turns, and the reported ratio is
 the median of the turns' ratios: theirs divided by ours, so more than one is faster.
 
 On a host: f32, sum; two ranks are bound to a core each on both sides, more of them than cores are bound to none. Open MPI
@@ -30,7 +30,7 @@ WARM_UP = 2
 
 
 def output_of(command, env=None, seconds=600):
-    """What a command prints; its end is ours if it fails."""
+    """Returns the standard output of a command. Exits with its status if it fails."""
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=seconds)
     if done.returncode != 0:
         sys.exit(f"{command[0]} ended with {done.returncode}")
@@ -38,7 +38,7 @@ def output_of(command, env=None, seconds=600):
 
 
 def wholemem(args, what, ranks, *more):
-    """One run of our own bench."""
+    """Runs the benchmark of wholemem once."""
     backend = "cuda" if args.where == "gpu" else "host"
     command = [args.program, "bench", what, "--backend", backend, "--json"]
     command += ["--ranks", str(ranks), "--rounds", str(args.rounds), *more]
@@ -49,7 +49,7 @@ def wholemem(args, what, ranks, *more):
 
 
 def open_mpi(args, ranks, cases):
-    """One run of the rival on a host: times by size and place."""
+    """Runs Open MPI once. Returns times by size and by whether the call is in place."""
     command = [args.mpirun, "-np", str(ranks), "--mca", "btl", "self,vader", "--mca", "pml", "ob1"]
     command += ["--bind-to", "core"] if ranks <= len(os.sched_getaffinity(0)) else ["--oversubscribe", "--bind-to", "none"]
     command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -59,7 +59,7 @@ def open_mpi(args, ranks, cases):
 
 
 def host_turn(args, ranks, sizes):
-    """One turn of both sides: our time and theirs, by case."""
+    """Runs both sides once on CPUs. Returns our time and theirs for each case."""
     if sizes == [0]:
         report = wholemem(args, "barrier", ranks)
         [case] = report["cases"]
@@ -78,7 +78,7 @@ def host_turn(args, ranks, sizes):
 
 
 def gpu_turn(args, ranks, sizes):
-    """The same on a GPU."""
+    """Runs both sides once on a GPU. Returns our time and theirs for each case."""
     words = ["--sizes", ",".join(map(str, sizes)), "--mode", "eager,graph", "--calls", str(CALLS)]
     report = wholemem(args, "allreduce", ranks, *words, "--dtype", "bf16", "--op", "sum", "--place", "out")
     theirs = torch_ranks(args, ranks, sizes)
@@ -90,7 +90,7 @@ def gpu_turn(args, ranks, sizes):
 
 
 def torch_ranks(args, ranks, sizes):
-    """Starts the rival's ranks; what rank 0 tells."""
+    """Starts PyTorch's ranks and returns the results of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(ranks):
@@ -109,7 +109,7 @@ def torch_ranks(args, ranks, sizes):
 
 
 def torch_rank(args):
-    """Plays one of PyTorch's ranks."""
+    """Runs one of PyTorch's ranks."""
     import torch
     import torch.distributed as dist
     import torch.distributed._symmetric_memory as symm
@@ -123,7 +123,7 @@ def torch_rank(args):
     told = {}
 
     def timed(handle, work):
-        """The milliseconds of the slowest rank."""
+        """Returns the time of the slowest rank in milliseconds."""
         dist.barrier()
         handle.barrier(channel=0)
         begin.record()
@@ -179,7 +179,7 @@ def torch_rank(args):
 
 @contextlib.contextmanager
 def mps():
-    """A server of our own, for ranks that share the GPU, unless there is one."""
+    """Starts a private MPS server for ranks that share the GPU, unless one is running."""
     if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         yield
         return
@@ -194,8 +194,8 @@ def mps():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def told(key, turns):
-    """One case, as it is kept: microseconds, and how much faster we are than the better of theirs."""
+def summarize(key, turns):
+    """Summarizes one case: microseconds, and our speed relative to the faster of theirs."""
     ranks, size, buffers, place, mode = key
     digits = lambda value: float(f"{value:.4g}")
     names = list(turns[0][1])
@@ -219,7 +219,7 @@ def told(key, turns):
 
 
 def machine(args, device):
-    """What it ran on, for people."""
+    """Describes the machine and the versions."""
     if args.where == "gpu":
         return device
     with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -228,7 +228,7 @@ def machine(args, device):
 
 
 def show(report):
-    """A table for people."""
+    """Formats the results as a table."""
     names = list(report["cases"][0]["peers"])
     lines = [["ranks", "bytes", "buffers", "place", "mode", "algorithm", "wholemem", *names, "ratio", "from", "to"]]
     for case in report["cases"]:
@@ -260,7 +260,7 @@ def main():
         torch_rank(args)
         return
     args.ranks = args.ranks or ([2, 4] if on_gpu else [2, 8])
-    # PyTorch takes long to start: there a turn has all sizes. On a host each has its own, and the barrier.
+    # PyTorch starts slowly, so one of its runs measures all sizes. On CPUs there is one run for each size, and one for the barrier.
     groups = [args.sizes] if on_gpu else [[size] for size in [0, *args.sizes]]
     turns, device = {}, None
     with mps() if on_gpu else contextlib.nullcontext():
@@ -280,7 +280,7 @@ def main():
         "verified": True,
         "turns": args.turns,
         "rounds": args.rounds,
-        "cases": [told(key, times) for key, times in turns.items()],
+        "cases": [summarize(key, times) for key, times in turns.items()],
     }
     show(report)
     if args.json:

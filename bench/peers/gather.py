@@ -1,15 +1,14 @@
-"""Gathers rows with wholemem and with its rivals, in one run, and prints how they compare.
+"""Compares the gather of wholemem with other libraries, in alternating runs.
 
     python3 bench/peers/gather.py host --program target/release/wholemem     numpy
     python3 bench/peers/gather.py gpu --program ./wholemem                   PyTorch, WholeGraph
 
-`cargo xtask peers gather` prepares what it needs and calls it. All sides have a table of the same length, the same row
-sizes and the same numbers of rows, fresh random indices for every call, and outputs that have left the caches. Whatever
-a rival gathers is compared with what each row must hold; wholemem's own bench does that itself. The sides take turns,
-round by round, and each waits while another has its turn: a machine that changes its speed changes it for all of them. The
-ratio told is the median of the rounds' ratios.
+`cargo xtask peers gather` prepares the environment and calls this script. All libraries have a table of the same length, the same
+row sizes and numbers of rows, new random indices for every call, and outputs that have left the caches. The rows that another
+library gathers are checked here; the benchmark of wholemem checks its own. The libraries alternate round by round, so that a
+change of the machine's speed affects all of them. The reported ratio is the median of the rounds' ratios.
 
-How each is called: wholemem from Rust, `tensor.gather(&stream, &indices, &output)` with operands made beforehand; numpy
+The calls: wholemem from Rust, `tensor.gather(&stream, &indices, &output)` with operands made beforehand; numpy
 as `table.take(indices, 0, output, "clip")`, the fastest of its ways to a given output (with "raise" it gathers to a
 buffer first); PyTorch as `index_select(table, 0, indices, out=output)`; WholeGraph as `tensor.gather(indices)`.
 """
@@ -29,12 +28,12 @@ FACTOR = -7046029254386353131  # odd: its multiples differ
 
 
 def dtype_name(row_bytes):
-    """The widest integers that a row is made of."""
+    """Returns the widest integer type that divides a row."""
     return next(f"int{8 * size}" for size in (8, 4, 2, 1) if row_bytes % size == 0)
 
 
 class Numpy:
-    """The rival on a host."""
+    """The gather of PyTorch on CPUs."""
 
     name = "numpy"
     payload, most_rows, ring = 64 << 20, 4 << 20, 1 << 30
@@ -48,11 +47,11 @@ class Numpy:
         self.random = numpy.random.default_rng(7)
 
     def elements(self, places, dtype):
-        """What the elements at some places are."""
+        """Returns the expected elements at the given positions."""
         return (places * FACTOR >> 20).astype(dtype)
 
     def begin(self, row_bytes, rows, calls, rounds):
-        """Makes the table and the outputs of as many rounds as have left the caches when they are used."""
+        """Creates the table and enough outputs that an output has left the caches before it is used again."""
         np, dtype = self.np, self.np.dtype(dtype_name(row_bytes))
         flat = self.memory.view(dtype)
         if self.filled != dtype:
@@ -66,11 +65,11 @@ class Numpy:
         slots = max(1, min(rounds, self.ring // (2 * rows * calls * row_bytes)))
         self.outputs = [np.empty((calls, rows, width), dtype) for _ in range(slots)]
         self.prepared, self.used = [], []
-        # Once before anything counts.
+        # Warm-up.
         self.turn()
 
     def turn(self):
-        """The seconds of one round."""
+        """Runs one round and returns its time in seconds."""
         if not self.prepared:
             self.check()
             for output in self.outputs:
@@ -87,7 +86,7 @@ class Numpy:
         return took
 
     def check(self):
-        """Compares all that was gathered since the last time with what it must be."""
+        """Checks all rows that were gathered since the last check."""
         for indices, output in self.used:
             indices, output = indices.reshape(-1), output.reshape(-1, output.shape[2])
             width = output.shape[1]
@@ -104,7 +103,7 @@ class Numpy:
 
 
 class Torch:
-    """A rival on a GPU."""
+    """A library on a GPU that wholemem is compared with."""
 
     name = "pytorch"
     payload, most_rows, slots = 2 << 30, 32 << 20, 2
@@ -127,7 +126,7 @@ class Torch:
             part.copy_(self.elements(places, flat.dtype))
 
     def open(self, rows, width, dtype):
-        """Makes the table, and the function that gathers from it."""
+        """Creates the table and the function that gathers from it."""
         if self.memory is None or self.memory.dtype != dtype:
             self.memory = None
             self.memory = self.torch.empty(self.table_bytes // dtype.itemsize, dtype=dtype, device="cuda")
@@ -174,7 +173,7 @@ class Torch:
 
 
 class WholeGraph(Torch):
-    """The rival that wholemem is a successor of: one rank, as it cannot run several on one GPU."""
+    """WholeGraph with one rank: it cannot run several ranks on one GPU."""
 
     comm = None
 
@@ -211,7 +210,7 @@ class WholeGraph(Torch):
 
 
 class Wholemem:
-    """Our own program, which waits for its turns, for one row size and several numbers of rows."""
+    """The benchmark of wholemem as a child process that runs a round on request, for one row size and several numbers of rows."""
 
     def __init__(self, args, row_bytes, rows):
         command = [args.program, "bench", "gather", "--in-turns"]
@@ -227,7 +226,7 @@ class Wholemem:
         return json.loads(line)
 
     def ready(self):
-        """Waits until nothing runs there."""
+        """Waits until all work on the device has finished."""
         if self.read() != "ready":
             sys.exit("wholemem is not ready for its turn")
 
@@ -244,7 +243,7 @@ class Wholemem:
 
 
 def compare(args, rivals):
-    """All sides for all sizes, in turn."""
+    """Measures all libraries for all sizes, in alternating runs."""
     device, cases = None, []
     for row_bytes in args.row_bytes:
         numbers = sorted({*args.few, max(1, min(rivals[0].payload // row_bytes, rivals[0].most_rows))})
@@ -266,18 +265,18 @@ def compare(args, rivals):
                 sys.exit(f"wholemem made {own['calls']} calls of {own['rows']} rows, and not {calls} of {rows}")
             for rival in rivals:
                 rival.end()
-            cases.append(told(row_bytes, rows, calls, rounds))
+            cases.append(summarize(row_bytes, rows, calls, rounds))
         device = ours.end()
     return device, cases
 
 
 def calls_of(row_bytes, rows, table_bytes):
-    """How many calls are timed together, as wholemem has it."""
+    """Returns how many calls are timed together, by the rule of wholemem's benchmark."""
     return max(1, min(min(8 << 20, table_bytes) // (rows * row_bytes), 2048))
 
 
-def told(row_bytes, rows, calls, rounds):
-    """One case, as it is kept: rates in GB/s of payload, and how much faster we are."""
+def summarize(row_bytes, rows, calls, rounds):
+    """Summarizes one case: payload rates in GB/s, and our speed relative to the others."""
     payload, names = rows * calls * row_bytes / 1e9, list(rounds[0])
     digits = lambda value: float(f"{value:.4g}")
     rate = lambda pick: {name: digits(payload / pick(times[name] for times in rounds)) for name in names}
@@ -298,7 +297,7 @@ def told(row_bytes, rows, calls, rounds):
 
 
 def machine(where, device):
-    """What it ran on, for people."""
+    """Describes the machine and the versions."""
     if where == "gpu":
         return device
     with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -307,7 +306,7 @@ def machine(where, device):
 
 
 def show(report):
-    """A table for people."""
+    """Formats the results as a table."""
     names = list(report["peers"])
     head = ["row", "rows", "wholemem", "copy", "of limit"]
     head += [word for name in names for word in (name, "ratio")]

@@ -1,11 +1,11 @@
-"""Makes, gets and deletes objects of a store with wholemem and with Vineyard, in one run, and prints how they compare.
+"""Compares creating, getting and deleting store objects in wholemem and in Vineyard, in alternating runs.
 
     python3 bench/peers/store.py --program target/release/wholemem --vineyard FOLDER --vineyardd PROGRAM
 
 `cargo xtask peers store` fetches Vineyard and calls it. Each side has its own daemon, behind a socket in a private folder,
 which ends with this program. Both copy the same bytes out of ordinary memory into an object, seal it, and read its first
 and last byte through another connection. They take turns, round by round, and each rests while the other has its
-turn. The ratio told is the median of the rounds' ratios.
+turn. The reported ratio is the median of the rounds' ratios.
 
 How each is called: wholemem from Rust, `client.put(name, bytes)`, `client.get(name)` and `client.delete(id)`; Vineyard from
 Python, by its own C++ client underneath and none of its Python layers: `create_blob`, `BlobBuilder.copy` and `seal`, then
@@ -34,10 +34,10 @@ CACHED = 20  # gets of the rival that are timed together
 
 
 class Vineyard:
-    """The rival: a daemon and a client of its own."""
+    """A Vineyard daemon and a client of it."""
 
     def __init__(self, folder, program, size, socket_folder):
-        # Its package wants pandas and pyarrow; its client, which is all that is timed, does not.
+        # Its package imports pandas and pyarrow. Only its client is timed, which does not need them.
         package = types.ModuleType("vineyard")
         package.__path__ = [os.path.join(folder, "vineyard")]
         sys.modules["vineyard"] = package
@@ -53,9 +53,9 @@ class Vineyard:
                 sys.exit("vineyardd did not begin to serve")
             time.sleep(0.01)
         self.client = client._connect(self.socket)
-        # What `seal` looks for in a client of the Python layer.
+        # Attributes that `seal` expects of a client of the Python layer.
         self.sealer = types.SimpleNamespace(ipc_client=self.client)
-        # Closing one of them closes them all.
+        # Closing one client closes all of them.
         self.others = []
 
     def begin(self, size):
@@ -63,7 +63,7 @@ class Vineyard:
         self.count = 0
 
     def turn(self, burst):
-        """The seconds of one round, by what was done."""
+        """Runs one round and returns the time of each operation in seconds."""
         now, size, client = time.perf_counter, len(self.source), self.client
         self.count += 1
         value = self.count % 251
@@ -102,7 +102,7 @@ class Vineyard:
 
 
 class Wholemem:
-    """Our own program, which waits for its turns, for one size."""
+    """The benchmark of wholemem as a child process that runs a round on request, for one size."""
 
     def __init__(self, args, size, rounds):
         command = [args.program, "bench", "store", "--in-turns", "--sizes", str(size)]
@@ -116,7 +116,7 @@ class Wholemem:
         return json.loads(line)
 
     def ready(self):
-        """Waits until nothing runs there."""
+        """Waits until all work has finished."""
         if self.read() != "ready":
             sys.exit("wholemem is not ready for its turn")
 
@@ -131,7 +131,7 @@ class Wholemem:
 
 
 def compare(args, rival):
-    """Both sides for all sizes, in turn."""
+    """Measures both sides for all sizes, in alternating runs."""
     cases = []
     for size in args.sizes:
         rounds = max(5, min(args.rounds, (16 << 30) // (size * args.burst)))
@@ -149,13 +149,13 @@ def compare(args, rival):
             times.append(taken[::-1] if number % 2 else taken)
         ours.end()
         for what in WHAT:
-            cases.append(told(size, what, [(own[what], other[what]) for own, other in times]))
+            cases.append(summarize(size, what, [(own[what], other[what]) for own, other in times]))
         print(f"{size} bytes: done", file=sys.stderr)
     return cases
 
 
-def told(size, what, rounds):
-    """One case, as it is kept: microseconds, and how much faster we are. The first round is the coldest, and told apart."""
+def summarize(size, what, rounds):
+    """Summarizes one case: microseconds, and our speed relative to Vineyard. The first round, with cold caches, is reported separately."""
     digits = lambda value: float(f"{value:.4g}")
     median = lambda values: digits(statistics.median(values))
     later = rounds[1:] or rounds
@@ -171,20 +171,20 @@ def told(size, what, rounds):
 
 
 def machine():
-    """What it ran on, for people."""
+    """Describes the machine and the versions."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
     return f"{models[0] if models else 'processor'}, {len(os.sched_getaffinity(0))} cores"
 
 
 def version_of(folder):
-    """Which Vineyard is installed in a folder."""
+    """Returns the version of the Vineyard that is installed in a folder."""
     found = importlib.metadata.distributions(name="vineyard", path=[folder])
     return next((package.version for package in found), "unknown")
 
 
 def show(report):
-    """A table for people."""
+    """Formats the results as a table."""
     lines = [["bytes", "what", "wholemem", "vineyard", "ratio", "first", "first", "rounds"]]
     for case in report["cases"]:
         value, first = case["value"], case["first"]

@@ -1,9 +1,9 @@
-"""Puts and gets arrays of a store from Python, with wholemem and with Vineyard, in one run, and prints how they compare.
+"""Compares putting and getting arrays from Python in the stores of wholemem and Vineyard, in alternating runs.
 
     python3 bench/peers/store_python.py --program target/release/wholemem --vineyard FOLDER --vineyardd PROGRAM
 
 `cargo xtask peers store-python` builds the package, fetches Vineyard and calls it. Each side has its own daemon, behind a
-socket in a private folder, which ends with this program. They take turns in this process, round by round; the ratio told is
+socket in a private folder, which ends with this program. They take turns in this process, round by round; the reported ratio is
 the median of the rounds' ratios.
 
 What is timed, and how each is called:
@@ -37,7 +37,7 @@ WHAT = ["get", "get numpy", "put"]
 
 
 class Ours:
-    """A daemon and a client."""
+    """A wholemem daemon and a client of it."""
 
     def __init__(self, program, size, folder):
         socket = os.path.join(folder, "wholemem.sock")
@@ -66,7 +66,7 @@ class Ours:
 
 
 class Theirs(Vineyard):
-    """The same, of the rival."""
+    """A Vineyard daemon and a client of it."""
 
     def put(self, array):
         builder = self.client.create_blob(array.nbytes)
@@ -84,7 +84,7 @@ class Theirs(Vineyard):
 
 
 def turn(side, array, gets):
-    """The seconds of each call in one round."""
+    """Runs one round and returns the time of each call in seconds."""
     now, taken = time.perf_counter, {}
     start = now()
     name = side.put(array)
@@ -107,7 +107,7 @@ def turn(side, array, gets):
 
 
 def compare(args, ours, theirs):
-    """Both sides for all sizes, in turn."""
+    """Measures both sides for all sizes, in alternating runs."""
     cases = []
     for size in args.sizes:
         rounds = []
@@ -122,7 +122,7 @@ def compare(args, ours, theirs):
         digits = lambda value: float(f"{value:.4g}")
         median = lambda values: digits(statistics.median(values))
         for what in WHAT:
-            # The first round is the coldest, and left out.
+            # The first round has cold caches and does not count.
             times = [(own[what], other[what]) for own, other in rounds[1:]]
             cases.append(
                 {
@@ -141,13 +141,13 @@ def compare(args, ours, theirs):
 
 
 def version_of(folder):
-    """Which Vineyard is installed in a folder."""
+    """Returns the version of the Vineyard that is installed in a folder."""
     found = importlib.metadata.distributions(name="vineyard", path=[folder])
     return next((package.version for package in found), "unknown")
 
 
 def show(report):
-    """A table for people."""
+    """Formats the results as a table."""
     lines = [["bytes", "what", "wholemem", "vineyard", "ratio"]]
     for case in report["cases"]:
         value = case["value"]

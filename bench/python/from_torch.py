@@ -1,23 +1,23 @@
-"""Calls from torch beside the same calls from Rust, in one run: how much Python costs.
+"""Compares calls from torch with the same calls from Rust, in alternating runs: the overhead of Python.
 
     python3 bench/python/from_torch.py --program target/release/wholemem [--device cuda] [--json FILE]
 
-It needs the package `wholemem`, built for release, and torch. What is compared:
+It needs the package `wholemem`, built for release, and torch. The cases:
 
-- `gather`: rows of 512 bytes from a large table, 64 MiB a call: one call by itself, from an idle device, and twenty behind each
-  other, where a device that works hides what is done meanwhile. The output is given, as it is in Rust; on a GPU also made by
-  torch in each call, out of what its allocator has: that alone takes microseconds before a launch.
-- `gather by the native call`: the same by itself, without asking whether torch's dispatcher is needed: the least that a call from
-  Python takes.
-- `gather in a graph`: 1 MiB a call, a hundred calls recorded by `torch.cuda.graph`. On a GPU only.
-- `allreduce`: `FastAllreduce.all_reduce(tensor, out)` of few bytes, call by call, for one rank and for two, which are
-  processes; also with tensors that are registered. On a GPU, start an MPS server first, or the ranks take turns.
+- `gather`: rows of 512 bytes from a large table, 64 MiB per call: a single call on an idle device, and twenty back to back, where
+  the device hides the time of the host. The caller passes the output, as in Rust; on a GPU also with an output that torch
+  allocates in each call, which takes microseconds before the launch.
+- `gather by the native call`: a single call without the check whether torch's dispatcher is needed: the lower bound of a call
+  from Python.
+- `gather in a graph`: 1 MiB per call, 100 calls captured by `torch.cuda.graph`. On a GPU only.
+- `allreduce`: `FastAllreduce.all_reduce(tensor, out)` of few bytes, one call at a time, for one rank and for two ranks in two
+  processes; also with registered tensors. On a GPU, start an MPS server first, or the ranks are time-sliced.
 
-Rust's figures are `wholemem bench gather` and `wholemem bench allreduce`, with as many calls, in turns with torch's, each turn a
-process of its own, on a GPU with the same cores. Each side's best turn counts, since neither cores nor processes are equally fast; `usual_ratio` is
-the median of the turns' ratios. Both have their rounds alike: indices are fresh in every call, gathers are prepared before the rounds
-and checked behind them, with a plain copy to each, and what is reduced is checked too. A graph's indices are written before each
-round, and its rows checked behind it.
+The figures of Rust are those of `wholemem bench gather` and `wholemem bench allreduce` with the same number of calls. The two sides
+alternate, each run in a process of its own, on a GPU with the same cores. The best run of each side counts, since cores and
+processes differ in speed; `usual_ratio` is the median of the runs' ratios. Both sides use the same rounds: indices are new in every
+call, gathers are prepared before the rounds and checked after them, each with a plain copy, and reductions are checked too. The
+indices of a graph are written before each round, and its rows are checked after it.
 """
 
 import argparse
@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 
-# On a processor torch's threads would go on spinning beside what is timed.
+# On CPUs, torch's threads would keep spinning while other work is timed.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
@@ -45,21 +45,21 @@ from wholemem.torch.tensors import EXCHANGE
 ROW = 512
 SIZES = [16, 1 << 10, 64 << 10]
 CALLS = 1000
-# Rounds that do not count.
+# Warm-up rounds.
 WARM_UP = 1
-# Bytes that are gathered and copied before they are checked.
-LAP = {"cpu": 1 << 30, "cuda": 8 << 30}
+# Bytes that are gathered and copied between two checks.
+BATCH_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 
 
 def on_cores(first, count=1):
-    """What comes before a command so that it runs on some cores, of those that there are in turn."""
+    """Returns the command prefix that pins a process to some of the available cores; successive runs use different ones."""
     cores = sorted(os.sched_getaffinity(0))
     taken = {cores[(first + number) % len(cores)] for number in range(count)}
     return ["taskset", "-c", ",".join(map(str, sorted(taken)))]
 
 
 def rust(args, what, *more, before=()):
-    """The cases of one of our own benches."""
+    """Runs one of wholemem's benchmarks and returns its cases."""
     backend = "cuda" if args.device == "cuda" else "host"
     command = [*before, args.program, "bench", what, "--backend", backend, "--json", "--rounds", str(args.rounds), *more]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600)
@@ -72,7 +72,7 @@ def rust(args, what, *more, before=()):
 
 
 def in_turns(args, ask, work):
-    """What `ask` and `work` tell of each case, turn by turn."""
+    """The measurements of both sides for each case, one per run."""
     asked, worked = [], []
     for turn in range(args.turns):
         asked.append(ask(turn))
@@ -81,18 +81,18 @@ def in_turns(args, ask, work):
 
 
 class Clock:
-    """Seconds that work takes, on a GPU between two events."""
+    """Measures work in seconds; on a GPU by two events."""
 
     def __init__(self, device):
         self.on_gpu = device == "cuda"
         if self.on_gpu:
             self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            # Without a frame of Python, on the way back from which the GPU would wait for work.
+            # No Python function call here: on its return the GPU would wait for work.
             record = super(torch.cuda.Event, self.events[0]).record
             self.begin = functools.partial(record, torch.cuda.current_stream())
 
     def settle(self):
-        """Waits until nothing is on its way."""
+        """Waits until all work has finished."""
         if self.on_gpu:
             torch.cuda.synchronize()
 
@@ -100,7 +100,7 @@ class Clock:
         self.began = time.perf_counter()
 
     def end(self):
-        """The seconds since it began, once all has run."""
+        """Waits for the work and returns its time in seconds."""
         if not self.on_gpu:
             return time.perf_counter() - self.began
         begin, end = self.events
@@ -110,7 +110,7 @@ class Clock:
 
 
 class Table:
-    """A table whose rows hold their own number."""
+    """A table in which each row contains its own number."""
 
     def __init__(self, args):
         (self.comm,) = wholemem.Communicator.local(1, device=args.device)
@@ -120,12 +120,12 @@ class Table:
         local = wm.as_tensor(self.table.local())
         for first in range(0, self.rows, 1 << 20):
             part = local[first : first + (1 << 20)]
-            part.copy_(self.held(torch.arange(first, first + len(part), device=args.device)))
+            part.copy_(self.contents(torch.arange(first, first + len(part), device=args.device)))
         self.finish()
         self.table.populate()
 
-    def held(self, row):
-        """What rows hold: their numbers in two parts, since a float cannot tell all of them from the next, over and over."""
+    def contents(self, row):
+        """Returns the contents of rows: the row number in two parts, repeated. A single float32 cannot represent all row numbers."""
         return torch.stack((row >> 16, row & 0xFFFF), dim=-1).float().repeat(1, ROW // 8)
 
     def finish(self):
@@ -136,32 +136,35 @@ class Table:
 
     def check(self, indices, gathered):
         for index, rows in zip(indices, gathered):
-            if not torch.equal(rows, self.held(index)):
-                sys.exit("other rows were gathered than were asked for")
+            if not torch.equal(rows, self.contents(index)):
+                sys.exit("the gathered rows are wrong")
 
     def rounds_of(self, args, rows, calls, given):
-        """Rounds of so many calls, as Rust's bench has them: some are prepared, then had one behind the other, then checked. There
-        is a copy of as many bytes to each, and they take turns in being first: what was written before is still on its way."""
-        most = max(1, LAP[self.device] // (2 * calls * rows * ROW))
-        begun, lap = 0, []
+        """Yields rounds of several calls, like the Rust benchmark: some are prepared, then run back to back, then checked.
+
+        Each round also has a copy of the same number of bytes. Gather and copy alternate in going first, since the writes of the
+        first may still be in flight during the second.
+        """
+        most = max(1, BATCH_BYTES[self.device] // (2 * calls * rows * ROW))
+        begun, batch = 0, []
         while begun < WARM_UP + args.rounds:
-            lap.clear()
-            # Those that do not count are by themselves.
+            batch.clear()
+            # Warm-up rounds are separate.
             count = WARM_UP if begun == 0 else min(most, WARM_UP + args.rounds - begun)
-            lap += [Round(self, rows, calls, given) for _ in range(count)]
-            for number, played in enumerate(lap, begun):
+            batch += [Round(self, rows, calls, given) for _ in range(count)]
+            for number, current in enumerate(batch, begun):
                 if number % 2 == 0:
-                    yield played
-                played.copy()
+                    yield current
+                current.copy()
                 if number % 2 == 1:
-                    yield played
-            for played in lap:
-                self.check(played.indices, played.gathered)
+                    yield current
+            for current in batch:
+                self.check(current.indices, current.gathered)
             begun += count
 
 
 class Round:
-    """What calls are given, and what they give."""
+    """The inputs and outputs of the calls."""
 
     def __init__(self, table, rows, calls, given):
         self.indices, self.gathered = table.indices(calls, rows), []
@@ -174,39 +177,39 @@ class Round:
         self.plain = torch.full_like(self.part, math.nan)
 
     def copy(self):
-        """Copies as many bytes as are gathered."""
+        """Copies the same number of bytes as a gather."""
         self.plain.copy_(self.part)
 
 
 def gathers(args, table, rows, calls, given):
-    """The seconds of a call, as the median of rounds."""
+    """Returns the median time of a call in seconds."""
     clock, times, source = Clock(args.device), [], table.table
-    for played in table.rounds_of(args, rows, calls, given):
-        asked = list(zip(played.indices, played.outputs))
+    for current in table.rounds_of(args, rows, calls, given):
+        asked = list(zip(current.indices, current.outputs))
         clock.settle()
         clock.begin()
         gathered = [wm.gather(source, index, out=out) for index, out in asked]
         times.append(clock.end())
-        played.gathered.extend(gathered)
+        current.gathered.extend(gathered)
     return statistics.median(times[WARM_UP:]) / calls
 
 
-def bare_gathers(args, table, rows, calls, given):
-    """The same by the call below torch's operator: the least that a call from Python takes."""
+def native_gathers(args, table, rows, calls, given):
+    """Like `gather`, but by the call below torch's operator: the lower bound of a call from Python."""
     clock, times, source = Clock(args.device), [], table.table
-    for played in table.rounds_of(args, rows, calls, given):
-        asked = list(zip(played.indices, played.outputs))
+    for current in table.rounds_of(args, rows, calls, given):
+        asked = list(zip(current.indices, current.outputs))
         clock.settle()
         clock.begin()
         for index, out in asked:
             EXCHANGE.gather(source, index, out)
         times.append(clock.end())
-        played.gathered.extend(played.outputs)
+        current.gathered.extend(current.outputs)
     return statistics.median(times[WARM_UP:]) / calls
 
 
 def graph_gathers(args, table, rows, calls, given):
-    """The same in a graph, whose indices are others in every round, and whose outputs are torch's."""
+    """Like `gather`, but in a CUDA graph with new indices in every round and with outputs that torch allocates."""
     clock, times = Clock(args.device), []
     indices = table.indices(calls, rows)
     wm.gather(table.table, indices[0])
@@ -226,9 +229,9 @@ def graph_gathers(args, table, rows, calls, given):
 
 
 def gather_plan(args):
-    """The cases: name, bytes, calls, whether the output is given, and who measures it."""
+    """The cases: name, bytes, calls, whether the caller passes the output, and the function that measures it."""
     plan = [("gather", 64 << 20, calls, True, gathers) for calls in (1, 20)]
-    plan.append(("gather by the native call", 64 << 20, 1, True, bare_gathers))
+    plan.append(("gather by the native call", 64 << 20, 1, True, native_gathers))
     if args.device == "cuda":
         plan += [("gather", 64 << 20, calls, False, gathers) for calls in (1, 20)]
         plan.append(("gather in a graph", 1 << 20, 100, False, graph_gathers))
@@ -236,27 +239,27 @@ def gather_plan(args):
 
 
 def gather_turn(args):
-    """Plays a turn: microseconds a call, case by case."""
-    table, told = Table(args), {}
+    """Runs all cases once. Returns the microseconds per call of each case."""
+    table, results = Table(args), {}
     for number, (_, length, calls, given, measure) in enumerate(gather_plan(args)):
-        told[number] = measure(args, table, length // ROW, calls, given) * 1e6
-    print(json.dumps(told))
+        results[number] = measure(args, table, length // ROW, calls, given) * 1e6
+    print(json.dumps(results))
 
 
 def gather_cases(args):
     plan = gather_plan(args)
 
-    # The same core for both, and another one in each turn: they are not equally fast. A processor gathers with all of them.
+    # Both sides use the same core, and another one in each run, since cores differ in speed. On CPUs a gather uses all cores.
     core = on_cores if args.device == "cuda" else lambda turn: []
 
     def ask(turn):
-        told = {}
+        results = {}
         for length, calls in {(length, calls): None for _, length, calls, _, _ in plan}:
             words = ["--row-bytes", str(ROW), "--rows", str(length // ROW), "--table", str(args.table), "--calls", str(calls)]
             (measured,) = rust(args, "gather", *words, before=core(turn))["cases"]
-            # Of the median round, as torch's.
-            told[length, calls] = measured["call_us"] * measured["value"] / measured["median"]
-        return told
+            # Of the median round, like torch's figure.
+            results[length, calls] = measured["call_us"] * measured["value"] / measured["median"]
+        return results
 
     def work(turn):
         return json.loads(finished([started(args, "gather", before=core(turn))])[0])
@@ -270,31 +273,31 @@ def gather_cases(args):
 
 
 def started(args, part, env=(), before=()):
-    """A process that measures a part of torch's side, and prints what it found."""
+    """Starts a process that measures a part of torch's side and prints the result."""
     command = [sys.executable, __file__, "--part", part, "--program", args.program, "--device", args.device]
     command += ["--rounds", str(args.rounds), "--table", str(args.table)]
     return subprocess.Popen([*before, *command], env=os.environ | dict(env), stdout=subprocess.PIPE, text=True)
 
 
 def finished(processes):
-    """The last lines that processes print, once all have ended well."""
+    """Returns the last line that each process prints, after all have exited successfully."""
     try:
-        told = [process.communicate(timeout=300)[0] for process in processes]
+        results = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
     if any(process.returncode != 0 for process in processes):
         sys.exit("a process of torch's failed")
-    return [lines.splitlines()[-1] if lines else "" for lines in told]
+    return [lines.splitlines()[-1] if lines else "" for lines in results]
 
 
 def reduce_rank(args):
-    """Plays a rank: the median microseconds of a call, by size, the slowest rank's."""
+    """Runs a rank. Returns the median microseconds of a call by size, of the slowest rank."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if ranks > 1:
         store = os.path.join(os.environ["BENCH_FOLDER"], "store")
         torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    told, clock = {}, Clock(args.device)
+    results, clock = {}, Clock(args.device)
     with wm.FastAllreduce(rank, ranks, device=args.device) as fast:
         for size in SIZES:
             for kind in ("staged", "window"):
@@ -306,7 +309,7 @@ def reduce_rank(args):
                 times = []
                 for _ in range(args.rounds + WARM_UP):
                     out.fill_(math.nan)
-                    # Before others write to it.
+                    # Before other ranks write to it.
                     clock.settle()
                     fast.comm.barrier()
                     clock.begin()
@@ -316,13 +319,13 @@ def reduce_rank(args):
                     times.append(wm.all_reduce(fast.comm, took, "max").item())
                     if not (out == ranks * (ranks + 1) / 2).all():
                         sys.exit("the sum is wrong")
-                told[f"{size} {kind}"] = statistics.median(times[WARM_UP:]) / CALLS * 1e6
+                results[f"{size} {kind}"] = statistics.median(times[WARM_UP:]) / CALLS * 1e6
     if rank == 0:
-        print(json.dumps(told))
+        print(json.dumps(results))
 
 
 def reduced(args, ranks, cores):
-    """Starts the ranks on such cores; what rank 0 tells."""
+    """Starts the ranks on the given cores and returns the results of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(ranks):
@@ -338,10 +341,10 @@ def reduce_cases(args):
         words += ["--mode", "eager", "--place", "out", "--calls", str(CALLS)]
 
         def ask(turn):
-            # The same cores for both on a GPU; on a processor Rust's ranks take one each by themselves.
+            # On a GPU both sides use the same cores. On CPUs each rank of the Rust benchmark pins itself to a core.
             before = on_cores(ranks * turn, ranks) if args.device == "cuda" else []
-            told = rust(args, "allreduce", *words, before=before)["cases"]
-            return {f"{case['bytes']} {case['buffers']}": case["value"] for case in told}
+            results = rust(args, "allreduce", *words, before=before)["cases"]
+            return {f"{case['bytes']} {case['buffers']}": case["value"] for case in results}
 
         def work(turn):
             if args.device == "cuda":
@@ -357,7 +360,7 @@ def reduce_cases(args):
 
 
 def case(name, parameters, found, ours):
-    """What the turns of both sides say: the best of each, and what is usual within a turn."""
+    """Summarizes the runs of both sides: the best run of each, and the median within a run."""
     digits = lambda value: float(f"{value:.4g}")
     return {
         "case": name,
@@ -374,7 +377,7 @@ def case(name, parameters, found, ours):
 
 
 def show(report):
-    """A table for people."""
+    """Formats the results as a table."""
     print(f"torch {report['torch']} on {report['device']}; microseconds a call")
     for case in report["cases"]:
         what = ", ".join(f"{value} {name}" for name, value in case.items() if name in ("ranks", "bytes", "calls", "buffers", "output"))
@@ -385,7 +388,7 @@ def show(report):
 
 
 def positive(text):
-    """A number from one on."""
+    """Parses a positive integer."""
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -393,7 +396,7 @@ def positive(text):
 
 
 def main():
-    # Processes that were started are ended by what happens then.
+    # The exception ends the processes that were started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", required=True, help="wholemem, built for release")

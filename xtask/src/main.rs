@@ -7,6 +7,7 @@
 //! | [`command`], [`toolchain`] | running other programs, and having rustup fetch the ones that are missing |
 //! | [`cargo`], [`miri`], [`python`] | the steps that build and test |
 //! | [`source_rules`] | the rules for source files that rustc and clippy do not check |
+//! | [`vocabulary`] | names and phrases that were replaced |
 //! | [`crate_graph`], [`module_graph`], [`licences`], [`metadata`] | the rules for dependencies, of crates and of modules |
 //! | [`abi`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
 //! | [`package`], [`release`] | the crates as their users get them, and a release with all its artefacts |
@@ -53,6 +54,7 @@ mod source_rules;
 mod steps;
 mod toolchain;
 mod tree;
+mod vocabulary;
 mod wheels;
 
 use std::env;

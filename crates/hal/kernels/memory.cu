@@ -1,8 +1,8 @@
-// A pattern that differs at every place, and a sum that sees every bit of it: how tests, the demo and benches check
-// memory without moving it.
+// A fill pattern without repetitions, and a checksum that depends on every bit: tests, the demo and benchmarks check memory on the
+// device with them.
 //
-// Word i of the pattern is mix(seed + i). The checksum is the sum of word i times (2i + 1), so that two words that change
-// places change it; addition wraps and commutes, so the order in which blocks finish does not matter.
+// Word i of the pattern is mix(seed + i). The checksum is the sum of word i times (2i + 1), so that it changes if two words are
+// swapped. Addition wraps and commutes, so the order in which blocks finish does not matter.
 
 typedef unsigned long long u64;
 

@@ -11,7 +11,7 @@ extern "C" __global__ void add_index(unsigned char *bytes, unsigned len, unsigne
         bytes[i] = (unsigned char)(i + add);
 }
 
-// Waits until somebody stores into the flag, or until the time is over; then sets the byte, and says why it went on.
+// Waits until the flag is not zero or the time is over, then sets the byte.
 extern "C" __global__ void wait_then_set(volatile unsigned *flag, u64 nanoseconds, unsigned char *byte, unsigned char value)
 {
     u64 start, now;

@@ -1,4 +1,4 @@
-// Collectives: one call is one of these kernels on each rank, with equal grids.
+// Kernels of the collectives. All ranks of a call launch the same kernel with equal grids.
 
 #include "ops/all_reduce.cuh"
 #include "ops/gather.cuh"
@@ -11,8 +11,8 @@
         wholemem::NAME(request, blockIdx.x, gridDim.x);                                                                \
     }
 
-// Two blocks on a multiprocessor leave a thread 64 registers for its packs in flight, in which older devices cannot keep
-// what a reduction of packets needs.
+// Two resident blocks per multiprocessor leave 64 registers per thread. On devices before compute capability 9.0, the reduction of
+// packets would spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define BLOCKS_OF_PACKETS 2
 #else

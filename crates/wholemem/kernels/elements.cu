@@ -1,4 +1,4 @@
-// Gather and scatter of rows whose elements change their type on the way, and scatter that adds.
+// Gather and scatter with conversion of elements, and scatter-add.
 
 #include "ops/numbers.cuh"
 #include "ops/tiles.cuh"
@@ -36,7 +36,7 @@ __device__ __forceinline__ void move_elements(const ElementsRequest &request, co
             store_elements(units.dense(turn), dense, convert_all(held[turn], table, dense));
 }
 
-// Adds to an element of four or eight bytes. The table may be another device's: the scope is the system.
+// Adds to an element of four or eight bytes, at system scope since the table may be on another device.
 __device__ __forceinline__ void add_element(u64 address, u32 dtype, u64 bits)
 {
     if (dtype == F32)
@@ -51,7 +51,7 @@ __device__ __forceinline__ void add_element(u64 address, u32 dtype, u64 bits)
         asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(bits) : "memory");
 }
 
-// The sum of two words of smaller elements, each by itself.
+// Adds two words of packed smaller elements, element by element.
 __device__ __forceinline__ u32 add_packed(u32 a, u32 b, u32 dtype)
 {
     if (dtype == BF16) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ u32 add_packed(u32 a, u32 b, u32 dtype)
     return dtype < U16 ? __vadd4(a, b) : __vadd2(a, b);
 }
 
-// Adds to the elements of one or two bytes that are in `mask`, of one aligned word.
+// Adds to those one- or two-byte elements of an aligned word that `mask` selects.
 __device__ __forceinline__ void add_word(u64 address, u32 dtype, u32 bits, u32 mask)
 {
     if (dtype == F16) {
@@ -92,8 +92,8 @@ __device__ __forceinline__ void add_unit(u64 address, u32 dtype, u32 bits)
 
 __device__ __forceinline__ void add_unit(u64 address, u32 dtype, u64 bits) { add_element(address, dtype, bits); }
 
-// Elements of one type, in whole aligned units. Lanes next to each other add to units next to each other: memory takes the
-// additions of a warp together then.
+// Scatter-add of elements of the table's type in aligned units. Consecutive lanes add to consecutive units, so that the atomics of
+// a warp are coalesced.
 template <class Unit, u32 TURNS>
 __device__ __forceinline__ void add_units(const ElementsRequest &request, const RowTiles &tiles, u64 *shared)
 {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void add_units(const ElementsRequest &request, const 
     }
 }
 
-// Elements of another type than the table's, or that lie anyhow. One a turn, as here everything has to be looked at.
+// Scatter-add with conversion, or of unaligned elements: one element per lane and turn.
 template <u32 TURNS>
 __device__ __forceinline__ void add_elements(const ElementsRequest &request, const RowTiles &tiles, u64 *shared)
 {
@@ -152,11 +152,11 @@ extern __shared__ u64 memory[];
             move_elements<SCATTER, 1, CONVERT_TURNS_1>(request, tiles, memory);                                        \
     }
 
-// A unit is four elements where that is the width, else one.
+// A unit is four elements if `width` is 4, else one element.
 MOVE(gather_convert, false)
 MOVE(scatter_convert, true)
 
-// A unit is as many bytes as the width, or an element where that is 0.
+// A unit has `width` bytes, or is one element if `width` is 0.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, 5)
     scatter_add(const __grid_constant__ ElementsRequest request, const __grid_constant__ RowTiles tiles)
 {

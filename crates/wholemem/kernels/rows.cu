@@ -1,8 +1,7 @@
 // Gather and scatter of rows as bytes.
 //
-// Where addresses, strides and lengths have a width in common, rows move in units of it, straight from and to memory. Where
-// they have none, they are staged: whole aligned vectors of the source into shared memory, aligned words of the destination
-// out of it.
+// If addresses, strides and lengths are multiples of a common width, rows are copied directly in units of that width. Otherwise
+// they are staged: aligned 16-byte vectors of the source are loaded into shared memory, and aligned words are stored from there.
 
 #include "ops/tiles.cuh"
 
@@ -46,8 +45,8 @@ __device__ __forceinline__ void scatter_units(const RowsRequest &request, const 
         store(units.place(turn), held[turn]);
 }
 
-// A warp's shared memory while it stages: vectors of the source, with one on either side that may be read but is not used,
-// and where each part of a row comes from and goes to, and how many bytes it is.
+// The shared memory of a warp for staging: vectors of the source, with one more at either end that may be read but is not used; and
+// the source, destination and length of each part of a row.
 struct Stage {
     static constexpr u32 TURNS = STAGE_TURNS;
     static constexpr u32 PARTS = STAGE_PARTS;
@@ -60,7 +59,7 @@ struct Stage {
 
 static_assert(sizeof(Stage) == STAGE_LEN, "a launch has as much shared memory for each warp");
 
-// Sixteen bytes of two vectors, from a byte of the first on.
+// Extracts 16 bytes from two adjacent vectors, starting at a byte of the first.
 __device__ __forceinline__ uint4 join(uint4 a, uint4 b, u32 byte)
 {
     if (byte & 8)
@@ -72,7 +71,7 @@ __device__ __forceinline__ uint4 join(uint4 a, uint4 b, u32 byte)
             __funnelshift_r(a.w, b.x, bits)};
 }
 
-// A vector of memory that is there from `low` to `high`, with zeros for the rest.
+// Loads the bytes of a vector that are between `low` and `high`. The others are zero.
 __device__ __forceinline__ uint4 load_part(u64 vector, u64 low, u64 high)
 {
     u64 halves[2] = {0, 0};
@@ -86,9 +85,9 @@ __device__ __forceinline__ uint4 load_part(u64 vector, u64 low, u64 high)
     return {(u32)halves[0], (u32)(halves[0] >> 32), (u32)halves[1], (u32)(halves[1] >> 32)};
 }
 
-// Tiles are some parts of rows here, all but the last of a row equally long; units are bytes. The source is read in aligned
-// vectors that hold at least one byte of the part; what else they hold is never used. A table is made of granules, so all of
-// it is there. The dense side is somebody's memory and may begin and end anywhere.
+// Copies rows by staging. A tile consists of parts of rows; all parts of a row but the last have equal lengths; units are bytes. The
+// source is read in aligned vectors that contain at least one byte of the part. Vectors of a table are always mapped, since a
+// table consists of whole granules. The row buffer belongs to the caller and may begin and end at any address.
 template <bool SCATTER>
 __device__ __forceinline__ void move_staged(const RowsRequest &request, const RowTiles &tiles, Stage *stages)
 {
@@ -139,7 +138,7 @@ __device__ __forceinline__ void move_staged(const RowsRequest &request, const Ro
         vectors[turn * WARP + lane()] = held[turn];
     __syncwarp();
 
-    // The aligned vectors that lie in a part as a whole.
+    // Store the aligned vectors that are entirely inside a part.
 #pragma unroll 1
     for (u32 vector = lane(); vector < parts * vectors_of_part; vector += WARP) {
         const u32 part = divide_small(vector, magic);
@@ -150,7 +149,7 @@ __device__ __forceinline__ void move_staged(const RowsRequest &request, const Ro
         if (to != 0 && start >= 0 && start + (int)VECTOR <= (int)stage.len[part])
             store(to + start, join(source[0], source[1], (u32)byte % VECTOR));
     }
-    // What is left at its ends: four words of the vector it begins in, and four of that it ends in.
+    // Store the rest at both ends: up to four words of the first vector and four of the last.
     const u32 *const words = (const u32 *)vectors;
 #pragma unroll 1
     for (u32 edge = lane(); edge < parts * 8; edge += WARP) {
@@ -191,6 +190,6 @@ extern __shared__ uint4 memory[];
         }                                                                                                              \
     }
 
-// As many blocks on a multiprocessor as leave a thread the registers for its units in flight: 40, and 48.
+// The number of resident blocks leaves each thread enough registers for its units in flight: 40 for gather, 48 for scatter.
 ROWS(gather_rows, gather_units, false, 6)
 ROWS(scatter_rows, scatter_units, true, 5)

@@ -1,7 +1,7 @@
-// A kernel as users write them: one template, for a table in one piece and for one in chunks.
+// Example of a user's kernel: one template for continuous and for chunked tables.
 //
-// Each node of a graph sums up what the table holds for its neighbours. The graph is a list of neighbours and, for each node,
-// where its own begin in it.
+// For each node of a graph, it sums the table rows of the neighbours. The graph is in CSR form: a list of neighbours, and the
+// position of each node's first neighbour.
 
 #include "wholemem/ptr_gen.cuh"
 

@@ -1,7 +1,7 @@
-// An all-reduce as users write them: a window that every rank reads, and a call in which all ranks meet.
+// Example of a user's kernel: an all-reduce over a window.
 //
-// Every rank reads every rank's input where it lies, so there are two meetings: the first says that the inputs are written,
-// the second that all have read them, and whatever comes next on the stream may overwrite them.
+// Every rank reads every rank's input in the window. So there are two barriers: after the first, all inputs are written; after the
+// second, all ranks have read them, and the next work on the stream may overwrite them.
 
 #include "wholemem/barrier.cuh"
 #include "wholemem/window.cuh"

@@ -1,11 +1,11 @@
-// The collectives on a GPU, without anything around them: ranks are streams of this process.
+// Tests the collective kernels on a GPU without the library: ranks are streams of this process.
 //
 //     nvcc -O3 -std=c++17 -arch=sm_90 -DWHOLEMEM_TESTING -I include tests/collective.cu -o collective
 //     ./collective correct mutants deadline together
 //
-// Every result is compared bit for bit with a plain loop on the host. Built without -DWHOLEMEM_TESTING, kernels are those that
-// everybody gets, and `correct`, `deadline` and `time` make sense. Built with -DWHOLEMEM_ENDLESS, waits do not look for reasons
-// to leave, which shows what that costs; only `time` makes sense then.
+// Every result is compared bit for bit with a plain loop on the host. Without -DWHOLEMEM_TESTING, the kernels are those that ship;
+// then only `correct`, `deadline` and `time` are meaningful. With -DWHOLEMEM_ENDLESS, waits do not check for a timeout or an abort,
+// to measure the cost of these checks; then only `time` is meaningful.
 
 #include <algorithm>
 #include <cmath>
@@ -50,12 +50,12 @@ const Together TOGETHER[ALGORITHMS] = {all_reduce_ll_together,       all_reduce_
 
 int failures = 0;
 
-// A cause that the host might tell: rank 2 was lost.
+// An abort cause as the host stores it: rank 2 was lost.
 constexpr u64 LOST = (u64)CAUSE_LOST << CAUSE_SHIFT | 3;
 
 u64 round_up(u64 value, u64 to) { return (value + to - 1) / to * to; }
 
-// Ranks of one process, their lanes, and an arena each for inputs and outputs.
+// The ranks of this process, with their lanes and an arena of each rank for inputs and outputs.
 struct World {
     u32 ranks;
     u64 arena_len;
@@ -122,7 +122,7 @@ struct World {
         CHECK(cudaMemcpy(debug + rank * DEBUG_LEN + word * 8, &value, 8, cudaMemcpyHostToDevice));
     }
 
-    // All blocks of a rank stand still at a point.
+    // Delays all blocks of a rank at a point of the call.
     void set_delay(u32 rank, u32 point, u64 nanoseconds)
     {
         for (u32 block = 0; block < MAX_BLOCKS; ++block)
@@ -143,7 +143,7 @@ struct World {
 
     u64 *report(u32 rank) { return reports + 512 * rank; }
 
-    // Waits for all ranks; whether none has given up.
+    // Waits for all ranks. Returns whether no call was aborted.
     bool wait()
     {
         CHECK(cudaDeviceSynchronize());
@@ -154,7 +154,7 @@ struct World {
     }
 };
 
-// Which windows a call is given.
+// Which of the inputs and outputs of a call are windows.
 enum Mode { STAGED, INPUTS, OUTPUTS, BOTH };
 const char *const MODES[] = {"staged", "inputs", "outputs", "both"};
 
@@ -177,7 +177,7 @@ void print(const char *what, const World &world, const Case &c)
         std::exit(1);
 }
 
-// Runs one call on all ranks, and compares every output on every rank.
+// Runs one call on all ranks and checks the output of every rank.
 void run(World &world, const Case &c, bool together)
 {
     static u64 dice = 1;
@@ -194,7 +194,7 @@ void run(World &world, const Case &c, bool together)
     for (u32 rank = 0; rank < ranks; ++rank) {
         inputs[rank].resize(bytes);
         fill(inputs[rank].data(), c.dtype, c.count, dice);
-        // Flat windows are at the same place on every rank.
+        // Without a table of addresses, a window has the same offset on every rank.
         const u64 apart = c.tabled || c.mode == STAGED ? rank : 0;
         const u64 shift = c.misaligned ? mix(chance * 7 + apart) % 16 / size * size : 0;
         const u64 other = c.misaligned ? mix(chance * 5 + apart + 99) % 16 / size * size : 0;
@@ -243,7 +243,7 @@ void run(World &world, const Case &c, bool together)
         CHECK(cudaGetLastError());
     }
     if (!world.wait()) {
-        print("gave up", world, c);
+        print("aborted", world, c);
         std::exit(1);
     }
     if (c.algorithm == BARRIER)
@@ -270,7 +270,7 @@ void run(World &world, const Case &c, bool together)
     }
 }
 
-// What modes a kernel knows, by number; in place needs both windows or none, but for a two-shot.
+// Whether a kernel supports a mode. In place requires that both or neither of input and output are windows, except for two-shot.
 bool allowed(Algorithm algorithm, Mode mode, bool in_place)
 {
     switch (algorithm) {
@@ -303,7 +303,7 @@ void sweep(World &world, bool together, u64 most_count)
                     run(world, c, together);
                     ++cases;
                 }
-                // Around the lengths at which something changes: packets, tiles, pieces.
+                // Lengths around the limits of packets, tiles and pieces.
                 const u64 size = host_len(dtype);
                 const u64 lens[] = {world.lane.ll_len, TILE, 2 * TILE, world.lane.staging_len, 2 * world.lane.staging_len,
                                     3 * world.lane.staging_len};
@@ -336,7 +336,7 @@ void correct()
     for (u32 ranks : {2u, 1u, 3u, 4u, 8u}) {
         World world(ranks, 4096, 16384, 1 << 20, 5 * SECOND, false);
         sweep(world, false, 67);
-        // The numbers of calls go over the end of 32 bits.
+        // The low 32 bits of the call number wrap.
         world.preset((1ull << 32) - 20, 5 * SECOND);
         for (u32 k = 0; k < 40; ++k)
             for (Algorithm algorithm : {LL, GATHER_LL, BROADCAST_LL})
@@ -356,7 +356,7 @@ void together()
     }
 }
 
-// Words that differ from call to call, rank to rank and place to place.
+// Input words that differ for each call, rank and position.
 __device__ u32 word_of(u64 call, u32 rank, u64 i) { return (u32)((call * 64 + rank) * 2654435761u + i * 40503u + 17); }
 
 __global__ void write_input(u32 *input, u64 count, const u64 *calls, u32 rank)
@@ -365,7 +365,7 @@ __global__ void write_input(u32 *input, u64 count, const u64 *calls, u32 rank)
         input[i] = word_of(*calls, rank, i);
 }
 
-// Checks the sum, and spoils the input at once.
+// Checks the sums and overwrites the input at once.
 __global__ void check_output(u32 *input, const u32 *output, u64 count, const u64 *calls, u32 ranks, u64 *errors)
 {
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) {
@@ -380,7 +380,8 @@ __global__ void check_output(u32 *input, const u32 *output, u64 count, const u64
 
 __global__ void next_call(u64 *calls) { ++*calls; }
 
-// Calls in a graph, with inputs that are overwritten right after each of them. How many words were wrong; ~0: somebody gave up.
+// Replays a graph of calls whose inputs are overwritten right after each call. Returns the number of wrong words, or ~0 if a call
+// was aborted.
 u64 replay(World &world, Algorithm algorithm, Mode mode, u64 count, u32 blocks, u32 calls, u32 replays,
            u64 first_call = 0)
 {
@@ -438,7 +439,7 @@ void expect(bool held, const char *what, u64 value)
     failures += !held;
 }
 
-// Random delays, and many calls: never wrong.
+// Many calls with random delays have correct results.
 void stress()
 {
     for (u32 ranks : {2u, 3u, 4u}) {
@@ -463,7 +464,7 @@ void stress()
     }
 }
 
-// A call with stale packets of the same low 32 bits of its number, and a rank that sends late.
+// Calls that find stale packets with the same low 32 bits of the call number, while one rank sends late.
 u64 wrap(u32 mutant)
 {
     World world(2, 4096, 16384, 1 << 20, 2 * SECOND, true);
@@ -472,8 +473,8 @@ u64 wrap(u32 mutant)
     world.set_debug(0, DEBUG_WORD_MUTANT, mutant);
     world.set_debug(1, DEBUG_WORD_MUTANT, mutant);
     world.set_delay(1, 0, 100000);
-    errors |= replay(world, LL, STAGED, 2, 1, 2, 1, 20);    // 2^32 - 1, and the call that begins anew
-    errors |= replay(world, LL, STAGED, 1000, 1, 4, 1, 40); // 2^32 + 1 and 2^32 + 2 look like 1 and 2
+    errors |= replay(world, LL, STAGED, 2, 1, 2, 1, 20);    // 2^32 - 1, and the call that wraps
+    errors |= replay(world, LL, STAGED, 1000, 1, 4, 1, 40); // 2^32 + 1 and 2^32 + 2 have the flags of 1 and 2
     return errors;
 }
 
@@ -513,7 +514,7 @@ void mutants()
     expect(wrap(MUTANT_NO_CLEARING) != 0, "packets over the end of 32 bits, not cleared", wrap(MUTANT_NO_CLEARING));
 }
 
-// Rank 2 of 3 never comes.
+// Rank 2 of 3 never makes the call: the others time out or are aborted, and report it.
 void deadline()
 {
     for (Algorithm algorithm : {LL, ONE_SHOT, TWO_SHOT, GATHER_LL, BROADCAST_LL, BARRIER})
@@ -546,7 +547,7 @@ void deadline()
                 expect(report[REPORT_WORD_CALL] == 1 && report[REPORT_WORD_MISSING] == 4, (name + ": missing").c_str(),
                        report[REPORT_WORD_MISSING]);
             }
-            // What comes later ends at once and touches nothing, and the device still works.
+            // Later calls on the lane return at once and write nothing, and the device still works.
             CHECK(cudaMemset(world.arena, 0xa5, world.arena_len * 3));
             std::vector<unsigned char> before(world.lane.stride * 3), after(before.size());
             CHECK(cudaMemcpy(before.data(), world.memory, before.size(), cudaMemcpyDeviceToHost));

@@ -1,4 +1,4 @@
-// What the collectives are compared with: plain loops on the host, and inputs that are out to break them.
+// The reference for collectives: plain loops on the host; and inputs with special values.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@ inline u64_t mix(u64_t x)
     return x ^ (x >> 31);
 }
 
-// Types are U8 I8 U16 I16 U32 I32 U64 I64 F16 BF16 F32 F64, operations SUM AVG MIN MAX PROD AND OR XOR, as numbers.
+// Numbers of the element types (U8 I8 U16 I16 U32 I32 U64 I64 F16 BF16 F32 F64) and operations (SUM AVG MIN MAX PROD AND OR XOR).
 inline u64_t host_len(uint32_t dtype) { return dtype < 8 ? 1u << dtype / 2 : dtype < 10 ? 2 : dtype == 10 ? 4 : 8; }
 
 inline float float_of_bits(uint32_t bits)
@@ -54,7 +54,7 @@ inline uint32_t host_narrow(uint32_t dtype, float value)
     const double size = std::fabs((double)value);
     if (size >= 65520)
         return sign | 0x7c00;
-    // In units of the last place of a half of this size; the division is exact, and nearbyint rounds ties to even.
+    // In units in the last place of the half-precision result; the division is exact, and nearbyint rounds ties to even.
     int exponent = 0;
     std::frexp(size, &exponent);
     const int unit = size < 6.103515625e-5 ? -24 : exponent - 11;
@@ -139,7 +139,8 @@ inline void reduce_on_host(const std::vector<std::vector<unsigned char>> &inputs
     }
 }
 
-// Any bits for integers. For floats: any bits, near ones, NaNs with payloads, infinities, denormals, zeros of both signs.
+// Random bits for integers. For floats: random bits, values of similar size, NaNs with payloads, infinities, denormals, zeros of
+// both signs.
 inline void fill(unsigned char *bytes, uint32_t dtype, u64_t count, u64_t &dice)
 {
     const u64_t size = host_len(dtype);
@@ -156,10 +157,10 @@ inline void fill(unsigned char *bytes, uint32_t dtype, u64_t count, u64_t &dice)
             case 1: bits = exponents << fraction; break;                  // infinity
             case 2: bits = low; break;                                    // a denormal
             case 3: bits = 0; break;                                      // zero
-            case 4: bits = (exponents - 1) << fraction | low; break;      // the largest
-            case 5: bits = 1ull << fraction | low; break;                 // the smallest that are not denormal
+            case 4: bits = (exponents - 1) << fraction | low; break;      // the largest numbers
+            case 5: bits = 1ull << fraction | low; break;                 // the smallest normal numbers
             case 6: case 7: bits = mix(any) & ((1ull << (width - 1)) - 1); break;
-            default: bits = (bias + any / 16 % 6 - 2) << fraction | low;  // of a like size
+            default: bits = (bias + any / 16 % 6 - 2) << fraction | low;  // similar sizes
             }
             bits |= sign << (width - 1);
         }

@@ -1,6 +1,6 @@
-// How long calls take in a graph, beside what cannot be beaten: a flag's way there and back, and a plain one-shot.
+// Measures calls in a graph beside two lower bounds: the round trip of a flag, and a plain one-shot kernel.
 
-// One word there and one back, `rounds` times, with numbers from `first` on.
+// Sends a word to the other kernel and back, `rounds` times, with numbers from `first` on.
 __global__ void ping_pong(u64 *mine, u64 *theirs, u64 first, u32 rounds, bool begins, bool near)
 {
     for (u64 round = first; round < first + rounds; ++round) {
@@ -13,8 +13,8 @@ __global__ void ping_pong(u64 *mine, u64 *theirs, u64 first, u32 rounds, bool be
     }
 }
 
-// A kernel of a user's in which the ranks meet again and again.
-__global__ void __launch_bounds__(COLLECTIVE_THREADS) meet_often(const __grid_constant__ LaneRef lane, u32 rounds)
+// A kernel with many barriers between the ranks.
+__global__ void __launch_bounds__(COLLECTIVE_THREADS) repeat_barrier(const __grid_constant__ LaneRef lane, u32 rounds)
 {
     Call call(lane);
     for (u32 round = 0; round < rounds; ++round)
@@ -28,7 +28,7 @@ struct Plain8 {
     u64 *signals[8];
 };
 
-// What one would write first: no staging, no end, no way out; the caller must not overwrite its input.
+// The simplest one-shot: no staging, no final barrier, no timeout; the caller must not overwrite its input.
 __global__ void __launch_bounds__(512) plain_one_shot(Plain8 all, uint4 *output, u64 *epochs, u32 rank, u32 ranks, u32 packs)
 {
     const u64 epoch = epochs[blockIdx.x] + 1;
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(512) plain_one_shot(Plain8 all, uint4 *output,
         epochs[blockIdx.x] = epoch;
 }
 
-// Microseconds of one of `calls` calls that `enqueue` puts on each rank's stream: the best and the median of some graphs.
+// Prints the best and median time of a call in microseconds. A graph has `calls` calls, which `enqueue` adds for each rank.
 template <class Enqueue> void measure(World &world, const char *name, u64 bytes, u32 calls, u32 blocks, Enqueue enqueue)
 {
     std::vector<cudaGraphExec_t> graphs(world.ranks);
@@ -70,7 +70,7 @@ template <class Enqueue> void measure(World &world, const char *name, u64 bytes,
     CHECK(cudaEventCreate(&start));
     CHECK(cudaEventCreate(&end));
     std::vector<float> times;
-    for (u32 lap = 0; lap < 12; ++lap) {
+    for (u32 run = 0; run < 12; ++run) {
         CHECK(cudaDeviceSynchronize());
         CHECK(cudaEventRecord(start, world.streams[0]));
         for (u32 rank = 0; rank < world.ranks; ++rank)
@@ -80,7 +80,7 @@ template <class Enqueue> void measure(World &world, const char *name, u64 bytes,
             return expect(false, name, bytes);
         float milliseconds;
         CHECK(cudaEventElapsedTime(&milliseconds, start, end));
-        if (lap >= 2)
+        if (run >= 2)
             times.push_back(milliseconds * 1000 / (float)calls);
     }
     std::sort(times.begin(), times.end());
@@ -93,18 +93,18 @@ template <class Enqueue> void measure(World &world, const char *name, u64 bytes,
     CHECK(cudaEventDestroy(end));
 }
 
-// The best microseconds of one of a thousand rounds that two kernels have with each other.
+// Returns the best time of a round in microseconds, of two kernels that exchange signals for a thousand rounds.
 template <class Enqueue> float best_round(World &world, Enqueue enqueue)
 {
     cudaEvent_t start, end;
     CHECK(cudaEventCreate(&start));
     CHECK(cudaEventCreate(&end));
     float best = 1e9f;
-    for (u32 lap = 0; lap < 8; ++lap) {
+    for (u32 run = 0; run < 8; ++run) {
         CHECK(cudaDeviceSynchronize());
         CHECK(cudaEventRecord(start, world.streams[0]));
-        enqueue(0, lap);
-        enqueue(1, lap);
+        enqueue(0, run);
+        enqueue(1, run);
         CHECK(cudaEventRecord(end, world.streams[0]));
         CHECK(cudaDeviceSynchronize());
         float milliseconds;
@@ -116,8 +116,8 @@ template <class Enqueue> float best_round(World &world, Enqueue enqueue)
     return best;
 }
 
-// How long the ranks take to meet inside a kernel, beside a flag's way there and back.
-void time_meetings()
+// Measures a barrier inside a kernel beside the round trip of a flag.
+void time_barriers()
 {
     constexpr u32 ROUNDS = 1000;
     World world(2, 4096, 16384, 4096, 5 * SECOND, false);
@@ -126,17 +126,17 @@ void time_meetings()
     for (bool near : {true, false}) {
         world.lane.near = near;
         CHECK(cudaMemset(words, 0, 4096));
-        const float flag = best_round(world, [&](u32 rank, u32 lap) {
+        const float flag = best_round(world, [&](u32 rank, u32 run) {
             u64 *mine = words + 256 * rank, *theirs = words + 256 * (1 - rank);
-            ping_pong<<<1, 1, 0, world.streams[rank]>>>(mine, theirs, 1 + lap * ROUNDS, ROUNDS, rank == 0, near);
+            ping_pong<<<1, 1, 0, world.streams[rank]>>>(mine, theirs, 1 + run * ROUNDS, ROUNDS, rank == 0, near);
         });
-        std::printf("a flag's way there and back, %s: %.3f us\n", near ? "one GPU" : "any GPU", flag);
+        std::printf("round trip of a flag, %s: %.3f us\n", near ? "one GPU" : "any GPU", flag);
         for (u32 threads : {32u, COLLECTIVE_THREADS}) {
-            const float meeting = best_round(world, [&](u32 rank, u32) {
-                meet_often<<<1, threads, 0, world.streams[rank]>>>(world.lane_of(rank), ROUNDS);
+            const float barrier = best_round(world, [&](u32 rank, u32) {
+                repeat_barrier<<<1, threads, 0, world.streams[rank]>>>(world.lane_of(rank), ROUNDS);
             });
-            std::printf("a meeting in a kernel, %3u threads, %s: %.3f us, %.2f of the flag's\n", threads,
-                        near ? "one GPU" : "any GPU", meeting, meeting / flag);
+            std::printf("barrier in a kernel, %3u threads, %s: %.3f us, %.2f of the flag's\n", threads,
+                        near ? "one GPU" : "any GPU", barrier, barrier / flag);
         }
     }
     CHECK(cudaFree(words));
@@ -145,9 +145,9 @@ void time_meetings()
 void time_all()
 {
 #if defined(WHOLEMEM_ENDLESS)
-    std::printf("waits do not look for reasons to leave\n");
+    std::printf("waits do not check for a timeout or an abort\n");
 #endif
-    time_meetings();
+    time_barriers();
     for (u32 ranks : {2u, 4u}) {
         World world(ranks, 256 << 10, 16 << 20, 160 << 20, 5 * SECOND, false);
         const u32 most = std::min(128u, 2 * 132 / ranks), ll_most = std::min(128u, 128 / ranks);

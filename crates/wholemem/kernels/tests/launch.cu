@@ -1,13 +1,13 @@
-// What a launch costs where processes share a GPU: the floor under every eager collective.
+// Measures kernel launches of processes that share a GPU: the lower bound of every eager collective.
 //
 //     nvcc -O3 -std=c++17 -arch=sm_90 tests/launch.cu -o launch
 //     ./launch 1 2 4 8              processes; under an MPS server, if more than one
 //
-// Kernels that do nothing, with an argument as long as a collective's, of 1 block and of 32; and kernels in which the
-// processes meet by flags, and do nothing else. Launched one by one and in a graph; as usual, and early: set up while the
-// one before still runs, for whose end the kernel waits itself. The processes begin a round together and make a hundred launches
-// each, on one stream each; the slowest one counts. `host` is how long the calls take that enqueue them, `gpu` is from the
-// first to the last on the stream; both are of one launch.
+// Launches empty kernels of 1 and 32 blocks, with an argument as long as a collective's, and kernels with one barrier between the
+// processes; eagerly and in a graph; with normal and with programmatic launches, where a kernel starts while the previous one runs,
+// and waits for it on the device. The processes start each round together and make 100 launches each, on one stream each; the
+// slowest process counts. `host` is the time of the enqueuing calls, `gpu` the time between the events around them; both are
+// divided by the number of launches.
 
 #include <algorithm>
 #include <cstdio>
@@ -38,7 +38,7 @@ struct Long {
     unsigned long long words[30];
 };
 
-// Waits for the kernel before this one, and lets the next be set up.
+// Waits for the previous kernel, and allows the next kernel to start.
 __device__ void begin()
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -47,8 +47,8 @@ __device__ void begin()
 
 __global__ void nothing(const Long) { begin(); }
 
-// words[0] is the number of the call; `flags` has a word of each rank for each rank, 128 bytes apart.
-__global__ void meet(const Long argument)
+// A barrier between processes. words[0] is the number of the call; `flags` has one word per pair of ranks, 128 bytes apart.
+__global__ void synchronize(const Long argument)
 {
     begin();
     typedef unsigned long long Word;
@@ -69,7 +69,7 @@ __global__ void meet(const Long argument)
         words[0] = call;
 }
 
-// Where the processes meet, and what they have measured.
+// Memory that the processes share: a barrier, the handle of the flags, and measurements.
 struct Shared {
     pthread_barrier_t barrier;
     cudaIpcMemHandle_t flags;
@@ -83,15 +83,15 @@ double now()
     return time.tv_sec * 1e6 + time.tv_nsec * 1e-3;
 }
 
-void launch(cudaStream_t stream, bool meets, int blocks, bool early, const Long &argument)
+void launch(cudaStream_t stream, bool synchronizes, int blocks, bool programmatic, const Long &argument)
 {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks, config.blockDim = 512, config.stream = stream;
-    config.attrs = &attribute, config.numAttrs = early;
-    CHECK(cudaLaunchKernelEx(&config, meets ? meet : nothing, argument));
+    config.attrs = &attribute, config.numAttrs = programmatic;
+    CHECK(cudaLaunchKernelEx(&config, synchronizes ? synchronize : nothing, argument));
 }
 
 double median(std::vector<double> &values)
@@ -123,7 +123,7 @@ void one(Shared *shared, int rank, int ranks)
     argument.words[0] = (unsigned long long)words, argument.words[1] = (unsigned long long)flags;
     argument.words[2] = rank, argument.words[3] = ranks;
     for (int kind = 0; kind < 6; ++kind) {
-        const bool meets = kind / 2 == 2, early = kind % 2;
+        const bool synchronizes = kind / 2 == 2, programmatic = kind % 2;
         const int blocks = kind / 2 == 1 ? 32 : 1;
         for (int mode = 0; mode < 2; ++mode) {
             cudaGraphExec_t ready = nullptr;
@@ -131,7 +131,7 @@ void one(Shared *shared, int rank, int ranks)
                 cudaGraph_t graph;
                 CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
                 for (int call = 0; call < LAUNCHES; ++call)
-                    launch(stream, meets, blocks, early, argument);
+                    launch(stream, synchronizes, blocks, programmatic, argument);
                 CHECK(cudaStreamEndCapture(stream, &graph));
                 CHECK(cudaGraphInstantiate(&ready, graph, 0));
                 CHECK(cudaGraphDestroy(graph));
@@ -146,7 +146,7 @@ void one(Shared *shared, int rank, int ranks)
                     CHECK(cudaGraphLaunch(ready, stream));
                 else
                     for (int call = 0; call < LAUNCHES; ++call)
-                        launch(stream, meets, blocks, early, argument);
+                        launch(stream, synchronizes, blocks, programmatic, argument);
                 shared->host[rank] = (now() - start) / LAUNCHES;
                 CHECK(cudaEventRecord(end, stream));
                 CHECK(cudaStreamSynchronize(stream));
@@ -162,7 +162,7 @@ void one(Shared *shared, int rank, int ranks)
             }
             if (rank == 0)
                 std::printf("%d processes, %2d blocks, %s, %s, %s: host %5.2f us, gpu %5.2f us\n", ranks, blocks,
-                            meets ? "meet   " : "nothing", mode ? "graph" : "eager", early ? "early   " : "as usual",
+                            synchronizes ? "barrier" : "empty  ", mode ? "graph" : "eager", programmatic ? "programmatic" : "normal      ",
                             median(hosts), median(gpus));
             if (ready)
                 CHECK(cudaGraphExecDestroy(ready));

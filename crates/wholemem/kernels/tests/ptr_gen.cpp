@@ -1,4 +1,4 @@
-// GlobalRef, ElementRef and PtrGen on the host: every row and every element is found where a plain loop says that it is.
+// Tests GlobalRef, ElementRef and PtrGen on the host: the address of every row and element equals that of a plain loop.
 
 #include <cstdint>
 #include <cstdio>
@@ -19,7 +19,7 @@ void require(bool held, const char *what, u64 a, u64 b)
     std::exit(1);
 }
 
-// Memory in chunks that do not follow each other, and its directory.
+// Chunked memory whose chunks are not adjacent, and its directory.
 struct Chunks {
     std::vector<std::vector<unsigned char> > chunks;
     std::vector<u64> directory;
@@ -60,7 +60,7 @@ struct Chunks {
     }
 };
 
-// The address of a row, found by walking over the chunks.
+// The address of a row, by a linear search over the chunks.
 u64 walk(const Chunks &memory, u64 row, u64 stride)
 {
     std::size_t chunk = 0;
@@ -78,7 +78,7 @@ void rows_are_found(const std::vector<u64> &rows, u64 stride, u64 chunk_rows)
     require(!ref.contains(-1) && !ref.contains((wholemem::i64)ref.rows), "there are too many rows", ref.rows, stride);
     if (ref.rows < 3)
         return;
-    // A part of the rows, and of each row.
+    // A view of some rows and columns.
     ref.first_row = 2;
     ref.rows -= 2;
     ref.offset = stride / 2;
@@ -107,7 +107,7 @@ void elements_are_found(const std::vector<u64> &rows, u64 stride)
     }
 }
 
-// Every view of some rows and columns of a tensor, in chunks or in one piece: At visits its elements, in order, and no others.
+// For every view of some rows and columns of a tensor, chunked or contiguous, At enumerates the elements of the view in order.
 void elements_of_views_are_found(const std::vector<u64> &rows, u64 width)
 {
     const u64 stride = width * sizeof(int);
@@ -154,7 +154,7 @@ void columns_are_walked_as_written()
     require(*of_rows.Row(1) == 11, "a row is elsewhere", 1, (u64)*of_rows.Row(1));
 }
 
-// As WholeMemory's documentation writes it: the memory is bytes, chunked at multiples of four of them.
+// The example of WholeMemory's documentation: memory of bytes in chunks of a multiple of four bytes.
 void as_it_is_written(const std::vector<u64> &lengths)
 {
     const Chunks memory(lengths, 1);
@@ -197,7 +197,7 @@ int main()
         for (u64 b = 0; b < 4; ++b)
             for (u64 c = 0; c < 4; ++c)
                 rows_are_found(list(few[a], few[b], few[c], few[(a + b) % 4], few[3 - c]), 100, 0);
-    // More chunks than WholeMemory's sixteen.
+    // More than 16 chunks, the limit of WholeMemory.
     std::vector<u64> many;
     for (u64 i = 0; i < 37; ++i)
         many.push_back(i * i % 11);

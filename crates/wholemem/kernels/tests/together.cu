@@ -1,5 +1,5 @@
-// The collectives with all ranks in one kernel, each a group of its blocks: for tools under which kernels do not run beside
-// each other, so that ranks that wait for each other would wait for ever.
+// The collectives with all ranks in one kernel, each rank a group of blocks: for tools that do not run kernels concurrently, under
+// which ranks in separate kernels would deadlock.
 
 #include "ops/all_reduce.cuh"
 #include "ops/gather.cuh"

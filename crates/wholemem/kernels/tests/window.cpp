@@ -1,5 +1,5 @@
-// Windows, lanes and packets on the host: every address is where a drawing of the memory says that it is. The requests of our own
-// kernels are only compiled: their layout is asserted.
+// Tests the layout of windows, lanes and packets on the host. The requests of our own kernels are only compiled: their layout is
+// asserted in the header.
 
 #include <cstdint>
 #include <cstdio>
@@ -47,7 +47,7 @@ void windows_find_every_part()
     }
 }
 
-// Marks every byte of every thing in a lane's memory: none is marked twice, and none lies outside.
+// Marks every byte of every item in a lane's memory: items do not overlap and are inside the memory.
 void lanes_keep_things_apart(u32 ranks)
 {
     LaneRef lane = LaneRef();

@@ -1,8 +1,8 @@
-// All-reduce, three ways: packets, one shot, two shots. All give the same bits.
+// All-reduce by three algorithms with bitwise equal results: packets, one-shot and two-shot.
 //
-//     packets     every rank sends its input to every rank                      no barrier, twice the bytes: short ones
-//     one shot    every rank reads every rank's input, and reduces all of it    one barrier
-//     two shots   every rank reduces a part, and all collect the parts          two barriers, and no byte is reduced twice
+//     packets     every rank sends its input to every rank                       no barrier, twice the bytes; for short inputs
+//     one-shot    every rank reads all inputs and reduces all elements           one barrier
+//     two-shot    every rank reduces one part, then all ranks gather the parts   two barriers; each element is reduced once
 #pragma once
 
 #include "ops/collective.cuh"
@@ -10,13 +10,13 @@
 
 namespace wholemem {
 
-// A type that is neither const nor a reference.
+// Removes const and reference from a type.
 template <class T> struct Plain;
 template <class T> struct Plain<const T &> {
     typedef T Type;
 };
 
-// Runs a body that is compiled for what is most often asked; false: it is something else.
+// Runs `body` with a reduction specialized at compile time for the most common cases. Returns false for all other cases.
 template <class Body> __device__ __forceinline__ bool with_sum(u32 dtype, u32 op, Body body)
 {
     if (op != SUM)
@@ -29,7 +29,7 @@ template <class Body> __device__ __forceinline__ bool with_sum(u32 dtype, u32 op
     }
 }
 
-// Where results go: one place of this rank's own.
+// The output of this rank as the only destination of results.
 struct Output {
     u64 output;
 
@@ -37,8 +37,8 @@ struct Output {
     __device__ __forceinline__ u64 address(u32) const { return output; }
 };
 
-// Every rank's output, or, where there is no window of them, this rank's result memory and its output. It is found anew each
-// time: what it is found from takes no register.
+// The destinations of results of the two-shot algorithm: every rank's output if it is a window, else this rank's result buffer and
+// its output. Addresses are computed at each use, to save registers.
 struct Outputs {
     const CollectiveRequest &request;
     u64 start;
@@ -53,17 +53,17 @@ struct Outputs {
     }
 };
 
-// What of every rank's part is reduced, and where it goes: every result to all places.
+// The inputs and destinations of a reduction. Each result is stored to all destinations.
 template <class To> struct Reduction {
     WindowRef from;
     To to;
     u32 bytes;
-    bool fits; // all addresses are multiples of a pack
+    bool fits; // all addresses are aligned to packs
     Share share;
 };
 
-// Reduces whole packs, and says where it stopped. The loads of GROUP ranks and TURNS packs are under way together. With more
-// than one pack, there are no more ranks than that.
+// Reduces whole packs and returns the offset of the rest. The loads of GROUP ranks and TURNS packs are in flight together. If
+// TURNS > 1, there are at most GROUP ranks.
 template <u32 GROUP, u32 TURNS, class To, class Recipe>
 __device__ __forceinline__ u32 reduce_whole(const Reduction<To> &reduction, const Recipe &recipe, u32 ranks)
 {
@@ -72,7 +72,7 @@ __device__ __forceinline__ u32 reduce_whole(const Reduction<To> &reduction, cons
     u64 bases[GROUP];
 #pragma unroll
     for (u32 i = 0; i < GROUP; ++i)
-        bases[i] = ONCE ? unseen(reduction.from.address(i < ranks ? i : 0)) : 0;
+        bases[i] = ONCE ? opaque(reduction.from.address(i < ranks ? i : 0)) : 0;
     u32 at = reduction.share.first;
 #pragma unroll 1
     for (; at < whole; at += TURNS * step) {
@@ -113,8 +113,7 @@ __device__ __forceinline__ u32 reduce_whole(const Reduction<To> &reduction, cons
     return reduction.share.back(at, whole, TURNS);
 }
 
-// Reduces what is left from an offset on: any type and operation, what is not aligned to packs, and the last pack if it is
-// shorter.
+// Reduces everything from an offset on, for any type and operation and any alignment, including a shorter last pack.
 template <class To>
 __device__ __forceinline__ void reduce_rest(const Reduction<To> &reduction, const Any &recipe, u32 at)
 {
@@ -140,7 +139,7 @@ __device__ __forceinline__ void reduce_rest(const Reduction<To> &reduction, cons
 template <class To>
 __device__ __forceinline__ void reduce(const CollectiveRequest &request, const Reduction<To> &reduction)
 {
-    const Any recipe = {unseen(request.dtype), unseen(request.op), unseen(request.lane.ranks)};
+    const Any recipe = {opaque(request.dtype), opaque(request.op), opaque(request.lane.ranks)};
     const u32 ranks = recipe.count;
     u32 at = reduction.share.first;
     if (reduction.fits)
@@ -160,7 +159,7 @@ __device__ __forceinline__ void all_reduce_one_shot(const CollectiveRequest &req
     });
 }
 
-// Collects what the other ranks have reduced: the j-th tile of a block is in the memory of rank j % ranks.
+// Copies the parts that other ranks have reduced to the output: tile j of a block is in the result buffer of rank j % ranks.
 __device__ __forceinline__ void collect(const LaneRef &lane, const Call &call, u64 output, u32 bytes, bool fits)
 {
     constexpr u32 TURNS = 4;
@@ -171,16 +170,16 @@ __device__ __forceinline__ void collect(const LaneRef &lane, const Call &call, u
 #pragma unroll 1
         for (; at < whole; at += TURNS * share.step) {
             uint4 packs[TURNS];
-            bool is[TURNS];
+            bool copied[TURNS];
 #pragma unroll
             for (u32 turn = 0; turn < TURNS; ++turn) {
-                is[turn] = source != lane.rank && at + turn * share.step < whole;
-                packs[turn] = load_if(is[turn], lane.result(source) + (at + turn * share.step));
+                copied[turn] = source != lane.rank && at + turn * share.step < whole;
+                packs[turn] = load_if(copied[turn], lane.result(source) + (at + turn * share.step));
                 source = source + 1 < lane.ranks ? source + 1 : 0;
             }
 #pragma unroll
             for (u32 turn = 0; turn < TURNS; ++turn)
-                store_if(is[turn], output + (at + turn * share.step), packs[turn]);
+                store_if(copied[turn], output + (at + turn * share.step), packs[turn]);
         }
         at = share.back(at, whole, TURNS);
         source = at < bytes ? (at - share.first) / TILE / call.blocks % lane.ranks : 0;
@@ -193,8 +192,9 @@ __device__ __forceinline__ void collect(const LaneRef &lane, const Call &call, u
     }
 }
 
-// In pieces where staging or result memory is needed, as long as that is. No buffer needs to alternate: staging memory is
-// read before the second barrier of a piece, and result memory is written after the first of the next.
+// Two-shot all-reduce. If the staging or result buffer is used, it runs in pieces of that length. The buffers need not alternate:
+// the staging buffer is read before the second barrier of a piece, and the result buffer is written after the first barrier of the
+// next piece.
 __device__ __forceinline__ void all_reduce_two_shot(const CollectiveRequest &request, u32 block, u32 blocks)
 {
     Call call(request.lane, block, blocks);
@@ -204,9 +204,9 @@ __device__ __forceinline__ void all_reduce_two_shot(const CollectiveRequest &req
     u32 piece = 0;
     u64 bytes, most;
     do {
-        const bool staged = unseen(request.inputs.base | request.inputs.table) == 0;
-        const bool collected = unseen(request.outputs.base | request.outputs.table) == 0;
-        bytes = unseen(request.count) * element_len(request.dtype);
+        const bool staged = opaque(request.inputs.base | request.inputs.table) == 0;
+        const bool collected = opaque(request.outputs.base | request.outputs.table) == 0;
+        bytes = opaque(request.count) * element_len(request.dtype);
         most = staged || collected ? min(lane.staging_len, PIECE) : PIECE;
         const u64 start = piece * most;
         const u32 len = piece_len(start, bytes, most);
@@ -224,7 +224,7 @@ __device__ __forceinline__ void all_reduce_two_shot(const CollectiveRequest &req
     call.finish();
 }
 
-// Sums up what COUNT ranks at most have sent, if it has come.
+// Sums the packets of at most COUNT ranks. Returns false if some have not arrived.
 template <u32 COUNT>
 __device__ __forceinline__ bool sum_packets(const CollectiveRequest &request, const Packets &packets, u64 at, u64 own,
                                             u64 &sum)
@@ -235,7 +235,7 @@ __device__ __forceinline__ bool sum_packets(const CollectiveRequest &request, co
     for (u32 group = 0; group < COUNT / GROUP; ++group)
         if (!packets.receive(at, group * GROUP, data[group]))
             return false;
-    with_sum(unseen(request.dtype), SUM, [&](const auto &recipe) {
+    with_sum(opaque(request.dtype), SUM, [&](const auto &recipe) {
         typename Plain<decltype(recipe)>::Type::Held held = {};
 #pragma unroll
         for (u32 rank = 0; rank < COUNT; ++rank) {
@@ -250,11 +250,11 @@ __device__ __forceinline__ bool sum_packets(const CollectiveRequest &request, co
     return true;
 }
 
-// The same for any type, operation and number of ranks, one after another.
+// Reduces the packets of all ranks one after another, for any type, operation and number of ranks.
 __device__ __forceinline__ bool reduce_packets(const CollectiveRequest &request, const Packets &packets, u64 at, u64 own,
                                                u64 &result)
 {
-    const Any recipe = {unseen(request.dtype), unseen(request.op), unseen(request.lane.ranks)};
+    const Any recipe = {opaque(request.dtype), opaque(request.op), opaque(request.lane.ranks)};
     Any::Held held = {};
 #pragma unroll 1
     for (u32 rank = 0; rank < request.lane.ranks; ++rank) {
@@ -270,8 +270,8 @@ __device__ __forceinline__ bool reduce_packets(const CollectiveRequest &request,
     return true;
 }
 
-// Sends are the first thing that happens, and all of them come before the first wait. A call without a byte sends and
-// receives all the same: who heard nothing could be a call ahead.
+// All-reduce by packets. All packets are sent before the first wait. A call without data also sends and receives: otherwise a rank
+// could run ahead by more than one call.
 __device__ __forceinline__ void all_reduce_ll(const CollectiveRequest &request, u32 block, u32 blocks)
 {
     Call call(request.lane, block, blocks);
@@ -308,7 +308,7 @@ __device__ __forceinline__ void all_reduce_ll(const CollectiveRequest &request, 
             store_half(request.output + at, result, half_len(at, bytes));
             since = 0;
         }
-    } while (call.again(at < span, packets.awaited(at, 0, ranks), since));
+    } while (call.keep_waiting(at < span, packets.awaited(at, 0, ranks), since));
     if (call.alive())
         call.finish();
 }

@@ -1,4 +1,4 @@
-// What the kernels of all collectives have in common: how they begin, and how they read the inputs.
+// Code that all collective kernels share: their start, and access to the inputs.
 #pragma once
 
 #include "ops/numbers.cuh"
@@ -7,13 +7,13 @@
 
 namespace wholemem {
 
-// Bytes of this rank's input.
+// Length of this rank's input in bytes.
 __device__ __forceinline__ u64 input_len(const CollectiveRequest &request) { return request.count * element_len(request.dtype); }
 
-// What every kernel does first.
+// The first step of every kernel.
 //
-// One that was set up early has waited for nothing yet: not for what wrote its input, nor for the call before it. From here on
-// it may be waiting for other ranks, and the next is set up meanwhile.
+// A kernel with programmatic launch may start before earlier work on its stream has finished. It waits here for that work, and
+// allows the next kernel to be launched while this one waits for other ranks.
 __device__ __forceinline__ void begin(const CollectiveRequest &request)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -26,31 +26,31 @@ __device__ __forceinline__ void begin(const CollectiveRequest &request)
 #endif
 }
 
-// The parts of all ranks' staging memory that have a parity, as a window.
+// The staging buffers of all ranks for a parity, as a window.
 __device__ __forceinline__ WindowRef staging(const LaneRef &lane, u32 parity)
 {
     return {lane.staging(0, parity), lane.stride, 0};
 }
 
-// How long the next piece of some bytes is.
+// Length of the piece that begins at `start`.
 __device__ __forceinline__ u32 piece_len(u64 start, u64 bytes, u64 most) { return (u32)min(bytes - start, most); }
 
-// Puts a piece of this rank's input where the others find it.
+// Copies a piece of this rank's input to its staging buffer, which the other ranks read.
 __device__ __forceinline__ void stage(const CollectiveRequest &request, const Call &call, u64 start, u32 len, u32 parity)
 {
     copy(request.input + start, request.lane.staging(request.lane.rank, parity), len, Share(call),
          request.input % PACK == 0, call.alive());
 }
 
-// Runs `read` when the inputs can be read: where they are, or in staging memory, piece by piece. `stages`: this rank's is
-// read by others.
+// Calls `read` when all inputs can be read: in the window, or piece by piece in the staging buffers. `stages` says whether other
+// ranks read this rank's input.
 //
-//     zero copy    | barrier 1 | read | barrier 2 |          what follows on the stream may overwrite the input
+//     window       | barrier 1 | read | barrier 2 |          then the next work on the stream may overwrite the input
 //     staged       | copy | barrier 1 | read |               the next call copies to the other buffer
 //     in pieces    | copy | barrier 1 | read | copy | barrier 2 | read | ... | barrier |
 //
-// The buffers alternate from piece to piece. The third piece is copied to where the first one was: barrier 2 says that all
-// have read it. The last barrier lets the next call begin with either.
+// The two buffers alternate from piece to piece. Barrier 2 proves that all ranks have read the first piece, so the third piece may
+// overwrite it. After the last barrier, the next call may begin with either buffer.
 template <class Read>
 __device__ __forceinline__ void with_inputs(const CollectiveRequest &request, Call &call, bool stages, Read read)
 {

@@ -1,11 +1,11 @@
-// All-gather, broadcast and barrier: what moves bytes between ranks and changes none.
+// All-gather, broadcast and barrier: collectives without arithmetic.
 #pragma once
 
 #include "ops/collective.cuh"
 
 namespace wholemem {
 
-// Copies this thread's packs of every rank's part to the output, where the parts lie one after another.
+// Copies this thread's packs of every rank's input to the output, in which the inputs are contiguous.
 __device__ __forceinline__ void gather(const CollectiveRequest &request, const WindowRef &from, u64 start, u32 len,
                                        Share share, bool fits)
 {
@@ -19,21 +19,21 @@ __device__ __forceinline__ void gather(const CollectiveRequest &request, const W
 #pragma unroll 1
             for (u32 first = 0; first < ranks; first += GROUP) {
                 uint4 packs[GROUP][TURNS];
-                bool is[GROUP];
+                bool copied[GROUP];
 #pragma unroll
                 for (u32 i = 0; i < GROUP; ++i) {
                     const u64 base = from.address(first + i < ranks ? first + i : 0);
-                    // What lies where it belongs is left alone: peers may be reading it.
-                    is[i] = first + i < ranks && base != output + (first + i) * part;
+                    // An input that is in place is not copied, since peers may be reading it.
+                    copied[i] = first + i < ranks && base != output + (first + i) * part;
 #pragma unroll
                     for (u32 turn = 0; turn < TURNS; ++turn)
-                        packs[i][turn] = load_if(is[i] && at + turn * share.step < whole, base + (at + turn * share.step));
+                        packs[i][turn] = load_if(copied[i] && at + turn * share.step < whole, base + (at + turn * share.step));
                 }
 #pragma unroll
                 for (u32 i = 0; i < GROUP; ++i)
 #pragma unroll
                     for (u32 turn = 0; turn < TURNS; ++turn)
-                        store_if(is[i] && at + turn * share.step < whole,
+                        store_if(copied[i] && at + turn * share.step < whole,
                                  output + (first + i) * part + (at + turn * share.step), packs[i][turn]);
             }
         at = share.back(at, whole, TURNS);
@@ -48,8 +48,8 @@ __device__ __forceinline__ void gather(const CollectiveRequest &request, const W
         }
 }
 
-// Stores this rank's input into every rank's output, between the barrier that says that they may be written and the one
-// that says that they are.
+// Stores this rank's input into every rank's output: after a barrier that allows writing the outputs, and before a barrier after
+// which they are complete.
 __device__ __forceinline__ void push(const CollectiveRequest &request, Call &call, u64 offset, bool pushes)
 {
     const u32 ranks = request.lane.ranks;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void push(const CollectiveRequest &request, Call &cal
         return;
 #pragma unroll 1
     for (u64 start = 0; pushes && start < bytes; start += PIECE)
-        spread(request.input + start, request.outputs.from(offset + start), ranks, piece_len(start, bytes, PIECE),
+        copy_to_each(request.input + start, request.outputs.from(offset + start), ranks, piece_len(start, bytes, PIECE),
                Share(call), fits, true);
     if (!call.sync(MUTANT_NO_SECOND_BARRIER))
         return;
@@ -121,12 +121,12 @@ __device__ __forceinline__ void all_gather_ll(const CollectiveRequest &request, 
             if (first >= ranks)
                 first = 0, at += share.step;
         }
-    } while (call.again(at < span, packets.awaited(at, first, GROUP), since));
+    } while (call.keep_waiting(at < span, packets.awaited(at, first, GROUP), since));
     if (call.alive())
         call.finish();
 }
 
-// Copies the root's input, or its own.
+// Copies a piece of the root's input to this rank's output.
 __device__ __forceinline__ void fetch(const CollectiveRequest &request, const Call &call, const WindowRef &from, u64 start,
                                       u32 len, bool may_fit)
 {
@@ -147,8 +147,8 @@ __device__ __forceinline__ void broadcast(const CollectiveRequest &request, u32 
     });
 }
 
-// The root sends its bytes, and every other rank a packet without any: so all hear from all, and nobody is two calls ahead
-// of another whose turn as root has not come.
+// Broadcast by packets. The root sends its data; every other rank sends one packet without data, so that every rank receives from
+// every rank, and no rank runs ahead by two calls.
 __device__ __forceinline__ void broadcast_ll(const CollectiveRequest &request, u32 block, u32 blocks)
 {
     Call call(request.lane, block, blocks);
@@ -167,7 +167,7 @@ __device__ __forceinline__ void broadcast_ll(const CollectiveRequest &request, u
             if (peer != lane.rank)
                 packets.send_to(peer, 0, 0);
     call.pause(1);
-    // First what the root has sent, then what all others have.
+    // First the packets of the root, then those of the other ranks.
     u32 at = share.first, peer = block == 0 ? threadIdx.x : lane.ranks;
     u64 since = 0;
     do {
@@ -190,7 +190,7 @@ __device__ __forceinline__ void broadcast_ll(const CollectiveRequest &request, u
                 break;
             since = 0;
         }
-    } while (call.again(at < span || peer < lane.ranks,
+    } while (call.keep_waiting(at < span || peer < lane.ranks,
                         at < span ? packets.awaited(at, request.root, 1) : packets.awaited(0, peer, 1), since));
     if (call.alive())
         call.finish();

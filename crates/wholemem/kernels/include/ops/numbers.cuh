@@ -1,8 +1,8 @@
-// Elements of every type, and their conversions: among floats, and among integers.
+// Loads, stores and conversions of elements of every type: floats to floats, integers to integers.
 //
-// An element travels as 64 bits. Integers are extended as their type says and cut off when they are stored. Floats keep
-// their format until they are converted; every conversion rounds once, to nearest, ties to even, and every NaN becomes the
-// positive quiet NaN without a payload, so that the host gets the same bits.
+// An element is held in 64 bits. Integers are sign- or zero-extended, and truncated when they are stored. Floats keep their format
+// until they are converted. A conversion rounds once, to nearest, ties to even, and every NaN becomes the positive quiet NaN without
+// payload, so that the CPU computes the same bits.
 #pragma once
 
 #include "ops/abi.cuh"
@@ -25,12 +25,12 @@ __device__ __forceinline__ u64 extend(u64 bits, u32 dtype)
     }
 }
 
-// Elements next to each other.
+// Consecutive elements.
 template <u32 COUNT> struct Elements {
     u64 bits[COUNT];
 };
 
-// Loads elements, and zeros from nowhere. Four are aligned to all four, or to 16 bytes.
+// Loads elements; zeros if the address is 0. Four elements are aligned to their total length, at most 16 bytes.
 template <u32 COUNT> __device__ Elements<COUNT> load_elements(u64 address, u32 dtype);
 
 template <u32 COUNT> __device__ void store_elements(u64 address, u32 dtype, Elements<COUNT> elements);
@@ -114,14 +114,14 @@ __device__ __forceinline__ u16 half_of(double value)
     return bits;
 }
 
-// Not for a NaN.
+// Rounds to nearest even. The value must not be NaN.
 __device__ __forceinline__ u16 bfloat_of(float value)
 {
     const u32 bits = __float_as_uint(value);
     return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Rounds to odd on the way, so that the second rounding sees on which side of a tie the value lies. Not for a NaN.
+// Rounds to odd first, so that the second rounding breaks ties correctly. The value must not be NaN.
 __device__ __forceinline__ u16 bfloat_of(double value)
 {
     const float toward_zero = __double2float_rz(value);
@@ -149,7 +149,7 @@ __device__ __forceinline__ float float_of(u64 bits, u32 dtype)
     }
 }
 
-// Both are floats, or both are integers.
+// Converts an element. Both types are floats, or both are integers.
 __device__ __forceinline__ u64 convert(u64 bits, u32 from, u32 to)
 {
     if (from == to || from < F16)

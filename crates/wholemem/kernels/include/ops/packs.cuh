@@ -1,11 +1,11 @@
-// Packs: 16 bytes, the most that a thread loads or stores at once, and how the packs of a call are shared out.
+// Packs of 16 bytes, the widest load and store of a thread, and how the packs of a call are divided among threads.
 //
-//     bytes     | tile 0 | tile 1 | tile 2 | tile 3 | tile 4 | til     a tile is a pack for each thread of a block
+//     bytes     | tile 0 | tile 1 | tile 2 | tile 3 | tile 4 | til     a tile has one pack for each thread of a block
 //     blocks    |   0    |   1    |   0    |   1    |   0    |   1     blocks = 2
 //
-// Memory of callers is aligned to its elements only, and differently on every rank. A pack is then moved in the widest pieces
-// that its address allows, which is the same for all packs of a pointer: no thread goes another way than its neighbours. The
-// last pack may be shorter, and goes byte by byte.
+// Memory of callers is aligned to its elements only, and differently on each rank. An unaligned pack is moved in the widest units
+// that its address allows. They are the same for all packs of a pointer, so threads do not diverge. The last pack may be shorter,
+// and is moved byte by byte.
 #pragma once
 
 #include "ops/abi.cuh"
@@ -16,11 +16,11 @@
 namespace wholemem {
 
 constexpr u32 PACK = 16;
-constexpr u32 HALF = 8; // what a packet carries
+constexpr u32 HALF = 8; // payload of a packet
 constexpr u32 TILE = COLLECTIVE_THREADS * PACK;
 
-// A whole pack that is aligned, if it is there; else zeros. Predicated rather than branched around, so that a thread's loads
-// stand next to each other.
+// Loads an aligned pack if `there`, else returns zeros. The load is predicated instead of branched around, so that a thread's loads
+// are issued back to back.
 __device__ __forceinline__ uint4 load_if(bool there, u64 address)
 {
     uint4 pack = {0, 0, 0, 0};
@@ -38,7 +38,7 @@ __device__ __forceinline__ void store_if(bool there, u64 address, const uint4 &p
                  : "memory");
 }
 
-// Loads `len` bytes, 8 at most, and zeros behind them.
+// Loads `len` bytes, at most 8. The remaining bytes are zero.
 __device__ __forceinline__ u64 load_half(u64 address, u32 len)
 {
     if (len == HALF && address % 8 == 0)
@@ -67,7 +67,7 @@ __device__ __forceinline__ u64 load_half(u64 address, u32 len)
     return word;
 }
 
-// Stores the first `len` bytes, 8 at most.
+// Stores the first `len` bytes, at most 8.
 __device__ __forceinline__ void store_half(u64 address, u64 word, u32 len)
 {
     if (len == HALF && address % 8 == 0) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ uint4 pack_of(u64 lower, u64 upper)
     return {(u32)lower, (u32)(lower >> 32), (u32)upper, (u32)(upper >> 32)};
 }
 
-// Loads `len` bytes, 16 at most, and zeros behind them.
+// Loads `len` bytes, at most 16. The remaining bytes are zero.
 __device__ __forceinline__ uint4 load_pack(u64 address, u32 len)
 {
     if (len == PACK && address % PACK == 0)
@@ -107,7 +107,7 @@ __device__ __forceinline__ uint4 load_pack(u64 address, u32 len)
     return pack_of(halves[0], halves[1]);
 }
 
-// Stores the first `len` bytes, 16 at most.
+// Stores the first `len` bytes, at most 16.
 __device__ __forceinline__ void store_pack(u64 address, const uint4 &pack, u32 len)
 {
     if (len == PACK && address % PACK == 0)
@@ -117,23 +117,23 @@ __device__ __forceinline__ void store_pack(u64 address, const uint4 &pack, u32 l
         store_half(address + HALF, upper_half(pack), len - HALF);
 }
 
-// Which packs of a piece are this thread's, as offsets in bytes: first, first + step, ...
+// The packs of a piece that this thread processes, as byte offsets: first, first + step, ...
 //
-// A piece is at most 1 GiB, so 32 bits hold every offset that a loop comes to: registers are for packs.
+// A piece is at most 1 GiB, so 32-bit offsets are enough, which saves registers.
 struct Share {
     u32 first;
     u32 step;
 
-    // Of every tile of the block.
+    // A pack of every tile of the block.
     __device__ __forceinline__ explicit Share(const Call &call) : Share(call, 0, 1) {}
 
-    // Of those of the block's tiles, counted from 0, that are `turn` modulo `turns`.
+    // A pack of every tile of the block whose number modulo `turns` is `turn`.
     __device__ __forceinline__ Share(const Call &call, u32 turn, u32 turns)
         : first((call.block + turn * call.blocks) * TILE + threadIdx.x * PACK), step(turns * call.blocks * TILE)
     {
     }
 
-    // Of halves of packs, the block's threads next to each other.
+    // The same division in units of half packs.
     __device__ __forceinline__ static Share of_halves(const Call &call)
     {
         Share share(call);
@@ -142,8 +142,8 @@ struct Share {
         return share;
     }
 
-    // A loop over whole packs, `turns` at a time, has stopped at `at`. It may have gone beyond the pack that is shorter: this
-    // is the first offset that it did not do.
+    // The first offset that an unrolled loop over whole packs, `turns` at a time, has not processed. The loop ended at `at`, which
+    // may be beyond the shorter last pack.
     __device__ __forceinline__ u32 back(u32 at, u32 whole, u32 turns) const
     {
         if (at != first)
@@ -154,17 +154,17 @@ struct Share {
     }
 };
 
-constexpr u64 PIECE = 1 << 30; // the most bytes that offsets are counted through
+constexpr u64 PIECE = 1 << 30; // longest piece in bytes
 
-// How many of some bytes are in whole packs.
+// The length of the whole packs in `bytes` bytes.
 __device__ __forceinline__ u32 whole_packs(u32 bytes) { return bytes / PACK * PACK; }
 
-// How long the pack at an offset is, and the half of one.
+// The length of the pack, or of the half pack, at an offset.
 __device__ __forceinline__ u32 pack_len(u32 at, u32 bytes) { return min(bytes - at, PACK); }
 
 __device__ __forceinline__ u32 half_len(u32 at, u32 bytes) { return min(bytes - at, HALF); }
 
-// Whether the parts of all ranks are aligned to packs.
+// Whether all ranks' parts of a window are aligned to packs.
 __device__ __forceinline__ bool aligned(const WindowRef &window, u32 ranks)
 {
     u64 all = 0;
@@ -174,9 +174,9 @@ __device__ __forceinline__ bool aligned(const WindowRef &window, u32 ranks)
     return all % PACK == 0;
 }
 
-// Copies this thread's packs to each of `count` places. `fits`: all addresses are multiples of a pack. Not `wanted`: nothing is
-// stored, which loads need not wait for.
-__device__ __forceinline__ void spread(u64 from, const WindowRef &to, u32 count, u32 bytes, Share share, bool fits,
+// Copies this thread's packs to each of `count` destinations. `fits`: all addresses are aligned to packs. If not `wanted`, nothing
+// is stored; the loads do not wait for that condition.
+__device__ __forceinline__ void copy_to_each(u64 from, const WindowRef &to, u32 count, u32 bytes, Share share, bool fits,
                                        bool wanted)
 {
     constexpr u32 TURNS = 4;
@@ -210,7 +210,7 @@ __device__ __forceinline__ void spread(u64 from, const WindowRef &to, u32 count,
 
 __device__ __forceinline__ void copy(u64 from, u64 to, u32 bytes, Share share, bool fits, bool wanted)
 {
-    spread(from, {to, 0, 0}, 1, bytes, share, fits, wanted);
+    copy_to_each(from, {to, 0, 0}, 1, bytes, share, fits, wanted);
 }
 
 } // namespace wholemem

@@ -1,16 +1,16 @@
-// Reductions of packs: elements of every type, by every operation, with the bits that the host gets.
+// Reductions of packs for every element type and operation, with the same bits as the CPU.
 //
-// The order is that of the ranks, and begins with rank 0's value. Floats of 16 bits are summed up in 32, and rounded once.
-// Nothing is fused: each operation rounds by itself. Integers wrap. A mean is the sum divided, in what it was summed up in.
-// min and max give NaN if there is one, and of two zeros the negative and the positive one. Every NaN is written as the
-// positive quiet NaN without a payload.
+// Ranks are reduced in order, starting with rank 0. 16-bit floats are accumulated in 32 bits and rounded once. Operations are not
+// fused: each one rounds. Integers wrap. A mean is the sum divided in the accumulator's type. min and max return NaN if an input is
+// NaN; of two zeros, min returns the negative and max the positive one. Every NaN is stored as the positive quiet NaN without
+// payload.
 #pragma once
 
 #include "ops/numbers.cuh"
 
 namespace wholemem {
 
-// An element of 16 bits of a word, as what it is summed up in.
+// Converts the upper or lower 16-bit float of a word to 32 bits.
 template <u32 DTYPE> __device__ __forceinline__ float widen(u32 word, bool upper)
 {
     if (DTYPE == BF16)
@@ -18,13 +18,13 @@ template <u32 DTYPE> __device__ __forceinline__ float widen(u32 word, bool upper
     return float_of_half((u16)(upper ? word >> 16 : word));
 }
 
-// Two sums, rounded, in one word.
+// Rounds two sums to 16-bit floats and packs them into one word.
 template <u32 DTYPE> __device__ __forceinline__ u32 narrow(float lower, float upper)
 {
     return (u32)float_bits(upper, DTYPE) << 16 | (u32)float_bits(lower, DTYPE);
 }
 
-// The sum of floats, with all known when it is compiled.
+// The sum of floats of a type known at compile time.
 template <u32 DTYPE> struct Sum {
     static constexpr u32 COUNT = DTYPE == F32 ? 4 : 8;
 
@@ -73,7 +73,7 @@ __device__ __forceinline__ bool negative(float value) { return (int)__float_as_u
 
 __device__ __forceinline__ bool negative(double value) { return __double_as_longlong(value) < 0; }
 
-// Of two values, neither greater than the other, or neither less: NaN wins, and the sign decides between zeros.
+// Minimum and maximum of two values: NaN if one is NaN; zeros are compared by sign.
 template <class Float> __device__ __forceinline__ Float lesser(Float a, Float b)
 {
     return is_nan(a) || a < b || (a == b && negative(a)) ? a : b;
@@ -84,8 +84,8 @@ template <class Float> __device__ __forceinline__ Float greater(Float a, Float b
     return is_nan(a) || a > b || (a == b && !negative(a)) ? a : b;
 }
 
-// Any type and operation, known when it runs, and how many ranks a mean is of. Floats of up to 32 bits are held as such, one
-// in a word; all others stay in the four words of a pack.
+// A reduction whose type and operation are known at run time. Floats of up to 32 bits are accumulated as 32-bit floats, one per
+// word; all other types stay in the four words of a pack. `count` is the number of ranks, for the mean.
 struct Any {
 
     u32 dtype, op, count;
@@ -210,7 +210,7 @@ private:
         return op == PROD ? a * b : a + b;
     }
 
-    // An integer of a word, extended to it as its type says. What is cut off again does not matter.
+    // Sign- or zero-extends an integer in a word. The bits above its length are discarded later.
     __device__ __forceinline__ u32 extended(u32 word, u32 bit, u32 bits) const
     {
         const u32 above = 32 - bits, shifted = word >> bit << above;

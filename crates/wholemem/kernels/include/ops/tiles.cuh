@@ -1,7 +1,7 @@
-// How a warp moves a tile of a request's rows (RowTiles).
+// A tile of rows that a warp copies (see RowTiles).
 //
-// A warp first looks up all rows of its tile, one lane a row, and keeps their addresses in shared memory; then lane after lane
-// takes a unit. So a row is checked and looked up once, and the loads of a warp are wide and independent of each other.
+// The warp first looks up the rows of its tile, one row per lane, and stores their addresses in shared memory. Then consecutive lanes
+// copy consecutive units. So each row is checked and looked up once, and the loads of a warp are wide and independent.
 #pragma once
 
 #include "ops/abi.cuh"
@@ -11,11 +11,11 @@
 namespace wholemem {
 
 struct Tile {
-    u64 row;    // the first
-    u64 before; // units of the first row before the tile
-    u32 units;  // 0: there is nothing for this warp
-    u32 skew;   // units before the tile, were no row longer than it
-    u32 rows;   // that it touches
+    u64 row;    // first row
+    u64 before; // units of the first row that precede the tile
+    u32 units;  // units of the tile; 0 if this warp has no tile
+    u32 skew;   // `before`, if rows were at most as long as a tile
+    u32 rows;   // rows that the tile overlaps
 };
 
 __device__ __forceinline__ u32 lane() { return threadIdx.x % WARP; }
@@ -24,10 +24,10 @@ __device__ __forceinline__ u32 warp() { return threadIdx.x / WARP; }
 
 __device__ __forceinline__ u64 own_number() { return ((u64)blockIdx.y * gridDim.x + blockIdx.x) * (ROW_THREADS / WARP) + warp(); }
 
-// Divides a small number by another, whose magic is 2^31 divided by it, rounded up. Exact while their product is below 2^31.
+// Division of small numbers by multiplication: magic is ceil(2^31 / divisor). Exact if number * divisor is below 2^31.
 __device__ __forceinline__ u32 divide_small(u32 number, u32 magic) { return __umulhi(number * 2, magic); }
 
-// Which of the tile's rows a unit is of.
+// The row of a unit, counted from the first row of the tile.
 __device__ __forceinline__ u32 row_of(const RowTiles &tiles, const Tile &tile, u32 unit)
 {
     return divide_small(unit + tile.skew, tiles.unit_magic);
@@ -55,21 +55,21 @@ __device__ __forceinline__ i64 index_at(const RowsRequest &request, const RowTil
     return tiles.index_len == sizeof(i64) ? load<i64>(address) : load<int>(address);
 }
 
-// Looks up a row, the whole warp together: its address, or 0 where the index is bad, which is noted. Lanes that are not
-// `there` help.
+// Returns the address of the row at a position, or 0 if its index is bad, which is recorded. All lanes of the warp call it; those
+// that are not `there` take part in the vote only.
 __device__ __forceinline__ u64 look_up(const RowsRequest &request, const RowTiles &tiles, bool there, u64 position)
 {
     const i64 index = there ? index_at(request, tiles, position) : 0;
     const bool valid = request.table.contains(index);
     const u32 bad = __ballot_sync(~0u, there && !valid);
-    // The word is in the host's memory, but this device alone writes it: its own scope is enough.
+    // The record is in host memory, but only this device writes it, so device scope is enough.
     if (bad != 0 && request.bad != 0 && lane() == (u32)__ffs((int)bad) - 1)
         atomicMin((u64 *)request.bad + BAD_INDEX_WORD_POSITION, position);
     return there && valid ? request.table.address((u64)index) : 0;
 }
 
-// Looks up the rows of a tile. What is kept is where the tile would begin if all of it lay in that row: the unit's number
-// alone leads from there to the unit. For a bad index, 0.
+// Looks up the rows of a tile. The stored address is that of the tile's first unit if the whole tile were in that row, so that adding
+// the offset of a unit gives its address. It is 0 for a bad index.
 __device__ __forceinline__ void look_up_all(const RowsRequest &request, const RowTiles &tiles, const Tile &tile,
                                             u32 unit_len, u64 *places)
 {
@@ -83,15 +83,15 @@ __device__ __forceinline__ void look_up_all(const RowsRequest &request, const Ro
     __syncwarp();
 }
 
-// The units of a tile that one lane moves, one a turn: where each is on either side, or 0 if there is none.
+// The addresses of the units that a lane copies, one per turn, in the table and in the row buffer; 0 if there is no unit.
 struct Units {
     const RowTiles &tiles;
     const Tile &tile;
     const u64 *places;
-    u32 table_len; // of a unit
-    u32 dense_len;
-    u64 rows; // where the tile begins on the dense side
-    u64 gap;  // between two rows there
+    u32 table_len; // length of a unit in the table
+    u32 dense_len; // length of a unit in the row buffer
+    u64 rows;      // address of the tile's first unit in the row buffer
+    u64 gap;       // bytes between two rows there
 
     __device__ __forceinline__ Units(const RowsRequest &request, const RowTiles &tiles, const Tile &tile,
                                      const u64 *places, u32 table_len, u32 dense_len)
@@ -111,14 +111,14 @@ struct Units {
     __device__ __forceinline__ u64 place(u32 turn) const
     {
         const u32 unit = turn * WARP + lane();
-        // There is a place for every row that a unit could be of, though it may hold nothing.
+        // `places` has an entry for every row that a unit of a full tile can have, so this read is in bounds.
         const u64 place = places[row_of(tiles, tile, unit)];
         return unit < tile.units && place != 0 ? place + unit * table_len : 0;
     }
 };
 
-// Memory is written in sectors, and read first where only a part of one is new. This brings in the sectors that a row shares
-// with its neighbours, all at once rather than later and one by one.
+// Prefetches the sectors that a row shares with its neighbours. A sector that is written in part is read first; prefetching reads
+// them all at once.
 __device__ __forceinline__ void fetch_edges(u64 row, u64 len)
 {
     constexpr u64 SECTOR = 32;

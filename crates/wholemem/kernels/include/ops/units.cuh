@@ -1,9 +1,8 @@
-// Loads and stores of one unit of global memory, named by its address; address 0 is nowhere.
+// Loads and stores of one unit of global memory at an integer address. Address 0 means no access.
 //
-// The compiler cannot see from a number that it names global memory, so the instructions say it. They are predicated rather
-// than branched around, so that a thread's loads stand next to each other. Loads are plain, neither non-coherent nor
-// streaming: others may write a table before and after, and on an H200 loads that allocate in the first cache are the
-// fastest.
+// The instructions name the global state space, which the compiler cannot infer from an integer. They are predicated instead of
+// branched around, so that a thread's loads are issued back to back. Loads are plain, neither non-coherent nor streaming: other
+// ranks may write the table between calls, and on an H200 loads that allocate in L1 are the fastest.
 #pragma once
 
 namespace wholemem {
@@ -11,10 +10,10 @@ namespace wholemem {
 typedef unsigned char u8;
 typedef unsigned short u16;
 
-// What is there, and zero from nowhere.
+// Loads a unit; zero if the address is 0.
 template <class Unit> __device__ Unit load(unsigned long long address);
 
-// Puts a unit there, and nothing nowhere.
+// Stores a unit unless the address is 0.
 template <class Unit> __device__ void store(unsigned long long address, Unit value);
 
 #define WHOLEMEM_UNIT(UNIT, TYPE, REGISTER, HOLD)                                                                      \

@@ -1,22 +1,22 @@
-// A kernel that several ranks run together: how their blocks meet, and how they leave when somebody does not come.
+// Barrier between the blocks of a kernel that all ranks run at the same time, with timeout and abort.
 //
 //     Call call(lane);                      // every block of every rank, with equal grids
-//     ... write what others will read ...
-//     if (!call.sync()) return;             // block b of this rank has met block b of every rank
-//     ... read what others wrote ...
+//     ... write data for other ranks ...
+//     if (!call.sync()) return;             // block b of every rank has arrived
+//     ... read data of other ranks ...
 //     call.finish();                        // the lane is ready for the next call
 //
-// A lane is a sequence of calls, one kernel of each rank after another; streams that share one are ordered by events. Every
-// call has at least one meeting. So whoever hears from a rank in call k + 1 knows that it has finished call k: buffers that
-// alternate with the parity of the call need no other acknowledgement. Memory that peers read directly is another matter:
-// the kernel must not end, and let what follows on its stream overwrite it, before they have read it. A second sync says so.
+// A lane is a sequence of calls. Each rank runs one kernel per call, in the same order; streams that share a lane are ordered by
+// events. Every call has at least one barrier. So a signal of call k + 1 from a rank proves that the rank has finished call k,
+// and buffers that alternate with the parity of the call need no acknowledgement. If peers read this rank's memory directly, the
+// kernel must not end before they have read it, because the next work on the stream may overwrite it: a second sync orders that.
 //
-// All blocks of all ranks that share a device have to be resident. Peers that never come end a wait: after the deadline, when
-// the host stores into the abort word, or when another rank tells that it has given up. The kernel then notes who is missing
-// for the host and ends normally, so that the context lives on, and later calls on the lane end at once.
+// All blocks of all ranks that share a device must be resident. A wait for a missing peer ends at the timeout, when the host
+// stores a cause into the abort word, or when another rank has aborted. The kernel then reports the missing ranks to the host and
+// returns normally, so that the CUDA context stays usable. Later calls on the lane return at once.
 //
-// Signals are words that only grow: seq << PHASE_BITS | phase. Nothing is ever reset, so nothing races with a reset, and a peer that
-// is already one phase ahead is no harm. Each (block, peer) has a line of its own:
+// Signals are words that only grow: seq << PHASE_BITS | phase. They are never reset, so no store races with a reset, and a signal
+// of a later phase is accepted for an earlier one. Each (block, peer) has a cache line of its own:
 //
 //     rank 0's memory                      rank 1's memory
 //     line(b, 0)                           line(b, 0)  <---- stored by block b of rank 0, polled by block b of rank 1
@@ -52,18 +52,18 @@ WHOLEMEM_HOST_DEVICE u64 LaneRef::result(u32 of) const { return memory(of) + res
 
 #if defined(__CUDACC__)
 
-// The cause of a call for which a rank did not arrive in time, without that rank.
+// The abort cause of a timeout, without the number of the missing rank.
 constexpr u64 TIMED_OUT = (u64)CAUSE_TIMED_OUT << CAUSE_SHIFT;
 
-// Words that a thread waits for, of some ranks: those of rank r are at address + r * stride. Signals grow to a flag; packets,
-// of which there are some words, have it in their upper halves.
+// The words of several ranks that a thread waits for; the words of rank r are at address + r * stride. A signal has arrived if it
+// is at least the flag; a packet has arrived if the upper half of each of its words is the flag.
 struct Awaited {
     u64 address;
     u64 stride;
     u64 flag;
-    u32 packets; // words; 0: it is a signal
-    u32 first;   // of the ranks
-    u32 count;   // of them
+    u32 packets; // words of a packet; 0 for a signal
+    u32 first;   // first rank
+    u32 count;   // number of ranks
 
     __device__ __forceinline__ bool misses(u32 rank) const
     {
@@ -79,9 +79,8 @@ struct Awaited {
     }
 };
 
-// Why to leave: a cause, without the rank to blame where the time is over; 0, for no reason. That the lane has ended is not
-// asked here.
-__device__ __forceinline__ u64 cause_to_leave(const LaneRef &lane, u64 since, u64 now)
+// Returns the cause to abort the call, or 0. After a timeout the cause has no rank. Does not read the poison word.
+__device__ __forceinline__ u64 abort_cause(const LaneRef &lane, u64 since, u64 now)
 {
     const u64 abort = load_relaxed(lane.report + REPORT_WORD_ABORT * sizeof(u64));
     if (abort != 0)
@@ -96,16 +95,16 @@ __device__ __forceinline__ u64 cause_to_leave(const LaneRef &lane, u64 since, u6
     return deadline != 0 && now - since >= deadline ? TIMED_OUT : 0;
 }
 
-// What a thread does that has waited for long: it looks whether it is to leave. If so the lane ends, the first to end it
-// reports, and the answer is 0. If not, the answer is when the wait began, which is at the first look.
-__device__ __forceinline__ u64 weigh(const LaneRef &lane, u64 seq, u32 phase, Awaited awaited, u64 since)
+// Slow path of a wait: checks for a timeout or an abort. Returns 0 if the call must end; then the lane is poisoned, and the first
+// thread to poison it writes the report. Otherwise returns the start time of the wait, which is the time of the first check.
+__device__ __forceinline__ u64 check_abort(const LaneRef &lane, u64 seq, u32 phase, Awaited awaited, u64 since)
 {
     const u64 now = nanoseconds();
     since = since == 0 ? now : since;
-    // Who found the lane ended has nothing to say.
+    // If the lane is poisoned already, the report is written by another thread.
     if (load_relaxed(lane.control + CONTROL_WORD_POISON * sizeof(u64)) != 0)
         return 0;
-    u64 cause = cause_to_leave(lane, since, now);
+    u64 cause = abort_cause(lane, since, now);
     if (cause == 0)
         return since;
     store_relaxed(lane.control + CONTROL_WORD_POISON * sizeof(u64), 1);
@@ -138,8 +137,8 @@ __device__ __forceinline__ u64 weigh(const LaneRef &lane, u64 seq, u32 phase, Aw
 
 #if defined(WHOLEMEM_TESTING)
 
-// Stands still where a test asks for it, a second at most.
-__device__ __forceinline__ void stand_still(const LaneRef &lane, u64 seq, u32 block, u32 point)
+// Delays a block at a point of the call for as long as a test requests, at most one second.
+__device__ __forceinline__ void delay(const LaneRef &lane, u64 seq, u32 block, u32 point)
 {
     const u32 place = point < DEBUG_POINTS ? point : DEBUG_POINTS - 1;
     u64 wanted = load_relaxed(lane.debug + (DEBUG_WORD_DELAYS + place * MAX_BLOCKS + block) * sizeof(u64));
@@ -157,13 +156,13 @@ __device__ __forceinline__ void stand_still(const LaneRef &lane, u64 seq, u32 bl
 
 #endif
 
-// One call of this rank, as one thread of it sees it. All threads of a block make the same steps.
+// One call of this rank, in one thread. All threads of a block call the same member functions in the same order.
 class Call {
 public:
-    // A grid of its own.
+    // The grid belongs to one rank.
     __device__ __forceinline__ explicit Call(const LaneRef &lane) : Call(lane, blockIdx.x, gridDim.x) {}
 
-    // Block `block` of `blocks`. Both words are asked for here, and waited for where they are used.
+    // Block `block` of `blocks`. Both loads are issued here; their latency is hidden until the first use.
     __device__ __forceinline__ Call(const LaneRef &lane, u32 block, u32 blocks)
         : lane(lane), block(block), blocks(blocks), phase(0), failed(false)
     {
@@ -172,23 +171,23 @@ public:
         pause(0);
     }
 
-    // The number of the call.
+    // The sequence number of the call.
     __device__ __forceinline__ u64 number() const { return seq; }
 
-    // Which of two buffers is this call's.
+    // Which of the two alternating buffers belongs to this call.
     __device__ __forceinline__ u32 parity() const { return has(MUTANT_ONE_BUFFER) ? 0 : (u32)seq & 1; }
 
-    // Whether this thread knows of nothing that ends the call. Threads of a block may differ until they sync: who may not go
-    // on writes nothing, and comes to the sync.
+    // Whether this thread has seen no reason to end the call. Threads of a block may differ until the next sync: a thread that
+    // is not alive writes nothing and proceeds to the sync.
     __device__ __forceinline__ bool alive() const { return poison == 0 && !failed; }
 
-    // Whether this is the call at which 32 bits of the number begin anew, and packets cannot tell it from an older one.
+    // Whether the low 32 bits of the call number wrap to 0 in this call, so that packets of older calls could be mistaken for new.
     __device__ __forceinline__ bool wraps() const { return __builtin_expect((u32)seq == 0, 0) != 0; }
 
-    // Tells every rank that this block is here, and has written and read all that it did before.
+    // Signals to every rank that this block has arrived and that its earlier loads and stores are done.
     //
-    // The sync before makes one thread's release speak for the whole block; that it also takes the vote whether all are alive
-    // keeps a block whose threads disagree from telling a lie.
+    // The __syncthreads in `vote` orders the whole block's accesses before one thread's release store. It also combines the
+    // threads' failures, so that a block with a failed thread does not signal arrival.
     __device__ __forceinline__ void arrive()
     {
         ++phase;
@@ -204,9 +203,9 @@ public:
                 store_release(lane.signal(peer, block, lane.rank), flag(), lane.near != 0);
     }
 
-    // Waits until this block of every rank has arrived. False: somebody will not, and the kernel is to return.
+    // Waits until this block of every rank has arrived. Returns false if the call was aborted: the kernel must return.
     //
-    // The sync after makes what one thread acquired the whole block's, and its answer is the same for all threads.
+    // The __syncthreads at the end extends one thread's acquire to the whole block, and all threads get the same result.
     __device__ __forceinline__ bool wait()
     {
         if (failed)
@@ -217,8 +216,8 @@ public:
             waits = false;
 #pragma unroll 1
             for (u32 peer = threadIdx.x; peer < lane.ranks && !waits; peer += blockDim.x)
-                waits = peer != lane.rank && !has_come(peer);
-        } while (again(waits, {lane.signal(lane.rank, block, 0), SIGNAL_STRIDE, flag(), 0, 0, lane.ranks}, since));
+                waits = peer != lane.rank && !poll(peer);
+        } while (keep_waiting(waits, {lane.signal(lane.rank, block, 0), SIGNAL_STRIDE, flag(), 0, 0, lane.ranks}, since));
         if (!failed)
             pause(2 * phase + 1);
         return !failed;
@@ -230,7 +229,7 @@ public:
         return wait();
     }
 
-    // The same, but for a test that leaves it out.
+    // A sync that a test can omit by a mutant.
     __device__ __forceinline__ bool sync(Mutant without)
     {
         if (!has(without))
@@ -239,9 +238,9 @@ public:
         return settle();
     }
 
-    // Ends a call in which all has gone well. All threads have synced since they made it, or do so now by `settle`.
+    // Ends a successful call. All threads must have passed a sync or `settle` in this call.
     //
-    // A block looks after the counters of the blocks that this call did not have, so that the next may have more.
+    // Each block also advances the sequence numbers of blocks that this call did not have, so that the next call may have more.
     __device__ __forceinline__ void finish()
     {
         const u32 other = block + threadIdx.x * blocks;
@@ -249,29 +248,29 @@ public:
             store_relaxed(control_word(CONTROL_WORD_SEQUENCE + other), seq + 1);
     }
 
-    // Agrees within the block, without a meeting of ranks, whether all has gone well.
+    // Combines the failures of the block's threads, without a barrier between ranks. Returns whether there was none.
     __device__ __forceinline__ bool settle()
     {
         vote();
         return !failed;
     }
 
-    // How often a thread looks for what it waits for, before its block asks whether to go on.
-    static constexpr u32 LOOKS = 1024;
+    // How often a thread polls before its block checks for a timeout or an abort.
+    static constexpr u32 POLLS = 1024;
 
-    // Agrees within the block whether to look again, because some of its threads have looked in vain. If not, all threads are
-    // alive and have what they waited for, or none is alive. `since` is 0 when a thread begins to wait for something.
+    // Decides for the whole block whether to poll again, because some threads still wait. If it returns false, either all threads
+    // have what they waited for, or the call has failed for all of them. `since` is 0 when a thread starts to wait.
     //
-    // All that is needed by those who wait for long is behind the one branch that a block takes together: it is kept out of
-    // the way of the others, for whom each jump over it would be a wait for instructions.
-    __device__ __forceinline__ bool again(bool waits, const Awaited &awaited, u64 &since)
+    // The slow path is behind one branch that the block takes together. It is kept out of line, since each jump over it would
+    // stall the fast path on an instruction fetch.
+    __device__ __forceinline__ bool keep_waiting(bool waits, const Awaited &awaited, u64 &since)
     {
         if (__builtin_expect(__syncthreads_or(waits || !alive()) == 0, 1))
             return false;
 #if !defined(WHOLEMEM_ENDLESS)
-        // The abort word is in the host's memory, and far.
+        // The abort word is in host memory and slow to read.
         if (waits && alive()) {
-            since = weigh(lane, seq, phase, awaited, since);
+            since = check_abort(lane, seq, phase, awaited, since);
             failed = since == 0;
         }
 #else
@@ -281,19 +280,19 @@ public:
         return !failed;
     }
 
-    // Stands still at a point where a test asks for it: 0 at the start, 1 when packets are sent, 2p before the arrival at phase
-    // p, 2p + 1 after the wait.
+    // Delays this block if a test requests it. Points: 0 at the start, 1 after packets are sent, 2p before the arrival of phase p,
+    // 2p + 1 after its wait.
     __device__ __forceinline__ void pause(u32 point) const
     {
 #if defined(WHOLEMEM_TESTING)
         if (lane.debug != 0)
-            stand_still(lane, seq, block, point);
+            delay(lane, seq, block, point);
 #else
         (void)point;
 #endif
     }
 
-    // Whether a test wants a mistake to be made. Kernels that are not for tests do not ask.
+    // Whether a test has enabled a mutant, which breaks one rule. Always false in kernels that are not built for tests.
     __device__ __forceinline__ bool has(Mutant mutant) const
     {
 #if defined(WHOLEMEM_TESTING)
@@ -314,7 +313,7 @@ private:
     u32 phase;
     bool failed;
 
-    // All threads know then what one knew.
+    // Combines the failures of all threads of the block.
     __device__ __forceinline__ void vote()
     {
         failed = __syncthreads_or(!alive()) != 0;
@@ -329,19 +328,19 @@ private:
 
     __device__ __forceinline__ u64 flag() const { return seq << PHASE_BITS | phase; }
 
-    // Looks for a peer's signal.
-    __device__ __forceinline__ bool has_come(u32 peer) const
+    // Polls for a peer's signal; returns whether it has arrived.
+    __device__ __forceinline__ bool poll(u32 peer) const
     {
         const u64 signal = lane.signal(lane.rank, block, peer);
-        bool come = false;
+        bool arrived = false;
 #pragma unroll 1
-        for (u32 look = 0; look < LOOKS && !come; ++look)
-            come = (i64)(load_acquire(signal, lane.near != 0) - flag()) >= 0;
-        return come;
+        for (u32 count = 0; count < POLLS && !arrived; ++count)
+            arrived = (i64)(load_acquire(signal, lane.near != 0) - flag()) >= 0;
+        return arrived;
     }
 
-    // Makes this rank's packets none, each block a part. Peers send the next ones when this call is over for them, and it is
-    // not before every block has arrived.
+    // Clears the packet slots of this rank; each block clears a part. Peers send new packets only after this call, which ends
+    // after every block has arrived.
     __device__ __forceinline__ void clear_packets()
     {
         if (has(MUTANT_NO_CLEARING) || !alive())

@@ -1,7 +1,7 @@
-// How a kernel finds the rows and the elements of a table: the member functions of GlobalRef and ElementRef.
+// Addresses of the rows and elements of a table, for kernels: the member functions of GlobalRef and ElementRef.
 //
-// Rows are numbered through all ranks. They lie in one range of addresses, or in one chunk per rank, whose bases and first
-// rows stand in a small table that the value points to:
+// Rows are numbered over all ranks. They are in one range of addresses, or in one chunk per rank. The base addresses and first
+// rows of the chunks are in a directory in memory:
 //
 //     rows    0         3         6    7         10        chunk_rows = 3, chunks = 4: row r is in chunk r / 3
 //             |  chunk 0  |  chunk 1  |  chunk 2  |  3 |
@@ -9,14 +9,14 @@
 //     rows    0  2                  7       10             chunk_rows = 0: binary search in the first rows
 //             |c0|      chunk 1     |chunk 3|              chunk 2 is empty
 //
-// Compiles as C++11 under a host compiler, nvcc and NVRTC, without the system's headers.
+// Compiles as C++11 under a host compiler, nvcc and NVRTC, without system headers.
 #pragma once
 
 #include "wholemem/abi.cuh"
 
 namespace wholemem {
 
-// The upper half of a product.
+// The upper 64 bits of a 128-bit product.
 WHOLEMEM_HOST_DEVICE u64 multiply_high(u64 a, u64 b)
 {
 #if defined(__CUDA_ARCH__)
@@ -27,15 +27,16 @@ WHOLEMEM_HOST_DEVICE u64 multiply_high(u64 a, u64 b)
 #endif
 }
 
-// Divides by a number d from 2 to 2^63, exactly: with l the logarithm of d, rounded up, magic is 2^(64 + l) / d, rounded up,
-// without its highest bit, and shift is l - 1.
+// Exact division by a constant d from 2 to 2^63, by multiplication. With l = ceil(log2 d), magic is the low 64 bits of
+// ceil(2^(64 + l) / d), and shift is l - 1.
 WHOLEMEM_HOST_DEVICE u64 divide(u64 number, u64 magic, u32 shift)
 {
     const u64 high = multiply_high(number, magic);
     return (high + ((number - high) >> 1)) >> shift;
 }
 
-// The last chunk that starts at this row or before it: of those that start at one row, all but the last are empty.
+// Finds the last chunk whose first row is at most `row`, by binary search. Of chunks with the same first row, all but the last
+// are empty.
 WHOLEMEM_HOST_DEVICE u64 last_at_or_before(const u64 *starts, u32 chunks, u64 row)
 {
     u32 low = 0;

@@ -1,17 +1,17 @@
-// Packets: few bytes that bring their own signal, so that a call needs no barrier.
+// Packets: 8 bytes of payload with their own flags, so that a call needs no barrier (NCCL's LL protocol).
 //
 //     packet, 16 bytes:   | data 32 | flag 32 |   | data 32 | flag 32 |        8 bytes of payload
 //                         '----- one u64 -----'   '----- one u64 -----'
 //
-// A u64 is stored and loaded as a whole, so data whose flag is this call's is this call's data, and no order among words is
-// needed: all of it is relaxed. That costs twice the bytes, and saves the wait for the release and the way back.
+// A u64 is stored and loaded atomically, so data with the flag of this call is data of this call. No order among words is
+// needed, and all accesses are relaxed. Packets take twice the bytes, and save the release, the barrier and its round trip.
 //
-// The flag is the low 32 bits of the call's number. Slots alternate with the call's parity and are never cleared: what a slot
-// holds is two calls old. Where the 32 bits begin anew, an old flag could be taken for a new one; that call goes by a barrier
-// and clears the slots first (`Call::wraps`).
+// The flag is the low 32 bits of the call number. Slots alternate with the parity of the call and are not cleared: a slot holds
+// a packet of two calls ago. When the 32 bits wrap, an old flag could match; that call uses a barrier and clears the slots first
+// (`Call::wraps`).
 //
-// Packets of a source lie in the receiver's memory, so waiting reads no other device. Compiles as C++11 under a host compiler
-// (the layout), nvcc and NVRTC (all of it).
+// A sender stores packets into the receiver's memory, so a waiting rank polls its own memory only. Compiles as C++11 under a host
+// compiler (the layout), nvcc and NVRTC (everything).
 #pragma once
 
 #include "wholemem/barrier.cuh"
@@ -26,7 +26,7 @@ WHOLEMEM_HOST_DEVICE u32 packet_flag(u64 word) { return (u32)(word >> 32); }
 
 #if defined(__CUDACC__)
 
-// What a thread sends and receives in one call, 8 bytes of payload at a time.
+// Sends and receives the packets of one thread in one call, 8 bytes of payload at a time.
 class Packets {
 public:
     __device__ __forceinline__ explicit Packets(Call &call)
@@ -34,7 +34,7 @@ public:
     {
     }
 
-    // Sends what is at `at` of the payload to every peer, each rank to another one first.
+    // Sends the 8 bytes at offset `at` of the payload to every peer. Each rank starts with another peer, to spread the traffic.
     __device__ __forceinline__ void send(u64 at, u64 data) const
     {
         const LaneRef &lane = call.lane;
@@ -50,31 +50,31 @@ public:
                                {packet_word((u32)data, flag), packet_word((u32)(data >> 32), flag)});
     }
 
-    // Looks for what is at `at` of the payloads of ranks `first` on, but leaves alone what is this rank's own, or of a rank
-    // that there is not. False: not all has come in many looks, and the block agrees whether to look `again`. All loads of a
-    // look are under way together, and only for what has not come.
+    // Polls for the 8 bytes at offset `at` of the payloads of COUNT ranks from `first` on; entries of this rank and of ranks beyond
+    // the last stay zero. Returns false if some have not arrived after many polls: the block then calls `Call::keep_waiting`. The
+    // loads of one poll are in flight together, and only missing packets are loaded again.
     template <u32 COUNT> __device__ __forceinline__ bool receive(u64 at, u32 first, u64 (&data)[COUNT]) const
     {
         const LaneRef &lane = call.lane;
         const u64 slots = lane.packets(lane.rank, parity, first) + 2 * at;
         WordPair pairs[COUNT];
-        // Where there is nothing to wait for, what was waited for is there. What is not there has no flag, which none is 0.
+        // Entries without a packet get the flag at once. Missing packets start with flag 0, which no call before the wrap has.
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i) {
-            const bool is = first + i < lane.ranks && first + i != lane.rank;
-            pairs[i].low = pairs[i].high = is ? 0 : packet_word(0, flag);
+            const bool is_peer = first + i < lane.ranks && first + i != lane.rank;
+            pairs[i].low = pairs[i].high = is_peer ? 0 : packet_word(0, flag);
         }
         bool all = false;
 #pragma unroll 1
-        for (u32 look = 0; look < Call::LOOKS && !all; ++look) {
-            const u64 turn = unseen(slots);
+        for (u32 poll = 0; poll < Call::POLLS && !all; ++poll) {
+            const u64 base = opaque(slots);
 #pragma unroll
             for (u32 i = 0; i < COUNT; ++i)
-                load_pair_relaxed(fits(pairs[i]) ? 0 : turn + i * (2 * lane.ll_len), pairs[i]);
+                load_pair_relaxed(has_flag(pairs[i]) ? 0 : base + i * (2 * lane.ll_len), pairs[i]);
             all = true;
 #pragma unroll
             for (u32 i = 0; i < COUNT; ++i)
-                all &= fits(pairs[i]);
+                all &= has_flag(pairs[i]);
         }
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i)
@@ -82,7 +82,7 @@ public:
         return all;
     }
 
-    // What is at `at` of the payloads of some ranks, to be waited for.
+    // The packets at offset `at` of the payloads of `count` ranks, for the report of an aborted wait.
     __device__ __forceinline__ Awaited awaited(u64 at, u32 first, u32 count) const
     {
         return {call.lane.packets(call.lane.rank, parity, 0) + 2 * at, 2 * call.lane.ll_len, flag, 2, first, count};
@@ -94,9 +94,9 @@ private:
     const u32 parity;
     const bool any;
 
-    __device__ __forceinline__ bool fits(const WordPair &pair) const { return fits(pair.low) & fits(pair.high); }
+    __device__ __forceinline__ bool has_flag(const WordPair &pair) const { return has_flag(pair.low) & has_flag(pair.high); }
 
-    __device__ __forceinline__ bool fits(u64 word) const
+    __device__ __forceinline__ bool has_flag(u64 word) const
     {
         return packet_flag(word) == flag || (any && packet_flag(word) != 0);
     }

@@ -1,14 +1,14 @@
-// Loads and stores that order what other ranks see, of whole words in global memory.
+// Loads and stores of 64-bit words in global memory with memory ordering between ranks.
 //
-// The scope is the system: a peer may be another device, and an observer the processor. Where all ranks are on this device,
-// `near`, releases and acquires of their signals reach only as far, which costs less. Each is volatile and
-// clobbers memory, so that the compiler moves nothing across it either.
+// The scope is the system (.sys), since a peer may be on another device or the CPU. If all ranks are on this device (`near`),
+// signals use device scope (.gpu), which is faster. Each access is volatile and clobbers memory, so that the compiler does not
+// move other accesses across it.
 //
-// release: what this thread did before, and what other threads did before a __syncthreads that it passed, is seen by whoever
-//          acquires the word. A fence would order the same and cost microseconds.
-// acquire: what the releasing thread had seen or done is there for this thread's later loads, and after a __syncthreads for
-//          the whole block's: the first-level cache is emptied.
-// relaxed: the word itself is never stale, and nothing else is promised.
+// release: earlier accesses of this thread, and of other threads before a __syncthreads that this thread has passed, are visible
+//          to a thread that acquires the word. A fence would order the same, and takes microseconds.
+// acquire: accesses before the release are visible to later loads of this thread, and after a __syncthreads to the whole block.
+//          The L1 cache is invalidated.
+// relaxed: atomic, without any order among other accesses.
 #pragma once
 
 #include "wholemem/global_ref.cuh"
@@ -58,12 +58,12 @@ __device__ __forceinline__ void store_relaxed(u64 address, u64 value)
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-// Two words next to each other, aligned to both. Neither is torn, but one may be seen before the other.
+// Two adjacent words, aligned to 16 bytes. Each word is atomic; the pair is not.
 struct WordPair {
     u64 low, high;
 };
 
-// From address 0 nothing is loaded, and the pair stays as it is.
+// Loads a pair. If the address is 0, nothing is loaded and the pair is unchanged.
 __device__ __forceinline__ void load_pair_relaxed(u64 address, WordPair &pair)
 {
     asm volatile("{.reg .pred there; setp.ne.u64 there, %2, 0; @there ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];}"
@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_pair_relaxed(u64 address, WordPair pair)
                  : "memory");
 }
 
-// Turns 0 into 1, and says whether it was 0. Among blocks of this device.
+// Atomically changes 0 to 1 at device scope. Returns whether this thread did it.
 __device__ __forceinline__ bool claim(u64 address)
 {
     u64 old;
@@ -86,21 +86,21 @@ __device__ __forceinline__ bool claim(u64 address)
     return old == 0;
 }
 
-// A value that the compiler knows nothing of. It would else compute whatever does not change in a loop before it, and keep
-// all of that in registers that are needed for data.
-__device__ __forceinline__ u64 unseen(u64 value)
+// Hides the origin of a value from the compiler. Otherwise it hoists loop-invariant addresses out of loops, and keeps them in
+// registers that are needed for data.
+__device__ __forceinline__ u64 opaque(u64 value)
 {
     asm volatile("" : "+l"(value));
     return value;
 }
 
-__device__ __forceinline__ u32 unseen(u32 value)
+__device__ __forceinline__ u32 opaque(u32 value)
 {
     asm volatile("" : "+r"(value));
     return value;
 }
 
-// Nanoseconds of a clock that all of the device shares.
+// The global timer of the device, in nanoseconds.
 __device__ __forceinline__ u64 nanoseconds()
 {
     u64 now;

@@ -1,14 +1,13 @@
-// One template for kernels over memory of any kind: PtrGen makes the pointer to an element.
+// PtrGen computes the pointer to an element, so that one kernel template works for contiguous and for chunked memory.
 //
-//     PtrGen<int, int> gen(pointer);                                               // memory in one piece
-//     PtrGen<const whole_memory::WholeChunkedMemoryHandle, int> gen(handle);       // memory in chunks
+//     PtrGen<int, int> gen(pointer);                                               // contiguous memory
+//     PtrGen<const whole_memory::WholeChunkedMemoryHandle, int> gen(handle);       // chunked memory
 //     *gen.At(offset)
 //
-// A handle is an ElementRef, which is exact for any number of chunks of any size, and for views of some rows and columns. Memory
-// that is bytes has rows of one byte; for a tensor, At counts the elements of all rows as if the rows were contiguous, and Row
-// makes no division.
+// A handle is an ElementRef. It supports any number of chunks of any size, and views of some rows and columns. Untyped memory has
+// rows of one byte. For a tensor, At counts the elements of all rows as if the rows were contiguous; Row needs no division.
 //
-// A GlobalRef finds rows only: it does not say how long they are, so that a PtrGen over it has no At.
+// A GlobalRef has no row length, so a PtrGen over it has Row but no At.
 #pragma once
 
 #include "wholemem/global_ref.cuh"
@@ -22,7 +21,7 @@ template <class T, class Handle> struct Like<T, const Handle> {
     typedef const T Type;
 };
 
-// Memory in one piece: the handle is its type, and what is const stays const.
+// Contiguous memory: Handle is the type of the memory. If it is const, so are the elements.
 template <class Handle, class T> class PtrGen {
 public:
     typedef typename Like<T, Handle>::Type Element;
@@ -35,7 +34,7 @@ private:
     Element *first;
 };
 
-// Memory in chunks.
+// Elements of chunked memory.
 template <class T> class PtrGen<ElementRef, T> {
 public:
     typedef T Element;
@@ -43,7 +42,7 @@ public:
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef &handle) : ref(handle) {}
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef *handle) : ref(*handle) {}
 
-    // An element, counted through all rows.
+    // The element at an offset, counted over all rows.
     WHOLEMEM_HOST_DEVICE T *At(u64 offset) const { return (T *)ref.address(offset * sizeof(T)); }
 
     // The first element of a row.
@@ -53,7 +52,7 @@ private:
     ElementRef ref;
 };
 
-// The rows of memory in chunks.
+// Rows of chunked memory.
 template <class T> class PtrGen<GlobalRef, T> {
 public:
     typedef T Element;
@@ -61,7 +60,7 @@ public:
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const GlobalRef &handle) : ref(handle) {}
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const GlobalRef *handle) : ref(*handle) {}
 
-    // A GlobalRef does not say how long a row is: use an ElementRef.
+    // A GlobalRef has no row length: use an ElementRef.
     T *At(u64 offset) const = delete;
 
     // The first element of a row.
@@ -71,7 +70,7 @@ private:
     GlobalRef ref;
 };
 
-// A handle that is const says nothing about the memory: WholeMemory's kernels write through it.
+// A const handle does not make the elements const: kernels written for WholeMemory write through const handles.
 template <class T> class PtrGen<const ElementRef, T> : public PtrGen<ElementRef, T> {
 public:
     WHOLEMEM_HOST_DEVICE explicit PtrGen(const ElementRef &handle) : PtrGen<ElementRef, T>(handle) {}
@@ -85,7 +84,7 @@ public:
 
 } // namespace wholemem
 
-// The names that kernels written for WholeMemory use.
+// Names for kernels written for WholeMemory.
 namespace whole_memory {
 typedef wholemem::ElementRef WholeChunkedMemoryHandle;
 using wholemem::PtrGen;

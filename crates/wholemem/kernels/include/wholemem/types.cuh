@@ -1,4 +1,4 @@
-// The integers and macros of all headers.
+// Integer types and macros of all headers.
 //
 // Compiles as C++11 under a host compiler, nvcc and NVRTC, and includes nothing: NVRTC has no <cstdint>.
 #pragma once
@@ -9,7 +9,7 @@
 #define WHOLEMEM_HOST_DEVICE inline
 #endif
 
-// offsetof, which NVRTC has only by this name.
+// offsetof. NVRTC provides it as __INTADDR__ only.
 #if defined(__CUDACC_RTC__)
 #define WHOLEMEM_OFFSET_OF(TYPE, FIELD) __INTADDR__(&((TYPE *)0)->FIELD)
 #else

@@ -1,8 +1,7 @@
-// How a kernel finds the parts of a window, memory that every rank has a part of and every rank reaches: the member functions
-// of WindowRef.
+// Addresses of all ranks' parts of a window, for kernels: the member functions of WindowRef.
 //
-// Others write a window while kernels run, so it must not be read through the cache for data that never changes: no __ldg, and
-// no pointer that is both const and __restrict__. Plain loads are right between a wait and the next arrival (barrier.cuh).
+// Other ranks write a window while kernels run, so it must not be read through the read-only data cache: no __ldg, and no pointer
+// that is both const and __restrict__. Plain loads are correct between a wait and the next arrival (barrier.cuh).
 //
 // Compiles as C++11 under a host compiler, nvcc and NVRTC.
 #pragma once
