@@ -187,7 +187,7 @@ def parse() -> argparse.Namespace:
     if options.model and options.model.suffix != ".safetensors":
         parser.error(f"{options.model} is no .safetensors file")
     if not shutil.which(PROGRAM):
-        parser.error(f"there is no program `{PROGRAM}`: cargo install --path crates/cli")
+        parser.error(f"there is no program `{PROGRAM}`: the wheel has it, see the README")
     if options.processes < 1:
         parser.error("at least one process attaches")
     return options
