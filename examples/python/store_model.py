@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Optional
@@ -83,30 +84,50 @@ def run_numpy(model: Any) -> np.ndarray:
 
 
 def run_torch(pack: store.Pack, device: str) -> np.ndarray:
-    """A module whose parameters are the store's own memory."""
+    """A module whose parameters are the store's pages: no process has a copy of them."""
     import torch
 
     with torch.device("meta"):
         layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
     module = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(layers)})
     module.load_state_dict({name: torch.from_dlpack(array) for name, array in pack.items()}, assign=True)
-    assert all(tensor.data_ptr() == pack[name].data_ptr() for name, tensor in module.named_parameters())
     x = torch.ones(WIDTH, device=device)
     with torch.inference_mode():
         for layer in module["layers"]:
             x = torch.tanh(layer(x))
+    parameters = {name: tensor.data_ptr() for name, tensor in module.named_parameters()}
+    if device == "cpu":
+        # torch may write what it is given, so each tensor has a copy-on-write map of its own: another address than the
+        # array's, the same file, and the same pages as long as the tensor is not written.
+        assert inodes(parameters.values()) == inodes(array.data_ptr() for array in pack.values())
+        assert copied_kib(parameters.values()) == 0
+    else:
+        assert parameters == {name: array.data_ptr() for name, array in pack.items()}
     return x.cpu().numpy()
 
 
-def map_of(address: int) -> int:
-    """The file behind memory: where it is the same in two processes, their memory is the same."""
-    with open("/proc/self/maps") as file:
+def maps_of(addresses: Iterable[int]) -> list[dict[str, int]]:
+    """The map of this process that each address lies in, as `/proc/self/smaps` describes it (proc_pid_smaps(5))."""
+    maps: list[dict[str, int]] = []
+    with open("/proc/self/smaps") as file:
         for line in file:
-            place, _, _, _, inode, *_ = line.split()
-            start, end = (int(part, 16) for part in place.split("-"))
-            if start <= address < end:
-                return int(inode)
-    raise LookupError(address)
+            first, *rest = line.split()
+            if "-" in first:
+                start, end = (int(part, 16) for part in first.split("-"))
+                maps.append({"start": start, "end": end, "inode": int(rest[3])})
+            elif rest[-1] == "kB":
+                maps[-1][first] = int(rest[0])
+    return [next(one for one in maps if one["start"] <= address < one["end"]) for address in addresses]
+
+
+def inodes(addresses: Iterable[int]) -> set[int]:
+    """The files behind memory: if they are the same in two processes, so is their memory."""
+    return {one["inode"] for one in maps_of(addresses)}
+
+
+def copied_kib(addresses: Iterable[int]) -> int:
+    """How much of copy-on-write maps is memory of this process alone: the pages that it has written."""
+    return sum(one["Anonymous:"] for one in maps_of(addresses))
 
 
 def attach(options: argparse.Namespace) -> dict[str, Any]:
@@ -117,7 +138,7 @@ def attach(options: argparse.Namespace) -> dict[str, Any]:
         memory = [client.stat("model").id]
     # The client is closed, and the model stays.
     if options.device == "cpu":
-        memory = sorted({map_of(array.data_ptr()) for array in pack.values()})
+        memory = sorted(inodes(array.data_ptr() for array in pack.values()))
     said = {"digests": {name: digest(bytes_of(array)) for name, array in pack.items()}, "memory": memory}
     if options.model is None:
         if options.way == "torch":
@@ -166,7 +187,7 @@ def parse() -> argparse.Namespace:
     if options.model and options.model.suffix != ".safetensors":
         parser.error(f"{options.model} is no .safetensors file")
     if not shutil.which(PROGRAM):
-        parser.error(f"there is no program `{PROGRAM}`: cargo install --path crates/cli")
+        parser.error(f"there is no program `{PROGRAM}`: the wheel has it, see the README")
     if options.processes < 1:
         parser.error("at least one process attaches")
     return options

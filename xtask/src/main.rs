@@ -11,6 +11,8 @@
 //! | [`crate_graph`], [`module_graph`], [`licences`], [`metadata`] | the rules for dependencies, of crates and of modules |
 //! | [`abi`], [`bindings`], [`kernels`], [`generated`], [`wheels`] | what is generated and committed, and the pinned tools it takes |
 //! | [`package`], [`release`] | the crates as their users get them, and a release with all its artefacts |
+//! | [`dist`], [`wheel`], [`wheel_data`], [`deb`] | what is distributed as binaries |
+//! | [`wheel_check`], [`empty`] | tests of it where there is no Rust |
 //! | [`bundle`] | what a machine with a GPU needs to run the suite and the benches |
 //! | [`peers`], [`open_mpi`], [`plots`] | our benches beside those of rivals, and pictures of what was measured |
 //! | [`site`] | the documentation as a site |
@@ -32,6 +34,9 @@ mod bundle;
 mod cargo;
 mod command;
 mod crate_graph;
+mod deb;
+mod dist;
+mod empty;
 mod generated;
 mod headers;
 mod kernels;
@@ -55,15 +60,19 @@ mod steps;
 mod toolchain;
 mod tree;
 mod vocabulary;
+mod wheel;
+mod wheel_check;
+mod wheel_data;
 mod wheels;
 
 use std::env;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 
+use dist::Arch;
 use peers::Peers;
 use steps::Step;
 
@@ -87,6 +96,10 @@ enum Task {
     Kernels(GenerateArguments),
     /// Gather what a machine with a GPU needs to run the suite and the benches.
     GpuBundle(BundleArguments),
+    /// Build the Python wheel with the library, the program and the headers, for any Linux with glibc 2.28 or newer.
+    Wheel(DistArguments),
+    /// Build the Debian package of the program.
+    Deb(DistArguments),
     /// Run a bench beside a rival's, and print ratios.
     #[command(subcommand)]
     Peers(Peers),
@@ -110,6 +123,27 @@ struct BundleArguments {
     /// Take the rivals along too, which are larger than all the rest.
     #[arg(long)]
     peers: bool,
+}
+
+#[derive(Args, Debug)]
+struct DistArguments {
+    /// The machine to build for, in place of this one's kind.
+    #[arg(long, value_enum)]
+    target: Option<Arch>,
+    /// The folder to put it into.
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+}
+
+impl DistArguments {
+    fn arch(&self) -> Result<Arch> {
+        self.target.map_or_else(Arch::of_this_machine, Ok)
+    }
+
+    /// The folder, which is not relative to the root of the repository if it was given.
+    fn out(&self, started_in: &Path, default: &str) -> PathBuf {
+        self.out.as_ref().map_or_else(|| default.into(), |out| started_in.join(out))
+    }
 }
 
 #[derive(Args, Debug)]
@@ -138,10 +172,19 @@ struct TestArguments {
 fn main() -> Result<ExitCode> {
     let task = Arguments::parse().task;
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent folder")?;
+    let started_in = env::current_dir().context("the current folder")?;
     env::set_current_dir(root).with_context(|| format!("cannot enter {}", root.display()))?;
     match task {
         Task::Test(arguments) => Ok(test(&arguments)),
         Task::GpuBundle(arguments) => bundle::pack(arguments.peers).map(|()| ExitCode::SUCCESS),
+        Task::Wheel(arguments) => {
+            let out = arguments.out(&started_in, "target/wheel");
+            wheel::build(arguments.arch()?, &out).map(|_| ExitCode::SUCCESS)
+        }
+        Task::Deb(arguments) => {
+            let out = arguments.out(&started_in, "target/deb");
+            deb::build(arguments.arch()?, &out).map(|_| ExitCode::SUCCESS)
+        }
         Task::Peers(peers) => peers::run(&peers).map(|()| ExitCode::SUCCESS),
         Task::Plots(arguments) => plots::generate(arguments.check).map(|()| ExitCode::SUCCESS),
         Task::Docs(arguments) => docs(&arguments).map(|()| ExitCode::SUCCESS),

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::toolchain::Skip;
 use crate::wheels::{MATURIN, MYPY, NUMPY, PYTEST, PYTEST_NEEDS, TORCH, TORCH_GEOMETRIC, Wheel};
-use crate::{command, source_rules};
+use crate::{command, source_rules, wheel_data};
 
 /// What the environment holds beside the package itself.
 const PACKAGES: [Wheel; 4] = [MATURIN, MYPY, NUMPY, PYTEST];
@@ -59,9 +59,7 @@ pub(crate) fn torch(wanted: bool) -> Result<()> {
         ))
         .into());
     }
-    // Wanted, so a machine that cannot fetch it fails.
-    let python =
-        environment("torch", &TORCH_PACKAGES, TORCH_FETCH_LIMIT).map_err(|error| anyhow!("{error:#}"))?;
+    let python = with_torch()?;
     let files = torch_tests()?;
     ensure!(!files.is_empty(), "no file in {TESTS} needs torch");
     let target = command::target_folder()?;
@@ -70,6 +68,11 @@ pub(crate) fn torch(wanted: bool) -> Result<()> {
     // Under this variable the tests fail the run if one of them is skipped, unless for lack of a GPU.
     command::run(pytest(&python, &target).args(files).env("WHOLEMEM_REQUIRE_TORCH", "1"))?;
     command::run(pytest(&python, &target).args(["--doctest-modules", "--pyargs", "wholemem.torch"]))
+}
+
+/// The interpreter of the environment with torch. It is used if it was asked for, so a machine that cannot fetch it fails.
+pub(crate) fn with_torch() -> Result<PathBuf> {
+    environment("torch", &TORCH_PACKAGES, TORCH_FETCH_LIMIT).map_err(|error| anyhow!("{error:#}"))
 }
 
 /// The files with tests that need torch.
@@ -153,6 +156,16 @@ fn tools() -> Result<PathBuf> {
 /// The interpreter of an environment, which is made first if need be. A machine that cannot fetch what belongs into it
 /// skips the step.
 pub(crate) fn environment(name: &str, packages: &[Wheel], limit: Duration) -> Result<PathBuf> {
+    environment_of(Path::new("python3"), name, packages, limit)
+}
+
+/// An environment of a certain interpreter.
+pub(crate) fn environment_of(
+    interpreter: &Path,
+    name: &str,
+    packages: &[Wheel],
+    limit: Duration,
+) -> Result<PathBuf> {
     let pinned: Vec<_> = packages.iter().map(Wheel::pinned).collect();
     let folder = &Path::new("target/tools").join(name);
     let (python, complete) = (folder.join("bin/python"), folder.join("complete"));
@@ -166,8 +179,8 @@ pub(crate) fn environment(name: &str, packages: &[Wheel], limit: Duration) -> Re
             "cannot make a Python environment: {error:#}\nhint: python3 -m pip install {packages}"
         ))
     };
-    command::run_within(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder), FETCH_LIMIT)
-        .map_err(skip)?;
+    let venv = ["-m", "venv", "--clear"];
+    command::run_within(Command::new(interpreter).args(venv).arg(folder), FETCH_LIMIT).map_err(skip)?;
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
     command::run_within(Command::new(&python).args(install).args(&pinned), limit).map_err(skip)?;
     fs::write(&complete, pinned.join("\n"))
@@ -181,6 +194,8 @@ fn build(python: &Path, target: &Path, profile: &str) -> Result<PathBuf> {
     if folder.is_dir() {
         fs::remove_dir_all(&folder)?;
     }
+    // Without the program: the tests are told which one to start.
+    wheel_data::stage(None)?;
     let arguments = ["-m", "maturin", "build", "--quiet", "--profile", profile, "--compatibility", "linux"];
     command::run(
         Command::new(python).args(arguments).arg("--interpreter").arg(python).arg("--out").arg(&folder),
@@ -194,7 +209,7 @@ fn build(python: &Path, target: &Path, profile: &str) -> Result<PathBuf> {
 }
 
 /// Whether a wheel's name says that it serves every Python from 3.9 on.
-fn serves_all(wheel: &str) -> bool {
+pub(crate) fn serves_all(wheel: &str) -> bool {
     wheel.ends_with(".whl") && wheel.contains("-cp39-abi3-")
 }
 

@@ -11,7 +11,7 @@ use crate::toolchain::Skip;
 use crate::tree::Tree;
 use crate::{
     abi, bindings, cargo, crate_graph, headers, kernels, leftovers, licences, miri, package, plots, python,
-    shipped, site, source_rules, tree, vocabulary,
+    shipped, site, source_rules, tree, vocabulary, wheel_check,
 };
 
 /// One check. The order of the variants is the order of a run, and their sentences are what `--list` prints.
@@ -47,6 +47,8 @@ pub(crate) enum Step {
     Python,
     /// The tests of the Python package that need torch pass, with none skipped for lack of it; with `--torch` only
     Torch,
+    /// The wheel and the Debian package are built, and work where there is no Rust
+    Wheel,
     /// The documentation is a site in which every link leads somewhere
     Docs,
     /// The modules that can run under Miri have no undefined behaviour there
@@ -89,6 +91,7 @@ impl Step {
             Self::Shipped => shipped::check(),
             Self::Python => python::check(),
             Self::Torch => python::torch(run.torch),
+            Self::Wheel => wheel_check::check(run.exhaustive, run.torch),
             Self::Docs => site::build().map(drop),
             Self::Miri => miri::check(),
             Self::Aarch64 => cargo::aarch64(),

@@ -51,6 +51,19 @@ pub(crate) const BLACK: Wheel = Wheel { name: "black", version: "26.10.1" };
 /// What builds the Python package; `pyproject.toml` has the same version.
 pub(crate) const MATURIN: Wheel = Wheel { name: "maturin", version: "1.16.0" };
 
+/// The newest numpy for Python 3.9, and the newest for 3.10.
+pub(crate) const NUMPY_OF_39: Wheel = Wheel { name: "numpy", version: "2.0.2" };
+pub(crate) const NUMPY_OF_310: Wheel = Wheel { name: "numpy", version: "2.2.6" };
+
+/// A linker that has the symbols of every version of glibc, for every machine.
+pub(crate) const ZIG: Wheel = Wheel { name: "ziglang", version: "0.17.0" };
+
+/// What cargo calls it through.
+pub(crate) const CARGO_ZIGBUILD: Wheel = Wheel { name: "cargo-zigbuild", version: "0.24.0" };
+
+/// What reads out of a wheel which machines it runs on.
+pub(crate) const AUDITWHEEL: Wheel = Wheel { name: "auditwheel", version: "6.8.2" };
+
 /// What runs its tests.
 pub(crate) const PYTEST: Wheel = Wheel { name: "pytest", version: "8.4.2" };
 

@@ -33,6 +33,7 @@ from ._native import Array, Communicator, WholeTensor, Window, asarray, unique_i
 from .chunked import ChunkedTensor
 from .diagnosis import doctor
 from .errors import Error
+from .headers import include
 
 __all__ = [
     "Array",
@@ -45,6 +46,7 @@ __all__ = [
     "asarray",
     "doctor",
     "errors",
+    "include",
     "store",
     "unique_id",
     "zeros",

@@ -1,0 +1,79 @@
+"""The build backend of `pip install .`: maturin, with the program and the headers in the wheel beside the library.
+
+If Rust is missing it exits with one line. maturin would install Rust into a temporary folder, and print what that prints.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import maturin
+
+ROOT = Path(__file__).resolve().parent.parent
+# pyproject.toml names it to maturin, which requires that it exists.
+DATA = ROOT / "target/wheel-data"
+HEADERS = ROOT / "crates/wholemem/kernels/include/wholemem"
+
+Settings = Optional[Mapping[str, Any]]
+
+
+def prepare() -> None:
+    if shutil.which("cargo") is None:
+        sys.exit(
+            "error: wholemem is built from source with Rust, and there is no `cargo` on the path; "
+            "hint: install Rust from https://rustup.rs and try again"
+        )
+    DATA.mkdir(parents=True, exist_ok=True)
+
+
+def stage() -> None:
+    """Builds the program, and puts it and the headers where maturin takes them from."""
+    prepare()
+    build = ["cargo", "build", "--locked", "--profile", "dist", "--package", "wholemem-cli"]
+    messages = [*build, "--message-format", "json-render-diagnostics"]
+    built = subprocess.run(messages, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if built.returncode:
+        sys.exit("error: cargo cannot build the program `wholemem`")
+    executables = [json.loads(line).get("executable") for line in built.stdout.splitlines()]
+    (program,) = filter(None, executables)
+    shutil.rmtree(DATA)
+    (DATA / "scripts").mkdir(parents=True)
+    shutil.copy2(program, DATA / "scripts/wholemem")
+    shutil.copytree(HEADERS, DATA / "platlib/wholemem/include/wholemem")
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    prepare()
+    return []
+
+
+get_requires_for_build_editable = get_requires_for_build_sdist = get_requires_for_build_wheel
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
+    prepare()
+    return maturin.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
+
+
+def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: Optional[str] = None) -> str:
+    stage()
+    return maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
+
+
+def build_editable(wheel_directory: str, config_settings: Settings = None, metadata_directory: Optional[str] = None) -> str:
+    stage()
+    return maturin.build_editable(wheel_directory, config_settings, metadata_directory)
+
+
+def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
+    prepare()
+    return maturin.build_sdist(sdist_directory, config_settings)

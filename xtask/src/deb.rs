@@ -1,0 +1,108 @@
+//! The Debian package of the program, which needs nothing but glibc.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::dist::{self, Arch, GLIBC};
+use crate::empty::Empty;
+use crate::toolchain::Skip;
+use crate::{command, wheel};
+
+/// Where the program lies in the package, and the folder with its licences.
+const PROGRAM: &str = "usr/bin/wholemem";
+const DOC: &str = "usr/share/doc/wholemem";
+
+/// Builds the package, and returns where it is.
+pub(crate) fn build(arch: Arch, out: &Path) -> Result<PathBuf> {
+    if !command::succeeds(Command::new("dpkg-deb").arg("--version")) {
+        return Err(Skip::new("there is no dpkg-deb\nhint: install the package dpkg").into());
+    }
+    let program = dist::program(arch)?;
+    let version = wheel::version()?;
+    let root = Path::new("target/deb-root").join(arch.name());
+    if root.is_dir() {
+        fs::remove_dir_all(&root)?;
+    }
+    let size = place(&program, &root.join(PROGRAM), 0o755)?;
+    place(Path::new("LICENSE-APACHE"), &root.join(DOC).join("LICENSE-APACHE"), 0o644)?;
+    place(Path::new("LICENSE-MIT"), &root.join(DOC).join("LICENSE-MIT"), 0o644)?;
+    place(Path::new("packaging/copyright"), &root.join(DOC).join("copyright"), 0o644)?;
+    fs::create_dir_all(root.join("DEBIAN"))?;
+    fs::write(root.join("DEBIAN/control"), control(&version, arch, size.div_ceil(1024)))?;
+    fs::create_dir_all(out)?;
+    let package = out.join(format!("wholemem_{version}_{}.deb", arch.debian()));
+    let options = ["--root-owner-group", "-Zxz", "--build"];
+    command::run(Command::new("dpkg-deb").args(options).arg(&root).arg(&package))?;
+    println!("{}: {} bytes", package.display(), fs::metadata(&package)?.len());
+    Ok(package)
+}
+
+/// Copies a file to its place, with the folders above it, and returns its length.
+fn place(file: &Path, to: &Path, mode: u32) -> Result<u64> {
+    fs::create_dir_all(to.parent().context("a place lies in a folder")?)?;
+    let len = fs::copy(file, to).with_context(|| format!("cannot copy {}", file.display()))?;
+    fs::set_permissions(to, fs::Permissions::from_mode(mode))?;
+    Ok(len)
+}
+
+fn control(version: &str, arch: Arch, kib: u64) -> String {
+    let (major, minor) = GLIBC;
+    format!(
+        "Package: wholemem\n\
+         Version: {version}\n\
+         Architecture: {}\n\
+         Maintainer: The wholemem authors\n\
+         Installed-Size: {kib}\n\
+         Depends: libc6 (>= {major}.{minor})\n\
+         Section: utils\n\
+         Priority: optional\n\
+         Description: one memory over many GPUs, processes and threads\n \
+         The program wholemem: a store of named objects in shared memory of hosts and\n \
+         GPUs, a launcher of ranks, and checks and benchmarks of what a machine can do.\n",
+        arch.debian()
+    )
+}
+
+/// Extracts a package for this machine, and runs the program.
+pub(crate) fn check(package: &Path) -> Result<()> {
+    let info = command::capture(Command::new("dpkg-deb").arg("--info").arg(package))?;
+    let contents = command::capture(Command::new("dpkg-deb").arg("--contents").arg(package))?;
+    print!("{info}{contents}");
+    for name in ["LICENSE-APACHE", "LICENSE-MIT", "copyright"] {
+        ensure!(contents.contains(&format!("./{DOC}/{name}\n")), "the package has no {name}");
+    }
+    ensure!(
+        contents.lines().all(|line| line.contains(" root/root ")),
+        "the package has files of other users than root"
+    );
+    let empty = Empty::create()?;
+    command::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&empty.folder))?;
+    let program = empty.folder.join(PROGRAM);
+    let version = command::capture(empty.command(&program)?.arg("--version"))?;
+    ensure!(version == format!("wholemem {}\n", wheel::version()?), "the program says {version}");
+    command::run(empty.command(&program)?.args(["launch", "-n", "2", "--", PROGRAM, "doctor"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_control_file_has_one_field_a_line() {
+        let text = control("0.1.0", Arch::Aarch64, 8904);
+        let names: Vec<_> = text
+            .lines()
+            .filter(|line| !line.starts_with(' '))
+            .filter_map(|line| line.split_once(": "))
+            .collect();
+        assert_eq!(names.len(), 9);
+        assert!(
+            names.contains(&("Architecture", "arm64")) && names.contains(&("Depends", "libc6 (>= 2.28)"))
+        );
+        assert!(text.ends_with(".\n"));
+    }
+}
