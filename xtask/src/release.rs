@@ -18,9 +18,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
 
-use crate::command;
+use crate::dist::Arch;
 use crate::package::tarballs;
+use crate::{command, deb, wheel};
 use version::Version;
 
 const MANIFEST: &str = "Cargo.toml";
@@ -53,12 +55,16 @@ struct Builder {
 }
 
 /// All kinds of artefacts. Another kind is another line.
-const BUILDERS: &[Builder] = &[Builder {
-    name: "crates",
-    build: verified_crates,
-    rehearse: Some(quick_crates),
-    publish: "cargo publish --workspace --locked",
-}];
+const BUILDERS: &[Builder] = &[
+    Builder {
+        name: "crates",
+        build: verified_crates,
+        rehearse: Some(quick_crates),
+        publish: "cargo publish --workspace --locked",
+    },
+    Builder { name: "wheels", build: wheels, rehearse: None, publish: "python3 -m twine upload {}/*.whl" },
+    Builder { name: "debian", build: debian, rehearse: None, publish: "attach {}/*.deb to the release" },
+];
 
 /// The tarballs, each of which cargo has built alone.
 fn verified_crates(folder: &Path) -> Result<()> {
@@ -76,6 +82,14 @@ fn crates(folder: &Path, arguments: &[&str]) -> Result<()> {
             .with_context(|| format!("cannot copy {}", archive.display()))?;
     }
     Ok(())
+}
+
+fn wheels(folder: &Path) -> Result<()> {
+    Arch::value_variants().iter().try_for_each(|&arch| wheel::build(arch, folder).map(drop))
+}
+
+fn debian(folder: &Path) -> Result<()> {
+    Arch::value_variants().iter().try_for_each(|&arch| deb::build(arch, folder).map(drop))
 }
 
 pub(crate) fn release(arguments: &Arguments) -> Result<()> {
