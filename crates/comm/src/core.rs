@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::EventfdFlags;
-use wholemem_os::robust::Heart;
+use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Error as OsError, ForkEpoch, PacketSocket};
 
 use crate::fault::Fault;
@@ -63,7 +63,7 @@ pub(crate) struct State {
 pub(crate) struct Core {
     pub(crate) tree: Tree,
     pub(crate) id: UniqueId,
-    pub(crate) heart: Heart,
+    pub(crate) heart: LivenessLock,
     pub(crate) epoch: ForkEpoch,
     /// Wakes the progress thread.
     pub(crate) wake: OwnedFd,
@@ -86,7 +86,7 @@ impl Core {
         Ok(Self {
             tree,
             id,
-            heart: Heart::create()?,
+            heart: LivenessLock::create()?,
             epoch: ForkEpoch::current()?,
             wake,
             links: Mutex::default(),

@@ -1,6 +1,6 @@
 //! The progress thread of a communicator: reads from all links, forwards frames, and detects deaths of neighbours.
 //!
-//! It holds the lock of the rank's [`Heart`](wholemem_os::robust::Heart) while it runs, so that others see its death before the
+//! It holds the lock of the rank's [`LivenessLock`](wholemem_os::robust::LivenessLock) while it runs, so that others see its death before the
 //! kernel has closed the descriptors of the process, and also if another process keeps its sockets open. It waits in one `poll` over
 //! all links, and wakes every 10 ms to read the liveness pages of its neighbours (every 40 ms in large groups, where many
 //! threads share the processors).
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wholemem_os::packet::{MAX_FDS, MAX_PACKET};
-use wholemem_os::robust::{Owner, Pulse};
+use wholemem_os::robust::{LockState, LivenessProbe};
 use wholemem_os::{Deadline, Error as OsError, PacketSocket, PidFd};
 
 use crate::core::{Core, Message, Phase, Tagged};
@@ -69,7 +69,7 @@ impl Reading {
 /// A neighbour, as the thread watches it.
 #[derive(Debug)]
 struct Peer {
-    pulse: Pulse,
+    pulse: LivenessProbe,
     process: PidFd,
     stall: StallDetector,
 }
@@ -118,13 +118,13 @@ impl Progress {
     /// Runs until the communicator is dropped.
     pub(crate) fn run(mut self) {
         let core = Arc::clone(&self.core);
-        let hold = match core.heart.hold() {
+        let hold = match core.heart.acquire() {
             Ok(hold) => hold,
             Err(error) => return self.fail(error.into()),
         };
         self.protocol(Input::Tick);
         loop {
-            core.heart.beat();
+            core.heart.add_heartbeat();
             self.sleep();
             if core.state().stop {
                 break;
@@ -379,11 +379,11 @@ impl Progress {
     fn look(&mut self) {
         let (mut dead, passed) = (Vec::new(), self.looked.elapsed());
         for (rank, peer) in &mut self.peers {
-            match peer.pulse.owner() {
-                Owner::Alive if peer.process.has_exited() != Ok(true) => {}
+            match peer.pulse.state() {
+                LockState::Alive if peer.process.has_exited() != Ok(true) => {}
                 _ => dead.push(*rank),
             }
-            peer.stall.observe(peer.pulse.beats(), passed);
+            peer.stall.observe(peer.pulse.heartbeats(), passed);
         }
         for rank in dead {
             self.on_peer_exit(rank);
@@ -403,13 +403,13 @@ impl Progress {
         let Some(peer) = self.peers.remove(&rank) else { return };
         self.readings.remove(&rank);
         self.core.links().remove(&rank);
-        if peer.pulse.owner() == Owner::Died {
+        if peer.pulse.state() == LockState::Died {
             self.core.id.address(rank).remove();
         }
         if self.protocol.is_some() {
             return match JoinRecord::decode(peer.pulse.status(), Tree { rank, ..self.core.tree }) {
                 Ok(record) => {
-                    if peer.pulse.owner() == Owner::Died {
+                    if peer.pulse.state() == LockState::Died {
                         // The rank that died may have been in the place of another.
                         self.core.id.address(record.rank).remove();
                     }
@@ -423,7 +423,7 @@ impl Progress {
         }
         let has_left = self.core.state().group.has_left(rank);
         // Free without a word is a rank whose group had fallen already, or whose joining failed.
-        if !has_left && (peer.pulse.owner() == Owner::Died || peer.process.has_exited() == Ok(true)) {
+        if !has_left && (peer.pulse.state() == LockState::Died || peer.process.has_exited() == Ok(true)) {
             self.core.fall(Fault::Lost(rank), None);
         } else if !has_left {
             let after = self.core.state().begun;
@@ -458,7 +458,7 @@ impl Progress {
         let stands = is_up && !has_fallen;
         let deadline = Deadline::after(if stands { LAST_WORDS } else { LAST_WORDS_OF_THE_FALLEN });
         loop {
-            self.peers.retain(|_, peer| peer.pulse.owner() == Owner::Alive);
+            self.peers.retain(|_, peer| peer.pulse.state() == LockState::Alive);
             let peers = &self.peers;
             self.readings.retain(|rank, reading| peers.contains_key(rank) && !reading.ended);
             let all_said = self.readings.values().all(|reading| reading.link.flush() == Left::Nothing);

@@ -24,7 +24,7 @@ fn join(id: &str, rank: usize, size: usize, timeout: Duration) -> Result<Bootstr
 /// joined, and that have joined it.
 fn wait_until_connected(process: u32, ranks: usize) {
     let maps = || std::fs::read_to_string(format!("/proc/{process}/maps")).expect("it lives");
-    while maps().lines().filter(|line| line.contains("wholemem-heart")).count() < ranks {
+    while maps().lines().filter(|line| line.contains("wholemem-liveness")).count() < ranks {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use wholemem_os::packet::PacketListener;
-use wholemem_os::robust::Heart;
+use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Deadline, PacketSocket};
 
 use super::{Joined, own_fds};
@@ -82,7 +82,7 @@ impl Acceptor {
     /// Accepts connections, and reads what pending peers have sent.
     ///
     /// `admit` is called with a rank that has proved itself before it is told so, and returns whether it may join.
-    pub(crate) fn serve(&mut self, heart: &Heart, mut admit: impl FnMut(Rank) -> bool) -> Vec<Joined> {
+    pub(crate) fn serve(&mut self, heart: &LivenessLock, mut admit: impl FnMut(Rank) -> bool) -> Vec<Joined> {
         let mut joined = Vec::new();
         self.read_all(heart, &mut admit, &mut joined);
         loop {
@@ -121,7 +121,7 @@ impl Acceptor {
         });
     }
 
-    fn read_all(&mut self, heart: &Heart, admit: &mut impl FnMut(Rank) -> bool, joined: &mut Vec<Joined>) {
+    fn read_all(&mut self, heart: &LivenessLock, admit: &mut impl FnMut(Rank) -> bool, joined: &mut Vec<Joined>) {
         let mut index = 0;
         while index < self.pending.len() {
             // A rank that joined in this call is not among the peers of the caller yet.
@@ -141,7 +141,7 @@ impl Acceptor {
     }
 
     /// Reads all that a pending peer has sent, and answers it.
-    fn read(&mut self, index: usize, heart: &Heart, admit: &mut impl FnMut(Rank) -> bool) -> Next {
+    fn read(&mut self, index: usize, heart: &LivenessLock, admit: &mut impl FnMut(Rank) -> bool) -> Next {
         loop {
             let peer = &mut self.pending[index];
             if peer.is_unauthenticated() && peer.since.elapsed() > HANDSHAKE_TIMEOUT {
@@ -176,7 +176,7 @@ impl Acceptor {
         index: usize,
         bytes: &[u8],
         fds: Vec<OwnedFd>,
-        heart: &Heart,
+        heart: &LivenessLock,
         admit: &mut impl FnMut(Rank) -> bool,
     ) -> Next {
         let peer = &self.pending[index];
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn a_rank_that_joins_in_a_round_is_taken_in_that_round() {
         let id = UniqueId::create().unwrap();
-        let heart = Heart::create().unwrap();
+        let heart = LivenessLock::create().unwrap();
         let listener = PacketListener::bind(&id.address(Rank(0))).unwrap();
         let mut acceptor = Acceptor::new(listener, Tree::new(Rank(0), 3), id.key(), id.has_secret());
         let connector =

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use wholemem_os::packet::Address;
-use wholemem_os::robust::Heart;
+use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket};
 
 use super::{Joined, own_fds};
@@ -82,7 +82,7 @@ impl Connector {
     ///
     /// # Errors
     /// If another attempt is of no use: the rank is taken, or the group has another size.
-    pub(crate) fn step(&mut self, heart: &Heart) -> Result<Option<Joined>> {
+    pub(crate) fn step(&mut self, heart: &LivenessLock) -> Result<Option<Joined>> {
         let stage = std::mem::replace(&mut self.stage, Stage::Waiting { again: Instant::now() });
         match stage {
             Stage::Waiting { again } if again > Instant::now() => self.stage = Stage::Waiting { again },
@@ -154,7 +154,7 @@ impl Connector {
         Ok(())
     }
 
-    fn greet(&mut self, socket: PacketSocket, heart: &Heart) -> Result<Option<Joined>> {
+    fn greet(&mut self, socket: PacketSocket, heart: &LivenessLock) -> Result<Option<Joined>> {
         let mut buffer = [0; LONGEST];
         let (len, fds) = match socket.recv_with_fds(&mut buffer, 2, Deadline::NOW) {
             Ok(received) => received,

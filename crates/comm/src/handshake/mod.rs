@@ -10,7 +10,7 @@
 
 use std::os::fd::OwnedFd;
 
-use wholemem_os::robust::Heart;
+use wholemem_os::robust::LivenessLock;
 use wholemem_os::{PacketSocket, PidFd};
 
 use crate::{Rank, Result};
@@ -30,6 +30,6 @@ pub(crate) struct Joined {
 }
 
 /// The descriptors of this rank's liveness page and process, for a rank that has proved itself.
-pub(crate) fn own_fds(heart: &Heart) -> Result<[OwnedFd; 2]> {
-    Ok([heart.pulse_fd()?, PidFd::of_self()?.into()])
+pub(crate) fn own_fds(heart: &LivenessLock) -> Result<[OwnedFd; 2]> {
+    Ok([heart.probe_fd()?, PidFd::of_self()?.into()])
 }

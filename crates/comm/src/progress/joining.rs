@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wholemem_os::packet::PacketListener;
-use wholemem_os::robust::Pulse;
+use wholemem_os::robust::LivenessProbe;
 use wholemem_os::{PacketSocket, PidFd};
 
 use super::{Peer, Progress, Reading};
@@ -146,14 +146,14 @@ impl Progress {
         let Joined { rank, socket, fds } = joined;
         let mut fds = fds.into_iter();
         let (Some(pulse), Some(process)) = (fds.next(), fds.next()) else { return false };
-        let (Ok(pulse), Ok(process)) = (Pulse::import(pulse), PidFd::adopt(process)) else {
+        let (Ok(pulse), Ok(process)) = (LivenessProbe::import(pulse), PidFd::adopt(process)) else {
             tracing::warn!(%rank, "a rank proved itself, but what it sent of itself cannot be used");
             return false;
         };
         let link = Arc::new(Link::new(rank, socket));
         self.core.links().insert(rank, Arc::clone(&link));
         self.readings.insert(rank, Reading::new(link));
-        let stall = StallDetector::new(pulse.beats());
+        let stall = StallDetector::new(pulse.heartbeats());
         self.peers.insert(rank, Peer { pulse, process, stall });
         true
     }
@@ -193,7 +193,7 @@ impl Progress {
                 }
                 Output::End(Err(fault)) => {
                     if let Fault::Missing(missing) = &fault {
-                        missing.iter().for_each(|rank| self.core.id.address(*rank).clear_away());
+                        missing.iter().for_each(|rank| self.core.id.address(*rank).remove_stale());
                     }
                     self.fail(fault.error_within(self.timeout, true));
                     return;
@@ -229,7 +229,7 @@ impl Progress {
         for rank in unaccounted {
             let address = self.core.id.address(rank);
             if PacketSocket::connect(&address).is_err_and(|error| is_refusal(&error)) {
-                address.clear_away();
+                address.remove_stale();
                 self.protocol(Input::Gone(rank));
             }
         }
@@ -239,8 +239,8 @@ impl Progress {
         self.joining.end();
         if let Some(protocol) = &self.protocol {
             for dead in protocol.died() {
-                self.core.id.address(dead).clear_away();
-                self.core.id.stand_in_address(dead).clear_away();
+                self.core.id.address(dead).remove_stale();
+                self.core.id.stand_in_address(dead).remove_stale();
             }
         }
         (self.protocol, self.whole) = (None, None);
