@@ -136,21 +136,21 @@ pub enum Error {
     },
 
     /// The peer violated the protocol.
-    #[error("the peer violated the protocol: {what}")]
+    #[error("the peer violated the protocol: {violation}")]
     Protocol {
         /// The violation.
-        what: &'static str,
+        violation: &'static str,
     },
 
     /// The owner of a robust lock died, so the lock can never be acquired again.
     #[error("the owner of the lock died")]
     OwnerDied,
 
-    /// The kernel or the C library returned data in a format that this library does not support.
-    #[error("cannot parse the {what}: unknown format")]
+    /// The kernel or the C library returned a value that is wrong or has an unsupported format.
+    #[error("the {subject} has an unexpected value or format")]
     UnknownFormat {
-        /// The data, in words.
-        what: &'static str,
+        /// A description of the data.
+        subject: &'static str,
     },
 }
 

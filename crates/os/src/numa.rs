@@ -63,7 +63,7 @@ fn nodes_in(directory: &Path) -> Result<Vec<Node>> {
         Err(Error::Call { call: "open", errno: Errno::NOENT }) => return Ok(vec![single_node()?]),
         text => text?,
     };
-    let unknown = |what| Error::UnknownFormat { what };
+    let unknown = |subject| Error::UnknownFormat { subject };
     let ids = parse_list(&online).ok_or_else(|| unknown("NUMA nodes"))?;
     ids.into_iter()
         .map(|id| {
@@ -110,7 +110,7 @@ fn read_text(path: &Path) -> Result<String> {
             Err(error) => return Err(error),
         }
     }
-    String::from_utf8(bytes).map_err(|_| Error::UnknownFormat { what: "NUMA nodes" })
+    String::from_utf8(bytes).map_err(|_| Error::UnknownFormat { subject: "NUMA nodes" })
 }
 
 /// Parses a list of numbers in the kernel's format: `0-3,8`, or empty.
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn an_error_names_the_data_that_cannot_be_parsed() {
         let good = [("online", "0"), ("node0/meminfo", "Node 0 MemTotal: 2 kB"), ("node0/cpulist", "0")];
-        for (at, name, what) in [
+        for (at, name, subject) in [
             (0, "online", "NUMA nodes"),
             (1, "meminfo", "memory of a NUMA node"),
             (2, "cpulist", "processors of a NUMA node"),
@@ -347,7 +347,7 @@ mod tests {
             let mut files = good;
             files[at].1 = "?";
             let folder = SysDirectory::create(name, &files);
-            assert_eq!(nodes_in(&folder.0), Err(Error::UnknownFormat { what }));
+            assert_eq!(nodes_in(&folder.0), Err(Error::UnknownFormat { subject }));
         }
     }
 

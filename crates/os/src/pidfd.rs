@@ -48,7 +48,7 @@ impl PidFd {
         Ok(Self(fd))
     }
 
-    /// Opens this process, so that others can process it.
+    /// Opens this process, so that other processes can watch it.
     pub fn of_self() -> Result<Self> {
         Self::open(std::process::id())
     }
@@ -63,7 +63,7 @@ impl PidFd {
             // ECHILD: a process, but not a child of this one.
             Ok(_) | Err(Error::Call { errno: Errno::CHILD, .. }) => Ok(Self(fd)),
             Err(Error::Call { errno: Errno::BADF, .. }) => {
-                Err(Error::WrongDescriptor { expected: "a process" })
+                Err(Error::WrongDescriptor { expected: "a pidfd" })
             }
             Err(error) => Err(error),
         }
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn adopt_accepts_pidfds_only() {
-        let wrong = || Some(Error::WrongDescriptor { expected: "a process" });
+        let wrong = || Some(Error::WrongDescriptor { expected: "a pidfd" });
         let (pipe, _writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
         assert_eq!(PidFd::adopt(pipe).err(), wrong());
         let folder = File::open("/proc/self").expect("a directory");

@@ -65,8 +65,8 @@ pub fn all() -> Vec<Probe> {
 }
 
 /// Checks the effect of a call: a call may succeed and have no effect.
-fn expect(held: bool, what: &'static str) -> Result<()> {
-    if held { Ok(()) } else { Err(Error::UnknownFormat { what }) }
+fn expect(held: bool, subject: &'static str) -> Result<()> {
+    if held { Ok(()) } else { Err(Error::UnknownFormat { subject }) }
 }
 
 /// Memory that cannot be made executable. Since Linux 6.3; optional.
@@ -175,7 +175,7 @@ fn fork_handler() -> Result<()> {
 fn numa_bind() -> Result<()> {
     let nodes = numa::nodes()?;
     let node = nodes.iter().find(|node| node.memory_bytes > 0);
-    let node = node.ok_or(Error::UnknownFormat { what: "NUMA nodes" })?.id;
+    let node = node.ok_or(Error::UnknownFormat { subject: "NUMA nodes" })?.id;
     let memory = Memfd::create_near("wholemem-probe", vm::page_size(), Some(node))?;
     let map = SharedMap::create(&memory, Protection::ReadWrite)?;
     map.bytes().write_at(0, &[1])?;
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_call_without_effect_counts_as_failed() {
-        let error = Error::UnknownFormat { what: "node of a page" };
+        let error = Error::UnknownFormat { subject: "node of a page" };
         assert_eq!(expect(false, "node of a page"), Err(error));
         assert_eq!(expect(true, "node of a page"), Ok(()));
     }

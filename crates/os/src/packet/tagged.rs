@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn an_invalid_batch_is_a_protocol_error_and_its_descriptors_are_closed() {
         let batch = |total, first, count: u64| Batch { total, first, keys: (0..count).collect() };
-        for (sent, count, what) in [
+        for (sent, count, violation) in [
             (batch(3, 0, 2), 1, "a batch has different numbers of descriptors and keys"),
             (batch(3, 0, 1), 2, "a batch has different numbers of descriptors and keys"),
             (batch(3, 1, 1), 1, "a batch does not continue the previous one"),
@@ -259,7 +259,7 @@ mod tests {
             a.send(&encode_batch(&sent), &vec![writer.as_fd(); count], test_deadline()).expect("send");
             drop(writer);
             let received = b.recv_tagged(MAX_FDS, Deadline::NOW).map(drop);
-            assert_eq!(received, Err(Error::Protocol { what }), "{sent:?}");
+            assert_eq!(received, Err(Error::Protocol { violation }), "{sent:?}");
             assert!(is_closed(&reader), "{sent:?}");
         }
     }
@@ -273,7 +273,7 @@ mod tests {
             a.send(&encode_batch(&batch), &[writer.as_fd()], test_deadline()).expect("send");
         }
         drop(writer);
-        let error = Error::Protocol { what: "a batch does not continue the previous one" };
+        let error = Error::Protocol { violation: "a batch does not continue the previous one" };
         assert_eq!(b.recv_tagged(10, Deadline::NOW).map(drop), Err(error));
         assert!(is_closed(&reader));
     }
@@ -296,18 +296,18 @@ mod tests {
             (
                 reply(BatchReply::Received(2)),
                 Error::Protocol {
-                    what: "the reply to a batch has another count of descriptors than were sent",
+                    violation: "the reply to a batch has another count of descriptors than were sent",
                 },
             ),
             (reply(BatchReply::TooMany(u64::MAX)), Error::TransferTooLarge { count: 1, limit: usize::MAX }),
             (
                 encode_batch(&Batch { total: 0, first: 0, keys: vec![] }),
                 Error::Protocol {
-                    what: "received a batch instead of a reply, or a reply instead of a batch",
+                    violation: "received a batch instead of a reply, or a reply instead of a batch",
                 },
             ),
-            (vec![0; HEADER], Error::Protocol { what: "a packet is not part of a transfer" }),
-            (vec![0; 1], Error::Protocol { what: "a packet of a transfer is shorter than its header" }),
+            (vec![0; HEADER], Error::Protocol { violation: "a packet is not part of a transfer" }),
+            (vec![0; 1], Error::Protocol { violation: "a packet of a transfer is shorter than its header" }),
             (vec![0; HEADER + 1], Error::PacketTruncated { len: HEADER + 1, capacity: HEADER }),
         ] {
             let (a, b) = pair();

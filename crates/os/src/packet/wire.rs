@@ -36,9 +36,9 @@ pub(super) struct Batch {
 pub(super) enum BatchReply {
     /// The receiver has this many descriptors of the transfer now.
     Received(u64),
-    /// The receiver accepts at most this many, and has closed what it received.
+    /// The receiver accepts at most this many, and has closed the received descriptors.
     TooMany(u64),
-    /// The receiver could not open all descriptors of a batch of this many, and has closed what it received.
+    /// The receiver could not open all descriptors of a batch of this many, and has closed the received descriptors.
     Lost(u64),
 }
 
@@ -120,8 +120,8 @@ pub(super) fn decode_reply(bytes: &[u8]) -> Result<BatchReply> {
     }
 }
 
-pub(super) fn violation<T>(what: &'static str) -> Result<T> {
-    Err(Error::Protocol { what })
+pub(super) fn violation<T>(violation: &'static str) -> Result<T> {
+    Err(Error::Protocol { violation })
 }
 
 #[cfg(test)]
@@ -140,7 +140,7 @@ mod tests {
             bytes[at] = value;
             bytes
         };
-        for (bytes, what) in [
+        for (bytes, violation) in [
             (with(&batch, 3, 0), "a packet is not part of a transfer"),
             (with(&batch, 4, 9), "a transfer has another version"),
             (with(&batch, 5, REPLY), "received a batch instead of a reply, or a reply instead of a batch"),
@@ -149,14 +149,14 @@ mod tests {
             (with(&batch, 16, 1), "a batch exceeds the total of its transfer"),
             (batch[..31].to_vec(), "a batch ends with an incomplete key"),
         ] {
-            assert_eq!(decode_batch(&bytes), Err(Error::Protocol { what }));
+            assert_eq!(decode_batch(&bytes), Err(Error::Protocol { violation }));
         }
-        for (bytes, what) in [
+        for (bytes, violation) in [
             (with(&reply, 6, 3), "a reply has an unknown code"),
             (with(&reply, 16, 1), "a reply has trailing or nonzero reserved bytes"),
             ([reply.clone(), vec![0]].concat(), "a reply has trailing or nonzero reserved bytes"),
         ] {
-            assert_eq!(decode_reply(&bytes), Err(Error::Protocol { what }));
+            assert_eq!(decode_reply(&bytes), Err(Error::Protocol { violation }));
         }
     }
 

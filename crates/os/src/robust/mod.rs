@@ -155,7 +155,7 @@ impl RobustLock {
         let owner = lock.word().load(Ordering::Relaxed);
         drop(guard);
         if owner != rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned() {
-            return Err(Error::UnknownFormat { what: "mutex of the C library" });
+            return Err(Error::UnknownFormat { subject: "mutex of the C library" });
         }
         Ok(lock)
     }
