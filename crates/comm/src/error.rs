@@ -165,10 +165,10 @@ pub enum Error {
     Forked,
 
     /// A text is not a valid unique id.
-    #[error("`{what}` is missing or malformed in the unique id")]
+    #[error("the {part} of the unique id is missing or malformed")]
     BadId {
         /// The part of the id that is wrong.
-        what: &'static str,
+        part: &'static str,
     },
 
     /// An environment variable is missing, malformed, or contradicts another.

@@ -254,7 +254,7 @@ impl FromStr for UniqueId {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let bad = |what| Error::BadId { what };
+        let bad = |part| Error::BadId { part };
         if text.len() > MAX_TEXT_LEN {
             return Err(bad("length"));
         }
@@ -331,7 +331,7 @@ mod tests {
     fn parsing_a_malformed_text_names_the_wrong_part() {
         let good = "wm1-0123456789abcdef-0123456789abcdef0123456789abcdef-n1";
         assert!(good.parse::<UniqueId>().is_ok());
-        for (text, what) in [
+        for (text, part) in [
             ("", "version"),
             ("wm2-0123456789abcdef-0123456789abcdef0123456789abcdef-n1", "version"),
             ("wm1-0123456789abcde-0123456789abcdef0123456789abcdef-n1", "nonce"),
@@ -341,9 +341,9 @@ mod tests {
             ("wm1-0123456789abcdef-0123456789abcdef0123456789abcdef-drelative", "address"),
             ("wm1-0123456789abcdef-0123456789abcdef0123456789abcdef-nx", "namespace"),
         ] {
-            assert_eq!(text.parse::<UniqueId>(), Err(Error::BadId { what }), "{text}");
+            assert_eq!(text.parse::<UniqueId>(), Err(Error::BadId { part }), "{text}");
         }
-        assert_eq!("x".repeat(129).parse::<UniqueId>(), Err(Error::BadId { what: "length" }));
+        assert_eq!("x".repeat(129).parse::<UniqueId>(), Err(Error::BadId { part: "length" }));
     }
 
     #[test]

@@ -437,8 +437,8 @@ impl Progress {
 
     /// Fails joining if the group that this group is split from has failed.
     fn check_split_from(&mut self) {
-        let fallen = self.split_from.as_ref().and_then(|group| group.state().group.fault().cloned());
-        if let (Some(fault), Some(_)) = (fallen, &self.protocol) {
+        let fault = self.split_from.as_ref().and_then(|group| group.state().group.fault().cloned());
+        if let (Some(fault), Some(_)) = (fault, &self.protocol) {
             // No further rank joins this group, and a dead member cannot remove its socket file.
             for rank in self.core.tree.neighbours() {
                 self.core.id.address(rank).remove();
