@@ -478,7 +478,7 @@ impl Progress {
             let left = Timespec::try_from(left).expect("a few milliseconds");
             let _ = poll(&mut polls, Some(&left));
             // Packets queued after a batch of descriptors are sent when the neighbour acknowledges the batch. Reading
-            // also serves neighbours that leave at the same time.
+            // also lets neighbours leave that wait until their own packets are read.
             self.read();
         }
     }

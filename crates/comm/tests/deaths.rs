@@ -74,7 +74,7 @@ fn a_killed_rank_with_much_memory_and_a_child_that_holds_its_sockets_is_reported
     });
 }
 
-/// Forks a child that inherits all descriptors of this process, including its sockets, until rank 3 lets it exit.
+/// Forks a child that holds the descriptors of this process open, including its sockets, until rank 3 lets it exit.
 fn leave_child_with_sockets(rank: &wholemem_testkit::Rank) {
     let (here, there) = PacketSocket::pair().expect("a socket pair");
     rank.send(3, b"child", &[there.as_fd()]);

@@ -70,7 +70,7 @@ fn kill_while_joining(rank: &wholemem_testkit::Rank, victim: usize, late: usize,
     Census::take().assert_same_as(&before, "after both groups");
 }
 
-/// Forks a child that inherits all descriptors of this process, including its sockets, until rank `late` lets it
+/// Forks a child that holds the descriptors of this process open, including its sockets, until rank `late` lets it
 /// exit.
 fn keep_sockets_open(rank: &wholemem_testkit::Rank, late: usize) {
     let (here, there) = PacketSocket::pair().expect("a socket pair");

@@ -88,7 +88,7 @@ pub enum Error {
         expected: &'static str,
     },
 
-    /// An empty packet was to be sent. The receiver could not distinguish it from the end of the connection.
+    /// The packet to send is empty. The receiver could not distinguish it from the end of the connection.
     #[error("cannot send an empty packet")]
     EmptyPacket,
 

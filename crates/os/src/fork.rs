@@ -37,7 +37,7 @@ use crate::{Errno, Error, Result};
 static EPOCH: AtomicU64 = AtomicU64::new(0);
 static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// The period between two forks, in the line of processes that led to this process.
+/// A process generation: every fork starts a new epoch in the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForkEpoch(u64);
 

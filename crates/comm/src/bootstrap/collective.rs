@@ -21,7 +21,7 @@ use crate::{Bootstrap, Error, Rank, Result};
 /// How long a waiting rank sleeps before it checks whether its neighbours run, and whether it is interrupted.
 pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(100);
 
-/// The maximum number of bytes that one rank contributes to an operation. Larger data belongs into shared memory.
+/// The maximum number of bytes that one rank contributes to an operation. Larger data belongs in shared memory.
 const MAX_PER_RANK: usize = 1 << 30;
 
 /// The result of a vote with [`Bootstrap::agree`].

@@ -45,7 +45,7 @@ impl Bootstrap {
         };
         match (guard.agree(vote)?, passed) {
             (VoteResult::Refused { rank, reason }, _) => Err(Error::Descriptors { rank, reason }),
-            (VoteResult::Agreed, Ok(passed)) => self.into_owned(passed),
+            (VoteResult::Agreed, Ok(passed)) => self.owned_fds(passed),
             (VoteResult::Agreed, Err(_)) => {
                 let reason = "descriptors were lost, but no rank reported it".to_owned();
                 Err(Error::Descriptors { rank: self.rank(), reason })
@@ -54,7 +54,7 @@ impl Bootstrap {
     }
 
     /// Returns owned descriptors. Those that are still queued for a neighbour are duplicated.
-    fn into_owned(&self, passed: Vec<Vec<Arc<OwnedFd>>>) -> Result<Vec<Vec<OwnedFd>>> {
+    fn owned_fds(&self, passed: Vec<Vec<Arc<OwnedFd>>>) -> Result<Vec<Vec<OwnedFd>>> {
         let own = |fd: Arc<OwnedFd>| {
             Arc::try_unwrap(fd).or_else(|fd| {
                 let copy = wholemem_os::memfd::share_fd(std::os::fd::AsFd::as_fd(&*fd));

@@ -33,9 +33,9 @@ const PROBE_EVERY: Duration = Duration::from_millis(100);
 /// The connections of a joining rank to its parent and its children.
 #[derive(Debug)]
 pub(super) struct Joining {
-    /// Accept children: at this rank's own address, and at the addresses of the positions that it has taken.
+    /// Listeners for children: at this rank's own address, and at the addresses of the positions that it has taken.
     acceptors: Vec<Acceptor>,
-    /// Connect to the parent, and to a possible successor of the parent.
+    /// Connection attempts to the parent, and to a possible successor of the parent.
     connectors: Vec<Connector>,
     /// The position in which `connectors` join, and the position of the parent there.
     target: Option<(Rank, Rank)>,

@@ -69,9 +69,9 @@ kinds! {
     /// Offers a link to a rank that is not a neighbour: one end of a socket pair, as a descriptor. Without a
     /// descriptor, it was lost on the way.
     LinkOffer = 13,
-    /// The link is accepted.
+    /// The receiving rank accepts the offered link.
     LinkAccepted = 14,
-    /// The link is declined.
+    /// The receiving rank declines the offered link.
     LinkDeclined = 15,
 }
 

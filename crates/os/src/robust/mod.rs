@@ -293,7 +293,7 @@ mod tests {
     /// Memory that a forked child shares with the test.
     struct Map(NonNull<u8>);
 
-    // SAFETY: an address; the memory behind it is accessed through locks only.
+    // SAFETY: the type holds an address; the memory behind it is accessed through locks only.
     unsafe impl Send for Map {}
     // SAFETY: a shared reference gives the address only; the memory behind it is accessed through locks.
     unsafe impl Sync for Map {}

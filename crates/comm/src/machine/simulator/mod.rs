@@ -44,7 +44,7 @@ const TIMEOUT: Duration = Duration::from_secs(8);
 /// The maximum delay before a rank starts, in microseconds.
 const MAX_START_DELAY: u64 = 200_000;
 
-/// The maximum delay of a message in microseconds, as by the scheduling of a busy machine.
+/// The maximum delay of a message in microseconds, as on a busy machine.
 const MAX_MESSAGE_DELAY: u64 = 2_000;
 
 /// An event of the simulation.
@@ -535,7 +535,7 @@ impl Simulation {
             let waited = *at - member.started.expect("every rank starts");
             assert!(waited <= give_up_on_decision_at(TIMEOUT), "rank {rank} waited {waited:?}");
             if matches!(outcome, Err(GroupFault::Missing(_))) {
-                // Messages may take no time: of ranks that end at the same moment, one has decided.
+                // Several ranks may end at the same simulated time; the one that waited longest has decided.
                 first_to_miss = first_to_miss.into_iter().chain([(*at, Reverse(waited), rank)]).min();
             }
         }
