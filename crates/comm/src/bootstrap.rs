@@ -19,7 +19,7 @@ use wholemem_os::{Deadline, Errno, Error as OsError, interrupt};
 use crate::core::{GroupPhase, RankCore};
 use crate::fault::GroupFault;
 use crate::handshake::Acceptor;
-use crate::progress::Progress;
+use crate::progress::ProgressThread;
 use crate::rank::Tree;
 use crate::{Error, Rank, Result, UniqueId};
 
@@ -108,7 +108,7 @@ impl Bootstrap {
             Some(_) => Some(Acceptor::new(listen(id, rank)?, tree, id.key(), id.has_secret())),
             None => None,
         };
-        let progress = Progress::new(Arc::clone(&core), timeout, acceptor, split_from);
+        let progress = ProgressThread::new(Arc::clone(&core), timeout, acceptor, split_from);
         let thread = std::thread::Builder::new()
             .name(format!("wholemem-rank-{rank}"))
             .spawn(move || progress.run())

@@ -9,10 +9,10 @@ use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Error as OsError, ForkEpoch, PacketSocket};
 
 use crate::fault::GroupFault;
-use crate::links::{Link, Packet, PathAction, Paths, SendStatus};
+use crate::links::{FramePacket, PathAction, Paths, RankLink, SendStatus};
 use crate::machine::group_state::GroupState;
 use crate::rank::Tree;
-use crate::wire::frame::{FrameKind, Header, MAX_PAYLOAD, Operation, encode_fault};
+use crate::wire::frame::{FrameHeader, FrameKind, MAX_PAYLOAD, Operation, encode_fault};
 use crate::{Error, Rank, Result, UniqueId};
 
 mod watchers;
@@ -21,7 +21,7 @@ pub(crate) use watchers::FailureCallback;
 
 /// A complete message, assembled from its frames.
 #[derive(Debug)]
-pub(crate) struct Message {
+pub(crate) struct GroupMessage {
     pub(crate) operation: Operation,
     pub(crate) bytes: Vec<u8>,
 }
@@ -47,7 +47,7 @@ pub(crate) enum GroupPhase {
 pub(crate) struct RankState {
     pub(crate) phase: GroupPhase,
     pub(crate) group: GroupState,
-    pub(crate) inbox: HashMap<(u64, FrameKind, Rank), Message>,
+    pub(crate) inbox: HashMap<(u64, FrameKind, Rank), GroupMessage>,
     /// Received descriptors, by operation and by the neighbour that sent them.
     pub(crate) fds: HashMap<(u64, Rank), Vec<TaggedFd>>,
     /// Whether descriptors were lost on receipt since the last operation that exchanges descriptors began.
@@ -70,7 +70,7 @@ pub(crate) struct RankCore {
     /// Wakes the progress thread.
     pub(crate) wake: OwnedFd,
     /// Links to the neighbours in the tree.
-    pub(crate) links: Mutex<BTreeMap<Rank, Arc<Link>>>,
+    pub(crate) links: Mutex<BTreeMap<Rank, Arc<RankLink>>>,
     /// Links to other ranks.
     paths: Mutex<Paths>,
     pub(crate) state: Mutex<RankState>,
@@ -113,7 +113,7 @@ impl RankCore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn links(&self) -> MutexGuard<'_, BTreeMap<Rank, Arc<Link>>> {
+    pub(crate) fn links(&self) -> MutexGuard<'_, BTreeMap<Rank, Arc<RankLink>>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -130,7 +130,7 @@ impl RankCore {
         self.tree.parent().is_none_or(|parent| !self.stalled().contains(&parent))
     }
 
-    pub(crate) fn link(&self, peer: Rank) -> Option<Arc<Link>> {
+    pub(crate) fn link(&self, peer: Rank) -> Option<Arc<RankLink>> {
         self.links().get(&peer).cloned()
     }
 
@@ -141,11 +141,11 @@ impl RankCore {
     }
 
     /// Sends a message to a neighbour, or queues it.
-    pub(crate) fn post(&self, to: Rank, header: Header, payload: &[u8]) {
-        self.post_packets(to, header.frames(payload).into_iter().map(Packet::from));
+    pub(crate) fn post(&self, to: Rank, header: FrameHeader, payload: &[u8]) {
+        self.post_packets(to, header.frames(payload).into_iter().map(FramePacket::from));
     }
 
-    pub(crate) fn post_packets(&self, to: Rank, packets: impl IntoIterator<Item = Packet>) {
+    pub(crate) fn post_packets(&self, to: Rank, packets: impl IntoIterator<Item = FramePacket>) {
         // Without a link the peer has died or left, which is recorded in the state of the group.
         if let Some(link) = self.link(to)
             && link.post(packets) != SendStatus::Done
@@ -155,30 +155,31 @@ impl RankCore {
     }
 
     /// Sends a message to any rank: short messages along the tree, long ones on a direct link.
-    pub(crate) fn post_to_any(&self, header: Header, payload: &[u8]) {
+    pub(crate) fn post_to_any(&self, header: FrameHeader, payload: &[u8]) {
         let to = header.dst;
         let Some(hop) = self.tree.hop_towards(to) else { return };
         if hop == to || payload.len() <= MAX_PAYLOAD {
             return self.post(hop, header, payload);
         }
-        let packets = header.frames(payload).into_iter().map(Packet::from).collect();
+        let packets = header.frames(payload).into_iter().map(FramePacket::from).collect();
         let next = self.paths().send(to, packets, PacketSocket::pair);
         self.apply_path_actions(to, next);
     }
 
     /// Performs path actions for a rank. Returns the link that must be read from now on, if one was opened.
-    pub(crate) fn apply_path_actions(&self, to: Rank, next: Vec<PathAction>) -> Option<Arc<Link>> {
+    pub(crate) fn apply_path_actions(&self, to: Rank, next: Vec<PathAction>) -> Option<Arc<RankLink>> {
         let hop = self.tree.hop_towards(to)?;
         let post_empty =
-            |kind| self.post(hop, Header::new(kind, Operation::None, self.tree.rank, to, 0), &[]);
+            |kind| self.post(hop, FrameHeader::new(kind, Operation::None, self.tree.rank, to, 0), &[]);
         let mut opened = None;
         for next in next {
             match next {
                 PathAction::Flush => self.wake(),
                 PathAction::AlongTree(packets) => self.post_packets(hop, packets),
                 PathAction::Offer(fd) => {
-                    let header = Header::new(FrameKind::LinkOffer, Operation::None, self.tree.rank, to, 0);
-                    self.post_packets(hop, [Packet::offer(header, Some(fd))]);
+                    let header =
+                        FrameHeader::new(FrameKind::LinkOffer, Operation::None, self.tree.rank, to, 0);
+                    self.post_packets(hop, [FramePacket::offer(header, Some(fd))]);
                 }
                 PathAction::Accept => post_empty(FrameKind::LinkAccepted),
                 PathAction::Decline => post_empty(FrameKind::LinkDeclined),
@@ -206,10 +207,11 @@ impl RankCore {
             (to_inform, is_first)
         };
         for link in to_inform.into_iter().filter_map(|neighbour| self.link(neighbour)) {
-            let header = Header::new(FrameKind::GroupFailed, Operation::None, self.tree.rank, link.peer, 0);
+            let header =
+                FrameHeader::new(FrameKind::GroupFailed, Operation::None, self.tree.rank, link.peer, 0);
             for frame in header.frames(&encode_fault(Some(&fault))) {
                 // Sent before all queued packets, which are useless once the group has failed.
-                if link.post_urgent(Packet::from(frame)) != SendStatus::Done {
+                if link.post_urgent(FramePacket::from(frame)) != SendStatus::Done {
                     self.wake();
                 }
             }
@@ -231,7 +233,7 @@ impl RankCore {
         for neighbour in to_inform {
             self.post(
                 neighbour,
-                Header::new(FrameKind::RankLeft, Operation::None, rank, neighbour, after),
+                FrameHeader::new(FrameKind::RankLeft, Operation::None, rank, neighbour, after),
                 &[],
             );
         }
@@ -253,8 +255,8 @@ mod tests {
     fn a_group_failure_is_sent_before_queued_packets() {
         let core = RankCore::create(UniqueId::create_private().unwrap(), Tree::new(Rank(0), 2)).unwrap();
         let (here, there) = PacketSocket::pair().unwrap();
-        core.links().insert(Rank(1), Arc::new(Link::new(Rank(1), here)));
-        let header = Header::new(FrameKind::Direct, Operation::AllToAll, Rank(0), Rank(1), 1);
+        core.links().insert(Rank(1), Arc::new(RankLink::new(Rank(1), here)));
+        let header = FrameHeader::new(FrameKind::Direct, Operation::AllToAll, Rank(0), Rank(1), 1);
         core.post(Rank(1), header, &vec![0; 16 << 20]);
         core.fail_group(GroupFault::Aborted(Rank(0)), None);
         let mut buffer = vec![0; MAX_PACKET];

@@ -61,17 +61,17 @@ pub(crate) enum SocketLocation {
 
 /// The key of the handshake proofs of a group.
 #[derive(Clone)]
-pub(crate) struct Key([u8; 32]);
+pub(crate) struct GroupKey([u8; 32]);
 
-impl Key {
+impl GroupKey {
     pub(crate) fn hasher(&self) -> blake3::Hasher {
         blake3::Hasher::new_keyed(&self.0)
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for GroupKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(..)")
+        f.write_str("GroupKey(..)")
     }
 }
 
@@ -138,8 +138,8 @@ impl UniqueId {
         self.secret != [0; 16]
     }
 
-    pub(crate) fn key(&self) -> Key {
-        Key(*self.derive(PROOF_CONTEXT).finalize().as_bytes())
+    pub(crate) fn key(&self) -> GroupKey {
+        GroupKey(*self.derive(PROOF_CONTEXT).finalize().as_bytes())
     }
 
     /// Returns the address at which a rank listens for its children.
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_differ_by_rank_and_id_and_parts_have_secrets_of_their_own() {
+    fn addresses_differ_by_rank_and_id_and_split_groups_have_their_own_secrets() {
         let id = UniqueId::create_private().unwrap();
         assert_ne!(id.address(Rank(0)), id.address(Rank(1)));
         assert_ne!(id.address(Rank(0)), UniqueId::create_private().unwrap().address(Rank(0)));

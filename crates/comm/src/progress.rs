@@ -15,16 +15,16 @@ use wholemem_os::packet::{MAX_FDS, MAX_PACKET};
 use wholemem_os::robust::{LivenessProbe, LockState};
 use wholemem_os::{Deadline, Error as OsError, PacketSocket, PidFd};
 
-use crate::core::{GroupPhase, Message, RankCore, TaggedFd};
+use crate::core::{GroupMessage, GroupPhase, RankCore, TaggedFd};
 use crate::fault::GroupFault;
 use crate::handshake::Acceptor;
-use crate::links::{Link, Packet, PathAction, SendStatus};
+use crate::links::{FramePacket, PathAction, RankLink, SendStatus};
 use crate::machine::join::{Input, JoinProtocol, JoinRecord};
 use crate::machine::stall_detector::StallDetector;
 use crate::rank::Tree;
 use crate::wire::Malformed;
 use crate::wire::frame::{
-    self, FrameKind, Header, Operation, decode_fault, decode_join_update, decode_ranks,
+    self, FrameHeader, FrameKind, Operation, decode_fault, decode_join_update, decode_ranks,
 };
 use crate::{Rank, Result};
 
@@ -48,7 +48,7 @@ const MAX_FRAMES_PER_LINK: usize = 64;
 /// A link, with the state of reading from it.
 #[derive(Debug)]
 struct LinkReader {
-    link: Arc<Link>,
+    link: Arc<RankLink>,
     /// Whether the connection has ended. That alone does not mean that the rank has died.
     ended: bool,
     /// Messages of which some frames have arrived.
@@ -56,7 +56,7 @@ struct LinkReader {
 }
 
 impl LinkReader {
-    fn new(link: Arc<Link>) -> Self {
+    fn new(link: Arc<RankLink>) -> Self {
         Self { link, ended: false, partial: HashMap::new() }
     }
 
@@ -70,7 +70,7 @@ impl LinkReader {
 
 /// A neighbour, with the handles that detect its death.
 #[derive(Debug)]
-struct Peer {
+struct Neighbour {
     probe: LivenessProbe,
     process: PidFd,
     stall: StallDetector,
@@ -78,14 +78,14 @@ struct Peer {
 
 /// The state of the progress thread.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct ProgressThread {
     core: Arc<RankCore>,
     began: Instant,
     timeout: Duration,
     protocol: Option<JoinProtocol>,
     joining: Joining,
     /// The neighbours in the tree.
-    peers: BTreeMap<Rank, Peer>,
+    peers: BTreeMap<Rank, Neighbour>,
     /// The links to the neighbours, and direct links to other ranks.
     readers: BTreeMap<Rank, LinkReader>,
     /// While joining: the group that this group is split from.
@@ -94,7 +94,7 @@ pub(crate) struct Progress {
     last_probe: Instant,
 }
 
-impl Progress {
+impl ProgressThread {
     pub(crate) fn new(
         core: Arc<RankCore>,
         timeout: Duration,
@@ -215,7 +215,7 @@ impl Progress {
     fn on_lost_fds(&mut self, from: Rank, buffer: &[u8]) {
         match frame::decode(&buffer[..frame::HEADER]) {
             Ok((header, [])) if header.kind == FrameKind::LinkOffer => {
-                let without = Header { fds: 0, ..header }.encode(&[]);
+                let without = FrameHeader { fds: 0, ..header }.encode(&[]);
                 if let Err(Malformed(violation)) = self.on_frame(from, &without, Vec::new()) {
                     tracing::warn!(rank = %from, violation, "a rank violated the protocol");
                     self.core.fail_group(GroupFault::ProtocolViolation(from), None);
@@ -228,10 +228,10 @@ impl Progress {
         }
     }
 
-    fn acknowledge(&self, link: &Link) {
-        let header = Header::new(FrameKind::FdsAck, Operation::None, self.core.tree.rank, link.peer, 0);
+    fn acknowledge(&self, link: &RankLink) {
+        let header = FrameHeader::new(FrameKind::FdsAck, Operation::None, self.core.tree.rank, link.peer, 0);
         for frame in header.frames(&[]) {
-            link.post_urgent(Packet::from(frame));
+            link.post_urgent(FramePacket::from(frame));
         }
     }
 
@@ -274,11 +274,17 @@ impl Progress {
         self.deliver(from, header, whole, fds)
     }
 
-    fn forward(&self, from: Rank, header: Header, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Malformed> {
+    fn forward(
+        &self,
+        from: Rank,
+        header: FrameHeader,
+        bytes: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Malformed> {
         if !header.kind.is_forwarded() || header.dst.0 >= self.core.tree.size {
             return Err(Malformed("a frame has a destination that it cannot be forwarded to"));
         }
-        let packet = Packet { bytes: bytes.to_vec(), fds: fds.into_iter().map(Arc::new).collect() };
+        let packet = FramePacket { bytes: bytes.to_vec(), fds: fds.into_iter().map(Arc::new).collect() };
         match self.core.tree.hop_towards(header.dst) {
             Some(hop) if hop != from => {
                 self.core.post_packets(hop, [packet]);
@@ -291,11 +297,11 @@ impl Progress {
     fn deliver(
         &mut self,
         from: Rank,
-        header: Header,
+        header: FrameHeader,
         bytes: Vec<u8>,
         fds: Vec<OwnedFd>,
     ) -> Result<(), Malformed> {
-        let Header { kind, operation, src, op, .. } = header;
+        let FrameHeader { kind, operation, src, op, .. } = header;
         let is_far = src.0 < self.core.tree.size
             && src != self.core.tree.rank
             && self.core.tree.neighbours().all(|neighbour| neighbour != src);
@@ -348,10 +354,10 @@ impl Progress {
             }
             FrameKind::MissingReport => {
                 self.check_ranks(&decode_ranks(&bytes)?)?;
-                self.store_message(op, kind, src, Message { operation, bytes });
+                self.store_message(op, kind, src, GroupMessage { operation, bytes });
             }
             FrameKind::Vote | FrameKind::Decision | FrameKind::Direct | FrameKind::FdsLost => {
-                self.store_message(op, kind, src, Message { operation, bytes });
+                self.store_message(op, kind, src, GroupMessage { operation, bytes });
             }
             FrameKind::Greeting => return Err(Malformed("a rank sent a second greeting")),
         }
@@ -371,7 +377,7 @@ impl Progress {
         }
     }
 
-    fn store_message(&self, op: u64, kind: FrameKind, src: Rank, message: Message) {
+    fn store_message(&self, op: u64, kind: FrameKind, src: Rank, message: GroupMessage) {
         let mut state = self.core.state();
         if op > state.finished {
             state.inbox.insert((op, kind, src), message);
@@ -458,7 +464,7 @@ impl Progress {
             for peer in self.peers.keys() {
                 self.core.post(
                     *peer,
-                    Header::new(FrameKind::RankLeft, Operation::None, rank, *peer, finished),
+                    FrameHeader::new(FrameKind::RankLeft, Operation::None, rank, *peer, finished),
                     &[],
                 );
             }

@@ -134,28 +134,28 @@ fn kill_with_folder(rank: &wholemem_testkit::Rank) {
 
 /// What the last of five ranks does before it joins: it makes others join, and kills some of them.
 #[derive(Clone, Copy)]
-enum Step {
+enum DriverStep {
     /// A rank joins, and is connected to another one when the next step begins.
     Join(usize),
     Kill(usize),
 }
 
-use Step::{Join, Kill};
+use DriverStep::{Join, Kill};
 
 /// The size of a group whose ranks 1 to 4 join rank 0. The last one drives the others.
 const FLAT: usize = 5;
 const DRIVER: usize = FLAT - 1;
 
 /// Rank 1 is the only rank that can take the position of rank 0. Ranks 2 and 3 join it there.
-const SUCCESSOR: &[Step] = &[Join(0), Join(1), Kill(0), Join(2), Join(3), Kill(1)];
+const SUCCESSOR: &[DriverStep] = &[Join(0), Join(1), Kill(0), Join(2), Join(3), Kill(1)];
 
 /// Rank 2 takes the position after rank 1, and rank 3 after rank 2.
-const SUCCESSORS: &[Step] = &[Join(0), Join(1), Kill(0), Join(2), Kill(1), Join(3), Kill(2)];
+const SUCCESSORS: &[DriverStep] = &[Join(0), Join(1), Kill(0), Join(2), Kill(1), Join(3), Kill(2)];
 
 /// Rank 1 dies, whether it has taken the position of rank 0 or not, before another rank is connected to it.
-const UNSEEN: &[Step] = &[Join(0), Join(1), Join(2), Join(3), Kill(0), Kill(1)];
+const UNSEEN: &[DriverStep] = &[Join(0), Join(1), Join(2), Join(3), Kill(0), Kill(1)];
 
-fn kill_in_steps(rank: &wholemem_testkit::Rank, steps: &[Step]) {
+fn kill_in_steps(rank: &wholemem_testkit::Rank, steps: &[DriverStep]) {
     let parameter = rank.parameter();
     let (first, second) = parameter.split_once(' ').expect("two ids");
     let is_killed = |rank: usize| steps.iter().any(|step| matches!(step, Kill(killed) if *killed == rank));

@@ -39,12 +39,12 @@ static TABLE: TableSegment = TableSegment::new();
 
 /// A segment of the table of named ranges. Segments are appended and never freed.
 struct TableSegment {
-    slots: [Slot; SLOTS],
+    slots: [RangeSlot; SLOTS],
     next: AtomicPtr<TableSegment>,
 }
 
 /// A named range. Its owner changes it while a handler may read it, so it is a seqlock.
-struct Slot {
+struct RangeSlot {
     is_used: AtomicBool,
     /// Whether all access to the range was removed.
     is_revoked: AtomicBool,
@@ -58,7 +58,7 @@ struct Slot {
 
 impl TableSegment {
     const fn new() -> Self {
-        Self { slots: [const { Slot::new() }; SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
+        Self { slots: [const { RangeSlot::new() }; SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
     }
 
     fn next(&self) -> Option<&'static Self> {
@@ -86,7 +86,7 @@ impl TableSegment {
     }
 }
 
-impl Slot {
+impl RangeSlot {
     const fn new() -> Self {
         Self {
             is_used: AtomicBool::new(false),
@@ -161,7 +161,7 @@ fn find(address: usize) -> Option<NamedLocation> {
 }
 
 /// A range of memory with a name for fault reports. Dropping it removes the name.
-pub struct NamedRange(&'static Slot);
+pub struct NamedRange(&'static RangeSlot);
 
 impl NamedRange {
     /// Names `len` bytes of read-only memory. Returns `None` if the handler is not installed. Names are truncated to
@@ -356,7 +356,7 @@ mod tests {
     use rustix::pipe::{PipeFlags, pipe_with};
 
     use super::*;
-    use crate::fork::child::{self, Status};
+    use crate::fork::child::{self, ExitStatus};
     use crate::vm::Protection;
     use crate::{Memfd, SharedMap};
 
@@ -364,7 +364,7 @@ mod tests {
     const SEGV_ACCERR: libc::c_int = 2;
 
     /// Returns what a child writes to standard error, and how it ends.
-    fn run_in_child(run: impl FnOnce() -> u8) -> (String, Status) {
+    fn run_in_child(run: impl FnOnce() -> u8) -> (String, ExitStatus) {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let child = child::fork(|| {
             let Ok(()) = rustix::stdio::dup2_stderr(&writer) else { return 90 };
@@ -408,7 +408,7 @@ mod tests {
         let expected = format!(
             "wholemem: write to byte 4100 of `the other`, which is read-only (address {address:#x})\n"
         );
-        assert_eq!(outcome, (expected, Status::Killed(libc::SIGSEGV)));
+        assert_eq!(outcome, (expected, ExitStatus::Killed(libc::SIGSEGV)));
     }
 
     #[test]
@@ -422,7 +422,7 @@ mod tests {
             write_to(&map, 0);
             93
         });
-        assert_eq!(outcome, (String::new(), Status::Killed(libc::SIGSEGV)));
+        assert_eq!(outcome, (String::new(), ExitStatus::Killed(libc::SIGSEGV)));
     }
 
     #[test]
@@ -438,7 +438,7 @@ mod tests {
             unsafe { libc::raise(libc::SIGBUS) };
             93
         });
-        assert_eq!(outcome, (String::new(), Status::Killed(libc::SIGBUS)));
+        assert_eq!(outcome, (String::new(), ExitStatus::Killed(libc::SIGBUS)));
     }
 
     #[test]
@@ -468,6 +468,6 @@ mod tests {
         let address = map.address().addr().get() + 7;
         let expected =
             format!("wholemem: write to byte 7 of `first`, which is read-only (address {address:#x})\n");
-        assert_eq!(outcome, (expected, Status::Exited(libc::SIGSEGV + SEGV_ACCERR)));
+        assert_eq!(outcome, (expected, ExitStatus::Exited(libc::SIGSEGV + SEGV_ACCERR)));
     }
 }

@@ -44,6 +44,6 @@ mod tests {
             raise_limit();
             u8::from(getrlimit(Resource::Nofile).current != limit.maximum)
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
     }
 }

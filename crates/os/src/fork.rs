@@ -179,7 +179,7 @@ pub(crate) mod child {
 
     /// How a child process ended.
     #[derive(Debug, PartialEq, Eq)]
-    pub(crate) enum Status {
+    pub(crate) enum ExitStatus {
         Exited(i32),
         Killed(i32),
     }
@@ -214,7 +214,7 @@ pub(crate) mod child {
         }
 
         /// Waits for the child to end by itself, and returns how it ended.
-        pub(crate) fn wait(self) -> Status {
+        pub(crate) fn wait(self) -> ExitStatus {
             let status = self.reap();
             std::mem::forget(self);
             status
@@ -225,14 +225,14 @@ pub(crate) mod child {
             drop(self);
         }
 
-        fn reap(&self) -> Status {
+        fn reap(&self) -> ExitStatus {
             let mut status = 0;
             // SAFETY: `status` is writable, and the child is this process's and not reaped yet.
             while unsafe { libc::waitpid(self.0, &raw mut status, 0) } != self.0 {}
             if libc::WIFEXITED(status) {
-                Status::Exited(libc::WEXITSTATUS(status))
+                ExitStatus::Exited(libc::WEXITSTATUS(status))
             } else {
-                Status::Killed(libc::WTERMSIG(status))
+                ExitStatus::Killed(libc::WTERMSIG(status))
             }
         }
     }
@@ -275,11 +275,11 @@ mod tests {
                 _ => 5,
             });
             match grandchild.wait() {
-                child::Status::Exited(0) if childs.is_current() => 0,
+                child::ExitStatus::Exited(0) if childs.is_current() => 0,
                 _ => 6,
             }
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
         assert!(ours.is_current());
     }
 
@@ -309,11 +309,11 @@ mod tests {
             let runs = |counts: [u32; 3], expected: [bool; 3]| counts.map(|count| count > 0) == expected;
             let grandchild = child::fork(|| u8::from(!runs(counts(), [true, false, true])));
             match grandchild.wait() {
-                child::Status::Exited(0) if runs(counts(), [true, true, false]) => 0,
+                child::ExitStatus::Exited(0) if runs(counts(), [true, true, false]) => 0,
                 _ => 2,
             }
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
     }
 
     #[cfg(feature = "fault")]
@@ -329,6 +329,6 @@ mod tests {
             let retried = ForkEpoch::current().is_ok() && IS_REGISTERED.load(Ordering::Relaxed);
             if failed && retried { 0 } else { 1 }
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
     }
 }

@@ -45,7 +45,7 @@ pub(crate) fn fill(file: BorrowedFd<'_>, len: usize) -> Result<()> {
         let _ = unsafe { vm::set_inherited(at, len, false) };
         Ok(())
     });
-    let filled = mapped.flatten().and_then(|()| fill_range(Range { at, len }));
+    let filled = mapped.flatten().and_then(|()| fill_range(PageRange { at, len }));
     // SAFETY: the range is the reservation, and no code uses it any more.
     let released = unsafe { vm::release(at, len) };
     filled.and(released)
@@ -53,15 +53,15 @@ pub(crate) fn fill(file: BorrowedFd<'_>, len: usize) -> Result<()> {
 
 /// A mapped address range of this process: whole large pages, which no other code uses.
 #[derive(Clone, Copy)]
-struct Range {
+struct PageRange {
     at: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: the type holds addresses only; no reference to the memory is created.
-unsafe impl Send for Range {}
+unsafe impl Send for PageRange {}
 
-impl Range {
+impl PageRange {
     /// Divides the range into parts of `len` bytes, a multiple of a large page. The last part may be shorter.
     fn parts(self, len: usize) -> impl Iterator<Item = Self> {
         (0..self.len).step_by(len).map(move |offset| {
@@ -71,13 +71,13 @@ impl Range {
     }
 }
 
-fn fill_range(range: Range) -> Result<()> {
+fn fill_range(range: PageRange) -> Result<()> {
     let threads = match range.len / BYTES_PER_THREAD {
         0 | 1 => 1,
         parts => parts.min(MAX_THREADS).min(thread::available_parallelism().map_or(1, NonZero::get)),
     };
     let share = range.len.div_ceil(threads).next_multiple_of(LARGE_PAGE);
-    let fill_part = |part: Range| part.parts(COLLAPSE_LEN).try_for_each(fill_step);
+    let fill_part = |part: PageRange| part.parts(COLLAPSE_LEN).try_for_each(fill_step);
     if threads == 1 {
         return fill_part(range);
     }
@@ -89,7 +89,7 @@ fn fill_range(range: Range) -> Result<()> {
     })
 }
 
-fn fill_step(step: Range) -> Result<()> {
+fn fill_step(step: PageRange) -> Result<()> {
     for page in step.parts(LARGE_PAGE) {
         // SAFETY: the first small page of a large page, which is mapped writable.
         unsafe { vm::populate(page.at, vm::page_size()) }?;

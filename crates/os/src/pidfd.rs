@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(process.has_exited(), Ok(false));
         process.kill().expect("kill");
         assert_eq!(process.wait_exit(test_deadline()), Ok(true));
-        assert_eq!(child.wait(), child::Status::Killed(libc::SIGKILL));
+        assert_eq!(child.wait(), child::ExitStatus::Killed(libc::SIGKILL));
 
         assert_eq!(process.has_exited(), Ok(true), "a reaped process is still reported as exited");
         assert_eq!(process.kill(), Ok(()));
@@ -218,7 +218,7 @@ mod tests {
     fn the_process_receives_the_signal_that_was_sent() {
         let child = child::fork(child::sleep);
         PidFd::open(child.id()).expect("the child").signal(Signal::USR1).expect("signal");
-        assert_eq!(child.wait(), child::Status::Killed(libc::SIGUSR1));
+        assert_eq!(child.wait(), child::ExitStatus::Killed(libc::SIGUSR1));
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
         let process = PidFd::open(child.id()).expect("the child");
         assert_eq!(process.wait_exit(test_deadline()), Ok(true));
         let process = PidFd::adopt(process.into()).expect("a zombie");
-        assert_eq!(child.wait(), child::Status::Exited(7), "adopt does not reap");
+        assert_eq!(child.wait(), child::ExitStatus::Exited(7), "adopt does not reap");
         let process = PidFd::adopt(process.into()).expect("a reaped process");
         assert_eq!(process.has_exited(), Ok(true));
     }
@@ -281,6 +281,6 @@ mod tests {
             let unset = rustix::process::parent_process_death_signal() == Ok(None);
             if refused && unset { 0 } else { 1 }
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
     }
 }

@@ -207,7 +207,7 @@ mod tests {
             let _ = private.bytes().read_at(7, &mut [0]);
             2
         });
-        assert_eq!(child.wait(), child::Status::Killed(libc::SIGSEGV));
+        assert_eq!(child.wait(), child::ExitStatus::Killed(libc::SIGSEGV));
     }
 
     #[test]

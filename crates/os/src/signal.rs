@@ -118,7 +118,7 @@ mod tests {
             let _ = unblock_all();
             2
         });
-        assert_eq!(child.wait(), child::Status::Killed(libc::SIGTERM));
+        assert_eq!(child.wait(), child::ExitStatus::Killed(libc::SIGTERM));
     }
 
     #[test]
@@ -140,6 +140,6 @@ mod tests {
             }
             0
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
     }
 }

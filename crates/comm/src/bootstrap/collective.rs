@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use wholemem_os::interrupt;
 
 use super::OperationGuard;
-use crate::core::{Message, RankState};
+use crate::core::{GroupMessage, RankState};
 use crate::fault::GroupFault;
 use crate::machine::converge::{Converge, Input, Merge, Output};
 use crate::machine::{give_up_on_decision_at, margin};
-use crate::wire::Reader;
-use crate::wire::frame::{FrameKind, Header, Operation, decode_ranks, encode_ranks};
+use crate::wire::FieldReader;
+use crate::wire::frame::{FrameHeader, FrameKind, Operation, decode_ranks, encode_ranks};
 use crate::{Bootstrap, Error, Rank, Result};
 
 /// How long a waiting rank sleeps before it checks whether its neighbours run, and whether it is interrupted.
@@ -147,7 +147,7 @@ impl OperationGuard<'_> {
                         for child in tree.children() {
                             core.post(
                                 child,
-                                Header::new(FrameKind::Decision, operation, tree.rank, child, op),
+                                FrameHeader::new(FrameKind::Decision, operation, tree.rank, child, op),
                                 &bytes,
                             );
                         }
@@ -239,7 +239,7 @@ impl OperationGuard<'_> {
                 received[to.index()] = Some(part.to_vec());
             } else {
                 core.post_to_any(
-                    Header::new(FrameKind::Direct, Operation::AllToAll, tree.rank, to, op),
+                    FrameHeader::new(FrameKind::Direct, Operation::AllToAll, tree.rank, to, op),
                     part,
                 );
             }
@@ -303,7 +303,7 @@ impl OperationGuard<'_> {
     fn post_to_parent(&self, kind: FrameKind, operation: Operation, op: u64, bytes: &[u8]) {
         let core = &self.bootstrap.core;
         if let Some(parent) = core.tree.parent() {
-            core.post(parent, Header::new(kind, operation, core.tree.rank, parent, op), bytes);
+            core.post(parent, FrameHeader::new(kind, operation, core.tree.rank, parent, op), bytes);
         }
     }
 
@@ -390,7 +390,7 @@ fn take_inputs(
     Ok(inputs)
 }
 
-fn check_operation(message: Message, operation: Operation, rank: Rank) -> Result<Vec<u8>> {
+fn check_operation(message: GroupMessage, operation: Operation, rank: Rank) -> Result<Vec<u8>> {
     if message.operation == operation {
         Ok(message.bytes)
     } else {
@@ -429,7 +429,7 @@ fn entry(rank: Rank, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn read_entries(bytes: &[u8]) -> Option<Vec<(Rank, &[u8])>> {
-    let mut reader = Reader(bytes);
+    let mut reader = FieldReader(bytes);
     let mut entries = Vec::new();
     while !reader.0.is_empty() {
         let rank = Rank(reader.u32().ok()?);

@@ -22,9 +22,9 @@ use super::OperationGuard;
 use super::collective::{VoteResult, WAIT_SLICE};
 use crate::core::TaggedFd;
 use crate::fault::GroupFault;
-use crate::links::Packet;
+use crate::links::FramePacket;
 use crate::machine::{give_up_on_child_at, give_up_on_parent_at};
-use crate::wire::frame::{FrameKind, Header, Operation};
+use crate::wire::frame::{FrameHeader, FrameKind, Operation};
 use crate::{Bootstrap, Error, Rank, Result};
 
 impl Bootstrap {
@@ -152,18 +152,18 @@ impl OperationGuard<'_> {
     /// Sends descriptors to a neighbour, or the message that some were lost.
     fn send<'t>(&self, op: u64, to: Rank, lost: Option<FdLoss>, fds: impl Iterator<Item = &'t TaggedFd>) {
         let core = &self.bootstrap.core;
-        let header = Header::new(FrameKind::Fds, Operation::AllGatherFds, core.tree.rank, to, op);
+        let header = FrameHeader::new(FrameKind::Fds, Operation::AllGatherFds, core.tree.rank, to, op);
         if lost.is_some() {
-            return core.post(to, Header { kind: FrameKind::FdsLost, ..header }, &[]);
+            return core.post(to, FrameHeader { kind: FrameKind::FdsLost, ..header }, &[]);
         }
         let fds: Vec<_> = fds.collect();
         let packets = fds.chunks(MAX_FDS).flat_map(|batch| {
             let tags =
                 batch.iter().flat_map(|tagged| [tagged.src.0, tagged.index]).flat_map(u32::to_le_bytes);
-            let header = Header { fds: u16::try_from(batch.len()).expect("MAX_FDS at most"), ..header };
+            let header = FrameHeader { fds: u16::try_from(batch.len()).expect("MAX_FDS at most"), ..header };
             let fds: Vec<_> = batch.iter().map(|tagged| Arc::clone(&tagged.fd)).collect();
             let frames = header.frames(&tags.collect::<Vec<_>>());
-            frames.into_iter().map(move |bytes| Packet { bytes, fds: fds.clone() })
+            frames.into_iter().map(move |bytes| FramePacket { bytes, fds: fds.clone() })
         });
         core.post_packets(to, packets.collect::<Vec<_>>());
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 use super::OperationGuard;
 use super::collective::wait_remaining_timeout;
 use crate::fault::GroupFault;
-use crate::wire::Reader;
+use crate::wire::FieldReader;
 use crate::wire::frame::Operation;
 use crate::{Bootstrap, Error, Rank, Result};
 
@@ -54,7 +54,7 @@ impl Bootstrap {
         let mut members = Vec::new();
         for (rank, vote) in (0..self.size()).map(Rank).zip(&votes) {
             let malformed = |_| Error::Protocol { rank, what: "its color and key are malformed" };
-            let mut reader = Reader(vote);
+            let mut reader = FieldReader(vote);
             let colored = reader.u8().map_err(malformed)?;
             let (its_color, its_key) = (reader.u32().map_err(malformed)?, reader.u32().map_err(malformed)?);
             reader.end().map_err(malformed)?;

@@ -14,10 +14,10 @@ use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Deadline, PacketSocket};
 
 use super::{JoinedPeer, liveness_fds};
-use crate::id::{Key, random};
+use crate::id::{GroupKey, random};
 use crate::rank::Tree;
 use crate::wire::frame::{self, FrameKind};
-use crate::wire::handshake::{Admission, Challenge, Claim, HandshakeMessage, MAX_LEN, Role, Transcript};
+use crate::wire::handshake::{AdmissionReply, Challenge, Claim, HandshakeMessage, MAX_LEN, Role, Transcript};
 use crate::{Rank, Result};
 
 /// The maximum number of pending peers.
@@ -34,7 +34,7 @@ const MAX_RECEIVED: usize = 256;
 pub(crate) struct Acceptor {
     listener: PacketListener,
     tree: Tree,
-    key: Key,
+    key: GroupKey,
     /// The only user whose connections are accepted, if the group has no secret.
     only_user: Option<u32>,
     our_user: u32,
@@ -69,7 +69,7 @@ enum PeerOutcome {
 }
 
 impl Acceptor {
-    pub(crate) fn new(listener: PacketListener, tree: Tree, key: Key, has_secret: bool) -> Self {
+    pub(crate) fn new(listener: PacketListener, tree: Tree, key: GroupKey, has_secret: bool) -> Self {
         let our_user = rustix::process::geteuid().as_raw();
         let only_user = (!has_secret).then_some(our_user);
         Self { listener, tree, key, only_user, our_user, pending: Vec::new() }
@@ -213,12 +213,12 @@ impl Acceptor {
                 }
                 // Another process with the secret claims the same rank: the first that is authenticated gets it.
                 if self.pending.iter().any(|other| other.is_admitted_as(rank)) || !admit(rank) {
-                    peer.send(&HandshakeMessage::Admission(Admission::RankTaken), &[]);
+                    peer.send(&HandshakeMessage::Admission(AdmissionReply::RankTaken), &[]);
                     return PeerOutcome::Close;
                 }
                 let Ok(own) = liveness_fds(liveness) else { return PeerOutcome::Close };
                 let own: Vec<_> = own.iter().map(|fd| fd.as_fd()).collect();
-                if !peer.send(&HandshakeMessage::Admission(Admission::Admitted), &own) {
+                if !peer.send(&HandshakeMessage::Admission(AdmissionReply::Admitted), &own) {
                     return PeerOutcome::Close;
                 }
                 PeerOutcome::Pending(PeerState::Admitted(rank))

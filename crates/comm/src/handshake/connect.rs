@@ -8,10 +8,10 @@ use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket};
 
 use super::{JoinedPeer, liveness_fds};
-use crate::id::{Key, random};
+use crate::id::{GroupKey, random};
 use crate::rank::Tree;
-use crate::wire::frame::{FrameKind, Header, Operation};
-use crate::wire::handshake::{Admission, Claim, HandshakeMessage, MAX_LEN, Role, Transcript};
+use crate::wire::frame::{FrameHeader, FrameKind, Operation};
+use crate::wire::handshake::{AdmissionReply, Claim, HandshakeMessage, MAX_LEN, Role, Transcript};
 use crate::{Error, Rank, Result};
 
 /// The delay before the next attempt: the first and the longest. It doubles with each attempt.
@@ -23,7 +23,7 @@ pub(crate) struct Connector {
     address: Address,
     parent: Rank,
     tree: Tree,
-    key: Key,
+    key: GroupKey,
     only_user: Option<u32>,
     /// Whether this rank joins in the position of a dead rank, whose death the parent may not have detected yet.
     for_dead_rank: bool,
@@ -46,7 +46,7 @@ pub(crate) fn is_refusal(error: &OsError) -> bool {
 }
 
 impl Connector {
-    pub(crate) fn new(address: Address, parent: Rank, tree: Tree, key: Key, has_secret: bool) -> Self {
+    pub(crate) fn new(address: Address, parent: Rank, tree: Tree, key: GroupKey, has_secret: bool) -> Self {
         let only_user = (!has_secret).then(|| rustix::process::geteuid().as_raw());
         let state = ConnectState::Waiting { retry_at: Instant::now() };
         let (for_dead_rank, refused) = (false, false);
@@ -175,14 +175,14 @@ impl Connector {
             }
         };
         match HandshakeMessage::decode(&buffer[..len]) {
-            Ok(HandshakeMessage::Admission(Admission::RankTaken)) if !self.for_dead_rank => {
+            Ok(HandshakeMessage::Admission(AdmissionReply::RankTaken)) if !self.for_dead_rank => {
                 Err(Error::RankTaken { rank: self.tree.rank })
             }
-            Ok(HandshakeMessage::Admission(Admission::Admitted)) if fds.len() == 2 => {
+            Ok(HandshakeMessage::Admission(AdmissionReply::Admitted)) if fds.len() == 2 => {
                 let own = liveness_fds(liveness)?;
                 let own: Vec<_> = own.iter().map(|fd| fd.as_fd()).collect();
                 let greeting =
-                    Header::new(FrameKind::Greeting, Operation::None, self.tree.rank, self.parent, 0);
+                    FrameHeader::new(FrameKind::Greeting, Operation::None, self.tree.rank, self.parent, 0);
                 let sent =
                     greeting.frames(&[]).iter().all(|frame| socket.send(frame, &own, Deadline::NOW).is_ok());
                 if sent {

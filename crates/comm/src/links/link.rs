@@ -12,25 +12,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wholemem_os::{Deadline, Error as OsError, PacketSocket};
 
 use crate::Rank;
-use crate::wire::frame::Header;
+use crate::wire::frame::FrameHeader;
 
 /// One frame, with the descriptors that it carries.
 #[derive(Debug, Clone)]
-pub(crate) struct Packet {
+pub(crate) struct FramePacket {
     pub(crate) bytes: Vec<u8>,
     pub(crate) fds: Vec<Arc<OwnedFd>>,
 }
 
-impl Packet {
+impl FramePacket {
     /// Creates an offer of a link, with the descriptor of its end, or without it if it was lost.
-    pub(crate) fn offer(header: Header, end: Option<OwnedFd>) -> Self {
-        let header = Header { fds: u16::from(end.is_some()), ..header };
+    pub(crate) fn offer(header: FrameHeader, end: Option<OwnedFd>) -> Self {
+        let header = FrameHeader { fds: u16::from(end.is_some()), ..header };
         let fds = end.into_iter().map(Arc::new).collect();
         Self { bytes: header.encode(&[]), fds }
     }
 }
 
-impl From<Vec<u8>> for Packet {
+impl From<Vec<u8>> for FramePacket {
     fn from(bytes: Vec<u8>) -> Self {
         Self { bytes, fds: Vec::new() }
     }
@@ -38,17 +38,17 @@ impl From<Vec<u8>> for Packet {
 
 /// A connection to one rank.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct RankLink {
     pub(crate) peer: Rank,
     pub(crate) socket: PacketSocket,
-    outbox: Mutex<Outbox>,
+    outbox: Mutex<SendQueue>,
 }
 
 /// The queues of packets to send.
 #[derive(Debug, Default)]
-struct Outbox {
-    urgent: VecDeque<Packet>,
-    ordinary: VecDeque<Packet>,
+struct SendQueue {
+    urgent: VecDeque<FramePacket>,
+    ordinary: VecDeque<FramePacket>,
     /// Whether a batch of descriptors is in flight and not acknowledged.
     in_flight: bool,
     closed: bool,
@@ -67,24 +67,24 @@ pub(crate) enum SendStatus {
     Refused,
 }
 
-impl Link {
+impl RankLink {
     pub(crate) fn new(peer: Rank, socket: PacketSocket) -> Self {
         Self { peer, socket, outbox: Mutex::default() }
     }
 
-    fn outbox(&self) -> MutexGuard<'_, Outbox> {
+    fn outbox(&self) -> MutexGuard<'_, SendQueue> {
         self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends packets in order, or queues them.
-    pub(crate) fn post(&self, packets: impl IntoIterator<Item = Packet>) -> SendStatus {
+    pub(crate) fn post(&self, packets: impl IntoIterator<Item = FramePacket>) -> SendStatus {
         let mut outbox = self.outbox();
         outbox.ordinary.extend(packets);
         outbox.flush(&self.socket)
     }
 
     /// Sends a packet before all queued packets.
-    pub(crate) fn post_urgent(&self, packet: Packet) -> SendStatus {
+    pub(crate) fn post_urgent(&self, packet: FramePacket) -> SendStatus {
         let mut outbox = self.outbox();
         outbox.urgent.push_back(packet);
         outbox.flush(&self.socket)
@@ -103,7 +103,7 @@ impl Link {
     }
 }
 
-impl Outbox {
+impl SendQueue {
     fn flush(&mut self, socket: &PacketSocket) -> SendStatus {
         loop {
             let (queue, ordinary) =
@@ -138,14 +138,14 @@ impl Outbox {
 mod tests {
     use super::*;
 
-    fn pair() -> (Link, PacketSocket) {
+    fn pair() -> (RankLink, PacketSocket) {
         let (here, there) = PacketSocket::pair().unwrap();
-        (Link::new(Rank(1), here), there)
+        (RankLink::new(Rank(1), here), there)
     }
 
-    fn batch(name: &str) -> Packet {
+    fn batch(name: &str) -> FramePacket {
         let fd = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
-        Packet { bytes: name.as_bytes().to_vec(), fds: vec![fd] }
+        FramePacket { bytes: name.as_bytes().to_vec(), fds: vec![fd] }
     }
 
     fn next(socket: &PacketSocket) -> Option<String> {
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn packets_that_a_full_socket_refuses_are_sent_later_in_order() {
         let (link, there) = pair();
-        let packets = (0..100u8).map(|n| Packet::from(vec![n; 60_000]));
+        let packets = (0..100u8).map(|n| FramePacket::from(vec![n; 60_000]));
         assert_eq!(link.post(packets), SendStatus::SocketFull);
         let mut buffer = vec![0; 65_536];
         for n in 0..100 {
@@ -172,12 +172,12 @@ mod tests {
     fn one_batch_is_in_flight_and_acknowledgements_are_sent_first() {
         let (link, there) = pair();
         assert_eq!(
-            link.post([batch("one"), batch("two"), Packet::from(b"three".to_vec())]),
+            link.post([batch("one"), batch("two"), FramePacket::from(b"three".to_vec())]),
             SendStatus::AwaitingAck
         );
         assert_eq!(next(&there).as_deref(), Some("one"));
         assert_eq!(next(&there), None);
-        assert_eq!(link.post_urgent(Packet::from(b"taken".to_vec())), SendStatus::AwaitingAck);
+        assert_eq!(link.post_urgent(FramePacket::from(b"taken".to_vec())), SendStatus::AwaitingAck);
         assert_eq!(next(&there).as_deref(), Some("taken"));
         assert_eq!(link.batch_acknowledged(), SendStatus::Done);
         assert_eq!(next(&there).as_deref(), Some("two"));
@@ -188,6 +188,6 @@ mod tests {
     fn a_closed_link_drops_queued_packets() {
         let (link, there) = pair();
         drop(there);
-        assert_eq!(link.post([Packet::from(vec![1]), Packet::from(vec![2])]), SendStatus::Done);
+        assert_eq!(link.post([FramePacket::from(vec![1]), FramePacket::from(vec![2])]), SendStatus::Done);
     }
 }

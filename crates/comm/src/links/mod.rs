@@ -8,5 +8,5 @@
 mod link;
 mod paths;
 
-pub(crate) use link::{Link, Packet, SendStatus};
+pub(crate) use link::{FramePacket, RankLink, SendStatus};
 pub(crate) use paths::{PathAction, Paths};

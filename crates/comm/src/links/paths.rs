@@ -20,19 +20,19 @@ use std::sync::Arc;
 use wholemem_os::{PacketSocket, Result};
 
 use crate::Rank;
-use crate::links::{Link, Packet, SendStatus};
+use crate::links::{FramePacket, RankLink, SendStatus};
 
 /// The maximum number of such links of a rank. If ranks are threads of one process, the limit applies to each.
 const MAX_LINKS: usize = 128;
 
 /// How messages reach another rank.
 #[derive(Debug)]
-enum Path {
+enum RankPath {
     Offered {
         ours: PacketSocket,
-        waiting: Vec<Packet>,
+        waiting: Vec<FramePacket>,
     },
-    Open(Arc<Link>),
+    Open(Arc<RankLink>),
     /// There is no link: messages are forwarded along the tree.
     Tree,
 }
@@ -43,7 +43,7 @@ pub(crate) enum PathAction {
     /// Wake the progress thread, which sends the packets that the socket did not accept.
     Flush,
     /// Forward these packets along the tree.
-    AlongTree(Vec<Packet>),
+    AlongTree(Vec<FramePacket>),
     /// Offer this descriptor to the other rank.
     Offer(OwnedFd),
     /// Accept the offer.
@@ -51,14 +51,14 @@ pub(crate) enum PathAction {
     /// Decline the offer.
     Decline,
     /// Read from this link from now on, and flush it.
-    Read(Arc<Link>),
+    Read(Arc<RankLink>),
 }
 
 /// The direct links of a rank.
 #[derive(Debug)]
 pub(crate) struct Paths {
     rank: Rank,
-    paths: BTreeMap<Rank, Path>,
+    paths: BTreeMap<Rank, RankPath>,
 }
 
 impl Paths {
@@ -68,11 +68,11 @@ impl Paths {
 
     /// Returns the number of open links.
     pub(crate) fn open(&self) -> usize {
-        self.paths.values().filter(|path| matches!(path, Path::Open(_))).count()
+        self.paths.values().filter(|path| matches!(path, RankPath::Open(_))).count()
     }
 
     fn has_capacity(&self) -> bool {
-        self.paths.values().filter(|path| !matches!(path, Path::Tree)).count() < MAX_LINKS
+        self.paths.values().filter(|path| !matches!(path, RankPath::Tree)).count() < MAX_LINKS
     }
 
     /// Sends packets to a rank, or queues them until it has replied to the offer. `pair` creates two connected
@@ -80,27 +80,27 @@ impl Paths {
     pub(crate) fn send(
         &mut self,
         to: Rank,
-        packets: Vec<Packet>,
+        packets: Vec<FramePacket>,
         pair: impl FnOnce() -> Result<(PacketSocket, PacketSocket)>,
     ) -> Vec<PathAction> {
         match self.paths.get_mut(&to) {
-            Some(Path::Open(link)) => match link.post(packets) {
+            Some(RankPath::Open(link)) => match link.post(packets) {
                 SendStatus::Done => vec![],
                 _ => vec![PathAction::Flush],
             },
-            Some(Path::Offered { waiting, .. }) => {
+            Some(RankPath::Offered { waiting, .. }) => {
                 waiting.extend(packets);
                 vec![]
             }
-            Some(Path::Tree) => vec![PathAction::AlongTree(packets)],
+            Some(RankPath::Tree) => vec![PathAction::AlongTree(packets)],
             None => match self.has_capacity().then(pair) {
                 Some(Ok((ours, theirs))) => {
-                    self.paths.insert(to, Path::Offered { ours, waiting: packets });
+                    self.paths.insert(to, RankPath::Offered { ours, waiting: packets });
                     vec![PathAction::Offer(theirs.into())]
                 }
                 // No further offer is made to this rank, since a link would be refused again.
                 _ => {
-                    self.paths.insert(to, Path::Tree);
+                    self.paths.insert(to, RankPath::Tree);
                     vec![PathAction::AlongTree(packets)]
                 }
             },
@@ -111,10 +111,10 @@ impl Paths {
     pub(crate) fn on_offer(&mut self, from: Rank, socket: Option<PacketSocket>) -> Vec<PathAction> {
         let has_capacity = self.has_capacity();
         let waiting = match self.paths.remove(&from) {
-            None | Some(Path::Tree) if !has_capacity => None,
-            None | Some(Path::Tree) => Some(Vec::new()),
+            None | Some(RankPath::Tree) if !has_capacity => None,
+            None | Some(RankPath::Tree) => Some(Vec::new()),
             // The offer of the other rank is used, and it does not reply to that of this rank.
-            Some(Path::Offered { waiting, .. }) if from < self.rank => Some(waiting),
+            Some(RankPath::Offered { waiting, .. }) if from < self.rank => Some(waiting),
             // The offer of this rank is used, and the reply is in flight or has arrived.
             Some(ours) => {
                 self.paths.insert(from, ours);
@@ -124,7 +124,7 @@ impl Paths {
         match (socket, waiting) {
             (Some(socket), Some(waiting)) => vec![PathAction::Accept, self.open_link(from, socket, waiting)],
             (_, waiting) => {
-                self.paths.insert(from, Path::Tree);
+                self.paths.insert(from, RankPath::Tree);
                 vec![PathAction::Decline, PathAction::AlongTree(waiting.unwrap_or_default())]
             }
         }
@@ -133,9 +133,9 @@ impl Paths {
     /// Handles the reply to this rank's offer.
     pub(crate) fn on_reply(&mut self, by: Rank, accepted: bool) -> Vec<PathAction> {
         match self.paths.remove(&by) {
-            Some(Path::Offered { ours, waiting }) if accepted => vec![self.open_link(by, ours, waiting)],
-            Some(Path::Offered { waiting, .. }) => {
-                self.paths.insert(by, Path::Tree);
+            Some(RankPath::Offered { ours, waiting }) if accepted => vec![self.open_link(by, ours, waiting)],
+            Some(RankPath::Offered { waiting, .. }) => {
+                self.paths.insert(by, RankPath::Tree);
                 vec![PathAction::AlongTree(waiting)]
             }
             // A reply without an offer is ignored.
@@ -151,10 +151,10 @@ impl Paths {
         self.paths.remove(&peer);
     }
 
-    fn open_link(&mut self, peer: Rank, socket: PacketSocket, waiting: Vec<Packet>) -> PathAction {
-        let link = Arc::new(Link::new(peer, socket));
+    fn open_link(&mut self, peer: Rank, socket: PacketSocket, waiting: Vec<FramePacket>) -> PathAction {
+        let link = Arc::new(RankLink::new(peer, socket));
         link.post(waiting);
-        self.paths.insert(peer, Path::Open(Arc::clone(&link)));
+        self.paths.insert(peer, RankPath::Open(Arc::clone(&link)));
         PathAction::Read(link)
     }
 }
@@ -172,14 +172,14 @@ mod tests {
     enum TreeMessage {
         Offer(Option<OwnedFd>),
         Reply(bool),
-        Packets(Vec<Packet>),
+        Packets(Vec<FramePacket>),
     }
 
     /// Two ranks, and what each has received.
     struct TwoRanks {
         ranks: [Paths; 2],
         queues: [VecDeque<TreeMessage>; 2],
-        links: [Vec<Arc<Link>>; 2],
+        links: [Vec<Arc<RankLink>>; 2],
         along_tree: [Vec<u8>; 2],
         lossy: bool,
     }
@@ -200,7 +200,7 @@ mod tests {
         }
 
         fn send(&mut self, one: usize, byte: u8) {
-            let packets = vec![Packet::from(vec![byte])];
+            let packets = vec![FramePacket::from(vec![byte])];
             let next = self.ranks[one].send(Self::peer(one), packets, PacketSocket::pair);
             self.apply(one, next);
         }
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn above_the_maximum_of_links_messages_are_forwarded_along_the_tree() {
         let mut paths = Paths::new(Rank(0));
-        let packet = || vec![Packet::from(vec![1])];
+        let packet = || vec![FramePacket::from(vec![1])];
         let mut theirs = Vec::new();
         for rank in (1..).map(Rank).take(MAX_LINKS) {
             let next = paths.send(rank, packet(), PacketSocket::pair);

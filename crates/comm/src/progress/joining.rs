@@ -16,15 +16,15 @@ use wholemem_os::packet::PacketListener;
 use wholemem_os::robust::LivenessProbe;
 use wholemem_os::{PacketSocket, PidFd};
 
-use super::{LinkReader, Peer, Progress};
+use super::{LinkReader, Neighbour, ProgressThread};
 use crate::core::{GroupPhase, RankCore};
 use crate::fault::GroupFault;
 use crate::handshake::{Acceptor, Connector, JoinedPeer, is_refusal};
-use crate::links::Link;
+use crate::links::RankLink;
 use crate::machine::join::{Input, Output};
 use crate::machine::stall_detector::StallDetector;
 use crate::rank::Tree;
-use crate::wire::frame::{FrameKind, Header, Operation, encode_fault, encode_join_update};
+use crate::wire::frame::{FrameHeader, FrameKind, Operation, encode_fault, encode_join_update};
 use crate::{Error, Rank};
 
 /// How often a rank checks whether ranks that had joined a dead rank still listen.
@@ -104,7 +104,7 @@ impl Joining {
     }
 }
 
-impl Progress {
+impl ProgressThread {
     /// Advances the handshakes with the parent and the children.
     pub(super) fn join(&mut self) {
         let Some(protocol) = &self.protocol else { return };
@@ -156,11 +156,11 @@ impl Progress {
             tracing::warn!(%rank, "an authenticated rank sent unusable descriptors");
             return false;
         };
-        let link = Arc::new(Link::new(rank, socket));
+        let link = Arc::new(RankLink::new(rank, socket));
         self.core.links().insert(rank, Arc::clone(&link));
         self.readers.insert(rank, LinkReader::new(link));
         let stall = StallDetector::new(probe.heartbeats());
-        self.peers.insert(rank, Peer { probe, process, stall });
+        self.peers.insert(rank, Neighbour { probe, process, stall });
         true
     }
 
@@ -183,15 +183,20 @@ impl Progress {
             match output {
                 Output::Up(update) => {
                     if let Some(parent) = position.parent() {
-                        let header =
-                            Header::new(FrameKind::JoinUpdate, Operation::None, position.rank, parent, 0);
+                        let header = FrameHeader::new(
+                            FrameKind::JoinUpdate,
+                            Operation::None,
+                            position.rank,
+                            parent,
+                            0,
+                        );
                         self.core.post(parent, header, &encode_join_update(&update));
                     }
                 }
                 Output::Down(child, decision) => {
                     // For the child, the parent is the rank whose position this rank has taken.
                     let parent = Tree { rank: child, ..position }.parent().expect("a child is not rank 0");
-                    let header = Header::new(FrameKind::JoinDecision, Operation::None, parent, child, 0);
+                    let header = FrameHeader::new(FrameKind::JoinDecision, Operation::None, parent, child, 0);
                     self.core.post(child, header, &encode_fault(decision.err().as_ref()));
                 }
                 Output::End(Ok(())) => {

@@ -7,24 +7,25 @@ use crate::wire::frame::{JoinUpdate, encode_fault, encode_join_update, encode_ra
 use crate::{Rank, UniqueId};
 
 /// Creates rank 1 of 30, whose neighbours are 0 and 5 to 8; 21 to 24 are below 5. It is connected to rank 5.
-fn rank_1() -> (Progress, PacketSocket) {
+fn rank_1() -> (ProgressThread, PacketSocket) {
     let id = UniqueId::create_private().unwrap();
     let core = Arc::new(RankCore::create(id, Tree::new(Rank(1), 30)).unwrap());
-    let mut progress = Progress::new(Arc::clone(&core), Duration::from_secs(60), None, None);
+    let mut progress = ProgressThread::new(Arc::clone(&core), Duration::from_secs(60), None, None);
     let (here, there) = PacketSocket::pair().unwrap();
     let fds = liveness_fds(&core.liveness).unwrap().into();
     assert!(progress.add_peer(JoinedPeer { rank: Rank(5), socket: here, fds }));
     (progress, there)
 }
 
-fn frame(kind: FrameKind, src: u32, dst: u32) -> Header {
-    Header::new(kind, Operation::AllToAll, Rank(src), Rank(dst), 1)
+fn frame(kind: FrameKind, src: u32, dst: u32) -> FrameHeader {
+    FrameHeader::new(kind, Operation::AllToAll, Rank(src), Rank(dst), 1)
 }
 
 #[test]
 fn invalid_frames_are_refused_and_valid_ones_accepted() {
     let (mut progress, _there) = rank_1();
-    let mut on_frame = |from, header: Header| progress.on_frame(Rank(from), &header.encode(&[]), Vec::new());
+    let mut on_frame =
+        |from, header: FrameHeader| progress.on_frame(Rank(from), &header.encode(&[]), Vec::new());
     for header in [
         frame(FrameKind::Vote, 5, 1),
         frame(FrameKind::Direct, 21, 1),
@@ -49,7 +50,7 @@ fn invalid_frames_are_refused_and_valid_ones_accepted() {
         (9, frame(FrameKind::Vote, 9, 1), "a direct link carried a frame that is not a message"),
         (
             5,
-            Header { fds: 1, ..frame(FrameKind::Fds, 5, 1) },
+            FrameHeader { fds: 1, ..frame(FrameKind::Fds, 5, 1) },
             "a frame has another number of descriptors than its header",
         ),
     ] {
@@ -67,7 +68,7 @@ fn invalid_frames_are_refused_and_valid_ones_accepted() {
         let frames = frame(kind, 5, 1).frames(&payload);
         assert_eq!(progress.on_frame(Rank(5), &frames[0], Vec::new()), not_in_the_group, "{kind:?}");
     }
-    let gap = Header { total: 9, offset: 4, ..frame(FrameKind::Vote, 5, 1) }.encode(&[7]);
+    let gap = FrameHeader { total: 9, offset: 4, ..frame(FrameKind::Vote, 5, 1) }.encode(&[7]);
     let rule = "a frame does not continue the previous one";
     assert_eq!(progress.on_frame(Rank(5), &gap, Vec::new()), Err(Malformed(rule)));
 }

@@ -11,7 +11,7 @@
 
 use wholemem_os::packet::{MAX_FDS, MAX_PACKET};
 
-use super::{Malformed, Reader};
+use super::{FieldReader, Malformed};
 use crate::Rank;
 use crate::fault::GroupFault;
 
@@ -116,7 +116,7 @@ operations! {
 
 /// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct FrameHeader {
     pub(crate) kind: FrameKind,
     pub(crate) operation: Operation,
     pub(crate) fds: u16,
@@ -127,7 +127,7 @@ pub(crate) struct Header {
     pub(crate) offset: u64,
 }
 
-impl Header {
+impl FrameHeader {
     /// Creates the header of a message without descriptors.
     pub(crate) fn new(kind: FrameKind, operation: Operation, src: Rank, dst: Rank, op: u64) -> Self {
         Self { kind, operation, fds: 0, src, dst, op, total: 0, offset: 0 }
@@ -160,12 +160,12 @@ impl Header {
 }
 
 /// Decodes a frame into its header and payload.
-pub(crate) fn decode(bytes: &[u8]) -> Result<(Header, &[u8]), Malformed> {
-    let mut reader = Reader(bytes);
+pub(crate) fn decode(bytes: &[u8]) -> Result<(FrameHeader, &[u8]), Malformed> {
+    let mut reader = FieldReader(bytes);
     if reader.array()? != MAGIC {
         return Err(Malformed("the message is not a frame of this version"));
     }
-    let header = Header {
+    let header = FrameHeader {
         kind: FrameKind::decode(reader.u8()?)?,
         operation: Operation::decode(reader.u8()?)?,
         fds: reader.u16()?,
@@ -218,7 +218,7 @@ pub(crate) fn encode_join_update(update: &JoinUpdate) -> Vec<u8> {
 }
 
 pub(crate) fn decode_join_update(bytes: &[u8]) -> Result<JoinUpdate, Malformed> {
-    let mut reader = Reader(bytes);
+    let mut reader = FieldReader(bytes);
     let joined = usize::try_from(reader.u32()?).ok().and_then(|joined| joined.checked_mul(4));
     let joined = joined.ok_or(Malformed("a join update has too many ranks"))?;
     let joined = reader.bytes(joined).and_then(decode_ranks)?;
@@ -237,7 +237,7 @@ pub(crate) fn encode_fault(fault: Option<&GroupFault>) -> Vec<u8> {
 }
 
 pub(crate) fn decode_fault(bytes: &[u8]) -> Result<Option<GroupFault>, Malformed> {
-    let mut reader = Reader(bytes);
+    let mut reader = FieldReader(bytes);
     let code = reader.u8()?;
     let ranks = decode_ranks(reader.0)?;
     match (code, &ranks[..]) {
@@ -256,8 +256,8 @@ mod tests {
 
     use super::*;
 
-    fn header() -> Header {
-        Header::new(FrameKind::Vote, Operation::AllGather, Rank(3), Rank(0), 17)
+    fn header() -> FrameHeader {
+        FrameHeader::new(FrameKind::Vote, Operation::AllGather, Rank(3), Rank(0), 17)
     }
 
     #[test]

@@ -14,9 +14,9 @@
 //! Replaying a recorded handshake fails, because both nonces are random. Reflecting a proof to its sender fails,
 //! because the proof contains the role.
 
-use super::{Malformed, Reader};
+use super::{FieldReader, Malformed};
 use crate::Rank;
-use crate::id::Key;
+use crate::id::GroupKey;
 
 const MAGIC: [u8; 4] = *b"wmh1";
 const CLAIM: u8 = 1;
@@ -46,7 +46,7 @@ pub(crate) enum Role {
 }
 
 impl Transcript {
-    pub(crate) fn proof(&self, key: &Key, role: Role) -> Proof {
+    pub(crate) fn proof(&self, key: &GroupKey, role: Role) -> Proof {
         let mut hasher = key.hasher();
         hasher.update(match role {
             Role::Child => b"child ",
@@ -59,7 +59,7 @@ impl Transcript {
         *hasher.finalize().as_bytes()
     }
 
-    pub(crate) fn verify(&self, key: &Key, role: Role, proof: Proof) -> bool {
+    pub(crate) fn verify(&self, key: &GroupKey, role: Role, proof: Proof) -> bool {
         // The comparison of `blake3::Hash` takes constant time.
         blake3::Hash::from_bytes(self.proof(key, role)) == blake3::Hash::from_bytes(proof)
     }
@@ -84,7 +84,7 @@ pub(crate) struct Challenge {
 
 /// The parent's reply to an authenticated child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Admission {
+pub(crate) enum AdmissionReply {
     Admitted,
     RankTaken,
 }
@@ -95,7 +95,7 @@ pub(crate) enum HandshakeMessage {
     Claim(Claim),
     Challenge(Challenge),
     Response(Proof),
-    Admission(Admission),
+    Admission(AdmissionReply),
 }
 
 impl HandshakeMessage {
@@ -122,8 +122,8 @@ impl HandshakeMessage {
             Self::Admission(admission) => {
                 bytes.push(ADMISSION);
                 bytes.push(match admission {
-                    Admission::Admitted => 0,
-                    Admission::RankTaken => 1,
+                    AdmissionReply::Admitted => 0,
+                    AdmissionReply::RankTaken => 1,
                 });
             }
         }
@@ -131,7 +131,7 @@ impl HandshakeMessage {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader(bytes);
+        let mut reader = FieldReader(bytes);
         if reader.array()? != MAGIC {
             return Err(Malformed("the message is not a handshake of this version"));
         }
@@ -147,8 +147,8 @@ impl HandshakeMessage {
             }),
             RESPONSE => Self::Response(reader.array()?),
             ADMISSION => Self::Admission(match reader.u8()? {
-                0 => Admission::Admitted,
-                1 => Admission::RankTaken,
+                0 => AdmissionReply::Admitted,
+                1 => AdmissionReply::RankTaken,
                 _ => return Err(Malformed("the admission has an unknown code")),
             }),
             _ => return Err(Malformed("the handshake message has an unknown kind")),
@@ -200,8 +200,8 @@ mod tests {
             HandshakeMessage::Claim(transcript().claim),
             HandshakeMessage::Challenge(challenge),
             HandshakeMessage::Response([7; 32]),
-            HandshakeMessage::Admission(Admission::Admitted),
-            HandshakeMessage::Admission(Admission::RankTaken),
+            HandshakeMessage::Admission(AdmissionReply::Admitted),
+            HandshakeMessage::Admission(AdmissionReply::RankTaken),
         ] {
             let bytes = hello.encode();
             assert!(bytes.len() <= MAX_LEN);

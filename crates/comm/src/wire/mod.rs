@@ -12,9 +12,9 @@ pub(crate) struct Malformed(pub(crate) &'static str);
 
 /// Reads fields from the front of a byte slice.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+pub(crate) struct FieldReader<'a>(pub(crate) &'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> FieldReader<'a> {
     pub(crate) fn bytes(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
         let (front, rest) = self.0.split_at_checked(len).ok_or(Malformed("the message is too short"))?;
         self.0 = rest;

@@ -112,7 +112,7 @@ fn memory_is_created_without_the_noexec_seal_if_the_kernel_refuses_it() {
         drop(armed);
         u8::from(refused || first != Some("memfd_create") || Memfd::create("test", LEN).is_err())
     });
-    assert_eq!(child.wait(), crate::fork::child::Status::Exited(0));
+    assert_eq!(child.wait(), crate::fork::child::ExitStatus::Exited(0));
 }
 
 #[cfg(feature = "fault")]

@@ -19,7 +19,7 @@ use std::fs::{self, File};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use super::{Available, MemoryLimit, Text};
+use super::{Available, MemoryLimit, TextBuffer};
 
 /// Version 1 represents "no limit" as the largest number of whole pages. No machine has this much memory.
 const UNLIMITED: usize = 1 << 62;
@@ -80,7 +80,7 @@ impl ControlGroups {
     /// apply.
     pub(super) fn find(root: &Path) -> Self {
         let membership = File::open(root.join("proc/self/cgroup")).ok().and_then(|file| {
-            let text = Text::default().read(&file).ok()?.to_owned();
+            let text = TextBuffer::default().read(&file).ok()?.to_owned();
             Some((file, text))
         });
         let own = membership.as_ref().map_or("", |(_, text)| text);
@@ -91,7 +91,7 @@ impl ControlGroups {
     }
 
     /// Returns the memory available in the group that leaves the least.
-    pub(super) fn tightest(&mut self, text: &mut Text) -> Option<Available> {
+    pub(super) fn tightest(&mut self, text: &mut TextBuffer) -> Option<Available> {
         if self.has_moved(text) {
             *self = Self::find(&self.root);
         }
@@ -99,7 +99,7 @@ impl ControlGroups {
     }
 
     /// Returns whether this process was moved to other groups since they were found.
-    fn has_moved(&self, text: &mut Text) -> bool {
+    fn has_moved(&self, text: &mut TextBuffer) -> bool {
         let Some((file, before)) = &self.membership else { return false };
         text.read(file).is_ok_and(|now| now != before)
     }
@@ -186,7 +186,7 @@ fn is_zero(file: &Path) -> bool {
 
 impl ControlGroup {
     /// Returns the memory that the group's limit leaves, or `None` if it has no limit or was removed.
-    fn available(&self, text: &mut Text) -> Option<Available> {
+    fn available(&self, text: &mut TextBuffer) -> Option<Available> {
         let mut number = |file: &File| text.read(file).ok()?.trim().parse::<usize>().ok();
         let len = number(&self.limit).filter(|limit| *limit < UNLIMITED)?;
         let used = number(&self.usage)?;

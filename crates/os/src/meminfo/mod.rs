@@ -65,7 +65,7 @@ impl fmt::Display for Available {
 pub struct MemoryProbe {
     machine: File,
     groups: ControlGroups,
-    text: Text,
+    text: TextBuffer,
 }
 
 impl MemoryProbe {
@@ -80,7 +80,7 @@ impl MemoryProbe {
     /// Opens the files below another root directory, for tests.
     fn open_at(root: &Path) -> Result<Self> {
         let machine = call("open", || File::open(root.join("proc/meminfo")).map_err(|error| errno(&error)))?;
-        Ok(Self { machine, groups: ControlGroups::find(root), text: Text::default() })
+        Ok(Self { machine, groups: ControlGroups::find(root), text: TextBuffer::default() })
     }
 
     /// Reads the available memory. If this process was moved to other control groups, their limits apply.
@@ -111,9 +111,9 @@ fn errno(error: &io::Error) -> Errno {
 
 /// A reusable buffer for the text of files.
 #[derive(Debug, Default)]
-struct Text(Vec<u8>);
+struct TextBuffer(Vec<u8>);
 
-impl Text {
+impl TextBuffer {
     /// Reads a file from its beginning. The kernel generates the text anew for each read, which is slow for some
     /// files, so a short read counts as the end.
     fn read(&mut self, file: &File) -> io::Result<&str> {

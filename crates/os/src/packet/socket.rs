@@ -441,7 +441,7 @@ mod tests {
             }
         })
         .wait();
-        assert_eq!(status, child::Status::Exited(0));
+        assert_eq!(status, child::ExitStatus::Exited(0));
     }
 
     #[test]

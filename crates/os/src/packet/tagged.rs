@@ -6,7 +6,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::wire::{
-    Batch, BatchReply, HEADER, KEY, decode_batch, decode_reply, encode_batch, encode_reply, violation,
+    BatchReply, FdBatch, HEADER, KEY, decode_batch, decode_reply, encode_batch, encode_reply, violation,
 };
 use super::{MAX_FDS, PacketSocket};
 use crate::width::{to_u64, to_usize};
@@ -46,7 +46,7 @@ impl PacketSocket {
         // A transfer of no descriptors is one empty batch.
         loop {
             let part = &fds[sent..fds.len().min(sent + MAX_FDS)];
-            let batch = Batch {
+            let batch = FdBatch {
                 total: to_u64(fds.len()),
                 first: to_u64(sent),
                 keys: part.iter().map(|(key, _)| *key).collect(),
@@ -240,12 +240,12 @@ mod tests {
         });
         let fds = tagged(reader.as_fd(), 500);
         assert_eq!(a.send_tagged(&fds, test_deadline()), Err(Error::FdsTruncated { capacity: 64 }));
-        assert_eq!(receiver.wait(), child::Status::Exited(0));
+        assert_eq!(receiver.wait(), child::ExitStatus::Exited(0));
     }
 
     #[test]
     fn an_invalid_batch_is_a_protocol_error_and_its_descriptors_are_closed() {
-        let batch = |total, first, count: u64| Batch { total, first, keys: (0..count).collect() };
+        let batch = |total, first, count: u64| FdBatch { total, first, keys: (0..count).collect() };
         for (sent, count, violation) in [
             (batch(3, 0, 2), 1, "a batch has different numbers of descriptors and keys"),
             (batch(3, 0, 1), 2, "a batch has different numbers of descriptors and keys"),
@@ -269,7 +269,7 @@ mod tests {
         let (a, b) = pair();
         let (reader, writer) = pipe();
         for total in [2, 3] {
-            let batch = Batch { total, first: total - 2, keys: vec![7] };
+            let batch = FdBatch { total, first: total - 2, keys: vec![7] };
             a.send(&encode_batch(&batch), &[writer.as_fd()], test_deadline()).expect("send");
         }
         drop(writer);
@@ -282,7 +282,7 @@ mod tests {
     fn the_receiver_times_out_if_the_sender_stops_and_received_descriptors_are_closed() {
         let (a, b) = pair();
         let (reader, writer) = pipe();
-        let batch = Batch { total: 2, first: 0, keys: vec![7] };
+        let batch = FdBatch { total: 2, first: 0, keys: vec![7] };
         a.send(&encode_batch(&batch), &[writer.as_fd()], test_deadline()).expect("send");
         drop(writer);
         assert_eq!(b.recv_tagged(10, Deadline::NOW).map(drop), Err(Error::TimedOut));
@@ -301,7 +301,7 @@ mod tests {
             ),
             (reply(BatchReply::TooMany(u64::MAX)), Error::TransferTooLarge { count: 1, limit: usize::MAX }),
             (
-                encode_batch(&Batch { total: 0, first: 0, keys: vec![] }),
+                encode_batch(&FdBatch { total: 0, first: 0, keys: vec![] }),
                 Error::Protocol {
                     violation: "received a batch instead of a reply, or a reply instead of a batch",
                 },

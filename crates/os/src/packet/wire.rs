@@ -23,7 +23,7 @@ pub(super) const KEY: usize = size_of::<u64>();
 
 /// One packet of a transfer: the keys of the descriptors that it carries.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Batch {
+pub(super) struct FdBatch {
     /// The number of descriptors of the whole transfer.
     pub(super) total: u64,
     /// The number of descriptors in earlier batches.
@@ -71,14 +71,14 @@ fn decode_header(bytes: &[u8], kind: u8) -> Result<(u16, u64, u64, &[u8])> {
     Ok((u16::from_le_bytes([header[6], header[7]]), number(8), number(16), rest))
 }
 
-pub(super) fn encode_batch(batch: &Batch) -> Vec<u8> {
+pub(super) fn encode_batch(batch: &FdBatch) -> Vec<u8> {
     let count = u16::try_from(batch.keys.len()).expect("a batch has at most `MAX_FDS` keys");
     let mut bytes = encode_header(BATCH, count, batch.total, batch.first).to_vec();
     bytes.extend(batch.keys.iter().flat_map(|key| key.to_le_bytes()));
     bytes
 }
 
-pub(super) fn decode_batch(bytes: &[u8]) -> Result<Batch> {
+pub(super) fn decode_batch(bytes: &[u8]) -> Result<FdBatch> {
     let (count, total, first, rest) = decode_header(bytes, BATCH)?;
     let count = usize::from(count);
     if count > MAX_FDS {
@@ -97,7 +97,7 @@ pub(super) fn decode_batch(bytes: &[u8]) -> Result<Batch> {
     if count == 0 && total != 0 {
         return violation("a batch is empty");
     }
-    Ok(Batch { total, first, keys: keys.iter().map(|key| u64::from_le_bytes(*key)).collect() })
+    Ok(FdBatch { total, first, keys: keys.iter().map(|key| u64::from_le_bytes(*key)).collect() })
 }
 
 pub(super) fn encode_reply(reply: BatchReply) -> [u8; HEADER] {
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn every_field_of_a_message_is_checked() {
-        let batch = encode_batch(&Batch { total: 1, first: 0, keys: vec![7] });
+        let batch = encode_batch(&FdBatch { total: 1, first: 0, keys: vec![7] });
         let reply = encode_reply(BatchReply::Received(1)).to_vec();
         let with = |bytes: &[u8], at: usize, value: u8| {
             let mut bytes = bytes.to_vec();
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_encoding_has_the_documented_bytes() {
-        let batch = encode_batch(&Batch { total: 0x0102, first: 3, keys: vec![0xA1B2] });
+        let batch = encode_batch(&FdBatch { total: 0x0102, first: 3, keys: vec![0xA1B2] });
         let expected = [b"wmfd\x01\x01\x01\0\x02\x01", &[0; 6][..], b"\x03", &[0; 7], b"\xB2\xA1", &[0; 6]];
         assert_eq!(batch, expected.concat());
         let expected = [b"wmfd\x01\x02\x01\0\x05", &[0; 15][..]].concat();
@@ -172,7 +172,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_batch_is_decoded_as_encoded(keys in vec(any::<u64>(), 1..=MAX_FDS), first in 0..1_u64 << 60, more: u32) {
-            let batch = Batch { total: first + to_u64(keys.len()) + u64::from(more), first, keys };
+            let batch = FdBatch { total: first + to_u64(keys.len()) + u64::from(more), first, keys };
             prop_assert_eq!(decode_batch(&encode_batch(&batch)), Ok(batch));
         }
 

@@ -197,7 +197,7 @@ mod tests {
             }
             Err(_) => 1,
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
         assert_eq!((probe.state(), probe.status()), (LockState::Died, 7));
     }
 

@@ -64,7 +64,7 @@ use std::time::Duration;
 
 use libc::pthread_mutex_t;
 
-use self::pthread::{Attributes, clear_pending_lock, pthread, wall_clock_after};
+use self::pthread::{MutexAttributes, clear_pending_lock, pthread, wall_clock_after};
 use crate::{Deadline, Errno, Error, Result};
 
 pub use self::liveness::{LivenessLock, LivenessProbe};
@@ -146,7 +146,7 @@ impl RobustLock {
         // SAFETY: the caller fulfils the same contract.
         let lock = unsafe { Self::open_at(address, memory) };
         lock.died().store(0, Ordering::Relaxed);
-        let attributes = Attributes::create()?;
+        let attributes = MutexAttributes::create()?;
         pthread("pthread_mutex_init", || {
             // SAFETY: the memory is writable, aligned and not used yet; the attributes are initialised.
             unsafe { libc::pthread_mutex_init(lock.mutex(), attributes.as_ptr()) }
@@ -478,7 +478,7 @@ mod tests {
             drop(inherited.take());
             if lock.state() == LockState::Alive { 0 } else { 1 }
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
         assert_eq!(lock.state(), LockState::Alive);
         drop(inherited);
         assert_eq!(lock.state(), LockState::Free);

@@ -15,7 +15,7 @@ use crate::{Errno, Result};
 /// glibc leaves the lock in the thread's `list_op_pending` entry, and the kernel follows that pointer when the thread
 /// ends, when other data may be at that address. Locking any other robust mutex clears the entry.
 pub(super) fn clear_pending_lock() -> Result<()> {
-    let attributes = Attributes::create()?;
+    let attributes = MutexAttributes::create()?;
     let mut mutex = MaybeUninit::uninit();
     let mutex = mutex.as_mut_ptr();
     pthread("pthread_mutex_init", || {
@@ -49,9 +49,9 @@ pub(super) fn wall_clock_after(left: Duration) -> libc::timespec {
 }
 
 /// The attributes of a robust mutex: shared between processes, robust, and with an error for locking twice.
-pub(super) struct Attributes(MaybeUninit<pthread_mutexattr_t>);
+pub(super) struct MutexAttributes(MaybeUninit<pthread_mutexattr_t>);
 
-impl Attributes {
+impl MutexAttributes {
     pub(super) fn create() -> Result<Self> {
         let mut attributes = MaybeUninit::uninit();
         pthread("pthread_mutexattr_init", || {
@@ -76,13 +76,13 @@ impl Attributes {
     }
 }
 
-impl Attributes {
+impl MutexAttributes {
     pub(super) fn as_ptr(&self) -> *const pthread_mutexattr_t {
         self.0.as_ptr()
     }
 }
 
-impl Drop for Attributes {
+impl Drop for MutexAttributes {
     fn drop(&mut self) {
         // SAFETY: the attributes are initialised, and not used any more.
         unsafe { libc::pthread_mutexattr_destroy(self.0.as_mut_ptr()) };

@@ -49,7 +49,7 @@ const MAX_MESSAGE_DELAY: u64 = 2_000;
 
 /// An event of the simulation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum EventKind {
+enum SimulatedEvent {
     Start,
     Kill,
     Stop,
@@ -70,25 +70,25 @@ enum EventKind {
 }
 
 #[derive(Debug)]
-struct Event {
+struct ScheduledEvent {
     at: Duration,
     order: u64,
     rank: Rank,
-    kind: EventKind,
+    kind: SimulatedEvent,
 }
 
-impl PartialEq for Event {
+impl PartialEq for ScheduledEvent {
     fn eq(&self, other: &Self) -> bool {
         (self.at, self.order) == (other.at, other.order)
     }
 }
-impl Eq for Event {}
-impl PartialOrd for Event {
+impl Eq for ScheduledEvent {}
+impl PartialOrd for ScheduledEvent {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Event {
+impl Ord for ScheduledEvent {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
     }
@@ -116,7 +116,7 @@ struct SimulatedRank {
 struct Simulation {
     rng: Rng,
     size: u32,
-    events: BinaryHeap<Reverse<Event>>,
+    events: BinaryHeap<Reverse<ScheduledEvent>>,
     order: u64,
     /// When the last message from one rank to another arrives, which later messages must not overtake.
     last_arrivals: BTreeMap<(Rank, Rank), Duration>,
@@ -171,7 +171,7 @@ impl Simulation {
         };
         for rank in (0..size).map(Rank) {
             let at = simulation.rng.micros(MAX_START_DELAY);
-            simulation.push(at, rank, EventKind::Start);
+            simulation.push(at, rank, SimulatedEvent::Start);
         }
         simulation
     }
@@ -179,15 +179,15 @@ impl Simulation {
     /// Changes when a rank starts.
     fn delay(&mut self, rank: Rank, until: Duration) {
         self.events.retain(|Reverse(event)| event.rank != rank);
-        self.push(until, rank, EventKind::Start);
+        self.push(until, rank, SimulatedEvent::Start);
     }
 
-    fn push(&mut self, at: Duration, rank: Rank, kind: EventKind) {
+    fn push(&mut self, at: Duration, rank: Rank, kind: SimulatedEvent) {
         self.order += 1;
-        self.events.push(Reverse(Event { at, order: self.order, rank, kind }));
+        self.events.push(Reverse(ScheduledEvent { at, order: self.order, rank, kind }));
     }
 
-    fn send(&mut self, now: Duration, from: Rank, to: Rank, kind: EventKind) {
+    fn send(&mut self, now: Duration, from: Rank, to: Rank, kind: SimulatedEvent) {
         if !self.members[from.index()].alive {
             return;
         }
@@ -219,8 +219,8 @@ impl Simulation {
     fn run(&mut self) {
         while let Some(Reverse(event)) = self.events.pop() {
             let member = &self.members[event.rank.index()];
-            if !member.alive || member.stopped && event.kind != EventKind::Kill {
-                if let (false, EventKind::Arrive(_, child)) = (member.alive, event.kind) {
+            if !member.alive || member.stopped && event.kind != SimulatedEvent::Kill {
+                if let (false, SimulatedEvent::Arrive(_, child)) = (member.alive, event.kind) {
                     self.connect_again(event.at, child);
                 }
                 continue;
@@ -229,24 +229,24 @@ impl Simulation {
         }
     }
 
-    fn handle(&mut self, now: Duration, rank: Rank, kind: EventKind) {
+    fn handle(&mut self, now: Duration, rank: Rank, kind: SimulatedEvent) {
         match kind {
-            EventKind::Start => self.start(now, rank),
-            EventKind::Stop => self.member(rank).stopped = true,
-            EventKind::Kill => self.kill(now, rank),
-            EventKind::Tick => self.tick(now, rank),
+            SimulatedEvent::Start => self.start(now, rank),
+            SimulatedEvent::Stop => self.member(rank).stopped = true,
+            SimulatedEvent::Kill => self.kill(now, rank),
+            SimulatedEvent::Tick => self.tick(now, rank),
             // A rank that has not started reads no messages; they are delivered again later.
             kind if self.members[rank.index()].started.is_none() => {
                 let again = now + Duration::from_millis(1) + self.rng.micros(1000);
                 self.push(again, rank, kind);
             }
-            EventKind::Connect => self.connect(now, rank),
-            EventKind::Arrive(position, child) => self.arrive(now, rank, position, child),
-            EventKind::TakePositions => self.take_positions(now, rank),
-            EventKind::Probe => self.probe(now, rank),
-            EventKind::Join(link, input) => self.step_join(now, rank, link, input),
-            EventKind::Vote(input) => self.vote(now, rank, input),
-            EventKind::GroupFailed(fault, from) => self.fail_group(now, rank, fault, from),
+            SimulatedEvent::Connect => self.connect(now, rank),
+            SimulatedEvent::Arrive(position, child) => self.arrive(now, rank, position, child),
+            SimulatedEvent::TakePositions => self.take_positions(now, rank),
+            SimulatedEvent::Probe => self.probe(now, rank),
+            SimulatedEvent::Join(link, input) => self.step_join(now, rank, link, input),
+            SimulatedEvent::Vote(input) => self.vote(now, rank, input),
+            SimulatedEvent::GroupFailed(fault, from) => self.fail_group(now, rank, fault, from),
         }
     }
 
@@ -256,7 +256,7 @@ impl Simulation {
             let outputs = self.member(rank).converge.start();
             self.on_converge_outputs(now, rank, outputs);
         }
-        self.push(now, rank, EventKind::Tick);
+        self.push(now, rank, SimulatedEvent::Tick);
     }
 
     fn kill(&mut self, now: Duration, rank: Rank) {
@@ -264,14 +264,19 @@ impl Simulation {
         self.last_death = now;
         if self.collective {
             for neighbour in self.tree(rank).neighbours().collect::<Vec<_>>() {
-                self.notice_death(now, rank, neighbour, EventKind::GroupFailed(GroupFault::Lost(rank), None));
+                self.notice_death(
+                    now,
+                    rank,
+                    neighbour,
+                    SimulatedEvent::GroupFailed(GroupFault::Lost(rank), None),
+                );
             }
             return;
         }
         let record = self.members[rank.index()].joining.record();
         let died = |position: Tree| {
             let record = JoinRecord::decode(record, position).expect("a valid record");
-            EventKind::Join(None, join::Input::Died(position.rank, record))
+            SimulatedEvent::Join(None, join::Input::Died(position.rank, record))
         };
         for (position, child) in self.members[rank.index()].below.clone() {
             let dead = self.tree(position).parent().expect("a child has a parent");
@@ -289,7 +294,7 @@ impl Simulation {
     }
 
     /// Schedules the detection of a death after all messages of the dead rank, since a link is read to its end first.
-    fn notice_death(&mut self, now: Duration, dead: Rank, by: Rank, kind: EventKind) {
+    fn notice_death(&mut self, now: Duration, dead: Rank, by: Rank, kind: SimulatedEvent) {
         let after = self.rng.micros(20_000);
         let last_arrival = self.last_arrivals.get(&(dead, by)).copied().unwrap_or_default();
         let at = (now + after).max(last_arrival);
@@ -315,7 +320,7 @@ impl Simulation {
         match self.listener(above) {
             Some(listener) => {
                 self.step_join(now, rank, None, join::Input::Reached);
-                self.send(now, rank, listener, EventKind::Arrive(position, rank));
+                self.send(now, rank, listener, SimulatedEvent::Arrive(position, rank));
             }
             None => {
                 self.step_join(now, rank, None, join::Input::Refused);
@@ -326,7 +331,7 @@ impl Simulation {
 
     fn connect_again(&mut self, now: Duration, rank: Rank) {
         let pause = Duration::from_millis(1) + self.rng.micros(64_000);
-        self.push(now + pause, rank, EventKind::Connect);
+        self.push(now + pause, rank, SimulatedEvent::Connect);
     }
 
     fn arrive(&mut self, now: Duration, rank: Rank, position: Rank, child: Rank) {
@@ -339,7 +344,7 @@ impl Simulation {
         }
         member.below.insert(position, child);
         self.step_join(now, rank, None, join::Input::ChildAdmitted(position));
-        self.send(now, rank, child, EventKind::Join(Some((rank, position)), join::Input::ParentJoined));
+        self.send(now, rank, child, SimulatedEvent::Join(Some((rank, position)), join::Input::ParentJoined));
         self.step_join(now, rank, None, join::Input::ChildJoined(position));
     }
 
@@ -372,7 +377,7 @@ impl Simulation {
                 return;
             }
         };
-        self.push(at, rank, EventKind::Kill);
+        self.push(at, rank, SimulatedEvent::Kill);
     }
 
     fn probe(&mut self, now: Duration, rank: Rank) {
@@ -391,17 +396,17 @@ impl Simulation {
         let wait = self.rng.micros(10_000);
         let member = self.member(rank);
         if member.joining.target().is_some() && !std::mem::replace(&mut member.is_connecting, true) {
-            self.push(now, rank, EventKind::Connect);
+            self.push(now, rank, SimulatedEvent::Connect);
         }
         let member = self.member(rank);
         if !member.joining.vacant_positions().is_empty()
             && !std::mem::replace(&mut member.is_taking_positions, true)
         {
-            self.push(now + wait, rank, EventKind::TakePositions);
+            self.push(now + wait, rank, SimulatedEvent::TakePositions);
         }
         let member = self.member(rank);
         if member.joining.unaccounted().next().is_some() && !std::mem::replace(&mut member.is_probing, true) {
-            self.push(now + Duration::from_millis(100), rank, EventKind::Probe);
+            self.push(now + Duration::from_millis(100), rank, SimulatedEvent::Probe);
         }
     }
 
@@ -418,11 +423,11 @@ impl Simulation {
             let outputs = member.converge.step(since, converge::Input::Tick { parent_runs });
             let next = started + member.converge.next_tick(since).max(since + Duration::from_micros(1));
             self.on_converge_outputs(now, rank, outputs);
-            self.push(next, rank, EventKind::Tick);
+            self.push(next, rank, SimulatedEvent::Tick);
         } else {
             let next = started + member.joining.next_tick().max(since + Duration::from_micros(1));
             self.step_join(now, rank, None, join::Input::Tick);
-            self.push(next, rank, EventKind::Tick);
+            self.push(next, rank, SimulatedEvent::Tick);
         }
     }
 
@@ -455,11 +460,11 @@ impl Simulation {
             match output {
                 join::Output::Up(update) => {
                     let above = self.members[rank.index()].above.expect("the rank has joined a parent");
-                    self.send(now, rank, above, EventKind::Join(None, join::Input::Update(update)));
+                    self.send(now, rank, above, SimulatedEvent::Join(None, join::Input::Update(update)));
                 }
                 join::Output::Down(child, decision) => {
                     let child = self.members[rank.index()].below[&child];
-                    self.send(now, rank, child, EventKind::Join(None, join::Input::Decision(decision)));
+                    self.send(now, rank, child, SimulatedEvent::Join(None, join::Input::Decision(decision)));
                 }
                 join::Output::End(decision) => {
                     self.member(rank).outcome = Some((now, decision.map(|()| Vec::new())));
@@ -488,13 +493,13 @@ impl Simulation {
                         now,
                         rank,
                         parent,
-                        EventKind::Vote(converge::Input::Vote { child: rank, vote }),
+                        SimulatedEvent::Vote(converge::Input::Vote { child: rank, vote }),
                     );
                 }
                 converge::Output::Report(missing) => {
                     let parent = tree.parent().expect("rank 0 decides");
                     let report = converge::Input::Report { child: rank, missing };
-                    self.send(now, rank, parent, EventKind::Vote(report));
+                    self.send(now, rank, parent, SimulatedEvent::Vote(report));
                 }
                 converge::Output::Down(decision) => {
                     for child in tree.children().collect::<Vec<_>>() {
@@ -502,7 +507,7 @@ impl Simulation {
                             now,
                             rank,
                             child,
-                            EventKind::Vote(converge::Input::Decision(decision.clone())),
+                            SimulatedEvent::Vote(converge::Input::Decision(decision.clone())),
                         );
                     }
                 }
@@ -519,7 +524,7 @@ impl Simulation {
     fn fail_group(&mut self, now: Duration, rank: Rank, fault: GroupFault, from: Option<Rank>) {
         let member = self.member(rank);
         for neighbour in member.group.fail(fault.clone(), from) {
-            self.send(now, rank, neighbour, EventKind::GroupFailed(fault.clone(), Some(rank)));
+            self.send(now, rank, neighbour, SimulatedEvent::GroupFailed(fault.clone(), Some(rank)));
         }
         let member = self.member(rank);
         let fault = member.group.fault().expect("just recorded").clone();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::{give_up_on_decision_at, give_up_on_joining_at};
-use super::{EventKind, MAX_MESSAGE_DELAY, MAX_START_DELAY, Rng, Simulation, TIMEOUT};
+use super::{MAX_MESSAGE_DELAY, MAX_START_DELAY, Rng, SimulatedEvent, Simulation, TIMEOUT};
 use crate::Rank;
 use crate::fault::GroupFault;
 
@@ -46,7 +46,7 @@ fn a_death_while_joining_is_reported_to_all_or_the_dead_rank_is_missing() {
         let victim = Rank(u32::try_from(rng.below(size.into())).expect("a rank"));
         let mut simulation = Simulation::new(seed, size, false);
         let at = rng.micros(MAX_START_DELAY + 50_000);
-        simulation.push(at, victim, EventKind::Kill);
+        simulation.push(at, victim, SimulatedEvent::Kill);
         simulation.run();
         simulation.assert_no_rank_hangs();
         simulation.assert_all_learn_together();
@@ -101,7 +101,7 @@ fn ranks_that_know_of_a_death_wait_for_a_rank_that_starts_late() {
         let mut simulation = Simulation::new(seed, size, false);
         let start = Duration::from_secs(3);
         simulation.delay(Rank(late), start);
-        simulation.push(Duration::from_micros(2 * MAX_START_DELAY), victim, EventKind::Kill);
+        simulation.push(Duration::from_micros(2 * MAX_START_DELAY), victim, SimulatedEvent::Kill);
         simulation.run();
         simulation.assert_no_rank_hangs();
         simulation.assert_all_learn_together();
@@ -121,7 +121,7 @@ fn kill_successors(seed: u64, size: u32, victim: Rank, positions: Vec<Rank>, dea
     let start = Duration::from_secs(3);
     simulation.delay(Rank(late), start);
     simulation.successor_kills = (positions, deaths);
-    simulation.push(Duration::from_micros(2 * MAX_START_DELAY), victim, EventKind::Kill);
+    simulation.push(Duration::from_micros(2 * MAX_START_DELAY), victim, SimulatedEvent::Kill);
     simulation.run();
     simulation.assert_no_rank_hangs();
     let dead = |rank: Rank| !simulation.members[rank.index()].alive;
@@ -155,7 +155,7 @@ fn deaths_of_ranks_known_only_to_dead_ranks_are_learnt_by_all_together() {
         let mut dies = |rank: &u32| !(5..9).contains(rank) && rng.below(3) == 0;
         let killed: Vec<_> = (3..size).filter(|rank| dies(rank)).chain([0]).map(Rank).collect();
         for rank in &killed {
-            simulation.push(Duration::from_micros(2 * MAX_START_DELAY), *rank, EventKind::Kill);
+            simulation.push(Duration::from_micros(2 * MAX_START_DELAY), *rank, SimulatedEvent::Kill);
         }
         simulation.run();
         simulation.assert_no_rank_hangs();
@@ -240,7 +240,7 @@ fn a_death_in_a_collective_reaches_every_survivor() {
         let victim = Rank(u32::try_from(rng.below(size.into())).expect("a rank"));
         let mut simulation = Simulation::new(seed, size, true);
         let at = rng.micros(MAX_START_DELAY + 50_000);
-        simulation.push(at, victim, EventKind::Kill);
+        simulation.push(at, victim, SimulatedEvent::Kill);
         simulation.run();
         simulation.assert_no_rank_hangs();
         for (rank, _) in simulation.survivors() {
@@ -258,7 +258,7 @@ fn a_stopped_rank_in_a_collective_is_reported_to_all() {
         let victim = Rank(u32::try_from(rng.below(size.into())).expect("a rank"));
         let mut simulation = Simulation::new(seed, size, true);
         let at = rng.micros(MAX_START_DELAY);
-        simulation.push(at, victim, EventKind::Stop);
+        simulation.push(at, victim, SimulatedEvent::Stop);
         simulation.run();
         simulation.assert_no_rank_hangs();
         for (rank, outcome) in simulation.survivors() {
