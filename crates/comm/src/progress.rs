@@ -399,8 +399,8 @@ impl ProgressThread {
             self.on_peer_exit(rank);
         }
         // A rank that has left is not stalled, so it is not reported instead of the ranks behind it.
-        let is_still = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| peer.stall.is_stalled());
-        *self.core.stalled() = self.core.tree.neighbours().filter(is_still).collect();
+        let is_stalled = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| peer.stall.is_stalled());
+        *self.core.stalled() = self.core.tree.neighbours().filter(is_stalled).collect();
         self.last_probe = Instant::now();
         self.check_split_from();
         self.take_vacant_positions();
@@ -455,12 +455,12 @@ impl ProgressThread {
 
     /// Informs the neighbours that this rank leaves, and waits for a limited time until they have received it.
     fn leave(&mut self) {
-        let (is_up, has_failed, finished) = {
+        let (is_ready, has_failed, finished) = {
             let state = self.core.state();
             (state.phase == GroupPhase::Ready, state.group.fault().is_some(), state.finished)
         };
         let rank = self.core.tree.rank;
-        if is_up && !has_failed {
+        if is_ready && !has_failed {
             for peer in self.peers.keys() {
                 self.core.post(
                     *peer,
@@ -469,8 +469,8 @@ impl ProgressThread {
                 );
             }
         }
-        let is_ready = is_up && !has_failed;
-        let deadline = Deadline::after(if is_ready { LEAVE_TIMEOUT } else { FAILED_LEAVE_TIMEOUT });
+        let is_usable = is_ready && !has_failed;
+        let deadline = Deadline::after(if is_usable { LEAVE_TIMEOUT } else { FAILED_LEAVE_TIMEOUT });
         loop {
             self.peers.retain(|_, peer| peer.probe.state() == LockState::Alive);
             let peers = &self.peers;

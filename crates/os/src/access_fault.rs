@@ -226,7 +226,7 @@ pub fn is_installed() -> bool {
 /// reported.
 ///
 /// # Errors
-/// `sigaction`, if it fails.
+/// The error of `sigaction`.
 #[doc(alias = "sigaction")]
 pub fn install() -> Result<()> {
     static INSTALLING: Mutex<()> = Mutex::new(());

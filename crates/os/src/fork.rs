@@ -8,7 +8,7 @@
 //! `clone` or by `_Fork`) are not detected. Children of `posix_spawn` and `vfork` execute another program at once and
 //! are not detected either.
 //!
-//! A layer above can [register](register) hooks that run around each fork, for example to pass state to children.
+//! A layer above can [register] hooks that run around each fork, for example to pass state to children.
 //!
 //! ```
 //! use wholemem_os::ForkEpoch;

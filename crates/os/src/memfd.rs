@@ -309,7 +309,7 @@ pub struct FileIdentity {
 /// Returns the identity of the file that a descriptor refers to.
 ///
 /// # Errors
-/// `fstat`, if it fails.
+/// The error of `fstat`.
 pub fn identity(fd: BorrowedFd<'_>) -> Result<FileIdentity> {
     let stat = call("fstat", || rustix::fs::fstat(fd))?;
     Ok(FileIdentity { device: stat.st_dev, inode: stat.st_ino })
@@ -318,14 +318,14 @@ pub fn identity(fd: BorrowedFd<'_>) -> Result<FileIdentity> {
 /// Returns the current length of a file. The length of a sealed file never changes.
 ///
 /// # Errors
-/// `fstat`, if it fails; `EOVERFLOW` for a negative length.
+/// The error of `fstat`; `EOVERFLOW` for a negative length.
 pub fn len_of(fd: BorrowedFd<'_>) -> Result<usize> {
     let len = call("fstat", || rustix::fs::fstat(fd))?.st_size;
     usize::try_from(len).map_err(|_| Error::Call { call: "fstat", errno: Errno::OVERFLOW })
 }
 
 fn create_empty(name: &str) -> Result<OwnedFd> {
-    // Linux before 6.3 refuses the flag. The result is remembered, so that later calls try once.
+    // Linux before 6.3 refuses the flag. The refusal is remembered, so that later calls do not pass it.
     static NOEXEC_REFUSED: AtomicBool = AtomicBool::new(false);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let create = |flags| call("memfd_create", || rustix::fs::memfd_create(name, flags));

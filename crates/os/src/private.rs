@@ -59,7 +59,7 @@ impl PrivateMap {
     /// Maps `len` bytes of the file behind a descriptor from `offset` on.
     ///
     /// # Errors
-    /// As [`PrivateMap::create`]; `fstat`, if it fails.
+    /// As [`PrivateMap::create`]; the error of `fstat`.
     ///
     /// # Safety
     /// The file is sealed against shrinking.

@@ -107,7 +107,7 @@ impl Replacement {
     /// Renames the new file to its path.
     ///
     /// # Errors
-    /// `fdatasync` or `rename`, if it fails. The old file is then unchanged.
+    /// The error of `fdatasync` or `rename`. The old file is then unchanged.
     pub fn commit(mut self) -> io::Result<()> {
         let Some(TemporaryFile { path, target, is_replacing }) = self.temporary.take() else { return Ok(()) };
         // Some file systems report a full disk only when the data is written back.

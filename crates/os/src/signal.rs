@@ -32,7 +32,7 @@ impl Signals {
     /// Blocks these signals in this thread and in the threads that it starts later, and makes them readable.
     ///
     /// # Errors
-    /// `pthread_sigmask` or `signalfd`, if it fails.
+    /// The error of `pthread_sigmask` or `signalfd`.
     #[doc(alias = "pthread_sigmask")]
     pub fn block(signals: &[Signal]) -> Result<Self> {
         let mut set = MaybeUninit::uninit();
@@ -63,7 +63,7 @@ impl Signals {
     /// Returns the next pending signal, if there is one.
     ///
     /// # Errors
-    /// `read`, if it fails.
+    /// The error of `read`.
     pub fn next(&self) -> Result<Option<Signal>> {
         const SIZE: usize = size_of::<libc::signalfd_siginfo>();
         let mut info = [0; SIZE];
@@ -81,7 +81,7 @@ impl Signals {
 /// Unblocks all signals in this thread, as a program expects that is executed next.
 ///
 /// # Errors
-/// `pthread_sigmask`, if it fails.
+/// The error of `pthread_sigmask`.
 pub fn unblock_all() -> Result<()> {
     let mut set = MaybeUninit::uninit();
     // SAFETY: the memory is writable, and the call initialises it.

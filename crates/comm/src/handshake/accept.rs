@@ -61,7 +61,7 @@ enum PeerState {
     Admitted(Rank),
 }
 
-/// What happens to a pending peer after its messages are read.
+/// The result of reading the messages of a pending peer.
 enum PeerOutcome {
     Pending(PeerState),
     Joined(Rank, Vec<OwnedFd>),

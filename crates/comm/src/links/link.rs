@@ -41,7 +41,7 @@ impl From<Vec<u8>> for FramePacket {
 pub(crate) struct RankLink {
     pub(crate) peer: Rank,
     pub(crate) socket: PacketSocket,
-    outbox: Mutex<SendQueue>,
+    send_queue: Mutex<SendQueue>,
 }
 
 /// The queues of packets to send.
@@ -69,37 +69,37 @@ pub(crate) enum SendStatus {
 
 impl RankLink {
     pub(crate) fn new(peer: Rank, socket: PacketSocket) -> Self {
-        Self { peer, socket, outbox: Mutex::default() }
+        Self { peer, socket, send_queue: Mutex::default() }
     }
 
-    fn outbox(&self) -> MutexGuard<'_, SendQueue> {
-        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+    fn send_queue(&self) -> MutexGuard<'_, SendQueue> {
+        self.send_queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends packets in order, or queues them.
     pub(crate) fn post(&self, packets: impl IntoIterator<Item = FramePacket>) -> SendStatus {
-        let mut outbox = self.outbox();
-        outbox.ordinary.extend(packets);
-        outbox.flush(&self.socket)
+        let mut send_queue = self.send_queue();
+        send_queue.ordinary.extend(packets);
+        send_queue.flush(&self.socket)
     }
 
     /// Sends a packet before all queued packets.
     pub(crate) fn post_urgent(&self, packet: FramePacket) -> SendStatus {
-        let mut outbox = self.outbox();
-        outbox.urgent.push_back(packet);
-        outbox.flush(&self.socket)
+        let mut send_queue = self.send_queue();
+        send_queue.urgent.push_back(packet);
+        send_queue.flush(&self.socket)
     }
 
     /// Handles the peer's acknowledgement of the batch in flight.
     pub(crate) fn batch_acknowledged(&self) -> SendStatus {
-        let mut outbox = self.outbox();
-        outbox.in_flight = false;
-        outbox.flush(&self.socket)
+        let mut send_queue = self.send_queue();
+        send_queue.in_flight = false;
+        send_queue.flush(&self.socket)
     }
 
     /// Sends as many queued packets as the socket accepts.
     pub(crate) fn flush(&self) -> SendStatus {
-        self.outbox().flush(&self.socket)
+        self.send_queue().flush(&self.socket)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::fault::GroupFault;
 use crate::rank::Tree;
 use crate::{Error, Rank};
 
-/// What a rank knows about the failure of its group, and about ranks that have left it.
+/// The failure of a group, and the ranks that have left it, as known to one rank.
 #[derive(Debug)]
 pub(crate) struct GroupState {
     tree: Tree,

@@ -175,7 +175,7 @@ impl PacketSocket {
     /// Returns whether the peer has closed the connection. Packets that it sent before may still be readable.
     ///
     /// # Errors
-    /// `poll`, if it fails.
+    /// The error of `poll`.
     pub fn is_closed(&self) -> Result<bool> {
         let mut watched = [PollFd::new(&self.0, PollFlags::empty())];
         let now = Deadline::NOW.timeout();
