@@ -70,7 +70,7 @@ fn open(source: &TableSource) -> Result<Stored, wholemem::Error> {
 /// Runs something long: with a bar, and to an early but orderly end when a signal comes.
 fn watched(label: &str, work: impl FnOnce(wholemem::files::Watch<'_>) -> wholemem::Result<()>) -> Result<()> {
     // Before there is another thread, so that whoever is interrupted clears up; and not while there is nothing to clear up.
-    let signals = Signals::take(&[Signal::INT, Signal::TERM, Signal::HUP])?;
+    let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let bar = Progress::of_bytes(label, 0);
     work(&|Copied { done, total }| {
         bar.set(done, total);

@@ -1,11 +1,11 @@
-//! [`Bootstrap`]: a rank's membership in a group, how it joins and leaves.
+//! [`Bootstrap`]: a rank's membership in a group: creating, joining and leaving it.
 //!
-//! | module | what it holds |
+//! | module | description |
 //! |---|---|
 //! | [`collective`] | barrier, broadcast, all_gather, all_to_all and agree |
 //! | [`descriptors`] | all_gather_fds |
 //! | [`split`] | groups of some of the ranks of a group |
-//! | [`env`](mod@env) | from_env: joining as a launcher asks for |
+//! | [`env`](mod@env) | from_env: joins the group that a launcher describes in the environment |
 //! | [`watch`] | callbacks for the failure of a group |
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use wholemem_os::packet::PacketListener;
 use wholemem_os::{Deadline, Errno, Error as OsError, interrupt};
 
-use crate::core::{Core, Phase};
-use crate::fault::Fault;
+use crate::core::{GroupPhase, RankCore};
+use crate::fault::GroupFault;
 use crate::handshake::Acceptor;
-use crate::progress::Progress;
+use crate::progress::ProgressThread;
 use crate::rank::Tree;
 use crate::{Error, Rank, Result, UniqueId};
 
@@ -29,115 +29,118 @@ mod env;
 mod split;
 mod watch;
 
-pub use self::collective::Verdict;
-pub use self::watch::Watch;
+pub use self::collective::VoteResult;
+pub use self::watch::FailureWatch;
 
-use self::collective::{GLANCE, wait_out};
+use self::collective::{WAIT_SLICE, wait_remaining_timeout};
 
-/// How long an operation waits for the other ranks unless [`Bootstrap::set_timeout`] says otherwise.
+/// The default timeout of an operation; see [`Bootstrap::set_timeout`].
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The largest group: a number of ranks that is a mistake is told at once, and not by ranks that never come.
-const MOST_RANKS: u32 = 1 << 16;
+/// The maximum group size. A wrong size is an error at once, instead of a timeout.
+const MAX_RANKS: u32 = 1 << 16;
 
-/// What a deadline that never comes is taken for.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// The timeout that is used for a deadline that never passes.
+const MAX_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// How much longer than its own thread a caller waits: it is there so that not even our own mistakes make it hang.
+/// How much longer than the progress thread a caller waits, so that a defect of the progress thread does not hang it.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// One rank's membership in a group.
 ///
-/// Operations are collective: all ranks call the same ones in the same order. Each returns the result, or the error that
-/// names the rank at fault; an error that [poisons](Error::poisons) ends the group. An operation whose timeout passes
-/// fails then, and not before; it may take up to a second longer, in which the ranks inform each other which rank is missing.
-/// Dropping it leaves the group; the others may finish what this rank has finished, and nothing after that.
+/// Operations are collective: all ranks call the same operations in the same order. Each returns the result, or an
+/// error that names the rank at fault; an error that [poisons](Error::poisons) ends the group. An operation fails
+/// when its timeout expires, and not before; it may take up to a second longer, in which the ranks inform each other
+/// which rank is missing. Dropping the value leaves the group: the other ranks can finish the operations that this
+/// rank has finished, and no later ones.
 #[derive(Debug)]
 pub struct Bootstrap {
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: Arc<RankCore>,
     pub(crate) timeout: Duration,
-    /// Whether an operation is under way.
+    /// Whether an operation is in progress.
     busy: AtomicBool,
-    /// Until this rank leaves.
+    /// The progress thread, until this rank leaves.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Bootstrap {
-    /// Joins the group of `id` as `rank` of `size`, and returns when all ranks have. If ranks are missing, it fails when the
-    /// deadline has passed, at most half a second later.
+    /// Joins the group of `id` as `rank` of `size`, and returns when all ranks have joined. If ranks are missing, it
+    /// fails when the deadline passes, at most half a second later.
     ///
-    /// If ranks die after others have joined them, all survivors return [`Error::PeerLost`] within a second of each other: when
-    /// the last of them has called `create`, or else at the deadline. So a new group of the survivors can be created. That also
-    /// holds for deaths of the ranks that took the place of a dead one.
+    /// If ranks die after others have joined them, all survivors get [`Error::PeerLost`] within a second of each
+    /// other: when the last of them has called `create`, or else at the deadline. So the survivors can create a new
+    /// group. This also holds for deaths of ranks that took the position of a dead rank.
     ///
-    /// Raises this process's limit on open files to its hard limit.
+    /// Raises this process's soft limit on open files to the hard limit.
     ///
     /// # Errors
-    /// [`Error::Timeout`] naming the ranks that have not proved themselves; [`Error::PeerLost`] naming one that did and
+    /// [`Error::Timeout`] with the ranks that were not authenticated; [`Error::PeerLost`] with a rank that was and
     /// died since; [`Error::RankTaken`], [`Error::SizeDiffers`], [`Error::OtherNamespace`], [`Error::NoSuchRank`],
     /// [`Error::TooManyRanks`].
     pub fn create(id: &UniqueId, rank: Rank, size: u32, deadline: Deadline) -> Result<Self> {
-        let timeout = deadline.remaining().map_or(LONGEST, to_milliseconds);
+        let timeout = deadline.remaining().map_or(MAX_TIMEOUT, to_milliseconds);
         Self::create_part(id, rank, size, timeout, None)
     }
 
-    /// Joins a group whose members, if it is a part of another, are all known to be members of that.
+    /// Joins a group. If it is split from another group, `split_from` is that group, and all its members are members
+    /// of that.
     fn create_part(
         id: &UniqueId,
         rank: Rank,
         size: u32,
         timeout: Duration,
-        whole: Option<Arc<Core>>,
+        split_from: Option<Arc<RankCore>>,
     ) -> Result<Self> {
         if rank.0 >= size {
             return Err(Error::NoSuchRank { rank, size });
         }
-        if size > MOST_RANKS {
-            return Err(Error::TooManyRanks { size, limit: MOST_RANKS });
+        if size > MAX_RANKS {
+            return Err(Error::TooManyRanks { size, limit: MAX_RANKS });
         }
-        id.check_home(rank)?;
-        // A rank may receive a descriptor from every other one.
+        id.check_location(rank)?;
+        // A rank may receive descriptors from every other rank.
         wholemem_os::descriptors::raise_limit();
         let tree = Tree::new(rank, size);
-        let core = Arc::new(Core::create(id.clone(), tree)?);
-        // Also a rank without children listens: if its parent dies, others find out there whether it lives.
+        let core = Arc::new(RankCore::create(id.clone(), tree)?);
+        // A rank without children listens too: if its parent dies, other ranks probe its address to check whether it
+        // lives.
         let acceptor = match tree.neighbours().next() {
             Some(_) => Some(Acceptor::new(listen(id, rank)?, tree, id.key(), id.has_secret())),
             None => None,
         };
-        let progress = Progress::new(Arc::clone(&core), timeout, acceptor, whole);
+        let progress = ProgressThread::new(Arc::clone(&core), timeout, acceptor, split_from);
         let thread = std::thread::Builder::new()
             .name(format!("wholemem-rank-{rank}"))
             .spawn(move || progress.run())
             .map_err(|error| OsError::Call {
                 call: "clone",
-                // An error without a number is that of a name with a zero byte.
+                // An error without an errno means that the name contains a zero byte.
                 errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
             })?;
         let (busy, thread) = (AtomicBool::new(false), Mutex::new(Some(thread)));
         let bootstrap = Self { core, timeout: DEFAULT_TIMEOUT, busy, thread };
-        bootstrap.wait_until_up(timeout)?;
+        bootstrap.wait_until_ready(timeout)?;
         Ok(bootstrap)
     }
 
-    fn wait_until_up(&self, timeout: Duration) -> Result<()> {
+    fn wait_until_ready(&self, timeout: Duration) -> Result<()> {
         let began = Instant::now();
         let mut state = self.core.state();
         loop {
             match &state.phase {
-                Phase::Up => return Ok(()),
-                Phase::Failed(error) => {
+                GroupPhase::Ready => return Ok(()),
+                GroupPhase::Failed(error) => {
                     let error = error.clone();
                     drop(state);
-                    return Err(wait_out(error, began));
+                    return Err(wait_remaining_timeout(error, began));
                 }
-                Phase::Joining => {}
+                GroupPhase::Joining => {}
             }
             let left = timeout.saturating_add(GRACE).saturating_sub(began.elapsed());
             if left.is_zero() {
                 return Err(Error::Timeout { missing: vec![self.core.tree.rank], timeout, joining: true });
             }
-            let wait = self.core.changed.wait_timeout(state, left.min(GLANCE));
+            let wait = self.core.changed.wait_timeout(state, left.min(WAIT_SLICE));
             drop(wait.unwrap_or_else(PoisonError::into_inner).0);
             if interrupt::is_interrupted() {
                 return Err(Error::Aborted { by: self.core.tree.rank });
@@ -146,7 +149,7 @@ impl Bootstrap {
         }
     }
 
-    /// Makes a group of `count` ranks in this process, for ranks that are threads or devices.
+    /// Creates a group of `count` ranks in this process, for ranks that are threads or devices.
     ///
     /// ```
     /// use wholemem_comm::Bootstrap;
@@ -171,19 +174,19 @@ impl Bootstrap {
         in_threads(count, |rank| Self::create_part(&id, rank, count, DEFAULT_TIMEOUT, None))
     }
 
-    /// This process's rank.
+    /// Returns the rank of this process.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.core.tree.rank
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.core.tree.size
     }
 
-    /// How long each operation waits for the other ranks.
+    /// Returns how long each operation waits for the other ranks.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.timeout
@@ -194,17 +197,17 @@ impl Bootstrap {
         self.timeout = timeout;
     }
 
-    /// How many connections to other ranks there are: at most five from the start, and one more for each other rank that
-    /// long messages are exchanged with.
+    /// Returns the number of connections to other ranks: at most five initially, and one more for each other rank
+    /// with which long messages were exchanged.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.core.links().len() + self.core.paths().open()
     }
 
-    /// Says whether the group still stands, without waiting.
+    /// Checks without waiting whether the group is usable.
     ///
     /// # Errors
-    /// What the next operation would answer: [`Error::PeerLost`], [`Error::Aborted`], [`Error::Poisoned`],
+    /// The error of the next operation: [`Error::PeerLost`], [`Error::Aborted`], [`Error::Poisoned`],
     /// [`Error::PeerLeft`].
     pub fn check(&self) -> Result<()> {
         self.check_epoch()?;
@@ -212,19 +215,20 @@ impl Bootstrap {
         state.group.check(state.begun + 1)
     }
 
-    /// Ends the group for all ranks: what they are at, and whatever they call later, is [`Error::Aborted`].
+    /// Ends the group for all ranks: their current and later operations fail with [`Error::Aborted`].
     ///
-    /// Works from any thread, while another is in an operation.
+    /// It can be called from any thread, also while another thread is in an operation.
     pub fn abort(&self) {
         if self.core.epoch.is_current() {
-            self.core.fall(Fault::Aborted(self.rank()), None);
+            self.core.fail_group(GroupFault::Aborted(self.rank()), None);
         }
     }
 
-    /// Leaves the group, for whoever shares the communicator with others: what they are at, and whatever they call later, is
-    /// [`Error::Closed`]. The other ranks may finish what this one has finished, and nothing after that.
+    /// Leaves the group while other threads may still hold the communicator: their current and later operations fail
+    /// with [`Error::Closed`]. The other ranks can finish the operations that this rank has finished, and no later
+    /// ones.
     ///
-    /// Works from any thread, while another is in an operation.
+    /// It can be called from any thread, also while another thread is in an operation.
     ///
     /// ```
     /// use wholemem_comm::{Bootstrap, Error, Rank};
@@ -237,17 +241,17 @@ impl Bootstrap {
     /// ```
     pub fn leave(&self) {
         if !self.core.epoch.is_current() {
-            // The thread is the parent's, and so is the group.
+            // In a forked child the thread and the group belong to the parent.
             return;
         }
-        let is_news = {
+        let is_new = {
             let mut state = self.core.state();
             state.stop = true;
             self.core.changed.notify_all();
             state.group.close()
         };
         self.core.wake();
-        if is_news {
+        if is_new {
             self.core.notify(&Error::Closed);
         }
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -258,10 +262,10 @@ impl Bootstrap {
         }
     }
 
-    /// Leaves the group, and says whether it still stood. Dropping it does the same without the word.
+    /// Leaves the group, and returns whether it was still usable. Dropping the value leaves it too.
     ///
     /// # Errors
-    /// As [`check`](Self::check); that others have left before is none.
+    /// As [`check`](Self::check), except that it is not an error if other ranks left before.
     pub fn close(self) -> Result<()> {
         match self.check() {
             Err(Error::PeerLeft { .. }) => Ok(()),
@@ -273,29 +277,29 @@ impl Bootstrap {
         if self.core.epoch.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// Begins an operation: gives it its number, if no other is under way and the group stands.
-    fn begin(&self) -> Result<Turn<'_>> {
+    /// Begins an operation: assigns its number, if no other operation is in progress and the group is usable.
+    fn begin(&self) -> Result<OperationGuard<'_>> {
         self.check_epoch()?;
         if self.busy.swap(true, Ordering::Acquire) {
             return Err(Error::Busy);
         }
-        let turn = Turn { bootstrap: self, began: Instant::now() };
+        let guard = OperationGuard { bootstrap: self, began: Instant::now() };
         let mut state = self.core.state();
         state.group.check(state.begun + 1)?;
         state.begun += 1;
         drop(state);
-        Ok(turn)
+        Ok(guard)
     }
 }
 
-/// The time in which one operation has the communicator for itself.
+/// Exclusive use of the communicator by one operation.
 #[derive(Debug)]
-struct Turn<'a> {
+struct OperationGuard<'a> {
     pub(crate) bootstrap: &'a Bootstrap,
     pub(crate) began: Instant,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for OperationGuard<'_> {
     fn drop(&mut self) {
         self.bootstrap.busy.store(false, Ordering::Release);
     }
@@ -304,15 +308,15 @@ impl Drop for Turn<'_> {
 impl Drop for Bootstrap {
     fn drop(&mut self) {
         self.leave();
-        // What is left of it in a child of a fork is the parent's.
+        // In a forked child the thread belongs to the parent, and cannot be joined.
         std::mem::forget(self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
-/// Rounds up to whole milliseconds: what is left of "in 4 s" is told as 4 s, and not as 3.999981 s.
+/// Rounds up to whole milliseconds, so that an error shows 4 s and not 3.999981 s.
 fn to_milliseconds(left: Duration) -> Duration {
     let milliseconds = left.as_nanos().div_ceil(1_000_000);
-    u64::try_from(milliseconds).map_or(LONGEST, Duration::from_millis)
+    u64::try_from(milliseconds).map_or(MAX_TIMEOUT, Duration::from_millis)
 }
 
 fn listen(id: &UniqueId, rank: Rank) -> Result<PacketListener> {
@@ -322,12 +326,12 @@ fn listen(id: &UniqueId, rank: Rank) -> Result<PacketListener> {
     }
 }
 
-/// Calls `work` for each rank in a thread of its own. A panic in one of them is raised again in the caller's.
+/// Calls `work` for each rank in its own thread. A panic in one of the threads is resumed in the caller's.
 fn in_threads<T: Send>(count: u32, work: impl Fn(Rank) -> Result<T> + Sync) -> Result<Vec<T>> {
     std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = (0..count).map(Rank).map(|rank| scope.spawn(move || work(rank))).collect();
-        // All end before the first outcome is looked at.
+        // All threads are joined before the first outcome is examined.
         let outcomes: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         outcomes
             .into_iter()
@@ -342,9 +346,9 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "rank 1 has a defect")]
-    fn a_panic_in_the_thread_of_a_rank_is_a_panic() {
+    fn a_panic_in_the_thread_of_a_rank_is_resumed_in_the_caller() {
         let work = |rank| if rank == Rank(1) { panic!("rank {rank} has a defect") } else { Ok(rank) };
         let outcome = in_threads(3, work);
-        assert_eq!(outcome, Ok(Vec::new()), "the panic was taken for an error");
+        assert_eq!(outcome, Ok(Vec::new()), "the panic was not resumed");
     }
 }

@@ -1,84 +1,86 @@
-//! What the callers and the progress thread of one communicator share.
+//! The state of a rank that callers and the progress thread share.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::EventfdFlags;
-use wholemem_os::robust::Heart;
+use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Error as OsError, ForkEpoch, PacketSocket};
 
-use crate::fault::Fault;
-use crate::links::{Left, Link, Next, Packet, Paths};
+use crate::fault::GroupFault;
+use crate::links::{FramePacket, PathAction, Paths, RankLink, SendStatus};
 use crate::machine::group_state::GroupState;
 use crate::rank::Tree;
-use crate::wire::frame::{Header, Kind, MAX_PAYLOAD, What, encode_fault};
+use crate::wire::frame::{FrameHeader, FrameKind, MAX_PAYLOAD, Operation, encode_fault};
 use crate::{Error, Rank, Result, UniqueId};
 
 mod watchers;
 
-pub(crate) use watchers::Notify;
+pub(crate) use watchers::FailureCallback;
 
-/// A message as it was sent, put together from its frames.
+/// A complete message, assembled from its frames.
 #[derive(Debug)]
-pub(crate) struct Message {
-    pub(crate) what: What,
+pub(crate) struct GroupMessage {
+    pub(crate) operation: Operation,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A descriptor on its way to all ranks: whose it is, which of that rank's it is, and itself.
+/// A descriptor that is sent to all ranks, with the rank that it belongs to and its index there.
 #[derive(Debug, Clone)]
-pub(crate) struct Tagged {
+pub(crate) struct TaggedFd {
     pub(crate) src: Rank,
     pub(crate) index: u32,
     pub(crate) fd: Arc<OwnedFd>,
 }
 
-/// How far a group has come.
+/// The phase of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum GroupPhase {
     Joining,
-    Up,
+    Ready,
     Failed(Error),
 }
 
+/// The mutable part of a rank's shared state.
 #[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) phase: Phase,
+pub(crate) struct RankState {
+    pub(crate) phase: GroupPhase,
     pub(crate) group: GroupState,
-    pub(crate) inbox: HashMap<(u64, Kind, Rank), Message>,
-    /// Descriptors that have come, by operation and by the neighbour they came from.
-    pub(crate) fds: HashMap<(u64, Rank), Vec<Tagged>>,
-    /// Whether descriptors were lost here since the last operation that passes them began.
+    pub(crate) inbox: HashMap<(u64, FrameKind, Rank), GroupMessage>,
+    /// Received descriptors, by operation and by the neighbour that sent them.
+    pub(crate) fds: HashMap<(u64, Rank), Vec<TaggedFd>>,
+    /// Whether descriptors were lost on receipt since the last operation that exchanges descriptors began.
     pub(crate) fds_lost: bool,
-    /// The number of the last operation that was begun here.
+    /// The number of the last operation that began on this rank.
     pub(crate) begun: u64,
-    /// The number of the last operation that was finished here.
+    /// The number of the last operation that finished on this rank.
     pub(crate) finished: u64,
-    /// The communicator is being dropped.
+    /// Whether the progress thread must end.
     pub(crate) stop: bool,
 }
 
+/// The state of a rank that callers and the progress thread share.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct RankCore {
     pub(crate) tree: Tree,
     pub(crate) id: UniqueId,
-    pub(crate) heart: Heart,
+    pub(crate) liveness: LivenessLock,
     pub(crate) epoch: ForkEpoch,
     /// Wakes the progress thread.
     pub(crate) wake: OwnedFd,
-    /// To the neighbours in the tree.
-    pub(crate) links: Mutex<BTreeMap<Rank, Arc<Link>>>,
-    /// To the others.
+    /// Links to the neighbours in the tree.
+    pub(crate) links: Mutex<BTreeMap<Rank, Arc<RankLink>>>,
+    /// Links to other ranks.
     paths: Mutex<Paths>,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<RankState>,
     pub(crate) changed: Condvar,
-    /// The neighbours whose threads have stood still for some time.
-    still: Mutex<BTreeSet<Rank>>,
+    /// Neighbours whose progress thread is stalled.
+    stalled: Mutex<BTreeSet<Rank>>,
     watchers: Mutex<watchers::Watchers>,
 }
 
-impl Core {
+impl RankCore {
     pub(crate) fn create(id: UniqueId, tree: Tree) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake =
@@ -86,13 +88,13 @@ impl Core {
         Ok(Self {
             tree,
             id,
-            heart: Heart::create()?,
+            liveness: LivenessLock::create()?,
             epoch: ForkEpoch::current()?,
             wake,
             links: Mutex::default(),
             paths: Mutex::new(Paths::new(tree.rank)),
-            state: Mutex::new(State {
-                phase: Phase::Joining,
+            state: Mutex::new(RankState {
+                phase: GroupPhase::Joining,
                 group: GroupState::new(tree),
                 inbox: HashMap::new(),
                 fds: HashMap::new(),
@@ -102,16 +104,16 @@ impl Core {
                 stop: false,
             }),
             changed: Condvar::new(),
-            still: Mutex::default(),
+            stalled: Mutex::default(),
             watchers: Mutex::default(),
         })
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, RankState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn links(&self) -> MutexGuard<'_, BTreeMap<Rank, Arc<Link>>> {
+    pub(crate) fn links(&self) -> MutexGuard<'_, BTreeMap<Rank, Arc<RankLink>>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -119,94 +121,97 @@ impl Core {
         self.paths.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn still(&self) -> MutexGuard<'_, BTreeSet<Rank>> {
-        self.still.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn stalled(&self) -> MutexGuard<'_, BTreeSet<Rank>> {
+        self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the parent's thread runs; rank 0 has nobody above it who could stand still.
+    /// Returns whether the parent's progress thread runs. Rank 0 has no parent, so the result is true.
     pub(crate) fn parent_runs(&self) -> bool {
-        self.tree.parent().is_none_or(|parent| !self.still().contains(&parent))
+        self.tree.parent().is_none_or(|parent| !self.stalled().contains(&parent))
     }
 
-    pub(crate) fn link(&self, peer: Rank) -> Option<Arc<Link>> {
+    pub(crate) fn link(&self, peer: Rank) -> Option<Arc<RankLink>> {
         self.links().get(&peer).cloned()
     }
 
-    /// Makes the progress thread look at everything.
+    /// Wakes the progress thread.
     pub(crate) fn wake(&self) {
-        // Full means that it is awake already.
+        // An error means that the counter is full, so the thread is awake already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Sends a message to a neighbour, now or later.
-    pub(crate) fn post(&self, to: Rank, header: Header, payload: &[u8]) {
-        self.post_packets(to, header.frames(payload).into_iter().map(Packet::from));
+    /// Sends a message to a neighbour, or queues it.
+    pub(crate) fn post(&self, to: Rank, header: FrameHeader, payload: &[u8]) {
+        self.post_packets(to, header.frames(payload).into_iter().map(FramePacket::from));
     }
 
-    pub(crate) fn post_packets(&self, to: Rank, packets: impl IntoIterator<Item = Packet>) {
-        // No link: the peer has died or left, and the state of the group says so.
+    pub(crate) fn post_packets(&self, to: Rank, packets: impl IntoIterator<Item = FramePacket>) {
+        // Without a link the peer has died or left, which is recorded in the state of the group.
         if let Some(link) = self.link(to)
-            && link.post(packets) != Left::Nothing
+            && link.post(packets) != SendStatus::Done
         {
             self.wake();
         }
     }
 
-    /// Sends a message to any rank: a short one along the tree, a long one on a link of its own.
-    pub(crate) fn post_far(&self, header: Header, payload: &[u8]) {
+    /// Sends a message to any rank: short messages along the tree, long ones on a direct link.
+    pub(crate) fn post_to_any(&self, header: FrameHeader, payload: &[u8]) {
         let to = header.dst;
         let Some(hop) = self.tree.hop_towards(to) else { return };
         if hop == to || payload.len() <= MAX_PAYLOAD {
             return self.post(hop, header, payload);
         }
-        let packets = header.frames(payload).into_iter().map(Packet::from).collect();
+        let packets = header.frames(payload).into_iter().map(FramePacket::from).collect();
         let next = self.paths().send(to, packets, PacketSocket::pair);
-        self.follow(to, next);
+        self.apply_path_actions(to, next);
     }
 
-    /// Does what is next on the path to a rank, and says which link is to be read from now on, if one is.
-    pub(crate) fn follow(&self, to: Rank, next: Vec<Next>) -> Option<Arc<Link>> {
+    /// Performs path actions for a rank. Returns the link that must be read from now on, if one was opened.
+    pub(crate) fn apply_path_actions(&self, to: Rank, next: Vec<PathAction>) -> Option<Arc<RankLink>> {
         let hop = self.tree.hop_towards(to)?;
-        let say = |kind| self.post(hop, Header::new(kind, What::Nothing, self.tree.rank, to, 0), &[]);
+        let post_empty =
+            |kind| self.post(hop, FrameHeader::new(kind, Operation::None, self.tree.rank, to, 0), &[]);
         let mut opened = None;
         for next in next {
             match next {
-                Next::Flush => self.wake(),
-                Next::AlongTree(packets) => self.post_packets(hop, packets),
-                Next::Offer(fd) => {
-                    let header = Header::new(Kind::Offer, What::Nothing, self.tree.rank, to, 0);
-                    self.post_packets(hop, [Packet::offer(header, Some(fd))]);
+                PathAction::Flush => self.wake(),
+                PathAction::AlongTree(packets) => self.post_packets(hop, packets),
+                PathAction::Offer(fd) => {
+                    let header =
+                        FrameHeader::new(FrameKind::LinkOffer, Operation::None, self.tree.rank, to, 0);
+                    self.post_packets(hop, [FramePacket::offer(header, Some(fd))]);
                 }
-                Next::Accept => say(Kind::Accepted),
-                Next::Decline => say(Kind::Declined),
-                Next::Read(link) => opened = Some(link),
+                PathAction::Accept => post_empty(FrameKind::LinkAccepted),
+                PathAction::Decline => post_empty(FrameKind::LinkDeclined),
+                PathAction::Read(link) => opened = Some(link),
             }
         }
         opened
     }
 
-    /// Who is to be named when these do not answer: a neighbour that stands still, instead of those behind it.
-    pub(crate) fn blamed(&self, missing: impl IntoIterator<Item = Rank>) -> Vec<Rank> {
-        let still = self.still();
-        let named = |rank| self.tree.hop_towards(rank).filter(|hop| still.contains(hop)).unwrap_or(rank);
+    /// Returns the ranks to report if these are missing: a stalled neighbour instead of the ranks behind it.
+    pub(crate) fn ranks_to_report(&self, missing: impl IntoIterator<Item = Rank>) -> Vec<Rank> {
+        let stalled = self.stalled();
+        let named = |rank| self.tree.hop_towards(rank).filter(|hop| stalled.contains(hop)).unwrap_or(rank);
         let all: BTreeSet<_> = missing.into_iter().map(named).collect();
         all.into_iter().collect()
     }
 
-    /// Takes in that the group has fallen, and tells the others.
-    pub(crate) fn fall(&self, fault: Fault, from: Option<Rank>) {
-        let (told, is_first) = {
+    /// Records that the group failed, and informs the neighbours.
+    pub(crate) fn fail_group(&self, fault: GroupFault, from: Option<Rank>) {
+        let (to_inform, is_first) = {
             let mut state = self.state();
             let is_first = state.group.fault().is_none();
-            let told = state.group.fall(fault.clone(), from);
+            let to_inform = state.group.fail(fault.clone(), from);
             self.changed.notify_all();
-            (told, is_first)
+            (to_inform, is_first)
         };
-        for link in told.into_iter().filter_map(|neighbour| self.link(neighbour)) {
-            let header = Header::new(Kind::Fall, What::Nothing, self.tree.rank, link.peer, 0);
+        for link in to_inform.into_iter().filter_map(|neighbour| self.link(neighbour)) {
+            let header =
+                FrameHeader::new(FrameKind::GroupFailed, Operation::None, self.tree.rank, link.peer, 0);
             for frame in header.frames(&encode_fault(Some(&fault))) {
-                // Before all that waits, which is of no use to anybody any more.
-                if link.post_urgent(Packet::from(frame)) != Left::Nothing {
+                // Sent before all queued packets, which are useless once the group has failed.
+                if link.post_urgent(FramePacket::from(frame)) != SendStatus::Done {
                     self.wake();
                 }
             }
@@ -216,19 +221,23 @@ impl Core {
         }
     }
 
-    /// Takes in that another rank has left after operation `after`, and tells the others.
-    pub(crate) fn leave(&self, rank: Rank, after: u64, from: Option<Rank>) {
-        let (told, is_news) = {
+    /// Records that another rank left after operation `after`, and informs the neighbours.
+    pub(crate) fn on_rank_left(&self, rank: Rank, after: u64, from: Option<Rank>) {
+        let (to_inform, is_new) = {
             let mut state = self.state();
-            let is_news = !state.group.has_left(rank);
-            let told = state.group.leave(rank, after, from);
+            let is_new = !state.group.has_left(rank);
+            let to_inform = state.group.leave(rank, after, from);
             self.changed.notify_all();
-            (told, is_news)
+            (to_inform, is_new)
         };
-        for neighbour in told {
-            self.post(neighbour, Header::new(Kind::Left, What::Nothing, rank, neighbour, after), &[]);
+        for neighbour in to_inform {
+            self.post(
+                neighbour,
+                FrameHeader::new(FrameKind::RankLeft, Operation::None, rank, neighbour, after),
+                &[],
+            );
         }
-        if is_news {
+        if is_new {
             self.notify(&Error::PeerLeft { rank });
         }
     }
@@ -243,19 +252,19 @@ mod tests {
     use crate::wire::frame;
 
     #[test]
-    fn the_word_of_a_fall_overtakes_what_waits() {
-        let core = Core::create(UniqueId::create_private().unwrap(), Tree::new(Rank(0), 2)).unwrap();
+    fn a_group_failure_is_sent_before_queued_packets() {
+        let core = RankCore::create(UniqueId::create_private().unwrap(), Tree::new(Rank(0), 2)).unwrap();
         let (here, there) = PacketSocket::pair().unwrap();
-        core.links().insert(Rank(1), Arc::new(Link::new(Rank(1), here)));
-        let header = Header::new(Kind::Direct, What::AllToAll, Rank(0), Rank(1), 1);
+        core.links().insert(Rank(1), Arc::new(RankLink::new(Rank(1), here)));
+        let header = FrameHeader::new(FrameKind::Direct, Operation::AllToAll, Rank(0), Rank(1), 1);
         core.post(Rank(1), header, &vec![0; 16 << 20]);
-        core.fall(Fault::Aborted(Rank(0)), None);
+        core.fail_group(GroupFault::Aborted(Rank(0)), None);
         let mut buffer = vec![0; MAX_PACKET];
-        // What the socket had taken already comes first.
+        // Packets that the socket had accepted before come first.
         let first = (0..).find(|_| {
             let len = there.recv(&mut buffer, Deadline::NOW).unwrap();
             core.link(Rank(1)).unwrap().flush();
-            frame::decode(&buffer[..len]).unwrap().0.kind == Kind::Fall
+            frame::decode(&buffer[..len]).unwrap().0.kind == FrameKind::GroupFailed
         });
         let all = header.frames(&vec![0; 16 << 20]).len();
         assert!(first.is_some_and(|first| first < all / 2), "after {first:?} of {all} frames");

@@ -1,4 +1,4 @@
-//! What can go wrong between ranks, with the ranks it went wrong with.
+//! Errors of communication between ranks, with the ranks that caused them.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,100 +8,102 @@ use crate::Rank;
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong between ranks.
+/// An error of communication between ranks.
 ///
-/// An error that [poisons](Error::poisons) is the last answer a communicator gives: every later operation returns it
-/// again, on every rank that lives. A new communicator among the survivors goes on.
+/// An error that [poisons](Error::poisons) the communicator is permanent: every later operation fails with it on
+/// every surviving rank. The survivors can create a new communicator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A rank died.
+    /// A rank died: its process exited, or its progress thread ended, without closing the communicator.
     #[error("rank {rank} died")]
     PeerLost {
-        /// Which one, in the numbering of this communicator.
+        /// The rank that died, in the numbering of this communicator.
         rank: Rank,
     },
 
-    /// The deadline came before all ranks did. They may be stopped, slow, elsewhere in their program, or not started.
-    #[error("no answer from {} within {timeout:?}{}", Ranks(missing), hint(*.joining))]
+    /// The timeout expired before all ranks took part. The missing ranks may be stopped, slow, in another part of
+    /// their program, or not started.
+    #[error("no answer from {} within {timeout:?}{}", RankList(missing), hint(*.joining))]
     Timeout {
-        /// Those known to be missing, at least: ranks that are reached only through one of them are not named.
+        /// Ranks known to be missing. Ranks that can be reached only through one of them are not listed.
         missing: Vec<Rank>,
-        /// How long this rank waited: its own timeout, or less where another rank, which began earlier or has a shorter
-        /// timeout, has given up for all.
+        /// How long this rank waited: its own timeout, or less if another rank, which began earlier or has a shorter
+        /// timeout, has ended the wait for all.
         timeout: Duration,
-        /// Whether the group was still coming together.
+        /// Whether the group was still being formed.
         joining: bool,
     },
 
     /// A rank called [`abort`](crate::Bootstrap::abort).
     #[error("rank {by} aborted the communicator")]
     Aborted {
-        /// Who called it.
+        /// The rank that called it.
         by: Rank,
     },
 
-    /// A rank has closed its communicator, and takes part in nothing any more.
+    /// A rank has closed its communicator, and takes part in no further operation.
     #[error("rank {rank} has closed the communicator")]
     PeerLeft {
-        /// Which one.
+        /// The rank that closed it.
         rank: Rank,
     },
 
-    /// This rank has left the group.
+    /// This rank has closed the communicator.
     #[error("the communicator is closed")]
     Closed,
 
-    /// An earlier operation timed out, so that the ranks are no longer in step.
-    #[error("the communicator is unusable: an operation timed out for want of {}", Ranks(missing))]
+    /// An earlier operation timed out, so the ranks are no longer synchronised.
+    #[error("the communicator is unusable: an earlier operation timed out waiting for {}", RankList(missing))]
     Poisoned {
-        /// Whom that operation missed.
+        /// The ranks that were missing in that operation.
         missing: Vec<Rank>,
     },
 
-    /// Another rank is at another operation: the program does not call the same ones in the same order everywhere.
-    #[error("rank {rank} is at `{there}` while this rank is at `{here}`")]
+    /// Ranks are in different operations: every rank must call the same operations in the same order.
+    #[error("rank {rank} called `{there}` while this rank called `{here}`")]
     Mismatch {
         /// The other rank.
         rank: Rank,
-        /// What this rank called.
+        /// The operation of this rank.
         here: &'static str,
-        /// What the other one called.
+        /// The operation of the other rank.
         there: &'static str,
     },
 
-    /// A rank broke the protocol between ranks, or runs another version.
-    #[error("rank {rank} broke the protocol: {what}")]
+    /// A rank violated the protocol, or runs another version.
+    #[error("rank {rank} violated the protocol: {what}")]
     Protocol {
-        /// Which one.
+        /// The rank that violated it.
         rank: Rank,
-        /// The rule it broke.
+        /// The violation.
         what: &'static str,
     },
 
-    /// Another process has this rank already.
-    #[error("rank {rank} is taken by another process")]
+    /// Another process has joined with this rank already.
+    #[error("rank {rank} is already taken by another process")]
     RankTaken {
-        /// The rank that was asked for.
+        /// The requested rank.
         rank: Rank,
     },
 
-    /// The group was made with another size.
-    #[error("rank {rank} believes in {here} ranks, and rank {parent} in {there}")]
+    /// The ranks were started with different group sizes.
+    #[error("rank {rank} was started for {here} ranks, and rank {parent} for {there}")]
     SizeDiffers {
         /// This rank.
         rank: Rank,
-        /// The rank it joined.
+        /// The parent that it joins.
         parent: Rank,
-        /// How many ranks were asked for here.
+        /// The group size of this rank.
         here: u32,
-        /// How many were asked for there.
+        /// The group size of the parent.
         there: u32,
     },
 
-    /// This process is in another network namespace than the one that made the id, which names no folder.
+    /// This process is in another network namespace than the process that created the id, and the id contains no
+    /// socket directory.
     #[error(
-        "rank {rank} is in another network namespace than rank 0: set `WHOLEMEM_SOCKET_DIR` to a folder that all \
+        "rank {rank} is in another network namespace than rank 0: set `WHOLEMEM_SOCKET_DIR` to a directory that all \
          ranks see, and that belongs to their user with mode 0700"
     )]
     OtherNamespace {
@@ -109,108 +111,109 @@ pub enum Error {
         rank: Rank,
     },
 
-    /// The folder for sockets is not one to trust.
+    /// The directory for sockets is not secure.
     #[error("cannot use `{path}` for sockets: it {problem}")]
     SocketDir {
-        /// The folder.
+        /// The directory.
         path: String,
-        /// What is wrong with it.
+        /// What is wrong with the directory, as the rest of a sentence.
         problem: &'static str,
     },
 
-    /// A rank that is not in the group.
-    #[error("there is no rank {rank} among {size}")]
+    /// The rank is not in the group.
+    #[error("rank {rank} does not exist: the group has {size} ranks")]
     NoSuchRank {
-        /// The rank asked for.
+        /// The requested rank.
         rank: Rank,
-        /// How many there are.
+        /// The number of ranks in the group.
         size: u32,
     },
 
-    /// A group that is larger than any may be.
+    /// The requested group is too large.
     #[error("a group has at most {limit} ranks, not {size}")]
     TooManyRanks {
-        /// How many were asked for.
+        /// The requested number of ranks.
         size: u32,
-        /// How many there may be.
+        /// The maximum number of ranks.
         limit: u32,
     },
 
-    /// A list that must have an entry for each rank has not.
-    #[error("{count} entries were given for {size} ranks")]
+    /// A list does not have one entry for each rank.
+    #[error("got {count} entries for {size} ranks")]
     WrongCount {
-        /// How many were given.
+        /// The number of entries.
         count: usize,
-        /// How many there must be.
+        /// The number of ranks.
         size: u32,
     },
 
-    /// A payload that is longer than one operation carries.
-    #[error("cannot pass {len} bytes in one operation: the limit is {limit}")]
+    /// A payload is too long for one operation.
+    #[error("cannot send {len} bytes in one operation: the limit is {limit}")]
     TooLong {
-        /// How long it was.
+        /// The length of the payload.
         len: usize,
-        /// How long it may be.
+        /// The maximum length.
         limit: usize,
     },
 
     /// Another thread is in an operation of this communicator.
-    #[error("another operation of this communicator is under way in this process")]
+    #[error("another thread of this process is in an operation of this communicator")]
     Busy,
 
-    /// This process is a forked child, where inherited communicators do nothing.
+    /// This process is a forked child, in which inherited communicators are unusable.
     #[error("a communicator cannot be used in a forked child")]
     Forked,
 
-    /// A text is no unique id.
-    #[error("`{what}` is missing or malformed in the unique id")]
+    /// A text is not a valid unique id.
+    #[error("the {part} of the unique id is missing or malformed")]
     BadId {
-        /// The part.
-        what: &'static str,
+        /// The part of the id that is wrong.
+        part: &'static str,
     },
 
     /// An environment variable is missing, malformed, or contradicts another.
     #[error("`{name}` {problem}")]
     Environment {
-        /// Its name.
+        /// The name of the variable.
         name: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with its value, as the rest of a sentence.
         problem: &'static str,
     },
 
-    /// A launcher has started the ranks on several nodes.
+    /// A launcher started the ranks on several nodes.
     #[error(
         "`{name}` is `{value}` for {size} ranks: they are on several nodes, which is not supported yet; start all ranks on \
          one node"
     )]
     SeveralNodes {
-        /// The variable that tells.
+        /// The variable that shows it.
         name: &'static str,
         /// Its value.
         value: String,
-        /// How many ranks there are.
+        /// The number of ranks.
         size: u32,
     },
 
     /// A rank could not receive the file descriptors of an operation.
-    #[error("rank {rank} could not take part in passing file descriptors: {why}")]
+    #[error("rank {rank} could not receive all file descriptors: {reason}")]
     Descriptors {
-        /// The lowest rank that could not.
+        /// The lowest rank that failed.
         rank: Rank,
-        /// What it said.
-        why: String,
+        /// The reason that the rank reported.
+        reason: String,
     },
 
-    /// The kernel refused something.
+    /// A system call failed.
     #[error("{0}")]
     Os(#[from] wholemem_os::Error),
 }
 
 impl Error {
-    /// The same error of a part of a group, with ranks of the whole: rank `n` of the part is `members[n]` there.
-    pub(crate) fn in_the_whole(self, members: &[Rank]) -> Self {
-        // Ranks that other ranks name are checked when they are received.
-        let named = |rank: Rank| *members.get(rank.index()).expect("a rank of the part");
+    /// Converts an error of a split group to ranks of the group it was split from: rank `n` of the split group is
+    /// `members[n]`.
+    pub(crate) fn with_ranks_of(self, members: &[Rank]) -> Self {
+        // Ranks in messages of other ranks are checked on receipt.
+        let named = |rank: Rank| *members.get(rank.index()).expect("a rank of the split group");
         match self {
             Self::PeerLost { rank } => Self::PeerLost { rank: named(rank) },
             Self::PeerLeft { rank } => Self::PeerLeft { rank: named(rank) },
@@ -224,7 +227,7 @@ impl Error {
         }
     }
 
-    /// A name for the kind of error that stays the same between versions, for programs.
+    /// Returns a stable, machine-readable name for the kind of error.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -254,7 +257,7 @@ impl Error {
         }
     }
 
-    /// Whether the communicator that answered this is of no more use.
+    /// Returns whether the error is permanent for the communicator that returned it.
     #[must_use]
     pub fn poisons(&self) -> bool {
         matches!(
@@ -275,10 +278,10 @@ fn hint(joining: bool) -> &'static str {
     if joining { "; ranks in other network namespaces need a shared `WHOLEMEM_SOCKET_DIR`" } else { "" }
 }
 
-/// Ranks as people read them: some of them, and how many more there are.
-struct Ranks<'a>(&'a [Rank]);
+/// Displays a list of ranks, shortened to the first eight and the number of the others.
+struct RankList<'a>(&'a [Rank]);
 
-impl fmt::Display for Ranks<'_> {
+impl fmt::Display for RankList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
         f.write_str(if self.0.len() == 1 { "rank " } else { "ranks " })?;
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_caller_did_wrong_poisons_nothing() {
+    fn errors_of_the_caller_do_not_poison_the_communicator() {
         assert!(Error::PeerLost { rank: Rank(0) }.poisons());
         assert!(!Error::Busy.poisons());
         assert!(!Error::WrongCount { count: 1, size: 2 }.poisons());

@@ -1,8 +1,8 @@
-//! What the ranks of a group have in common before they meet: where to look for each other, and a secret.
+//! The unique id of a group: where the sockets of its ranks are, and the secret that authenticates them.
 //!
-//! One process makes a [`UniqueId`] and gives its text to the others, by a pipe, an environment variable or a file
-//! that only they can read: whoever knows it can join. From the id and a rank follows the address at which that rank
-//! listens, by a hash that strangers cannot compute.
+//! One process creates a [`UniqueId`] and passes its text to the others through a pipe, an environment variable or a
+//! file that only they can read: every process that knows the text can join. The address at which a rank listens is
+//! derived from the id and the rank with a hash that requires the secret.
 
 use std::fmt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -14,159 +14,166 @@ use wholemem_os::{Errno, Error as OsError};
 
 use crate::{Error, Rank, Result};
 
-/// Names the folder that sockets are made in.
+/// The environment variable with the directory for sockets.
 pub(crate) const SOCKET_DIR: &str = "WHOLEMEM_SOCKET_DIR";
 
 const PREFIX: &str = "wm1";
 
-/// The longest text of an id.
-const LONGEST: usize = 128;
+/// The maximum length of the text of an id.
+const MAX_TEXT_LEN: usize = 128;
 
-/// An address that strangers can guess is no harm, but it could be taken before its owner comes.
+/// Addresses are derived with the secret: if another process could guess an address, it could bind it before the rank
+/// does.
 const ADDRESS_CONTEXT: &str = "wholemem 2026-11 address of a rank";
-const STAND_IN_CONTEXT: &str = "wholemem 2026-11 address of a dead rank's stand-in";
+const SUCCESSOR_CONTEXT: &str = "wholemem 2026-11 address of a dead rank's stand-in";
 const PROOF_CONTEXT: &str = "wholemem 2026-11 proof of the secret";
 const CHILD_CONTEXT: &str = "wholemem 2026-11 id of a part of a group";
 
-/// What the ranks of one group have in common before they meet. Whoever knows it can join.
+/// The address and the secret of a group. Every process that knows it can join.
 ///
-/// Its text is at most 128 bytes of one line. `Debug` hides the secret; `Display` is the text itself.
+/// Its text has at most 128 bytes and one line. `Display` writes the text; `Debug` hides the secret.
 ///
 /// ```
 /// use wholemem_comm::UniqueId;
 ///
 /// let id = UniqueId::create()?;
-/// let text = id.to_string(); // give this to the other ranks, and to nobody else
+/// let text = id.to_string(); // pass this to the other ranks, and to no other process
 /// assert!(text.len() <= 128);
 /// assert_eq!(text.parse::<UniqueId>()?, id);
 /// # Ok::<(), wholemem_comm::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct UniqueId {
-    home: Home,
+    location: SocketLocation,
     nonce: [u8; 8],
-    /// All zero: there is none, and only processes of the same user are believed.
+    /// If all bytes are zero, there is no secret, and only processes of the same user are accepted.
     secret: [u8; 16],
 }
 
 /// Where the sockets of a group are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Home {
-    /// Files in a folder.
-    Folder(PathBuf),
-    /// Abstract names in the network namespace with this number.
+pub(crate) enum SocketLocation {
+    /// Socket files in a directory.
+    Directory(PathBuf),
+    /// Abstract names in the network namespace with this inode number.
     Namespace(u64),
 }
 
-/// The key of all proofs of a group.
+/// The key of the handshake proofs of a group.
 #[derive(Clone)]
-pub(crate) struct Key([u8; 32]);
+pub(crate) struct GroupKey([u8; 32]);
 
-impl Key {
+impl GroupKey {
     pub(crate) fn hasher(&self) -> blake3::Hasher {
         blake3::Hasher::new_keyed(&self.0)
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for GroupKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(..)")
+        f.write_str("GroupKey(..)")
     }
 }
 
 impl UniqueId {
-    /// Makes a new id. Its sockets will be files in `WHOLEMEM_SOCKET_DIR` where that is set, so that ranks in other
-    /// network namespaces can join, and abstract names otherwise.
+    /// Creates a new id. If `WHOLEMEM_SOCKET_DIR` is set, the sockets are files in that directory, so that ranks in
+    /// other network namespaces can join; otherwise they are abstract names.
     ///
     /// # Errors
-    /// [`Error::SocketDir`] when the folder is another user's, or open to others, or its path is too long.
+    /// [`Error::SocketDir`] if the directory belongs to another user or is accessible to others, or if its path is
+    /// too long.
     pub fn create() -> Result<Self> {
         match std::env::var_os(SOCKET_DIR) {
-            Some(folder) => Self::create_in(Path::new(&folder)),
+            Some(directory) => Self::create_in(Path::new(&directory)),
             None => Self::create_private(),
         }
     }
 
-    /// Makes a new id whose sockets will be files in `folder`, which is made if it is not there.
+    /// Creates a new id whose sockets are files in `directory`, which is created if it does not exist.
     ///
     /// # Errors
-    /// [`Error::SocketDir`] when the folder is another user's, or open to others, or its path is too long.
-    pub fn create_in(folder: &Path) -> Result<Self> {
-        Ok(Self { home: Home::in_folder(folder)?, nonce: random()?, secret: random()? })
+    /// [`Error::SocketDir`] if the directory belongs to another user or is accessible to others, or if its path is
+    /// too long.
+    pub fn create_in(directory: &Path) -> Result<Self> {
+        Ok(Self { location: SocketLocation::in_directory(directory)?, nonce: random()?, secret: random()? })
     }
 
-    /// Makes a new id with abstract names.
+    /// Creates a new id whose sockets are abstract names.
     pub(crate) fn create_private() -> Result<Self> {
-        Ok(Self { home: Home::here()?, nonce: random()?, secret: random()? })
+        Ok(Self { location: SocketLocation::current_namespace()?, nonce: random()?, secret: random()? })
     }
 
-    /// An id that follows from a text which all ranks know, with a secret or without.
-    pub(crate) fn agreed(home: Home, text: &str, secret: Option<&str>) -> Self {
-        let hash = |what: &str, of: &str| {
+    /// Derives an id from a text that all ranks know, with or without a secret.
+    pub(crate) fn from_text(location: SocketLocation, text: &str, secret: Option<&str>) -> Self {
+        let hash = |label: &str, of: &str| {
             let mut hasher = blake3::Hasher::new_derive_key(CHILD_CONTEXT);
-            hasher.update(what.as_bytes()).update(of.as_bytes());
+            hasher.update(label.as_bytes()).update(of.as_bytes());
             *hasher.finalize().as_bytes()
         };
         let nonce = hash("nonce", text);
         let secret = secret.map(|secret| hash("secret", secret));
         Self {
-            home,
+            location,
             nonce: std::array::from_fn(|n| nonce[n]),
             secret: secret.map_or([0; 16], |secret| std::array::from_fn(|n| secret[n])),
         }
     }
 
-    /// The id of a part of the group, which all members can compute and nobody else.
-    pub(crate) fn part(&self, split: u64, color: u32) -> Self {
+    /// Derives the id of a split group. All members of this group can compute it, and no other process.
+    pub(crate) fn split_id(&self, split: u64, color: u32) -> Self {
         let mut hasher = self.derive(CHILD_CONTEXT);
         hasher.update(&split.to_le_bytes()).update(&color.to_le_bytes());
         let mut bytes = [0; 24];
         hasher.finalize_xof().fill(&mut bytes);
         let secret: [u8; 16] = std::array::from_fn(|n| bytes[8 + n]);
         Self {
-            home: self.home.clone(),
+            location: self.location.clone(),
             nonce: std::array::from_fn(|n| bytes[n]),
             secret: if self.has_secret() { secret } else { self.secret },
         }
     }
 
-    /// Whether the ranks prove themselves by a secret. Otherwise they believe their own user.
+    /// Returns whether ranks authenticate with a secret. Otherwise they accept every process of their user.
     pub(crate) fn has_secret(&self) -> bool {
         self.secret != [0; 16]
     }
 
-    pub(crate) fn key(&self) -> Key {
-        Key(*self.derive(PROOF_CONTEXT).finalize().as_bytes())
+    pub(crate) fn key(&self) -> GroupKey {
+        GroupKey(*self.derive(PROOF_CONTEXT).finalize().as_bytes())
     }
 
-    /// Where a rank listens for its children.
+    /// Returns the address at which a rank listens for its children.
     pub(crate) fn address(&self, rank: Rank) -> Address {
         self.address_in(ADDRESS_CONTEXT, rank)
     }
 
-    /// Where another rank listens for the children of a rank that died while the group came together.
+    /// Returns the address at which the successor of a rank that died while joining listens for the dead rank's
+    /// children.
     ///
-    /// It is not the dead rank's own address: the kernel may take long to close that, and a forked child may keep it.
-    pub(crate) fn stand_in_address(&self, dead: Rank) -> Address {
-        self.address_in(STAND_IN_CONTEXT, dead)
+    /// It differs from the dead rank's own address: the kernel may close that late, and a forked child may hold it
+    /// open.
+    pub(crate) fn successor_address(&self, dead: Rank) -> Address {
+        self.address_in(SUCCESSOR_CONTEXT, dead)
     }
 
     fn address_in(&self, context: &str, rank: Rank) -> Address {
         let mut hasher = self.derive(context);
         hasher.update(&rank.0.to_le_bytes());
         let name = format!("wm-{}", hex(&hasher.finalize().as_bytes()[..8]));
-        match &self.home {
-            Home::Folder(folder) => Address::Path(folder.join(name)),
-            Home::Namespace(_) => Address::Abstract(name.into_bytes()),
+        match &self.location {
+            SocketLocation::Directory(directory) => Address::Path(directory.join(name)),
+            SocketLocation::Namespace(_) => Address::Abstract(name.into_bytes()),
         }
     }
 
-    /// Whether this process can reach the others at all.
-    pub(crate) fn check_home(&self, rank: Rank) -> Result<()> {
-        match &self.home {
-            Home::Folder(folder) => check_folder(folder),
-            home if Home::here()? != *home => Err(Error::OtherNamespace { rank }),
-            Home::Namespace(_) => Ok(()),
+    /// Checks that this process can reach the sockets of the other ranks.
+    pub(crate) fn check_location(&self, rank: Rank) -> Result<()> {
+        match &self.location {
+            SocketLocation::Directory(directory) => check_directory(directory),
+            location if SocketLocation::current_namespace()? != *location => {
+                Err(Error::OtherNamespace { rank })
+            }
+            SocketLocation::Namespace(_) => Ok(()),
         }
     }
 
@@ -177,45 +184,49 @@ impl UniqueId {
     }
 }
 
-impl Home {
-    /// The network namespace of this process.
-    pub(crate) fn here() -> Result<Self> {
+impl SocketLocation {
+    /// Returns the network namespace of this process.
+    pub(crate) fn current_namespace() -> Result<Self> {
         let namespace = rustix::fs::stat("/proc/self/ns/net");
         let namespace = namespace.map_err(|errno| OsError::Call { call: "stat", errno })?;
         Ok(Self::Namespace(namespace.st_ino))
     }
 
-    pub(crate) fn in_folder(folder: &Path) -> Result<Self> {
-        const LONGEST_FOLDER: usize =
-            LONGEST - "wm1-0123456789abcdef-0123456789abcdef0123456789abcdef-d".len();
-        let problem = |problem| Error::SocketDir { path: folder.display().to_string(), problem };
-        let text = folder.to_str().ok_or_else(|| problem("is not UTF-8"))?;
-        if !folder.is_absolute() || text.contains('\n') {
+    pub(crate) fn in_directory(directory: &Path) -> Result<Self> {
+        const MAX_DIRECTORY_LEN: usize =
+            MAX_TEXT_LEN - "wm1-0123456789abcdef-0123456789abcdef0123456789abcdef-d".len();
+        let problem = |problem| Error::SocketDir { path: directory.display().to_string(), problem };
+        let text = directory.to_str().ok_or_else(|| problem("is not UTF-8"))?;
+        if !directory.is_absolute() || text.contains('\n') {
             return Err(problem("is not an absolute path"));
         }
-        if text.len() > LONGEST_FOLDER {
+        if text.len() > MAX_DIRECTORY_LEN {
             return Err(problem("is longer than 73 bytes"));
         }
-        match std::fs::DirBuilder::new().mode(0o700).create(folder) {
+        match std::fs::DirBuilder::new().mode(0o700).create(directory) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                // An error without a number is that of a path with a zero byte.
+                // An error without an errno means that the path contains a zero byte.
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
                 return Err(OsError::Call { call: "mkdir", errno }.into());
             }
             _ => {}
         }
-        check_folder(folder)?;
-        Ok(Self::Folder(folder.to_owned()))
+        check_directory(directory)?;
+        Ok(Self::Directory(directory.to_owned()))
     }
 }
 
-fn check_folder(folder: &Path) -> Result<()> {
-    let problem = |problem| Err(Error::SocketDir { path: folder.display().to_string(), problem });
-    match std::fs::metadata(folder) {
-        Err(_) => problem("cannot be reached from here"),
-        Ok(found) if !found.is_dir() => problem("is no folder"),
-        Ok(found) if found.uid() != rustix::process::geteuid().as_raw() => problem("belongs to another user"),
-        Ok(found) if found.mode() & 0o077 != 0 => problem("is open to other users: its mode must be 0700"),
+fn check_directory(directory: &Path) -> Result<()> {
+    let problem = |problem| Err(Error::SocketDir { path: directory.display().to_string(), problem });
+    match std::fs::metadata(directory) {
+        Err(_) => problem("does not exist or is not accessible"),
+        Ok(metadata) if !metadata.is_dir() => problem("is not a directory"),
+        Ok(metadata) if metadata.uid() != rustix::process::geteuid().as_raw() => {
+            problem("belongs to another user")
+        }
+        Ok(metadata) if metadata.mode() & 0o077 != 0 => {
+            problem("is accessible to other users: its mode must be 0700")
+        }
         Ok(_) => Ok(()),
     }
 }
@@ -223,9 +234,9 @@ fn check_folder(folder: &Path) -> Result<()> {
 impl fmt::Display for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{PREFIX}-{}-{}-", hex(&self.nonce), hex(&self.secret))?;
-        match &self.home {
-            Home::Folder(folder) => write!(f, "d{}", folder.display()),
-            Home::Namespace(number) => write!(f, "n{number:x}"),
+        match &self.location {
+            SocketLocation::Directory(directory) => write!(f, "d{}", directory.display()),
+            SocketLocation::Namespace(number) => write!(f, "n{number:x}"),
         }
     }
 }
@@ -233,7 +244,7 @@ impl fmt::Display for UniqueId {
 impl fmt::Debug for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UniqueId")
-            .field("home", &self.home)
+            .field("location", &self.location)
             .field("nonce", &hex(&self.nonce))
             .finish_non_exhaustive()
     }
@@ -243,8 +254,8 @@ impl FromStr for UniqueId {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let bad = |what| Error::BadId { what };
-        if text.len() > LONGEST {
+        let bad = |part| Error::BadId { part };
+        if text.len() > MAX_TEXT_LEN {
             return Err(bad("length"));
         }
         let mut parts = text.splitn(4, '-');
@@ -253,21 +264,21 @@ impl FromStr for UniqueId {
         }
         let nonce = parts.next().and_then(unhex).ok_or_else(|| bad("nonce"))?;
         let secret = parts.next().and_then(unhex).ok_or_else(|| bad("secret"))?;
-        let home = parts.next().unwrap_or_default();
-        let home = match home.split_at_checked(1) {
-            Some(("d", folder)) if folder.starts_with('/') && !folder.contains('\n') => {
-                Home::Folder(folder.into())
+        let location = parts.next().unwrap_or_default();
+        let location = match location.split_at_checked(1) {
+            Some(("d", directory)) if directory.starts_with('/') && !directory.contains('\n') => {
+                SocketLocation::Directory(directory.into())
             }
             Some(("n", number)) => {
-                Home::Namespace(u64::from_str_radix(number, 16).map_err(|_| bad("namespace"))?)
+                SocketLocation::Namespace(u64::from_str_radix(number, 16).map_err(|_| bad("namespace"))?)
             }
             _ => return Err(bad("address")),
         };
-        Ok(Self { home, nonce, secret })
+        Ok(Self { location, nonce, secret })
     }
 }
 
-/// Numbers that nobody can foresee.
+/// Returns random bytes from the kernel.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut filled = 0;
@@ -303,12 +314,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_survives_its_text_and_shows_its_secret_only_there() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
-        for id in [UniqueId::create_private().unwrap(), UniqueId::create_in(folder.path()).unwrap()] {
+    fn an_id_is_parsed_from_its_text_and_debug_hides_the_secret() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+        for id in [UniqueId::create_private().unwrap(), UniqueId::create_in(directory.path()).unwrap()] {
             let text = id.to_string();
-            assert!(text.len() <= LONGEST, "{text}");
+            assert!(text.len() <= MAX_TEXT_LEN, "{text}");
             assert_eq!(text.parse(), Ok(id.clone()));
             let secret = hex(&id.secret);
             assert!(text.contains(&secret));
@@ -317,10 +328,10 @@ mod tests {
     }
 
     #[test]
-    fn malformed_texts_say_which_part_is_wrong() {
+    fn parsing_a_malformed_text_names_the_wrong_part() {
         let good = "wm1-0123456789abcdef-0123456789abcdef0123456789abcdef-n1";
         assert!(good.parse::<UniqueId>().is_ok());
-        for (text, what) in [
+        for (text, part) in [
             ("", "version"),
             ("wm2-0123456789abcdef-0123456789abcdef0123456789abcdef-n1", "version"),
             ("wm1-0123456789abcde-0123456789abcdef0123456789abcdef-n1", "nonce"),
@@ -330,16 +341,16 @@ mod tests {
             ("wm1-0123456789abcdef-0123456789abcdef0123456789abcdef-drelative", "address"),
             ("wm1-0123456789abcdef-0123456789abcdef0123456789abcdef-nx", "namespace"),
         ] {
-            assert_eq!(text.parse::<UniqueId>(), Err(Error::BadId { what }), "{text}");
+            assert_eq!(text.parse::<UniqueId>(), Err(Error::BadId { part }), "{text}");
         }
-        assert_eq!("x".repeat(129).parse::<UniqueId>(), Err(Error::BadId { what: "length" }));
+        assert_eq!("x".repeat(129).parse::<UniqueId>(), Err(Error::BadId { part: "length" }));
     }
 
     #[test]
-    fn a_folder_that_is_open_to_others_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o750)).unwrap();
-        let error = UniqueId::create_in(folder.path()).unwrap_err();
+    fn a_directory_that_is_accessible_to_others_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o750)).unwrap();
+        let error = UniqueId::create_in(directory.path()).unwrap_err();
         assert!(matches!(error, Error::SocketDir { problem, .. } if problem.contains("0700")), "{error}");
         let long = format!("/{}", "x".repeat(80));
         let error = UniqueId::create_in(Path::new(&long)).unwrap_err();
@@ -347,21 +358,21 @@ mod tests {
     }
 
     #[test]
-    fn addresses_differ_by_rank_and_id_and_parts_have_secrets_of_their_own() {
+    fn addresses_differ_by_rank_and_id_and_split_groups_have_their_own_secrets() {
         let id = UniqueId::create_private().unwrap();
         assert_ne!(id.address(Rank(0)), id.address(Rank(1)));
         assert_ne!(id.address(Rank(0)), UniqueId::create_private().unwrap().address(Rank(0)));
-        assert_eq!(id.part(3, 1), id.part(3, 1));
-        assert_ne!(id.part(3, 1).secret, id.part(3, 2).secret);
-        assert_ne!(id.part(3, 1).secret, id.part(4, 1).secret);
-        assert_ne!(id.part(3, 1).secret, id.secret);
+        assert_eq!(id.split_id(3, 1), id.split_id(3, 1));
+        assert_ne!(id.split_id(3, 1).secret, id.split_id(3, 2).secret);
+        assert_ne!(id.split_id(3, 1).secret, id.split_id(4, 1).secret);
+        assert_ne!(id.split_id(3, 1).secret, id.secret);
     }
 
     #[test]
-    fn another_network_namespace_is_noticed() {
+    fn another_network_namespace_is_refused() {
         let mut id = UniqueId::create_private().unwrap();
-        assert_eq!(id.check_home(Rank(2)), Ok(()));
-        id.home = Home::Namespace(1);
-        assert_eq!(id.check_home(Rank(2)), Err(Error::OtherNamespace { rank: Rank(2) }));
+        assert_eq!(id.check_location(Rank(2)), Ok(()));
+        id.location = SocketLocation::Namespace(1);
+        assert_eq!(id.check_location(Rank(2)), Err(Error::OtherNamespace { rank: Rank(2) }));
     }
 }

@@ -23,18 +23,18 @@
 //!   error, rank     Error, Rank and the tree
 //! ```
 //!
-//! | item | what it is |
+//! | item | description |
 //! |---|---|
-//! | [`UniqueId`] | the address and the secret of a group, which all its ranks are given before they join |
+//! | [`UniqueId`] | the address and the secret of a group, which the launcher passes to every rank |
 //! | [`Bootstrap`] | a rank's membership in a group, with every operation |
-//! | [`Watch`] | a callback for the failure of a group |
-//! | [`Verdict`] | the result of a vote |
-//! | [`Error`] | what can go wrong, with the ranks at fault |
+//! | [`FailureWatch`] | a callback for the failure of a group |
+//! | [`VoteResult`] | the result of a vote |
+//! | [`Error`] | errors, which name the ranks that caused them |
 //!
-//! **Guarantees.** Every wait ends when its timeout has passed, not before, and at most a second after it. If a rank dies, every
-//! survivor gets [`Error::PeerLost`]. If a rank is stopped or has not started, every other rank gets [`Error::Timeout`]. Both name
-//! the rank. After that, every operation of the group returns an error at once, and the survivors can create a new group. No
-//! descriptor, mapping or file remains of a group that has ended.
+//! **Guarantees.** Every wait ends when its timeout expires, not before, and at most a second after it. If a rank
+//! dies, every survivor gets [`Error::PeerLost`]. If a rank is stopped or was not started, every other rank gets
+//! [`Error::Timeout`]. Both errors name the rank. After that, every operation of the group fails at once, and the
+//! survivors can create a new group. A group that has ended leaves no descriptor, mapping or file.
 //!
 //! **Limits.** Traffic is not encrypted, and processes of the same user are trusted. All ranks must be on one node.
 //!
@@ -43,7 +43,7 @@
 //! use wholemem_os::Deadline;
 //! use std::time::Duration;
 //!
-//! // The ranks are threads here. As a rule, each is a process that a launcher has given the text of the id.
+//! // The ranks are threads here. Usually each rank is a process, to which a launcher passes the text of the id.
 //! let id = UniqueId::create()?;
 //! std::thread::scope(|scope| {
 //!     for rank in 0..3 {
@@ -78,7 +78,7 @@ mod progress;
 mod rank;
 mod wire;
 
-pub use bootstrap::{Bootstrap, DEFAULT_TIMEOUT, Verdict, Watch};
+pub use bootstrap::{Bootstrap, DEFAULT_TIMEOUT, FailureWatch, VoteResult};
 pub use error::{Error, Result};
 pub use id::UniqueId;
 pub use rank::Rank;

@@ -1,9 +1,9 @@
-//! The progress thread of a communicator: reads from all links, forwards frames, and detects deaths of neighbours.
+//! The progress thread of a communicator: reads all links, forwards frames, and detects deaths of neighbours.
 //!
-//! It holds the lock of the rank's [`Heart`](wholemem_os::robust::Heart) while it runs, so that others see its death before the
-//! kernel has closed the descriptors of the process, and also if another process keeps its sockets open. It waits in one `poll` over
-//! all links, and wakes every 10 ms to read the liveness pages of its neighbours (every 40 ms in large groups, where many
-//! threads share the processors).
+//! It holds the rank's [`LivenessLock`](wholemem_os::robust::LivenessLock) while it runs, so that other ranks detect
+//! its death before the kernel has closed the descriptors of the process, and even if another process holds its
+//! sockets open. It waits in one `poll` over all links, and wakes every 10 ms to read the liveness pages of its
+//! neighbours (every 40 ms in large groups, where many threads share the processors).
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,91 +12,94 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wholemem_os::packet::{MAX_FDS, MAX_PACKET};
-use wholemem_os::robust::{Owner, Pulse};
+use wholemem_os::robust::{LivenessProbe, LockState};
 use wholemem_os::{Deadline, Error as OsError, PacketSocket, PidFd};
 
-use crate::core::{Core, Message, Phase, Tagged};
-use crate::fault::Fault;
+use crate::core::{GroupMessage, GroupPhase, RankCore, TaggedFd};
+use crate::fault::GroupFault;
 use crate::handshake::Acceptor;
-use crate::links::{Left, Link, Next, Packet};
+use crate::links::{FramePacket, PathAction, RankLink, SendStatus};
 use crate::machine::join::{Input, JoinProtocol, JoinRecord};
 use crate::machine::stall_detector::StallDetector;
 use crate::rank::Tree;
 use crate::wire::Malformed;
-use crate::wire::frame::{self, Header, Kind, What, decode_fault, decode_news, decode_ranks};
+use crate::wire::frame::{
+    self, FrameHeader, FrameKind, Operation, decode_fault, decode_join_update, decode_ranks,
+};
 use crate::{Rank, Result};
 
 mod joining;
 
 use self::joining::Joining;
 
-/// How often to look at the pulses of the neighbours.
-const LOOK: Duration = Duration::from_millis(10);
-const LOOK_IN_LARGE_GROUPS: Duration = Duration::from_millis(40);
-const LARGE: u32 = 64;
+/// How often the liveness pages of the neighbours are read.
+const PROBE_INTERVAL: Duration = Duration::from_millis(10);
+const LARGE_GROUP_PROBE_INTERVAL: Duration = Duration::from_millis(40);
+const LARGE_GROUP: u32 = 64;
 
-/// How long neighbours may take to read what this rank has still to send when it leaves: in a group that stands, the
-/// end of operations that are done here and not yet there; in one that has fallen, only the word of it.
-const LAST_WORDS: Duration = Duration::from_secs(10);
-const LAST_WORDS_OF_THE_FALLEN: Duration = Duration::from_millis(200);
+/// How long a leaving rank waits for its neighbours to read its queued packets. In a usable group these are the last
+/// messages of operations that this rank has finished; in a failed group only the message of the failure.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
+const FAILED_LEAVE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// How many frames of one link are read before the others have their turn.
-const TURN: usize = 64;
+/// The maximum number of frames that are read from one link before the next link is read.
+const MAX_FRAMES_PER_LINK: usize = 64;
 
-/// A link as the thread reads it.
+/// A link, with the state of reading from it.
 #[derive(Debug)]
-struct Reading {
-    link: Arc<Link>,
-    /// The connection has ended. That says nothing by itself.
+struct LinkReader {
+    link: Arc<RankLink>,
+    /// Whether the connection has ended. That alone does not mean that the rank has died.
     ended: bool,
-    /// Messages of which a part has come.
-    partial: HashMap<(Kind, u64, Rank), Vec<u8>>,
+    /// Messages of which some frames have arrived.
+    partial: HashMap<(FrameKind, u64, Rank), Vec<u8>>,
 }
 
-impl Reading {
-    fn new(link: Arc<Link>) -> Self {
+impl LinkReader {
+    fn new(link: Arc<RankLink>) -> Self {
         Self { link, ended: false, partial: HashMap::new() }
     }
 
-    /// What to wait for on this link.
+    /// Returns the link for `poll`.
     fn poll(&self) -> Option<PollFd<'_>> {
-        let full = self.link.flush() == Left::Full;
+        let full = self.link.flush() == SendStatus::SocketFull;
         let flags = if full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         (!self.ended).then(|| PollFd::from_borrowed_fd(self.link.socket.as_fd(), flags))
     }
 }
 
-/// A neighbour, as the thread watches it.
+/// A neighbour, with the handles that detect its death.
 #[derive(Debug)]
-struct Peer {
-    pulse: Pulse,
+struct Neighbour {
+    probe: LivenessProbe,
     process: PidFd,
     stall: StallDetector,
 }
 
+/// The state of the progress thread.
 #[derive(Debug)]
-pub(crate) struct Progress {
-    core: Arc<Core>,
+pub(crate) struct ProgressThread {
+    core: Arc<RankCore>,
     began: Instant,
     timeout: Duration,
     protocol: Option<JoinProtocol>,
     joining: Joining,
     /// The neighbours in the tree.
-    peers: BTreeMap<Rank, Peer>,
-    /// The links to them, and to others that have one.
-    readings: BTreeMap<Rank, Reading>,
-    /// The group that this one is a part of, while this one comes together.
-    whole: Option<Arc<Core>>,
+    peers: BTreeMap<Rank, Neighbour>,
+    /// The links to the neighbours, and direct links to other ranks.
+    readers: BTreeMap<Rank, LinkReader>,
+    /// While joining: the group that this group is split from.
+    split_from: Option<Arc<RankCore>>,
     buffer: Vec<u8>,
-    looked: Instant,
+    last_probe: Instant,
 }
 
-impl Progress {
+impl ProgressThread {
     pub(crate) fn new(
-        core: Arc<Core>,
+        core: Arc<RankCore>,
         timeout: Duration,
         acceptor: Option<Acceptor>,
-        whole: Option<Arc<Core>>,
+        split_from: Option<Arc<RankCore>>,
     ) -> Self {
         let now = Instant::now();
         let protocol = Some(JoinProtocol::new(core.tree, timeout));
@@ -108,73 +111,74 @@ impl Progress {
             protocol,
             joining,
             peers: BTreeMap::new(),
-            readings: BTreeMap::new(),
-            whole,
+            readers: BTreeMap::new(),
+            split_from,
             buffer: vec![0; MAX_PACKET],
-            looked: now,
+            last_probe: now,
         }
     }
 
     /// Runs until the communicator is dropped.
     pub(crate) fn run(mut self) {
         let core = Arc::clone(&self.core);
-        let hold = match core.heart.hold() {
-            Ok(hold) => hold,
+        let guard = match core.liveness.acquire() {
+            Ok(guard) => guard,
             Err(error) => return self.fail(error.into()),
         };
         self.protocol(Input::Tick);
         loop {
-            core.heart.beat();
-            self.sleep();
+            core.liveness.add_heartbeat();
+            self.wait_for_events();
             if core.state().stop {
                 break;
             }
             self.join();
             self.read();
-            for reading in self.readings.values() {
-                reading.link.flush();
+            for reader in self.readers.values() {
+                reader.link.flush();
             }
-            self.look();
+            self.probe_neighbours();
             self.protocol(Input::Tick);
         }
-        self.say_goodbye();
-        drop(hold);
+        self.leave();
+        drop(guard);
     }
 
-    fn look_every(&self) -> Duration {
-        if self.core.tree.size > LARGE { LOOK_IN_LARGE_GROUPS } else { LOOK }
+    fn probe_interval(&self) -> Duration {
+        if self.core.tree.size > LARGE_GROUP { LARGE_GROUP_PROBE_INTERVAL } else { PROBE_INTERVAL }
     }
 
-    /// Waits until something can be read or sent, or it is time to look.
-    fn sleep(&mut self) {
-        let mut wait = self.look_every().saturating_sub(self.looked.elapsed());
-        if let Some(again) = self.joining.again() {
-            wait = wait.min(again);
+    /// Waits until a descriptor is ready, or the next probe, retry or tick is due.
+    fn wait_for_events(&mut self) {
+        let mut wait = self.probe_interval().saturating_sub(self.last_probe.elapsed());
+        if let Some(retry_in) = self.joining.retry_in() {
+            wait = wait.min(retry_in);
         }
         if let Some(protocol) = &self.protocol {
             wait = wait.min(protocol.next_tick().saturating_sub(self.began.elapsed()));
         }
         let mut polls = vec![PollFd::new(&self.core.wake, PollFlags::IN)];
         polls.extend(self.joining.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        polls.extend(self.readings.values().filter_map(Reading::poll));
+        polls.extend(self.readers.values().filter_map(LinkReader::poll));
         polls.extend(
             self.peers.values().map(|peer| PollFd::from_borrowed_fd(peer.process.as_fd(), PollFlags::IN)),
         );
-        let wait = Timespec::try_from(wait).expect("some milliseconds");
-        // An interruption, or too many descriptors: the next round looks at everything anyway.
+        let wait = Timespec::try_from(wait).expect("a few milliseconds");
+        // An error is ignored, since the loop checks everything after each wait.
         let _ = poll(&mut polls, Some(&wait));
         let mut woken = [0; 8];
         let _ = rustix::io::read(&self.core.wake, &mut woken);
     }
 
     fn read(&mut self) {
-        for rank in self.readings.keys().copied().collect::<Vec<_>>() {
-            self.read_from(rank, TURN);
+        for rank in self.readers.keys().copied().collect::<Vec<_>>() {
+            self.read_from(rank, MAX_FRAMES_PER_LINK);
         }
-        // Of a neighbour, its pulse decides; of the others, the neighbours of theirs tell.
+        // Whether a neighbour died is decided by its liveness page; the death of any other rank is reported by its
+        // neighbours.
         let (peers, core) = (&self.peers, &self.core);
-        self.readings.retain(|rank, reading| {
-            let stays = !reading.ended || peers.contains_key(rank);
+        self.readers.retain(|rank, reader| {
+            let stays = !reader.ended || peers.contains_key(rank);
             if !stays {
                 core.paths().close(*rank);
             }
@@ -182,39 +186,39 @@ impl Progress {
         });
     }
 
-    /// Reads at most `most` frames of one rank.
-    fn read_from(&mut self, rank: Rank, most: usize) {
+    /// Reads at most `max_frames` frames from one rank.
+    fn read_from(&mut self, rank: Rank, max_frames: usize) {
         let mut buffer = std::mem::take(&mut self.buffer);
-        for _ in 0..most {
-            let Some(reading) = self.readings.get_mut(&rank).filter(|reading| !reading.ended) else { break };
-            match reading.link.socket.recv_with_fds(&mut buffer, MAX_FDS, Deadline::NOW) {
+        for _ in 0..max_frames {
+            let Some(reader) = self.readers.get_mut(&rank).filter(|reader| !reader.ended) else { break };
+            match reader.link.socket.recv_with_fds(&mut buffer, MAX_FDS, Deadline::NOW) {
                 Ok((len, fds)) => {
-                    if let Err(Malformed(what)) = self.take(rank, &buffer[..len], fds) {
-                        tracing::warn!(%rank, what, "a rank broke the protocol");
-                        self.core.fall(Fault::Broke(rank), None);
+                    if let Err(Malformed(violation)) = self.on_frame(rank, &buffer[..len], fds) {
+                        tracing::warn!(%rank, violation, "a rank violated the protocol");
+                        self.core.fail_group(GroupFault::ProtocolViolation(rank), None);
                     }
                 }
                 Err(OsError::TimedOut) => break,
                 Err(OsError::FdsTruncated { .. }) => {
-                    // Its sender waits for the word that it was taken.
-                    let link = Arc::clone(&reading.link);
+                    // The sender waits for an acknowledgement of the batch.
+                    let link = Arc::clone(&reader.link);
                     self.acknowledge(&link);
-                    self.lose(rank, &buffer);
+                    self.on_lost_fds(rank, &buffer);
                 }
-                Err(_) => reading.ended = true,
+                Err(_) => reader.ended = true,
             }
         }
         self.buffer = buffer;
     }
 
-    /// Descriptors of a frame are lost, its bytes are not: it was an offer, or else a batch.
-    fn lose(&mut self, from: Rank, buffer: &[u8]) {
+    /// Handles a frame whose descriptors were lost: an offer of a link, or a batch of descriptors.
+    fn on_lost_fds(&mut self, from: Rank, buffer: &[u8]) {
         match frame::decode(&buffer[..frame::HEADER]) {
-            Ok((header, [])) if header.kind == Kind::Offer => {
-                let without = Header { fds: 0, ..header }.encode(&[]);
-                if let Err(Malformed(what)) = self.take(from, &without, Vec::new()) {
-                    tracing::warn!(rank = %from, what, "a rank broke the protocol");
-                    self.core.fall(Fault::Broke(from), None);
+            Ok((header, [])) if header.kind == FrameKind::LinkOffer => {
+                let without = FrameHeader { fds: 0, ..header }.encode(&[]);
+                if let Err(Malformed(violation)) = self.on_frame(from, &without, Vec::new()) {
+                    tracing::warn!(rank = %from, violation, "a rank violated the protocol");
+                    self.core.fail_group(GroupFault::ProtocolViolation(from), None);
                 }
             }
             _ => {
@@ -224,150 +228,156 @@ impl Progress {
         }
     }
 
-    fn acknowledge(&self, link: &Link) {
-        let header = Header::new(Kind::FdsTaken, What::Nothing, self.core.tree.rank, link.peer, 0);
+    fn acknowledge(&self, link: &RankLink) {
+        let header = FrameHeader::new(FrameKind::FdsAck, Operation::None, self.core.tree.rank, link.peer, 0);
         for frame in header.frames(&[]) {
-            link.post_urgent(Packet::from(frame));
+            link.post_urgent(FramePacket::from(frame));
         }
     }
 
-    /// Takes one frame of a neighbour: passes it on, or puts it with the rest of its message.
-    fn take(&mut self, from: Rank, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Malformed> {
+    /// Handles one frame from a neighbour: forwards it, or adds it to its message.
+    fn on_frame(&mut self, from: Rank, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Malformed> {
         let (header, payload) = frame::decode(bytes)?;
         if usize::from(header.fds) != fds.len() {
-            return Err(Malformed("a frame has another number of descriptors than it says"));
+            return Err(Malformed("a frame has another number of descriptors than its header"));
         }
-        if header.kind == Kind::Offer
+        if header.kind == FrameKind::LinkOffer
             && !fds.is_empty()
             && let Some(link) = self.core.link(from)
         {
             self.acknowledge(&link);
         }
-        if !self.joining.has_place(header.dst) {
-            return self.pass_on(from, header, bytes, fds);
+        if !self.joining.has_position(header.dst) {
+            return self.forward(from, header, bytes, fds);
         }
-        if !header.kind.travels() && header.kind != Kind::Left && header.src != from {
-            return Err(Malformed("a frame was passed on that is for neighbours only"));
+        if !header.kind.is_forwarded() && header.kind != FrameKind::RankLeft && header.src != from {
+            return Err(Malformed("a frame for neighbours only was forwarded"));
         }
-        if header.kind != Kind::Direct && !self.peers.contains_key(&from) {
-            return Err(Malformed("a frame came by a link that is for messages only"));
+        if header.kind != FrameKind::Direct && !self.peers.contains_key(&from) {
+            return Err(Malformed("a direct link carried a frame that is not a message"));
         }
         if header.total == payload.len() as u64 {
             return self.deliver(from, header, payload.to_vec(), fds);
         }
-        let Some(reading) = self.readings.get_mut(&from) else { return Ok(()) };
+        let Some(reader) = self.readers.get_mut(&from) else { return Ok(()) };
         let key = (header.kind, header.op, header.src);
-        let partial = reading.partial.entry(key).or_default();
+        let partial = reader.partial.entry(key).or_default();
         if partial.len() as u64 != header.offset {
-            return Err(Malformed("a frame does not follow the one before it"));
+            return Err(Malformed("a frame does not continue the previous one"));
         }
         partial.extend_from_slice(payload);
         if (partial.len() as u64) < header.total {
             return Ok(());
         }
         let whole = std::mem::take(partial);
-        reading.partial.remove(&key);
+        reader.partial.remove(&key);
         self.deliver(from, header, whole, fds)
     }
 
-    fn pass_on(&self, from: Rank, header: Header, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), Malformed> {
-        if !header.kind.travels() || header.dst.0 >= self.core.tree.size {
-            return Err(Malformed("a frame is for somebody else"));
+    fn forward(
+        &self,
+        from: Rank,
+        header: FrameHeader,
+        bytes: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Malformed> {
+        if !header.kind.is_forwarded() || header.dst.0 >= self.core.tree.size {
+            return Err(Malformed("a frame has a destination that it cannot be forwarded to"));
         }
-        let packet = Packet { bytes: bytes.to_vec(), fds: fds.into_iter().map(Arc::new).collect() };
+        let packet = FramePacket { bytes: bytes.to_vec(), fds: fds.into_iter().map(Arc::new).collect() };
         match self.core.tree.hop_towards(header.dst) {
             Some(hop) if hop != from => {
                 self.core.post_packets(hop, [packet]);
                 Ok(())
             }
-            _ => Err(Malformed("a frame came the wrong way")),
+            _ => Err(Malformed("a frame was forwarded in the wrong direction")),
         }
     }
 
     fn deliver(
         &mut self,
         from: Rank,
-        header: Header,
+        header: FrameHeader,
         bytes: Vec<u8>,
         fds: Vec<OwnedFd>,
     ) -> Result<(), Malformed> {
-        let Header { kind, what, src, op, .. } = header;
+        let FrameHeader { kind, operation, src, op, .. } = header;
         let is_far = src.0 < self.core.tree.size
             && src != self.core.tree.rank
             && self.core.tree.neighbours().all(|neighbour| neighbour != src);
         match kind {
-            Kind::Offer | Kind::Accepted | Kind::Declined if !is_far => {
-                return Err(Malformed("a link is offered or answered by a rank that needs none"));
+            FrameKind::LinkOffer | FrameKind::LinkAccepted | FrameKind::LinkDeclined if !is_far => {
+                return Err(Malformed("a link was offered or answered by a neighbour or an unknown rank"));
             }
-            Kind::News => {
-                let news = decode_news(&bytes)?;
-                self.check_ranks(news.joined.iter().chain(&news.died))?;
-                self.protocol(Input::News(news));
+            FrameKind::JoinUpdate => {
+                let update = decode_join_update(&bytes)?;
+                self.check_ranks(update.joined.iter().chain(&update.died))?;
+                self.protocol(Input::Update(update));
             }
-            Kind::Decision => {
+            FrameKind::JoinDecision => {
                 let fault = decode_fault(&bytes)?;
-                self.check_ranks(fault.iter().flat_map(Fault::ranks))?;
+                self.check_ranks(fault.iter().flat_map(GroupFault::ranks))?;
                 self.protocol(Input::Decision(fault.map_or(Ok(()), Err)));
             }
-            Kind::Fall => {
-                let fault = decode_fault(&bytes)?.ok_or(Malformed("a fall has no fault"))?;
+            FrameKind::GroupFailed => {
+                let fault = decode_fault(&bytes)?.ok_or(Malformed("a group failure has no fault"))?;
                 self.check_ranks(fault.ranks())?;
-                self.core.fall(fault, Some(from));
+                self.core.fail_group(fault, Some(from));
             }
-            Kind::Left => self.core.leave(src, op, Some(from)),
-            Kind::FdsTaken => {
+            FrameKind::RankLeft => self.core.on_rank_left(src, op, Some(from)),
+            FrameKind::FdsAck => {
                 if let Some(link) = self.core.link(from) {
-                    link.taken();
+                    link.batch_acknowledged();
                 }
             }
-            Kind::Fds => {
+            FrameKind::Fds => {
                 let tags = decode_tags(&bytes, fds)?;
                 if let Some(link) = self.core.link(from) {
                     self.acknowledge(&link);
                 }
                 let mut state = self.core.state();
-                // Late ones of an operation that failed are closed here.
+                // Descriptors of a failed operation that arrive late are closed here.
                 if op > state.finished {
                     state.fds.entry((op, from)).or_default().extend(tags);
                 }
                 self.core.changed.notify_all();
             }
-            Kind::Offer => {
-                // What is no packet socket is as good as lost.
+            FrameKind::LinkOffer => {
+                // A descriptor that is not a packet socket is treated as lost.
                 let socket = fds.into_iter().next().and_then(|fd| PacketSocket::adopt(fd).ok());
-                let next = self.core.paths().offered(src, socket);
-                self.follow(src, next);
+                let next = self.core.paths().on_offer(src, socket);
+                self.apply_path_actions(src, next);
             }
-            Kind::Accepted | Kind::Declined => {
-                let next = self.core.paths().answered(src, kind == Kind::Accepted);
-                self.follow(src, next);
+            FrameKind::LinkAccepted | FrameKind::LinkDeclined => {
+                let next = self.core.paths().on_reply(src, kind == FrameKind::LinkAccepted);
+                self.apply_path_actions(src, next);
             }
-            Kind::Report => {
+            FrameKind::MissingReport => {
                 self.check_ranks(&decode_ranks(&bytes)?)?;
-                self.put(op, kind, src, Message { what, bytes });
+                self.store_message(op, kind, src, GroupMessage { operation, bytes });
             }
-            Kind::Up | Kind::Down | Kind::Direct | Kind::FdsLost => {
-                self.put(op, kind, src, Message { what, bytes });
+            FrameKind::Vote | FrameKind::Decision | FrameKind::Direct | FrameKind::FdsLost => {
+                self.store_message(op, kind, src, GroupMessage { operation, bytes });
             }
-            Kind::Greeting => return Err(Malformed("a rank greeted twice")),
+            FrameKind::Greeting => return Err(Malformed("a rank sent a second greeting")),
         }
         Ok(())
     }
 
-    /// A neighbour names ranks of the group only.
+    /// Checks that ranks in a message are ranks of the group.
     fn check_ranks<'r>(&self, ranks: impl IntoIterator<Item = &'r Rank>) -> Result<(), Malformed> {
         let size = self.core.tree.size;
         let are_known = ranks.into_iter().all(|rank| rank.0 < size);
-        if are_known { Ok(()) } else { Err(Malformed("a frame names a rank that is not in the group")) }
+        if are_known { Ok(()) } else { Err(Malformed("a frame contains a rank that is not in the group")) }
     }
 
-    fn follow(&mut self, peer: Rank, next: Vec<Next>) {
-        if let Some(link) = self.core.follow(peer, next) {
-            self.readings.insert(peer, Reading::new(link));
+    fn apply_path_actions(&mut self, peer: Rank, next: Vec<PathAction>) {
+        if let Some(link) = self.core.apply_path_actions(peer, next) {
+            self.readers.insert(peer, LinkReader::new(link));
         }
     }
 
-    fn put(&self, op: u64, kind: Kind, src: Rank, message: Message) {
+    fn store_message(&self, op: u64, kind: FrameKind, src: Rank, message: GroupMessage) {
         let mut state = self.core.state();
         if op > state.finished {
             state.inbox.insert((op, kind, src), message);
@@ -375,67 +385,67 @@ impl Progress {
         self.core.changed.notify_all();
     }
 
-    /// Looks who of the neighbours still lives.
-    fn look(&mut self) {
-        let (mut dead, passed) = (Vec::new(), self.looked.elapsed());
+    /// Reads the liveness pages of the neighbours, and handles those that have died or stalled.
+    fn probe_neighbours(&mut self) {
+        let (mut dead, passed) = (Vec::new(), self.last_probe.elapsed());
         for (rank, peer) in &mut self.peers {
-            match peer.pulse.owner() {
-                Owner::Alive if peer.process.has_exited() != Ok(true) => {}
+            match peer.probe.state() {
+                LockState::Alive if peer.process.has_exited() != Ok(true) => {}
                 _ => dead.push(*rank),
             }
-            peer.stall.observe(peer.pulse.beats(), passed);
+            peer.stall.observe(peer.probe.heartbeats(), passed);
         }
         for rank in dead {
             self.on_peer_exit(rank);
         }
-        // Who is not there, because it has left, does not stand still: it is not to be named for those behind it.
-        let is_still = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| peer.stall.is_stalled());
-        *self.core.still() = self.core.tree.neighbours().filter(is_still).collect();
-        self.looked = Instant::now();
-        self.look_at_the_whole();
-        self.take_vacant_places();
+        // A rank that has left is not stalled, so it is not reported instead of the ranks behind it.
+        let is_stalled = |rank: &Rank| self.peers.get(rank).is_some_and(|peer| peer.stall.is_stalled());
+        *self.core.stalled() = self.core.tree.neighbours().filter(is_stalled).collect();
+        self.last_probe = Instant::now();
+        self.check_split_from();
+        self.take_vacant_positions();
         self.probe_unaccounted();
     }
 
-    /// Handles that the thread of a neighbour has ended: it has left, or died. What it had sent before is read first.
+    /// Handles the end of a neighbour's progress thread: it has left or died. Its remaining packets are read first.
     fn on_peer_exit(&mut self, rank: Rank) {
         self.read_from(rank, usize::MAX);
         let Some(peer) = self.peers.remove(&rank) else { return };
-        self.readings.remove(&rank);
+        self.readers.remove(&rank);
         self.core.links().remove(&rank);
-        if peer.pulse.owner() == Owner::Died {
+        if peer.probe.state() == LockState::Died {
             self.core.id.address(rank).remove();
         }
         if self.protocol.is_some() {
-            return match JoinRecord::decode(peer.pulse.status(), Tree { rank, ..self.core.tree }) {
+            return match JoinRecord::decode(peer.probe.status(), Tree { rank, ..self.core.tree }) {
                 Ok(record) => {
-                    if peer.pulse.owner() == Owner::Died {
-                        // The rank that died may have been in the place of another.
+                    if peer.probe.state() == LockState::Died {
+                        // The dead rank may have taken the position of another one.
                         self.core.id.address(record.rank).remove();
                     }
                     self.protocol(Input::Died(rank, record));
                 }
-                Err(Malformed(what)) => {
-                    tracing::warn!(%rank, what, "a rank broke the protocol");
-                    self.protocol(Input::Decision(Err(Fault::Broke(rank))));
+                Err(Malformed(violation)) => {
+                    tracing::warn!(%rank, violation, "a rank violated the protocol");
+                    self.protocol(Input::Decision(Err(GroupFault::ProtocolViolation(rank))));
                 }
             };
         }
         let has_left = self.core.state().group.has_left(rank);
-        // Free without a word is a rank whose group had fallen already, or whose joining failed.
-        if !has_left && (peer.pulse.owner() == Owner::Died || peer.process.has_exited() == Ok(true)) {
-            self.core.fall(Fault::Lost(rank), None);
+        // A rank that released its lock without a message left a failed group, or failed to join.
+        if !has_left && (peer.probe.state() == LockState::Died || peer.process.has_exited() == Ok(true)) {
+            self.core.fail_group(GroupFault::Lost(rank), None);
         } else if !has_left {
             let after = self.core.state().begun;
-            self.core.leave(rank, after, None);
+            self.core.on_rank_left(rank, after, None);
         }
     }
 
-    /// A part of a group cannot come together when the whole has fallen.
-    fn look_at_the_whole(&mut self) {
-        let fallen = self.whole.as_ref().and_then(|whole| whole.state().group.fault().cloned());
-        if let (Some(fault), Some(_)) = (fallen, &self.protocol) {
-            // Nobody will join this part any more, and one of its members can no longer clear up behind itself.
+    /// Fails joining if the group that this group is split from has failed.
+    fn check_split_from(&mut self) {
+        let fault = self.split_from.as_ref().and_then(|group| group.state().group.fault().cloned());
+        if let (Some(fault), Some(_)) = (fault, &self.protocol) {
+            // No further rank joins this group, and a dead member cannot remove its socket file.
             for rank in self.core.tree.neighbours() {
                 self.core.id.address(rank).remove();
             }
@@ -443,49 +453,53 @@ impl Progress {
         }
     }
 
-    /// Tells the neighbours that this rank leaves, and waits a little until they have taken it.
-    fn say_goodbye(&mut self) {
-        let (is_up, has_fallen, finished) = {
+    /// Informs the neighbours that this rank leaves, and waits for a limited time until they have received it.
+    fn leave(&mut self) {
+        let (is_ready, has_failed, finished) = {
             let state = self.core.state();
-            (state.phase == Phase::Up, state.group.fault().is_some(), state.finished)
+            (state.phase == GroupPhase::Ready, state.group.fault().is_some(), state.finished)
         };
         let rank = self.core.tree.rank;
-        if is_up && !has_fallen {
+        if is_ready && !has_failed {
             for peer in self.peers.keys() {
-                self.core.post(*peer, Header::new(Kind::Left, What::Nothing, rank, *peer, finished), &[]);
+                self.core.post(
+                    *peer,
+                    FrameHeader::new(FrameKind::RankLeft, Operation::None, rank, *peer, finished),
+                    &[],
+                );
             }
         }
-        let stands = is_up && !has_fallen;
-        let deadline = Deadline::after(if stands { LAST_WORDS } else { LAST_WORDS_OF_THE_FALLEN });
+        let is_usable = is_ready && !has_failed;
+        let deadline = Deadline::after(if is_usable { LEAVE_TIMEOUT } else { FAILED_LEAVE_TIMEOUT });
         loop {
-            self.peers.retain(|_, peer| peer.pulse.owner() == Owner::Alive);
+            self.peers.retain(|_, peer| peer.probe.state() == LockState::Alive);
             let peers = &self.peers;
-            self.readings.retain(|rank, reading| peers.contains_key(rank) && !reading.ended);
-            let all_said = self.readings.values().all(|reading| reading.link.flush() == Left::Nothing);
-            if all_said || deadline.has_passed() {
+            self.readers.retain(|rank, reader| peers.contains_key(rank) && !reader.ended);
+            let all_sent = self.readers.values().all(|reader| reader.link.flush() == SendStatus::Done);
+            if all_sent || deadline.has_passed() {
                 break;
             }
-            let mut polls: Vec<_> = self.readings.values().filter_map(Reading::poll).collect();
-            let left = deadline.remaining().map_or(LOOK, |left| left.min(LOOK));
-            let left = Timespec::try_from(left).expect("some milliseconds");
+            let mut polls: Vec<_> = self.readers.values().filter_map(LinkReader::poll).collect();
+            let left = deadline.remaining().map_or(PROBE_INTERVAL, |left| left.min(PROBE_INTERVAL));
+            let left = Timespec::try_from(left).expect("a few milliseconds");
             let _ = poll(&mut polls, Some(&left));
-            // Words that wait behind a batch of descriptors go when the neighbour says that it has taken it. Nor do we
-            // keep those waiting who leave too.
+            // Packets queued after a batch of descriptors are sent when the neighbour acknowledges the batch. Reading
+            // also lets neighbours leave that wait until their own packets are read.
             self.read();
         }
     }
 }
 
-/// Who each descriptor of a batch is from: a rank and an index, eight bytes each.
-fn decode_tags(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<Tagged>, Malformed> {
+/// Decodes the tags of a batch of descriptors: a rank and an index, eight bytes each.
+fn decode_tags(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<TaggedFd>, Malformed> {
     let (tags, []) = bytes.as_chunks::<8>() else {
-        return Err(Malformed("a batch of descriptors does not end with a tag"));
+        return Err(Malformed("a batch of descriptors ends with an incomplete tag"));
     };
     if tags.len() != fds.len() {
-        return Err(Malformed("a batch has another number of tags than of descriptors"));
+        return Err(Malformed("a batch has different numbers of tags and descriptors"));
     }
     let number = |tag: &[u8; 8], at| u32::from_le_bytes(std::array::from_fn(|n| tag[at + n]));
-    let tagged = tags.iter().zip(fds).map(|(tag, fd)| Tagged {
+    let tagged = tags.iter().zip(fds).map(|(tag, fd)| TaggedFd {
         src: Rank(number(tag, 0)),
         index: number(tag, 4),
         fd: Arc::new(fd),

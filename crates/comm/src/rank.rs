@@ -1,4 +1,4 @@
-//! Ranks, and the tree they are joined by.
+//! Ranks, and the tree that connects the ranks of a group.
 //!
 //! ```text
 //!                    0
@@ -10,15 +10,15 @@
 
 use std::fmt;
 
-/// How many children a rank has.
+/// The number of children of a rank in the tree.
 const ARITY: u32 = 4;
 
-/// The place of a member in its group: `0..size`.
+/// The number of a process in its group: `0..size`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// The rank as an index into what is kept one per rank.
+    /// Returns the rank as an index into a list with one entry per rank.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
@@ -31,7 +31,7 @@ impl fmt::Display for Rank {
     }
 }
 
-/// One rank's place in the tree of its group.
+/// The position of one rank in the tree of its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tree {
     pub(crate) rank: Rank,
@@ -60,24 +60,24 @@ impl Tree {
             .map(Rank)
     }
 
-    /// Those with whom this rank has a link from the start.
+    /// Returns the parent and the children: the ranks to which this rank is always connected.
     pub(crate) fn neighbours(self) -> impl Iterator<Item = Rank> {
         self.parent().into_iter().chain(self.children())
     }
 
-    /// How many hops it is to rank 0.
+    /// Returns the number of hops to rank 0.
     pub(crate) fn depth(self) -> u32 {
         std::iter::successors(Some(self), |at| at.parent().map(|rank| Self { rank, ..*at }))
             .skip(1)
             .fold(0, |depth, _| depth + 1)
     }
 
-    /// How many hops the farthest rank is away from rank 0.
+    /// Returns the number of hops from the deepest rank to rank 0.
     pub(crate) fn height(self) -> u32 {
         Self { rank: Rank(self.size - 1), ..self }.depth()
     }
 
-    /// How many ranks there are from here downwards, this one included.
+    /// Returns the number of ranks in the subtree of this rank, including itself.
     pub(crate) fn count_below(self) -> usize {
         let (mut first, mut last) = (u64::from(self.rank.0), u64::from(self.rank.0));
         let (mut count, size) = (0, u64::from(self.size));
@@ -88,7 +88,7 @@ impl Tree {
         usize::try_from(count).expect("a count of ranks is at most `size`, which is a u32")
     }
 
-    /// The child under which `rank` is found; `None` where it is elsewhere, or is this rank.
+    /// Returns the child whose subtree contains `rank`, or `None` if `rank` is this rank or outside of its subtree.
     pub(crate) fn child_towards(self, rank: Rank) -> Option<Rank> {
         let mut at = Self { rank, ..self };
         while let Some(parent) = at.parent() {
@@ -100,12 +100,12 @@ impl Tree {
         None
     }
 
-    /// The neighbour through which `rank`, another one, is reached.
+    /// Returns the neighbour on the path to another rank.
     pub(crate) fn hop_towards(self, rank: Rank) -> Option<Rank> {
         self.child_towards(rank).or_else(|| self.parent())
     }
 
-    /// Whether `rank` is this rank or below it.
+    /// Returns whether `rank` is in the subtree of this rank, including itself.
     pub(crate) fn is_below(self, rank: Rank) -> bool {
         rank == self.rank || self.child_towards(rank).is_some()
     }
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_is_as_deep_as_the_logarithm() {
+    fn the_height_of_the_tree_is_logarithmic() {
         assert_eq!(Tree::new(Rank(0), 1).height(), 0);
         assert_eq!(Tree::new(Rank(0), 5).height(), 1);
         assert_eq!(Tree::new(Rank(0), 1024).height(), 5);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn below_is_the_rank_itself_and_its_subtree() {
+    fn a_subtree_contains_the_rank_itself_and_its_descendants() {
         let tree = Tree::new(Rank(1), 30);
         assert_eq!(tree.count_below(), 14);
         assert_eq!(Tree::new(Rank(0), 30).count_below(), 30);

@@ -1,4 +1,4 @@
-//! Ranks that die, stop, fork and come back, as processes.
+//! Ranks that die, are stopped, fork and form new groups, as processes.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn id() -> String {
     UniqueId::create().expect("an id").to_string()
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn available_gib() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").expect("/proc is mounted");
@@ -28,7 +28,7 @@ fn available_gib() -> u64 {
     line.split_ascii_whitespace().nth(1).expect("a number").parse::<u64>().expect("a number") >> 20
 }
 
-/// Memory that is there, and takes its time to go.
+/// Allocates resident memory, which the kernel takes some time to free.
 fn resident(gib: usize) -> Vec<u8> {
     let mut memory = vec![0u8; gib << 30];
     memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
@@ -36,26 +36,27 @@ fn resident(gib: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_rank_killed_with_much_memory_and_a_child_that_holds_its_sockets_is_lost_to_all() {
+fn a_killed_rank_with_much_memory_and_a_child_that_holds_its_sockets_is_reported_to_all() {
     let gib = if wholemem_testkit::exhaustive() { 4 } else { 1 };
     if available_gib() < gib + 2 {
         return wholemem_testkit::skipped("there is not enough memory");
     }
     Ranks::of(4).killed(2).parameter(id()).run(test_name!(), |rank| {
-        let comm = join(&rank.parameter(), rank.id(), 4, PATIENCE).expect("a group");
+        let comm = join(&rank.parameter(), rank.id(), 4, TIMEOUT).expect("a group");
         if rank.id() == 2 {
             let memory = resident(usize::try_from(gib).expect("small"));
-            leave_a_child(rank);
+            leave_child_with_sockets(rank);
             rank.send(0, b"ready", &[]);
             assert_eq!(memory[4096], 1);
             rank.wait_to_be_killed();
         }
         if rank.id() == 3 {
-            // Keeps the child of the dead rank, and with it copies of its sockets, alive until all have seen the death.
-            let (_, kept) = rank.recv(2);
+            // Keeps the child of the dead rank, and with it copies of its sockets, alive until all ranks have
+            // detected the death.
+            let (_, child_socket) = rank.recv(2);
             assert_eq!(comm.barrier(), Err(Error::PeerLost { rank: Rank(2) }));
             rank.barrier_with(&[0, 1]);
-            drop(kept);
+            drop(child_socket);
             return;
         }
         if rank.id() == 0 {
@@ -73,18 +74,18 @@ fn a_rank_killed_with_much_memory_and_a_child_that_holds_its_sockets_is_lost_to_
     });
 }
 
-/// Forks a child that holds everything this process has, its sockets too, until rank 3 lets it go.
-fn leave_a_child(rank: &wholemem_testkit::Rank) {
+/// Forks a child that holds the descriptors of this process open, including its sockets, until rank 3 lets it exit.
+fn leave_child_with_sockets(rank: &wholemem_testkit::Rank) {
     let (here, there) = PacketSocket::pair().expect("a socket pair");
-    rank.send(3, b"kept", &[there.as_fd()]);
+    rank.send(3, b"child", &[there.as_fd()]);
     drop(there);
     leave_forked_child(move || {
-        let _ = here.recv(&mut [0; 8], Deadline::after(PATIENCE));
+        let _ = here.recv(&mut [0; 8], Deadline::after(TIMEOUT));
     });
 }
 
 #[test]
-fn a_stopped_rank_is_named_and_the_others_go_on_in_a_new_group() {
+fn a_stopped_rank_is_reported_and_the_others_form_a_new_group() {
     let ids = format!("{} {}", id(), id());
     Ranks::of(3).parameter(ids).run(test_name!(), |rank| {
         let parameter = rank.parameter();
@@ -95,7 +96,7 @@ fn a_stopped_rank_is_named_and_the_others_go_on_in_a_new_group() {
         });
         let timeout = Duration::from_secs(3);
         let comm = join(first, rank.id(), 3, timeout).expect("a group");
-        comm.barrier().expect("all are there");
+        comm.barrier().expect("all ranks take part");
         if rank.id() == 1 {
             rank.send(0, b"stop me", &[]);
             assert_eq!(rank.recv(0).0, b"go on");
@@ -116,7 +117,7 @@ fn a_stopped_rank_is_named_and_the_others_go_on_in_a_new_group() {
         assert_eq!(comm.barrier(), Err(stopped));
         assert_eq!(comm.all_gather(b"x"), Err(Error::Poisoned { missing }));
         drop(comm);
-        let again = join(second, rank.id() / 2, 2, PATIENCE).expect("a group of the others");
+        let again = join(second, rank.id() / 2, 2, TIMEOUT).expect("a group of the others");
         assert_eq!(again.all_gather(&[9]).expect("it works"), [[9], [9]]);
         drop(again);
         drop(process);
@@ -131,12 +132,12 @@ fn a_stopped_rank_is_named_and_the_others_go_on_in_a_new_group() {
 }
 
 #[test]
-fn a_rank_stopped_in_all_to_all_is_named_and_none_of_those_behind_it() {
+fn a_rank_stopped_in_all_to_all_is_reported_without_the_ranks_behind_it() {
     Ranks::of(7).killed(1).parameter(id()).run(test_name!(), |rank| {
         let timeout = Duration::from_secs(3);
-        let mut comm = join(&rank.parameter(), rank.id(), 7, PATIENCE).expect("a group");
+        let mut comm = join(&rank.parameter(), rank.id(), 7, TIMEOUT).expect("a group");
         comm.set_timeout(timeout);
-        // All are up, so that rank 1 has nothing to pass on, and it is not stopped in the barrier.
+        // All ranks are ready, so rank 1 has nothing to forward, and it is not stopped in the barrier.
         rank.barrier();
         if rank.id() == 1 {
             rank.send(0, b"stop me", &[]);
@@ -149,7 +150,7 @@ fn a_rank_stopped_in_all_to_all_is_named_and_none_of_those_behind_it() {
         }
         let others: Vec<_> = [0, 2, 3, 4, 5, 6].into_iter().filter(|other| *other != rank.id()).collect();
         rank.barrier_with(&others);
-        // Short parts: those of 5 and 6 to the others, and of the others to them, go through rank 1.
+        // Short parts: those between ranks 5 and 6 and the others are forwarded by rank 1.
         let stopped = Error::Timeout { missing: vec![Rank(1)], timeout, joining: false };
         assert_eq!(comm.all_to_all(&[7; 70]), Err(stopped));
         rank.barrier_with(&others);
@@ -160,15 +161,15 @@ fn a_rank_stopped_in_all_to_all_is_named_and_none_of_those_behind_it() {
 }
 
 #[test]
-fn a_rank_stopped_before_it_joins_is_named_to_all_at_the_deadline() {
+fn a_rank_stopped_before_it_joins_is_reported_to_all_at_the_deadline() {
     Ranks::of(3).killed(2).parameter(id()).run(test_name!(), |rank| {
         if rank.id() == 2 {
             rank.wait_to_be_killed();
         }
-        // Together: rank 0 gives up first, and tells rank 1 before its time is over too.
+        // Synchronised: rank 0 gives up first, and informs rank 1 before its timeout expires too.
         rank.barrier_with(&[1 - rank.id()]);
         let timeout = Duration::from_secs(3);
-        let error = join(&rank.parameter(), rank.id(), 3, timeout).expect_err("rank 2 does not come");
+        let error = join(&rank.parameter(), rank.id(), 3, timeout).expect_err("rank 2 does not join");
         assert!(
             matches!(&error, Error::Timeout { missing, joining: true, .. } if *missing == [Rank(2)]),
             "{error}"
@@ -181,18 +182,18 @@ fn a_rank_stopped_before_it_joins_is_named_to_all_at_the_deadline() {
 }
 
 #[test]
-fn the_survivors_of_a_death_go_on_in_a_new_group() {
+fn the_survivors_of_a_death_form_a_new_group() {
     let ids = format!("{} {}", id(), id());
     Ranks::of(6).killed(1).parameter(ids).run(test_name!(), |rank| {
         let parameter = rank.parameter();
         let (first, second) = parameter.split_once(' ').expect("two ids");
-        let comm = join(first, rank.id(), 6, PATIENCE).expect("a group");
-        comm.barrier().expect("all are there");
-        // By the harness, and twice: who has passed the second knows that everybody has left the first. A rank that
-        // is killed may have left a barrier whose word it has yet to pass on.
+        let comm = join(first, rank.id(), 6, TIMEOUT).expect("a group");
+        comm.barrier().expect("all ranks take part");
+        // Barriers of the harness, two of them: a rank that has passed the second knows that all ranks have left the
+        // first. A rank that is killed may have left a barrier of the group before it has forwarded the decision.
         rank.barrier();
         rank.barrier();
-        // Rank 5 is below rank 1, and hears of it from nobody but itself.
+        // Rank 5 is below rank 1, so no other rank can inform it.
         match rank.id() {
             1 => {
                 rank.send(0, b"ready", &[]);
@@ -207,72 +208,72 @@ fn the_survivors_of_a_death_go_on_in_a_new_group() {
         assert_eq!(comm.barrier(), Err(Error::PeerLost { rank: Rank(1) }));
         assert_eq!(comm.check(), Err(Error::PeerLost { rank: Rank(1) }));
         let mine = if rank.id() == 0 { 0 } else { rank.id() - 1 };
-        let again = join(second, mine, 5, PATIENCE).expect("a group of the survivors");
+        let again = join(second, mine, 5, TIMEOUT).expect("a group of the survivors");
         assert_eq!(again.all_gather(&[1]).expect("it works").concat(), [1; 5]);
     });
 }
 
 #[test]
-fn a_forked_child_cannot_use_the_group_and_does_it_no_harm() {
+fn a_forked_child_cannot_use_the_group_and_does_not_affect_it() {
     Ranks::of(2).parameter(id()).run(test_name!(), |rank| {
-        let comm = join(&rank.parameter(), rank.id(), 2, PATIENCE).expect("a group");
+        let comm = join(&rank.parameter(), rank.id(), 2, TIMEOUT).expect("a group");
         in_forked_child(|| {
             assert_eq!(comm.barrier(), Err(Error::Forked));
             assert_eq!(comm.check(), Err(Error::Forked));
             comm.abort();
         });
-        comm.barrier().expect("the group stands");
+        comm.barrier().expect("the group is usable");
         let comm = std::cell::RefCell::new(Some(comm));
         in_forked_child(|| drop(comm.take()));
         comm.take()
-            .expect("still here")
+            .expect("the parent still has it")
             .barrier()
-            .expect("the group stands, though the child dropped its copy");
+            .expect("the group is usable, although the child dropped its copy");
     });
 }
 
 #[test]
-fn sixteen_ranks_that_wait_burn_next_to_nothing() {
+fn sixteen_waiting_ranks_use_little_processor_time() {
     Ranks::of(16).parameter(id()).run(test_name!(), |rank| {
-        let comm = join(&rank.parameter(), rank.id(), 16, PATIENCE).expect("a group");
-        comm.barrier().expect("all are there");
+        let comm = join(&rank.parameter(), rank.id(), 16, TIMEOUT).expect("a group");
+        comm.barrier().expect("all ranks take part");
         let cpu = || {
             let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
             Duration::try_from(time).expect("a duration")
         };
         let before = cpu();
         if rank.id() == 15 {
-            // The others are to wait: this orders nothing.
+            // Makes the other ranks wait; the sleep orders nothing.
             std::thread::sleep(Duration::from_secs(1));
         }
-        comm.barrier().expect("all are there");
-        let burnt = cpu() - before;
-        eprintln!("rank {}: {burnt:?} of processor time in a second of waiting", rank.id());
-        assert!(burnt < Duration::from_millis(50), "rank {} burnt {burnt:?}", rank.id());
+        comm.barrier().expect("all ranks take part");
+        let used = cpu() - before;
+        eprintln!("rank {}: {used:?} of processor time in a second of waiting", rank.id());
+        assert!(used < Duration::from_millis(50), "rank {} used {used:?}", rank.id());
     });
 }
 
 #[test]
-fn a_second_claimant_of_a_rank_fails_alone_and_another_size_is_told() {
+fn a_second_process_with_the_same_rank_or_another_size_is_refused() {
     Ranks::of(4).parameter(id()).run(test_name!(), |rank| {
-        let claim = |as_rank, size| join(&rank.parameter(), as_rank, size, PATIENCE);
-        let barrier = |comm: Bootstrap| comm.barrier().expect("all are there");
+        let claim = |as_rank, size| join(&rank.parameter(), as_rank, size, TIMEOUT);
+        let barrier = |comm: Bootstrap| comm.barrier().expect("all ranks take part");
         match rank.id() {
             0 => barrier(claim(0, 3).expect("a group")),
-            // The group is open until one of the two who want to be rank 1 has been told that it is taken.
+            // The group is incomplete until one of the two processes that claim rank 1 was refused.
             2 => {
-                let told = |from| {
-                    let moment = Deadline::after(Duration::from_millis(5));
-                    rank.peer(from).recv(&mut [0; 8], moment).is_ok()
+                let is_refused = |from| {
+                    let deadline = Deadline::after(Duration::from_millis(5));
+                    rank.peer(from).recv(&mut [0; 8], deadline).is_ok()
                 };
-                while !told(1) && !told(3) {}
+                while !is_refused(1) && !is_refused(3) {}
                 barrier(claim(2, 3).expect("a group"));
             }
             contender => {
                 if contender == 3 {
                     let sizes = Error::SizeDiffers { rank: Rank(2), parent: Rank(0), here: 4, there: 3 };
                     assert_eq!(claim(2, 4).expect_err("refused"), sizes);
-                    // Whoever has refused that listens, and so is rank 0.
+                    // Rank 0 has sent this refusal, so it listens, and its rank is taken.
                     assert_eq!(claim(0, 3).expect_err("refused"), Error::RankTaken { rank: Rank(0) });
                 }
                 match claim(1, 3) {

@@ -1,4 +1,4 @@
-//! Ranks killed while a group comes together: all survivors learn it, and go on in a new group, long before the deadline.
+//! Ranks killed while joining: all survivors get an error, and form a new group, long before the deadline.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -12,28 +12,28 @@ use wholemem_testkit::{Census, Ranks, test_name};
 /// Rank 0 is joined by ranks 1 to 4, and rank 1 by ranks 5 and 6.
 const SIZE: usize = 7;
 
-/// Longer than the harness waits for a test: no rank may wait for it.
-const FAR: Duration = Duration::from_secs(3600);
+/// Longer than the harness waits for a test, so that a rank that waits for it fails the test.
+const LONG_TIMEOUT: Duration = Duration::from_secs(3600);
 
 fn join(id: &str, rank: usize, size: usize, timeout: Duration) -> Result<Bootstrap, Error> {
     let number = |number| u32::try_from(number).expect("small");
     Bootstrap::create(&id.parse()?, Rank(number(rank)), number(size), Deadline::after(timeout))
 }
 
-/// Waits until a process has mapped the pages of so many ranks, its own among them: it maps those of the ranks that it has
-/// joined, and that have joined it.
+/// Waits until a process has mapped the liveness pages of this many ranks, including its own: it maps those of the
+/// ranks that it has joined, and that have joined it.
 fn wait_until_connected(process: u32, ranks: usize) {
-    let maps = || std::fs::read_to_string(format!("/proc/{process}/maps")).expect("it lives");
-    while maps().lines().filter(|line| line.contains("wholemem-heart")).count() < ranks {
+    let maps = || std::fs::read_to_string(format!("/proc/{process}/maps")).expect("the process lives");
+    while maps().lines().filter(|line| line.contains("wholemem-liveness")).count() < ranks {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
 /// Kills a process, and returns when it has exited.
 fn kill(process: u32) {
-    let process = PidFd::open(process).expect("it lives");
-    process.kill().expect("it can be killed");
-    assert_eq!(process.wait_exit(Deadline::after(FAR)), Ok(true));
+    let process = PidFd::open(process).expect("the process lives");
+    process.kill().expect("kill");
+    assert_eq!(process.wait_exit(Deadline::after(LONG_TIMEOUT)), Ok(true));
 }
 
 /// Kills `victim` while all but `late` are joining and `connected` of them are its neighbours. Then `late` joins.
@@ -43,40 +43,41 @@ fn kill_while_joining(rank: &wholemem_testkit::Rank, victim: usize, late: usize,
     if rank.id() == victim {
         let joining = std::thread::spawn({
             let (id, rank) = (first.to_owned(), rank.id());
-            move || join(&id, rank, SIZE, FAR).map(drop)
+            move || join(&id, rank, SIZE, LONG_TIMEOUT).map(drop)
         });
         wait_until_connected(std::process::id(), 1 + connected);
         keep_sockets_open(rank, late);
         joining.join().expect("no panic").expect_err("a rank is late");
-        unreachable!("it is killed while it joins");
+        unreachable!("the rank is killed while it joins");
     }
-    // Threads, and what the first group of a process makes once and for all.
+    // Starts threads, and allocates what a process allocates once.
     drop(Bootstrap::local(2).expect("a group"));
     let before = Census::take();
-    let mut kept = Vec::new();
+    let mut child_socket = Vec::new();
     if rank.id() == late {
-        // The victim's sockets stay open in a child of it, until all have learnt of its death.
-        kept = rank.recv(victim).1;
+        // A child of the victim holds its sockets open until all ranks have learnt of the death.
+        child_socket = rank.recv(victim).1;
         assert_eq!(rank.recv(victim).0, b"forked");
         kill(rank.pid(victim));
     }
     let lost = Error::PeerLost { rank: Rank(u32::try_from(victim).expect("small")) };
-    assert_eq!(join(first, rank.id(), SIZE, FAR).map(drop), Err(lost));
-    let place = rank.id() - usize::from(rank.id() > victim);
-    let again = join(second, place, SIZE - 1, FAR).expect("a group of the survivors");
+    assert_eq!(join(first, rank.id(), SIZE, LONG_TIMEOUT).map(drop), Err(lost));
+    let new_rank = rank.id() - usize::from(rank.id() > victim);
+    let again = join(second, new_rank, SIZE - 1, LONG_TIMEOUT).expect("a group of the survivors");
     assert_eq!(again.all_gather(&[9]).expect("it works").concat(), [9; SIZE - 1]);
     drop(again);
-    drop(kept);
+    drop(child_socket);
     Census::take().assert_same_as(&before, "after both groups");
 }
 
-/// Forks a child that holds everything this process has, its sockets too, until rank `late` lets it go.
+/// Forks a child that holds the descriptors of this process open, including its sockets, until rank `late` lets it
+/// exit.
 fn keep_sockets_open(rank: &wholemem_testkit::Rank, late: usize) {
     let (here, there) = PacketSocket::pair().expect("a socket pair");
-    rank.send(late, b"kept", &[there.as_fd()]);
+    rank.send(late, b"child", &[there.as_fd()]);
     drop(there);
     leave_forked_child(move || {
-        let _ = here.recv(&mut [0; 8], Deadline::after(FAR));
+        let _ = here.recv(&mut [0; 8], Deadline::after(LONG_TIMEOUT));
     });
     rank.send(late, b"forked", &[]);
 }
@@ -104,71 +105,71 @@ fn all_survivors_learn_that_an_inner_rank_was_killed_while_joining_and_form_a_ne
 }
 
 #[test]
-fn all_survivors_learn_that_a_rank_was_killed_before_its_parent_came() {
+fn all_survivors_learn_that_a_rank_was_killed_before_its_parent_started() {
     Ranks::of(SIZE).killed(1).parameter(two_ids(None)).run(test_name!(), |rank| {
         kill_while_joining(rank, 1, 0, 2);
     });
 }
 
 #[test]
-fn a_rank_killed_while_joining_leaves_no_file_in_the_folder_of_sockets() {
+fn a_rank_killed_while_joining_leaves_no_socket_file() {
     for victim in [0, 1] {
         if Ranks::is_rank() {
             return Ranks::of(SIZE).run(test_name!(), kill_with_folder);
         }
-        let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+        let folder = tempfile::tempdir_in("/tmp").expect("a directory");
         let folder = folder.path().join("s");
         let ids = two_ids(Some(&folder));
         let ranks = Ranks::of(SIZE).killed(victim).env("VICTIM", victim.to_string()).parameter(ids);
         ranks.run(test_name!(), kill_with_folder);
-        let left: Vec<_> = std::fs::read_dir(&folder).expect("the folder").collect();
+        let left: Vec<_> = std::fs::read_dir(&folder).expect("the directory").collect();
         assert!(left.is_empty(), "rank {victim} was killed, and left {left:?}");
     }
 }
 
 fn kill_with_folder(rank: &wholemem_testkit::Rank) {
-    let victim: usize = std::env::var("VICTIM").expect("it is set").parse().expect("a rank");
+    let victim: usize = std::env::var("VICTIM").expect("a variable").parse().expect("a rank");
     kill_while_joining(rank, victim, 6, if victim == 0 { 4 } else { 2 });
 }
 
-/// What the last of five ranks does before it joins: it lets others join, and kills some of them.
+/// What the last of five ranks does before it joins: it makes others join, and kills some of them.
 #[derive(Clone, Copy)]
-enum Step {
-    /// A rank joins, and is connected with another when the next step begins.
+enum DriverStep {
+    /// A rank joins, and is connected to another one when the next step begins.
     Join(usize),
     Kill(usize),
 }
 
-use Step::{Join, Kill};
+use DriverStep::{Join, Kill};
 
-/// The ranks of a group whose ranks 1 to 4 join rank 0. The last one drives the others.
+/// The size of a group whose ranks 1 to 4 join rank 0. The last one drives the others.
 const FLAT: usize = 5;
 const DRIVER: usize = FLAT - 1;
 
-/// Rank 1 is the only one that can take the place of rank 0. Ranks 2 and 3 join it there.
-const SUCCESSOR: &[Step] = &[Join(0), Join(1), Kill(0), Join(2), Join(3), Kill(1)];
+/// Rank 1 is the only rank that can take the position of rank 0. Ranks 2 and 3 join it there.
+const SUCCESSOR: &[DriverStep] = &[Join(0), Join(1), Kill(0), Join(2), Join(3), Kill(1)];
 
-/// Rank 2 takes the place from rank 1, and rank 3 from rank 2.
-const SUCCESSORS: &[Step] = &[Join(0), Join(1), Kill(0), Join(2), Kill(1), Join(3), Kill(2)];
+/// Rank 2 takes the position after rank 1, and rank 3 after rank 2.
+const SUCCESSORS: &[DriverStep] = &[Join(0), Join(1), Kill(0), Join(2), Kill(1), Join(3), Kill(2)];
 
-/// Rank 1 is dead, whether it has taken the place of rank 0 or not, before another rank is connected with it.
-const UNSEEN: &[Step] = &[Join(0), Join(1), Join(2), Join(3), Kill(0), Kill(1)];
+/// Rank 1 dies, whether it has taken the position of rank 0 or not, before another rank is connected to it.
+const UNSEEN: &[DriverStep] = &[Join(0), Join(1), Join(2), Join(3), Kill(0), Kill(1)];
 
-fn kill_in_steps(rank: &wholemem_testkit::Rank, steps: &[Step]) {
+fn kill_in_steps(rank: &wholemem_testkit::Rank, steps: &[DriverStep]) {
     let parameter = rank.parameter();
     let (first, second) = parameter.split_once(' ').expect("two ids");
     let is_killed = |rank: usize| steps.iter().any(|step| matches!(step, Kill(killed) if *killed == rank));
-    // Threads, and what the first group of a process makes once and for all.
+    // Starts threads, and allocates what a process allocates once.
     drop(Bootstrap::local(2).expect("a group"));
     let before = Census::take();
     if rank.id() == DRIVER {
         for step in steps {
             match *step {
                 Join(other) => {
-                    // It has left the group that it made for itself.
+                    // The rank has left the group that it created for itself.
                     assert_eq!(rank.recv(other).0, b"ready");
                     rank.send(other, b"join", &[]);
-                    // Rank 0 is alone.
+                    // Rank 0 has no neighbour yet.
                     wait_until_connected(rank.pid(other), if other == 0 { 1 } else { 2 });
                 }
                 Kill(other) => kill(rank.pid(other)),
@@ -178,12 +179,12 @@ fn kill_in_steps(rank: &wholemem_testkit::Rank, steps: &[Step]) {
         rank.send(DRIVER, b"ready", &[]);
         assert_eq!(rank.recv(DRIVER).0, b"join");
     }
-    let outcome = join(first, rank.id(), FLAT, FAR).map(drop);
-    assert!(!is_killed(rank.id()), "it was to be killed while it joined: {outcome:?}");
+    let outcome = join(first, rank.id(), FLAT, LONG_TIMEOUT).map(drop);
+    assert!(!is_killed(rank.id()), "the rank was not killed while it joined: {outcome:?}");
     assert_eq!(outcome, Err(Error::PeerLost { rank: Rank(0) }));
     let survivors: Vec<_> = (0..FLAT).filter(|rank| !is_killed(*rank)).collect();
-    let place = survivors.iter().position(|survivor| *survivor == rank.id()).expect("it lives");
-    let again = join(second, place, survivors.len(), FAR).expect("a group of the survivors");
+    let new_rank = survivors.iter().position(|survivor| *survivor == rank.id()).expect("a survivor");
+    let again = join(second, new_rank, survivors.len(), LONG_TIMEOUT).expect("a group of the survivors");
     assert_eq!(again.all_gather(&[9]).expect("it works").len(), survivors.len());
     drop(again);
     Census::take().assert_same_as(&before, "after both groups");
@@ -202,27 +203,27 @@ fn all_survivors_learn_that_successors_of_successors_were_killed_and_form_a_new_
 }
 
 #[test]
-fn all_survivors_learn_that_a_rank_was_killed_that_only_a_killed_rank_was_connected_with() {
+fn all_survivors_learn_of_the_death_of_a_rank_that_was_connected_to_a_killed_rank_only() {
     let ranks = Ranks::of(FLAT).killed(0).killed(1).parameter(two_ids(None));
     ranks.run(test_name!(), |rank| kill_in_steps(rank, UNSEEN));
 }
 
 #[test]
-fn successors_killed_while_joining_leave_no_file_in_the_folder_of_sockets() {
+fn successors_killed_while_joining_leave_no_socket_file() {
     let body = |rank: &wholemem_testkit::Rank| kill_in_steps(rank, SUCCESSORS);
     if Ranks::is_rank() {
         return Ranks::of(FLAT).run(test_name!(), body);
     }
-    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let folder = tempfile::tempdir_in("/tmp").expect("a directory");
     let folder = folder.path().join("s");
     let ranks = Ranks::of(FLAT).killed(0).killed(1).killed(2).parameter(two_ids(Some(&folder)));
     ranks.run(test_name!(), body);
-    let left: Vec<_> = std::fs::read_dir(&folder).expect("the folder").collect();
-    assert!(left.is_empty(), "the ranks that were killed left {left:?}");
+    let left: Vec<_> = std::fs::read_dir(&folder).expect("the directory").collect();
+    assert!(left.is_empty(), "the killed ranks left {left:?}");
 }
 
 #[test]
-fn a_rank_0_that_is_killed_before_it_joins_is_missed_at_the_deadline() {
+fn rank_0_killed_before_it_joins_is_reported_missing_at_the_deadline() {
     Ranks::of(3).killed(0).parameter(two_ids(None)).run(test_name!(), |rank| {
         if rank.id() == 0 {
             rank.wait_to_be_killed();
@@ -235,7 +236,7 @@ fn a_rank_0_that_is_killed_before_it_joins_is_missed_at_the_deadline() {
         let timeout = Duration::from_secs(1);
         let missed = Error::Timeout { missing: vec![Rank(0)], timeout, joining: true };
         assert_eq!(join(first, rank.id(), 3, timeout).map(drop), Err(missed));
-        let again = join(second, rank.id() - 1, 2, FAR).expect("a group of the survivors");
+        let again = join(second, rank.id() - 1, 2, LONG_TIMEOUT).expect("a group of the survivors");
         assert_eq!(again.all_gather(&[9]).expect("it works"), [[9], [9]]);
     });
 }

@@ -1,5 +1,5 @@
-//! Descriptors that a rank cannot take: the operation that needs them says whose table was full, or does without them,
-//! and the group still stands.
+//! Ranks with a full descriptor table: the operation reports the rank or works without descriptors, and the group
+//! stays usable.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use wholemem_os::{Deadline, Memfd};
 use wholemem_testkit::{Census, Ranks, test_name};
 
 #[test]
-fn a_rank_whose_table_is_full_is_named_and_nothing_is_lost_but_the_operation() {
+fn a_rank_with_a_full_descriptor_table_is_reported_and_the_group_stays_usable() {
     let id = UniqueId::create().expect("an id").to_string();
     Ranks::of(7).parameter(id).run(test_name!(), |rank| {
         let me = Rank(u32::try_from(rank.id()).expect("small"));
@@ -21,7 +21,7 @@ fn a_rank_whose_table_is_full_is_named_and_nothing_is_lost_but_the_operation() {
         let fds: Vec<_> = own.iter().map(AsFd::as_fd).collect();
         let before = Census::take();
         let limit = getrlimit(Resource::Nofile);
-        // Rank 1 has one below it and one above; rank 6 is the one below.
+        // Rank 1 has a parent and one child, which is rank 6.
         for full in [1, 0, 6] {
             if me.0 == full {
                 let low = Rlimit { current: Some(before.fds.len() as u64 + 150), ..limit };
@@ -29,33 +29,34 @@ fn a_rank_whose_table_is_full_is_named_and_nothing_is_lost_but_the_operation() {
             }
             let error = comm.all_gather_fds(&fds).expect_err("a table is full");
             assert!(matches!(&error, Error::Descriptors { rank, .. } if rank.0 == full), "{error}");
-            setrlimit(Resource::Nofile, limit).expect("the limit as it was");
-            comm.barrier().expect("the group stands");
-            let all = comm.all_gather_fds(&fds).expect("now there is room");
+            setrlimit(Resource::Nofile, limit).expect("the previous limit");
+            comm.barrier().expect("the group is usable");
+            let all = comm.all_gather_fds(&fds).expect("the limit is high enough again");
             assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [100; 7]);
             drop(all);
-            comm.barrier().expect("all have let go of them");
-            // What waits in an outbox still holds copies; when the batch has been taken, they are gone.
+            comm.barrier().expect("all ranks have closed their descriptors");
+            // Queued packets still hold duplicates; they are closed when the batch is acknowledged.
             let settled = (0..500).any(|_| {
                 std::thread::sleep(Duration::from_millis(10));
                 Census::take() == before
             });
             assert!(settled, "descriptors are left");
-            // Not by the group: who leaves it is seen in the census of the others.
+            // A barrier of the harness: in the census of a rank, the leaving of another one would show.
             rank.barrier();
         }
     });
 }
 
 #[test]
-fn who_leaves_at_once_has_told_the_others_whose_table_was_full() {
+fn a_rank_that_leaves_at_once_has_reported_the_rank_with_the_full_descriptor_table() {
     let id = UniqueId::create().expect("an id").to_string();
     Ranks::of(2).parameter(id).run(test_name!(), |rank| {
         let me = Rank(u32::try_from(rank.id()).expect("small"));
         let deadline = Deadline::after(Duration::from_secs(60));
         let id = rank.parameter().parse().expect("an id");
         let comm = Bootstrap::create(&id, me, 2, deadline).expect("a group");
-        // Rank 0 has many batches to send, of which rank 1 cannot take the first; the verdict waits behind the others.
+        // Rank 0 has many batches to send, of which rank 1 cannot receive the first; the vote is queued after the
+        // others.
         let count = if rank.id() == 0 { 1500 } else { 0 };
         let own: Vec<_> = (0..count).map(|_| Memfd::create("test", 4096).expect("memory")).collect();
         let fds: Vec<_> = own.iter().map(AsFd::as_fd).collect();
@@ -69,15 +70,16 @@ fn who_leaves_at_once_has_told_the_others_whose_table_was_full() {
     });
 }
 
-/// What the bytes of a part are.
+/// Returns the byte that a part consists of.
 fn part(from: u32, to: u32, round: u32) -> u8 {
     u8::try_from(from * 16 + to + round).expect("small")
 }
 
 #[test]
-fn ranks_without_room_for_one_more_link_send_long_messages_along_the_tree() {
+fn ranks_without_free_descriptors_send_long_messages_along_the_tree() {
     let id = UniqueId::create().expect("an id").to_string();
-    // Rank 1 is between 5 and the others; 0 is between all. Who is full is so as asker, as asked and as the one between.
+    // Rank 1 is between 5 and the others; 0 is between all. So the full rank offers links, is offered links, and
+    // forwards them.
     for full in [0, 1, 5] {
         let parameter = format!("{id} {full}");
         Ranks::of(7).parameter(parameter).run(test_name!(), |rank| {
@@ -89,13 +91,13 @@ fn ranks_without_room_for_one_more_link_send_long_messages_along_the_tree() {
             let limit = getrlimit(Resource::Nofile);
             let is_full = me.0.to_string() == full;
             if is_full {
-                // The lowest free number is the limit: there is room for none.
+                // The limit is the lowest free descriptor, so none can be opened.
                 let next = std::fs::File::open("/dev/null").expect("one is free");
                 let low = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&next)).expect("a number");
                 drop(next);
                 setrlimit(Resource::Nofile, Rlimit { current: Some(low), ..limit }).expect("a lower limit");
             }
-            // Nobody offers it a link before it is full.
+            // No rank offers a link to it before its table is full.
             rank.barrier();
             for round in 0..3 {
                 let parts: Vec<Vec<u8>> = (0..7).map(|to| vec![part(me.0, to, round); 200_000]).collect();
@@ -105,13 +107,13 @@ fn ranks_without_room_for_one_more_link_send_long_messages_along_the_tree() {
                     assert_eq!((got.len(), got[0]), (200_000, part(from, me.0, round)));
                 }
             }
-            setrlimit(Resource::Nofile, limit).expect("the limit as it was");
+            setrlimit(Resource::Nofile, limit).expect("the previous limit");
             let neighbours = [4, 3, 1, 1, 1, 1, 1][me.index()];
             let more = comm.connections() - neighbours;
-            assert!(!is_full || more == 0, "{more} more links where there is no room");
-            // What passes rank 0 is lost there; rank 5 is between nobody, so that the others have theirs.
-            assert!(full != "5" || is_full || more > 0, "no links where there is room");
-            comm.barrier().expect("the group stands");
+            assert!(!is_full || more == 0, "{more} direct links with a full descriptor table");
+            // Offers through rank 0 are lost there; rank 5 forwards none, so the other ranks have their links.
+            assert!(full != "5" || is_full || more > 0, "no direct links with free descriptors");
+            comm.barrier().expect("the group is usable");
             rank.barrier();
         });
     }

@@ -1,4 +1,4 @@
-//! The corpora of the fuzz targets, played as they are and changed by a seeded dice.
+//! Runs the corpora of the fuzz targets, unchanged and with seeded mutations.
 
 use std::path::Path;
 
@@ -10,11 +10,11 @@ fn replay(name: &str, target: fn(&[u8])) {
 }
 
 #[test]
-fn frames_of_any_bytes_keep_within_their_bounds() {
+fn decoding_arbitrary_frames_stays_within_bounds() {
     replay("frame", fuzz::frame);
 }
 
 #[test]
-fn no_stranger_is_believed_whatever_it_says() {
+fn no_peer_without_the_secret_is_authenticated() {
     replay("handshake", fuzz::handshake);
 }

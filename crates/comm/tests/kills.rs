@@ -1,7 +1,8 @@
-//! A rank killed or stopped at any system call of an operation: nobody hangs, every survivor names it, nothing is left.
+//! A rank is killed or stopped at any system call of an operation: no rank hangs, every survivor names it, and
+//! nothing is left.
 //!
-//! Each case is a group of three processes and a fourth that walks one of them through the operation, and kills it at
-//! the nth call. A seeded sample of cases runs always, all of them with `WHOLEMEM_EXHAUSTIVE=1`.
+//! Each case is a group of three processes, and a fourth process that steps one of them through the operation and
+//! kills it at the nth system call. A seeded sample of cases runs always, all of them with `WHOLEMEM_EXHAUSTIVE=1`.
 
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
@@ -15,13 +16,13 @@ use wholemem_testkit::{Census, Ranks, Stepper, stepper, test_name};
 const SIZE: u32 = 3;
 const STEPPER: usize = 3;
 
-/// How long ranks wait for one that was killed before it proved itself.
+/// How long ranks wait for a rank that was killed before it was authenticated.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How many cases of an operation run at a time.
-const SIDE_BY_SIDE: usize = 4;
+/// How many cases of an operation run concurrently.
+const CONCURRENT_CASES: usize = 4;
 
-/// How many calls of each operation and victim are tried in an ordinary run.
+/// How many system calls of each operation and victim are tested in an ordinary run.
 const SAMPLE: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +37,7 @@ enum Operation {
 const OPERATIONS: [Operation; 5] =
     [Operation::Create, Operation::Split, Operation::AllGather, Operation::AllGatherFds, Operation::AllToAll];
 
-/// One walk: what is walked, who is killed, at which call, and where its outcome goes.
+/// One case: the operation, the victim, the system call at which it is killed, and the file for the outcome.
 #[derive(Debug)]
 struct Case {
     operation: Operation,
@@ -71,18 +72,18 @@ impl Case {
 fn create(case: &Case, rank: u32) -> Result<Bootstrap, Error> {
     let id: UniqueId = case.id.parse()?;
     let mut comm = Bootstrap::create(&id, Rank(rank), SIZE, Deadline::after(TIMEOUT))?;
-    // Who waits for the dead is told at once; who waits for the stopped waits for as long as this.
+    // A death is reported at once; for a stopped rank the others wait for the whole timeout.
     comm.set_timeout(if case.fate == TraceAction::Freeze { TIMEOUT } else { Duration::from_secs(60) });
     Ok(comm)
 }
 
-/// What is walked. The communicator is given back so that it lives until the second mark.
+/// Runs the operation under test. The communicator is borrowed so that it lives until the second mark.
 fn operate(operation: Operation, comm: &Bootstrap) -> Result<(), Error> {
     match operation {
         Operation::Create => Ok(()),
         Operation::Split => comm.split(Some(0), SIZE - comm.rank().0).map(drop),
         Operation::AllGather => comm.all_gather(&[7; 100_000]).map(drop),
-        // Parts that are long enough for two children of rank 0 to make a link of their own.
+        // The parts are long enough that two children of rank 0 open a direct link.
         Operation::AllToAll => comm.all_to_all(&[7; 300_000]).map(drop),
         Operation::AllGatherFds => {
             let own = [Memfd::create("test", 4096)?, Memfd::create("test", 4096)?];
@@ -112,11 +113,11 @@ fn victim(rank: &wholemem_testkit::Rank, case: &Case) {
 }
 
 fn survivor(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
-    // Threads, and what the first group of a process makes once and for all.
+    // Starts threads, and allocates what a process allocates once.
     drop(Bootstrap::local(2).expect("a group"));
     let before = Census::take();
     if case.operation == Operation::Create {
-        // Together with the victim: who begins much later finds that the others have given up.
+        // At the same time as the victim: if it began much later, the others would have given up.
         assert_eq!(harness.recv(STEPPER).0, b"go");
     }
     if case.fate == TraceAction::Freeze && case.nth.is_some() {
@@ -133,7 +134,7 @@ fn survivor(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
             assert_eq!(error, lost, "the operation itself");
         }
         assert_eq!(comm.barrier().as_ref(), Err(&lost), "the next operation");
-        assert_eq!(comm.check().as_ref(), Err(&lost), "for ever");
+        assert_eq!(comm.check().as_ref(), Err(&lost), "permanently");
         Err(lost.clone())
     });
     match (case.nth, outcome) {
@@ -146,7 +147,7 @@ fn survivor(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
     Census::take().assert_same_as(&before, "after the group");
 }
 
-/// What a survivor sees of a rank that stands still, and that it goes on without it.
+/// Checks what a survivor reports about a stopped rank, and that the survivors can form a new group.
 fn outlast(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
     let named = |error: &Error| match error {
         Error::Timeout { missing, .. } | Error::Poisoned { missing } => missing.contains(&Rank(case.victim)),
@@ -158,10 +159,10 @@ fn outlast(harness: &wholemem_testkit::Rank, case: &Case, rank: u32) {
         }
         comm.barrier()
     });
-    let error = outcome.expect_err("a rank stands still");
+    let error = outcome.expect_err("a rank is stopped");
     assert!(named(&error), "{error} does not name {}", case.victim);
     let other = (0..SIZE).find(|other| *other != rank && *other != case.victim).expect("three ranks");
-    // The other survivor makes the same of what both know.
+    // Both survivors derive the same id from the id of the first group.
     let digits: String = case.id[4..20].chars().rev().collect();
     let id = format!("{}{digits}{}", &case.id[..4], &case.id[20..]).parse().expect("an id");
     let deadline = Deadline::after(Duration::from_secs(60));
@@ -177,20 +178,20 @@ fn body(rank: &wholemem_testkit::Rank) {
     if rank.id() == STEPPER {
         let victim = usize::try_from(case.victim).expect("small");
         assert_eq!(rank.recv(victim).0, b"ready");
-        let walker = Stepper::attach(rank.pid(victim));
+        let stepper = Stepper::attach(rank.pid(victim));
         for member in 0..STEPPER {
             if member == victim || case.operation == Operation::Create {
                 rank.send(member, b"go", &[]);
             }
         }
-        let walk = walker.trace(case.nth, case.fate);
+        let walk = stepper.trace(case.nth, case.fate);
         if case.fate == TraceAction::Freeze && case.nth.is_some() {
             for survivor in (0..STEPPER).filter(|member| *member != victim) {
                 assert_eq!(rank.recv(survivor).0, b"done");
             }
-            walker.end();
+            stepper.end();
         }
-        std::fs::write(&case.outcome, walk.calls.to_string()).expect("the outcome can be told");
+        std::fs::write(&case.outcome, walk.calls.to_string()).expect("the outcome is written");
     } else if me == case.victim {
         victim(rank, &case);
     } else {
@@ -198,9 +199,9 @@ fn body(rank: &wholemem_testkit::Rank) {
     }
 }
 
-/// Runs one case, and says how many calls the operation had.
+/// Runs one case, and returns the number of system calls of the operation.
 fn run(test: &str, operation: Operation, victim: u32, nth: Option<u64>, fate: TraceAction) -> u64 {
-    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let folder = tempfile::tempdir_in("/tmp").expect("a directory");
     let folder = folder.path();
     let id = UniqueId::create_in(&folder.join("s")).expect("an id").to_string();
     let outcome = folder.join("outcome").to_str().expect("text").to_owned();
@@ -215,40 +216,41 @@ fn run(test: &str, operation: Operation, victim: u32, nth: Option<u64>, fate: Tr
         std::panic::resume_unwind(panic);
     }
     if fate == TraceAction::Freeze {
-        // The frozen rank is killed when all is over, and nobody is there any more to clear up behind it.
+        // The stopped rank is killed at the end, and no process is left to remove its socket file.
         return 0;
     }
-    let left: Vec<_> = std::fs::read_dir(folder.join("s")).expect("the folder").collect();
+    let left: Vec<_> = std::fs::read_dir(folder.join("s")).expect("the directory").collect();
     assert!(left.is_empty(), "{operation:?} {victim} {nth:?} left {left:?}");
     std::fs::read_to_string(&case.outcome).expect("the outcome").parse().expect("a number")
 }
 
 fn sweep(test: &str, operation: Operation, fate: TraceAction) {
     if std::env::var_os("WHOLEMEM_TEST").is_some() {
-        // A rank of a case: everything but the case is the harness's.
+        // This process is a rank of a case, which runs the body only.
         return Ranks::of(4).run(test, body);
     }
-    let mut dice = wholemem_testkit::seed();
+    let mut random = wholemem_testkit::seed();
     for victim in 0..SIZE {
         let calls = run(test, operation, victim, None, TraceAction::Kill);
         assert!(calls > 10, "an operation of {calls} calls");
         let all: Vec<u64> = if wholemem_testkit::exhaustive() {
             (1..=calls + 2).collect()
         } else {
-            let roll = |_| {
-                dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                1 + (dice >> 33) % calls
+            let next = |_| {
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                1 + (random >> 33) % calls
             };
-            (0..if fate == TraceAction::Kill { SAMPLE } else { 1 }).map(roll).collect()
+            (0..if fate == TraceAction::Kill { SAMPLE } else { 1 }).map(next).collect()
         };
         let tried = all.len();
         wholemem_testkit::report(&format!(
             "{operation:?}, rank {victim}: {calls} calls, {fate:?} at {tried} of them"
         ));
-        // Most of a case is waiting for somebody who does not come, so several go side by side.
+        // Most of a case is waiting for a timeout, so several run concurrently.
         let cases = std::sync::Mutex::new(all.into_iter());
         std::thread::scope(|scope| {
-            for _ in 0..SIDE_BY_SIDE {
+            for _ in 0..CONCURRENT_CASES {
                 scope.spawn(|| {
                     let next = || cases.lock().unwrap_or_else(PoisonError::into_inner).next();
                     while let Some(nth) = next() {
@@ -261,51 +263,51 @@ fn sweep(test: &str, operation: Operation, fate: TraceAction) {
 }
 
 #[test]
-fn a_rank_killed_while_a_group_comes_together_is_named() {
+fn a_rank_killed_while_joining_is_reported_to_all() {
     sweep(test_name!(), Operation::Create, TraceAction::Kill);
 }
 
 #[test]
-fn a_rank_killed_in_split_is_lost_to_all() {
+fn a_rank_killed_in_split_is_reported_to_all() {
     sweep(test_name!(), Operation::Split, TraceAction::Kill);
 }
 
 #[test]
-fn a_rank_killed_in_all_gather_is_lost_to_all() {
+fn a_rank_killed_in_all_gather_is_reported_to_all() {
     sweep(test_name!(), Operation::AllGather, TraceAction::Kill);
 }
 
 #[test]
-fn a_rank_killed_in_all_gather_fds_is_lost_to_all() {
+fn a_rank_killed_in_all_gather_fds_is_reported_to_all() {
     sweep(test_name!(), Operation::AllGatherFds, TraceAction::Kill);
 }
 
 #[test]
-fn a_rank_killed_in_all_to_all_is_lost_to_all() {
+fn a_rank_killed_in_all_to_all_is_reported_to_all() {
     sweep(test_name!(), Operation::AllToAll, TraceAction::Kill);
 }
 
 #[test]
-fn a_rank_stopped_while_a_group_comes_together_is_missed_by_all() {
+fn a_rank_stopped_while_joining_is_reported_missing_to_all() {
     sweep(test_name!(), Operation::Create, TraceAction::Freeze);
 }
 
 #[test]
-fn a_rank_stopped_in_split_is_missed_by_all() {
+fn a_rank_stopped_in_split_is_reported_missing_to_all() {
     sweep(test_name!(), Operation::Split, TraceAction::Freeze);
 }
 
 #[test]
-fn a_rank_stopped_in_all_to_all_is_missed_by_all() {
+fn a_rank_stopped_in_all_to_all_is_reported_missing_to_all() {
     sweep(test_name!(), Operation::AllToAll, TraceAction::Freeze);
 }
 
 #[test]
-fn a_rank_stopped_in_all_gather_is_missed_by_all() {
+fn a_rank_stopped_in_all_gather_is_reported_missing_to_all() {
     sweep(test_name!(), Operation::AllGather, TraceAction::Freeze);
 }
 
 #[test]
-fn a_rank_stopped_in_all_gather_fds_is_missed_by_all() {
+fn a_rank_stopped_in_all_gather_fds_is_reported_missing_to_all() {
     sweep(test_name!(), Operation::AllGatherFds, TraceAction::Freeze);
 }

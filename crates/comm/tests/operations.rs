@@ -1,10 +1,10 @@
-//! Every operation, among ranks that are threads of this process.
+//! Tests of every operation, with ranks that are threads of this process.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use wholemem_comm::{Bootstrap, Error, Rank, UniqueId, Verdict};
+use wholemem_comm::{Bootstrap, Error, Rank, UniqueId, VoteResult};
 use wholemem_os::interrupt::interruptible;
 use wholemem_os::{Deadline, Memfd};
 
@@ -25,7 +25,7 @@ fn bytes(from: Rank, to: u32, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_barrier_lets_nobody_go_before_all_are_there() {
+fn a_barrier_returns_after_every_rank_has_called_it() {
     use std::sync::atomic::{AtomicU32, Ordering};
     for size in SIZES {
         let here = AtomicU32::new(0);
@@ -40,7 +40,7 @@ fn a_barrier_lets_nobody_go_before_all_are_there() {
 }
 
 #[test]
-fn a_broadcast_gives_all_the_bytes_of_its_root() {
+fn broadcast_returns_the_bytes_of_the_root_on_all_ranks() {
     for size in SIZES {
         each(size, |comm| {
             for root in (0..comm.size()).map(Rank) {
@@ -53,11 +53,11 @@ fn a_broadcast_gives_all_the_bytes_of_its_root() {
 }
 
 #[test]
-fn all_gather_gives_all_the_bytes_of_all_also_long_and_empty_ones() {
+fn all_gather_returns_the_bytes_of_all_ranks_also_long_and_empty_ones() {
     for size in SIZES {
         each(size, |comm| {
             for len in [0, 1, 4096, 300_000] {
-                // Every rank has another length.
+                // Ranks have different lengths.
                 let len_of = |rank: Rank| len + rank.index() % 3 * usize::from(len > 0);
                 let got = comm.all_gather(&bytes(comm.rank(), 0, len_of(comm.rank()))).expect("all_gather");
                 let expected: Vec<_> =
@@ -89,7 +89,7 @@ fn all_to_all_transposes() {
 }
 
 #[test]
-fn who_leaves_after_all_to_all_has_passed_on_what_goes_through_it() {
+fn a_rank_that_leaves_after_all_to_all_has_forwarded_all_messages() {
     for _ in 0..50 {
         let ranks = Bootstrap::local(22).expect("a group");
         std::thread::scope(|scope| {
@@ -101,10 +101,10 @@ fn who_leaves_after_all_to_all_has_passed_on_what_goes_through_it() {
 }
 
 #[test]
-fn all_gather_fds_gives_all_the_memory_of_all() {
+fn all_gather_fds_returns_the_memory_of_all_ranks() {
     for size in [1, 2, 3, 7] {
         each(size, |comm| {
-            // Rank n brings n descriptors, and rank 1 more than one batch of them.
+            // Rank n passes n descriptors, and rank 1 more than one batch of them.
             let count = |rank: u32| if rank == 1 { 150 } else { rank as usize };
             let own: Vec<_> = (0..count(comm.rank().0))
                 .map(|n| Memfd::create("test", 4096 * (n + 1)).expect("memory"))
@@ -125,18 +125,18 @@ fn all_gather_fds_gives_all_the_memory_of_all() {
 }
 
 #[test]
-fn the_lowest_rank_that_is_against_it_is_named_to_all() {
+fn the_lowest_rank_that_votes_against_is_reported_to_all() {
     each(7, |comm| {
-        assert_eq!(comm.agree(Ok(())), Ok(Verdict::Agreed));
+        assert_eq!(comm.agree(Ok(())), Ok(VoteResult::Agreed));
         let vote = if comm.rank().0 >= 3 { Err("no memory left") } else { Ok(()) };
-        let why = "no memory left".to_owned();
-        assert_eq!(comm.agree(vote), Ok(Verdict::Refused { rank: Rank(3), why }));
-        assert_eq!(comm.barrier(), Ok(()), "the group still stands");
+        let reason = "no memory left".to_owned();
+        assert_eq!(comm.agree(vote), Ok(VoteResult::Refused { rank: Rank(3), reason }));
+        assert_eq!(comm.barrier(), Ok(()), "the group is still usable");
     });
 }
 
 #[test]
-fn split_orders_by_key_and_leaves_out_who_has_no_color() {
+fn split_orders_by_key_and_omits_ranks_without_a_color() {
     each(9, |comm| {
         let rank = comm.rank().0;
         let color = (rank != 4).then_some(rank % 2);
@@ -148,15 +148,15 @@ fn split_orders_by_key_and_leaves_out_who_has_no_color() {
         let names = part.all_gather(&rank.to_le_bytes()).expect("all_gather");
         let expected: Vec<_> = members.iter().map(|member| member.to_le_bytes().to_vec()).collect();
         assert_eq!(names, expected);
-        // A part of the part, and the whole all the while.
+        // A split of the split group, while the original group exists.
         let alone = part.split(Some(part.rank().0), 0).expect("split").expect("a part");
         assert_eq!((alone.rank(), alone.size()), (Rank(0), 1));
-        part.barrier().expect("the part stands");
+        part.barrier().expect("the split group is usable");
     });
 }
 
 #[test]
-fn two_nodes_of_two_ranks_are_told_apart() {
+fn two_nodes_of_two_ranks_are_split_into_two_groups() {
     each(4, |comm| {
         let name = ["a", "b", "a", "b"][comm.rank().index()];
         let node = comm.split_by_node_named(name).expect("a node");
@@ -165,14 +165,14 @@ fn two_nodes_of_two_ranks_are_told_apart() {
 }
 
 #[test]
-fn abort_ends_what_the_others_are_at() {
+fn abort_ends_the_operations_of_the_other_ranks() {
     let ranks = Bootstrap::local(3).expect("a group");
     let aborted = Err(Error::Aborted { by: Rank(2) });
     std::thread::scope(|scope| {
         let waiting: Vec<_> = ranks[..2].iter().map(|comm| scope.spawn(|| comm.barrier())).collect();
         ranks[2].abort();
         for waiting in waiting {
-            assert_eq!(waiting.join().expect("it ran"), aborted);
+            assert_eq!(waiting.join().expect("no panic"), aborted);
         }
     });
     for comm in &ranks {
@@ -181,9 +181,9 @@ fn abort_ends_what_the_others_are_at() {
 }
 
 #[test]
-fn a_rank_that_never_calls_is_named_and_the_group_is_of_no_more_use() {
+fn a_rank_that_never_calls_is_reported_and_the_group_becomes_unusable() {
     let mut ranks = Bootstrap::local(3).expect("a group");
-    // A quarter of it is the time in which the others hear from rank 0 who was missing.
+    // A quarter of the timeout is the time in which rank 0 informs the others which rank is missing.
     let timeout = Duration::from_secs(3);
     ranks.iter_mut().for_each(|comm| comm.set_timeout(timeout));
     std::thread::scope(|scope| {
@@ -198,7 +198,7 @@ fn a_rank_that_never_calls_is_named_and_the_group_is_of_no_more_use() {
             });
         }
     });
-    // The word of it may come here after it came to the others.
+    // The failure may arrive here later than at the other ranks.
     while ranks[1].check().is_ok() {
         std::thread::yield_now();
     }
@@ -206,7 +206,7 @@ fn a_rank_that_never_calls_is_named_and_the_group_is_of_no_more_use() {
 }
 
 #[test]
-fn a_rank_that_has_left_fails_what_comes_after_and_nothing_before() {
+fn operations_fail_after_a_rank_has_left_and_not_before() {
     let mut ranks = Bootstrap::local(3).expect("a group");
     let last = ranks.pop().expect("rank 2");
     std::thread::scope(|scope| {
@@ -225,7 +225,7 @@ fn a_rank_that_has_left_fails_what_comes_after_and_nothing_before() {
 }
 
 #[test]
-fn a_rank_leaves_while_its_threads_wait() {
+fn leave_ends_the_operations_of_other_threads() {
     for operation in [
         Bootstrap::barrier,
         |comm: &Bootstrap| comm.all_to_all(b"ab").map(drop),
@@ -234,7 +234,7 @@ fn a_rank_leaves_while_its_threads_wait() {
         let ranks = Bootstrap::local(2).expect("a group");
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| operation(&ranks[0]));
-            // Once it has begun, or before: it ends either way.
+            // The operation ends whether it has begun or not.
             ranks[0].leave();
             assert_eq!(waits.join().expect("no panic"), Err(Error::Closed));
             assert_eq!(ranks[1].barrier(), Err(Error::PeerLeft { rank: Rank(0) }));
@@ -245,7 +245,7 @@ fn a_rank_leaves_while_its_threads_wait() {
 }
 
 #[test]
-fn ranks_at_different_operations_find_out() {
+fn ranks_in_different_operations_get_an_error() {
     let ranks = Bootstrap::local(2).expect("a group");
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -253,21 +253,21 @@ fn ranks_at_different_operations_find_out() {
             assert_eq!(here, Err(Error::Mismatch { rank: Rank(1), here: "barrier", there: "all_gather" }));
         });
         scope.spawn(|| {
-            let there = ranks[1].all_gather(b"x").expect_err("the other is at a barrier");
+            let there = ranks[1].all_gather(b"x").expect_err("the other rank called barrier");
             assert_eq!(there.code(), "protocol");
         });
     });
 }
 
 #[test]
-fn what_a_caller_gets_wrong_is_refused_and_harms_nobody() {
+fn invalid_arguments_are_refused_and_the_group_stays_usable() {
     each(2, |comm| {
         let size = 2;
         assert_eq!(comm.broadcast(Rank(2), b""), Err(Error::NoSuchRank { rank: Rank(2), size }));
         assert_eq!(comm.all_to_all(&[0; 3]), Err(Error::WrongCount { count: 3, size }));
         assert_eq!(comm.all_to_allv(&[]), Err(Error::WrongCount { count: 0, size }));
         if comm.rank().0 == 0 {
-            // Of memory that nobody touches, so that there is none.
+            // The memory is never accessed, so no pages are allocated.
             let (len, limit) = ((1 << 30) + 1, 1 << 30);
             let long = vec![0; len];
             let refused = Error::TooLong { len, limit };
@@ -289,7 +289,7 @@ fn an_operation_whose_caller_is_interrupted_ends_the_group() {
     let operations: [Operation; 3] = [Bootstrap::barrier, |comm| comm.all_to_all(&[0; 2]).map(drop), memory];
     for operation in operations {
         let ranks = Bootstrap::local(2).expect("a group");
-        // Nobody else comes before.
+        // The other rank does not call the operation before.
         let interrupted = interruptible(|| true, || operation(&ranks[0]));
         assert_eq!(interrupted, Err(Error::Aborted { by: Rank(0) }));
         assert_eq!(operation(&ranks[1]), Err(Error::Aborted { by: Rank(0) }));
@@ -310,7 +310,7 @@ fn joining_can_be_interrupted() {
 }
 
 #[test]
-fn a_group_that_is_larger_than_any_is_refused_at_once() {
+fn a_group_above_the_maximum_size_is_refused_at_once() {
     let id = UniqueId::create().expect("an id");
     let size = 3_000_000;
     let refused = Bootstrap::create(&id, Rank(0), size, Deadline::NEVER).map(drop);
@@ -318,7 +318,7 @@ fn a_group_that_is_larger_than_any_is_refused_at_once() {
 }
 
 #[test]
-fn a_rank_has_few_connections_until_more_are_asked_for() {
+fn a_rank_opens_further_connections_only_for_long_messages() {
     each(100, |comm| assert!(comm.connections() <= 5, "{}", comm.connections()));
     each(12, |comm| {
         let first = comm.connections();
@@ -329,20 +329,20 @@ fn a_rank_has_few_connections_until_more_are_asked_for() {
             assert_eq!(comm.all_to_allv(&parts).expect("all_to_allv"), expected);
         };
         exchange(1000);
-        assert_eq!(comm.connections(), first, "short messages need none");
+        assert_eq!(comm.connections(), first, "short messages need no link");
         exchange(1 << 20);
-        assert_eq!(comm.connections(), 11, "one link to each of the others");
+        assert_eq!(comm.connections(), 11, "one link to each of the other ranks");
         exchange(1 << 20);
-        assert_eq!(comm.connections(), 11, "and no more");
+        assert_eq!(comm.connections(), 11, "links are reused");
     });
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Any sequence of operations with any payloads, against what they would give if ranks were array elements.
+    /// Compares any sequence of operations and payloads with the same operations on an array of ranks.
     #[test]
-    fn any_sequence_of_operations_is_what_it_would_be_without_ranks(
+    fn any_sequence_of_operations_equals_the_naive_result(
         size in 1u32..9,
         operations in prop::collection::vec((0u8..4, 0usize..5000), 1..12),
     ) {

@@ -1,15 +1,17 @@
-//! A handler of `SIGSEGV` and `SIGBUS` that names the memory behind the fault, and then chains to the handler before it.
+//! A handler of `SIGSEGV` and `SIGBUS` that reports which named memory was accessed, and then calls the previous
+//! handler.
 //!
-//! A process that writes read-only memory is killed, and neither the kernel nor a debugger says what the memory was. With
-//! the handler [installed](install), memory that was [named](NamedRange) is named on standard error first:
+//! A process that writes to read-only memory is killed, and neither the kernel nor a debugger reports what the memory
+//! was. With the handler [installed](install), a fault in [named](NamedRange) memory is first reported on standard
+//! error:
 //!
 //! ```text
 //! wholemem: write to byte 40 of `weights`, which is read-only (address 0x7f52c8a00028)
 //! ```
 //!
-//! What it keeps true: the handler allocates nothing and takes no lock. It changes nothing of what happens to the process:
-//! the handler that was there before runs next, or the kernel's own action. What it will not do: name memory where another
-//! handler was installed later and does not pass the fault's address on; Python's `faulthandler` is such a one.
+//! Guarantees: the handler neither allocates nor locks, and does not change what happens to the process: the previous
+//! handler or the kernel's default action follows. If another handler is installed later and does not pass on the
+//! fault address, faults are not reported; Python's `faulthandler` is such a handler.
 
 use std::fmt::{self, Write};
 use std::mem::MaybeUninit;
@@ -20,74 +22,74 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::Result;
 use crate::call::call_libc;
 
-/// How many bytes of a name are kept.
+/// The maximum number of bytes of a name that are stored.
 const NAME_LEN: usize = 200;
 
-/// How many ranges a part of the table has.
+/// The number of slots in a table segment.
 const SLOTS: usize = 64;
 
 const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
 static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// What was there before, by signal.
+/// The previous action of each signal.
 static PREVIOUS: [OnceLock<libc::sigaction>; 2] = [OnceLock::new(), OnceLock::new()];
 
-static TABLE: Part = Part::new();
+static TABLE: TableSegment = TableSegment::new();
 
-/// A part of the table of named ranges. Parts are appended and never freed.
-struct Part {
-    slots: [Slot; SLOTS],
-    next: AtomicPtr<Part>,
+/// A segment of the table of named ranges. Segments are appended and never freed.
+struct TableSegment {
+    slots: [RangeSlot; SLOTS],
+    next: AtomicPtr<TableSegment>,
 }
 
-/// A named range, which its owner changes while a handler may read it: a sequence lock.
-struct Slot {
-    is_taken: AtomicBool,
-    /// Whether all access to it was taken away.
+/// A named range. Its owner changes it while a handler may read it, so it is a seqlock.
+struct RangeSlot {
+    is_used: AtomicBool,
+    /// Whether all access to the range was removed.
     is_revoked: AtomicBool,
-    /// Odd while it is being changed.
+    /// The sequence number: odd during a change.
     version: AtomicU32,
     start: AtomicUsize,
-    /// Zero for none.
+    /// Zero if the slot is empty.
     len: AtomicUsize,
     name: [AtomicU64; NAME_LEN / 8],
 }
 
-impl Part {
+impl TableSegment {
     const fn new() -> Self {
-        Self { slots: [const { Slot::new() }; SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
+        Self { slots: [const { RangeSlot::new() }; SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
     }
 
     fn next(&self) -> Option<&'static Self> {
-        // SAFETY: null, or a part that `append` leaked.
+        // SAFETY: null, or a segment that `append` leaked.
         unsafe { self.next.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The part behind this one, which is made if there is none.
+    /// Returns the next segment, and creates it if there is none.
     fn append(&self) -> &'static Self {
         if let Some(next) = self.next() {
             return next;
         }
-        let fresh = Box::into_raw(Box::new(Self::new()));
+        let new = Box::into_raw(Box::new(Self::new()));
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-        match self.next.compare_exchange(ptr::null_mut(), fresh, success, failure) {
+        match self.next.compare_exchange(ptr::null_mut(), new, success, failure) {
             // SAFETY: leaked above, and never freed.
-            Ok(_) => unsafe { &*fresh },
+            Ok(_) => unsafe { &*new },
             Err(other) => {
-                // SAFETY: leaked above, and another thread's part was appended in its place.
-                drop(unsafe { Box::from_raw(fresh) });
-                // SAFETY: not null, so it is a part that another thread leaked.
+                // SAFETY: created above, and another thread's segment was appended instead.
+                drop(unsafe { Box::from_raw(new) });
+                // SAFETY: not null, so it is a segment that another thread leaked.
                 unsafe { &*other }
             }
         }
     }
 }
 
-impl Slot {
+impl RangeSlot {
     const fn new() -> Self {
         Self {
-            is_taken: AtomicBool::new(false),
+            is_used: AtomicBool::new(false),
             is_revoked: AtomicBool::new(false),
             version: AtomicU32::new(0),
             start: AtomicUsize::new(0),
@@ -96,11 +98,11 @@ impl Slot {
         }
     }
 
-    fn take(&self) -> bool {
-        self.is_taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    fn try_claim(&self) -> bool {
+        self.is_used.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Called by the owner of the slot alone.
+    /// Writes the slot. Only its owner may call this.
     fn set(&self, start: usize, len: usize, name: &[u8]) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -114,8 +116,8 @@ impl Slot {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// Where an address lies in the range, and the name, unless it is being changed.
-    fn find(&self, address: usize) -> Option<Found> {
+    /// Returns the location of an address in the range, or `None` if it is outside or the slot is being changed.
+    fn find(&self, address: usize) -> Option<NamedLocation> {
         let version = self.version.load(Ordering::Acquire);
         let (start, len) = (self.start.load(Ordering::Relaxed), self.len.load(Ordering::Relaxed));
         let offset = address.checked_sub(start).filter(|offset| *offset < len)?;
@@ -126,54 +128,54 @@ impl Slot {
         fence(Ordering::Acquire);
         let is_same = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
         let is_revoked = self.is_revoked.load(Ordering::Relaxed);
-        is_same.then_some(Found { offset, name, is_revoked })
+        is_same.then_some(NamedLocation { offset, name, is_revoked })
     }
 }
 
-/// A place in a named range.
-struct Found {
+/// A location in a named range.
+struct NamedLocation {
     offset: usize,
     name: [u8; NAME_LEN],
     is_revoked: bool,
 }
 
-impl Found {
+impl NamedLocation {
     fn name(&self) -> &str {
         let end = self.name.iter().position(|byte| *byte == 0).unwrap_or(NAME_LEN);
         let name = &self.name[..end];
-        // A long name may have been cut within a character.
+        // A truncated name may end within a character.
         std::str::from_utf8(name)
             .unwrap_or_else(|error| std::str::from_utf8(&name[..error.valid_up_to()]).unwrap_or_default())
     }
 }
 
-fn find(address: usize) -> Option<Found> {
-    let mut part = Some(&TABLE);
-    while let Some(here) = part {
-        if let Some(found) = here.slots.iter().find_map(|slot| slot.find(address)) {
-            return Some(found);
+fn find(address: usize) -> Option<NamedLocation> {
+    let mut segment = Some(&TABLE);
+    while let Some(current) = segment {
+        if let Some(location) = current.slots.iter().find_map(|slot| slot.find(address)) {
+            return Some(location);
         }
-        part = here.next();
+        segment = current.next();
     }
     None
 }
 
-/// Memory with a name, until it is dropped.
-pub struct NamedRange(&'static Slot);
+/// A range of memory with a name for fault reports. Dropping it removes the name.
+pub struct NamedRange(&'static RangeSlot);
 
 impl NamedRange {
-    /// Names `len` bytes at an address that can be read and not written; `None` where the handler is not installed. At most
-    /// 200 bytes of the name are kept.
+    /// Names `len` bytes of read-only memory. Returns `None` if the handler is not installed. Names are truncated to
+    /// 200 bytes.
     #[must_use]
     pub fn register(start: NonNull<u8>, len: usize, name: &str) -> Option<Self> {
         if !is_installed() || len == 0 {
             return None;
         }
-        let mut part = &TABLE;
+        let mut segment = &TABLE;
         let slot = loop {
-            match part.slots.iter().find(|slot| slot.take()) {
+            match segment.slots.iter().find(|slot| slot.try_claim()) {
                 Some(slot) => break slot,
-                None => part = part.append(),
+                None => segment = segment.append(),
             }
         };
         slot.is_revoked.store(false, Ordering::Relaxed);
@@ -185,7 +187,7 @@ impl NamedRange {
 impl Drop for NamedRange {
     fn drop(&mut self) {
         self.0.set(0, 0, &[]);
-        self.0.is_taken.store(false, Ordering::Release);
+        self.0.is_used.store(false, Ordering::Release);
     }
 }
 
@@ -198,32 +200,33 @@ impl fmt::Debug for NamedRange {
     }
 }
 
-/// All access to a range was taken away: faults in named memory that begins there are reported as such from now on.
+/// Records that all access to a range was removed: faults in named memory that begins there are reported as such.
 pub(crate) fn mark_revoked(start: NonNull<u8>, len: usize) {
     let begin = start.addr().get();
-    let mut part = Some(&TABLE);
-    while let Some(here) = part {
-        for slot in &here.slots {
+    let mut segment = Some(&TABLE);
+    while let Some(current) = segment {
+        for slot in &current.slots {
             let at = slot.start.load(Ordering::Relaxed);
             if at >= begin && at - begin < len {
                 slot.is_revoked.store(true, Ordering::Relaxed);
             }
         }
-        part = here.next();
+        segment = current.next();
     }
 }
 
-/// Whether the handler is installed.
+/// Returns whether the handler is installed.
 #[must_use]
 #[inline]
 pub fn is_installed() -> bool {
     IS_INSTALLED.load(Ordering::Relaxed)
 }
 
-/// Installs the handler, once for the process; later calls do nothing. Only memory that is named from then on is found.
+/// Installs the handler once per process; later calls have no effect. Only memory that is named afterwards is
+/// reported.
 ///
 /// # Errors
-/// What `sigaction` said.
+/// The error of `sigaction`.
 #[doc(alias = "sigaction")]
 pub fn install() -> Result<()> {
     static INSTALLING: Mutex<()> = Mutex::new(());
@@ -232,21 +235,21 @@ pub fn install() -> Result<()> {
         return Ok(());
     }
     for (signal, previous) in SIGNALS.into_iter().zip(&PREVIOUS) {
-        let mut found = MaybeUninit::uninit();
+        let mut current = MaybeUninit::uninit();
         call_libc("sigaction", || {
-            // SAFETY: only asks; the place is writable.
-            unsafe { libc::sigaction(signal, ptr::null(), found.as_mut_ptr()) }.into()
+            // SAFETY: the call only queries; the memory is writable.
+            unsafe { libc::sigaction(signal, ptr::null(), current.as_mut_ptr()) }.into()
         })?;
-        // SAFETY: the call above has written it.
-        let mut action = unsafe { found.assume_init() };
-        // Before the handler can run.
+        // SAFETY: the call above has initialised it.
+        let mut action = unsafe { current.assume_init() };
+        // Stored before the handler can run.
         let _ = previous.set(action);
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_fault;
         action.sa_sigaction = handler as usize;
-        // On the stack for signals, where a thread has one: its own may have overflowed.
+        // Runs on the alternate signal stack if the thread has one: its own stack may have overflowed.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         call_libc("sigaction", || {
-            // SAFETY: the handler does only what a handler may: it loads atomics, writes to standard error, and calls
+            // SAFETY: the handler is async-signal-safe: it loads atomics, writes to standard error, and calls
             // `sigaction` and the previous handler.
             unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) }.into()
         })?;
@@ -255,13 +258,13 @@ pub fn install() -> Result<()> {
     Ok(())
 }
 
-/// A line on the stack: a handler must not allocate.
-struct Line {
+/// A line of text on the stack, since a signal handler must not allocate.
+struct StackLine {
     bytes: [u8; 400],
     len: usize,
 }
 
-impl Write for Line {
+impl Write for StackLine {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let end = self.len + text.len();
         self.bytes.get_mut(self.len..end).ok_or(fmt::Error)?.copy_from_slice(text.as_bytes());
@@ -271,24 +274,24 @@ impl Write for Line {
 }
 
 extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel gives a handler with `SA_SIGINFO` this structure, and it stays until the handler returns.
-    let told = unsafe { &*info };
-    let code = told.si_code;
+    // SAFETY: the kernel passes this structure to a handler with `SA_SIGINFO`, valid until the handler returns.
+    let siginfo = unsafe { &*info };
+    let code = siginfo.si_code;
     // Only a fault has an address; a signal that a process sent has none.
     if code > 0 {
-        // SAFETY: the kernel has written the address of a fault.
-        let address = unsafe { told.si_addr() }.addr();
-        if let Some(found) = find(address) {
-            report(signal, address, &found);
+        // SAFETY: for a fault the kernel has written the address.
+        let address = unsafe { siginfo.si_addr() }.addr();
+        if let Some(location) = find(address) {
+            report(signal, address, &location);
         }
     }
     chain(signal, code, info, context);
 }
 
-fn report(signal: libc::c_int, address: usize, found: &Found) {
-    let mut line = Line { bytes: [0; 400], len: 0 };
-    let (offset, name) = (found.offset, found.name());
-    let _ = if found.is_revoked {
+fn report(signal: libc::c_int, address: usize, location: &NamedLocation) {
+    let mut line = StackLine { bytes: [0; 400], len: 0 };
+    let (offset, name) = (location.offset, location.name());
+    let _ = if location.is_revoked {
         writeln!(
             line,
             "wholemem: access to byte {offset} of `{name}`, which this process has inherited and does not hold \
@@ -305,29 +308,29 @@ fn report(signal: libc::c_int, address: usize, found: &Found) {
             "wholemem: the kernel has no page for byte {offset} of `{name}` (address {address:#x})"
         )
     };
-    // One write, without the lock of `std::io::stderr`.
-    // SAFETY: the descriptor is only borrowed; where it is closed, the write fails.
+    // A single write, without the lock of `std::io::stderr`.
+    // SAFETY: the descriptor is only borrowed; if it is closed, the write fails.
     let stderr = unsafe { std::os::fd::BorrowedFd::borrow_raw(2) };
     let _ = rustix::io::write(stderr, &line.bytes[..line.len]);
 }
 
-/// Does what would have been done without this handler.
+/// Runs the previous action of the signal.
 fn chain(signal: libc::c_int, code: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let at = SIGNALS.iter().position(|known| *known == signal);
     let previous = at.and_then(|at| PREVIOUS[at].get());
     let handler = previous.map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
     let is_default = handler == libc::SIG_DFL || (handler == libc::SIG_IGN && code > 0);
     if is_default {
-        // SAFETY: all zero is a valid structure: the default action, no flags, no signals blocked.
+        // SAFETY: all zeros is a valid structure: the default action, no flags, no signals blocked.
         let default = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
-        // SAFETY: the structure is whole; the old action is not asked for.
+        // SAFETY: the structure is initialised; the old action is not requested.
         unsafe { libc::sigaction(signal, &raw const default, ptr::null_mut()) };
         if code <= 0 {
-            // It was sent, and does not happen again by itself. It is blocked until the handler returns.
+            // A sent signal, which is not repeated when the handler returns. It stays blocked until then.
             // SAFETY: async-signal-safe.
             unsafe { libc::raise(signal) };
         }
-        // A fault happens again when the handler returns.
+        // The faulting instruction is executed again when the handler returns.
         return;
     }
     if handler == libc::SIG_IGN {
@@ -353,15 +356,15 @@ mod tests {
     use rustix::pipe::{PipeFlags, pipe_with};
 
     use super::*;
-    use crate::fork::child::{self, Status};
+    use crate::fork::child::{self, ExitStatus};
     use crate::vm::Protection;
     use crate::{Memfd, SharedMap};
 
-    /// The kernel's code of a write that a map does not allow.
+    /// The kernel's code for an access that the mapping does not allow.
     const SEGV_ACCERR: libc::c_int = 2;
 
-    /// What a child writes to standard error, and how it ends.
-    fn told(run: impl FnOnce() -> u8) -> (String, Status) {
+    /// Returns what a child writes to standard error, and how it ends.
+    fn run_in_child(run: impl FnOnce() -> u8) -> (String, ExitStatus) {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let child = child::fork(|| {
             let Ok(()) = rustix::stdio::dup2_stderr(&writer) else { return 90 };
@@ -377,21 +380,21 @@ mod tests {
     }
 
     fn write_to(map: &SharedMap, offset: usize) {
-        // SAFETY: the offset is within the map.
+        // SAFETY: the offset is within the mapping.
         let at = unsafe { map.address().add(offset) };
-        // SAFETY: it is not valid, which is what the test is for: the child ends here.
+        // SAFETY: the write is invalid on purpose: the kernel kills the child here.
         unsafe { at.write_volatile(1) };
     }
 
     #[test]
-    fn a_write_to_named_memory_is_named_and_ends_as_it_would() {
+    fn a_write_to_named_memory_is_reported_and_kills_the_process() {
         let maps = [read_only(8192), read_only(8192)];
         let address = maps[1].address().addr().get() + 4100;
-        let told = told(|| {
+        let outcome = run_in_child(|| {
             if install().is_err() {
                 return 91;
             }
-            // More than a part of the table has.
+            // More names than one segment of the table holds.
             let name = |n: usize| NamedRange::register(maps[0].address(), 8192, &format!("number {n}"));
             let named: Vec<_> = (0..3 * SLOTS).map_while(name).collect();
             let Some(_last) = NamedRange::register(maps[1].address(), 8192, "the other") else {
@@ -405,13 +408,13 @@ mod tests {
         let expected = format!(
             "wholemem: write to byte 4100 of `the other`, which is read-only (address {address:#x})\n"
         );
-        assert_eq!(told, (expected, Status::Killed(libc::SIGSEGV)));
+        assert_eq!(outcome, (expected, ExitStatus::Killed(libc::SIGSEGV)));
     }
 
     #[test]
-    fn memory_without_a_name_is_not_named() {
+    fn a_write_to_memory_without_a_name_is_not_reported() {
         let map = read_only(8192);
-        let told = told(|| {
+        let outcome = run_in_child(|| {
             if install().is_err() {
                 return 91;
             }
@@ -419,41 +422,41 @@ mod tests {
             write_to(&map, 0);
             93
         });
-        assert_eq!(told, (String::new(), Status::Killed(libc::SIGSEGV)));
+        assert_eq!(outcome, (String::new(), ExitStatus::Killed(libc::SIGSEGV)));
     }
 
     #[test]
-    fn a_signal_that_was_sent_ends_as_it_would() {
-        let told = told(|| {
-            // Rust's own handler lets one such signal pass.
-            // SAFETY: asks for the kernel's own action.
+    fn a_sent_signal_is_not_reported_and_kills_the_process() {
+        let outcome = run_in_child(|| {
+            // The handler of the Rust runtime ignores the first such signal.
+            // SAFETY: restores the kernel's default action.
             unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
             if install().is_err() {
                 return 91;
             }
-            // SAFETY: ends this child.
+            // SAFETY: kills this child.
             unsafe { libc::raise(libc::SIGBUS) };
             93
         });
-        assert_eq!(told, (String::new(), Status::Killed(libc::SIGBUS)));
+        assert_eq!(outcome, (String::new(), ExitStatus::Killed(libc::SIGBUS)));
     }
 
     #[test]
-    fn the_handler_that_was_there_before_runs_next() {
+    fn the_previous_handler_runs_after_the_report() {
         extern "C" fn previous(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-            // SAFETY: the kernel gives a handler with `SA_SIGINFO` this structure.
+            // SAFETY: the kernel passes this structure to a handler with `SA_SIGINFO`.
             let code = unsafe { (*info).si_code };
             // SAFETY: async-signal-safe.
             unsafe { libc::_exit(signal + code) }
         }
         let map = read_only(4096);
-        let told = told(|| {
-            // SAFETY: all zero is a valid structure.
+        let outcome = run_in_child(|| {
+            // SAFETY: all zeros is a valid structure.
             let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
             let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = previous;
             action.sa_sigaction = handler as usize;
             action.sa_flags = libc::SA_SIGINFO;
-            // SAFETY: the structure is whole, and the handler only exits.
+            // SAFETY: the structure is initialised, and the handler only exits.
             let code = unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut()) };
             if code != 0 || install().is_err() {
                 return 91;
@@ -465,6 +468,6 @@ mod tests {
         let address = map.address().addr().get() + 7;
         let expected =
             format!("wholemem: write to byte 7 of `first`, which is read-only (address {address:#x})\n");
-        assert_eq!(told, (expected, Status::Exited(libc::SIGSEGV + SEGV_ACCERR)));
+        assert_eq!(outcome, (expected, ExitStatus::Exited(libc::SIGSEGV + SEGV_ACCERR)));
     }
 }

@@ -1,8 +1,8 @@
-//! The one door to the kernel: names each system call in its error, and lets a test make the nth one fail.
+//! The single wrapper of every system call: names the call in its error, and lets a test fail the nth call.
 
 use crate::{Errno, Error, Result};
 
-/// Runs one system call. `name` is what the error will say.
+/// Runs one system call. If it fails, the error contains `name`.
 #[inline]
 pub(crate) fn call<T>(name: &'static str, run: impl FnOnce() -> rustix::io::Result<T>) -> Result<T> {
     #[cfg(feature = "test-hooks")]
@@ -10,7 +10,7 @@ pub(crate) fn call<T>(name: &'static str, run: impl FnOnce() -> rustix::io::Resu
     run().map_err(|errno| Error::Call { call: name, errno })
 }
 
-/// The same for a libc function that returns -1 and sets `errno`.
+/// Runs a libc function that returns -1 and sets `errno` on failure.
 #[inline]
 pub(crate) fn call_libc(name: &'static str, run: impl FnOnce() -> libc::c_long) -> Result<libc::c_long> {
     call(name, || match run() {

@@ -1,13 +1,13 @@
-//! The moment a wait gives up: every wait of this crate takes one.
+//! Deadlines: points in time on the monotonic clock at which a wait fails.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// A moment of the monotonic clock, or never.
+/// A point in time on the monotonic clock, or never.
 ///
-/// It is a moment and not a duration, so that a wait that is interrupted and taken up again, or made of several
-/// steps, does not start its time anew.
+/// A deadline is absolute, so a wait that is interrupted and resumed, or that consists of several steps, does not
+/// restart its timeout.
 ///
 /// ```
 /// use std::time::Duration;
@@ -21,40 +21,40 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 pub struct Deadline(Option<Timespec>);
 
 impl Deadline {
-    /// No limit. For waits whose end is certain, and for people at a terminal.
+    /// No time limit: for waits that are certain to end, and for interactive use.
     pub const NEVER: Self = Self(None);
 
-    /// Already passed: a wait with it only looks.
+    /// A deadline in the past: a wait with it polls once and does not block.
     pub const NOW: Self = Self(Some(Timespec { tv_sec: 0, tv_nsec: 0 }));
 
-    /// The moment `duration` from now; [`Deadline::NEVER`] when the clock cannot count that far.
+    /// Returns the deadline `duration` from now, or [`Deadline::NEVER`] if the clock cannot represent it.
     #[must_use]
     pub fn after(duration: Duration) -> Self {
         Self(Timespec::try_from(duration).ok().and_then(|wait| monotonic().checked_add(wait)))
     }
 
-    /// Whether the moment has come.
+    /// Returns whether the deadline has passed.
     #[must_use]
     pub fn has_passed(&self) -> bool {
         self.remaining().is_some_and(|left| left.is_zero())
     }
 
-    /// How long until the moment: zero when it has passed, `None` when it never comes.
+    /// Returns the time left: zero if the deadline has passed, `None` if there is no deadline.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
-        let moment = self.0?;
-        let left = moment.checked_sub(monotonic()).and_then(|left| Duration::try_from(left).ok());
+        let deadline = self.0?;
+        let left = deadline.checked_sub(monotonic()).and_then(|left| Duration::try_from(left).ok());
         Some(left.unwrap_or(Duration::ZERO))
     }
 
-    /// The moment itself, for calls that take an absolute time.
-    pub(crate) fn moment(&self) -> Option<Timespec> {
+    /// Returns the absolute time, for system calls that take one.
+    pub(crate) fn absolute_time(&self) -> Option<Timespec> {
         self.0
     }
 
-    /// The time left, for calls that take a relative time.
+    /// Returns the time left, for system calls that take a relative timeout.
     pub(crate) fn timeout(&self) -> Option<Timespec> {
-        self.remaining().map(|left| Timespec::try_from(left).expect("it is a difference of two `Timespec`s"))
+        self.remaining().map(|left| Timespec::try_from(left).expect("a difference of two `Timespec`s"))
     }
 }
 
@@ -67,19 +67,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_duration_beyond_the_clock_is_never() {
+    fn a_duration_that_the_clock_cannot_represent_becomes_never() {
         assert_eq!(Deadline::after(Duration::MAX), Deadline::NEVER);
     }
 
     #[test]
-    fn the_remaining_time_never_exceeds_what_was_asked() {
+    fn the_remaining_time_does_not_exceed_the_requested_duration() {
         let hour = Duration::from_secs(3600);
-        let left = Deadline::after(hour).remaining().expect("it comes");
+        let left = Deadline::after(hour).remaining().expect("a finite deadline");
         assert!(left <= hour && !left.is_zero());
     }
 
     #[test]
-    fn a_passed_deadline_has_nothing_left() {
+    fn a_passed_deadline_has_no_time_left() {
         assert_eq!(Deadline::NOW.remaining(), Some(Duration::ZERO));
         assert_eq!(Deadline::NEVER.remaining(), None);
     }

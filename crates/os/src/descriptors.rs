@@ -1,7 +1,7 @@
-//! How many file descriptors this process may have open at once.
+//! The limit on open file descriptors of this process.
 //!
-//! Shared memory is held by descriptors, and the usual limit of 1,024 is soon reached. Every process may raise its own
-//! limit up to a second, harder one.
+//! Shared memory is held by descriptors, and the usual soft limit of 1,024 is soon reached. A process may raise its
+//! soft limit up to the hard limit.
 //!
 //! ```
 //! wholemem_os::descriptors::raise_limit();
@@ -9,7 +9,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the limit of this process as far as it may. Where that is refused, the old limit stands.
+/// Raises the soft limit of this process to the hard limit. If that is refused, the limit is unchanged.
 #[doc(alias = "RLIMIT_NOFILE")]
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
@@ -21,7 +21,7 @@ pub fn raise_limit() {
     }
 }
 
-/// How many descriptors this process may have open, as the limit is now; [`u64::MAX`] without a limit.
+/// Returns the current soft limit on open descriptors, or [`u64::MAX`] if there is none.
 #[doc(alias = "RLIMIT_NOFILE")]
 #[must_use]
 pub fn limit() -> u64 {
@@ -34,8 +34,8 @@ mod tests {
     use crate::fork::child;
 
     #[test]
-    fn the_limit_is_as_high_as_it_may_be() {
-        // In a child: the limit is of a process, and other tests lower theirs.
+    fn the_soft_limit_is_raised_to_the_hard_limit() {
+        // Runs in a child, since the limit applies to the whole process.
         let child = child::fork(|| {
             let limit = getrlimit(Resource::Nofile);
             if setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..limit }).is_err() {
@@ -44,6 +44,6 @@ mod tests {
             raise_limit();
             u8::from(getrlimit(Resource::Nofile).current != limit.maximum)
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong between this process and the kernel.
+//! The error type of this crate: failed system calls, and descriptors, packets and accesses that are refused.
 
 use std::fmt;
 
@@ -7,155 +7,155 @@ use crate::{Errno, Size};
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong between this process and the kernel, with the values it went wrong on.
+/// A failed system call, or an operation that this crate refuses, with the values involved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A system call answered with an error.
+    /// A system call failed.
     #[error("`{call}` failed: {errno}")]
     Call {
-        /// The call, by its C name.
+        /// The C name of the call.
         call: &'static str,
-        /// What it answered.
+        /// The error code that it returned.
         errno: Errno,
     },
 
-    /// Memory of no bytes was asked for.
+    /// An operation on zero bytes was requested.
     #[error("cannot use 0 bytes of memory")]
     ZeroLength,
 
-    /// A file descriptor that should have been a memory file is something else.
+    /// A descriptor that is required to be a memory file (memfd) refers to something else.
     #[error("the file descriptor is {found}, not a memory file")]
     NotAMemfd {
-        /// What it is.
+        /// The kind of file that it refers to.
         found: FileKind,
     },
 
-    /// A memory file could still be resized by its other holders, which would be our `SIGBUS`.
+    /// A memory file is not sealed against resizing, so another process could truncate it and cause a `SIGBUS` here.
     #[error("the memory file is not sealed against resizing (missing {missing})")]
     Unsealed {
-        /// The seals it lacks, by their C names.
+        /// The missing seals, by their C names.
         missing: &'static str,
     },
 
-    /// A memory file has another length than was promised.
-    #[error("the memory file holds {}, not {}", Size(*actual), Size(*expected))]
+    /// A memory file does not have the expected length.
+    #[error("the memory file has {}, expected {}", Size(*actual), Size(*expected))]
     WrongLength {
-        /// What was promised.
+        /// The expected length in bytes.
         expected: usize,
-        /// What it has.
+        /// The length in bytes that the file has.
         actual: usize,
     },
 
-    /// A writable view of memory that was received read-only.
-    #[error("the memory is read-only here")]
+    /// Write access was requested to memory that this process may only read.
+    #[error("the memory is read-only in this process")]
     ReadOnly,
 
-    /// An access outside the bytes it was made on.
-    #[error("cannot access {len} bytes at offset {offset}: there are {size}")]
+    /// An access is out of bounds.
+    #[error("cannot access {len} bytes at offset {offset}: the memory has {size} bytes")]
     OutOfRange {
-        /// Where it began.
+        /// The offset of the access.
         offset: usize,
-        /// How long it was.
+        /// The length of the access in bytes.
         len: usize,
-        /// How many bytes there are.
+        /// The size of the memory in bytes.
         size: usize,
     },
 
-    /// An atomic at an address that is no multiple of its size.
+    /// An atomic access is misaligned.
     #[error(
-        "cannot reach an atomic of {align} bytes at offset {offset}: its address is not a multiple of {align}"
+        "cannot access an atomic of {align} bytes at offset {offset}: its address is not a multiple of {align}"
     )]
     Misaligned {
-        /// Where it was asked for.
+        /// The requested offset.
         offset: usize,
-        /// The alignment it needs.
+        /// The required alignment.
         align: usize,
     },
 
-    /// The deadline came first.
+    /// The deadline passed before the wait ended.
     #[error("the deadline passed")]
     TimedOut,
 
-    /// The other end of a socket is gone.
+    /// The peer closed its end of the socket.
     #[error("the other end closed the connection")]
     Closed,
 
-    /// A file descriptor is of another kind than the handle it was to become.
+    /// A file descriptor does not have the type that the handle requires.
     #[error("the file descriptor is not {expected}")]
     WrongDescriptor {
-        /// What it should have been.
+        /// The required type.
         expected: &'static str,
     },
 
-    /// A packet of no bytes, which its receiver could not tell from the end of the connection.
+    /// The packet to send is empty. The receiver could not distinguish it from the end of the connection.
     #[error("cannot send an empty packet")]
     EmptyPacket,
 
-    /// A packet longer than a packet may be.
+    /// A packet exceeds the maximum length.
     #[error("cannot send {len} bytes in one packet: the limit is {limit}")]
     PacketTooLong {
-        /// How long it was.
+        /// The length of the packet.
         len: usize,
-        /// How long it may be.
+        /// The maximum length.
         limit: usize,
     },
 
-    /// More file descriptors than one packet carries.
+    /// More file descriptors than one packet can carry.
     #[error("cannot send {count} file descriptors in one packet: the limit is {limit}")]
     TooManyFds {
-        /// How many there were.
+        /// The number of descriptors.
         count: usize,
-        /// How many there may be.
+        /// The maximum number.
         limit: usize,
     },
 
-    /// A packet was longer than the buffer it was received into.
-    #[error("a packet of {len} bytes arrived where at most {room} were expected")]
+    /// A received packet is longer than the receive buffer.
+    #[error("received a packet of {len} bytes, expected at most {capacity}")]
     PacketTruncated {
-        /// How long it was.
+        /// The length of the packet.
         len: usize,
-        /// How long it could be.
-        room: usize,
+        /// The length of the buffer.
+        capacity: usize,
     },
 
-    /// File descriptors were lost on the way: unexpected, too many, or beyond this process's limit.
-    #[error("file descriptors were lost on receipt (expected at most {room})")]
+    /// File descriptors of a received packet were dropped: unexpected, too many, or above this process's limit.
+    #[error("file descriptors were lost on receipt (expected at most {capacity})")]
     FdsTruncated {
-        /// How many were expected at most.
-        room: usize,
+        /// The maximum number that the receiver expected.
+        capacity: usize,
     },
 
-    /// More file descriptors than the receiver takes in one transfer. Both ends get this one.
-    #[error("cannot transfer {count} file descriptors: the receiver takes at most {limit}")]
+    /// More file descriptors than the receiver accepts in one transfer. Both ends get this error.
+    #[error("cannot transfer {count} file descriptors: the receiver accepts at most {limit}")]
     TransferTooLarge {
-        /// How many were offered.
+        /// The number of descriptors in the transfer.
         count: usize,
-        /// How many the receiver takes.
+        /// The number that the receiver accepts.
         limit: usize,
     },
 
-    /// A peer sent what the protocol does not allow.
-    #[error("the peer broke the protocol: {what}")]
+    /// The peer violated the protocol.
+    #[error("the peer violated the protocol: {violation}")]
     Protocol {
-        /// The rule it broke.
-        what: &'static str,
+        /// The violation.
+        violation: &'static str,
     },
 
-    /// The last owner of a robust lock died, and the lock is closed for ever.
+    /// The owner of a robust lock died, so the lock can never be acquired again.
     #[error("the owner of the lock died")]
     OwnerDied,
 
-    /// The kernel or the C library keeps something in another form than this library knows.
-    #[error("cannot make out the {what}: it is not in a form known here")]
+    /// The kernel or the C library returned a value that is wrong or has an unsupported format.
+    #[error("the {subject} has an unexpected value or format")]
     UnknownFormat {
-        /// What it is.
-        what: &'static str,
+        /// A description of the data.
+        subject: &'static str,
     },
 }
 
 impl Error {
-    /// Whether this process, or the system, has as many descriptors open as it may.
+    /// Returns whether the call failed because this process or the system has no file descriptor left.
     #[must_use]
     #[doc(alias = "EMFILE")]
     #[doc(alias = "ENFILE")]
@@ -164,7 +164,7 @@ impl Error {
     }
 }
 
-/// What a file descriptor refers to, as far as `fstat` tells.
+/// The kind of file that a descriptor refers to, as reported by `fstat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileKind {
@@ -172,15 +172,15 @@ pub enum FileKind {
     Pipe,
     /// A socket.
     Socket,
-    /// A regular file, on disk or in a tmpfs.
+    /// A regular file, on disk or in tmpfs.
     File,
     /// A directory.
     Directory,
     /// A device node.
     Device,
-    /// A memory file of huge pages, whose holes cannot always be filled again.
+    /// A memory file of huge pages (hugetlbfs). Holes in such a file cannot always be filled again.
     HugePages,
-    /// An anonymous kernel object (eventfd, epoll, a driver's handle) or anything newer than this library.
+    /// An anonymous kernel object (eventfd, epoll, a driver handle) or a file type unknown to this library.
     Other,
 }
 
@@ -192,7 +192,7 @@ impl fmt::Display for FileKind {
             Self::File => "a file",
             Self::Directory => "a directory",
             Self::Device => "a device",
-            Self::HugePages => "a file of huge pages",
+            Self::HugePages => "a hugetlbfs file",
             Self::Other => "another kernel object",
         })
     }

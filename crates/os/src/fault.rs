@@ -1,8 +1,8 @@
-//! Makes the nth system call of this thread fail, so that a test can walk every error path.
+//! Fault injection: makes the nth system call of this thread fail, so that a test can execute every error path.
 //!
-//! Compiled in only with the feature `test-hooks`, which the test kit turns on. The failing call is not made at all:
-//! whatever was acquired before it has to be given back by the code under test. Calls that only give back
-//! (`close`) are never made to fail; Linux does not let them.
+//! Compiled only with the feature `test-hooks`, which the test kit enables. The failing call is not executed: the code
+//! under test has to release what it acquired before. Calls that only release (`close`) never fail this way, as on
+//! Linux.
 //!
 //! ```
 //! # #[cfg(feature = "test-hooks")] {
@@ -21,53 +21,54 @@ use std::marker::PhantomData;
 use crate::{Errno, Error, Result};
 
 #[derive(Clone, Copy)]
-struct Plan {
+struct PendingFault {
     calls_left: u64,
     errno: Errno,
     fired: Option<&'static str>,
 }
 
 thread_local! {
-    static PLAN: Cell<Option<Plan>> = const { Cell::new(None) };
+    static FAULT: Cell<Option<PendingFault>> = const { Cell::new(None) };
 }
 
-/// While this lives, the chosen call of this thread fails; dropping it ends the plan.
+/// An armed fault. Dropping it disarms the fault.
 #[derive(Debug)]
 #[must_use = "dropping this disarms the fault"]
 pub struct Armed {
-    // The plan is this thread's, so its owner must not move to another one.
+    // Not `Send`: the fault belongs to this thread.
     _this_thread: PhantomData<*const ()>,
 }
 
-/// Makes the `nth` system call from now on (counted from 1) fail with `errno`, once.
+/// Makes the `nth` system call of this thread from now on (counted from 1) fail with `errno`, once.
 pub fn arm(nth: u64, errno: Errno) -> Armed {
-    PLAN.set(Some(Plan { calls_left: nth, errno, fired: None }));
+    FAULT.set(Some(PendingFault { calls_left: nth, errno, fired: None }));
     Armed { _this_thread: PhantomData }
 }
 
 impl Armed {
-    /// The name of the call that was made to fail, if the code under test got that far.
+    /// Returns the name of the call that failed, if the code under test got that far.
     #[must_use]
     pub fn fired(&self) -> Option<&'static str> {
-        PLAN.get().and_then(|plan| plan.fired)
+        FAULT.get().and_then(|fault| fault.fired)
     }
 }
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        PLAN.set(None);
+        FAULT.set(None);
     }
 }
 
+/// Counts a system call, and fails it if it is the armed one.
 pub(crate) fn pass(name: &'static str) -> Result<()> {
-    let Some(mut plan) = PLAN.get() else { return Ok(()) };
-    if plan.calls_left == 0 {
+    let Some(mut fault) = FAULT.get() else { return Ok(()) };
+    if fault.calls_left == 0 {
         return Ok(());
     }
-    plan.calls_left -= 1;
-    if plan.calls_left == 0 {
-        plan.fired = Some(name);
+    fault.calls_left -= 1;
+    if fault.calls_left == 0 {
+        fault.fired = Some(name);
     }
-    PLAN.set(Some(plan));
-    if plan.calls_left == 0 { Err(Error::Call { call: name, errno: plan.errno }) } else { Ok(()) }
+    FAULT.set(Some(fault));
+    if fault.calls_left == 0 { Err(Error::Call { call: name, errno: fault.errno }) } else { Ok(()) }
 }

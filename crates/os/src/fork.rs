@@ -1,15 +1,14 @@
-//! Noticing that this process is a forked child, where the handles it inherited must do nothing.
+//! Detects that this process is a forked child, which must not use or release inherited handles.
 //!
-//! A handle remembers the [`ForkEpoch`] it was made in. In a forked child that epoch is over: the memory and the
-//! connections behind the handle still belong to the parent, so that the child must neither use them nor give
-//! them back.
+//! A handle stores the [`ForkEpoch`] in which it was created. In a forked child that epoch is over: the memory and
+//! connections behind the handle belong to the parent, so the child must neither use nor release them.
 //!
-//! What it keeps true: the epoch of a child, of its children, and so on, differs from all that came before it in
-//! its line; and what is done [without forks](without_forks) is not half done in a child. What it will not do: see
-//! children that are made without the C library's `fork`: by a bare `clone`, or by `_Fork`. Children that `posix_spawn` and
-//! `vfork` make run another program at once, and are not seen either.
+//! Guarantees: the epoch of a child differs from the epochs of all its ancestors; work done [without
+//! forks](without_forks) is never half done in a child. Children created without the C library's `fork` (by a bare
+//! `clone` or by `_Fork`) are not detected. Children of `posix_spawn` and `vfork` execute another program at once and
+//! are not detected either.
 //!
-//! A layer above that has something to hand to children [registers](register) what is to run around each fork.
+//! A layer above can [register] hooks that run around each fork, for example to pass state to children.
 //!
 //! ```
 //! use wholemem_os::ForkEpoch;
@@ -19,7 +18,7 @@
 //! impl Drop for Handle {
 //!     fn drop(&mut self) {
 //!         if self.0.is_current() {
-//!             // Give back what the handle holds.
+//!             // Release what the handle owns.
 //!         }
 //!     }
 //! }
@@ -38,19 +37,20 @@ use crate::{Errno, Error, Result};
 static EPOCH: AtomicU64 = AtomicU64::new(0);
 static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// The time from one fork to the next, in the line of processes that led to this one.
+/// A process generation: every fork starts a new epoch in the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForkEpoch(u64);
 
 impl ForkEpoch {
-    /// The epoch this process is in. The first call starts the watch for forks.
+    /// Returns the current epoch of this process. The first call registers the fork handlers.
     #[doc(alias = "pthread_atfork")]
     pub fn current() -> Result<Self> {
-        // No `Once`: a child forked while another thread is inside it would wait for ever. Two threads that both
-        // come first register twice, and a child counts two epochs, which does no harm.
+        // No `Once`: a child forked while another thread is inside it would wait forever. If two threads call this
+        // first at the same time, both register, and a child counts two epochs, which is harmless.
         if !IS_REGISTERED.load(Ordering::Acquire) {
             call("pthread_atfork", || {
-                // SAFETY: in a child the handlers allocate nothing, and take no lock that may stay taken there.
+                // SAFETY: in a child the handlers allocate nothing, and acquire no lock that another thread may have
+                // held.
                 match unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) } {
                     0 => Ok(()),
                     code => Err(Errno::from_raw_os_error(code)),
@@ -61,58 +61,59 @@ impl ForkEpoch {
         Ok(Self(EPOCH.load(Ordering::Relaxed)))
     }
 
-    /// Whether this process is still the one that asked for the epoch, and no child of it.
+    /// Returns whether this process is the one in which the epoch was read, and not a child of it.
     #[must_use]
     #[inline]
     pub fn is_current(&self) -> bool {
-        // The thread that forked is the only one of a child, and has run the handler itself.
+        // A child has one thread, the one that forked, and that thread has run the handler.
         self.0 == EPOCH.load(Ordering::Relaxed)
     }
 }
 
-/// Threads that are forking, and those that hold forks back. Each looks at the other's number once its own is there, so that
-/// one of two sees the other.
+/// Number of threads that are forking, and of threads that hold forks back. Each side increments its own counter,
+/// then reads the other's (Dekker, sequentially consistent): at least one of them sees the other.
 static FORKING: AtomicU32 = AtomicU32::new(0);
 static HOLDING: AtomicU32 = AtomicU32::new(0);
 
-/// What runs around each fork of this process, in the thread that forks.
+/// Functions that run around each fork of this process, in the forking thread.
 #[derive(Debug)]
 pub struct ForkHooks {
-    /// Before the fork: may allocate and wait.
+    /// Runs before the fork. It may allocate and wait.
     pub before: fn(),
-    /// After it, in the parent, also where the fork has failed.
+    /// Runs after the fork in the parent, also if the fork failed.
     pub in_parent: fn(),
-    /// After it, in the child, before `fork` returns there. Of a process that had several threads, only this one is left, and
-    /// locks that others held stay taken: it must neither allocate nor wait for a lock that another thread may hold.
+    /// Runs after the fork in the child, before `fork` returns there. The child has one thread, and locks that other
+    /// threads of the parent held stay locked: the hook must neither allocate nor wait for a lock that another thread
+    /// may have held.
     pub in_child: fn(),
 }
 
-/// The most that can be registered.
-const MOST_HOOKS: usize = 4;
+/// The maximum number of registered hooks.
+const MAX_HOOKS: usize = 4;
 
-static HOOKS: [AtomicPtr<ForkHooks>; MOST_HOOKS] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST_HOOKS];
+static HOOKS: [AtomicPtr<ForkHooks>; MAX_HOOKS] = [const { AtomicPtr::new(ptr::null_mut()) }; MAX_HOOKS];
 
 fn hooks() -> impl DoubleEndedIterator<Item = &'static ForkHooks> {
-    // SAFETY: null, or what `register` was given for the life of the process.
+    // SAFETY: each pointer is null, or a `&'static ForkHooks` stored by `register`.
     HOOKS.iter().filter_map(|hooks| unsafe { hooks.load(Ordering::Acquire).as_ref() })
 }
 
-/// Has hooks run around each fork from now on. Registering the same hooks again does nothing.
+/// Registers hooks that run around every later fork. Registering the same hooks again has no effect.
 ///
-/// If two threads register or ask for the [epoch](ForkEpoch::current) first at the same time, hooks may run twice around a
-/// fork: what has run is to do nothing the second time.
+/// If two threads register or read the [epoch](ForkEpoch::current) for the first time at the same time, hooks may run
+/// twice around a fork, so they must be idempotent.
 ///
 /// # Errors
-/// `pthread_atfork` with `ENOMEM`, also where four others are registered already.
+/// `pthread_atfork` with `ENOMEM`, also if four other hooks are registered already.
 #[doc(alias = "pthread_atfork")]
 pub fn register(hooks: &'static ForkHooks) -> Result<()> {
     ForkEpoch::current()?;
-    let wanted = ptr::from_ref(hooks).cast_mut();
-    for place in &HOOKS {
+    let new = ptr::from_ref(hooks).cast_mut();
+    for slot in &HOOKS {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-        match place.compare_exchange(ptr::null_mut(), wanted, success, failure) {
+        match slot.compare_exchange(ptr::null_mut(), new, success, failure) {
             Ok(_) => return Ok(()),
-            Err(found) if ptr::eq(found, wanted) => return Ok(()),
+            Err(current) if ptr::eq(current, new) => return Ok(()),
             Err(_) => {}
         }
     }
@@ -120,7 +121,7 @@ pub fn register(hooks: &'static ForkHooks) -> Result<()> {
 }
 
 extern "C" fn before() {
-    // First, since what they do may hold forks back itself.
+    // The hooks run first, since they may call `without_forks`.
     hooks().rev().for_each(|hooks| (hooks.before)());
     FORKING.fetch_add(1, Ordering::SeqCst);
     while HOLDING.load(Ordering::SeqCst) != 0 {
@@ -135,60 +136,60 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     EPOCH.fetch_add(1, Ordering::Relaxed);
-    // Whoever was counted is not here.
+    // The counted threads do not exist in the child.
     FORKING.store(0, Ordering::SeqCst);
     HOLDING.store(0, Ordering::SeqCst);
     hooks().for_each(|hooks| (hooks.in_child)());
 }
 
-/// Does something that no child may see half done: forks of other threads wait until it is over. It is to be short, and must not
-/// fork itself.
+/// Runs `work` while forks of other threads wait, so that no child sees it half done. `work` must be short and must
+/// not fork.
 ///
 /// # Errors
 /// `pthread_atfork` with `ENOMEM`.
 pub fn without_forks<T>(work: impl FnOnce() -> T) -> Result<T> {
-    /// Ends when dropped, also where the work panics.
-    struct Held;
-    impl Drop for Held {
+    /// Decrements the counter when dropped, also if `work` panics.
+    struct ForkHold;
+    impl Drop for ForkHold {
         fn drop(&mut self) {
             HOLDING.fetch_sub(1, Ordering::SeqCst);
         }
     }
     ForkEpoch::current()?;
-    let _held = loop {
+    let _hold = loop {
         HOLDING.fetch_add(1, Ordering::SeqCst);
-        let held = Held;
+        let hold = ForkHold;
         if FORKING.load(Ordering::SeqCst) == 0 {
-            break held;
+            break hold;
         }
-        drop(held);
+        drop(hold);
         std::thread::yield_now();
     };
     Ok(work())
 }
 
-/// Children for the tests of this crate.
+/// Child processes for the tests of this crate.
 #[cfg(test)]
 pub(crate) mod child {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// A child process, killed and reaped when dropped.
+    /// A child process that is killed and reaped on drop.
     #[derive(Debug)]
     pub(crate) struct Child(libc::pid_t);
 
-    /// How a child ended.
+    /// How a child process ended.
     #[derive(Debug, PartialEq, Eq)]
-    pub(crate) enum Status {
+    pub(crate) enum ExitStatus {
         Exited(i32),
         Killed(i32),
     }
 
-    /// Runs `run` in a child and exits with its answer.
+    /// Forks a child that calls `run` and exits with the returned code.
     ///
-    /// The child has one thread, and locks that other threads of the test program held stay locked in it: `run`
-    /// may make system calls and allocate (glibc takes care of its own locks), but neither print nor panic.
+    /// The child has one thread, and locks that other threads of the test program held stay locked in it: `run` may
+    /// make system calls and allocate (glibc resets its own locks), but neither print nor panic.
     pub(crate) fn fork(run: impl FnOnce() -> u8) -> Child {
-        // SAFETY: the child runs nothing but `run`, which keeps to the rules above, and `_exit`.
+        // SAFETY: the child runs only `run`, which follows the rules above, and `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let code = catch_unwind(AssertUnwindSafe(run)).unwrap_or(101);
@@ -199,10 +200,10 @@ pub(crate) mod child {
         Child(pid)
     }
 
-    /// What a child does that waits to be killed.
+    /// The body of a child that sleeps until it is killed.
     pub(crate) fn sleep() -> u8 {
         loop {
-            // SAFETY: only waits for a signal.
+            // SAFETY: `pause` only waits for a signal.
             unsafe { libc::pause() };
         }
     }
@@ -212,33 +213,33 @@ pub(crate) mod child {
             self.0.cast_unsigned()
         }
 
-        /// Waits for the child to end by itself.
-        pub(crate) fn wait(self) -> Status {
+        /// Waits for the child to end by itself, and returns how it ended.
+        pub(crate) fn wait(self) -> ExitStatus {
             let status = self.reap();
             std::mem::forget(self);
             status
         }
 
-        /// Kills the child and waits until it is gone.
+        /// Kills the child and reaps it.
         pub(crate) fn kill(self) {
             drop(self);
         }
 
-        fn reap(&self) -> Status {
+        fn reap(&self) -> ExitStatus {
             let mut status = 0;
-            // SAFETY: `status` is writable, and the child is ours and not reaped yet.
+            // SAFETY: `status` is writable, and the child is this process's and not reaped yet.
             while unsafe { libc::waitpid(self.0, &raw mut status, 0) } != self.0 {}
             if libc::WIFEXITED(status) {
-                Status::Exited(libc::WEXITSTATUS(status))
+                ExitStatus::Exited(libc::WEXITSTATUS(status))
             } else {
-                Status::Killed(libc::WTERMSIG(status))
+                ExitStatus::Killed(libc::WTERMSIG(status))
             }
         }
     }
 
     impl Drop for Child {
         fn drop(&mut self) {
-            // SAFETY: the child is not reaped yet, so that its number is still its own.
+            // SAFETY: the child is not reaped yet, so its process id is not reused.
             unsafe { libc::kill(self.0, libc::SIGKILL) };
             self.reap();
         }
@@ -250,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_does_not_fork_stays_in_its_epoch() {
+    fn the_epoch_does_not_change_without_a_fork() {
         let first = ForkEpoch::current().expect("an epoch");
         let second = ForkEpoch::current().expect("an epoch");
         assert_eq!(first, second);
@@ -274,11 +275,11 @@ mod tests {
                 _ => 5,
             });
             match grandchild.wait() {
-                child::Status::Exited(0) if childs.is_current() => 0,
+                child::ExitStatus::Exited(0) if childs.is_current() => 0,
                 _ => 6,
             }
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
         assert!(ours.is_current());
     }
 
@@ -298,36 +299,36 @@ mod tests {
                 IN_CHILD.fetch_add(1, Ordering::SeqCst);
             },
         };
-        // In a child, whose forks other tests do not count.
+        // Runs in a child, whose forks are not counted by other tests.
         let child = child::fork(|| {
             if register(&COUNTING).is_err() || register(&COUNTING).is_err() {
                 return 1;
             }
             let counts = || [&BEFORE, &IN_PARENT, &IN_CHILD].map(|count| count.load(Ordering::SeqCst));
-            // More than one, where the watch for forks was begun twice.
+            // Counts may exceed one if two threads registered the fork handlers.
             let runs = |counts: [u32; 3], expected: [bool; 3]| counts.map(|count| count > 0) == expected;
             let grandchild = child::fork(|| u8::from(!runs(counts(), [true, false, true])));
             match grandchild.wait() {
-                child::Status::Exited(0) if runs(counts(), [true, true, false]) => 0,
+                child::ExitStatus::Exited(0) if runs(counts(), [true, true, false]) => 0,
                 _ => 2,
             }
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
     }
 
     #[cfg(feature = "test-hooks")]
     #[test]
-    fn a_watch_that_cannot_be_started_is_an_error_and_is_tried_again() {
-        // In a child, whose own flag can be reset without disturbing other tests.
+    fn a_failed_registration_of_the_fork_handlers_is_an_error_and_is_retried() {
+        // Runs in a child, where the flag can be reset without affecting other tests.
         let child = child::fork(|| {
             IS_REGISTERED.store(false, Ordering::Relaxed);
             let armed = crate::fault::arm(1, Errno::NOMEM);
             let error = Error::Call { call: "pthread_atfork", errno: Errno::NOMEM };
             let failed = ForkEpoch::current() == Err(error);
             drop(armed);
-            let tried_again = ForkEpoch::current().is_ok() && IS_REGISTERED.load(Ordering::Relaxed);
-            if failed && tried_again { 0 } else { 1 }
+            let retried = ForkEpoch::current().is_ok() && IS_REGISTERED.load(Ordering::Relaxed);
+            if failed && retried { 0 } else { 1 }
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
     }
 }

@@ -1,8 +1,8 @@
-//! Waiting in the kernel until a shared word changes.
+//! Futexes: waiting in the kernel until a shared 32-bit word changes.
 //!
-//! The word may lie in memory that several processes map, at different addresses: the kernel compares pages. A
-//! waker first stores the new value, then wakes; a waiter passes the value it last saw, and the kernel puts it to
-//! sleep only if the word still holds that, so no wake is ever missed.
+//! The word may be in memory that several processes map at different addresses: the kernel identifies it by its page.
+//! A signaller stores the new value and then wakes. A waiter passes the value that it last read, and the kernel puts
+//! it to sleep only if the word still has that value, so no wakeup is lost.
 //!
 //! ```
 //! use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,17 +30,17 @@ use rustix::thread::futex::{self, Flags};
 use crate::call::call;
 use crate::{Deadline, Errno, Error, Result};
 
-/// Sleeps while `word` holds `seen`. Returns when woken, when the word holds something else, or for no reason:
-/// callers look at the word again.
+/// Sleeps while `word` has the value `seen`. Returns when woken, when the word has another value, or spuriously: the
+/// caller must read the word again.
 ///
 /// # Errors
-/// [`Error::TimedOut`].
+/// [`Error::TimedOut`] if the deadline passes first.
 #[doc(alias = "FUTEX_WAIT_BITSET")]
 pub fn wait(word: &AtomicU32, seen: u32, deadline: Deadline) -> Result<()> {
-    // Not FUTEX_PRIVATE: the word may be shared between processes. The bitset form takes a moment, not a duration.
-    let moment = deadline.moment();
+    // Not FUTEX_PRIVATE_FLAG: the word may be shared between processes. FUTEX_WAIT_BITSET takes an absolute time.
+    let timeout = deadline.absolute_time();
     let answer =
-        call("futex", || futex::wait_bitset(word, Flags::empty(), seen, moment.as_ref(), NonZeroU32::MAX));
+        call("futex", || futex::wait_bitset(word, Flags::empty(), seen, timeout.as_ref(), NonZeroU32::MAX));
     match answer {
         Ok(()) | Err(Error::Call { errno: Errno::AGAIN | Errno::INTR, .. }) => Ok(()),
         Err(Error::Call { errno: Errno::TIMEDOUT, .. }) => Err(Error::TimedOut),
@@ -48,18 +48,18 @@ pub fn wait(word: &AtomicU32, seen: u32, deadline: Deadline) -> Result<()> {
     }
 }
 
-/// Wakes at most `count` waiters of `word`, and says how many there were.
+/// Wakes at most `count` waiters of `word`, and returns how many were woken.
 ///
 /// # Errors
-/// `futex` with `EFAULT` if the word's memory is gone.
+/// `futex` with `EFAULT` if the word's memory is not mapped.
 #[doc(alias = "FUTEX_WAKE")]
 pub fn wake(word: &AtomicU32, count: u32) -> Result<usize> {
-    // The kernel reads the count as a signed number.
+    // The kernel interprets the count as signed.
     let count = count.min(i32::MAX.unsigned_abs());
     call("futex", || futex::wake(word, Flags::empty(), count))
 }
 
-/// Wakes every waiter of `word`, and says how many there were.
+/// Wakes every waiter of `word`, and returns how many were woken.
 ///
 /// # Errors
 /// As [`wake`].
@@ -77,7 +77,7 @@ mod tests {
     use crate::vm::{Protection, SharedMap, page_size};
 
     #[test]
-    fn a_word_that_changed_already_is_not_waited_for() {
+    fn wait_returns_at_once_if_the_word_has_changed() {
         assert_eq!(wait(&AtomicU32::new(1), 0, Deadline::NEVER), Ok(()));
     }
 
@@ -95,7 +95,7 @@ mod tests {
 
     #[cfg(feature = "test-hooks")]
     #[test]
-    fn an_interrupted_wait_ends_for_no_reason() {
+    fn an_interrupted_wait_returns_spuriously() {
         let armed = crate::fault::arm(1, Errno::INTR);
         assert_eq!(wait(&AtomicU32::new(0), 0, Deadline::NEVER), Ok(()));
         assert_eq!(armed.fired(), Some("futex"));
@@ -104,18 +104,18 @@ mod tests {
     #[test]
     fn all_waiters_are_woken_at_once() {
         let word = AtomicU32::new(0);
-        let patience = Deadline::after(Duration::from_secs(60));
+        let deadline = Deadline::after(Duration::from_secs(60));
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
-                    while word.load(Ordering::Acquire) == 0 && !patience.has_passed() {
-                        let _ = wait(&word, 0, patience);
+                    while word.load(Ordering::Acquire) == 0 && !deadline.has_passed() {
+                        let _ = wait(&word, 0, deadline);
                     }
                 });
             }
-            // Those who were asleep are counted, and go to sleep again.
+            // Waiters that are woken before the word changes wait again.
             let all = std::iter::repeat_with(|| wake_all(&word))
-                .find(|woken| *woken == Ok(3) || patience.has_passed());
+                .find(|woken| *woken == Ok(3) || deadline.has_passed());
             word.store(1, Ordering::Release);
             wake_all(&word).unwrap();
             assert_eq!(all, Some(Ok(3)));
@@ -138,7 +138,7 @@ mod tests {
             });
             let bytes = there.bytes();
             let word = bytes.atomic_u32(64).unwrap();
-            // Only a waiter that really sleeps can be counted, so this ends once it has been seen asleep.
+            // Only a sleeping waiter is counted, so this loop ends once the waiter is asleep.
             while wake_all(word).unwrap() == 0 {
                 std::thread::yield_now();
             }

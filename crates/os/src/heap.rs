@@ -1,16 +1,16 @@
-//! Memory that the allocator of this process keeps after it was freed.
+//! Returning freed heap memory to the kernel.
 //!
 //! ```
 //! drop(vec![0_u8; 1 << 20]);
 //! wholemem_os::heap::trim();
 //! ```
 
-/// Gives memory that was freed back to the system, as far as the allocator can: glibc's keeps freed memory for reuse. It walks
-/// over all free memory, so it is for moments after much was freed.
+/// Returns freed heap memory to the kernel as far as the allocator can: glibc retains it for reuse. The call scans
+/// all free memory, so it is meant for use after large amounts were freed.
 #[doc(alias = "malloc_trim")]
 pub fn trim() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: the function takes no pointers, and locks the allocator's own arenas.
+    // SAFETY: the function takes no pointers, and locks the allocator's arenas itself.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -20,9 +20,9 @@ pub fn trim() {
 mod tests {
     #[test]
     fn memory_is_usable_after_a_trim() {
-        let kept = vec![7_u8; 100_000];
+        let live = vec![7_u8; 100_000];
         drop(vec![1_u8; 1 << 20]);
         super::trim();
-        assert!(kept.iter().all(|byte| *byte == 7));
+        assert!(live.iter().all(|byte| *byte == 7));
     }
 }

@@ -1,9 +1,9 @@
-//! Letting go of a wait before its time: a question of the caller's own, which the waits of its thread ask now and then.
+//! Interruptible waits: a thread installs a check, which its blocking waits call at intervals.
 //!
-//! A program in which something else than the wait decides when it is over (an interpreter that has to run a handler
-//! for Ctrl-C, say) makes its calls within [`interruptible`]. The waits below it sleep no longer than
-//! [a moment](MOMENT) at a time, ask, and give up with an error of their own once the answer is yes. Everywhere else
-//! nothing is asked, and waits sleep as long as they have to.
+//! A caller that must be able to end a wait early (for example a Python interpreter that has to run the handler of
+//! Ctrl-C) calls the waiting function within [`interruptible`]. The waits of that thread then sleep for at most
+//! [`CHECK_INTERVAL`] at a time and call the check; if it returns true, the wait returns an error. Outside of
+//! [`interruptible`] waits sleep until their deadline.
 //!
 //! ```
 //! use wholemem_os::interrupt::{interruptible, is_interrupted};
@@ -18,50 +18,51 @@ use std::time::Duration;
 
 use crate::Deadline;
 
-/// How long a wait that can be interrupted sleeps before it asks.
-pub const MOMENT: Duration = Duration::from_millis(50);
+/// How long an interruptible wait sleeps between two calls of its check.
+pub const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What the waits of a thread ask: whether they are to be given up.
-pub type Question = Rc<dyn Fn() -> bool>;
+/// The check that the waits of a thread call. It returns true if the wait must end.
+pub type InterruptCheck = Rc<dyn Fn() -> bool>;
 
 thread_local! {
-    static QUESTION: RefCell<Option<Question>> = const { RefCell::new(None) };
+    static CHECK: RefCell<Option<InterruptCheck>> = const { RefCell::new(None) };
 }
 
-/// The question that was asked before, put back also when the wait panics.
-struct Before(Option<Question>);
+/// Restores the previous check when dropped, also during a panic.
+struct RestorePrevious(Option<InterruptCheck>);
 
-impl Drop for Before {
+impl Drop for RestorePrevious {
     fn drop(&mut self) {
-        QUESTION.set(self.0.take());
+        CHECK.set(self.0.take());
     }
 }
 
-/// Calls `wait`; whatever waits in it, in this thread, gives up once `question` answers true.
-pub fn interruptible<T>(question: impl Fn() -> bool + 'static, wait: impl FnOnce() -> T) -> T {
-    interruptible_by(Rc::new(question), wait)
+/// Calls `wait`. Waits that this thread performs in it end early once `check` returns true.
+pub fn interruptible<T>(check: impl Fn() -> bool + 'static, wait: impl FnOnce() -> T) -> T {
+    interruptible_by(Rc::new(check), wait)
 }
 
-/// The same with a question that the caller keeps for the next call: those that rarely wait would be mostly the making of it.
-pub fn interruptible_by<T>(question: Question, wait: impl FnOnce() -> T) -> T {
-    let _before = Before(QUESTION.replace(Some(question)));
+/// Like [`interruptible`], with a check that the caller reuses, to save the allocation in calls that rarely wait.
+pub fn interruptible_by<T>(check: InterruptCheck, wait: impl FnOnce() -> T) -> T {
+    let _restore = RestorePrevious(CHECK.replace(Some(check)));
     wait()
 }
 
-/// Whether a wait of this thread is to be given up.
+/// Returns whether waits of this thread must end now.
 #[must_use]
 pub fn is_interrupted() -> bool {
-    // Not under the borrow: the answer may take calls that are themselves interruptible.
-    let question = QUESTION.with_borrow(Clone::clone);
-    question.is_some_and(|question| question())
+    // The check runs after the borrow ends: it may itself make interruptible calls.
+    let check = CHECK.with_borrow(Clone::clone);
+    check.is_some_and(|check| check())
 }
 
-/// When a wait until `deadline` has to ask next: then, or in a moment where somebody may interrupt it.
+/// Returns when a wait until `deadline` must call [`is_interrupted`] next: at `deadline`, or earlier if a check is
+/// installed.
 #[must_use]
-pub fn next_question(deadline: Deadline) -> Deadline {
-    let is_asked = QUESTION.with_borrow(Option::is_some);
-    let far = deadline.remaining().is_none_or(|left| left > MOMENT);
-    if is_asked && far { Deadline::after(MOMENT) } else { deadline }
+pub fn next_check(deadline: Deadline) -> Deadline {
+    let is_installed = CHECK.with_borrow(Option::is_some);
+    let far = deadline.remaining().is_none_or(|left| left > CHECK_INTERVAL);
+    if is_installed && far { Deadline::after(CHECK_INTERVAL) } else { deadline }
 }
 
 #[cfg(test)]
@@ -71,25 +72,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_is_asked_within_its_call_only() {
-        assert_eq!(next_question(Deadline::NEVER), Deadline::NEVER);
-        let asked = Rc::new(RefCell::new(0));
-        let count = Rc::clone(&asked);
-        let question = move || {
+    fn a_check_is_called_only_within_its_interruptible_call() {
+        assert_eq!(next_check(Deadline::NEVER), Deadline::NEVER);
+        let calls = Rc::new(RefCell::new(0));
+        let count = Rc::clone(&calls);
+        let check = move || {
             *count.borrow_mut() += 1;
             *count.borrow() == 2
         };
-        interruptible(question, || {
-            assert_ne!(next_question(Deadline::NEVER), Deadline::NEVER);
-            assert_eq!(next_question(Deadline::NOW), Deadline::NOW);
+        interruptible(check, || {
+            assert_ne!(next_check(Deadline::NEVER), Deadline::NEVER);
+            assert_eq!(next_check(Deadline::NOW), Deadline::NOW);
             assert_eq!([is_interrupted(), is_interrupted(), is_interrupted()], [false, true, false]);
         });
         assert!(!is_interrupted());
-        assert_eq!(*asked.borrow(), 3);
+        assert_eq!(*calls.borrow(), 3);
     }
 
     #[test]
-    fn the_question_before_is_asked_again_after_one_within_it() {
+    fn the_outer_check_is_restored_after_a_nested_call() {
         interruptible(
             || true,
             || {
@@ -102,21 +103,21 @@ mod tests {
     }
 
     #[test]
-    fn a_question_may_be_kept_and_outlives_the_calls_it_is_given_to() {
-        let asked = Rc::new(Cell::new(0));
-        let count = Rc::clone(&asked);
-        let question: Question = Rc::new(move || {
-            // As one that begins in a handler, and is asked before this one is answered.
+    fn a_reused_check_may_nest_and_is_released_after_each_call() {
+        let calls = Rc::new(Cell::new(0));
+        let count = Rc::clone(&calls);
+        let check: InterruptCheck = Rc::new(move || {
+            // A nested interruptible call inside the check, as a signal handler makes it.
             assert!(!interruptible(|| false, is_interrupted));
             count.replace(count.get() + 1) > 0
         });
-        let wait = || interruptible_by(Rc::clone(&question), is_interrupted);
+        let wait = || interruptible_by(Rc::clone(&check), is_interrupted);
         assert_eq!([wait(), wait(), is_interrupted()], [false, true, false]);
-        assert_eq!((asked.get(), Rc::strong_count(&question)), (2, 1));
+        assert_eq!((calls.get(), Rc::strong_count(&check)), (2, 1));
     }
 
     #[test]
-    fn other_threads_are_not_asked() {
+    fn a_check_does_not_apply_to_other_threads() {
         interruptible(
             || true,
             || std::thread::scope(|scope| scope.spawn(|| assert!(!is_interrupted())).join()),

@@ -1,27 +1,27 @@
-//! The parts of Linux that shared memory stands on, made safe: sealed memory files, maps, shared bytes,
-//! waiting, and packets that carry file descriptors.
+//! Safe types over the Linux system calls that shared memory needs: sealed memory files, mappings, shared bytes,
+//! waits, and packets that carry file descriptors.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`memfd`] | physical memory with a name only its file descriptor knows, sealed so that nobody can resize it |
-//! | [`vm`], [`private`] | address ranges, and memory files mapped at chosen places in them, shared or copied on write |
-//! | [`shared`] | bytes that other processes may write at any moment: copied in and out, or reached by atomics |
-//! | [`futex`], [`deadline`], [`interrupt`] | waiting for a shared word to change, but never for ever |
-//! | [`packet`] | datagrams between processes that keep their boundaries and carry file descriptors |
-//! | [`pidfd`], [`robust`] | knowing that another process has died, without trusting its sockets |
-//! | [`fork`] | noticing that this process is a forked child, where inherited handles must do nothing |
-//! | [`signal`], [`access_fault`] | signals as something to be read, and a name for memory that was written though it is read-only |
-//! | [`replace`] | files that are replaced whole or not at all |
-//! | [`descriptors`], [`heap`] | how many descriptors a process may have, and freed memory that it still has |
-//! | [`time_slice`] | how long a busy thread keeps its core |
-//! | [`numa`], [`meminfo`] | which memory is near which processor, and how much is left |
-//! | [`size`], [`visible`] | byte counts, and text that others have chosen, as people read them |
+//! | [`memfd`] | memory files (memfd): anonymous, resident, sealed against resizing |
+//! | [`vm`], [`private`] | reserved address ranges, and memory files mapped into them: shared or copy-on-write |
+//! | [`shared`] | bytes that other processes write concurrently: copied in and out, or accessed with atomics |
+//! | [`futex`], [`deadline`], [`interrupt`] | waits for a shared word, bounded by a deadline or interrupted by the caller |
+//! | [`packet`] | `SOCK_SEQPACKET` sockets that carry file descriptors |
+//! | [`pidfd`], [`robust`] | detecting the death of another process, without relying on its sockets |
+//! | [`fork`] | detecting that this process is a forked child, which must not use inherited handles |
+//! | [`signal`], [`access_fault`] | signals as a readable descriptor; error messages for writes to read-only objects |
+//! | [`replace`] | atomic replacement of files |
+//! | [`descriptors`], [`heap`] | the limit on open descriptors; returning freed heap memory to the kernel |
+//! | [`time_slice`] | the scheduler time slice of a busy thread |
+//! | [`numa`], [`meminfo`] | NUMA nodes and page placement; available memory |
+//! | [`size`], [`visible`] | byte counts and untrusted text, formatted for people |
 //! | [`width`] | conversions between `usize` and `u64` that cannot fail |
-//! | [`probe`] | which of all this the kernel really does, each thing tried |
+//! | [`probe`] | tests which of these features the running kernel supports |
 //!
-//! What it keeps true: every system call whose failure is an error goes through one function, which names it there
-//! and lets a test make the nth one fail (`fault`); every wait has a [`Deadline`]; every file descriptor is an
-//! `OwnedFd` and closes on exec. What it will not do: know about devices, ranks or objects. Those live above.
+//! Guarantees: every system call whose failure is an error goes through one function, which puts the call's name into
+//! the error and lets a test fail the nth call (`fault`); every wait has a [`Deadline`]; every file descriptor is
+//! an `OwnedFd` with close-on-exec set. Devices, ranks and objects are concepts of the crates above.
 //!
 //! ```
 //! use wholemem_os::{Memfd, SharedMap, vm::Protection};

@@ -1,31 +1,32 @@
-//! Physical memory behind a file descriptor: created resident, private to its owner, and sealed against resizing.
+//! Memory files (memfd): anonymous memory behind a file descriptor, resident, private to its owner and sealed against
+//! resizing.
 //!
-//! A [`Memfd`] is the only way memory enters wholemem on the host. What it keeps true of all of it, made here or
-//! received from a peer:
+//! All host memory of wholemem is a [`Memfd`]. For memory created here and for memory received from a peer:
 //!
-//! - its length never changes: it carries `F_SEAL_SHRINK` and `F_SEAL_GROW`, so no holder's `ftruncate` can become
-//!   our `SIGBUS`;
-//! - what it hands out for reading stays so: its mode is 0600 by then, so that another user cannot reopen it for
-//!   writing through `/proc/self/fd` (the kernel's default, 0777, lets them);
-//! - its descriptors close on exec.
+//! - The length never changes: the file has `F_SEAL_SHRINK` and `F_SEAL_GROW`, so no other process can cause a
+//!   `SIGBUS` here with `ftruncate`.
+//! - A read-only descriptor stays read-only: the file has mode 0600 before one is passed on, so that another user
+//!   cannot reopen it for writing through `/proc/self/fd` (the kernel's default mode 0777 allows that).
+//! - Its descriptors are close-on-exec.
 //!
-//! And of memory made here: its pages exist, since they are allocated at creation, and it cannot be made executable
-//! where the kernel knows how to seal that.
+//! For memory created here: its pages are allocated at creation, and it cannot be made executable if the kernel
+//! supports sealing that.
 //!
-//! It will not protect memory from processes of the same user: they may undo the mode. Nor does it hide the bytes
-//! from anybody who was given the descriptor. And it will not look whether there is enough memory: where there is
-//! not, the kernel may kill rather than refuse, so that whoever creates much asks [`meminfo`](crate::meminfo) first.
+//! A memory file is not protected against processes of the same user, which can change the mode, and its bytes are
+//! readable by every holder of a descriptor. Creation does not check whether enough memory is available: if it is
+//! not, the kernel may kill a process instead of returning an error, so a caller that creates large files checks
+//! [`meminfo`](crate::meminfo) first.
 //!
 //! ```
 //! use wholemem_os::{Error, Memfd};
 //!
-//! let made = Memfd::create("weights", 1 << 20)?;
-//! let sent = made.read_only_fd()?; // hand this to a reader
+//! let memory = Memfd::create("weights", 1 << 20)?;
+//! let sent = memory.read_only_fd()?; // pass this descriptor to a reader
 //!
 //! let received = Memfd::import(sent, 1 << 20)?;
 //! assert!(!received.is_writable());
 //!
-//! let wrong = Memfd::import(made.read_only_fd()?, 2 << 20).unwrap_err();
+//! let wrong = Memfd::import(memory.read_only_fd()?, 2 << 20).unwrap_err();
 //! assert_eq!(wrong, Error::WrongLength { expected: 2 << 20, actual: 1 << 20 });
 //! # Ok::<(), Error>(())
 //! ```
@@ -42,13 +43,13 @@ use crate::{Errno, Error, FileKind, Result, large, numa};
 
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// With either of these no writable map can be made, whatever the descriptor was opened for.
+/// With either of these seals no writable mapping can be created, regardless of the descriptor's access mode.
 const WRITE_SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
 
-/// The kernel's number for the file system of huge pages.
+/// The magic number of hugetlbfs.
 const HUGE_PAGES: rustix::fs::FsWord = libc::HUGETLBFS_MAGIC as rustix::fs::FsWord;
 
-/// An interrupted `fallocate` undoes what it did, so after an interruption it goes on in steps of this length.
+/// An interrupted `fallocate` is rolled back by the kernel, so the retry allocates in steps of this length.
 const STEP_AFTER_INTERRUPT: usize = 16 << 20;
 
 /// A sealed memory file of known length.
@@ -61,33 +62,34 @@ pub struct Memfd {
 }
 
 impl Memfd {
-    /// Creates `len` bytes of zeroed, resident memory. `name` shows up in `/proc/<pid>/maps` and `/proc/<pid>/fd`.
+    /// Creates `len` bytes of zeroed, resident memory. `name` is shown in `/proc/<pid>/maps` and `/proc/<pid>/fd`.
     ///
     /// # Errors
-    /// [`Error::ZeroLength`], or the call that failed: `memfd_create` with `EINVAL` for a name that is longer than 249
-    /// bytes or has a zero in it, `fallocate` with `ENOSPC` or `ENOMEM` where the kernel refuses the memory.
+    /// [`Error::ZeroLength`], or the failed call: `memfd_create` with `EINVAL` for a name that is longer than 249
+    /// bytes or contains a zero byte, `fallocate` with `ENOSPC` or `ENOMEM` if the kernel has no memory.
     pub fn create(name: &str, len: usize) -> Result<Self> {
         Self::create_near(name, len, None)
     }
 
-    /// Like [`Memfd::create`], with the pages on a NUMA node where one is given.
+    /// Like [`Memfd::create`], with the pages on the given NUMA node, if any.
     ///
     /// # Errors
-    /// As [`Memfd::create`]; `mbind` with `EINVAL` when the machine has no such node.
+    /// As [`Memfd::create`]; `mbind` with `EINVAL` if the node does not exist.
     pub fn create_near(name: &str, len: usize, node: Option<u32>) -> Result<Self> {
         if len == 0 {
             return Err(Error::ZeroLength);
         }
         let fd = create_empty(name)?;
         if let Some(node) = node {
-            place(&fd, len, node)?;
+            bind_to_node(&fd, len, node)?;
         }
         fill(&fd, len)?;
         Self::finish(fd, len)
     }
 
-    /// Like [`Memfd::create`], in large pages where the kernel has them to give, and small ones for the rest: much faster to
-    /// make, to map and to give back. And all of it is zeroed already, which otherwise happens when a page is touched.
+    /// Like [`Memfd::create`], with large pages (transparent huge pages) as far as the kernel has any, and small
+    /// pages for the rest. Creating, mapping and freeing large pages is much faster. All pages are zeroed at
+    /// creation, not at the first access.
     ///
     /// # Errors
     /// As [`Memfd::create`].
@@ -97,21 +99,21 @@ impl Memfd {
         }
         let fd = create_empty(name)?;
         call("ftruncate", || rustix::fs::ftruncate(&fd, len as u64))?;
-        // What cannot be had in large pages is had in small ones.
+        // Pages that cannot be large are allocated as small ones.
         let is_filled = large::fill(fd.as_fd(), len).is_ok() && len.is_multiple_of(vm::LARGE_PAGE);
         fill(&fd, len)?;
         if !is_filled {
-            // A matter of speed alone.
-            let _ = map_hidden(fd.as_fd(), len, Protection::Read)?.populate();
+            // An error is ignored: populating only saves page faults later.
+            let _ = map_without_inheritance(fd.as_fd(), len, Protection::Read)?.populate();
         }
         Self::finish(fd, len)
     }
 
-    /// Creates `len` bytes of zeroed memory whose pages come as they are touched: for tables of a fixed size of which
-    /// little is used. Where there is no memory for a page, the process that touches it is killed.
+    /// Creates `len` bytes of zeroed memory whose pages are allocated at the first access: for large tables of which
+    /// little is used. If no memory is available for a page, the kernel kills the accessing process.
     ///
     /// # Errors
-    /// As [`Memfd::create`], `fallocate` aside.
+    /// As [`Memfd::create`], except for `fallocate`.
     pub fn create_sparse(name: &str, len: usize) -> Result<Self> {
         if len == 0 {
             return Err(Error::ZeroLength);
@@ -121,10 +123,11 @@ impl Memfd {
         Self::finish(fd, len)
     }
 
-    /// Creates `len` bytes of zeroed memory, of which the first `filled` are there and the others come as they are touched.
+    /// Creates `len` bytes of zeroed memory, of which the first `filled` are allocated now and the others at the
+    /// first access.
     ///
     /// # Errors
-    /// As [`Memfd::create`]; [`Error::OutOfRange`] if `filled` is more than `len`.
+    /// As [`Memfd::create`]; [`Error::OutOfRange`] if `filled` exceeds `len`.
     pub fn create_partly_filled(name: &str, len: usize, filled: usize) -> Result<Self> {
         if filled > len {
             return Err(Error::OutOfRange { offset: 0, len: filled, size: len });
@@ -142,12 +145,12 @@ impl Memfd {
         Ok(Self { fd, len, writable: true })
     }
 
-    /// Takes over a memory file made elsewhere, after checking that it is one, that it can no longer be resized,
+    /// Imports a memory file created elsewhere, after checking that it is one, that it cannot be resized any more,
     /// and that it is exactly `len` bytes long.
     ///
     /// # Errors
     /// [`Error::NotAMemfd`], [`Error::Unsealed`], [`Error::WrongLength`], [`Error::ZeroLength`]. The descriptor is
-    /// closed then.
+    /// closed on error.
     pub fn import(fd: OwnedFd, len: usize) -> Result<Self> {
         if len == 0 {
             return Err(Error::ZeroLength);
@@ -161,12 +164,12 @@ impl Memfd {
         if !seals.contains(SIZE_SEALS) {
             return Err(Error::Unsealed { missing: missing_seals(seals) });
         }
-        // Only now: without the seals the length could change after it was read.
+        // Checked after the seals: without them the length could change after it was read.
         let actual = len_of(fd.as_fd())?;
         if actual != len {
             return Err(Error::WrongLength { expected: len, actual });
         }
-        // Others may punch holes into pages that cannot be had again: with huge pages that is a `SIGBUS`, not a wait.
+        // A peer may punch holes. In hugetlbfs a later access to the hole can be a `SIGBUS`, if no huge page is free.
         if call("fstatfs", || rustix::fs::fstatfs(&fd))?.f_type == HUGE_PAGES {
             return Err(Error::NotAMemfd { found: FileKind::HugePages });
         }
@@ -175,37 +178,37 @@ impl Memfd {
         Ok(Self { fd, len, writable })
     }
 
-    /// The length in bytes: never zero, and never another.
+    /// Returns the length in bytes. It is never zero and never changes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a memory file is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether this descriptor allows writable maps.
+    /// Returns whether this descriptor allows writable mappings.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// A second descriptor with the same rights.
+    /// Duplicates the descriptor, with the same access mode.
     ///
     /// # Errors
-    /// `fcntl` with `EMFILE` when this process has no descriptor left.
+    /// `fcntl` with `EMFILE` if this process has no descriptor left.
     pub fn share_fd(&self) -> Result<OwnedFd> {
         share_fd(self.fd.as_fd())
     }
 
-    /// A descriptor through which nobody of another user can write, now or later.
+    /// Opens a read-only descriptor, which a process of another user cannot reopen for writing.
     ///
     /// # Errors
-    /// `open` with `EMFILE` when this process has no descriptor left, or `ENOENT` where `/proc` is not mounted;
-    /// `fchmod` with `EPERM` for another user's memory that he left open to others.
+    /// `open` with `EMFILE` if this process has no descriptor left, or `ENOENT` if `/proc` is not mounted; `fchmod`
+    /// with `EPERM` if the file belongs to another user and others may access it.
     pub fn read_only_fd(&self) -> Result<OwnedFd> {
         read_only_fd(self.fd.as_fd())
     }
 
-    /// The descriptor itself.
+    /// Returns the descriptor.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         self.fd
@@ -218,20 +221,20 @@ impl AsFd for Memfd {
     }
 }
 
-/// A second descriptor of the same open file, with the same rights.
+/// Duplicates a descriptor: the same open file, with the same access mode.
 ///
 /// # Errors
-/// `fcntl` with `EMFILE` when this process has no descriptor left.
+/// `fcntl` with `EMFILE` if this process has no descriptor left.
 pub fn share_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     call("fcntl", || rustix::io::fcntl_dupfd_cloexec(fd, 3))
 }
 
-/// Opens a memory file again, for reading alone. See [`Memfd::read_only_fd`].
+/// Reopens a memory file read-only. See [`Memfd::read_only_fd`].
 ///
 /// # Errors
 /// As [`Memfd::read_only_fd`].
 pub fn read_only_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
-    // Memory made elsewhere may still have the kernel's mode.
+    // A file created elsewhere may still have the kernel's default mode.
     let mode = Mode::from_raw_mode(call("fstat", || rustix::fs::fstat(fd))?.st_mode);
     if mode.intersects(Mode::RWXG | Mode::RWXO) {
         call("fchmod", || rustix::fs::fchmod(fd, Mode::RUSR | Mode::WUSR))?;
@@ -244,81 +247,85 @@ impl SharedMap {
     /// Maps all of `memory`.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`] when the file was received read-only; `mmap` with `ENOMEM` when this process has too many
-    /// maps.
+    /// [`Error::ReadOnly`] if the file was received read-only; `mmap` with `ENOMEM` if this process has too many
+    /// mappings.
     pub fn create(memory: &Memfd, protection: Protection) -> Result<Self> {
         if protection == Protection::ReadWrite && !memory.is_writable() {
             return Err(Error::ReadOnly);
         }
-        Self::over(memory.as_fd(), memory.len(), protection)
+        Self::map_file(memory.as_fd(), memory.len(), protection)
     }
 }
 
-/// Maps a file so that no child has the map, which would keep the file from being closed for writing.
-fn map_hidden(fd: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<SharedMap> {
+/// Maps a file such that forked children do not inherit the mapping. An inherited mapping would make `F_SEAL_WRITE`
+/// fail.
+fn map_without_inheritance(fd: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<SharedMap> {
     without_forks(|| {
-        let map = SharedMap::over(fd, len, protection)?;
-        // SAFETY: the map was made in the line above. Where the kernel cannot, a child that is forked meanwhile has to end first.
+        let map = SharedMap::map_file(fd, len, protection)?;
+        // An error is ignored: without kernel support, sealing fails until a child that is forked meanwhile exits.
+        // SAFETY: the mapping was created in the line above, and no child uses it.
         let _ = unsafe { vm::set_inherited(map.address(), len, false) };
         Ok(map)
     })?
 }
 
-/// Sees to it that nobody can write a memory file any more, through whatever descriptor, now or later.
+/// Seals a memory file against writing, permanently and for every descriptor.
 ///
 /// # Errors
-/// `fcntl` with `EBUSY` while anybody has it mapped in a way that could be made writable, `EPERM` through a descriptor
-/// for reading.
+/// `fcntl` with `EBUSY` while a writable shared mapping, or one that could be made writable, exists in any process;
+/// `EPERM` if the descriptor is read-only.
 #[doc(alias = "F_SEAL_WRITE")]
-pub fn close_for_writing(fd: BorrowedFd<'_>) -> Result<()> {
+pub fn seal_writes(fd: BorrowedFd<'_>) -> Result<()> {
     call("fcntl", || rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE))
 }
 
-/// Gives the pages of a memory file back to the kernel now, also if other processes have the file open or mapped. Its bytes are zero from then on.
+/// Frees the pages of a memory file at once, even if other processes have it open or mapped. Its bytes then read as
+/// zero.
 ///
 /// # Errors
-/// `fallocate` with `EPERM` where the file is closed for writing, `EBADF` through a descriptor for reading.
+/// `fallocate` with `EPERM` if the file is sealed against writing, `EBADF` if the descriptor is read-only.
 pub fn discard(fd: BorrowedFd<'_>) -> Result<()> {
     let len = len_of(fd)? as u64;
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     call("fallocate", || rustix::fs::fallocate(fd, flags, 0, len))
 }
 
-/// Whether nobody can write a memory file any more.
+/// Returns whether a memory file is sealed against writing.
 ///
 /// # Errors
-/// `fcntl` with `EINVAL` of what is no memory file.
-pub fn is_closed_for_writing(fd: BorrowedFd<'_>) -> Result<bool> {
+/// `fcntl` with `EINVAL` if the descriptor is not a memory file.
+pub fn is_write_sealed(fd: BorrowedFd<'_>) -> Result<bool> {
     Ok(call("fcntl", || rustix::fs::fcntl_get_seals(fd))?.contains(SealFlags::WRITE))
 }
 
-/// Which file a descriptor is of, as the kernel numbers files: two that are open at the same time differ.
+/// Identifies a file by its device and inode. Two different files that are open at the same time have different
+/// identities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileIdentity {
     device: u64,
     inode: u64,
 }
 
-/// Which file a descriptor is of.
+/// Returns the identity of the file that a descriptor refers to.
 ///
 /// # Errors
-/// What `fstat` said.
+/// The error of `fstat`.
 pub fn identity(fd: BorrowedFd<'_>) -> Result<FileIdentity> {
-    let found = call("fstat", || rustix::fs::fstat(fd))?;
-    Ok(FileIdentity { device: found.st_dev, inode: found.st_ino })
+    let stat = call("fstat", || rustix::fs::fstat(fd))?;
+    Ok(FileIdentity { device: stat.st_dev, inode: stat.st_ino })
 }
 
-/// How long a file is now; for a sealed one, for ever.
+/// Returns the current length of a file. The length of a sealed file never changes.
 ///
 /// # Errors
-/// What `fstat` said; `EOVERFLOW` for a length that no file has.
+/// The error of `fstat`; `EOVERFLOW` for a negative length.
 pub fn len_of(fd: BorrowedFd<'_>) -> Result<usize> {
     let len = call("fstat", || rustix::fs::fstat(fd))?.st_size;
     usize::try_from(len).map_err(|_| Error::Call { call: "fstat", errno: Errno::OVERFLOW })
 }
 
 fn create_empty(name: &str) -> Result<OwnedFd> {
-    // Linux before 6.3 refuses the flag; asking once is enough.
+    // Linux before 6.3 refuses the flag. The refusal is remembered, so that later calls do not pass it.
     static NOEXEC_REFUSED: AtomicBool = AtomicBool::new(false);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let create = |flags| call("memfd_create", || rustix::fs::memfd_create(name, flags));
@@ -333,12 +340,12 @@ fn create_empty(name: &str) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Gives the file a home node. A policy set on a shared map of a memory file belongs to the file, and holds for
-/// pages allocated later, so this comes before `fill`.
-fn place(fd: &OwnedFd, len: usize, node: u32) -> Result<()> {
+/// Binds the file to a NUMA node. The policy of a shared mapping of a memory file belongs to the file and applies to
+/// pages that are allocated later, so this is called before `fill`.
+fn bind_to_node(fd: &OwnedFd, len: usize, node: u32) -> Result<()> {
     call("ftruncate", || rustix::fs::ftruncate(fd, len as u64))?;
-    let map = SharedMap::over(fd.as_fd(), len, Protection::None)?;
-    // SAFETY: the range is the map just made, which nothing else knows of.
+    let map = SharedMap::map_file(fd.as_fd(), len, Protection::None)?;
+    // SAFETY: the range is the mapping created in the line above, which no other code uses.
     unsafe { numa::bind(map.address(), len, node) }
 }
 

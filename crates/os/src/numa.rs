@@ -1,7 +1,7 @@
-//! Which memory is near which processors, and putting memory there.
+//! NUMA nodes: their memory and processors, and binding memory to a node.
 //!
-//! What it keeps true: a machine whose kernel knows no NUMA has one node, number 0, with all of its memory. What it
-//! will not do: move pages that are already somewhere; bind memory before it is first touched or allocated.
+//! If the kernel does not support NUMA, the machine has one node, number 0, with all of its memory. Pages that are
+//! already allocated are not moved: memory is bound before it is first accessed or allocated.
 //!
 //! ```
 //! use wholemem_os::numa;
@@ -23,30 +23,30 @@ use crate::call::{call, call_libc};
 use crate::width::to_usize;
 use crate::{Errno, Error, Result};
 
-const FOLDER: &str = "/sys/devices/system/node";
+const DIRECTORY: &str = "/sys/devices/system/node";
 
-/// The largest node number that Linux can be built for, and one more.
+/// One more than the largest node number that Linux can be built for.
 const MAX_NODES: usize = 1024;
 
 const WORD_BITS: usize = c_ulong::BITS as usize;
 
-/// A part of the machine: memory, and the processors it is near.
+/// A NUMA node: memory, and the processors that are near it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Node {
-    /// Its number. Numbers may have gaps.
+    /// The node number. Numbers may have gaps.
     pub id: u32,
-    /// How much memory it has: none, for a node of processors only.
+    /// The size of its memory in bytes: zero for a node that has processors only.
     pub memory_bytes: usize,
-    /// The numbers of its processors: none, for a node of memory only.
+    /// The numbers of its processors: empty for a node that has memory only.
     pub cpus: Vec<u32>,
 }
 
-/// The nodes of this machine that are online, by number.
+/// Returns the online nodes of this machine, ordered by number.
 pub fn nodes() -> Result<Vec<Node>> {
-    let mut nodes = nodes_in(Path::new(FOLDER))?;
+    let mut nodes = nodes_in(Path::new(DIRECTORY))?;
     if let [only] = &mut nodes[..] {
-        // Where memory comes and goes with a virtual machine, the node's own count lags behind.
+        // If a virtual machine's memory is hot-plugged, the count of the node is updated late.
         only.memory_bytes = only.memory_bytes.max(total_memory());
     }
     Ok(nodes)
@@ -58,18 +58,18 @@ fn total_memory() -> usize {
     to_usize(len.expect("a machine has less memory than an address space"))
 }
 
-fn nodes_in(folder: &Path) -> Result<Vec<Node>> {
-    let online = match read_text(&folder.join("online")) {
-        Err(Error::Call { call: "open", errno: Errno::NOENT }) => return Ok(vec![only_node()?]),
+fn nodes_in(directory: &Path) -> Result<Vec<Node>> {
+    let online = match read_text(&directory.join("online")) {
+        Err(Error::Call { call: "open", errno: Errno::NOENT }) => return Ok(vec![single_node()?]),
         text => text?,
     };
-    let unknown = |what| Error::UnknownFormat { what };
+    let unknown = |subject| Error::UnknownFormat { subject };
     let ids = parse_list(&online).ok_or_else(|| unknown("NUMA nodes"))?;
     ids.into_iter()
         .map(|id| {
-            let folder = folder.join(format!("node{id}"));
-            let memory = parse_memory(&read_text(&folder.join("meminfo"))?);
-            let cpus = parse_list(&read_text(&folder.join("cpulist"))?);
+            let directory = directory.join(format!("node{id}"));
+            let memory = parse_memory(&read_text(&directory.join("meminfo"))?);
+            let cpus = parse_list(&read_text(&directory.join("cpulist"))?);
             Ok(Node {
                 id,
                 memory_bytes: memory.ok_or_else(|| unknown("memory of a NUMA node"))?,
@@ -79,7 +79,7 @@ fn nodes_in(folder: &Path) -> Result<Vec<Node>> {
         .collect()
 }
 
-/// The processors on which this thread may run.
+/// Returns the processors on which this thread may run.
 ///
 /// ```
 /// assert!(!wholemem_os::numa::usable_cpus()?.is_empty());
@@ -93,7 +93,7 @@ pub fn usable_cpus() -> Result<Vec<u32>> {
     Ok((0..).take(CpuSet::MAX_CPU).filter(|cpu| usable.is_set(*cpu as usize)).collect())
 }
 
-fn only_node() -> Result<Node> {
+fn single_node() -> Result<Node> {
     Ok(Node { id: 0, memory_bytes: total_memory(), cpus: usable_cpus()? })
 }
 
@@ -110,12 +110,12 @@ fn read_text(path: &Path) -> Result<String> {
             Err(error) => return Err(error),
         }
     }
-    String::from_utf8(bytes).map_err(|_| Error::UnknownFormat { what: "NUMA nodes" })
+    String::from_utf8(bytes).map_err(|_| Error::UnknownFormat { subject: "NUMA nodes" })
 }
 
-/// Numbers as the kernel lists them: `0-3,8`, or nothing.
+/// Parses a list of numbers in the kernel's format: `0-3,8`, or empty.
 fn parse_list(text: &str) -> Option<Vec<u32>> {
-    /// More than any kernel has of anything: a longer list is not one.
+    /// Larger than any number in a list of the kernel, so that an invalid range does not exhaust memory.
     const MAX: u32 = 1 << 20;
     let mut numbers = Vec::new();
     for part in text.trim().split(',').filter(|_| !text.trim().is_empty()) {
@@ -130,7 +130,7 @@ fn parse_list(text: &str) -> Option<Vec<u32>> {
     Some(numbers)
 }
 
-/// The bytes in the line `Node 0 MemTotal:  4284996 kB`.
+/// Parses the size in bytes from the line `Node 0 MemTotal:  4284996 kB`.
 fn parse_memory(text: &str) -> Option<usize> {
     let line = text.lines().find(|line| line.contains(" MemTotal:"))?;
     let (_, amount) = line.split_once(':')?;
@@ -138,20 +138,22 @@ fn parse_memory(text: &str) -> Option<usize> {
     kilobytes.checked_mul(1024)
 }
 
-/// Digits only, where `parse` alone would take a sign.
+/// Parses digits only: `parse` alone would accept a sign.
 fn parse_number<T: std::str::FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Has all pages of a range come from the memory of one node, from now on.
+/// Binds a range to a node: all pages that are allocated from now on come from its memory.
 ///
-/// Pages that are there already stay where they are. For a shared map of a memory file the rule belongs to the
-/// file's pages, whichever process touches them first. When the node's memory is full, touching a page fails as
-/// when all memory is full. A node that does not exist is `EINVAL`, and so is an address within a page.
+/// Pages that are allocated already stay where they are. For a shared mapping of a memory file the policy applies to
+/// the file's pages, whichever process accesses them first. If the node's memory is full, accessing a page fails as
+/// if all memory were full. If the node does not exist, or the address is not a multiple of the page size, the error
+/// is `EINVAL`.
 ///
 /// # Safety
 ///
-/// The range is mapped by the caller and stays so during the call: another owner's memory would silently be bound.
+/// The caller has mapped the range, and it stays mapped during the call: otherwise another owner's memory would be
+/// bound.
 #[doc(alias = "mbind")]
 #[doc(alias = "MPOL_BIND")]
 pub unsafe fn bind(address: NonNull<u8>, len: usize, node: u32) -> Result<()> {
@@ -161,28 +163,28 @@ pub unsafe fn bind(address: NonNull<u8>, len: usize, node: u32) -> Result<()> {
         return Err(Error::Call { call: "mbind", errno: Errno::INVAL });
     };
     *word |= 1 << (node % WORD_BITS);
-    // Of the number of bits it is told, the kernel takes one less.
+    // The kernel uses one bit less than the number that it is passed.
     let (mode, bits, flags) = (c_long::from(libc::MPOL_BIND), MAX_NODES + 1, 0 as c_long);
     call_libc("mbind", || {
-        // SAFETY: the mask has the bits it is said to have and outlives the call, which touches no other memory of
-        // ours: it changes where pages of the range will come from, and the caller answers for the range.
+        // SAFETY: the mask has the given number of bits and outlives the call, which accesses no other memory: it
+        // changes where pages of the range are allocated, and the caller guarantees that the range is its own.
         unsafe { libc::syscall(libc::SYS_mbind, address.as_ptr(), len, mode, mask.as_ptr(), bits, flags) }
     })?;
     Ok(())
 }
 
-/// The node that holds the page at an address of this process, or nothing when no page is there yet, or none
-/// that this process has touched.
+/// Returns the node of the page at an address, or `None` if no page is allocated there, or none that this process has
+/// accessed.
 #[doc(alias = "move_pages")]
 pub fn node_of_page(address: NonNull<u8>) -> Result<Option<u32>> {
     let pages: [*const c_void; 1] = [address.as_ptr().cast()];
     let mut status: [c_int; 1] = [0];
-    // Without a list of nodes to move to, the call only tells.
+    // Without a list of target nodes, the call only queries.
     let (this_process, nodes, flags) = (0 as c_long, null::<c_int>(), 0 as c_long);
     call_libc("move_pages", || {
         let (count, pages, status) = (pages.len(), pages.as_ptr(), status.as_mut_ptr());
-        // SAFETY: `pages` has `count` readable entries and `status` as many writable ones; the address itself is
-        // only looked up.
+        // SAFETY: `pages` has `count` readable entries and `status` as many writable ones; the address itself is only
+        // looked up.
         unsafe { libc::syscall(libc::SYS_move_pages, this_process, count, pages, nodes, status, flags) }
     })?;
     let [status] = status;
@@ -204,7 +206,7 @@ mod tests {
 
     use super::*;
 
-    /// A few pages that are gone when this is dropped.
+    /// A few pages, unmapped on drop.
     struct Map {
         address: NonNull<u8>,
         len: usize,
@@ -214,26 +216,26 @@ mod tests {
         fn create(pages: usize) -> Self {
             let len = pages * rustix::param::page_size();
             let rights = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: takes memory that nobody has.
+            // SAFETY: without a fixed address the kernel picks a free range.
             let address = unsafe { mmap_anonymous(std::ptr::null_mut(), len, rights, MapFlags::SHARED) };
             Self { address: NonNull::new(address.expect("mmap").cast()).expect("not null"), len }
         }
 
         fn bind(&self, node: u32) -> Result<()> {
-            // SAFETY: the range is ours.
+            // SAFETY: this test owns the range.
             unsafe { bind(self.address, self.len, node) }
         }
     }
 
     impl Drop for Map {
         fn drop(&mut self) {
-            // SAFETY: mapped above with this length, and used no more.
+            // SAFETY: mapped above with this length, and not used any more.
             unsafe { munmap(self.address.as_ptr().cast(), self.len) }.expect("munmap");
         }
     }
 
     #[test]
-    fn lists_of_the_kernel_are_understood() {
+    fn lists_in_the_kernels_format_are_parsed() {
         for (text, numbers) in [
             ("", vec![]),
             ("\n", vec![]),
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_read_from_the_line_of_its_total() {
+    fn memory_is_parsed_from_the_total_line() {
         let text = "\nNode 3 MemTotal:        4284996 kB\nNode 3 MemFree:         4118732 kB\n";
         assert_eq!(parse_memory(text), Some(4_284_996 * 1024));
         assert_eq!(parse_memory("Node 0 MemTotal: 0 kB"), Some(0));
@@ -269,7 +271,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_list_written_as_ranges_reads_as_its_numbers(numbers in btree_set(0..200_u32, 0..100)) {
+        fn a_list_written_as_ranges_parses_to_its_numbers(numbers in btree_set(0..200_u32, 0..100)) {
             let mut ranges: Vec<(u32, u32)> = Vec::new();
             for number in &numbers {
                 match ranges.last_mut() {
@@ -285,36 +287,36 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_the_parsers_panic(text in "[0-9,\\- MemTotal:kB\n]{0,40}") {
+        fn the_parsers_never_panic(text in "[0-9,\\- MemTotal:kB\n]{0,40}") {
             let _ = parse_list(&text);
             let _ = parse_memory(&text);
         }
     }
 
-    /// A folder as the kernel would show it, gone when dropped.
-    struct Folder(PathBuf);
+    /// A directory with the kernel's files, removed on drop.
+    struct SysDirectory(PathBuf);
 
-    impl Folder {
+    impl SysDirectory {
         fn create(name: &str, files: &[(&str, &str)]) -> Self {
             let folder = std::env::temp_dir().join(format!("wholemem-numa-{}-{name}", std::process::id()));
             for (file, text) in files {
                 let path = folder.join(file);
-                fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+                fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
                 fs::write(path, text).expect("a file");
             }
             Self(folder)
         }
     }
 
-    impl Drop for Folder {
+    impl Drop for SysDirectory {
         fn drop(&mut self) {
-            fs::remove_dir_all(&self.0).expect("remove the folder");
+            fs::remove_dir_all(&self.0).expect("remove the directory");
         }
     }
 
     #[test]
     fn nodes_with_gaps_without_memory_and_without_processors_are_read() {
-        let folder = Folder::create(
+        let folder = SysDirectory::create(
             "gaps",
             &[
                 ("online", "0,2-3\n"),
@@ -335,29 +337,29 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn an_error_names_the_data_that_cannot_be_parsed() {
         let good = [("online", "0"), ("node0/meminfo", "Node 0 MemTotal: 2 kB"), ("node0/cpulist", "0")];
-        for (at, name, what) in [
+        for (at, name, subject) in [
             (0, "online", "NUMA nodes"),
             (1, "meminfo", "memory of a NUMA node"),
             (2, "cpulist", "processors of a NUMA node"),
         ] {
             let mut files = good;
             files[at].1 = "?";
-            let folder = Folder::create(name, &files);
-            assert_eq!(nodes_in(&folder.0), Err(Error::UnknownFormat { what }));
+            let folder = SysDirectory::create(name, &files);
+            assert_eq!(nodes_in(&folder.0), Err(Error::UnknownFormat { subject }));
         }
     }
 
     #[test]
-    fn a_node_that_vanishes_is_an_error_and_not_a_machine_without_nodes() {
+    fn a_node_without_its_files_is_an_error() {
         let folder =
-            Folder::create("vanished", &[("online", "0"), ("node0/meminfo", "Node 0 MemTotal: 2 kB")]);
+            SysDirectory::create("vanished", &[("online", "0"), ("node0/meminfo", "Node 0 MemTotal: 2 kB")]);
         assert_eq!(nodes_in(&folder.0), Err(Error::Call { call: "open", errno: Errno::NOENT }));
     }
 
     #[test]
-    fn a_machine_without_the_folder_has_one_node_with_everything() {
+    fn a_machine_without_numa_support_has_one_node() {
         let nodes = nodes_in(Path::new("/does/not/exist")).expect("a node");
         let [node] = &nodes[..] else { panic!("{nodes:?}") };
         assert_eq!(node.id, 0);
@@ -367,12 +369,12 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_bound_memory_is_on_its_node_once_it_is_touched() {
+    fn a_page_of_bound_memory_is_on_its_node_once_it_is_accessed() {
         for node in nodes().expect("nodes").iter().filter(|node| node.memory_bytes > 0) {
             let map = Map::create(4);
             map.bind(node.id).expect("bind");
             assert_eq!(node_of_page(map.address), Ok(None));
-            // SAFETY: the page is ours and writable.
+            // SAFETY: this test owns the page, and it is writable.
             unsafe { map.address.as_ptr().write_volatile(1) };
             assert_eq!(node_of_page(map.address), Ok(Some(node.id)));
         }
@@ -389,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_where_nothing_is_mapped_has_no_node() {
+    fn the_node_of_an_unmapped_address_is_an_error() {
         let nowhere = NonNull::without_provenance(std::num::NonZero::new(4096).expect("not zero"));
         assert_eq!(node_of_page(nowhere), Err(Error::Call { call: "move_pages", errno: Errno::FAULT }));
     }

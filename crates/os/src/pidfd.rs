@@ -1,23 +1,23 @@
-//! Processes held by descriptor, so that their death is known and no newer process is mistaken for them.
+//! Process file descriptors (pidfd), which detect the exit of a process and never refer to another process.
 //!
-//! What it keeps true: a [`PidFd`] refers to one process for ever, whoever gets its number later; it can travel to
-//! other processes in a [`packet`](crate::packet) and tells them of that death too, which a socket does not when
-//! a forked child keeps it open.
+//! Guarantees: a [`PidFd`] refers to one process forever, even if its process id is reused. It can be sent to other
+//! processes in a [`packet`](crate::packet), where it reports the exit too, which a socket does not if a forked child
+//! keeps it open.
 //!
-//! What it will not do: reap a child, or tell its exit status. A process has exited when its last thread has,
-//! reaped or not; its memory may take hundreds of milliseconds more to go before that.
+//! A pidfd does not reap a child and does not return its exit status. A process has exited when its last thread has,
+//! whether it is reaped or not; freeing its memory may take hundreds of milliseconds before that.
 //!
 //! ```
 //! use std::process::{Command, Stdio};
 //! use wholemem_os::{Deadline, PidFd};
 //!
-//! // Waits for an end of input that does not come.
+//! // `cat` waits for the end of its input.
 //! let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-//! let watch = PidFd::open(child.id())?;
-//! assert!(!watch.has_exited()?);
+//! let process = PidFd::open(child.id())?;
+//! assert!(!process.has_exited()?);
 //!
-//! watch.kill()?;
-//! assert!(watch.wait_exit(Deadline::NEVER)?);
+//! process.kill()?;
+//! assert!(process.wait_exit(Deadline::NEVER)?);
 //! # child.wait().unwrap();
 //! # Ok::<(), wholemem_os::Error>(())
 //! ```
@@ -32,15 +32,14 @@ use crate::{Deadline, Errno, Error, Result};
 
 pub use rustix::process::Signal;
 
-/// A process, held by descriptor.
+/// A file descriptor that refers to a process.
 #[doc(alias = "pidfd_open")]
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);
 
 impl PidFd {
-    /// Takes hold of the process with this number. If it is no child of ours, its number may have gone to another
-    /// process meanwhile: prefer [`PacketSocket::peer_pidfd`](crate::PacketSocket::peer_pidfd), or let the
-    /// process send its own.
+    /// Opens the process with this id. Unless the process is a child of the caller, its id may have been reused:
+    /// prefer [`PacketSocket::peer_pidfd`](crate::PacketSocket::peer_pidfd), or let the process send its own pidfd.
     pub fn open(pid: u32) -> Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let fd = call("pidfd_open", || {
@@ -49,44 +48,44 @@ impl PidFd {
         Ok(Self(fd))
     }
 
-    /// Takes hold of this process, to let others watch it.
+    /// Opens this process, so that other processes can watch it.
     pub fn of_self() -> Result<Self> {
         Self::open(std::process::id())
     }
 
-    /// Takes a descriptor that came from elsewhere, after looking that it is one of a process.
+    /// Converts a received descriptor, after checking that it is a pidfd.
     #[doc(alias = "P_PIDFD")]
     pub fn adopt(fd: OwnedFd) -> Result<Self> {
-        // `waitid` takes nothing but a pidfd. `pidfd_send_signal` would take a folder of `/proc` as well, which
-        // polls as if it had exited. Nothing is waited for, and no child is reaped.
+        // `waitid` accepts only a pidfd. `pidfd_send_signal` would also accept a directory of `/proc`, which polls as
+        // exited. With NOHANG and NOWAIT the call neither waits nor reaps.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         match call("waitid", || rustix::process::waitid(WaitId::PidFd(fd.as_fd()), options)) {
-            // It is no child of ours, but it is a process.
+            // ECHILD: a process, but not a child of this one.
             Ok(_) | Err(Error::Call { errno: Errno::CHILD, .. }) => Ok(Self(fd)),
             Err(Error::Call { errno: Errno::BADF, .. }) => {
-                Err(Error::WrongDescriptor { expected: "a process" })
+                Err(Error::WrongDescriptor { expected: "a pidfd" })
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Takes a descriptor that the kernel says is one of a process.
-    pub(crate) fn trust(fd: OwnedFd) -> Self {
+    /// Wraps a descriptor that the kernel returned as a pidfd.
+    pub(crate) fn from_kernel(fd: OwnedFd) -> Self {
         Self(fd)
     }
 
-    /// The user that the process runs as; `None` where it has exited, or `/proc` does not show it.
+    /// Returns the user id of the process, or `None` if it has exited or `/proc` does not show it.
     #[must_use]
     pub fn uid(&self) -> Option<u32> {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd())).ok()?;
         let pid: u32 = field(&info, "Pid:")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let uid = field(&status, "Uid:");
-        // While the process lives, its number is no other's.
+        // The process id is not reused while the process lives.
         self.has_exited().is_ok_and(|has_exited| !has_exited).then_some(uid).flatten()
     }
 
-    /// Waits until the process has exited, and says whether it has: `false` means that the deadline came first.
+    /// Waits until the process has exited. Returns `false` if the deadline passes first.
     pub fn wait_exit(&self, deadline: Deadline) -> Result<bool> {
         loop {
             let timeout = deadline.timeout();
@@ -100,12 +99,12 @@ impl PidFd {
         }
     }
 
-    /// Whether the process has exited.
+    /// Returns whether the process has exited.
     pub fn has_exited(&self) -> Result<bool> {
         self.wait_exit(Deadline::NOW)
     }
 
-    /// Kills the process at once. One that is gone already is no error.
+    /// Kills the process with `SIGKILL`. It is not an error if the process has exited already.
     #[doc(alias = "SIGKILL")]
     pub fn kill(&self) -> Result<()> {
         match self.signal(Signal::KILL) {
@@ -133,24 +132,24 @@ impl From<PidFd> for OwnedFd {
     }
 }
 
-/// The first number behind a name in a file of `/proc`.
+/// Returns the first number after a field name in a `/proc` file.
 fn field(text: &str, name: &str) -> Option<u32> {
     text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
 }
 
-/// Has the kernel kill this process when its parent dies, for children that must not be left behind.
+/// Has the kernel kill this process when its parent dies, so that no orphan is left.
 ///
-/// `parent_pid` is the parent's number as it was before the fork. If the parent is already another, which means
-/// that the one meant is dead, nothing is set and the answer is [`Error::Closed`].
+/// `parent_pid` is the parent's process id from before the fork. If this process has another parent by now, the
+/// original one is dead: no death signal is set, and the error is [`Error::Closed`].
 ///
-/// The kernel takes "parent" to be the *thread* that forked: where that thread may end before its process, do not
-/// use this. The setting is lost to this process's own children, and when it changes its user.
+/// For the kernel, the parent is the *thread* that forked: do not use this function if that thread may end before its
+/// process. Children of this process do not inherit the setting, and a change of the user id clears it.
 ///
 /// ```no_run
 /// use wholemem_os::{Error, pidfd};
 ///
 /// # let parent_pid = 1;
-/// // In a child that was told its parent's number:
+/// // In a child that received its parent's process id:
 /// match pidfd::die_with_parent(parent_pid) {
 ///     Err(Error::Closed) => std::process::exit(1),
 ///     outcome => outcome?,
@@ -160,7 +159,7 @@ fn field(text: &str, name: &str) -> Option<u32> {
 #[doc(alias = "PR_SET_PDEATHSIG")]
 pub fn die_with_parent(parent_pid: u32) -> Result<()> {
     call("prctl", || rustix::process::set_parent_process_death_signal(Some(Signal::KILL)))?;
-    // A parent that dies from here on takes us along. One that died before has been replaced.
+    // If the parent dies from here on, the kernel kills this process. If it died before, the parent id has changed.
     if Pid::as_raw(rustix::process::getppid()).cast_unsigned() == parent_pid {
         return Ok(());
     }
@@ -178,81 +177,81 @@ mod tests {
     use super::*;
     use crate::fork::child;
 
-    fn patience() -> Deadline {
+    fn test_deadline() -> Deadline {
         Deadline::after(Duration::from_secs(60))
     }
 
     #[test]
-    fn a_living_process_has_not_exited() {
+    fn a_running_process_has_not_exited() {
         let own = PidFd::of_self().expect("own process");
         assert_eq!(own.has_exited(), Ok(false));
         assert_eq!(own.wait_exit(Deadline::after(Duration::from_millis(1))), Ok(false));
     }
 
     #[test]
-    fn the_user_of_a_living_process_is_known() {
+    fn the_user_id_is_known_until_the_process_exits() {
         assert_eq!(PidFd::of_self().unwrap().uid(), Some(rustix::process::getuid().as_raw()));
         let child = child::fork(child::sleep);
-        let watch = PidFd::open(child.id()).expect("the child");
-        assert_eq!(watch.uid(), Some(rustix::process::getuid().as_raw()));
-        watch.kill().expect("kill");
+        let process = PidFd::open(child.id()).expect("the child");
+        assert_eq!(process.uid(), Some(rustix::process::getuid().as_raw()));
+        process.kill().expect("kill");
         child.wait();
-        assert_eq!(watch.uid(), None);
+        assert_eq!(process.uid(), None);
     }
 
     #[test]
-    fn a_killed_process_exits_and_killing_it_again_is_no_error() {
+    fn killing_an_exited_process_is_not_an_error() {
         let child = child::fork(child::sleep);
-        let watch = PidFd::open(child.id()).expect("the child");
-        assert_eq!(watch.has_exited(), Ok(false));
-        watch.kill().expect("kill");
-        assert_eq!(watch.wait_exit(patience()), Ok(true));
-        assert_eq!(child.wait(), child::Status::Killed(libc::SIGKILL));
+        let process = PidFd::open(child.id()).expect("the child");
+        assert_eq!(process.has_exited(), Ok(false));
+        process.kill().expect("kill");
+        assert_eq!(process.wait_exit(test_deadline()), Ok(true));
+        assert_eq!(child.wait(), child::ExitStatus::Killed(libc::SIGKILL));
 
-        assert_eq!(watch.has_exited(), Ok(true), "it is reaped, and still known to be gone");
-        assert_eq!(watch.kill(), Ok(()));
+        assert_eq!(process.has_exited(), Ok(true), "a reaped process is still reported as exited");
+        assert_eq!(process.kill(), Ok(()));
         let error = Error::Call { call: "pidfd_send_signal", errno: Errno::SRCH };
-        assert_eq!(watch.signal(Signal::TERM), Err(error));
+        assert_eq!(process.signal(Signal::TERM), Err(error));
     }
 
     #[test]
-    fn a_signal_arrives_as_it_was_sent() {
+    fn the_process_receives_the_signal_that_was_sent() {
         let child = child::fork(child::sleep);
         PidFd::open(child.id()).expect("the child").signal(Signal::USR1).expect("signal");
-        assert_eq!(child.wait(), child::Status::Killed(libc::SIGUSR1));
+        assert_eq!(child.wait(), child::ExitStatus::Killed(libc::SIGUSR1));
     }
 
     #[test]
-    fn a_number_that_is_no_process_is_refused() {
+    fn a_process_id_without_a_process_is_refused() {
         let error = |errno| Some(Error::Call { call: "pidfd_open", errno });
         assert_eq!(PidFd::open(0).err(), error(Errno::INVAL));
         assert_eq!(PidFd::open(u32::MAX).err(), error(Errno::INVAL));
-        // Beyond the largest number that Linux ever gives.
+        // Above the largest process id of Linux.
         assert_eq!(PidFd::open((1 << 22) + 1).err(), error(Errno::SRCH));
     }
 
     #[test]
-    fn adopt_takes_descriptors_of_processes_only() {
-        let wrong = || Some(Error::WrongDescriptor { expected: "a process" });
+    fn adopt_accepts_pidfds_only() {
+        let wrong = || Some(Error::WrongDescriptor { expected: "a pidfd" });
         let (pipe, _writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
         assert_eq!(PidFd::adopt(pipe).err(), wrong());
-        let folder = File::open("/proc/self").expect("a folder");
+        let folder = File::open("/proc/self").expect("a directory");
         assert_eq!(PidFd::adopt(folder.into()).err(), wrong());
 
-        // A stranger, a child, and a child that is gone.
+        // A process that is not a child, a child, and a child that has exited.
         let own = PidFd::adopt(PidFd::of_self().expect("own process").into()).expect("own process");
         assert_eq!(own.has_exited(), Ok(false));
         let child = child::fork(|| 7);
-        let watch = PidFd::open(child.id()).expect("the child");
-        assert_eq!(watch.wait_exit(patience()), Ok(true));
-        let watch = PidFd::adopt(watch.into()).expect("a zombie");
-        assert_eq!(child.wait(), child::Status::Exited(7), "adopting it has not reaped it");
-        let watch = PidFd::adopt(watch.into()).expect("a process of the past");
-        assert_eq!(watch.has_exited(), Ok(true));
+        let process = PidFd::open(child.id()).expect("the child");
+        assert_eq!(process.wait_exit(test_deadline()), Ok(true));
+        let process = PidFd::adopt(process.into()).expect("a zombie");
+        assert_eq!(child.wait(), child::ExitStatus::Exited(7), "adopt does not reap");
+        let process = PidFd::adopt(process.into()).expect("a reaped process");
+        assert_eq!(process.has_exited(), Ok(true));
     }
 
     #[test]
-    fn a_child_dies_with_its_parent() {
+    fn a_child_is_killed_when_its_parent_dies() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
         let parent = child::fork(|| {
             let parent = std::process::id();
@@ -268,20 +267,20 @@ mod tests {
         });
         let mut pid = [0; 4];
         assert_eq!(rustix::io::read(&reader, &mut pid), Ok(4));
-        let watch = PidFd::open(u32::from_le_bytes(pid)).expect("the grandchild");
-        assert_eq!(watch.has_exited(), Ok(false));
+        let process = PidFd::open(u32::from_le_bytes(pid)).expect("the grandchild");
+        assert_eq!(process.has_exited(), Ok(false));
         drop(parent);
-        assert_eq!(watch.wait_exit(patience()), Ok(true));
+        assert_eq!(process.wait_exit(test_deadline()), Ok(true));
     }
 
     #[test]
-    fn a_child_whose_parent_is_already_another_is_told_and_nothing_is_set() {
+    fn die_with_parent_is_refused_if_the_parent_has_changed() {
         let child = child::fork(|| {
-            // As if its parent had been this child itself, and had died before.
-            let told = die_with_parent(std::process::id()) == Err(Error::Closed);
+            // As if the parent were this child itself, and had died before the call.
+            let refused = die_with_parent(std::process::id()) == Err(Error::Closed);
             let unset = rustix::process::parent_process_death_signal() == Ok(None);
-            if told && unset { 0 } else { 1 }
+            if refused && unset { 0 } else { 1 }
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
     }
 }

@@ -1,7 +1,7 @@
-//! Copy-on-write maps: part of a memory file, whose writes stay in this process.
+//! Copy-on-write mappings of part of a memory file (`MAP_PRIVATE`): writes stay in this process.
 //!
-//! Pages that were not written show the file's bytes, also what is written to the file later. So the map is only as stable as
-//! the file: a caller that relies on the bytes has to keep the file's owner from replacing them while the map lives.
+//! Pages that this process has not written show the current bytes of the file, including later writes to the file. If
+//! a caller relies on the bytes, it must ensure that the file is not written while the mapping exists.
 //!
 //! ```
 //! use wholemem_os::vm::Protection;
@@ -29,37 +29,37 @@ use crate::call::call;
 use crate::vm::{self, LARGE_PAGE, page_size};
 use crate::{Errno, Error, Memfd, Result, SharedSlice, memfd};
 
-/// A writable map of part of a memory file, whose writes nothing else sees. It is unmapped when it is dropped.
+/// A writable copy-on-write mapping of part of a memory file. It is unmapped on drop.
 #[derive(Debug)]
 #[doc(alias = "MAP_PRIVATE")]
 pub struct PrivateMap {
-    /// Where the pages begin.
+    /// The first mapped page.
     at: NonNull<u8>,
-    /// How many bytes of the first page lie before the part.
-    before: usize,
+    /// The offset of the part in the first page.
+    page_offset: usize,
     len: usize,
 }
 
-// SAFETY: the map is reached through `SharedSlice` or by its address, for which its users answer.
+// SAFETY: the mapping is accessed through `SharedSlice`, or by its address under `unsafe` of the user.
 unsafe impl Send for PrivateMap {}
-// SAFETY: `&PrivateMap` gives the address and a `SharedSlice`, both of which threads may share.
+// SAFETY: `&PrivateMap` gives the address and a `SharedSlice`, and both may be shared between threads.
 unsafe impl Sync for PrivateMap {}
 
 impl PrivateMap {
-    /// Maps `len` bytes of `memory` from `offset` on. The descriptor need not allow writing.
+    /// Maps `len` bytes of `memory` from `offset` on. The descriptor may be read-only.
     ///
     /// # Errors
-    /// [`Error::ZeroLength`]; [`Error::OutOfRange`]; `mmap` with `ENOMEM` when this process has too many maps, or where the
-    /// kernel counts memory that could be written and has none left (`vm.overcommit_memory=2`).
+    /// [`Error::ZeroLength`]; [`Error::OutOfRange`]; `mmap` with `ENOMEM` if this process has too many mappings, or
+    /// if the kernel accounts for writable private memory and has none left (`vm.overcommit_memory=2`).
     pub fn create(memory: &Memfd, offset: usize, len: usize) -> Result<Self> {
         // SAFETY: a `Memfd` is sealed against shrinking.
         unsafe { Self::of_file(memory.as_fd(), offset, len) }
     }
 
-    /// The same of a file by its descriptor.
+    /// Maps `len` bytes of the file behind a descriptor from `offset` on.
     ///
     /// # Errors
-    /// As [`PrivateMap::create`]; what `fstat` said.
+    /// As [`PrivateMap::create`]; the error of `fstat`.
     ///
     /// # Safety
     /// The file is sealed against shrinking.
@@ -71,68 +71,69 @@ impl PrivateMap {
         if offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(Error::OutOfRange { offset, len, size });
         }
-        let before = offset % page_size();
-        let (first, mapped) = (offset - before, before + len);
-        // Where the part begins at a large page of the file, so does the map: then it can use large pages too.
+        let page_offset = offset % page_size();
+        let (first, mapped) = (offset - page_offset, page_offset + len);
+        // If the part begins at a large page of the file, the mapping begins at a large page too, so that it can use
+        // them.
         let is_large = first.is_multiple_of(LARGE_PAGE) && mapped >= LARGE_PAGE;
-        let place = if is_large { Some(vm::reserve(mapped, LARGE_PAGE, None)?) } else { None };
-        let fixed = place.map_or(MapFlags::empty(), |_| MapFlags::FIXED);
-        // Without a reservation of memory: most of what is mapped is never written.
+        let reserved = if is_large { Some(vm::reserve(mapped, LARGE_PAGE, None)?) } else { None };
+        let fixed = reserved.map_or(MapFlags::empty(), |_| MapFlags::FIXED);
+        // MAP_NORESERVE: most of the mapped pages are never written.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | fixed;
-        let wanted = place.map_or(ptr::null_mut(), |place| place.as_ptr().cast());
+        let wanted = reserved.map_or(ptr::null_mut(), |at| at.as_ptr().cast());
         let outcome = call("mmap", || {
             let rights = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: the kernel picks a free range, or replaces the one reserved above, which nothing else knows of.
+            // SAFETY: the kernel picks a free range, or replaces the one reserved above, which no other code uses.
             unsafe { rustix::mm::mmap(wanted, mapped, rights, flags, file, first as u64) }
         });
-        if let (Err(_), Some(place)) = (&outcome, place) {
-            // SAFETY: reserved above, and nothing else knows of it.
-            let _ = unsafe { vm::release(place, mapped) };
+        if let (Err(_), Some(reserved)) = (&outcome, reserved) {
+            // SAFETY: reserved above, and no other code uses it.
+            let _ = unsafe { vm::release(reserved, mapped) };
         }
         let at = NonNull::new(outcome?.cast()).ok_or(Error::Call { call: "mmap", errno: Errno::FAULT })?;
-        Ok(Self { at, before, len })
+        Ok(Self { at, page_offset, len })
     }
 
-    /// Takes all access away, as in a forked child whose bytes nobody keeps: from now on any access is a `SIGSEGV`, through
-    /// views that were made before too.
+    /// Removes all access, for example in a forked child that must not use the bytes: every later access raises
+    /// `SIGSEGV`, also through existing views.
     ///
     /// # Errors
     /// `mprotect` with `ENOMEM`.
     pub fn revoke(&self) -> Result<()> {
-        // SAFETY: the range is our map. What still uses it is meant to be stopped: the kernel ends the process.
-        unsafe { vm::revoke(self.at, self.before + self.len) }
+        // SAFETY: the range is this mapping. Code that still uses it is stopped by the signal, as intended.
+        unsafe { vm::revoke(self.at, self.page_offset + self.len) }
     }
 
-    /// Where the part begins.
+    /// Returns the address of the first byte of the part.
     #[must_use]
     pub fn address(&self) -> NonNull<u8> {
-        // SAFETY: less than a page, and the map is longer.
-        unsafe { self.at.add(self.before) }
+        // SAFETY: the offset is less than a page, and the mapping is longer.
+        unsafe { self.at.add(self.page_offset) }
     }
 
-    /// The length of the part in bytes.
+    /// Returns the length of the part in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a map is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the part.
     #[must_use]
     pub fn bytes(&self) -> SharedSlice<'_> {
-        // SAFETY: mapped for reading and writing as long as `self` is borrowed; the file cannot shrink, and no reference to
-        // the bytes is ever made.
+        // SAFETY: mapped readable and writable while `self` is borrowed; the file cannot shrink, and no reference to
+        // the bytes is created.
         unsafe { SharedSlice::new(self.address(), self.len, true) }
     }
 }
 
 impl Drop for PrivateMap {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `of_file`, and its borrowers are gone.
-        let release = || unsafe { vm::release(self.at, self.before + self.len) };
-        // A second try: the one reason to fail, too many maps, passes.
+        // SAFETY: the range was mapped by `of_file`, and no borrow of it is left.
+        let release = || unsafe { vm::release(self.at, self.page_offset + self.len) };
+        // A second attempt: the only cause of failure, too many mappings, may pass.
         if let Err(error) = release().or_else(|_| release()) {
-            tracing::warn!(%error, len = self.len, "leaking a map that could not be removed");
+            tracing::warn!(%error, len = self.len, "cannot unmap memory, leaking the mapping");
         }
     }
 }
@@ -159,9 +160,9 @@ mod tests {
     }
 
     #[test]
-    fn writes_stay_in_the_map_that_was_written() {
+    fn writes_are_visible_in_the_written_mapping_only() {
         let (memory, shared) = filled(4 << 20);
-        memfd::close_for_writing(memory.as_fd()).unwrap_err();
+        memfd::seal_writes(memory.as_fd()).unwrap_err();
         for (offset, len) in [(0, 4 << 20), (5000, 9000), (2 << 20, 2 << 20), ((4 << 20) - 1, 1)] {
             let before = read(shared.bytes().part(offset, len).unwrap());
             let [first, second] = [(); 2].map(|()| PrivateMap::create(&memory, offset, len).unwrap());
@@ -174,10 +175,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_closed_for_writing_can_be_mapped() {
+    fn a_write_sealed_file_can_be_mapped() {
         let (memory, shared) = filled(8192);
         drop(shared);
-        memfd::close_for_writing(memory.as_fd()).unwrap();
+        memfd::seal_writes(memory.as_fd()).unwrap();
         let received = Memfd::import(memory.read_only_fd().unwrap(), 8192).unwrap();
         let private = PrivateMap::create(&received, 1, 8000).unwrap();
         private.bytes().write_at(0, &[9; 8000]).unwrap();
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_revoked_cannot_be_read() {
+    fn reading_a_revoked_mapping_raises_sigsegv() {
         let (memory, _) = filled(8192);
         let private = PrivateMap::create(&memory, 100, 200).unwrap();
         let child = child::fork(|| {
@@ -206,11 +207,11 @@ mod tests {
             let _ = private.bytes().read_at(7, &mut [0]);
             2
         });
-        assert_eq!(child.wait(), child::Status::Killed(libc::SIGSEGV));
+        assert_eq!(child.wait(), child::ExitStatus::Killed(libc::SIGSEGV));
     }
 
     #[test]
-    fn what_the_file_does_not_have_is_refused() {
+    fn a_part_beyond_the_end_of_the_file_is_refused() {
         let (memory, _) = filled(8192);
         let refused = |offset, len| PrivateMap::create(&memory, offset, len).unwrap_err();
         assert_eq!(refused(0, 0), Error::ZeroLength);

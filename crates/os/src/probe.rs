@@ -1,10 +1,11 @@
-//! What this kernel can do, each thing found out by doing it.
+//! Tests which kernel features work, by using each of them once.
 //!
-//! Versions and headers promise; containers, security policies and emulated kernels refuse. So every fact that wholemem
-//! stands on has a small experiment here, for a person who wants to know why something does not work.
+//! Kernel versions do not suffice: containers, security policies and emulated kernels refuse features. So every
+//! feature that wholemem needs has a small experiment here, which helps a user to find out why something does not
+//! work.
 //!
-//! What it keeps true: an experiment cleans up behind itself. What it will not do: be quick or unnoticed. One of them
-//! forks, one starts a thread and, as a thread that dies with a lock must, leaves the hundred bytes of that lock behind.
+//! Each experiment releases what it allocates, with one exception: the test of robust locks starts a thread that dies
+//! with a lock, and leaks about a hundred bytes. Another experiment forks.
 //!
 //! ```
 //! use wholemem_os::probe;
@@ -27,16 +28,16 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::process::{Pid, WaitOptions};
 
 use crate::call::{call, call_libc};
-use crate::robust::{Owner, RobustLock};
+use crate::robust::{LockState, RobustLock};
 use crate::vm::{self, Protection};
 use crate::{Deadline, Errno, Error, ForkEpoch, Memfd, PacketSocket, PidFd, Result, SharedMap, futex, numa};
 
-/// What came of trying something.
+/// The result of one experiment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
-    /// What was tried, for programs.
+    /// The machine-readable name of the feature.
     pub name: &'static str,
-    /// It worked, or why not.
+    /// `Ok` if the feature works, or the error.
     pub outcome: Result<()>,
 }
 
@@ -54,21 +55,21 @@ const EXPERIMENTS: [(&str, Experiment); 9] = [
     ("address-space", address_space),
 ];
 
-/// As many addresses as the largest machines have memory.
-const MANY_ADDRESSES: usize = 1 << 40;
+/// As many bytes of addresses as the largest machines have memory.
+const LARGE_RESERVATION: usize = 1 << 40;
 
-/// Tries everything.
+/// Runs all experiments.
 #[must_use]
 pub fn all() -> Vec<Probe> {
     EXPERIMENTS.iter().map(|&(name, experiment)| Probe { name, outcome: experiment() }).collect()
 }
 
-/// A call may answer well and do nothing.
-fn expect(held: bool, what: &'static str) -> Result<()> {
-    if held { Ok(()) } else { Err(Error::UnknownFormat { what }) }
+/// Checks the effect of a call: a call may succeed and have no effect.
+fn expect(held: bool, subject: &'static str) -> Result<()> {
+    if held { Ok(()) } else { Err(Error::UnknownFormat { subject }) }
 }
 
-/// Memory that cannot be made executable. Since Linux 6.3; wholemem does without before.
+/// Memory that cannot be made executable. Since Linux 6.3; optional.
 fn noexec_seal() -> Result<()> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
     let file = call("memfd_create", || rustix::fs::memfd_create("wholemem-probe", flags))?;
@@ -76,7 +77,7 @@ fn noexec_seal() -> Result<()> {
     expect(seals.contains(SealFlags::EXEC), "seal against execution")
 }
 
-/// A descriptor that goes through a socket is the same file on the other side.
+/// A descriptor that is sent through a socket refers to the same file at the receiver.
 fn fd_passing() -> Result<()> {
     let memory = Memfd::create("wholemem-probe", vm::page_size())?;
     let (here, there) = PacketSocket::pair()?;
@@ -84,7 +85,7 @@ fn fd_passing() -> Result<()> {
     let (_, received) = there.recv_with_fds(&mut [0; 8], 1, Deadline::NOW)?;
     let sent = call("fstat", || rustix::fs::fstat(&memory))?;
     let [received] = &received[..] else {
-        return Err(Error::FdsTruncated { room: 1 });
+        return Err(Error::FdsTruncated { capacity: 1 });
     };
     let received = call("fstat", || rustix::fs::fstat(received))?;
     if (sent.st_dev, sent.st_ino) == (received.st_dev, received.st_ino) {
@@ -94,7 +95,7 @@ fn fd_passing() -> Result<()> {
     }
 }
 
-/// A wait in the kernel ends when its time is over.
+/// A futex wait ends at its deadline.
 fn futex_wait() -> Result<()> {
     let word = AtomicU32::new(0);
     let soon = Deadline::after(Duration::from_millis(1));
@@ -102,37 +103,37 @@ fn futex_wait() -> Result<()> {
         let late = soon.has_passed();
         match futex::wait(&word, 0, soon) {
             Err(Error::TimedOut) => return Ok(()),
-            // A wait may end for no reason, but not when its time was over before it began.
+            // A wait may end spuriously, but not if its deadline had passed before it began.
             Ok(()) => expect(!late, "end of a wait")?,
             Err(error) => return Err(error),
         }
     }
 }
 
-/// A lock tells that the thread which held it has ended.
+/// A robust lock reports that the thread that held it has ended.
 fn robust_lock() -> Result<()> {
     const WORDS: usize = RobustLock::SIZE.div_ceil(size_of::<AtomicU64>());
     let memory: Arc<[AtomicU64; WORDS]> = Arc::new([const { AtomicU64::new(0) }; WORDS]);
-    let place = NonNull::from(&*memory).cast();
-    // SAFETY: the words are aligned for a lock, large enough, used by nothing else, and stay as long as `memory`.
-    let lock = unsafe { RobustLock::create_at(place, memory) }?;
+    let address = NonNull::from(&*memory).cast();
+    // SAFETY: the words are aligned for a lock, large enough, not used otherwise, and live as long as `memory`.
+    let lock = unsafe { RobustLock::create_at(address, memory) }?;
     let (lock, held) = std::thread::scope(|scope| {
-        let holder = std::thread::Builder::new().spawn_scoped(scope, || lock.hold().map(std::mem::forget));
+        let holder =
+            std::thread::Builder::new().spawn_scoped(scope, || lock.try_lock().map(std::mem::forget));
         let holder =
             call("clone", || holder.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))?;
         Ok((&lock, holder.join().unwrap_or(Err(Error::OwnerDied))))
     })?;
     held?;
-    expect(lock.look() == Owner::Died, "death of a lock's owner")
+    expect(lock.state() == LockState::Died, "state of a lock whose owner died")
 }
 
-/// A process can be held by descriptor.
+/// A process can be referred to by a pidfd.
 fn pidfd() -> Result<()> {
-    expect(!PidFd::of_self()?.has_exited()?, "life of this process")
+    expect(!PidFd::of_self()?.has_exited()?, "exit state of this process")
 }
 
-/// The process at the other end of a socket can be held by descriptor. Since Linux 6.5; before, wholemem goes by its
-/// number.
+/// A socket returns a pidfd of its peer. Since Linux 6.5; before, wholemem uses the process id.
 fn peer_pidfd() -> Result<()> {
     let (here, _there) = PacketSocket::pair()?;
     let mut fd: libc::c_int = -1;
@@ -140,52 +141,52 @@ fn peer_pidfd() -> Result<()> {
     call_libc("getsockopt", || {
         let (socket, option) = (here.as_fd().as_raw_fd(), libc::SO_PEERPIDFD);
         let to = (&raw mut fd).cast();
-        // SAFETY: `to` points to `len` writable bytes, an int's.
+        // SAFETY: `to` points to `len` writable bytes, the size of an int.
         let code = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, option, to, &raw mut len) };
         code.into()
     })?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    // SAFETY: the kernel has just created this descriptor, and no other code owns it.
     let peer = PidFd::adopt(unsafe { OwnedFd::from_raw_fd(fd) })?;
-    expect(!peer.has_exited()?, "life of a peer")
+    expect(!peer.has_exited()?, "exit state of a peer")
 }
 
-/// A forked child knows that it is one.
+/// A forked child detects that it is one.
 fn fork_handler() -> Result<()> {
     let epoch = ForkEpoch::current()?;
     let child = call_libc("fork", || {
-        // SAFETY: the child reads an atomic and ends; it runs nothing that another thread's locks could stop.
+        // SAFETY: the child reads an atomic and exits; it acquires no lock that another thread could hold.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            // SAFETY: ends the child at once.
+            // SAFETY: exits the child at once.
             unsafe { libc::_exit(epoch.is_current().into()) }
         }
         pid.into()
     })?;
     let child = i32::try_from(child).ok().and_then(Pid::from_raw);
-    let child = child.expect("`fork` answers the parent with a process id");
-    // Not through `call`: what only gives back is never made to fail.
+    let child = child.expect("`fork` returns a process id in the parent");
+    // Not through `call`: fault injection does not apply to calls that only release.
     let reaped = rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(child), WaitOptions::empty()));
     let status = reaped.map_err(|errno| Error::Call { call: "waitpid", errno })?;
     let code = status.and_then(|(_, status)| status.exit_status());
     expect(code == Some(0) && epoch.is_current(), "epoch of a forked child")
 }
 
-/// Memory comes from the node it was tied to.
+/// Memory is allocated on the node that it is bound to.
 fn numa_bind() -> Result<()> {
     let nodes = numa::nodes()?;
     let node = nodes.iter().find(|node| node.memory_bytes > 0);
-    let node = node.ok_or(Error::UnknownFormat { what: "NUMA nodes" })?.id;
+    let node = node.ok_or(Error::UnknownFormat { subject: "NUMA nodes" })?.id;
     let memory = Memfd::create_near("wholemem-probe", vm::page_size(), Some(node))?;
     let map = SharedMap::create(&memory, Protection::ReadWrite)?;
     map.bytes().write_at(0, &[1])?;
     expect(numa::node_of_page(map.address())? == Some(node), "node of a page")
 }
 
-/// Addresses can be had in plenty, without memory behind them.
+/// A large range of addresses can be reserved without memory.
 fn address_space() -> Result<()> {
-    let at = vm::reserve(MANY_ADDRESSES, vm::page_size(), None)?;
-    // SAFETY: the range was made in the line above, and nobody has seen it.
-    unsafe { vm::release(at, MANY_ADDRESSES) }
+    let at = vm::reserve(LARGE_RESERVATION, vm::page_size(), None)?;
+    // SAFETY: the range was reserved above, and no other code has its address.
+    unsafe { vm::release(at, LARGE_RESERVATION) }
 }
 
 #[cfg(test)]
@@ -195,33 +196,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_experiment_has_a_name_of_its_own() {
+    fn every_experiment_has_a_unique_name() {
         let names: HashSet<_> = EXPERIMENTS.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), EXPERIMENTS.len());
     }
 
     #[test]
-    fn all_that_wholemem_cannot_do_without_works_here() {
+    fn every_required_feature_works_here() {
         for Probe { name, outcome } in all() {
-            let may_lack = match name {
+            let optional = match name {
                 "noexec-seal" => Some(Error::Call { call: "memfd_create", errno: Errno::INVAL }),
                 "peer-pidfd" => Some(Error::Call { call: "getsockopt", errno: Errno::NOPROTOOPT }),
                 _ => None,
             };
-            assert!(outcome.is_ok() || outcome.clone().err() == may_lack, "{name}: {outcome:?}");
+            assert!(outcome.is_ok() || outcome.clone().err() == optional, "{name}: {outcome:?}");
         }
     }
 
     #[test]
-    fn what_does_nothing_is_not_taken_for_working() {
-        let error = Error::UnknownFormat { what: "node of a page" };
+    fn a_call_without_effect_counts_as_failed() {
+        let error = Error::UnknownFormat { subject: "node of a page" };
         assert_eq!(expect(false, "node of a page"), Err(error));
         assert_eq!(expect(true, "node of a page"), Ok(()));
     }
 
     #[cfg(feature = "test-hooks")]
     #[test]
-    fn whichever_call_fails_is_the_reason() {
+    fn an_experiment_reports_the_call_that_failed() {
         for (name, experiment) in EXPERIMENTS {
             if experiment().is_err() {
                 continue;
@@ -235,7 +236,7 @@ mod tests {
                     assert_eq!(outcome, Ok(()), "{name}");
                     break;
                 };
-                // A map that is dropped has nobody to tell.
+                // A failed `munmap` on drop is not returned.
                 if (name, call) != ("numa-bind", "munmap") {
                     let reason = Error::Call { call, errno: Errno::NOMEM };
                     assert_eq!(outcome, Err(reason), "{name}, call {nth}");

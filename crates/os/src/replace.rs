@@ -1,11 +1,12 @@
-//! Files that are replaced whole or not at all: written beside the old one, then renamed.
+//! Atomic replacement of files: the new file is written next to the old one, then renamed.
 //!
-//! If the new file cannot be completed, because the disk is full or its writer gives up, the old one is as it was and nothing is left
-//! beside it. The new file has the mode of the old one, and its owner where the kernel lets this process give files away; hard
-//! links to the old one, its access control list and its extended attributes stay with the old one.
+//! If the new file cannot be completed, because the disk is full or its writer stops, the old file is unchanged and
+//! no other file is left. The new file gets the mode of the old one, and its owner if the kernel allows this process
+//! to change it. Hard links, the access control list and extended attributes are not copied.
 //!
-//! Written in place, as [`File::create`] does: what is no regular file, such as a pipe or a device; a descriptor of a process,
-//! such as `/dev/stdout`; and a file in a folder where this process may not make others.
+//! Some files are overwritten in place instead, as [`File::create`] does: files that are not regular, such as pipes
+//! and devices; descriptors of a process, such as `/dev/stdout`; and files in a directory where this process may not
+//! create files.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -15,13 +16,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Gid, Uid};
 
-/// As many links as the kernel follows.
-const MOST_LINKS: usize = 40;
+/// The maximum number of symbolic links that are followed, as in the kernel.
+const MAX_LINKS: usize = 40;
 
-/// How many names for the new file are tried.
-const MOST_NAMES: u32 = 100;
+/// The maximum number of temporary names that are tried.
+const MAX_NAMES: u32 = 100;
 
-/// A file that is being written, and takes its place when it is complete. Dropping it leaves what was there.
+/// A file that is being written, and replaces the file at its path on [`commit`](Self::commit). Dropping it discards
+/// the new file.
 ///
 /// ```
 /// use std::io::Write;
@@ -40,23 +42,23 @@ const MOST_NAMES: u32 = 100;
 #[derive(Debug)]
 pub struct Replacement {
     file: File,
-    beside: Option<Beside>,
+    temporary: Option<TemporaryFile>,
 }
 
-/// Where a file is written, and where it belongs.
+/// The temporary file and the path that it replaces.
 #[derive(Debug)]
-struct Beside {
-    partial: PathBuf,
+struct TemporaryFile {
+    path: PathBuf,
     target: PathBuf,
-    /// Whether there is a file that would be lost.
+    /// Whether a file exists at the target.
     is_replacing: bool,
 }
 
 impl Replacement {
-    /// Begins a file that is to be at a path. If a symbolic link is there, its target is replaced.
+    /// Creates the new file for a path. If the path is a symbolic link, the file that it points to is replaced.
     ///
     /// # Errors
-    /// What the kernel said: the same as for [`File::create`].
+    /// The same as [`File::create`].
     pub fn create(path: &Path) -> io::Result<Self> {
         let old = match fs::metadata(path) {
             Ok(old) if !old.is_file() => return Self::in_place(path),
@@ -66,19 +68,20 @@ impl Replacement {
         };
         let Some(target) = target(path)? else { return Self::in_place(path) };
         if old.is_some() {
-            // A file that this process may not write is not replaced either.
+            // A file that this process may not write must not be replaced.
             OpenOptions::new().write(true).open(&target)?;
         }
-        let (partial, file) = match create_beside(&target, old.is_some()) {
+        let (new_path, file) = match create_temporary(&target, old.is_some()) {
             Ok(created) => created,
-            Err(error) if may_not(&error) && old.is_some() => return Self::in_place(path),
+            Err(error) if is_permission_error(&error) && old.is_some() => return Self::in_place(path),
             Err(error) => return Err(error),
         };
         let is_replacing = old.is_some();
-        let replacement = Self { file, beside: Some(Beside { partial, target, is_replacing }) };
+        let temporary = TemporaryFile { path: new_path, target, is_replacing };
+        let replacement = Self { file, temporary: Some(temporary) };
         if let Some(old) = old {
             let (user, group) = (Uid::from_raw(old.uid()), Gid::from_raw(old.gid()));
-            // Before the mode, since it takes away some of that.
+            // Before the mode, since a change of the owner clears mode bits.
             let _ = rustix::fs::fchown(replacement.file.as_fd(), Some(user), Some(group));
             replacement.file.set_permissions(Permissions::from_mode(old.mode() & 0o7777))?;
         }
@@ -86,31 +89,31 @@ impl Replacement {
     }
 
     fn in_place(path: &Path) -> io::Result<Self> {
-        Ok(Self { file: File::create(path)?, beside: None })
+        Ok(Self { file: File::create(path)?, temporary: None })
     }
 
-    /// Whether nothing that was there is touched before the file is complete.
+    /// Returns whether the old file stays unchanged until [`commit`](Self::commit).
     #[must_use]
-    pub fn is_beside(&self) -> bool {
-        self.beside.is_some()
+    pub fn is_atomic(&self) -> bool {
+        self.temporary.is_some()
     }
 
-    /// The file that is being written.
+    /// Returns the file that is being written.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Puts the file in its place.
+    /// Renames the new file to its path.
     ///
     /// # Errors
-    /// What `fdatasync` and `rename` said. What was there is as it was then.
+    /// The error of `fdatasync` or `rename`. The old file is then unchanged.
     pub fn commit(mut self) -> io::Result<()> {
-        let Some(Beside { partial, target, is_replacing }) = self.beside.take() else { return Ok(()) };
-        // Some file systems say only now that the disk is full.
+        let Some(TemporaryFile { path, target, is_replacing }) = self.temporary.take() else { return Ok(()) };
+        // Some file systems report a full disk only when the data is written back.
         let synced = if is_replacing { self.file.sync_data() } else { Ok(()) };
-        synced.and_then(|()| fs::rename(&partial, target)).inspect_err(|_| {
-            let _ = fs::remove_file(&partial);
+        synced.and_then(|()| fs::rename(&path, target)).inspect_err(|_| {
+            let _ = fs::remove_file(&path);
         })
     }
 }
@@ -127,24 +130,24 @@ impl Write for Replacement {
 
 impl Drop for Replacement {
     fn drop(&mut self) {
-        if let Some(Beside { partial, .. }) = &self.beside {
-            let _ = fs::remove_file(partial);
+        if let Some(TemporaryFile { path, .. }) = &self.temporary {
+            let _ = fs::remove_file(path);
         }
     }
 }
 
-/// What a path leads to through symbolic links; `None` if it leads through those of `/proc`, which name open files.
+/// Resolves symbolic links. Returns `None` if a link leads through `/proc`, where links refer to open files.
 fn target(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut path = path.to_owned();
-    for _ in 0..MOST_LINKS {
-        // Also through a folder that is a link itself, such as `/dev/fd`.
+    for _ in 0..MAX_LINKS {
+        // The directory may be a link itself, such as `/dev/fd`.
         let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
         if folder.unwrap_or_else(|| path.clone()).starts_with("/proc") {
             return Ok(None);
         }
         match fs::read_link(&path) {
             Ok(link) => path = path.parent().unwrap_or_else(|| Path::new("")).join(link),
-            // No link, or nothing there yet.
+            // Not a link, or no file exists yet.
             Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotFound) => {
                 return Ok(Some(path));
             }
@@ -154,25 +157,25 @@ fn target(path: &Path) -> io::Result<Option<PathBuf>> {
     Err(rustix::io::Errno::LOOP.into())
 }
 
-/// Makes a file beside another, under a name that none has. A private one is for this process's user alone, until it gets
-/// another mode.
-fn create_beside(target: &Path, is_private: bool) -> io::Result<(PathBuf, File)> {
+/// Creates a temporary file with an unused name next to the target. If `is_private`, only this process's user can
+/// access it, until its mode is changed.
+fn create_temporary(target: &Path, is_private: bool) -> io::Result<(PathBuf, File)> {
     let mode = if is_private { 0o600 } else { 0o666 };
     let name = target.file_name().ok_or(io::ErrorKind::NotFound)?;
     let mut number = 0;
     loop {
-        // A name as long as a name may be leaves no room for more.
+        // Truncated, since the target's name may already have the maximum length.
         let start: String = name.to_string_lossy().chars().take(40).collect();
         let partial = target.with_file_name(format!(".{start}.{}-{number}.partial", std::process::id()));
         match OpenOptions::new().write(true).create_new(true).mode(mode).open(&partial) {
             Ok(file) => return Ok((partial, file)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < MOST_NAMES => number += 1,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < MAX_NAMES => number += 1,
             Err(error) => return Err(error),
         }
     }
 }
 
-fn may_not(error: &io::Error) -> bool {
+fn is_permission_error(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
 }
 
@@ -182,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder that is gone when dropped, and has to be empty but for what a test names.
+    /// A directory that is removed with its contents on drop.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -217,10 +220,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_gets_the_mode_of_another_is_private_before() {
+    fn a_temporary_file_that_gets_another_mode_is_private_until_then() {
         let folder = Folder::new("private");
         let mode = |is_private| {
-            let (path, file) = create_beside(&folder.path("file"), is_private).unwrap();
+            let (path, file) = create_temporary(&folder.path("file"), is_private).unwrap();
             fs::remove_file(path).unwrap();
             file.metadata().unwrap().mode() & 0o777
         };
@@ -230,13 +233,13 @@ mod tests {
     }
 
     #[test]
-    fn the_old_file_is_there_until_the_new_one_is_complete() {
+    fn the_old_file_is_unchanged_until_the_new_one_is_committed() {
         let folder = Folder::new("complete");
         let path = folder.path("file");
         replace(&path, b"old").unwrap();
         let mut file = Replacement::create(&path).unwrap();
         file.write_all(b"new").unwrap();
-        assert_eq!((fs::read(&path).unwrap(), file.is_beside()), (b"old".to_vec(), true));
+        assert_eq!((fs::read(&path).unwrap(), file.is_atomic()), (b"old".to_vec(), true));
         drop(file);
         assert_eq!((fs::read(&path).unwrap(), folder.names()), (b"old".to_vec(), vec!["file".to_owned()]));
         let file = Replacement::create(&path).unwrap();
@@ -247,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_of_the_old_file_stays_and_that_of_a_new_one_is_the_usual() {
+    fn a_replacement_has_the_mode_of_the_old_file_and_a_new_file_the_default_mode() {
         let folder = Folder::new("mode");
         let path = folder.path("file");
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
@@ -260,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_stays_and_what_it_leads_to_is_replaced() {
+    fn a_symbolic_link_stays_and_its_target_is_replaced() {
         let folder = Folder::new("link");
         fs::create_dir(folder.path("far")).unwrap();
         symlink("second", folder.path("first")).unwrap();
@@ -276,15 +279,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_written_in_place() {
+    fn files_that_are_not_regular_are_written_in_place() {
         let folder = Folder::new("device");
         replace(Path::new("/dev/null"), b"x").unwrap();
-        assert!(!Replacement::create(Path::new("/dev/null")).unwrap().is_beside());
+        assert!(!Replacement::create(Path::new("/dev/null")).unwrap().is_atomic());
         let file = File::create(folder.path("open")).unwrap();
         let number = std::os::fd::AsRawFd::as_raw_fd(&file);
         symlink(format!("/proc/self/fd/{number}"), folder.path("link")).unwrap();
         replace(&folder.path("link"), b"through a descriptor").unwrap();
-        assert_eq!(file.metadata().unwrap().len(), 20, "the open file is written, and not another");
+        assert_eq!(file.metadata().unwrap().len(), 20, "the open file is written, not a new one");
         let error = replace(&folder.0, b"").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
         let error = replace(&folder.path("missing/file"), b"").unwrap_err();
@@ -292,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_taken_or_long_are_no_obstacle() {
+    fn temporary_names_that_exist_or_are_long_are_handled() {
         let folder = Folder::new("names");
         let taken = format!(".file.{}-0.partial", std::process::id());
         fs::write(folder.path(&taken), b"of another").unwrap();

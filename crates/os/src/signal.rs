@@ -1,17 +1,17 @@
-//! Signals read from a descriptor, instead of interrupting whatever the process is at.
+//! Signals that are read from a descriptor (signalfd) instead of interrupting the process.
 //!
-//! What it keeps true: a signal that was taken in by [`Signals`] does nothing to this process by itself; it waits to be
-//! read. Programs started meanwhile inherit that it is held back, and so must [let all through](let_all_through).
+//! Guarantees: a signal blocked by [`Signals`] has no effect on this process until it is read. Programs that this
+//! process starts inherit the blocked signals, and must [unblock them](unblock_all).
 //!
-//! What it will not do: hold back signals for threads that were started before. Make one before any other thread.
+//! Threads that were started before are not affected: create a [`Signals`] before any other thread.
 //!
 //! ```
 //! use wholemem_os::pidfd::Signal;
 //! use wholemem_os::{PidFd, signal::Signals};
 //!
-//! let signals = Signals::take(&[Signal::USR1])?;
+//! let signals = Signals::block(&[Signal::USR1])?;
 //! assert_eq!(signals.next()?, None);
-//! # // Documentation tests have several threads, any of which would get a signal of the process.
+//! # // Documentation tests have several threads, any of which could receive a signal of the process.
 //! # Ok::<(), wholemem_os::Error>(())
 //! ```
 
@@ -23,27 +23,27 @@ use crate::call::{call, call_libc};
 use crate::pidfd::Signal;
 use crate::{Errno, Error, Result};
 
-/// Signals that wait to be read.
+/// Blocked signals, which can be read one by one.
 #[derive(Debug)]
 #[doc(alias = "signalfd")]
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Holds these signals back from this thread, and from those it starts from now on, and lets them be read.
+    /// Blocks these signals in this thread and in the threads that it starts later, and makes them readable.
     ///
     /// # Errors
-    /// What `pthread_sigmask` or `signalfd` said.
+    /// The error of `pthread_sigmask` or `signalfd`.
     #[doc(alias = "pthread_sigmask")]
-    pub fn take(signals: &[Signal]) -> Result<Self> {
+    pub fn block(signals: &[Signal]) -> Result<Self> {
         let mut set = MaybeUninit::uninit();
-        // SAFETY: the place is writable, and this makes it a set.
+        // SAFETY: the memory is writable, and the call initialises it.
         unsafe { libc::sigemptyset(set.as_mut_ptr()) };
         for signal in signals {
-            // SAFETY: the set was made above; the kernel knows the signal, as it has a name.
+            // SAFETY: the set is initialised above; a named signal is valid.
             unsafe { libc::sigaddset(set.as_mut_ptr(), signal.as_raw()) };
         }
         call("pthread_sigmask", || {
-            // SAFETY: the set was made above; the old one is not asked for.
+            // SAFETY: the set is initialised above; the old set is not requested.
             match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), ptr::null_mut()) } {
                 0 => Ok(()),
                 code => Err(Errno::from_raw_os_error(code)),
@@ -51,19 +51,19 @@ impl Signals {
         })?;
         let fd = call_libc("signalfd4", || {
             let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
-            // SAFETY: the set was made above.
+            // SAFETY: the set is initialised above.
             let fd = unsafe { libc::signalfd(-1, set.as_ptr(), flags) };
             fd.into()
         })?;
         let fd = i32::try_from(fd).map_err(|_| Error::Call { call: "signalfd4", errno: Errno::BADF })?;
-        // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+        // SAFETY: the kernel has just created this descriptor, and no other code owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// The next signal that has come, if one has.
+    /// Returns the next pending signal, if there is one.
     ///
     /// # Errors
-    /// What `read` said.
+    /// The error of `read`.
     pub fn next(&self) -> Result<Option<Signal>> {
         const SIZE: usize = size_of::<libc::signalfd_siginfo>();
         let mut info = [0; SIZE];
@@ -72,22 +72,22 @@ impl Signals {
             Err(Error::Call { errno: Errno::AGAIN | Errno::INTR, .. }) | Ok(_) => return Ok(None),
             Err(error) => return Err(error),
         }
-        // The number comes first.
+        // The signal number is the first field.
         let number = i32::from_ne_bytes(std::array::from_fn(|n| info[n]));
         Ok(Signal::from_named_raw(number))
     }
 }
 
-/// Holds nothing back from this thread any more: for a program about to become another, which expects that.
+/// Unblocks all signals in this thread, as a program expects that is executed next.
 ///
 /// # Errors
-/// What `pthread_sigmask` said.
-pub fn let_all_through() -> Result<()> {
+/// The error of `pthread_sigmask`.
+pub fn unblock_all() -> Result<()> {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: the place is writable, and this makes it a set.
+    // SAFETY: the memory is writable, and the call initialises it.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
     call("pthread_sigmask", || {
-        // SAFETY: the set was made above; the old one is not asked for.
+        // SAFETY: the set is initialised above; the old set is not requested.
         match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set.as_ptr(), ptr::null_mut()) } {
             0 => Ok(()),
             code => Err(Errno::from_raw_os_error(code)),
@@ -107,25 +107,25 @@ mod tests {
     use crate::fork::child;
 
     #[test]
-    fn a_signal_that_is_let_through_again_does_what_it_does() {
+    fn an_unblocked_signal_takes_effect() {
         let child = child::fork(|| {
-            let taken = Signals::take(&[Signal::TERM]);
+            let signals = Signals::block(&[Signal::TERM]);
             let own = rustix::process::getpid();
-            if taken.is_err() || rustix::process::kill_process(own, Signal::TERM).is_err() {
+            if signals.is_err() || rustix::process::kill_process(own, Signal::TERM).is_err() {
                 return 1;
             }
-            // It has been waiting, and ends us here.
-            let _ = let_all_through();
+            // The pending signal kills the child here.
+            let _ = unblock_all();
             2
         });
-        assert_eq!(child.wait(), child::Status::Killed(libc::SIGTERM));
+        assert_eq!(child.wait(), child::ExitStatus::Killed(libc::SIGTERM));
     }
 
     #[test]
-    fn a_signal_that_was_taken_in_is_read_and_does_nothing_else() {
-        // In a child, which has one thread: a signal of a process goes to any of its threads.
+    fn a_blocked_signal_is_read_and_has_no_other_effect() {
+        // Runs in a child, which has one thread: a signal of a process may be delivered to any of its threads.
         let child = child::fork(|| {
-            let Ok(signals) = Signals::take(&[Signal::TERM, Signal::USR1]) else { return 1 };
+            let Ok(signals) = Signals::block(&[Signal::TERM, Signal::USR1]) else { return 1 };
             if signals.next() != Ok(None) {
                 return 2;
             }
@@ -140,6 +140,6 @@ mod tests {
             }
             0
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
     }
 }

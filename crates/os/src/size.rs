@@ -1,8 +1,8 @@
-//! Byte counts as people read them: `64 KiB`, `2 MiB`, `1.5 GiB`.
+//! Byte counts formatted for people: `64 KiB`, `2 MiB`, `1.5 GiB`.
 
 use std::fmt;
 
-/// Displays a byte count with the largest binary unit that loses nothing worth reading.
+/// Displays a byte count in the largest binary unit that represents it exactly with at most one decimal digit.
 ///
 /// ```
 /// use wholemem_os::Size;
@@ -25,8 +25,8 @@ impl fmt::Display for Size {
             .iter()
             .find(|(_, shift)| bytes >> shift != 0)
             .and_then(|(unit, shift)| {
-                // Whole, or whole tenths: anything finer is printed in bytes, so that an error never rounds away
-                // the one byte it is about.
+                // Anything finer than tenths of the unit is printed in bytes, so that an error message never rounds
+                // the difference away.
                 let whole = bytes >> shift;
                 let rest = (bytes & ((1 << shift) - 1)) as u128;
                 match (rest * 10) >> shift {
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_unit_is_used_where_it_fits() {
+    fn the_largest_exact_unit_is_used() {
         for (bytes, text) in [
             (1, "1 B"),
             (1023, "1023 B"),
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_is_honoured() {
+    fn format_padding_is_applied() {
         assert_eq!(format!("{:>8}", Size(1024)), "   1 KiB");
     }
 }

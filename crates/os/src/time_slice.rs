@@ -1,83 +1,85 @@
-//! How long a thread runs before others that wait for its core get a turn.
+//! The scheduler time slice of a thread: how long it runs before other threads get its core.
 //!
-//! Linux gives a thread that is always busy a slice of several milliseconds, and from 6.6 on does not interrupt it before its
-//! slice is used, also not for a thread that has just been woken. A busy server that shares a core with its clients then delays
-//! each answer by a slice. With a [short slice](request) the kernel switches earlier where a thread is woken; between wake-ups
-//! it looks only at its ticks, every few milliseconds. So a thread that is busy for longer gives its core up now and then, and
-//! has short slices while it does ([`Yielder`]). A thread that mostly sleeps keeps the kernel's own slices: with short ones it
-//! would be interrupted by the client that it has just answered, before it is ready for the next request.
+//! Linux gives a busy thread a time slice of several milliseconds, and since 6.6 does not preempt it earlier, not
+//! even for a thread that was just woken. If a busy server shares a core with its clients, each reply is then delayed
+//! by a time slice. With a [short time slice](request) the kernel preempts earlier when a thread is woken; otherwise
+//! it checks only at its ticks, every few milliseconds. So a thread that is busy for longer yields its core
+//! regularly, and requests short time slices while it does ([`Yielder`]). A thread that mostly sleeps keeps the
+//! default: with short time slices it would be preempted by the client that it has just answered, before it is ready
+//! for the next request.
 //!
 //! ```
 //! use std::time::Duration;
 //!
-//! // A hint: kernels before 6.12 do not know it.
+//! // A hint: kernels before 6.12 ignore it.
 //! wholemem_os::time_slice::request(Duration::from_micros(100));
 //! ```
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// `struct sched_attr` of `sched_setattr(2)`, as it was first defined: kernels take every length that they know.
+/// `struct sched_attr` of `sched_setattr(2)` in its first version: kernels accept every version that they know.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Attributes {
+struct SchedAttributes {
     size: u32,
     policy: u32,
     flags: u64,
     nice: i32,
     priority: u32,
-    /// Of an ordinary thread, the slice in nanoseconds; zero stands for the kernel's own choice.
+    /// The time slice of an ordinary thread in nanoseconds; zero for the kernel's default.
     runtime: u64,
     deadline: u64,
     period: u64,
 }
 
-// A struct of 48 bytes is at most as long as a number of 32 bits can say.
+// Cannot truncate: the struct has 48 bytes.
 #[expect(clippy::cast_possible_truncation, reason = "48 bytes")]
-const SIZE: u32 = size_of::<Attributes>() as u32;
+const SIZE: u32 = size_of::<SchedAttributes>() as u32;
 
-/// The policy of ordinary threads, `SCHED_OTHER`.
-const ORDINARY: u32 = 0;
+/// The scheduling policy of ordinary threads.
+const SCHED_OTHER: u32 = 0;
 
-/// Asks for slices of this length for the calling thread and the threads that it starts. Kernels limit it to between 0.1 and
-/// 100 ms; zero asks for the kernel's own choice.
+/// Requests time slices of this length for the calling thread and the threads that it starts. Kernels limit it to
+/// between 0.1 and 100 ms; zero requests the kernel's default.
 ///
-/// It is a hint. Where the kernel refuses it, or the thread is of another policy than the ordinary one, nothing changes.
+/// This is a hint. If the kernel refuses it, or the thread has another scheduling policy than the ordinary one,
+/// nothing changes.
 #[doc(alias = "sched_setattr")]
 pub fn request(slice: Duration) {
-    let Some(current) = attributes().filter(|current| current.policy == ORDINARY) else { return };
-    // Saturating: the kernel limits what it is asked for.
-    let wanted = Attributes { runtime: u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX), ..current };
-    // SAFETY: the kernel reads `size` bytes at the address, which are those of `wanted`.
+    let Some(current) = attributes().filter(|current| current.policy == SCHED_OTHER) else { return };
+    // Saturating: the kernel limits the value anyway.
+    let wanted = SchedAttributes { runtime: u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX), ..current };
+    // SAFETY: the kernel reads `size` bytes at the address, which is the size of `wanted`.
     let refused = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0) };
     if refused != 0 {
-        tracing::debug!(?slice, "the kernel does not take a time slice");
+        tracing::debug!(?slice, "the kernel refused the time slice");
     }
 }
 
-/// How long a busy thread runs before it gives its core up.
+/// How long a busy thread runs before it yields its core.
 const RUN: Duration = Duration::from_micros(100);
 
-/// The most that is, where the core is given to threads that do not give it back soon.
-const LONGEST_RUN: Duration = Duration::from_millis(16);
+/// The maximum of that time, if the threads that get the core do not return it soon.
+const MAX_RUN: Duration = Duration::from_millis(16);
 
-/// A wait that takes longer was more than a look: other threads had the core.
-const SLEPT: Duration = Duration::from_micros(20);
+/// A wait of at least this length has blocked, so that other threads had the core.
+const BLOCKED: Duration = Duration::from_micros(20);
 
-/// Threads that have the core for longer use it themselves, and do not wait for an answer.
-const BRIEF: Duration = Duration::from_millis(1);
+/// Threads that keep the core for at least this long are busy themselves, and do not wait for a reply.
+const SHORT_PAUSE: Duration = Duration::from_millis(1);
 
-/// The slices of a thread while it is busy.
+/// The time slice of a thread while it is busy.
 const BUSY_SLICE: Duration = Duration::from_micros(100);
 
-/// A wait that takes longer ends a time in which the thread is busy. It is long, since the next burst of a load that comes and goes
-/// would find the long slices, and delay other threads until the thread gives its core up.
-const REST: Duration = Duration::from_secs(1);
+/// A wait of at least this length ends a busy phase. It is long, because the next burst of an intermittent load would
+/// otherwise start with long time slices, and delay other threads until the thread yields its core.
+const IDLE: Duration = Duration::from_secs(1);
 
-/// Gives the core of a busy thread to others that wait for it, and has it scheduled in short slices as long as it is busy.
+/// Yields the core of a busy thread to other threads, and requests short time slices as long as it is busy.
 ///
-/// Clients that wait for an answer need the core for microseconds. A thread that computes takes it until the next tick of the
-/// kernel: where one does, the core is given up less and less often, so that the busy thread keeps its share.
+/// Clients that wait for a reply need the core for microseconds. A thread that computes keeps it until the next tick
+/// of the kernel: in that case the core is yielded less and less often, so that the busy thread keeps its share.
 ///
 /// ```
 /// use wholemem_os::time_slice::Yielder;
@@ -92,34 +94,34 @@ const REST: Duration = Duration::from_secs(1);
 pub struct Yielder {
     since: Instant,
     run: Duration,
-    /// Whether short slices were asked for.
+    /// Whether short time slices are requested.
     is_busy: bool,
 }
 
 impl Yielder {
-    /// A thread that runs from now on.
+    /// Creates the state of a thread that starts running now.
     #[must_use]
     pub fn new() -> Self {
         Self { since: Instant::now(), run: RUN, is_busy: false }
     }
 
-    /// Calls a function that waits for events, such as `poll`. If this thread has run for long enough, it gives its core up
-    /// before that.
+    /// Calls a function that waits for events, such as `poll`. If this thread has run for long enough, it yields its
+    /// core first.
     #[doc(alias = "sched_yield")]
     pub fn wait<T>(&mut self, wait: impl FnOnce() -> T) -> T {
         if self.since.elapsed() >= self.run {
             self.set_busy(true);
-            let given_up = Instant::now();
+            let start = Instant::now();
             thread::yield_now();
-            self.come_back(given_up.elapsed());
+            self.adapt_run(start.elapsed());
         }
         let start = Instant::now();
         let outcome = wait();
         let waited = start.elapsed();
-        if waited >= SLEPT {
+        if waited >= BLOCKED {
             self.since = Instant::now();
         }
-        if waited >= REST {
+        if waited >= IDLE {
             self.set_busy(false);
         }
         outcome
@@ -131,14 +133,14 @@ impl Yielder {
         }
     }
 
-    /// Decides how long to run before the next pause, after one of this length.
-    fn come_back(&mut self, pause: Duration) {
-        self.run = if pause < BRIEF { RUN } else { LONGEST_RUN.min(2 * self.run) };
+    /// Sets how long to run before the next yield, after a yield that took `pause`.
+    fn adapt_run(&mut self, pause: Duration) {
+        self.run = if pause < SHORT_PAUSE { RUN } else { MAX_RUN.min(2 * self.run) };
         self.since = Instant::now();
     }
 }
 
-/// The thread has the kernel's own slices again.
+/// Restores the kernel's default time slice.
 impl Drop for Yielder {
     fn drop(&mut self) {
         self.set_busy(false);
@@ -151,10 +153,10 @@ impl Default for Yielder {
     }
 }
 
-/// The attributes of the calling thread. `None` where the kernel does not tell.
-fn attributes() -> Option<Attributes> {
-    let mut current = Attributes::default();
-    // SAFETY: the kernel writes at most `SIZE` bytes at the address, which `current` has.
+/// Returns the scheduling attributes of the calling thread, or `None` if the kernel does not support the call.
+fn attributes() -> Option<SchedAttributes> {
+    let mut current = SchedAttributes::default();
+    // SAFETY: the kernel writes at most `SIZE` bytes at the address, which is the size of `current`.
     let refused = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut current, SIZE, 0) };
     (refused == 0).then_some(current)
 }
@@ -164,37 +166,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slice_that_was_asked_for_is_the_threads_own_and_changes_nothing_else() {
+    fn a_requested_time_slice_applies_to_the_thread_and_changes_nothing_else() {
         let thread = thread::spawn(|| {
             let before = attributes();
             request(Duration::from_micros(200));
             (before, attributes())
         });
-        let (Some(before), Some(after)) = thread.join().expect("a thread that does not panic") else {
+        let (Some(before), Some(after)) = thread.join().expect("no panic") else {
             return;
         };
-        // Kernels that do not know it leave it as it was.
-        let is_taken = after.runtime == 200_000;
-        assert!(is_taken || after.runtime == before.runtime, "{before:?}, {after:?}");
-        assert_eq!(Attributes { runtime: before.runtime, ..after }, before);
+        // Kernels that do not support time slices ignore the request.
+        let is_set = after.runtime == 200_000;
+        assert!(is_set || after.runtime == before.runtime, "{before:?}, {after:?}");
+        assert_eq!(SchedAttributes { runtime: before.runtime, ..after }, before);
     }
 
     #[test]
-    fn slices_are_short_while_a_thread_is_busy_and_only_then() {
+    fn time_slices_are_short_only_while_a_thread_is_busy() {
         let thread = thread::spawn(|| {
             let mut yielder = Yielder::new();
             let mut slice_after = |wait: Duration| {
-                // On a busy core a pause is long, and the next run is longer.
-                yielder.since = Instant::now() - LONGEST_RUN;
+                // On a busy core a yield takes long, and the next run is longer.
+                yielder.since = Instant::now() - MAX_RUN;
                 yielder.wait(|| thread::sleep(wait));
                 (yielder.is_busy, attributes().map(|attributes| attributes.runtime))
             };
-            (slice_after(Duration::ZERO), slice_after(REST), slice_after(Duration::ZERO))
+            (slice_after(Duration::ZERO), slice_after(IDLE), slice_after(Duration::ZERO))
         });
-        let (busy, rested, busy_again) = thread.join().expect("a thread that does not panic");
+        let (busy, rested, busy_again) = thread.join().expect("no panic");
         assert_eq!((busy.0, rested.0, busy_again.0), (true, false, true));
         assert_eq!(busy.1, busy_again.1);
-        // Kernels that know slices tell the one that was asked for, or their own.
+        // Kernels that support time slices return the requested one, or their default.
         if busy.1.is_some_and(|slice| slice != 0) {
             assert_eq!(busy.1, Some(100_000));
             assert_ne!(rested.1, busy.1);
@@ -202,15 +204,15 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_does_not_come_back_soon_is_given_up_less_often() {
+    fn a_core_that_is_not_returned_soon_is_yielded_less_often() {
         let mut yielder = Yielder::new();
         let mut runs = Vec::new();
         for pause in [4, 4, 4, 4, 4, 4, 4, 4, 4, 0] {
-            yielder.come_back(Duration::from_millis(pause));
+            yielder.adapt_run(Duration::from_millis(pause));
             runs.push(yielder.run);
         }
         let doubled = (1..8).map(|times| RUN * (1 << times));
-        let expected: Vec<_> = doubled.chain([LONGEST_RUN, LONGEST_RUN, RUN]).collect();
+        let expected: Vec<_> = doubled.chain([MAX_RUN, MAX_RUN, RUN]).collect();
         assert_eq!(runs, expected);
     }
 }

@@ -1,12 +1,12 @@
-//! Text that somebody else has chosen, such as the name of an object, shown so that all of it can be seen.
+//! Displays untrusted text, such as the name of an object, with invisible characters escaped.
 //!
-//! Escaped, as `\u{202e}`: control characters, which act on a terminal; controls of the writing direction, with which a name looks
-//! like another; characters without width or ink; separators of lines and paragraphs; spaces other than the usual one; and
-//! what Unicode has not assigned. Letters, marks and signs of all scripts stay as they are.
+//! Escaped as `\u{202e}`: control characters, which act on a terminal; bidirectional controls, with which one name
+//! can look like another; zero-width and invisible characters; line and paragraph separators; spaces other than
+//! U+0020; and code points that Unicode has not assigned. Letters, marks and symbols of all scripts are unchanged.
 
 use std::fmt::{self, Write};
 
-/// Displays text with what cannot be seen in it escaped.
+/// Displays text with invisible characters escaped.
 ///
 /// ```
 /// use wholemem_os::Visible;
@@ -20,11 +20,11 @@ pub struct Visible<'a>(pub &'a str);
 impl fmt::Display for Visible<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.chars().try_for_each(|letter| match letter {
-            // Visible, but escaped in the source of programs.
+            // `escape_debug` would escape these, but they are visible.
             '\'' | '"' | '\\' => f.write_char(letter),
-            _ if has_no_ink(letter) => letter.escape_unicode().fmt(f),
+            _ if is_invisible(letter) => letter.escape_unicode().fmt(f),
             _ => {
-                // Behind another letter: a mark that combines with one is escaped only where there is none.
+                // After another letter: `escape_debug` escapes a combining mark only at the start of a text.
                 let mut pair = [b'a', 0, 0, 0, 0];
                 let len = 1 + letter.encode_utf8(&mut pair[1..]).len();
                 str::from_utf8(&pair[..len])
@@ -37,8 +37,8 @@ impl fmt::Display for Visible<'_> {
     }
 }
 
-/// Whether a letter, mark or selector is shown as nothing: what Unicode calls ignorable and not a format character.
-fn has_no_ink(letter: char) -> bool {
+/// Returns whether a character is rendered as nothing: default-ignorable in Unicode, but not a format character.
+fn is_invisible(letter: char) -> bool {
     matches!(
         letter,
         '\u{34f}'
@@ -57,14 +57,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_all_scripts_stays_as_it_is() {
+    fn text_of_all_scripts_is_unchanged() {
         let text = r#"a-Z 0 'quoted' "twice" back\slash café cafe\u{301} 日本語 עברית عربى हिन्दी 🦀 ½ €"#
             .replace(r"\u{301}", "\u{301}");
         assert_eq!(Visible(&text).to_string(), text);
     }
 
     #[test]
-    fn what_acts_on_a_terminal_or_cannot_be_seen_is_escaped() {
+    fn control_and_invisible_characters_are_escaped() {
         let ranges = [
             ('\0', '\u{1f}'),
             ('\u{7f}', '\u{a0}'),

@@ -1,16 +1,16 @@
-//! Addresses: ranges reserved without memory behind them, and memory files mapped at chosen places in them.
+//! Virtual memory: reserved address ranges, and memory files mapped at chosen addresses in them.
 //!
 //! ```text
 //!            reserve                    map_at                     unmap_at                   release
 //!  ......... -------> [ no access    ] -------> [ na | file | na ] -------> [ no access    ] -------> .........
 //! ```
 //!
-//! The five functions are the host's share of the seven verbs of wholemem, one call each, and `unsafe`: they move
-//! the ground under pointers, and only the layer above knows who holds any. [`SharedMap`] is the safe form for the
-//! plain case, one whole file at an address of the kernel's choice.
+//! The functions `reserve`, `map_at`, `protect`, `unmap_at` and `release` are the host implementation of the memory
+//! operations of wholemem, one system call each. They are `unsafe`, since they change what is mapped at addresses to
+//! which pointers may exist. [`SharedMap`] is the safe form for one whole file at an address that the kernel chooses.
 //!
-//! What is kept true: a place inside a reservation is never free for another `mmap` of this process to take; going
-//! from mapped to unmapped replaces the pages in one step instead of leaving a gap.
+//! Guarantees: addresses inside a reservation are never free for another `mmap` of this process; unmapping replaces
+//! the pages in one system call, without a gap.
 
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
@@ -21,10 +21,10 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use crate::call::{call, call_libc};
 use crate::{Errno, Error, Result, SharedSlice, access_fault};
 
-/// What the processor may do with a range of addresses.
+/// Access rights of a range of addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Protection {
-    /// Any access is a `SIGSEGV`.
+    /// Every access raises `SIGSEGV`.
     None,
     /// Loads only.
     Read,
@@ -50,7 +50,7 @@ impl Protection {
     }
 }
 
-/// The size of a page, the unit of every address and length here.
+/// Returns the size of a page. Addresses and lengths of this module are multiples of it.
 #[must_use]
 pub fn page_size() -> usize {
     rustix::param::page_size()
@@ -58,24 +58,24 @@ pub fn page_size() -> usize {
 
 const RESERVED: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
 
-/// Reserves `len` bytes of addresses at a multiple of `align`, with no memory behind them and no access; at `wanted`
-/// exactly, where that is given.
+/// Reserves `len` bytes of addresses at a multiple of `align`, without memory and without access; exactly at
+/// `wanted`, if it is given.
 ///
 /// # Errors
-/// `mmap` with `ENOMEM` when no such range is free, `EEXIST` when `wanted` is taken; [`Error::ZeroLength`].
+/// `mmap` with `ENOMEM` if no such range is free, `EEXIST` if `wanted` is in use; [`Error::ZeroLength`].
 pub fn reserve(len: usize, align: usize, wanted: Option<NonNull<u8>>) -> Result<NonNull<u8>> {
     debug_assert!(align.is_power_of_two());
     if len == 0 {
         return Err(Error::ZeroLength);
     }
     if let Some(wanted) = wanted {
-        // SAFETY: MAP_FIXED_NOREPLACE never touches what is mapped already.
+        // SAFETY: MAP_FIXED_NOREPLACE never replaces an existing mapping.
         let at = unsafe { map_nothing(wanted.as_ptr(), len, MapFlags::FIXED_NOREPLACE) }?;
         if at == wanted {
             return Ok(at);
         }
-        // A kernel that does not know the flag takes the address as a hint.
-        // SAFETY: the range was made in the line above and nobody has seen it.
+        // A kernel that does not know the flag treats the address as a hint.
+        // SAFETY: the range was reserved above, and no other code has its address.
         unsafe { release(at, len) }?;
         return Err(Error::Call { call: "mmap", errno: Errno::EXIST });
     }
@@ -86,9 +86,9 @@ pub fn reserve(len: usize, align: usize, wanted: Option<NonNull<u8>>) -> Result<
     reserve_aligned(len, align)
 }
 
-/// Reserves more than asked and gives back both ends, so that what is left begins at a multiple of `align`.
+/// Reserves `align` bytes more than requested and unmaps both ends, so that the rest begins at a multiple of `align`.
 fn reserve_aligned(len: usize, align: usize) -> Result<NonNull<u8>> {
-    // The kernel rounds lengths up, but not the address where an end is given back.
+    // The kernel rounds a length up to whole pages, but not the address passed to `munmap`.
     let len = len.checked_next_multiple_of(page_size());
     let padded = len.and_then(|len| len.checked_add(align));
     let (Some(len), Some(padded)) = (len, padded) else {
@@ -102,23 +102,23 @@ fn reserve_aligned(len: usize, align: usize) -> Result<NonNull<u8>> {
         if len == 0 {
             return Ok(());
         }
-        // SAFETY: the offset lies within the `padded` bytes mapped above.
+        // SAFETY: the offset is within the `padded` bytes mapped above.
         let part = unsafe { start.add(offset) };
-        // SAFETY: the part belongs to the range made above, and nobody has seen it yet.
+        // SAFETY: the part belongs to the range reserved above, and no other code has its address.
         unsafe { release(part, len) }
     };
-    // On failure the rest goes back too: first all of it, and once the tail is gone all but the tail.
+    // On failure the rest is unmapped too: all of it, or all but the tail if that is unmapped already.
     trim(head + len, tail).inspect_err(|_| drop(trim(0, padded)))?;
     trim(0, head).inspect_err(|_| drop(trim(0, head + len)))?;
-    // SAFETY: `head` is below `align`, so it lies within the range.
+    // SAFETY: `head` is less than `align`, so it is within the range.
     Ok(unsafe { start.add(head) })
 }
 
 /// # Safety
-/// With `MapFlags::FIXED`, the range must be the caller's and unused.
+/// With `MapFlags::FIXED`, the caller must own the range, and no code may use it.
 unsafe fn map_nothing(at: *mut u8, len: usize, fixed: MapFlags) -> Result<NonNull<u8>> {
     let at = call("mmap", || {
-        // SAFETY: the caller owns the range where it is fixed; otherwise nothing is replaced.
+        // SAFETY: the caller owns the range if it is fixed; otherwise no mapping is replaced.
         unsafe { rustix::mm::mmap_anonymous(at.cast(), len, ProtFlags::empty(), RESERVED | fixed) }
     })?;
     not_null(at)
@@ -128,14 +128,14 @@ fn not_null(at: *mut c_void) -> Result<NonNull<u8>> {
     NonNull::new(at.cast()).ok_or(Error::Call { call: "mmap", errno: Errno::FAULT })
 }
 
-/// Maps the first `len` bytes of a file at `at`, shared, over whatever is there.
+/// Maps the first `len` bytes of a file at `at`, shared, and replaces any mapping there.
 ///
 /// # Errors
-/// `mmap` with `EACCES` when the descriptor does not allow the protection, `ENOMEM` when this process has too many
-/// maps.
+/// `mmap` with `EACCES` if the descriptor does not allow the protection, `ENOMEM` if this process has too many
+/// mappings.
 ///
 /// # Safety
-/// The range is part of a reservation of the caller's, nobody uses what is there now, and the file is sealed
+/// The range is part of a reservation of the caller, no code uses what is mapped there now, and the file is sealed
 /// against shrinking.
 pub unsafe fn map_at(
     at: NonNull<u8>,
@@ -145,31 +145,31 @@ pub unsafe fn map_at(
 ) -> Result<()> {
     call("mmap", || {
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the caller gave the range up for replacement.
+        // SAFETY: the caller allows the range to be replaced.
         unsafe { rustix::mm::mmap(at.as_ptr().cast(), len, protection.map_flags(), flags, file, 0) }
     })?;
     Ok(())
 }
 
-/// Takes the memory away from a range again, leaving it reserved.
+/// Unmaps the memory of a range, and leaves the addresses reserved.
 ///
 /// # Errors
-/// `mmap` with `ENOMEM` when this process has too many maps; the range is as it was then.
+/// `mmap` with `ENOMEM` if this process has too many mappings; the range is then unchanged.
 ///
 /// # Safety
-/// The range is part of a reservation of the caller's, and nobody uses what is there.
+/// The range is part of a reservation of the caller, and no code uses what is mapped there.
 pub unsafe fn unmap_at(at: NonNull<u8>, len: usize) -> Result<()> {
-    // SAFETY: the caller owns the range and nobody uses it.
+    // SAFETY: the caller owns the range, and no code uses it.
     unsafe { map_nothing(at.as_ptr(), len, MapFlags::FIXED) }.map(drop)
 }
 
-/// Changes what the processor may do with a range.
+/// Changes the access rights of a range.
 ///
 /// # Errors
-/// `mprotect` with `EACCES` when the file was opened for less, `ENOMEM` when this process has too many maps.
+/// `mprotect` with `EACCES` if the file was opened with fewer rights, `ENOMEM` if this process has too many mappings.
 ///
 /// # Safety
-/// The range is the caller's, and nobody relies on the rights that go.
+/// The caller owns the range, and no code relies on rights that are removed.
 pub unsafe fn protect(at: NonNull<u8>, len: usize, protection: Protection) -> Result<()> {
     call("mprotect", || {
         // SAFETY: the caller owns the range.
@@ -177,51 +177,53 @@ pub unsafe fn protect(at: NonNull<u8>, len: usize, protection: Protection) -> Re
     })
 }
 
-/// Takes all access to a range away for good: any access is a `SIGSEGV` from now on, and is reported as such where the range
-/// was [named](crate::access_fault).
+/// Removes all access to a range permanently: every later access raises `SIGSEGV`, which is reported as such if the
+/// range was [named](crate::access_fault).
 ///
 /// # Errors
 /// As [`protect`].
 ///
 /// # Safety
-/// The range is the caller's. What still uses it is meant to be stopped.
+/// The caller owns the range. Code that still uses it is stopped by the signal.
 pub unsafe fn revoke(at: NonNull<u8>, len: usize) -> Result<()> {
-    // SAFETY: the caller owns the range, and wants those stopped who rely on their rights.
+    // SAFETY: the caller owns the range, and intends that further accesses raise a signal.
     unsafe { protect(at, len, Protection::None) }?;
     access_fault::mark_revoked(at, len);
     Ok(())
 }
 
-/// Enters all pages of a mapped memory file into the page table at once, some twenty times faster than touching each.
+/// Enters all pages of a mapped memory file into the page table at once, about twenty times faster than by page
+/// faults.
 ///
-/// Pages are entered as by a load, which the kernel does in groups, and with all rights of the map: only of a file that is
-/// not in memory yet they are made one by one.
+/// Pages are entered as by a load, which the kernel does in batches, and with all rights of the mapping. Pages that
+/// the file does not have yet are allocated one by one.
 ///
 /// # Errors
-/// `madvise` with `EINVAL` before Linux 5.14, `ENOMEM` where something is not mapped, `EFAULT` where a page cannot be
-/// had.
+/// `madvise` with `EINVAL` before Linux 5.14, `ENOMEM` if a part is not mapped, `EFAULT` if a page cannot be
+/// allocated.
 ///
 /// # Safety
-/// The range is a map of the caller's that can be read.
+/// The range is a readable mapping of the caller.
 pub unsafe fn populate(at: NonNull<u8>, len: usize) -> Result<()> {
-    // SAFETY: populating changes no byte and takes no right away.
+    // SAFETY: populating changes no byte and removes no right.
     call("madvise", || unsafe { rustix::mm::madvise(at.as_ptr().cast(), len, Advice::LinuxPopulateRead) })
 }
 
-/// The length of a large page: what one entry of the page table above the last holds.
+/// The size of a large page (transparent huge page), which one entry of the second-lowest page table level maps.
 pub const LARGE_PAGE: usize = 2 << 20;
 
-/// Has the kernel put the pages of a mapped range together to large ones, so that it takes few entries of the processor's
-/// translation buffer. It is for maps that begin at a multiple of [`LARGE_PAGE`]; what is left at the end stays as it is.
+/// Collapses the pages of a mapped range into large ones, so that they need few TLB entries. The mapping must begin
+/// at a multiple of [`LARGE_PAGE`]; a remainder at the end is left unchanged.
 ///
-/// Copies every page, once for all who map the memory; takes about as long as [`populate`], and populates too.
+/// The kernel copies every page, once for all processes that map the memory. The call takes about as long as
+/// [`populate`], and populates the range too.
 ///
 /// # Errors
-/// `madvise` with `EINVAL` before Linux 6.1, for memory that cannot have large pages, and for pages that are not there
-/// yet; `ENOMEM`, `EAGAIN` where no large page is free.
+/// `madvise` with `EINVAL` before Linux 6.1, for memory that cannot have large pages, and for pages that are not
+/// allocated yet; `ENOMEM`, `EAGAIN` if no large page is free.
 ///
 /// # Safety
-/// The range is a map of the caller's.
+/// The range is a mapping of the caller.
 #[doc(alias = "MADV_COLLAPSE")]
 pub unsafe fn enlarge_pages(at: NonNull<u8>, len: usize) -> Result<()> {
     let whole = len / LARGE_PAGE * LARGE_PAGE;
@@ -229,51 +231,51 @@ pub unsafe fn enlarge_pages(at: NonNull<u8>, len: usize) -> Result<()> {
         return Ok(());
     }
     call_libc("madvise", || {
-        // SAFETY: it changes no byte and takes no right away.
+        // SAFETY: the call changes no byte and removes no right.
         unsafe { libc::madvise(at.as_ptr().cast(), whole, libc::MADV_COLLAPSE) }.into()
     })?;
     Ok(())
 }
 
-/// Says whether children that are forked from now on have a mapped range as well. Otherwise there is nothing at its
-/// addresses in them, and no map of theirs to keep its memory from being closed for writing.
+/// Sets whether children that are forked later inherit a mapping. If they do not, its addresses are unmapped in them,
+/// and their copies cannot prevent the file from being sealed against writing.
 ///
 /// # Errors
-/// `madvise` with `ENOMEM` where something is not mapped.
+/// `madvise` with `ENOMEM` if a part is not mapped.
 ///
 /// # Safety
-/// The range is a map of the caller's, of which no child uses what it is not to have.
+/// The range is a mapping of the caller, and no child uses it if it is not inherited.
 #[doc(alias = "MADV_DONTFORK")]
 pub unsafe fn set_inherited(at: NonNull<u8>, len: usize, is_inherited: bool) -> Result<()> {
     let advice = if is_inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
-    // SAFETY: in this process it changes nothing.
+    // SAFETY: the call changes nothing in this process.
     call("madvise", || unsafe { rustix::mm::madvise(at.as_ptr().cast(), len, advice) })
 }
 
-/// Has the kernel store one byte of its choice, and says whether it could: a look at a page's rights that costs no
+/// Has the kernel store one random byte at an address, and returns whether it could: tests write access without a
 /// signal.
 ///
 /// # Safety
-/// The byte is the caller's to lose, or nothing is mapped there at all.
+/// The byte may be overwritten, or no memory is mapped there.
 #[must_use]
 pub unsafe fn try_store(at: NonNull<u8>) -> bool {
-    // SAFETY: the kernel checks the address itself and answers `EFAULT`; the byte is the caller's to lose.
+    // SAFETY: the kernel checks the address and returns `EFAULT`; the caller allows the byte to be overwritten.
     unsafe { libc::getrandom(at.as_ptr().cast(), 1, libc::GRND_NONBLOCK) == 1 }
 }
 
-/// Gives a range of addresses back to the process, with whatever is mapped in it.
+/// Unmaps a range of addresses, with everything mapped in it, and frees the addresses.
 ///
 /// # Errors
-/// `munmap` with `ENOMEM` when this process has too many maps to split one.
+/// `munmap` with `ENOMEM` if this process has too many mappings to split one.
 ///
 /// # Safety
-/// The range is the caller's, and nobody uses it afterwards.
+/// The caller owns the range, and no code uses it afterwards.
 pub unsafe fn release(at: NonNull<u8>, len: usize) -> Result<()> {
-    // SAFETY: the caller owns the range and gives it up.
+    // SAFETY: the caller owns the range and does not use it any more.
     call("munmap", || unsafe { rustix::mm::munmap(at.as_ptr().cast(), len) })
 }
 
-/// One whole memory file, mapped at an address that the kernel chooses, until it is dropped.
+/// A mapping of one whole memory file at an address that the kernel chooses. It is unmapped on drop.
 #[derive(Debug)]
 pub struct SharedMap {
     at: NonNull<u8>,
@@ -281,14 +283,15 @@ pub struct SharedMap {
     protection: Protection,
 }
 
-// SAFETY: the map is reached through `SharedSlice` only, whose accesses are made for memory that others write.
+// SAFETY: the mapping is accessed through `SharedSlice` only, which allows concurrent writers.
 unsafe impl Send for SharedMap {}
-// SAFETY: a shared reference reaches the map through `SharedSlice` only, whose accesses allow concurrent writers.
+// SAFETY: a shared reference accesses the mapping through `SharedSlice` only, which allows concurrent writers.
 unsafe impl Sync for SharedMap {}
 
 impl SharedMap {
-    /// Maps the first `len` bytes of a file that may not be sealed yet: for this crate, which knows when it is.
-    pub(crate) fn over(file: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<Self> {
+    /// Maps the first `len` bytes of a file. The file need not be sealed yet: callers in this crate seal it before
+    /// they return.
+    pub(crate) fn map_file(file: BorrowedFd<'_>, len: usize, protection: Protection) -> Result<Self> {
         let at = call("mmap", || {
             let flags = protection.map_flags();
             // SAFETY: without a fixed address the kernel picks a free range.
@@ -297,48 +300,48 @@ impl SharedMap {
         Ok(Self { at: not_null(at)?, len, protection })
     }
 
-    /// Where it begins.
+    /// Returns the first address.
     #[must_use]
     pub fn address(&self) -> NonNull<u8> {
         self.at
     }
 
-    /// Enters all its pages into the page table at once, instead of one by one as they are touched.
+    /// Enters all pages into the page table at once, instead of one page fault each.
     ///
     /// # Errors
     /// As [`populate`].
     pub fn populate(&self) -> Result<()> {
-        // SAFETY: the range is our map; the kernel refuses where it cannot be read.
+        // SAFETY: the range is this mapping; the kernel returns an error if it cannot be read.
         unsafe { populate(self.at, self.len) }
     }
 
-    /// Whether the kernel would let this process write through the map, if it asked for that: for who hands memory out for
-    /// reading and wants to know that it is.
+    /// Returns whether the kernel would allow this process to make the mapping writable. Tests use it to check that
+    /// memory shared for reading cannot be written.
     #[must_use]
     pub fn could_be_written(&self) -> bool {
-        // SAFETY: the range is our map, and rights only grow.
+        // SAFETY: the range is this mapping, and rights are only added.
         let could = unsafe { protect(self.at, self.len, Protection::ReadWrite) }.is_ok();
-        // SAFETY: these are the rights it had before, which nobody has been told are more.
+        // SAFETY: this restores the previous rights, before any code could use the added ones.
         could && unsafe { protect(self.at, self.len, self.protection) }.is_ok()
     }
 
-    /// The bytes, as shared bytes are to be reached. A map without access has none.
+    /// Returns the bytes of the mapping. A mapping without access has none.
     #[must_use]
     pub fn bytes(&self) -> SharedSlice<'_> {
         let len = if self.protection == Protection::None { 0 } else { self.len };
-        // SAFETY: the range is mapped with these rights for as long as `self` lives, it is backed by a file sealed
-        // against shrinking, and no reference to its bytes is ever made.
+        // SAFETY: the range is mapped with these rights while `self` is borrowed, the file is sealed against
+        // shrinking, and no reference to its bytes is created.
         unsafe { SharedSlice::new(self.at, len, self.protection == Protection::ReadWrite) }
     }
 }
 
 impl Drop for SharedMap {
     fn drop(&mut self) {
-        // A second try: the one reason to fail, too many maps, passes.
-        // SAFETY: the range is ours and its borrowers are gone.
+        // A second attempt: the only cause of failure, too many mappings, may pass.
+        // SAFETY: this type owns the range, and no borrow of it is left.
         let release = || unsafe { release(self.at, self.len) };
         if let Err(error) = release().or_else(|_| release()) {
-            tracing::warn!(%error, len = self.len, "leaking a map that could not be removed");
+            tracing::warn!(%error, len = self.len, "cannot unmap memory, leaking the mapping");
         }
     }
 }
@@ -350,57 +353,57 @@ mod tests {
     use super::*;
     use crate::Memfd;
 
-    /// What the kernel says of a map.
-    fn told(map: &SharedMap, what: &str) -> String {
+    /// Returns a field of a mapping from `/proc/self/smaps`.
+    fn smaps_field(map: &SharedMap, field: &str) -> String {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let start = format!("{:x}-", map.address().addr());
         let ours = smaps.lines().skip_while(|line| !line.starts_with(&start));
-        ours.skip(1).find_map(|line| line.strip_prefix(what)).unwrap().trim().to_owned()
+        ours.skip(1).find_map(|line| line.strip_prefix(field)).unwrap().trim().to_owned()
     }
 
     #[test]
-    fn a_map_that_is_populated_has_its_pages() {
+    fn a_populated_mapping_is_resident() {
         let memory = Memfd::create("test", 1 << 20).unwrap();
         let map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
         map.populate().unwrap();
-        assert_eq!(told(&map, "Rss:"), "1024 kB");
+        assert_eq!(smaps_field(&map, "Rss:"), "1024 kB");
     }
 
     #[test]
-    fn a_map_is_inherited_unless_it_is_said_not_to_be() {
+    fn children_inherit_a_mapping_unless_inheritance_is_disabled() {
         let memory = Memfd::create("test", 1 << 20).unwrap();
         let map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
         let at = map.address();
         for is_inherited in [false, true] {
-            // SAFETY: the map is this test's, and no child uses it.
+            // SAFETY: the mapping belongs to this test, and no child uses it.
             unsafe { set_inherited(at, 1 << 20, is_inherited) }.unwrap();
-            let flags = told(&map, "VmFlags:");
+            let flags = smaps_field(&map, "VmFlags:");
             assert_eq!(flags.split(' ').any(|flag| flag == "dc"), !is_inherited, "{flags}");
         }
     }
 
     #[test]
-    fn an_aligned_reservation_begins_at_a_multiple() {
+    fn an_aligned_reservation_begins_at_a_multiple_of_the_alignment() {
         for align in [page_size(), 64 << 10, 2 << 20, 1 << 30] {
             let at = reserve(3 * page_size(), align, None).unwrap();
             assert_eq!(at.addr().get() % align, 0);
-            // SAFETY: reserved above, used by nobody.
+            // SAFETY: reserved above and unused.
             unsafe { release(at, 3 * page_size()) }.unwrap();
         }
     }
 
     #[test]
-    fn a_wanted_address_is_given_or_refused_but_never_replaced() {
+    fn a_wanted_address_is_reserved_or_refused_and_never_replaced() {
         let at = reserve(4 * page_size(), page_size(), None).unwrap();
         let taken = reserve(page_size(), page_size(), Some(at));
         assert_eq!(taken, Err(Error::Call { call: "mmap", errno: Errno::EXIST }));
-        // SAFETY: reserved above, used by nobody.
+        // SAFETY: reserved above and unused.
         unsafe { release(at, 4 * page_size()) }.unwrap();
-        // Another thread may take the range between the two calls; then the refusal is the right answer.
+        // Another thread may reserve the range between the two calls; then the refusal is correct.
         match reserve(4 * page_size(), page_size(), Some(at)) {
             Ok(again) => {
                 assert_eq!(again, at);
-                // SAFETY: reserved above, used by nobody.
+                // SAFETY: reserved above and unused.
                 unsafe { release(again, 4 * page_size()) }.unwrap();
             }
             Err(error) => assert_eq!(error, Error::Call { call: "mmap", errno: Errno::EXIST }),
@@ -408,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_can_be_reserved_that_has_no_length_or_no_room() {
+    fn a_reservation_of_zero_or_too_many_bytes_is_refused() {
         assert_eq!(reserve(0, 4096, None), Err(Error::ZeroLength));
         let too_much = reserve(1 << 62, 4096, None);
         assert_eq!(too_much, Err(Error::Call { call: "mmap", errno: Errno::NOMEM }));
@@ -417,16 +420,16 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_is_no_whole_page_is_rounded_up_however_it_is_aligned() {
+    fn a_length_is_rounded_up_to_whole_pages_for_every_alignment() {
         for align in [page_size(), 2 << 20] {
             let at = reserve(100, align, None).unwrap();
-            // SAFETY: reserved above, used by nobody.
+            // SAFETY: reserved above and unused.
             unsafe { release(at, 100) }.unwrap();
         }
     }
 
     #[test]
-    fn two_maps_of_one_file_show_the_same_bytes() {
+    fn two_mappings_of_one_file_have_the_same_bytes() {
         let memory = Memfd::create("test", 2 * page_size()).unwrap();
         let writer = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
         let reader = SharedMap::create(&memory, Protection::Read).unwrap();
@@ -435,14 +438,14 @@ mod tests {
         reader.bytes().read_at(page_size() - 2, &mut seen).unwrap();
         assert_eq!(&seen, b"across");
         assert_eq!(reader.bytes().write_at(0, b"x"), Err(Error::ReadOnly));
-        // SAFETY: nobody needs these bytes.
+        // SAFETY: the test does not use these bytes again.
         assert!(!unsafe { try_store(reader.address()) });
-        // SAFETY: nobody needs these bytes.
+        // SAFETY: the test does not use these bytes again.
         assert!(unsafe { try_store(writer.address()) });
     }
 
     #[test]
-    fn a_read_only_file_has_no_writable_map() {
+    fn a_read_only_file_cannot_be_mapped_writable() {
         let memory = Memfd::create("test", page_size()).unwrap();
         let received = Memfd::import(memory.read_only_fd().unwrap(), page_size()).unwrap();
         assert_eq!(SharedMap::create(&received, Protection::ReadWrite).unwrap_err(), Error::ReadOnly);
@@ -451,26 +454,26 @@ mod tests {
     }
 
     #[test]
-    fn a_map_without_access_has_no_bytes() {
+    fn a_mapping_without_access_has_no_bytes() {
         let memory = Memfd::create("test", page_size()).unwrap();
         assert!(SharedMap::create(&memory, Protection::None).unwrap().bytes().is_empty());
     }
 
     #[test]
-    fn large_pages_hold_the_same_bytes() {
+    fn collapsing_pages_preserves_their_bytes() {
         let len = 2 * LARGE_PAGE + page_size();
         let memory = Memfd::create("test", len).unwrap();
         let at = reserve(len, LARGE_PAGE, None).unwrap();
-        // SAFETY: the range is this test's reservation, which nothing uses, and a `Memfd` cannot shrink.
+        // SAFETY: the range is this test's reservation, which is unused, and a `Memfd` cannot shrink.
         unsafe { map_at(at, len, memory.as_fd(), Protection::ReadWrite) }.unwrap();
         // SAFETY: mapped with both rights until the release below.
         let bytes = unsafe { SharedSlice::new(at, len, true) };
         bytes.write_at(LARGE_PAGE - 2, b"over").unwrap();
         bytes.write_at(len - 1, b"x").unwrap();
-        // SAFETY: the range is this test's map, and stays one until the release below.
+        // SAFETY: the range is this test's mapping, until the release below.
         match unsafe { enlarge_pages(at, len) } {
-            Ok(()) => assert!(crate::numa::node_of_page(at).unwrap().is_some(), "populated too"),
-            // An older kernel, or no large page to be had now.
+            Ok(()) => assert!(crate::numa::node_of_page(at).unwrap().is_some(), "the range is populated too"),
+            // An older kernel, or no free large page.
             Err(Error::Call { call, errno }) => {
                 assert_eq!(call, "madvise");
                 assert!([Errno::INVAL, Errno::AGAIN, Errno::NOMEM].contains(&errno), "{errno}");
@@ -480,41 +483,44 @@ mod tests {
         let mut seen = [0; 4];
         bytes.read_at(LARGE_PAGE - 2, &mut seen).unwrap();
         assert_eq!(&seen, b"over");
-        // SAFETY: what is shorter has none, whatever it is.
+        // SAFETY: the range is shorter than a large page, so the call does nothing.
         assert_eq!(unsafe { enlarge_pages(at, LARGE_PAGE - 1) }, Ok(()));
-        // SAFETY: nothing uses it any more.
+        // SAFETY: the range is unused from here on.
         unsafe { release(at, len) }.unwrap();
     }
 
     #[test]
-    fn a_mapped_place_can_be_emptied_and_mapped_again() {
+    fn an_address_range_can_be_mapped_and_unmapped_repeatedly() {
         let page = page_size();
         let memory = Memfd::create("test", page).unwrap();
         let at = reserve(2 * page, page, None).unwrap();
         // SAFETY: the second page of the reservation above.
-        let place = unsafe { at.add(page) };
+        let target = unsafe { at.add(page) };
         for round in 0..3_u8 {
-            // SAFETY: `place` is ours and unused.
-            unsafe { map_at(place, page, memory.as_fd(), Protection::None) }.unwrap();
-            // SAFETY: `place` was mapped by this test a moment ago, and no reference to its bytes exists.
-            unsafe { protect(place, page, Protection::ReadWrite) }.unwrap();
-            assert_eq!(crate::numa::node_of_page(place), Ok(None), "no page is entered yet");
-            // SAFETY: `place` is mapped with both rights, so it can be read.
-            unsafe { populate(place, page) }.unwrap();
-            assert!(crate::numa::node_of_page(place).unwrap().is_some(), "the page is entered, untouched");
+            // SAFETY: `target` belongs to this test and is unused.
+            unsafe { map_at(target, page, memory.as_fd(), Protection::None) }.unwrap();
+            // SAFETY: `target` was mapped above, and no reference to its bytes exists.
+            unsafe { protect(target, page, Protection::ReadWrite) }.unwrap();
+            assert_eq!(crate::numa::node_of_page(target), Ok(None), "no page is entered yet");
+            // SAFETY: `target` is mapped with both rights, so it can be read.
+            unsafe { populate(target, page) }.unwrap();
+            assert!(
+                crate::numa::node_of_page(target).unwrap().is_some(),
+                "the page is entered without an access"
+            );
             // SAFETY: mapped with both rights until `unmap_at` below.
-            let bytes = unsafe { SharedSlice::new(place, page, true) };
+            let bytes = unsafe { SharedSlice::new(target, page, true) };
             let mut seen = [0];
             bytes.read_at(0, &mut seen).unwrap();
-            assert_eq!(seen, [round], "the file kept its byte while it was not mapped");
+            assert_eq!(seen, [round], "the file retains its byte while it is not mapped");
             bytes.write_at(0, &[round + 1]).unwrap();
-            // SAFETY: nothing uses the place any more.
-            unsafe { unmap_at(place, page) }.unwrap();
-            let taken = reserve(page, page, Some(place));
+            // SAFETY: `target` is unused from here on.
+            unsafe { unmap_at(target, page) }.unwrap();
+            let taken = reserve(page, page, Some(target));
             let exists = Err(Error::Call { call: "mmap", errno: Errno::EXIST });
-            assert_eq!(taken, exists, "an emptied place is never free for others");
+            assert_eq!(taken, exists, "an unmapped part of a reservation stays reserved");
         }
-        // SAFETY: nothing uses the reservation any more.
+        // SAFETY: the reservation is unused from here on.
         unsafe { release(at, 2 * page) }.unwrap();
     }
 }

@@ -1,10 +1,10 @@
 //! Conversions between `usize` and `u64`, which lose nothing on the 64-bit targets that wholemem supports.
 //!
-//! Wire formats, file formats and drivers use `u64` for lengths, offsets and addresses, the code in memory uses `usize`.
-//! On a 64-bit target both have the same values, so the conversions cannot fail. A target with another pointer width
-//! does not compile: the assertion below stops the build, instead of an error path that no test can reach.
+//! Wire formats, file formats and drivers use `u64` for lengths, offsets and addresses; Rust code uses `usize`. On a
+//! 64-bit target both have the same range, so the conversions cannot fail. On a target with another pointer width the
+//! assertion below fails to compile.
 //!
-//! These functions do not validate: a length that a peer sent is compared with what the caller expects afterwards.
+//! These functions do not validate: the caller compares a length received from a peer with the expected one.
 //!
 //! ```
 //! use wholemem_os::width::{to_u64, to_usize};
@@ -17,14 +17,14 @@
 
 const _: () = assert!(usize::BITS == u64::BITS, "wholemem supports targets with 64-bit addresses only");
 
-/// The same number as a `u64`.
+/// Converts to `u64` without loss.
 #[must_use]
 #[inline]
 pub const fn to_u64(number: usize) -> u64 {
     number as u64
 }
 
-/// The same number as a `usize`.
+/// Converts to `usize` without loss.
 #[must_use]
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "a `usize` has 64 bits: this module asserts it")]

@@ -1,4 +1,5 @@
-//! Forks beside work that no child may see half done. In a process of its own: its children have maps of whatever is mapped.
+//! Forks concurrent with work that no child may see half done. Its own test process, since children inherit all
+//! mappings.
 
 #![allow(unsafe_code, reason = "`fork` is unsafe")]
 
@@ -12,15 +13,15 @@ use wholemem_os::{Memfd, memfd};
 
 const LEN: usize = 1 << 16;
 
-/// A child that waits to be killed.
+/// A child that sleeps until it is killed.
 struct Child(libc::pid_t);
 
 impl Child {
     fn fork() -> Self {
-        // SAFETY: the child only waits for a signal, which takes no lock and allocates nothing.
+        // SAFETY: the child only waits for a signal, without locking or allocating.
         match unsafe { libc::fork() } {
             0 => loop {
-                // SAFETY: `pause` takes no lock and allocates nothing, as a child of a process with threads must.
+                // SAFETY: `pause` neither locks nor allocates, as is required in a child of a process with threads.
                 unsafe { libc::pause() };
             },
             child => Self(child),
@@ -30,23 +31,23 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        assert!(self.0 > 0, "the process can fork");
-        // SAFETY: the child is ours, and not waited for yet.
+        assert!(self.0 > 0, "fork succeeds");
+        // SAFETY: the child belongs to this process, and is not reaped yet.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
-        // SAFETY: the child is ours, and not waited for yet; a null pointer asks for no status.
+        // SAFETY: the child belongs to this process, and is not reaped yet; with a null pointer no status is written.
         unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
     }
 }
 
-fn map_hidden(memory: &Memfd) -> SharedMap {
-    let map = SharedMap::create(memory, Protection::ReadWrite).expect("a map");
-    // SAFETY: the map is this test's, and no child uses it.
-    unsafe { set_inherited(map.address(), LEN, false) }.expect("a map that is hidden");
+fn map_without_inheritance(memory: &Memfd) -> SharedMap {
+    let map = SharedMap::create(memory, Protection::ReadWrite).expect("a mapping");
+    // SAFETY: the mapping belongs to this test, and no child uses it.
+    unsafe { set_inherited(map.address(), LEN, false) }.expect("madvise");
     map
 }
 
-/// Does something over and over while there are always children, and says what failed.
-fn beside_children<E: Send>(times: u32, once: impl Fn() -> Result<(), E> + Sync) -> Option<E> {
+/// Repeats an operation while another thread forks children, and returns the first error.
+fn repeat_while_forking<E: Send>(times: u32, once: impl Fn() -> Result<(), E> + Sync) -> Option<E> {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -64,23 +65,23 @@ fn beside_children<E: Send>(times: u32, once: impl Fn() -> Result<(), E> + Sync)
     })
 }
 
-// A map that anybody has keeps a file from being closed for writing.
+// A file cannot be sealed against writing while any process has a writable mapping of it.
 
 #[test]
-fn no_child_has_a_map_that_is_made_and_hidden_without_forks() {
-    let failed = beside_children(2000, || {
+fn no_child_inherits_a_mapping_created_without_forks() {
+    let failed = repeat_while_forking(2000, || {
         let memory = Memfd::create("test", LEN).unwrap();
-        drop(without_forks(|| map_hidden(&memory)).unwrap());
-        memfd::close_for_writing(memory.as_fd())
+        drop(without_forks(|| map_without_inheritance(&memory)).unwrap());
+        memfd::seal_writes(memory.as_fd())
     });
     assert_eq!(failed, None);
 }
 
 #[test]
-fn no_child_has_a_map_by_which_large_pages_are_made() {
-    let failed = beside_children(200, || {
+fn no_child_inherits_the_mapping_that_fills_large_pages() {
+    let failed = repeat_while_forking(200, || {
         let memory = Memfd::create_large("test", LARGE_PAGE + LEN).unwrap();
-        memfd::close_for_writing(memory.as_fd())
+        memfd::seal_writes(memory.as_fd())
     });
     assert_eq!(failed, None);
 }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use wholemem_hal::{BackendKind, Error as HalError, Rights, Stream};
-use wholemem_os::interrupt::{MOMENT, is_interrupted};
+use wholemem_os::interrupt::{CHECK_INTERVAL, is_interrupted};
 use wholemem_os::{Deadline, ForkEpoch};
 
 use crate::array::{Array, Place, Turn, View, take};
@@ -112,7 +112,7 @@ impl CallStream {
 /// that have run.
 pub(crate) fn finish(stream: &Stream) -> Result<(), HalError> {
     loop {
-        match stream.synchronize(Deadline::after(MOMENT)) {
+        match stream.synchronize(Deadline::after(CHECK_INTERVAL)) {
             Err(HalError::TimedOut { .. }) if !is_interrupted() => {}
             Ok(()) => {
                 // Each call knew the stream by its number only, and left behind what it used.

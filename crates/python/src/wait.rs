@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::prelude::*;
-use wholemem_os::interrupt::{Question, interruptible, interruptible_by};
+use wholemem_os::interrupt::{InterruptCheck, interruptible, interruptible_by};
 
 use crate::error::Raised;
 
@@ -31,7 +31,7 @@ impl Closed {
 /// What a wait asks, and what a handler has raised meanwhile.
 struct Asking {
     raised: Rc<RefCell<Option<PyErr>>>,
-    question: Question,
+    question: InterruptCheck,
 }
 
 thread_local! {
@@ -90,7 +90,7 @@ where
 }
 
 /// Makes a call without the interpreter's lock; what a handler raises meanwhile is what it raises.
-fn asking<T, E>(py: Python<'_>, call: impl FnOnce(Question) -> Result<T, E> + Send) -> PyResult<T>
+fn asking<T, E>(py: Python<'_>, call: impl FnOnce(InterruptCheck) -> Result<T, E> + Send) -> PyResult<T>
 where
     T: Send,
     E: Into<Raised> + Send,

@@ -179,7 +179,7 @@ def test_joining_by_an_id_and_who_does_not_come() -> None:
     assert caught.value.code == "timeout" and caught.value.hint
     with pytest.raises(errors.WrongValue, match="unique id"):
         Communicator.create("nonsense", 0, 1)
-    with pytest.raises(errors.WrongValue, match="there is no rank 2 among 2"):
+    with pytest.raises(errors.WrongValue, match="rank 2 does not exist: the group has 2 ranks"):
         Communicator.create(unique_id, 2, 2)
     joined = Communicator.create(wholemem.unique_id(), 0, 1, device="cpu")
     joined.barrier()

@@ -419,7 +419,7 @@ def test_bad_tensors_are_not_reduced() -> None:
         wm.all_reduce(comm, torch.ones(2, dtype=torch.complex64))
     with pytest.raises(errors.WrongValue, match="`median`"):
         wm.all_reduce(comm, torch.ones(4), "median")
-    with pytest.raises(errors.WrongValue, match="there is no rank 3 among 1"):
+    with pytest.raises(errors.WrongValue, match="rank 3 does not exist: the group has 1 ranks"):
         wm.broadcast(comm, torch.ones(4), 3)
 
 

@@ -61,7 +61,7 @@ struct Member {
 
 pub(crate) fn run(args: &LaunchArgs) -> Result<ExitCode> {
     // Before there is another thread, so that no signal passes us by.
-    let signals = Signals::take(&[&PASSED_ON[..], &[Signal::CHILD]].concat())?;
+    let signals = Signals::block(&[&PASSED_ON[..], &[Signal::CHILD]].concat())?;
     let id = UniqueId::create()?;
     if let Some(folder) = &args.log_dir {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;

@@ -33,7 +33,7 @@ pub(crate) fn serve(args: &RankArgs) -> Result<()> {
 fn become_command(command: &[OsString]) -> Result<()> {
     let (program, rest) = command.split_first().context("no command was given")?;
     // The launcher reads its signals, and what it holds back for that is inherited.
-    signal::let_all_through()?;
+    signal::unblock_all()?;
     let error = Command::new(program).args(rest).exec();
     Err(error).with_context(|| format!("cannot run `{}`", program.display()))
 }

@@ -218,7 +218,7 @@ impl Target {
         let is_file = std::fs::metadata(path).map_or(true, |found| found.is_file());
         // The last one would end this process at a file that is longer than files may be.
         let held_back = [Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ];
-        let signals = is_file.then(|| Signals::take(&held_back)).transpose()?;
+        let signals = is_file.then(|| Signals::block(&held_back)).transpose()?;
         Ok(Self { file: Replacement::create(path)?, signals })
     }
 

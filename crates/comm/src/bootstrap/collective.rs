@@ -1,7 +1,7 @@
-//! The collectives of bytes: barrier, broadcast, all_gather, all_to_all and agree.
+//! Collectives of bytes: barrier, broadcast, all_gather, all_to_all and agree.
 //!
-//! All but all_to_all are one pass of votes up the tree and of the decision down ([`converge`](crate::machine)). They differ in how
-//! votes are merged. all_to_all sends each part to its rank.
+//! All except all_to_all are a convergecast of votes up the tree and a broadcast of the decision down
+//! ([`converge`](crate::machine)); they differ in how votes are merged. all_to_all sends each part to its rank.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -9,84 +9,84 @@ use std::time::{Duration, Instant};
 
 use wholemem_os::interrupt;
 
-use super::Turn;
-use crate::core::{Message, State};
-use crate::fault::Fault;
+use super::OperationGuard;
+use crate::core::{GroupMessage, RankState};
+use crate::fault::GroupFault;
 use crate::machine::converge::{Converge, Input, Merge, Output};
-use crate::machine::{give_up_on_word_at, margin};
-use crate::wire::Reader;
-use crate::wire::frame::{Header, Kind, What, decode_ranks, encode_ranks};
+use crate::machine::{give_up_on_decision_at, margin};
+use crate::wire::FieldReader;
+use crate::wire::frame::{FrameHeader, FrameKind, Operation, decode_ranks, encode_ranks};
 use crate::{Bootstrap, Error, Rank, Result};
 
-/// How often a waiting rank checks whether its neighbours run, and whether it is interrupted.
-pub(crate) const GLANCE: Duration = Duration::from_millis(100);
+/// How long a waiting rank sleeps before it checks whether its neighbours run, and whether it is interrupted.
+pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(100);
 
-/// The most that one rank gives to an operation, in bytes. More is for shared memory.
+/// The maximum number of bytes that one rank contributes to an operation. Larger data belongs in shared memory.
 const MAX_PER_RANK: usize = 1 << 30;
 
-/// What the ranks have agreed on.
+/// The result of a vote with [`Bootstrap::agree`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// All were for it.
+pub enum VoteResult {
+    /// Every rank voted for it.
     Agreed,
-    /// At least one was against it; this is the lowest of them, and the same on every rank.
+    /// At least one rank voted against it. Every rank gets the vote of the lowest of these ranks.
     Refused {
-        /// Which rank.
+        /// The rank that voted against it.
         rank: Rank,
-        /// What it said.
-        why: String,
+        /// The reason that the rank gave.
+        reason: String,
     },
 }
 
 impl Bootstrap {
-    /// Waits until every rank is here.
+    /// Waits until every rank has called `barrier`.
     ///
     /// # Errors
-    /// [`Error::PeerLost`], [`Error::Timeout`] and the other errors of a group that has fallen.
+    /// [`Error::PeerLost`], [`Error::Timeout`] and the other errors of a failed group.
     pub fn barrier(&self) -> Result<()> {
-        self.begin()?.converge(What::Barrier, Vec::new(), nothing).map(drop)
+        self.begin()?.converge(Operation::Barrier, Vec::new(), no_bytes).map(drop)
     }
 
-    /// Gives all ranks the bytes of rank `root`; those of the others are not looked at.
+    /// Sends the bytes of rank `root` to all ranks; the bytes of the other ranks are ignored.
     ///
     /// # Errors
-    /// [`Error::NoSuchRank`], [`Error::TooLong`], and those of a group that has fallen.
+    /// [`Error::NoSuchRank`], [`Error::TooLong`], and the errors of a failed group.
     pub fn broadcast(&self, root: Rank, bytes: &[u8]) -> Result<Vec<u8>> {
         if root.0 >= self.size() {
             return Err(Error::NoSuchRank { rank: root, size: self.size() });
         }
         check_len(bytes.len())?;
-        // Everybody's vote is who they think it is from, so that a difference is noticed and no wrong bytes passed.
+        // Every vote contains the root, so that ranks with different roots get an error instead of wrong bytes.
         let mut vote = root.0.to_le_bytes().to_vec();
         if root == self.rank() {
             vote.push(1);
             vote.extend(bytes);
         }
-        let decision = self.begin()?.converge(What::Broadcast, vote, whoever_has_it)?;
+        let decision = self.begin()?.converge(Operation::Broadcast, vote, root_bytes)?;
         match decision.split_at_checked(5) {
             Some((front, bytes)) if front[..4] == root.0.to_le_bytes() => Ok(bytes.to_vec()),
             _ => {
-                self.core.fall(Fault::Broke(root), None);
+                self.core.fail_group(GroupFault::ProtocolViolation(root), None);
                 Err(Error::Mismatch { rank: root, here: "broadcast", there: "broadcast of another rank" })
             }
         }
     }
 
-    /// Gives all ranks the bytes of all ranks, in the order of their ranks. They may be of different lengths.
+    /// Returns the bytes of all ranks on all ranks, ordered by rank. They may have different lengths.
     ///
     /// # Errors
-    /// [`Error::TooLong`], and those of a group that has fallen.
+    /// [`Error::TooLong`], and the errors of a failed group.
     pub fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         check_len(bytes.len())?;
-        self.begin()?.all_gather(What::AllGather, bytes)
+        self.begin()?.all_gather(Operation::AllGather, bytes)
     }
 
-    /// Sends the `n`th part to rank `n`, and returns what each rank has sent here. All parts of all ranks are of the same
-    /// length; with different ones, use [`all_to_allv`](Self::all_to_allv).
+    /// Sends the `n`th part to rank `n`, and returns the parts received from each rank. All parts of all ranks have
+    /// the same length; for different lengths use [`all_to_allv`](Self::all_to_allv).
     ///
     /// # Errors
-    /// [`Error::WrongCount`] when `bytes` cannot be cut into as many equal parts as there are ranks, and those of a
-    /// group that has fallen.
+    /// [`Error::WrongCount`] if `bytes` cannot be divided into as many equal parts as there are ranks, and the errors
+    /// of a failed group.
     pub fn all_to_all(&self, bytes: &[u8]) -> Result<Vec<u8>> {
         let size = self.core.tree.size as usize;
         if !bytes.len().is_multiple_of(size) {
@@ -97,16 +97,16 @@ impl Bootstrap {
         let received = self.all_to_allv(&parts)?;
         let of_another_len = (0..).map(Rank).zip(&received).find(|(_, part)| part.len() != len);
         if let Some((rank, _)) = of_another_len {
-            self.core.fall(Fault::Broke(rank), None);
-            return Err(Error::Protocol { rank, what: "its parts are of another length" });
+            self.core.fail_group(GroupFault::ProtocolViolation(rank), None);
+            return Err(Error::Protocol { rank, what: "its parts have another length" });
         }
         Ok(received.concat())
     }
 
-    /// Sends the `n`th part to rank `n`, and returns what each rank has sent here.
+    /// Sends the `n`th part to rank `n`, and returns the parts received from each rank.
     ///
     /// # Errors
-    /// [`Error::WrongCount`], [`Error::TooLong`], and those of a group that has fallen.
+    /// [`Error::WrongCount`], [`Error::TooLong`], and the errors of a failed group.
     pub fn all_to_allv(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
         if parts.len() != self.size() as usize {
             return Err(Error::WrongCount { count: parts.len(), size: self.size() });
@@ -115,22 +115,22 @@ impl Bootstrap {
         self.begin()?.all_to_allv(parts)
     }
 
-    /// Finds out whether all ranks are for something: the outcome of a step that each has tried for itself, for one.
+    /// Votes on whether all ranks succeeded, for example in a step that each rank performed for itself.
     ///
-    /// The verdict is the same on all ranks that live when it is made. If one dies after that, a survivor may get it and
-    /// another the error; but then the group has fallen on all of them.
+    /// The result is the same on all ranks that are alive when the decision is made. If a rank dies after that, one
+    /// survivor may get the result and another one the error; but then the group has failed on all of them.
     ///
     /// # Errors
-    /// [`Error::TooLong`], and those of a group that has fallen.
-    pub fn agree(&self, vote: Result<(), &str>) -> Result<Verdict> {
+    /// [`Error::TooLong`], and the errors of a failed group.
+    pub fn agree(&self, vote: Result<(), &str>) -> Result<VoteResult> {
         check_len(vote.err().map_or(0, str::len))?;
         self.begin()?.agree(vote)
     }
 }
 
-impl Turn<'_> {
-    /// One pass up and down the tree.
-    pub(crate) fn converge(&self, what: What, own: Vec<u8>, merge: Merge) -> Result<Vec<u8>> {
+impl OperationGuard<'_> {
+    /// Performs one convergecast up the tree and one broadcast down.
+    pub(crate) fn converge(&self, operation: Operation, own: Vec<u8>, merge: Merge) -> Result<Vec<u8>> {
         let core = &self.bootstrap.core;
         let (tree, timeout) = (core.tree, self.bootstrap.timeout);
         let mut machine = Converge::new(tree, timeout, own, merge);
@@ -139,13 +139,17 @@ impl Turn<'_> {
         loop {
             for output in outputs.drain(..) {
                 match output {
-                    Output::Up(bytes) => self.tell_parent(Kind::Up, what, op, &bytes),
+                    Output::Up(bytes) => self.post_to_parent(FrameKind::Vote, operation, op, &bytes),
                     Output::Report(missing) => {
-                        self.tell_parent(Kind::Report, what, op, &encode_ranks(&missing))
+                        self.post_to_parent(FrameKind::MissingReport, operation, op, &encode_ranks(&missing))
                     }
                     Output::Down(bytes) => {
                         for child in tree.children() {
-                            core.post(child, Header::new(Kind::Down, what, tree.rank, child, op), &bytes);
+                            core.post(
+                                child,
+                                FrameHeader::new(FrameKind::Decision, operation, tree.rank, child, op),
+                                &bytes,
+                            );
                         }
                     }
                     Output::Done(bytes) => {
@@ -153,26 +157,26 @@ impl Turn<'_> {
                         return Ok(bytes);
                     }
                     Output::Failed(missing) => {
-                        core.fall(Fault::Missing(missing), None);
-                        return Err(self.fallen(op));
+                        core.fail_group(GroupFault::Missing(missing), None);
+                        return Err(self.failure(op));
                     }
                 }
             }
             let mut state = core.state();
-            let mut inputs = match take_inputs(&mut state, tree, op, what) {
+            let mut inputs = match take_inputs(&mut state, tree, op, operation) {
                 Ok(inputs) => inputs,
                 Err(error) => {
                     drop(state);
-                    return Err(self.out_of_step(error));
+                    return Err(self.report_mismatch(error));
                 }
             };
             if inputs.is_empty() {
                 if state.group.check(op).is_err() {
                     drop(state);
-                    return Err(self.fallen(op));
+                    return Err(self.failure(op));
                 }
                 let now = self.began.elapsed();
-                let wait = machine.next_tick(now).saturating_sub(now).min(GLANCE);
+                let wait = machine.next_tick(now).saturating_sub(now).min(WAIT_SLICE);
                 let waited = core.changed.wait_timeout(state, wait.max(Duration::from_micros(1)));
                 drop(waited.unwrap_or_else(PoisonError::into_inner).0);
                 self.abort_if_interrupted();
@@ -186,10 +190,10 @@ impl Turn<'_> {
         }
     }
 
-    pub(crate) fn all_gather(&self, what: What, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn all_gather(&self, operation: Operation, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let core = &self.bootstrap.core;
         let own = entry(core.tree.rank, bytes);
-        let decision = self.converge(what, own, all_entries)?;
+        let decision = self.converge(operation, own, all_entries)?;
         let entries = read_entries(&decision).filter(|entries| {
             entries.len() == core.tree.size as usize
                 && entries.iter().enumerate().all(|(n, (rank, _))| rank.index() == n)
@@ -197,27 +201,30 @@ impl Turn<'_> {
         match entries {
             Some(entries) => Ok(entries.into_iter().map(|(_, bytes)| bytes.to_vec()).collect()),
             None => {
-                core.fall(Fault::Broke(Rank(0)), None);
-                Err(Error::Protocol { rank: Rank(0), what: "what was gathered is not one entry a rank" })
+                core.fail_group(GroupFault::ProtocolViolation(Rank(0)), None);
+                Err(Error::Protocol {
+                    rank: Rank(0),
+                    what: "the gathered data does not have one entry for each rank",
+                })
             }
         }
     }
 
-    pub(crate) fn agree(&self, vote: Result<(), &str>) -> Result<Verdict> {
+    pub(crate) fn agree(&self, vote: Result<(), &str>) -> Result<VoteResult> {
         let own = match vote {
             Ok(()) => Vec::new(),
-            Err(why) => [&self.bootstrap.rank().0.to_le_bytes(), why.as_bytes()].concat(),
+            Err(reason) => [&self.bootstrap.rank().0.to_le_bytes(), reason.as_bytes()].concat(),
         };
-        let decision = self.converge(What::Agree, own, lowest)?;
+        let decision = self.converge(Operation::Agree, own, lowest_refusal)?;
         match decision.split_first_chunk::<4>() {
-            None if decision.is_empty() => Ok(Verdict::Agreed),
+            None if decision.is_empty() => Ok(VoteResult::Agreed),
             None => {
-                self.bootstrap.core.fall(Fault::Broke(Rank(0)), None);
-                Err(Error::Protocol { rank: Rank(0), what: "a vote is no rank and reason" })
+                self.bootstrap.core.fail_group(GroupFault::ProtocolViolation(Rank(0)), None);
+                Err(Error::Protocol { rank: Rank(0), what: "a vote is not a rank and a reason" })
             }
-            Some((rank, why)) => Ok(Verdict::Refused {
+            Some((rank, reason)) => Ok(VoteResult::Refused {
                 rank: Rank(u32::from_le_bytes(*rank)),
-                why: String::from_utf8_lossy(why).into_owned(),
+                reason: String::from_utf8_lossy(reason).into_owned(),
             }),
         }
     }
@@ -231,20 +238,23 @@ impl Turn<'_> {
             if to == tree.rank {
                 received[to.index()] = Some(part.to_vec());
             } else {
-                core.post_far(Header::new(Kind::Direct, What::AllToAll, tree.rank, to, op), part);
+                core.post_to_any(
+                    FrameHeader::new(FrameKind::Direct, Operation::AllToAll, tree.rank, to, op),
+                    part,
+                );
             }
         }
         let mut state = core.state();
         loop {
             for (from, slot) in (0..tree.size).map(Rank).zip(&mut received) {
                 if slot.is_none()
-                    && let Some(message) = state.inbox.remove(&(op, Kind::Direct, from))
+                    && let Some(message) = state.inbox.remove(&(op, FrameKind::Direct, from))
                 {
-                    match matching(message, What::AllToAll, from) {
+                    match check_operation(message, Operation::AllToAll, from) {
                         Ok(bytes) => *slot = Some(bytes),
                         Err(error) => {
                             drop(state);
-                            return Err(self.out_of_step(error));
+                            return Err(self.report_mismatch(error));
                         }
                     }
                 }
@@ -252,47 +262,48 @@ impl Turn<'_> {
             if received.iter().all(Option::is_some) {
                 drop(state);
                 self.finish(op);
-                // Others may still need us to pass their parts on: nobody goes before all have theirs.
-                self.next();
-                self.converge(What::AllToAll, Vec::new(), nothing)?;
+                // Other ranks may still need this rank to forward their parts, so no rank continues before all have
+                // theirs.
+                self.next_operation();
+                self.converge(Operation::AllToAll, Vec::new(), no_bytes)?;
                 return Ok(received.into_iter().flatten().collect());
             }
             if state.group.check(op).is_err() {
                 drop(state);
-                return Err(self.fallen(op));
+                return Err(self.failure(op));
             }
-            // Those next to a rank that stands still go first: the others would name those behind it too.
-            let give_up = match core.still().is_empty() {
+            // Neighbours of a stalled rank give up first: other ranks would also report the ranks behind it.
+            let give_up = match core.stalled().is_empty() {
                 false => timeout,
                 true if tree.is_root() => timeout.saturating_add(margin(timeout) / 2),
-                true => give_up_on_word_at(timeout),
+                true => give_up_on_decision_at(timeout),
             };
             let left = give_up.saturating_sub(self.began.elapsed());
             if left.is_zero() {
                 drop(state);
                 let missing = (0..tree.size).map(Rank).filter(|rank| received[rank.index()].is_none());
-                core.fall(Fault::Missing(core.blamed(missing)), None);
-                return Err(self.fallen(op));
+                core.fail_group(GroupFault::Missing(core.ranks_to_report(missing)), None);
+                return Err(self.failure(op));
             }
-            let waited = core.changed.wait_timeout(state, left.min(GLANCE));
+            let waited = core.changed.wait_timeout(state, left.min(WAIT_SLICE));
             drop(waited.unwrap_or_else(PoisonError::into_inner).0);
             self.abort_if_interrupted();
             state = core.state();
         }
     }
 
-    /// Ends the group where whoever called the operation has to go on with something else: the others would wait for
-    /// this rank in vain.
+    /// Aborts the group if the caller is interrupted: otherwise the other ranks would wait for this rank until their
+    /// timeout.
     pub(crate) fn abort_if_interrupted(&self) {
         if interrupt::is_interrupted() {
             self.bootstrap.abort();
         }
     }
 
-    fn tell_parent(&self, kind: Kind, what: What, op: u64, bytes: &[u8]) {
+    fn post_to_parent(&self, kind: FrameKind, operation: Operation, op: u64, bytes: &[u8]) {
         let core = &self.bootstrap.core;
         if let Some(parent) = core.tree.parent() {
-            core.post(parent, Header::new(kind, what, core.tree.rank, parent, op), bytes);
+            core.post(parent, FrameHeader::new(kind, operation, core.tree.rank, parent, op), bytes);
         }
     }
 
@@ -303,21 +314,21 @@ impl Turn<'_> {
         state.fds.retain(|(of, _), _| *of > op);
     }
 
-    /// Tells the others that the ranks are at different operations.
-    fn out_of_step(&self, error: Error) -> Error {
+    /// Informs the other ranks that the ranks are in different operations.
+    fn report_mismatch(&self, error: Error) -> Error {
         if let Error::Mismatch { rank, .. } = &error {
-            self.bootstrap.core.fall(Fault::Broke(*rank), None);
+            self.bootstrap.core.fail_group(GroupFault::ProtocolViolation(*rank), None);
         }
         error
     }
 
-    /// The next number, for an operation that is made of several.
-    pub(crate) fn next(&self) {
+    /// Starts the next operation number, for an operation that consists of several.
+    pub(crate) fn next_operation(&self) {
         self.bootstrap.core.state().begun += 1;
     }
 
-    /// Why operation `op` cannot finish.
-    pub(crate) fn fallen(&self, op: u64) -> Error {
+    /// Returns the error of operation `op`, which cannot finish.
+    pub(crate) fn failure(&self, op: u64) -> Error {
         let error = {
             let state = self.bootstrap.core.state();
             match state.group.fault() {
@@ -330,17 +341,16 @@ impl Turn<'_> {
                 },
             }
         };
-        wait_out(error, self.began)
+        wait_remaining_timeout(error, self.began)
     }
 }
 
-/// Makes the text of a timeout agree with the time that this rank has waited, if another rank, which began earlier, has
-/// given up for all. If the rest of this rank's own timeout is short, it passes here; if not, the error tells how long
-/// this rank has waited.
-pub(crate) fn wait_out(error: Error, began: Instant) -> Error {
+/// Waits for the rest of this rank's timeout, if another rank, which began earlier, has ended the operation for all.
+/// If the rest is long, it returns at once, and the error contains the time that this rank has waited.
+pub(crate) fn wait_remaining_timeout(error: Error, began: Instant) -> Error {
     let Error::Timeout { missing, timeout, joining } = error else { return error };
     if timeout.saturating_sub(began.elapsed()) > margin(timeout) {
-        // In whole milliseconds.
+        // Rounded to whole milliseconds.
         let waited = began.elapsed();
         let waited = Duration::new(waited.as_secs(), waited.subsec_millis() * 1_000_000);
         return Error::Timeout { missing, timeout: waited, joining };
@@ -350,36 +360,41 @@ pub(crate) fn wait_out(error: Error, began: Instant) -> Error {
         if left.is_zero() || interrupt::is_interrupted() {
             return Error::Timeout { missing, timeout, joining };
         }
-        std::thread::sleep(left.min(GLANCE));
+        std::thread::sleep(left.min(WAIT_SLICE));
     }
 }
 
-/// What has come for this operation from the neighbours.
-fn take_inputs(state: &mut State, tree: crate::rank::Tree, op: u64, what: What) -> Result<Vec<Input>> {
+/// Removes and returns the messages of the neighbours for this operation.
+fn take_inputs(
+    state: &mut RankState,
+    tree: crate::rank::Tree,
+    op: u64,
+    operation: Operation,
+) -> Result<Vec<Input>> {
     let mut inputs = Vec::new();
     for child in tree.children() {
-        if let Some(message) = state.inbox.remove(&(op, Kind::Up, child)) {
-            inputs.push(Input::Vote { child, vote: matching(message, what, child)? });
+        if let Some(message) = state.inbox.remove(&(op, FrameKind::Vote, child)) {
+            inputs.push(Input::Vote { child, vote: check_operation(message, operation, child)? });
         }
-        if let Some(message) = state.inbox.remove(&(op, Kind::Report, child)) {
+        if let Some(message) = state.inbox.remove(&(op, FrameKind::MissingReport, child)) {
             let malformed = |_| Error::Protocol { rank: child, what: "its report is malformed" };
             let missing = decode_ranks(&message.bytes).map_err(malformed)?;
             inputs.push(Input::Report { child, missing });
         }
     }
     if let Some(parent) = tree.parent()
-        && let Some(message) = state.inbox.remove(&(op, Kind::Down, parent))
+        && let Some(message) = state.inbox.remove(&(op, FrameKind::Decision, parent))
     {
-        inputs.push(Input::Decision(matching(message, what, parent)?));
+        inputs.push(Input::Decision(check_operation(message, operation, parent)?));
     }
     Ok(inputs)
 }
 
-fn matching(message: Message, what: What, rank: Rank) -> Result<Vec<u8>> {
-    if message.what == what {
+fn check_operation(message: GroupMessage, operation: Operation, rank: Rank) -> Result<Vec<u8>> {
+    if message.operation == operation {
         Ok(message.bytes)
     } else {
-        Err(Error::Mismatch { rank, here: what.name(), there: message.what.name() })
+        Err(Error::Mismatch { rank, here: operation.name(), there: message.operation.name() })
     }
 }
 
@@ -388,12 +403,12 @@ fn check_len(len: usize) -> Result<()> {
     if len > limit { Err(Error::TooLong { len, limit }) } else { Ok(()) }
 }
 
-fn nothing(_: Vec<u8>, _: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
+fn no_bytes(_: Vec<u8>, _: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     Vec::new()
 }
 
-/// The vote that has the bytes, if one of them does.
-fn whoever_has_it(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
+/// Returns the vote that contains the root's bytes, if there is one.
+fn root_bytes(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     const HEAD: usize = 4;
     if own.len() > HEAD {
         return own;
@@ -401,8 +416,9 @@ fn whoever_has_it(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     children.values().find(|vote| vote.len() > HEAD).cloned().unwrap_or(own)
 }
 
-/// The vote against of the lowest rank, if there is one. A malformed vote comes before all, so that every rank gets it.
-fn lowest(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
+/// Returns the lowest rank's vote against, if there is one. A malformed vote has priority, so that every rank gets
+/// it.
+fn lowest_refusal(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     let rank = |vote: &[u8]| vote.first_chunk().map(|rank| u32::from_le_bytes(*rank));
     let votes = std::iter::once(&own).chain(children.values());
     votes.filter(|vote| !vote.is_empty()).min_by_key(|vote| rank(vote)).cloned().unwrap_or_default()
@@ -413,7 +429,7 @@ fn entry(rank: Rank, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn read_entries(bytes: &[u8]) -> Option<Vec<(Rank, &[u8])>> {
-    let mut reader = Reader(bytes);
+    let mut reader = FieldReader(bytes);
     let mut entries = Vec::new();
     while !reader.0.is_empty() {
         let rank = Rank(reader.u32().ok()?);
@@ -423,7 +439,7 @@ fn read_entries(bytes: &[u8]) -> Option<Vec<(Rank, &[u8])>> {
     Some(entries)
 }
 
-/// All entries of all votes, by rank.
+/// Merges the entries of all votes, ordered by rank.
 fn all_entries(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     let votes = std::iter::once(&own).chain(children.values());
     let mut entries: Vec<_> = votes.filter_map(|vote| read_entries(vote)).flatten().collect();
@@ -446,11 +462,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_malformed_vote_is_passed_on_before_all_others() {
+    fn a_malformed_vote_has_priority_over_all_others() {
         let against = |rank: u32| [&rank.to_le_bytes()[..], b"no"].concat();
         let votes = BTreeMap::from([(Rank(1), against(1)), (Rank(2), vec![])]);
-        assert_eq!(lowest(vec![], &votes), against(1));
+        assert_eq!(lowest_refusal(vec![], &votes), against(1));
         let votes = BTreeMap::from([(Rank(1), against(1)), (Rank(2), vec![7, 7])]);
-        assert_eq!(lowest(vec![], &votes), [7, 7]);
+        assert_eq!(lowest_refusal(vec![], &votes), [7, 7]);
     }
 }

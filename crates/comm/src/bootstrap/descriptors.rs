@@ -2,13 +2,15 @@
 //!
 //! ```text
 //!   1. an all_gather of the number of descriptors of each rank
-//!   2. up the tree: each rank sends those of all ranks below it, in batches that are acknowledged one by one
-//!   3. down the tree: each rank sends each child those that did not come from it
-//!   4. an agree on whether all ranks have received all
+//!   2. up the tree: each rank sends the descriptors of all ranks below it, in batches that are acknowledged one by
+//!   one
+//!   3. down the tree: each rank sends to each child the descriptors that are not from ranks below that child
+//!   4. an agree on whether all ranks have received all descriptors
 //! ```
 //!
-//! If a rank cannot receive a descriptor because its table is full, it informs its neighbours, which then wait for no more. In
-//! step 4, all ranks learn which rank it was. The descriptors that have arrived are closed, and the group remains usable.
+//! If a rank cannot receive a descriptor because its descriptor table is full, it informs its neighbours, which then
+//! expect no more. In step 4 all ranks learn which rank it was. The descriptors received so far are closed, and the
+//! group remains usable.
 
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,43 +18,43 @@ use std::sync::{Arc, PoisonError};
 
 use wholemem_os::packet::MAX_FDS;
 
-use super::Turn;
-use super::collective::{GLANCE, Verdict};
-use crate::core::Tagged;
-use crate::fault::Fault;
-use crate::links::Packet;
+use super::OperationGuard;
+use super::collective::{VoteResult, WAIT_SLICE};
+use crate::core::TaggedFd;
+use crate::fault::GroupFault;
+use crate::links::FramePacket;
 use crate::machine::{give_up_on_child_at, give_up_on_parent_at};
-use crate::wire::frame::{Header, Kind, What};
+use crate::wire::frame::{FrameHeader, FrameKind, Operation};
 use crate::{Bootstrap, Error, Rank, Result};
 
 impl Bootstrap {
-    /// Gives all ranks the descriptors of all ranks, in the order of their ranks. They may be of different numbers, or
-    /// none. Those given stay open here, and come back as duplicates.
+    /// Returns the descriptors of all ranks on all ranks, ordered by rank. Each rank may pass any number. The
+    /// descriptors passed stay open, and the result contains duplicates of them.
     ///
     /// # Errors
-    /// [`Error::Descriptors`] when a rank could not take them all: then nobody gets any, and the group still stands.
-    /// Those of a group that has fallen.
+    /// [`Error::Descriptors`] if a rank could not receive all of them: then no rank gets any, and the group stays
+    /// usable. The errors of a failed group.
     pub fn all_gather_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>> {
-        let turn = self.begin()?;
-        let passed = turn.pass_fds(fds)?;
-        turn.next();
+        let guard = self.begin()?;
+        let passed = guard.exchange_fds(fds)?;
+        guard.next_operation();
         let vote = match &passed {
-            // Whoever it was says so itself.
-            Ok(_) | Err(Lost::Elsewhere) => Ok(()),
-            Err(Lost::Here(why)) => Err(*why),
+            // The rank that lost descriptors reports it itself.
+            Ok(_) | Err(FdLoss::Elsewhere) => Ok(()),
+            Err(FdLoss::Here(reason)) => Err(*reason),
         };
-        match (turn.agree(vote)?, passed) {
-            (Verdict::Refused { rank, why }, _) => Err(Error::Descriptors { rank, why }),
-            (Verdict::Agreed, Ok(passed)) => self.own(passed),
-            (Verdict::Agreed, Err(_)) => {
-                let why = "descriptors were lost, and no rank says that it was there".to_owned();
-                Err(Error::Descriptors { rank: self.rank(), why })
+        match (guard.agree(vote)?, passed) {
+            (VoteResult::Refused { rank, reason }, _) => Err(Error::Descriptors { rank, reason }),
+            (VoteResult::Agreed, Ok(passed)) => self.owned_fds(passed),
+            (VoteResult::Agreed, Err(_)) => {
+                let reason = "descriptors were lost, but no rank reported it".to_owned();
+                Err(Error::Descriptors { rank: self.rank(), reason })
             }
         }
     }
 
-    /// Makes the descriptors the caller's: those still queued for a neighbour are duplicated.
-    fn own(&self, passed: Vec<Vec<Arc<OwnedFd>>>) -> Result<Vec<Vec<OwnedFd>>> {
+    /// Returns owned descriptors. Those that are still queued for a neighbour are duplicated.
+    fn owned_fds(&self, passed: Vec<Vec<Arc<OwnedFd>>>) -> Result<Vec<Vec<OwnedFd>>> {
         let own = |fd: Arc<OwnedFd>| {
             Arc::try_unwrap(fd).or_else(|fd| {
                 let copy = wholemem_os::memfd::share_fd(std::os::fd::AsFd::as_fd(&*fd));
@@ -63,40 +65,41 @@ impl Bootstrap {
     }
 }
 
-/// Why this rank has not got them all.
+/// Where descriptors were lost.
 #[derive(Debug, Clone, Copy)]
-enum Lost {
+enum FdLoss {
     Here(&'static str),
     Elsewhere,
 }
 
-const TABLE_FULL: Lost = Lost::Here("the limit on open files is too low for all descriptors");
+const TABLE_FULL: FdLoss = FdLoss::Here("the limit on open files is too low for all descriptors");
 
-impl Turn<'_> {
-    fn pass_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Result<Vec<Vec<Arc<OwnedFd>>>, Lost>> {
+impl OperationGuard<'_> {
+    fn exchange_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<Result<Vec<Vec<Arc<OwnedFd>>>, FdLoss>> {
         let core = &self.bootstrap.core;
         let tree = core.tree;
-        let mut kept = Vec::new();
+        let mut gathered = Vec::new();
         let mut lost = None;
-        // Of an operation that failed before this one: nobody sends of this one until all are in it.
+        // Reset: the flag may be left from an earlier failed operation. No rank sends descriptors before all ranks
+        // are in this one.
         core.state().fds_lost = false;
         for (index, fd) in (0..).zip(fds) {
             match wholemem_os::memfd::share_fd(*fd) {
-                Ok(fd) => kept.push(Tagged { src: tree.rank, index, fd: Arc::new(fd) }),
+                Ok(fd) => gathered.push(TaggedFd { src: tree.rank, index, fd: Arc::new(fd) }),
                 Err(_) => lost = Some(TABLE_FULL),
             }
         }
         if lost.is_some() {
-            kept.clear();
+            gathered.clear();
         }
-        let count = u32::try_from(kept.len()).expect("a process has fewer than 2^32 descriptors");
-        let counts = self.all_gather(What::AllGatherFds, &count.to_le_bytes())?;
+        let count = u32::try_from(gathered.len()).expect("a process has fewer than 2^32 descriptors");
+        let counts = self.all_gather(Operation::AllGatherFds, &count.to_le_bytes())?;
         let decode = |(rank, count): (Rank, &Vec<u8>)| match count[..].try_into().map(u32::from_le_bytes) {
             Ok(count) => Ok(count as usize),
             Err(_) => Err(Error::Protocol { rank, what: "its count of descriptors is malformed" }),
         };
         let counts: Vec<usize> = (0..).map(Rank).zip(&counts).map(decode).collect::<Result<_>>()?;
-        self.next();
+        self.next_operation();
         let op = core.state().begun;
         let below = |child: Rank| -> usize {
             let child = crate::rank::Tree { rank: child, ..tree };
@@ -106,75 +109,75 @@ impl Turn<'_> {
                 .map(|rank| counts[rank.index()])
                 .sum()
         };
-        // Upwards. Once some are lost there is nothing to wait for: what comes late is closed.
+        // Up the tree. Once descriptors are lost, no more are expected: those that arrive later are closed.
         for child in tree.children() {
             if lost.is_none() {
                 match self.receive(op, child, below(child))? {
-                    Ok(fds) => kept.extend(fds),
-                    Err(why) => lost = Some(why),
+                    Ok(fds) => gathered.extend(fds),
+                    Err(reason) => lost = Some(reason),
                 }
             }
         }
         if let Some(parent) = tree.parent() {
-            self.send(op, parent, lost, kept.iter());
+            self.send(op, parent, lost, gathered.iter());
             let rest = counts.iter().sum::<usize>() - below(tree.rank);
             if lost.is_none() {
                 match self.receive(op, parent, rest)? {
-                    Ok(fds) => kept.extend(fds),
-                    Err(why) => lost = Some(why),
+                    Ok(fds) => gathered.extend(fds),
+                    Err(reason) => lost = Some(reason),
                 }
             }
         }
-        // Downwards.
+        // Down the tree.
         for child in tree.children() {
             let under = crate::rank::Tree { rank: child, ..tree };
-            self.send(op, child, lost, kept.iter().filter(|tagged| !under.is_below(tagged.src)));
+            self.send(op, child, lost, gathered.iter().filter(|tagged| !under.is_below(tagged.src)));
         }
         self.finish(op);
-        if let Some(why) = lost {
-            return Ok(Err(why));
+        if let Some(reason) = lost {
+            return Ok(Err(reason));
         }
         let mut ranks: Vec<BTreeMap<u32, Arc<OwnedFd>>> = counts.iter().map(|_| BTreeMap::new()).collect();
-        for Tagged { src, index, fd } in kept {
+        for TaggedFd { src, index, fd } in gathered {
             if let Some(rank) = ranks.get_mut(src.index()) {
                 rank.insert(index, fd);
             }
         }
         if ranks.iter().zip(&counts).any(|(fds, count)| fds.len() != *count) {
-            return Ok(Err(Lost::Here("descriptors came that are not those announced")));
+            return Ok(Err(FdLoss::Here("received other descriptors than were announced")));
         }
         Ok(Ok(ranks.into_iter().map(|fds| fds.into_values().collect()).collect()))
     }
 
-    /// Sends descriptors to a neighbour, or that some were lost.
-    fn send<'t>(&self, op: u64, to: Rank, lost: Option<Lost>, fds: impl Iterator<Item = &'t Tagged>) {
+    /// Sends descriptors to a neighbour, or the message that some were lost.
+    fn send<'t>(&self, op: u64, to: Rank, lost: Option<FdLoss>, fds: impl Iterator<Item = &'t TaggedFd>) {
         let core = &self.bootstrap.core;
-        let header = Header::new(Kind::Fds, What::AllGatherFds, core.tree.rank, to, op);
+        let header = FrameHeader::new(FrameKind::Fds, Operation::AllGatherFds, core.tree.rank, to, op);
         if lost.is_some() {
-            return core.post(to, Header { kind: Kind::FdsLost, ..header }, &[]);
+            return core.post(to, FrameHeader { kind: FrameKind::FdsLost, ..header }, &[]);
         }
         let fds: Vec<_> = fds.collect();
         let packets = fds.chunks(MAX_FDS).flat_map(|batch| {
             let tags =
                 batch.iter().flat_map(|tagged| [tagged.src.0, tagged.index]).flat_map(u32::to_le_bytes);
-            let header = Header { fds: u16::try_from(batch.len()).expect("MAX_FDS at most"), ..header };
+            let header = FrameHeader { fds: u16::try_from(batch.len()).expect("MAX_FDS at most"), ..header };
             let fds: Vec<_> = batch.iter().map(|tagged| Arc::clone(&tagged.fd)).collect();
             let frames = header.frames(&tags.collect::<Vec<_>>());
-            frames.into_iter().map(move |bytes| Packet { bytes, fds: fds.clone() })
+            frames.into_iter().map(move |bytes| FramePacket { bytes, fds: fds.clone() })
         });
         core.post_packets(to, packets.collect::<Vec<_>>());
     }
 
-    /// Waits for `count` descriptors of a neighbour, or for the word that some were lost.
-    fn receive(&self, op: u64, from: Rank, count: usize) -> Result<Result<Vec<Tagged>, Lost>> {
+    /// Waits for `count` descriptors from a neighbour, or for the message that some were lost.
+    fn receive(&self, op: u64, from: Rank, count: usize) -> Result<Result<Vec<TaggedFd>, FdLoss>> {
         let core = &self.bootstrap.core;
         let give_up =
             if core.tree.parent() == Some(from) { give_up_on_parent_at } else { give_up_on_child_at };
         let give_up = give_up(core.tree, self.bootstrap.timeout);
         let mut state = core.state();
         loop {
-            if state.inbox.remove(&(op, Kind::FdsLost, from)).is_some() {
-                return Ok(Err(Lost::Elsewhere));
+            if state.inbox.remove(&(op, FrameKind::FdsLost, from)).is_some() {
+                return Ok(Err(FdLoss::Elsewhere));
             }
             if std::mem::take(&mut state.fds_lost) {
                 return Ok(Err(TABLE_FULL));
@@ -184,15 +187,15 @@ impl Turn<'_> {
             }
             if state.group.check(op).is_err() {
                 drop(state);
-                return Err(self.fallen(op));
+                return Err(self.failure(op));
             }
             let left = give_up.saturating_sub(self.began.elapsed());
             if left.is_zero() {
                 drop(state);
-                core.fall(Fault::Missing(vec![from]), None);
-                return Err(self.fallen(op));
+                core.fail_group(GroupFault::Missing(vec![from]), None);
+                return Err(self.failure(op));
             }
-            let waited = core.changed.wait_timeout(state, left.min(GLANCE));
+            let waited = core.changed.wait_timeout(state, left.min(WAIT_SLICE));
             drop(waited.unwrap_or_else(PoisonError::into_inner).0);
             self.abort_if_interrupted();
             state = core.state();
@@ -210,21 +213,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_other_operation_comes_between_the_steps_of_one() {
+    fn no_other_operation_begins_between_the_steps_of_one() {
         let ranks = Bootstrap::local(2).unwrap();
         let memory = Memfd::create("test", 4096).unwrap();
         for _ in 0..200 {
             let (before, under_way) = (ranks[0].core.state().begun, Barrier::new(2));
             std::thread::scope(|scope| {
                 let first = scope.spawn(|| ranks[0].all_gather_fds(&[memory.as_fd()]).map(drop));
-                // Another thread of rank 0, which asks until it is let in.
+                // Another thread of rank 0, which retries until it can begin.
                 scope.spawn(|| {
                     while ranks[0].core.state().begun == before {
                         std::thread::yield_now();
                     }
                     under_way.wait();
-                    let mut asked = std::iter::repeat_with(|| ranks[0].barrier());
-                    let outcome = asked.find(|outcome| *outcome != Err(Error::Busy));
+                    let mut attempts = std::iter::repeat_with(|| ranks[0].barrier());
+                    let outcome = attempts.find(|outcome| *outcome != Err(Error::Busy));
                     assert_eq!(outcome, Some(Ok(())));
                 });
                 scope.spawn(|| {

@@ -1,12 +1,13 @@
-//! Creates a group from the environment that a launcher has set: `wholemem launch`, torchrun, Slurm or Open MPI.
+//! Creates a group from the environment variables of a launcher: `wholemem launch`, torchrun, Slurm or Open MPI.
 //!
-//! The variables of torchrun hold no secret, and its agent listens at `MASTER_PORT`: it only serves as a name here.
+//! The variables of torchrun contain no secret. Its agent listens at `MASTER_PORT`, so the port only identifies the
+//! run here.
 
 use std::path::Path;
 use std::time::Duration;
 
 use super::DEFAULT_TIMEOUT;
-use crate::id::{Home, SOCKET_DIR};
+use crate::id::{SOCKET_DIR, SocketLocation};
 use crate::{Bootstrap, Error, Rank, Result, UniqueId};
 
 const ID: &str = "WHOLEMEM_ID";
@@ -15,23 +16,23 @@ const SECRET: &str = "WHOLEMEM_SECRET";
 const SECRET_FILE: &str = "WHOLEMEM_SECRET_FILE";
 const TIMEOUT: &str = "WHOLEMEM_TIMEOUT";
 
-/// The variables of a launcher.
+/// The environment variables of a launcher.
 #[derive(Debug)]
 struct Launcher {
     rank: &'static str,
     size: &'static str,
-    /// The number of this rank among those of its node.
+    /// The rank of this process among those of its node.
     local_rank: &'static str,
-    /// What tells how many nodes there are, in the order it is looked for; the first that is set decides.
-    extents: &'static [Extent],
+    /// The variables that show how many nodes there are. The first one that is set counts.
+    node_counts: &'static [NodeCountVariable],
 }
 
-/// A variable that tells whether all ranks are on one node.
+/// A variable that shows whether all ranks are on one node.
 #[derive(Debug, Clone, Copy)]
-enum Extent {
-    /// How many nodes there are.
+enum NodeCountVariable {
+    /// The number of nodes.
     Nodes(&'static str),
-    /// How many ranks are on this node, or as Slurm has it on each node: `4(x2),3`.
+    /// The number of ranks on this node, or in Slurm's format on each node: `4(x2),3`.
     Ranks(&'static str),
 }
 
@@ -40,62 +41,64 @@ const LAUNCHERS: [Launcher; 3] = [
         rank: "RANK",
         size: "WORLD_SIZE",
         local_rank: "LOCAL_RANK",
-        extents: &[Extent::Ranks("LOCAL_WORLD_SIZE")],
+        node_counts: &[NodeCountVariable::Ranks("LOCAL_WORLD_SIZE")],
     },
     Launcher {
         rank: "SLURM_PROCID",
         size: "SLURM_NTASKS",
         local_rank: "SLURM_LOCALID",
-        extents: &[
-            // Those of the step come first: it may have fewer nodes than the job.
-            Extent::Nodes("SLURM_STEP_NUM_NODES"),
-            Extent::Nodes("SLURM_NNODES"),
-            Extent::Ranks("SLURM_STEP_TASKS_PER_NODE"),
-            Extent::Ranks("SLURM_TASKS_PER_NODE"),
+        node_counts: &[
+            // The step's variables come first: a step may have fewer nodes than the job.
+            NodeCountVariable::Nodes("SLURM_STEP_NUM_NODES"),
+            NodeCountVariable::Nodes("SLURM_NNODES"),
+            NodeCountVariable::Ranks("SLURM_STEP_TASKS_PER_NODE"),
+            NodeCountVariable::Ranks("SLURM_TASKS_PER_NODE"),
         ],
     },
     Launcher {
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        extents: &[Extent::Ranks("OMPI_COMM_WORLD_LOCAL_SIZE")],
+        node_counts: &[NodeCountVariable::Ranks("OMPI_COMM_WORLD_LOCAL_SIZE")],
     },
 ];
 
-/// Variables that together name a run, in the order they are looked for; those after the first of each may be missing.
-const RUNS: [&[&str]; 3] = [
+/// Groups of variables that identify a run; the first group whose first variable is set is used. Its other variables
+/// are optional.
+const RUN_VARIABLES: [&[&str]; 3] = [
     &["MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
     &["SLURM_JOB_ID", "SLURM_STEP_ID"],
     &["OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"],
 ];
 
-/// What the environment says about this process.
+/// The group, rank and size that the environment describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
-    id: Source,
+struct LaunchEnv {
+    id: IdSource,
     rank: Rank,
     size: u32,
     timeout: Duration,
 }
 
+/// Where the id of the group comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Source {
+enum IdSource {
     Id(UniqueId),
-    Agreed { run: String, secret: Option<String> },
+    Derived { run: String, secret: Option<String> },
 }
 
 impl Bootstrap {
-    /// Joins the group that a launcher has started this process for.
+    /// Joins the group for which a launcher started this process.
     ///
-    /// | variable | what it says |
+    /// | variable | meaning |
     /// |---|---|
-    /// | `WHOLEMEM_ID` | the unique id itself; with it, the next four are not looked at |
-    /// | `WHOLEMEM_RENDEZVOUS` | any text that all ranks of this run have in common and no other run has; else `MASTER_ADDR` and `MASTER_PORT`, Slurm's job and step, or Open MPI's job |
-    /// | `WHOLEMEM_SECRET`, `WHOLEMEM_SECRET_FILE` | a secret, or the file it is in; without one, ranks believe their own user, on this machine only |
-    /// | `WHOLEMEM_SOCKET_DIR` | the folder of the sockets |
+    /// | `WHOLEMEM_ID` | the unique id; if it is set, the next four variables are ignored |
+    /// | `WHOLEMEM_RENDEZVOUS` | a text that all ranks of this run have in common, and no other run; else `MASTER_ADDR` and `MASTER_PORT`, Slurm's job and step, or Open MPI's job |
+    /// | `WHOLEMEM_SECRET`, `WHOLEMEM_SECRET_FILE` | a secret, or the file that contains it; without one, ranks accept every process of their user, on this machine only |
+    /// | `WHOLEMEM_SOCKET_DIR` | the directory for sockets |
     /// | `RANK`, `WORLD_SIZE` | as torchrun sets them; else `SLURM_PROCID` and `SLURM_NTASKS`, or `OMPI_COMM_WORLD_RANK` and `_SIZE` |
     /// | `LOCAL_WORLD_SIZE` | as torchrun sets it: if it is less than `WORLD_SIZE`, the ranks are on several nodes, which is refused; with Slurm `SLURM_STEP_NUM_NODES`, `SLURM_NNODES` or the tasks per node, with Open MPI `OMPI_COMM_WORLD_LOCAL_SIZE` |
-    /// | `WHOLEMEM_TIMEOUT` | seconds to wait for all ranks, and in each operation; 60 unless it is set |
+    /// | `WHOLEMEM_TIMEOUT` | seconds to wait for all ranks, and in each operation; the default is 60 |
     ///
     /// ```no_run
     /// use wholemem_comm::Bootstrap;
@@ -108,65 +111,65 @@ impl Bootstrap {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Environment`] naming the variable that is missing or wrong; [`Error::SeveralNodes`]; those of
+    /// [`Error::Environment`] with the variable that is missing or wrong; [`Error::SeveralNodes`]; the errors of
     /// [`create`](Self::create).
     pub fn from_env() -> Result<Self> {
-        Self::joined_from_env(None)
+        Self::join_from_env(None)
     }
 
-    /// Joins as [`from_env`](Self::from_env), and waits for other ranks as long as `timeout` says, now and in later calls,
-    /// whatever `WHOLEMEM_TIMEOUT` says.
+    /// Like [`from_env`](Self::from_env), with a timeout for joining and for later operations that overrides
+    /// `WHOLEMEM_TIMEOUT`.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
     pub fn from_env_within(timeout: Duration) -> Result<Self> {
-        Self::joined_from_env(Some(timeout))
+        Self::join_from_env(Some(timeout))
     }
 
-    fn joined_from_env(timeout: Option<Duration>) -> Result<Self> {
-        let place = read(|name| std::env::var(name).ok())?;
-        let timeout = timeout.unwrap_or(place.timeout);
-        let id = match place.id {
-            Source::Id(id) => id,
-            Source::Agreed { run, secret } => {
-                let home = match std::env::var_os(SOCKET_DIR) {
-                    Some(folder) => Home::in_folder(Path::new(&folder))?,
-                    None => Home::here()?,
+    fn join_from_env(timeout: Option<Duration>) -> Result<Self> {
+        let launch = read(|name| std::env::var(name).ok())?;
+        let timeout = timeout.unwrap_or(launch.timeout);
+        let id = match launch.id {
+            IdSource::Id(id) => id,
+            IdSource::Derived { run, secret } => {
+                let location = match std::env::var_os(SOCKET_DIR) {
+                    Some(folder) => SocketLocation::in_directory(Path::new(&folder))?,
+                    None => SocketLocation::current_namespace()?,
                 };
-                UniqueId::agreed(home, &run, secret.as_deref())
+                UniqueId::from_text(location, &run, secret.as_deref())
             }
         };
-        let mut bootstrap = Self::create_part(&id, place.rank, place.size, timeout, None)?;
+        let mut bootstrap = Self::create_part(&id, launch.rank, launch.size, timeout, None)?;
         bootstrap.timeout = timeout;
         Ok(bootstrap)
     }
 
-    /// How long ranks wait for each other where nobody says it: the seconds of `WHOLEMEM_TIMEOUT`, or [`DEFAULT_TIMEOUT`].
+    /// Returns the default timeout of a group: the seconds in `WHOLEMEM_TIMEOUT`, or [`DEFAULT_TIMEOUT`].
     ///
     /// # Errors
-    /// [`Error::Environment`] where the variable is no number of seconds.
+    /// [`Error::Environment`] if the variable is not a number of seconds.
     pub fn timeout_from_env() -> Result<Duration> {
         timeout(&|name: &str| std::env::var(name).ok())
     }
 
-    /// The number of this process among the ranks of its node, which chooses its device: `LOCAL_RANK` as torchrun and
-    /// `wholemem launch` set it, Slurm's `SLURM_LOCALID` or Open MPI's `OMPI_COMM_WORLD_LOCAL_RANK`, of the launcher that has
-    /// set the rank. `None` where no launcher has, or it does not tell.
+    /// Returns the rank of this process among the ranks of its node, which selects its device: `LOCAL_RANK` as
+    /// torchrun and `wholemem launch` set it, Slurm's `SLURM_LOCALID` or Open MPI's `OMPI_COMM_WORLD_LOCAL_RANK`,
+    /// from the launcher that set the rank. Returns `None` if no launcher did, or if it does not set the variable.
     ///
     /// # Errors
-    /// [`Error::Environment`] where the variable is no number.
+    /// [`Error::Environment`] if the variable is not a number.
     pub fn local_rank_from_env() -> Result<Option<u32>> {
         local_rank(|name| std::env::var(name).ok())
     }
 }
 
-/// The launcher that has started this process.
+/// Returns the launcher that started this process.
 fn launcher(set: &impl Fn(&str) -> Option<String>) -> Option<&'static Launcher> {
     LAUNCHERS.iter().find(|launcher| set(launcher.rank).is_some() || set(launcher.size).is_some())
 }
 
 fn parse(name: &'static str, text: &str) -> Result<u32> {
-    text.parse().map_err(|_| Error::Environment { name, problem: "is no number" })
+    text.parse().map_err(|_| Error::Environment { name, problem: "is not a number" })
 }
 
 fn local_rank(get: impl Fn(&str) -> Option<String>) -> Result<Option<u32>> {
@@ -175,17 +178,17 @@ fn local_rank(get: impl Fn(&str) -> Option<String>) -> Result<Option<u32>> {
     set(name).map(|text| parse(name, &text)).transpose()
 }
 
-/// Refuses ranks that are on several nodes.
+/// Returns an error if the ranks are on several nodes.
 fn check_one_node(launcher: &Launcher, size: u32, set: &impl Fn(&str) -> Option<String>) -> Result<()> {
-    for extent in launcher.extents {
-        let (Extent::Nodes(name) | Extent::Ranks(name)) = *extent;
+    for variable in launcher.node_counts {
+        let (NodeCountVariable::Nodes(name) | NodeCountVariable::Ranks(name)) = *variable;
         let Some(text) = set(name) else { continue };
         let number = parse(name, text.split(['(', ',']).next().unwrap_or_default())?;
-        let is_one = match extent {
-            Extent::Nodes(_) => number <= 1,
-            Extent::Ranks(_) => number >= size,
+        let is_one = match variable {
+            NodeCountVariable::Nodes(_) => number <= 1,
+            NodeCountVariable::Ranks(_) => number >= size,
         };
-        // A single rank is on one node, wherever its job could run others.
+        // A single rank is on one node, even if its job has several.
         return if is_one || size <= 1 {
             Ok(())
         } else {
@@ -195,14 +198,16 @@ fn check_one_node(launcher: &Launcher, size: u32, set: &impl Fn(&str) -> Option<
     Ok(())
 }
 
-fn read(get: impl Fn(&str) -> Option<String>) -> Result<Place> {
+fn read(get: impl Fn(&str) -> Option<String>) -> Result<LaunchEnv> {
     let set = |name: &str| get(name).filter(|text| !text.is_empty());
     let number = |name: &'static str| match set(name) {
-        None => Err(Error::Environment { name, problem: "is not set, though its companion is" }),
+        None => {
+            Err(Error::Environment { name, problem: "is not set, but the other variable of the launcher is" })
+        }
         Some(text) => parse(name, &text),
     };
     let Some(launcher) = launcher(&set) else {
-        let problem = "is not set, nor are the variables of Slurm or Open MPI: start the ranks with \
+        let problem = "is not set, and neither are the variables of Slurm or Open MPI: start the ranks with \
                        `wholemem launch`, torchrun, srun or mpirun";
         return Err(Error::Environment { name: "RANK", problem });
     };
@@ -210,17 +215,17 @@ fn read(get: impl Fn(&str) -> Option<String>) -> Result<Place> {
     check_one_node(launcher, size, &set)?;
     let timeout = timeout(&get)?;
     let id = match set(ID) {
-        Some(text) => Source::Id(text.parse()?),
-        None => Source::Agreed { run: run(&set)?, secret: secret(&set)? },
+        Some(text) => IdSource::Id(text.parse()?),
+        None => IdSource::Derived { run: run(&set)?, secret: secret(&set)? },
     };
-    Ok(Place { id, rank: Rank(rank), size, timeout })
+    Ok(LaunchEnv { id, rank: Rank(rank), size, timeout })
 }
 
 fn timeout(get: &impl Fn(&str) -> Option<String>) -> Result<Duration> {
     match get(TIMEOUT).filter(|text| !text.is_empty()).map(|text| text.parse::<f64>()) {
         None => Ok(DEFAULT_TIMEOUT),
         Some(Ok(seconds)) if seconds > 0.0 && seconds < 1e9 => Ok(Duration::from_secs_f64(seconds)),
-        Some(_) => Err(Error::Environment { name: TIMEOUT, problem: "is no number of seconds" }),
+        Some(_) => Err(Error::Environment { name: TIMEOUT, problem: "is not a number of seconds" }),
     }
 }
 
@@ -228,8 +233,8 @@ fn run(set: &impl Fn(&str) -> Option<String>) -> Result<String> {
     if let Some(text) = set(RENDEZVOUS) {
         return Ok(text);
     }
-    let Some(names) = RUNS.iter().find(|names| set(names[0]).is_some()) else {
-        let problem = "is not set, and nothing else names this run";
+    let Some(names) = RUN_VARIABLES.iter().find(|names| set(names[0]).is_some()) else {
+        let problem = "is not set, and no other variable identifies this run";
         return Err(Error::Environment { name: RENDEZVOUS, problem });
     };
     Ok(names.iter().map(|name| format!("{name}={}\n", set(name).unwrap_or_default())).collect())
@@ -252,7 +257,7 @@ fn secret(set: &impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
 mod tests {
     use super::*;
 
-    fn read_from(variables: &[(&str, &str)]) -> Result<Place> {
+    fn read_from(variables: &[(&str, &str)]) -> Result<LaunchEnv> {
         read(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()))
     }
 
@@ -264,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn each_launcher_is_understood() {
+    fn the_variables_of_each_launcher_are_read() {
         for (variables, rank, size) in [
             (&[("RANK", "1"), ("WORLD_SIZE", "4"), ("MASTER_PORT", "29500")][..], 1, 4),
             (&[("SLURM_PROCID", "2"), ("SLURM_NTASKS", "8"), ("SLURM_JOB_ID", "77")], 2, 8),
@@ -278,9 +283,9 @@ mod tests {
                 2,
             ),
         ] {
-            let place = read_from(variables).unwrap();
-            assert_eq!((place.rank, place.size, place.timeout), (Rank(rank), size, DEFAULT_TIMEOUT));
-            assert!(matches!(place.id, Source::Agreed { secret: None, .. }));
+            let launch = read_from(variables).unwrap();
+            assert_eq!((launch.rank, launch.size, launch.timeout), (Rank(rank), size, DEFAULT_TIMEOUT));
+            assert!(matches!(launch.id, IdSource::Derived { secret: None, .. }));
         }
     }
 
@@ -328,17 +333,17 @@ mod tests {
         assert_eq!(problem(&torchrun("two")), "LOCAL_WORLD_SIZE");
     }
 
-    /// The name as the launchers have it.
+    /// Returns the `&'static str` of a launcher's variable.
     fn known(name: &str) -> &'static str {
-        let mut names = LAUNCHERS.iter().flat_map(|launcher| launcher.extents).map(|extent| {
-            let (Extent::Nodes(name) | Extent::Ranks(name)) = *extent;
+        let mut names = LAUNCHERS.iter().flat_map(|launcher| launcher.node_counts).map(|variable| {
+            let (NodeCountVariable::Nodes(name) | NodeCountVariable::Ranks(name)) = *variable;
             name
         });
         names.find(|known| *known == name).unwrap()
     }
 
     #[test]
-    fn the_local_rank_is_that_of_the_launcher_that_set_the_rank() {
+    fn the_local_rank_is_from_the_launcher_that_set_the_rank() {
         let of = |variables: &[(&str, &str)]| {
             local_rank(|name| {
                 variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned())
@@ -347,30 +352,30 @@ mod tests {
         assert_eq!(of(&[("RANK", "5"), ("LOCAL_RANK", "1"), ("SLURM_LOCALID", "2")]), Ok(Some(1)));
         assert_eq!(of(&[("SLURM_PROCID", "5"), ("SLURM_LOCALID", "2")]), Ok(Some(2)));
         assert_eq!(of(&[("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_LOCAL_RANK", "3")]), Ok(Some(3)));
-        // The shell of a batch job has number 0, and so would all that are started from it by hand.
+        // The shell of a batch job has local id 0, and so have all processes that are started from it by hand.
         assert_eq!(of(&[("RANK", "5"), ("SLURM_LOCALID", "0")]), Ok(None));
         assert_eq!(of(&[("LOCAL_RANK", "1")]), Ok(None));
-        let wrong = Error::Environment { name: "LOCAL_RANK", problem: "is no number" };
+        let wrong = Error::Environment { name: "LOCAL_RANK", problem: "is not a number" };
         assert_eq!(of(&[("RANK", "5"), ("LOCAL_RANK", "-1")]), Err(wrong));
     }
 
     #[test]
-    fn an_id_goes_before_everything_else() {
+    fn an_id_overrides_all_other_variables() {
         let id = UniqueId::create_private().unwrap();
         let text = id.to_string();
-        let place = read_from(&[
+        let launch = read_from(&[
             ("WHOLEMEM_ID", &text),
             ("RANK", "0"),
             ("WORLD_SIZE", "1"),
             ("WHOLEMEM_TIMEOUT", "1.5"),
         ]);
         let expected =
-            Place { id: Source::Id(id), rank: Rank(0), size: 1, timeout: Duration::from_millis(1500) };
-        assert_eq!(place, Ok(expected));
+            LaunchEnv { id: IdSource::Id(id), rank: Rank(0), size: 1, timeout: Duration::from_millis(1500) };
+        assert_eq!(launch, Ok(expected));
     }
 
     #[test]
-    fn a_run_is_told_from_the_one_before_it() {
+    fn a_restarted_run_has_another_id() {
         let of = |count| {
             let variables = [
                 ("RANK", "0"),
@@ -384,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_named() {
+    fn an_error_names_the_missing_or_wrong_variable() {
         assert_eq!(problem(&[]), "RANK");
         assert_eq!(problem(&[("RANK", "0")]), "WORLD_SIZE");
         assert_eq!(problem(&[("RANK", "x"), ("WORLD_SIZE", "1")]), "RANK");

@@ -1,27 +1,29 @@
-//! Notifies a caller of the failure of the group, or of a rank that leaves it, while the caller is in no operation.
+//! Callbacks for the failure of a group, or for ranks that leave it, outside of operations.
 
 use std::sync::Arc;
 
-use crate::core::{Core, Notify};
+use crate::core::{FailureCallback, RankCore};
 use crate::{Bootstrap, Error};
 
-/// A registered callback. Dropping it removes the callback; a call that has begun may still be under way when the drop returns.
+/// A registered failure callback. Dropping it removes the callback; a call that has begun may continue after the
+/// drop.
 #[derive(Debug)]
-pub struct Watch {
-    core: Arc<Core>,
+pub struct FailureWatch {
+    core: Arc<RankCore>,
     number: u64,
 }
 
-impl Drop for Watch {
+impl Drop for FailureWatch {
     fn drop(&mut self) {
         self.core.remove_watcher(self.number);
     }
 }
 
 impl Bootstrap {
-    /// Calls `tell` with the error when the group fails: a rank was lost, or aborted, or an operation timed out. Also with
-    /// [`Error::PeerLeft`] when another rank leaves, and with [`Error::Closed`] when this one does. If that was so before, it is
-    /// called at once. The caller is the progress thread of the group, which the callback must not block, or the thread that leaves.
+    /// Registers a callback for the failure of the group: a rank was lost or aborted, or an operation timed out. It
+    /// is also called with [`Error::PeerLeft`] when another rank leaves, and with [`Error::Closed`] when this rank
+    /// does. Events that have already occurred are reported at once. The callback runs in the progress thread of the
+    /// group, which it must not block, or in the thread that leaves.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -34,14 +36,14 @@ impl Bootstrap {
     /// assert_eq!(receiver.recv(), Ok(Error::Aborted { by: Rank(1) }));
     /// # Ok::<(), Error>(())
     /// ```
-    pub fn watch(&self, tell: impl Fn(&Error) + Send + Sync + 'static) -> Watch {
+    pub fn watch(&self, callback: impl Fn(&Error) + Send + Sync + 'static) -> FailureWatch {
         let core = &self.core;
-        let notify: Notify = Arc::new(tell);
+        let notify: FailureCallback = Arc::new(callback);
         let number = core.add_watcher(Arc::clone(&notify));
-        // Read after the callback was added: an event in between is reported twice, never not at all.
-        let news: Vec<_> = core.state().group.news().collect();
-        news.iter().for_each(|error| notify(error));
-        Watch { core: Arc::clone(core), number }
+        // Read after the callback is registered: an event in between is reported twice, but never lost.
+        let events: Vec<_> = core.state().group.past_events().collect();
+        events.iter().for_each(|error| notify(error));
+        FailureWatch { core: Arc::clone(core), number }
     }
 }
 
@@ -53,40 +55,40 @@ mod tests {
     use crate::Rank;
 
     #[test]
-    fn who_watches_is_told_once_and_also_if_late() {
+    fn a_failure_is_reported_once_to_each_callback_and_also_to_late_ones() {
         let ranks = Bootstrap::local(2).unwrap();
         let (sender, receiver) = mpsc::channel();
-        let tell = {
+        let callback = {
             let sender = sender.clone();
             move |error: &Error| sender.send(error.clone()).unwrap()
         };
-        let _early = ranks[0].watch(tell);
-        let forgotten = ranks[0].watch(|_| panic!("it was dropped"));
-        drop(forgotten);
+        let _early = ranks[0].watch(callback);
+        let dropped = ranks[0].watch(|_| panic!("the callback was removed"));
+        drop(dropped);
         ranks[1].abort();
         assert_eq!(receiver.recv(), Ok(Error::Aborted { by: Rank(1) }));
         let _late = ranks[0].watch(move |error| sender.send(error.clone()).unwrap());
         assert_eq!(receiver.recv(), Ok(Error::Aborted { by: Rank(1) }));
-        assert!(receiver.try_recv().is_err(), "the first one was told already");
+        assert!(receiver.try_recv().is_err(), "each callback was called once");
     }
 
     #[test]
-    fn who_watches_is_told_once_of_each_that_leaves() {
+    fn each_rank_that_leaves_is_reported_once() {
         let ranks = Bootstrap::local(3).unwrap();
         let (sender, receiver) = mpsc::channel();
-        let tell = || {
+        let callback = || {
             let sender = sender.clone();
             move |error: &Error| sender.send(error.clone()).unwrap()
         };
-        let _early = ranks[0].watch(tell());
+        let _early = ranks[0].watch(callback());
         ranks[2].leave();
         assert_eq!(receiver.recv(), Ok(Error::PeerLeft { rank: Rank(2) }));
         ranks[0].leave();
         assert_eq!(receiver.recv(), Ok(Error::Closed));
         ranks[0].leave();
-        let _late = ranks[0].watch(tell());
+        let _late = ranks[0].watch(callback());
         assert_eq!(receiver.recv(), Ok(Error::Closed));
         assert_eq!(receiver.recv(), Ok(Error::PeerLeft { rank: Rank(2) }));
-        assert!(receiver.try_recv().is_err(), "all was told");
+        assert!(receiver.try_recv().is_err(), "no further event is reported");
     }
 }

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use super::Core;
+use super::RankCore;
 use crate::Error;
 
-pub(crate) type Notify = Arc<dyn Fn(&Error) + Send + Sync>;
+pub(crate) type FailureCallback = Arc<dyn Fn(&Error) + Send + Sync>;
 
-/// The callbacks of a communicator, by number.
+/// The registered callbacks of a communicator, by number.
 #[derive(Default)]
 pub(super) struct Watchers {
     next: u64,
-    all: BTreeMap<u64, Notify>,
+    all: BTreeMap<u64, FailureCallback>,
 }
 
 impl fmt::Debug for Watchers {
@@ -22,13 +22,13 @@ impl fmt::Debug for Watchers {
     }
 }
 
-impl Core {
+impl RankCore {
     fn watchers(&self) -> MutexGuard<'_, Watchers> {
         self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a callback, and returns its number.
-    pub(crate) fn add_watcher(&self, notify: Notify) -> u64 {
+    pub(crate) fn add_watcher(&self, notify: FailureCallback) -> u64 {
         let mut watchers = self.watchers();
         watchers.next += 1;
         let number = watchers.next;
@@ -40,9 +40,9 @@ impl Core {
         self.watchers().all.remove(&number);
     }
 
-    /// Calls all callbacks.
+    /// Calls all registered callbacks.
     pub(crate) fn notify(&self, error: &Error) {
-        // Not under the lock: a callback may remove itself, or another.
+        // The callbacks run after the lock is released: a callback may remove itself or another one.
         let all: Vec<_> = self.watchers().all.values().cloned().collect();
         all.iter().for_each(|notify| notify(error));
     }

@@ -1,102 +1,108 @@
 //! Accepts connections and authenticates ranks.
 //!
-//! A connection is that of a pending peer until the peer has proved that it knows the secret. Pending peers are bounded: at most
-//! 64 at a time, one second and 256 bytes each, and none of their descriptors is installed in this process. If the limit is
-//! reached, one of them is evicted: of another user before one of this user, one that has sent nothing before one that has sent a
-//! claim, and of those the oldest. A rank that was evicted connects again. Its handshake takes two round trips, so a flood of
-//! connections keeps it out only if it replaces all pending peers in that time.
+//! A connection belongs to a pending peer until the peer has proved that it knows the secret. Pending peers are
+//! bounded: at most 64 at a time, one second and 256 bytes each, and none of their descriptors is installed in this
+//! process. If the limit is reached, one of them is evicted: first those of another user, then those that have sent
+//! no claim, then the oldest. A rank that was evicted connects again. Its handshake takes two round trips, so a flood
+//! of connections keeps it out only if it replaces all pending peers in that time.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use wholemem_os::packet::PacketListener;
-use wholemem_os::robust::Heart;
+use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Deadline, PacketSocket};
 
-use super::{Joined, own_fds};
-use crate::id::{Key, random};
+use super::{JoinedPeer, liveness_fds};
+use crate::id::{GroupKey, random};
 use crate::rank::Tree;
-use crate::wire::frame::{self, Kind};
-use crate::wire::hello::{Challenge, Claim, Hello, LONGEST, Role, Transcript, Verdict};
+use crate::wire::frame::{self, FrameKind};
+use crate::wire::handshake::{AdmissionReply, Challenge, Claim, HandshakeMessage, MAX_LEN, Role, Transcript};
 use crate::{Rank, Result};
 
-/// How many pending peers there may be.
+/// The maximum number of pending peers.
 const MAX_PENDING: usize = 64;
 
-/// How long the handshake of a pending peer may take.
+/// The time limit of a pending peer's handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How many bytes a pending peer may send.
+/// The maximum number of bytes that a pending peer may send.
 const MAX_RECEIVED: usize = 256;
 
-/// The listening socket of a rank, and the peers that have connected to it and not joined yet.
+/// The listening socket of a rank, and the peers that are connected to it but have not joined.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     listener: PacketListener,
     tree: Tree,
-    key: Key,
+    key: GroupKey,
     /// The only user whose connections are accepted, if the group has no secret.
     only_user: Option<u32>,
     our_user: u32,
     pending: Vec<PendingPeer>,
 }
 
-/// A peer that has connected, and whose handshake is not complete.
+/// A connected peer whose handshake is not complete.
 #[derive(Debug)]
 struct PendingPeer {
     socket: PacketSocket,
     since: Instant,
     user: u32,
-    /// How many bytes it has sent.
+    /// The number of bytes received from it.
     received: usize,
-    stage: Stage,
+    state: PeerState,
 }
 
+/// How far the handshake of a pending peer has advanced.
 #[derive(Debug, Clone, Copy)]
-enum Stage {
-    Silent,
+enum PeerState {
+    Connected,
     Challenged(Transcript),
-    /// It has proved itself, and is to send its greeting.
-    Welcomed(Rank),
+    /// It is authenticated, and has to send its greeting.
+    Admitted(Rank),
 }
 
-/// What becomes of a pending peer.
-enum Next {
-    Stays(Stage),
-    Joins(Rank, Vec<OwnedFd>),
-    Closes,
+/// The result of reading the messages of a pending peer.
+enum PeerOutcome {
+    Pending(PeerState),
+    Joined(Rank, Vec<OwnedFd>),
+    Close,
 }
 
 impl Acceptor {
-    pub(crate) fn new(listener: PacketListener, tree: Tree, key: Key, has_secret: bool) -> Self {
+    pub(crate) fn new(listener: PacketListener, tree: Tree, key: GroupKey, has_secret: bool) -> Self {
         let our_user = rustix::process::geteuid().as_raw();
         let only_user = (!has_secret).then_some(our_user);
         Self { listener, tree, key, only_user, our_user, pending: Vec::new() }
     }
 
-    /// Everything to be polled for reading.
+    /// Returns all descriptors to poll for reading.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         std::iter::once(self.listener.as_fd()).chain(self.pending.iter().map(|peer| peer.socket.as_fd()))
     }
 
-    /// Accepts connections, and reads what pending peers have sent.
+    /// Accepts connections, and reads the messages of pending peers.
     ///
-    /// `admit` is called with a rank that has proved itself before it is told so, and returns whether it may join.
-    pub(crate) fn serve(&mut self, heart: &Heart, mut admit: impl FnMut(Rank) -> bool) -> Vec<Joined> {
+    /// `admit` is called with the rank of an authenticated peer before the admission is sent, and returns whether it
+    /// may join.
+    pub(crate) fn serve(
+        &mut self,
+        liveness: &LivenessLock,
+        mut admit: impl FnMut(Rank) -> bool,
+    ) -> Vec<JoinedPeer> {
         let mut joined = Vec::new();
-        self.read_all(heart, &mut admit, &mut joined);
+        self.read_all(liveness, &mut admit, &mut joined);
         loop {
             // If the descriptor table is full, connections wait in the backlog.
             let Ok(Some(socket)) = self.listener.accept() else { break };
             self.add(socket);
-            // At once: a rank has sent its claim by now, so that it is not among those that have sent nothing.
-            self.read_all(heart, &mut admit, &mut joined);
+            // Read at once: a rank has usually sent its claim by now, so it is not evicted as a peer without a claim.
+            self.read_all(liveness, &mut admit, &mut joined);
         }
         joined
     }
 
     fn add(&mut self, socket: PacketSocket) {
-        // A connection whose user the kernel does not tell is closed.
+        // If the kernel does not return the user of a connection, it is closed.
         let Ok(user) = socket.peer_uid() else { return };
         if self.only_user.is_some_and(|only| only != user) {
             return;
@@ -104,7 +110,7 @@ impl Acceptor {
         let unauthenticated = self.pending.iter().filter(|peer| peer.is_unauthenticated()).count();
         if unauthenticated >= MAX_PENDING {
             let eviction_key = |peer: &PendingPeer| {
-                let silent = matches!(peer.stage, Stage::Silent);
+                let silent = matches!(peer.state, PeerState::Connected);
                 (peer.user != self.our_user, silent, std::cmp::Reverse(peer.since))
             };
             let evictable = self.pending.iter().enumerate().filter(|(_, peer)| peer.is_unauthenticated());
@@ -117,107 +123,119 @@ impl Acceptor {
             since: Instant::now(),
             user,
             received: 0,
-            stage: Stage::Silent,
+            state: PeerState::Connected,
         });
     }
 
-    fn read_all(&mut self, heart: &Heart, admit: &mut impl FnMut(Rank) -> bool, joined: &mut Vec<Joined>) {
+    fn read_all(
+        &mut self,
+        liveness: &LivenessLock,
+        admit: &mut impl FnMut(Rank) -> bool,
+        joined: &mut Vec<JoinedPeer>,
+    ) {
         let mut index = 0;
         while index < self.pending.len() {
-            // A rank that joined in this call is not among the peers of the caller yet.
+            // A rank that joined in this call is not yet among the peers of the caller.
             let mut admit = |rank| joined.iter().all(|joined| joined.rank != rank) && admit(rank);
-            match self.read(index, heart, &mut admit) {
-                Next::Stays(stage) => {
-                    self.pending[index].stage = stage;
+            match self.read(index, liveness, &mut admit) {
+                PeerOutcome::Pending(state) => {
+                    self.pending[index].state = state;
                     index += 1;
                 }
-                Next::Joins(rank, fds) => {
+                PeerOutcome::Joined(rank, fds) => {
                     let peer = self.pending.swap_remove(index);
-                    joined.push(Joined { rank, socket: peer.socket, fds });
+                    joined.push(JoinedPeer { rank, socket: peer.socket, fds });
                 }
-                Next::Closes => drop(self.pending.swap_remove(index)),
+                PeerOutcome::Close => drop(self.pending.swap_remove(index)),
             }
         }
     }
 
-    /// Reads all that a pending peer has sent, and answers it.
-    fn read(&mut self, index: usize, heart: &Heart, admit: &mut impl FnMut(Rank) -> bool) -> Next {
+    /// Reads all messages of a pending peer, and replies to them.
+    fn read(
+        &mut self,
+        index: usize,
+        liveness: &LivenessLock,
+        admit: &mut impl FnMut(Rank) -> bool,
+    ) -> PeerOutcome {
         loop {
             let peer = &mut self.pending[index];
             if peer.is_unauthenticated() && peer.since.elapsed() > HANDSHAKE_TIMEOUT {
-                return Next::Closes;
+                return PeerOutcome::Close;
             }
-            let mut buffer = [0; LONGEST];
-            let received = match peer.stage {
-                // The buffer has no room for descriptors, so the kernel installs none, whatever the peer sends.
-                Stage::Silent | Stage::Challenged(_) => {
+            let mut buffer = [0; MAX_LEN];
+            let received = match peer.state {
+                // `recv` passes no control buffer, so the kernel installs no descriptors of the peer.
+                PeerState::Connected | PeerState::Challenged(_) => {
                     peer.socket.recv(&mut buffer, Deadline::NOW).map(|len| (len, Vec::new()))
                 }
-                Stage::Welcomed(_) => peer.socket.recv_with_fds(&mut buffer, 2, Deadline::NOW),
+                PeerState::Admitted(_) => peer.socket.recv_with_fds(&mut buffer, 2, Deadline::NOW),
             };
             let (len, fds) = match received {
                 Ok(received) => received,
-                Err(wholemem_os::Error::TimedOut) => return Next::Stays(peer.stage),
-                Err(_) => return Next::Closes,
+                Err(wholemem_os::Error::TimedOut) => return PeerOutcome::Pending(peer.state),
+                Err(_) => return PeerOutcome::Close,
             };
             peer.received += len;
             if peer.received > MAX_RECEIVED {
-                return Next::Closes;
+                return PeerOutcome::Close;
             }
-            match self.answer(index, &buffer[..len], fds, heart, admit) {
-                Next::Stays(stage) => self.pending[index].stage = stage,
+            match self.reply(index, &buffer[..len], fds, liveness, admit) {
+                PeerOutcome::Pending(state) => self.pending[index].state = state,
                 next => return next,
             }
         }
     }
 
-    fn answer(
+    fn reply(
         &self,
         index: usize,
         bytes: &[u8],
         fds: Vec<OwnedFd>,
-        heart: &Heart,
+        liveness: &LivenessLock,
         admit: &mut impl FnMut(Rank) -> bool,
-    ) -> Next {
+    ) -> PeerOutcome {
         let peer = &self.pending[index];
-        match (peer.stage, Hello::decode(bytes)) {
-            (Stage::Silent, Ok(Hello::Claim(claim))) => match self.challenge(claim) {
+        match (peer.state, HandshakeMessage::decode(bytes)) {
+            (PeerState::Connected, Ok(HandshakeMessage::Claim(claim))) => match self.challenge(claim) {
                 Ok((transcript, challenge)) if peer.send(&challenge, &[]) => {
-                    Next::Stays(Stage::Challenged(transcript))
+                    PeerOutcome::Pending(PeerState::Challenged(transcript))
                 }
-                _ => Next::Closes,
+                _ => PeerOutcome::Close,
             },
-            (Stage::Challenged(transcript), Ok(Hello::Answer(proof))) => {
+            (PeerState::Challenged(transcript), Ok(HandshakeMessage::Response(proof))) => {
                 let rank = transcript.claim.rank;
                 if !transcript.verify(&self.key, Role::Child, proof)
                     || transcript.claim.size != self.tree.size
                     || !self.tree.children().any(|child| child == rank)
                 {
-                    return Next::Closes;
+                    return PeerOutcome::Close;
                 }
-                // Another process with the secret has the same rank: the first that proves itself has it.
-                if self.pending.iter().any(|other| other.is_welcomed_as(rank)) || !admit(rank) {
-                    peer.send(&Hello::Verdict(Verdict::RankTaken), &[]);
-                    return Next::Closes;
+                // Another process with the secret claims the same rank: the first that is authenticated gets it.
+                if self.pending.iter().any(|other| other.is_admitted_as(rank)) || !admit(rank) {
+                    peer.send(&HandshakeMessage::Admission(AdmissionReply::RankTaken), &[]);
+                    return PeerOutcome::Close;
                 }
-                let Ok(own) = own_fds(heart) else { return Next::Closes };
+                let Ok(own) = liveness_fds(liveness) else { return PeerOutcome::Close };
                 let own: Vec<_> = own.iter().map(|fd| fd.as_fd()).collect();
-                if !peer.send(&Hello::Verdict(Verdict::Welcome), &own) {
-                    return Next::Closes;
+                if !peer.send(&HandshakeMessage::Admission(AdmissionReply::Admitted), &own) {
+                    return PeerOutcome::Close;
                 }
-                Next::Stays(Stage::Welcomed(rank))
+                PeerOutcome::Pending(PeerState::Admitted(rank))
             }
-            (Stage::Welcomed(rank), _) => match frame::decode(bytes) {
-                Ok((header, _)) if header.kind == Kind::Greeting && header.src == rank && fds.len() == 2 => {
-                    Next::Joins(rank, fds)
+            (PeerState::Admitted(rank), _) => match frame::decode(bytes) {
+                Ok((header, _))
+                    if header.kind == FrameKind::Greeting && header.src == rank && fds.len() == 2 =>
+                {
+                    PeerOutcome::Joined(rank, fds)
                 }
-                _ => Next::Closes,
+                _ => PeerOutcome::Close,
             },
-            _ => Next::Closes,
+            _ => PeerOutcome::Close,
         }
     }
 
-    fn challenge(&self, claim: Claim) -> Result<(Transcript, Hello)> {
+    fn challenge(&self, claim: Claim) -> Result<(Transcript, HandshakeMessage)> {
         let transcript = Transcript {
             claim,
             parent: self.tree.rank,
@@ -230,21 +248,21 @@ impl Acceptor {
             nonce: transcript.parent_nonce,
             proof: transcript.proof(&self.key, Role::Parent),
         };
-        Ok((transcript, Hello::Challenge(challenge)))
+        Ok((transcript, HandshakeMessage::Challenge(challenge)))
     }
 }
 
 impl PendingPeer {
     fn is_unauthenticated(&self) -> bool {
-        !matches!(self.stage, Stage::Welcomed(_))
+        !matches!(self.state, PeerState::Admitted(_))
     }
 
-    fn is_welcomed_as(&self, rank: Rank) -> bool {
-        matches!(self.stage, Stage::Welcomed(welcomed) if welcomed == rank)
+    fn is_admitted_as(&self, rank: Rank) -> bool {
+        matches!(self.state, PeerState::Admitted(welcomed) if welcomed == rank)
     }
 
-    /// Sends without waiting: returns false if the socket is full or closed.
-    fn send(&self, hello: &Hello, fds: &[BorrowedFd<'_>]) -> bool {
+    /// Sends without waiting. Returns false if the socket is full or closed.
+    fn send(&self, hello: &HandshakeMessage, fds: &[BorrowedFd<'_>]) -> bool {
         self.socket.send(&hello.encode(), fds, Deadline::NOW).is_ok()
     }
 }
@@ -256,26 +274,26 @@ mod tests {
     use crate::{Error, UniqueId};
 
     #[test]
-    fn a_rank_that_joins_in_a_round_is_taken_in_that_round() {
+    fn a_rank_that_joins_in_a_call_is_taken_within_that_call() {
         let id = UniqueId::create().unwrap();
-        let heart = Heart::create().unwrap();
+        let liveness = LivenessLock::create().unwrap();
         let listener = PacketListener::bind(&id.address(Rank(0))).unwrap();
         let mut acceptor = Acceptor::new(listener, Tree::new(Rank(0), 3), id.key(), id.has_secret());
         let connector =
             || Connector::new(id.address(Rank(0)), Rank(0), Tree::new(Rank(1), 3), id.key(), id.has_secret());
         let (mut first, mut second) = (connector(), connector());
-        let anybody = |_| true;
+        let admit_all = |_| true;
 
-        // Both claim and are challenged; the first answers and is welcomed.
-        assert!(first.step(&heart).unwrap().is_none() && second.step(&heart).unwrap().is_none());
-        assert!(acceptor.serve(&heart, anybody).is_empty());
-        assert!(first.step(&heart).unwrap().is_none());
-        assert!(acceptor.serve(&heart, anybody).is_empty());
-        // The greeting of the first and the answer of the second wait together.
-        assert!(first.step(&heart).unwrap().is_some());
-        assert!(second.step(&heart).unwrap().is_none());
-        let joined = acceptor.serve(&heart, anybody);
+        // Both claim and are challenged; the first responds and is admitted.
+        assert!(first.step(&liveness).unwrap().is_none() && second.step(&liveness).unwrap().is_none());
+        assert!(acceptor.serve(&liveness, admit_all).is_empty());
+        assert!(first.step(&liveness).unwrap().is_none());
+        assert!(acceptor.serve(&liveness, admit_all).is_empty());
+        // The greeting of the first and the response of the second are read in the same call.
+        assert!(first.step(&liveness).unwrap().is_some());
+        assert!(second.step(&liveness).unwrap().is_none());
+        let joined = acceptor.serve(&liveness, admit_all);
         assert_eq!(joined.iter().map(|joined| joined.rank).collect::<Vec<_>>(), [Rank(1)]);
-        assert_eq!(second.step(&heart).map(drop), Err(Error::RankTaken { rank: Rank(1) }));
+        assert_eq!(second.step(&liveness).map(drop), Err(Error::RankTaken { rank: Rank(1) }));
     }
 }

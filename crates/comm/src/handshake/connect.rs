@@ -1,130 +1,133 @@
-//! Connects to the parent, and repeats it until the parent has proved itself and admitted this rank.
+//! Connects to the parent, and retries until the parent is authenticated and has admitted this rank.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use wholemem_os::packet::Address;
-use wholemem_os::robust::Heart;
+use wholemem_os::robust::LivenessLock;
 use wholemem_os::{Deadline, Errno, Error as OsError, PacketSocket};
 
-use super::{Joined, own_fds};
-use crate::id::{Key, random};
+use super::{JoinedPeer, liveness_fds};
+use crate::id::{GroupKey, random};
 use crate::rank::Tree;
-use crate::wire::frame::{Header, Kind, What};
-use crate::wire::hello::{Claim, Hello, LONGEST, Role, Transcript, Verdict};
+use crate::wire::frame::{FrameHeader, FrameKind, Operation};
+use crate::wire::handshake::{AdmissionReply, Claim, HandshakeMessage, MAX_LEN, Role, Transcript};
 use crate::{Error, Rank, Result};
 
-/// How long to wait before the next attempt: at first, and at most. It doubles each time.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
+/// The delay before the next attempt: the first and the longest. It doubles with each attempt.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
-/// An attempt to join the rank at one address.
+/// A connection attempt to the parent at one address.
 #[derive(Debug)]
 pub(crate) struct Connector {
     address: Address,
     parent: Rank,
     tree: Tree,
-    key: Key,
+    key: GroupKey,
     only_user: Option<u32>,
-    /// The rank is one that died, which the parent may still have to notice.
+    /// Whether this rank joins in the position of a dead rank, whose death the parent may not have detected yet.
     for_dead_rank: bool,
-    pause: Duration,
+    delay: Duration,
     refused: bool,
-    stage: Stage,
+    state: ConnectState,
 }
 
+/// How far the connection has advanced.
 #[derive(Debug)]
-enum Stage {
-    Waiting { again: Instant },
+enum ConnectState {
+    Waiting { retry_at: Instant },
     Claimed { socket: PacketSocket, claim: Claim },
-    Answered { socket: PacketSocket },
+    Responded { socket: PacketSocket },
 }
 
-/// Whether a connection failed because no process listens at the address.
+/// Returns whether a connection failed because no process listens at the address.
 pub(crate) fn is_refusal(error: &OsError) -> bool {
     matches!(error, OsError::Call { call: "connect", errno: Errno::CONNREFUSED | Errno::NOENT })
 }
 
 impl Connector {
-    pub(crate) fn new(address: Address, parent: Rank, tree: Tree, key: Key, has_secret: bool) -> Self {
+    pub(crate) fn new(address: Address, parent: Rank, tree: Tree, key: GroupKey, has_secret: bool) -> Self {
         let only_user = (!has_secret).then(|| rustix::process::geteuid().as_raw());
-        let stage = Stage::Waiting { again: Instant::now() };
+        let state = ConnectState::Waiting { retry_at: Instant::now() };
         let (for_dead_rank, refused) = (false, false);
-        Self { address, parent, tree, key, only_user, for_dead_rank, pause: PAUSE.0, refused, stage }
+        Self { address, parent, tree, key, only_user, for_dead_rank, delay: RETRY_DELAY.0, refused, state }
     }
 
-    /// The same for the place of a rank that died: as long as the parent has the dead one as its child, this is repeated.
+    /// Joins in the position of a dead rank: retries as long as the parent still has the dead rank as its child.
     pub(crate) fn for_dead_rank(self) -> Self {
         Self { for_dead_rank: true, ..self }
     }
 
-    /// Whether no process listened at the address when this last tried to connect.
+    /// Returns whether no process listened at the address in the last attempt.
     pub(crate) fn is_refused(&self) -> bool {
         self.refused
     }
 
-    /// The socket to be polled for reading.
+    /// Returns the socket to poll for reading.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        match &self.stage {
-            Stage::Waiting { .. } => None,
-            Stage::Claimed { socket, .. } | Stage::Answered { socket } => Some(socket.as_fd()),
+        match &self.state {
+            ConnectState::Waiting { .. } => None,
+            ConnectState::Claimed { socket, .. } | ConnectState::Responded { socket } => Some(socket.as_fd()),
         }
     }
 
-    /// How long until the next attempt, if there is no connection.
-    pub(crate) fn again(&self) -> Option<Duration> {
-        match &self.stage {
-            Stage::Waiting { again } => Some(again.saturating_duration_since(Instant::now())),
+    /// Returns the time until the next attempt, if there is no connection.
+    pub(crate) fn retry_in(&self) -> Option<Duration> {
+        match &self.state {
+            ConnectState::Waiting { retry_at } => Some(retry_at.saturating_duration_since(Instant::now())),
             _ => None,
         }
     }
 
-    /// Goes one step on. Returns `Some` when the parent has admitted this rank.
+    /// Advances the handshake by one step. Returns `Some` when the parent has admitted this rank.
     ///
     /// # Errors
-    /// If another attempt is of no use: the rank is taken, or the group has another size.
-    pub(crate) fn step(&mut self, heart: &Heart) -> Result<Option<Joined>> {
-        let stage = std::mem::replace(&mut self.stage, Stage::Waiting { again: Instant::now() });
-        match stage {
-            Stage::Waiting { again } if again > Instant::now() => self.stage = Stage::Waiting { again },
-            Stage::Waiting { .. } => match self.claim() {
-                Ok(stage) => (self.stage, self.refused) = (stage, false),
+    /// If retrying is useless: the rank is taken, or the group has another size.
+    pub(crate) fn step(&mut self, liveness: &LivenessLock) -> Result<Option<JoinedPeer>> {
+        let state = std::mem::replace(&mut self.state, ConnectState::Waiting { retry_at: Instant::now() });
+        match state {
+            ConnectState::Waiting { retry_at } if retry_at > Instant::now() => {
+                self.state = ConnectState::Waiting { retry_at }
+            }
+            ConnectState::Waiting { .. } => match self.claim() {
+                Ok(state) => (self.state, self.refused) = (state, false),
                 Err(Error::Os(error)) => {
                     self.refused = is_refusal(&error);
-                    self.step_back();
+                    self.retry_later();
                 }
                 Err(error) => return Err(error),
             },
-            Stage::Claimed { socket, claim } => {
-                let mut buffer = [0; LONGEST];
+            ConnectState::Claimed { socket, claim } => {
+                let mut buffer = [0; MAX_LEN];
                 match socket.recv(&mut buffer, Deadline::NOW) {
-                    Ok(len) => return self.answer(socket, claim, &buffer[..len]).map(|()| None),
-                    Err(OsError::TimedOut) => self.stage = Stage::Claimed { socket, claim },
-                    Err(_) => self.step_back(),
+                    Ok(len) => return self.respond(socket, claim, &buffer[..len]).map(|()| None),
+                    Err(OsError::TimedOut) => self.state = ConnectState::Claimed { socket, claim },
+                    Err(_) => self.retry_later(),
                 }
             }
-            Stage::Answered { socket } => return self.greet(socket, heart),
+            ConnectState::Responded { socket } => return self.receive_admission(socket, liveness),
         }
         Ok(None)
     }
 
-    fn step_back(&mut self) {
-        self.stage = Stage::Waiting { again: Instant::now() + self.pause };
-        self.pause = (self.pause * 2).min(PAUSE.1);
+    fn retry_later(&mut self) {
+        self.state = ConnectState::Waiting { retry_at: Instant::now() + self.delay };
+        self.delay = (self.delay * 2).min(RETRY_DELAY.1);
     }
 
-    fn claim(&self) -> Result<Stage> {
+    fn claim(&self) -> Result<ConnectState> {
         let socket = PacketSocket::connect(&self.address)?;
         if self.only_user.is_some_and(|only| socket.peer_uid() != Ok(only)) {
             return Err(OsError::Closed.into());
         }
         let claim = Claim { rank: self.tree.rank, size: self.tree.size, nonce: random()? };
-        socket.send(&Hello::Claim(claim).encode(), &[], Deadline::NOW)?;
-        Ok(Stage::Claimed { socket, claim })
+        socket.send(&HandshakeMessage::Claim(claim).encode(), &[], Deadline::NOW)?;
+        Ok(ConnectState::Claimed { socket, claim })
     }
 
-    fn answer(&mut self, socket: PacketSocket, claim: Claim, bytes: &[u8]) -> Result<()> {
-        let Ok(Hello::Challenge(challenge)) = Hello::decode(bytes) else {
-            self.step_back();
+    fn respond(&mut self, socket: PacketSocket, claim: Claim, bytes: &[u8]) -> Result<()> {
+        let Ok(HandshakeMessage::Challenge(challenge)) = HandshakeMessage::decode(bytes) else {
+            self.retry_later();
             return Ok(());
         };
         let transcript = Transcript {
@@ -133,9 +136,9 @@ impl Connector {
             parent_size: challenge.size,
             parent_nonce: challenge.nonce,
         };
-        // The process that listens here is not the parent, which may start yet.
+        // Another process listens at the address; the parent may start later.
         if challenge.parent != self.parent || !transcript.verify(&self.key, Role::Parent, challenge.proof) {
-            self.step_back();
+            self.retry_later();
             return Ok(());
         }
         if challenge.size != self.tree.size {
@@ -147,44 +150,49 @@ impl Connector {
             });
         }
         let proof = transcript.proof(&self.key, Role::Child);
-        match socket.send(&Hello::Answer(proof).encode(), &[], Deadline::NOW) {
-            Ok(()) => self.stage = Stage::Answered { socket },
-            Err(_) => self.step_back(),
+        match socket.send(&HandshakeMessage::Response(proof).encode(), &[], Deadline::NOW) {
+            Ok(()) => self.state = ConnectState::Responded { socket },
+            Err(_) => self.retry_later(),
         }
         Ok(())
     }
 
-    fn greet(&mut self, socket: PacketSocket, heart: &Heart) -> Result<Option<Joined>> {
-        let mut buffer = [0; LONGEST];
+    fn receive_admission(
+        &mut self,
+        socket: PacketSocket,
+        liveness: &LivenessLock,
+    ) -> Result<Option<JoinedPeer>> {
+        let mut buffer = [0; MAX_LEN];
         let (len, fds) = match socket.recv_with_fds(&mut buffer, 2, Deadline::NOW) {
             Ok(received) => received,
             Err(OsError::TimedOut) => {
-                self.stage = Stage::Answered { socket };
+                self.state = ConnectState::Responded { socket };
                 return Ok(None);
             }
             Err(_) => {
-                self.step_back();
+                self.retry_later();
                 return Ok(None);
             }
         };
-        match Hello::decode(&buffer[..len]) {
-            Ok(Hello::Verdict(Verdict::RankTaken)) if !self.for_dead_rank => {
+        match HandshakeMessage::decode(&buffer[..len]) {
+            Ok(HandshakeMessage::Admission(AdmissionReply::RankTaken)) if !self.for_dead_rank => {
                 Err(Error::RankTaken { rank: self.tree.rank })
             }
-            Ok(Hello::Verdict(Verdict::Welcome)) if fds.len() == 2 => {
-                let own = own_fds(heart)?;
+            Ok(HandshakeMessage::Admission(AdmissionReply::Admitted)) if fds.len() == 2 => {
+                let own = liveness_fds(liveness)?;
                 let own: Vec<_> = own.iter().map(|fd| fd.as_fd()).collect();
-                let greeting = Header::new(Kind::Greeting, What::Nothing, self.tree.rank, self.parent, 0);
+                let greeting =
+                    FrameHeader::new(FrameKind::Greeting, Operation::None, self.tree.rank, self.parent, 0);
                 let sent =
                     greeting.frames(&[]).iter().all(|frame| socket.send(frame, &own, Deadline::NOW).is_ok());
                 if sent {
-                    return Ok(Some(Joined { rank: self.parent, socket, fds }));
+                    return Ok(Some(JoinedPeer { rank: self.parent, socket, fds }));
                 }
-                self.step_back();
+                self.retry_later();
                 Ok(None)
             }
             _ => {
-                self.step_back();
+                self.retry_later();
                 Ok(None)
             }
         }

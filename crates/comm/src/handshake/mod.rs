@@ -1,16 +1,16 @@
-//! Handshakes between a rank and its parent: both prove that they know the secret of the group.
+//! The handshake between a rank and its parent: both prove that they know the secret of the group.
 //!
-//! | module | what it does |
+//! | module | description |
 //! |---|---|
 //! | [`accept`] | the parent's side: accepts connections and authenticates ranks |
-//! | [`connect`] | the child's side: connects to the parent, and repeats it until the parent has admitted the rank |
+//! | [`connect`] | the child's side: connects to the parent, and retries until the parent admits the rank |
 //!
-//! After a handshake, each of the two holds the other's liveness page and process, so that it notices its death. The messages are
-//! those of [`wire::hello`](crate::wire::hello).
+//! After the handshake each side holds the other's liveness page and pidfd, by which it detects its death. The
+//! messages are defined in [`wire::handshake`](crate::wire::handshake).
 
 use std::os::fd::OwnedFd;
 
-use wholemem_os::robust::Heart;
+use wholemem_os::robust::LivenessLock;
 use wholemem_os::{PacketSocket, PidFd};
 
 use crate::{Rank, Result};
@@ -21,15 +21,15 @@ mod connect;
 pub(crate) use accept::Acceptor;
 pub(crate) use connect::{Connector, is_refusal};
 
-/// A rank with which the handshake is complete: its connection, and the descriptors of its liveness page and process.
+/// A rank whose handshake is complete: its connection, and the descriptors of its liveness page and process.
 #[derive(Debug)]
-pub(crate) struct Joined {
+pub(crate) struct JoinedPeer {
     pub(crate) rank: Rank,
     pub(crate) socket: PacketSocket,
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// The descriptors of this rank's liveness page and process, for a rank that has proved itself.
-pub(crate) fn own_fds(heart: &Heart) -> Result<[OwnedFd; 2]> {
-    Ok([heart.pulse_fd()?, PidFd::of_self()?.into()])
+/// Returns the descriptors of this rank's liveness page and process, which are sent to an authenticated rank.
+pub(crate) fn liveness_fds(liveness: &LivenessLock) -> Result<[OwnedFd; 2]> {
+    Ok([liveness.probe_fd()?, PidFd::of_self()?.into()])
 }

@@ -1,12 +1,12 @@
-//! Connections between ranks that have proved themselves to each other.
+//! Connections between authenticated ranks.
 //!
-//! | module | what it holds |
+//! | module | description |
 //! |---|---|
-//! | [`link`] | one connection, with the packets that wait to be sent on it |
-//! | [`paths`] | connections between ranks that are not neighbours in the tree, made at first use |
+//! | [`link`] | one connection, with the queue of packets to send |
+//! | [`paths`] | direct connections between ranks that are not neighbours in the tree, created on first use |
 
 mod link;
 mod paths;
 
-pub(crate) use link::{Left, Link, Packet};
-pub(crate) use paths::{Next, Paths};
+pub(crate) use link::{FramePacket, RankLink, SendStatus};
+pub(crate) use paths::{PathAction, Paths};

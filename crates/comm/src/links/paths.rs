@@ -1,16 +1,17 @@
-//! Links between ranks that are not neighbours in the tree, made when one first sends the other a long message.
+//! Direct links between ranks that are not neighbours in the tree, created when one first sends a long message to the
+//! other.
 //!
 //! ```text
-//!     asker                    the tree                     asked
-//!       |--- Offer, with one of a pair of sockets, hop by hop -->|
-//!       |<-- Accepted, or Declined, hop by hop ------------------|
-//!       |====================== the pair ========================|
+//!    offering rank             the tree              receiving rank
+//!       |--- LinkOffer, with one end of a socket pair, hop by hop --->|
+//!       |<-- LinkAccepted or LinkDeclined, hop by hop ----------------|
+//!       |======================= the socket pair =====================|
 //! ```
 //!
-//! No further handshake is needed, since the offer comes through links between authenticated ranks. The message waits for the answer.
-//! If the other rank declines because it has no room for one more descriptor, the message is forwarded along the tree, as short
-//! messages always are. If two ranks send each other an offer at the same time, that of the lower rank counts, and both drop the
-//! other one.
+//! No further handshake is needed, since the offer is sent over links between authenticated ranks. The message waits
+//! for the reply. If the receiving rank declines because it has too many links or descriptors, the message is
+//! forwarded along the tree, as short messages always are. If two ranks send each other an offer at the same time,
+//! that of the lower rank is used, and both drop the other one.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -19,43 +20,45 @@ use std::sync::Arc;
 use wholemem_os::{PacketSocket, Result};
 
 use crate::Rank;
-use crate::links::{Left, Link, Packet};
+use crate::links::{FramePacket, RankLink, SendStatus};
 
-/// How many such links a rank has at most. In a group of threads, each thread has that many.
-const MOST: usize = 128;
+/// The maximum number of such links of a rank. If ranks are threads of one process, the limit applies to each.
+const MAX_LINKS: usize = 128;
 
+/// How messages reach another rank.
 #[derive(Debug)]
-enum Path {
-    Asked {
+enum RankPath {
+    Offered {
         ours: PacketSocket,
-        waiting: Vec<Packet>,
+        waiting: Vec<FramePacket>,
     },
-    Open(Arc<Link>),
+    Open(Arc<RankLink>),
     /// There is no link: messages are forwarded along the tree.
     Tree,
 }
 
-/// What the caller has to do.
+/// An action that the caller has to perform.
 #[derive(Debug)]
-pub(crate) enum Next {
-    /// Wake the progress thread, which sends what the link has not taken at once.
+pub(crate) enum PathAction {
+    /// Wake the progress thread, which sends the packets that the socket did not accept.
     Flush,
-    /// Forward these along the tree.
-    AlongTree(Vec<Packet>),
-    /// Offer this to the other rank.
+    /// Forward these packets along the tree.
+    AlongTree(Vec<FramePacket>),
+    /// Offer this descriptor to the other rank.
     Offer(OwnedFd),
     /// Accept the offer.
     Accept,
     /// Decline the offer.
     Decline,
-    /// Read from this link from now on, and send what waits on it.
-    Read(Arc<Link>),
+    /// Read from this link from now on, and flush it.
+    Read(Arc<RankLink>),
 }
 
+/// The direct links of a rank.
 #[derive(Debug)]
 pub(crate) struct Paths {
     rank: Rank,
-    paths: BTreeMap<Rank, Path>,
+    paths: BTreeMap<Rank, RankPath>,
 }
 
 impl Paths {
@@ -63,78 +66,79 @@ impl Paths {
         Self { rank, paths: BTreeMap::new() }
     }
 
-    /// How many links there are.
+    /// Returns the number of open links.
     pub(crate) fn open(&self) -> usize {
-        self.paths.values().filter(|path| matches!(path, Path::Open(_))).count()
+        self.paths.values().filter(|path| matches!(path, RankPath::Open(_))).count()
     }
 
-    fn has_room(&self) -> bool {
-        self.paths.values().filter(|path| !matches!(path, Path::Tree)).count() < MOST
+    fn has_capacity(&self) -> bool {
+        self.paths.values().filter(|path| !matches!(path, RankPath::Tree)).count() < MAX_LINKS
     }
 
-    /// Sends packets to a rank, or queues them until it has answered the offer. `pair` makes two connected sockets.
+    /// Sends packets to a rank, or queues them until it has replied to the offer. `pair` creates two connected
+    /// sockets.
     pub(crate) fn send(
         &mut self,
         to: Rank,
-        packets: Vec<Packet>,
+        packets: Vec<FramePacket>,
         pair: impl FnOnce() -> Result<(PacketSocket, PacketSocket)>,
-    ) -> Vec<Next> {
+    ) -> Vec<PathAction> {
         match self.paths.get_mut(&to) {
-            Some(Path::Open(link)) => match link.post(packets) {
-                Left::Nothing => vec![],
-                _ => vec![Next::Flush],
+            Some(RankPath::Open(link)) => match link.post(packets) {
+                SendStatus::Done => vec![],
+                _ => vec![PathAction::Flush],
             },
-            Some(Path::Asked { waiting, .. }) => {
+            Some(RankPath::Offered { waiting, .. }) => {
                 waiting.extend(packets);
                 vec![]
             }
-            Some(Path::Tree) => vec![Next::AlongTree(packets)],
-            None => match self.has_room().then(pair) {
+            Some(RankPath::Tree) => vec![PathAction::AlongTree(packets)],
+            None => match self.has_capacity().then(pair) {
                 Some(Ok((ours, theirs))) => {
-                    self.paths.insert(to, Path::Asked { ours, waiting: packets });
-                    vec![Next::Offer(theirs.into())]
+                    self.paths.insert(to, RankPath::Offered { ours, waiting: packets });
+                    vec![PathAction::Offer(theirs.into())]
                 }
-                // No further offer is made: there would be no room for the next either.
+                // No further offer is made to this rank, since a link would be refused again.
                 _ => {
-                    self.paths.insert(to, Path::Tree);
-                    vec![Next::AlongTree(packets)]
+                    self.paths.insert(to, RankPath::Tree);
+                    vec![PathAction::AlongTree(packets)]
                 }
             },
         }
     }
 
     /// Handles an offer. The socket is `None` if it was lost on the way.
-    pub(crate) fn offered(&mut self, from: Rank, socket: Option<PacketSocket>) -> Vec<Next> {
-        let room = self.has_room();
+    pub(crate) fn on_offer(&mut self, from: Rank, socket: Option<PacketSocket>) -> Vec<PathAction> {
+        let has_capacity = self.has_capacity();
         let waiting = match self.paths.remove(&from) {
-            None | Some(Path::Tree) if !room => None,
-            None | Some(Path::Tree) => Some(Vec::new()),
-            // The offer of the other rank counts, and it does not answer that of this rank.
-            Some(Path::Asked { waiting, .. }) if from < self.rank => Some(waiting),
-            // The offer of this rank counts, and its answer is on the way or has arrived.
+            None | Some(RankPath::Tree) if !has_capacity => None,
+            None | Some(RankPath::Tree) => Some(Vec::new()),
+            // The offer of the other rank is used, and it does not reply to that of this rank.
+            Some(RankPath::Offered { waiting, .. }) if from < self.rank => Some(waiting),
+            // The offer of this rank is used, and the reply is in flight or has arrived.
             Some(ours) => {
                 self.paths.insert(from, ours);
                 return vec![];
             }
         };
         match (socket, waiting) {
-            (Some(socket), Some(waiting)) => vec![Next::Accept, self.open_with(from, socket, waiting)],
+            (Some(socket), Some(waiting)) => vec![PathAction::Accept, self.open_link(from, socket, waiting)],
             (_, waiting) => {
-                self.paths.insert(from, Path::Tree);
-                vec![Next::Decline, Next::AlongTree(waiting.unwrap_or_default())]
+                self.paths.insert(from, RankPath::Tree);
+                vec![PathAction::Decline, PathAction::AlongTree(waiting.unwrap_or_default())]
             }
         }
     }
 
-    /// Handles the answer to the offer of this rank.
-    pub(crate) fn answered(&mut self, by: Rank, accepted: bool) -> Vec<Next> {
+    /// Handles the reply to this rank's offer.
+    pub(crate) fn on_reply(&mut self, by: Rank, accepted: bool) -> Vec<PathAction> {
         match self.paths.remove(&by) {
-            Some(Path::Asked { ours, waiting }) if accepted => vec![self.open_with(by, ours, waiting)],
-            Some(Path::Asked { waiting, .. }) => {
-                self.paths.insert(by, Path::Tree);
-                vec![Next::AlongTree(waiting)]
+            Some(RankPath::Offered { ours, waiting }) if accepted => vec![self.open_link(by, ours, waiting)],
+            Some(RankPath::Offered { waiting, .. }) => {
+                self.paths.insert(by, RankPath::Tree);
+                vec![PathAction::AlongTree(waiting)]
             }
-            // An answer without an offer.
+            // A reply without an offer is ignored.
             other => {
                 self.paths.extend(other.map(|path| (by, path)));
                 vec![]
@@ -142,16 +146,16 @@ impl Paths {
         }
     }
 
-    /// Removes a link whose other end is closed.
+    /// Removes a link that the peer has closed.
     pub(crate) fn close(&mut self, peer: Rank) {
         self.paths.remove(&peer);
     }
 
-    fn open_with(&mut self, peer: Rank, socket: PacketSocket, waiting: Vec<Packet>) -> Next {
-        let link = Arc::new(Link::new(peer, socket));
+    fn open_link(&mut self, peer: Rank, socket: PacketSocket, waiting: Vec<FramePacket>) -> PathAction {
+        let link = Arc::new(RankLink::new(peer, socket));
         link.post(waiting);
-        self.paths.insert(peer, Path::Open(Arc::clone(&link)));
-        Next::Read(link)
+        self.paths.insert(peer, RankPath::Open(Arc::clone(&link)));
+        PathAction::Read(link)
     }
 }
 
@@ -163,28 +167,28 @@ mod tests {
 
     use super::*;
 
-    /// What travels along the tree between the two of a test, in order in each direction.
+    /// A message that is forwarded along the tree between the two ranks of a test, in order in each direction.
     #[derive(Debug)]
-    enum Letter {
+    enum TreeMessage {
         Offer(Option<OwnedFd>),
-        Answer(bool),
-        Packets(Vec<Packet>),
+        Reply(bool),
+        Packets(Vec<FramePacket>),
     }
 
     /// Two ranks, and what each has received.
-    struct Two {
+    struct TwoRanks {
         ranks: [Paths; 2],
-        mail: [VecDeque<Letter>; 2],
-        links: [Vec<Arc<Link>>; 2],
+        queues: [VecDeque<TreeMessage>; 2],
+        links: [Vec<Arc<RankLink>>; 2],
         along_tree: [Vec<u8>; 2],
         lossy: bool,
     }
 
-    impl Two {
+    impl TwoRanks {
         fn new(lossy: bool) -> Self {
             Self {
                 ranks: [Paths::new(Rank(3)), Paths::new(Rank(8))],
-                mail: Default::default(),
+                queues: Default::default(),
                 links: Default::default(),
                 along_tree: Default::default(),
                 lossy,
@@ -196,46 +200,46 @@ mod tests {
         }
 
         fn send(&mut self, one: usize, byte: u8) {
-            let packets = vec![Packet::from(vec![byte])];
+            let packets = vec![FramePacket::from(vec![byte])];
             let next = self.ranks[one].send(Self::peer(one), packets, PacketSocket::pair);
-            self.act(one, next);
+            self.apply(one, next);
         }
 
-        fn act(&mut self, one: usize, next: Vec<Next>) {
+        fn apply(&mut self, one: usize, next: Vec<PathAction>) {
             for next in next {
-                let letter = match next {
-                    Next::Flush => continue,
-                    Next::Read(link) => {
+                let message = match next {
+                    PathAction::Flush => continue,
+                    PathAction::Read(link) => {
                         self.links[one].push(link);
                         continue;
                     }
-                    Next::Offer(fd) => Letter::Offer((!self.lossy).then_some(fd)),
-                    Next::AlongTree(packets) => Letter::Packets(packets),
-                    Next::Accept => Letter::Answer(true),
-                    Next::Decline => Letter::Answer(false),
+                    PathAction::Offer(fd) => TreeMessage::Offer((!self.lossy).then_some(fd)),
+                    PathAction::AlongTree(packets) => TreeMessage::Packets(packets),
+                    PathAction::Accept => TreeMessage::Reply(true),
+                    PathAction::Decline => TreeMessage::Reply(false),
                 };
-                self.mail[1 - one].push_back(letter);
+                self.queues[1 - one].push_back(message);
             }
         }
 
-        /// One rank opens its next letter.
-        fn open_letter(&mut self, one: usize) {
-            let next = match self.mail[one].pop_front() {
+        /// Delivers the next message to one rank.
+        fn deliver_next(&mut self, one: usize) {
+            let next = match self.queues[one].pop_front() {
                 None => return,
-                Some(Letter::Offer(fd)) => {
+                Some(TreeMessage::Offer(fd)) => {
                     let socket = fd.map(|fd| PacketSocket::adopt(fd).unwrap());
-                    self.ranks[one].offered(Self::peer(one), socket)
+                    self.ranks[one].on_offer(Self::peer(one), socket)
                 }
-                Some(Letter::Answer(accepted)) => self.ranks[one].answered(Self::peer(one), accepted),
-                Some(Letter::Packets(packets)) => {
+                Some(TreeMessage::Reply(accepted)) => self.ranks[one].on_reply(Self::peer(one), accepted),
+                Some(TreeMessage::Packets(packets)) => {
                     self.along_tree[one].extend(packets.iter().flat_map(|packet| &packet.bytes));
                     return;
                 }
             };
-            self.act(one, next);
+            self.apply(one, next);
         }
 
-        /// Everything that one rank has got, by whichever way.
+        /// Returns all bytes that one rank has received, over the tree or a link.
         fn received(&self, one: usize) -> Vec<u8> {
             let mut bytes = self.along_tree[one].clone();
             let mut buffer = [0; 8];
@@ -249,52 +253,53 @@ mod tests {
         }
     }
 
-    /// Plays every order of seven moves: each of two ranks sends, or opens a letter.
+    /// Tries every order of seven steps: in each, one of the ranks sends or receives a message.
     #[test]
-    fn whoever_asks_first_all_is_received_and_there_is_one_link() {
+    fn every_message_arrives_and_one_link_opens_whichever_rank_offers_first() {
         for lossy in [false, true] {
-            for moves in 0..4u32.pow(7) {
-                let mut two = Two::new(lossy);
+            for schedule in 0..4u32.pow(7) {
+                let mut two = TwoRanks::new(lossy);
                 let mut sent = [vec![], vec![]];
-                for turn in 0..7 {
-                    let (one, sends) = ((moves >> (2 * turn) & 1) as usize, moves >> (2 * turn + 1) & 1 == 1);
+                for step in 0..7 {
+                    let (one, sends) =
+                        ((schedule >> (2 * step) & 1) as usize, schedule >> (2 * step + 1) & 1 == 1);
                     if sends {
-                        let byte = u8::try_from(turn).unwrap();
+                        let byte = u8::try_from(step).unwrap();
                         sent[one].push(byte);
                         two.send(one, byte);
                     } else {
-                        two.open_letter(one);
+                        two.deliver_next(one);
                     }
                 }
-                while two.mail.iter().any(|mail| !mail.is_empty()) {
-                    two.open_letter(0);
-                    two.open_letter(1);
+                while two.queues.iter().any(|queues| !queues.is_empty()) {
+                    two.deliver_next(0);
+                    two.deliver_next(1);
                 }
-                assert_eq!([two.received(1), two.received(0)], sent, "moves {moves:#x}, lossy {lossy}");
+                assert_eq!([two.received(1), two.received(0)], sent, "schedule {schedule:#x}, lossy {lossy}");
                 let any = sent.iter().any(|sent| !sent.is_empty());
                 let expected = usize::from(any && !lossy);
-                assert_eq!(two.ranks.each_ref().map(Paths::open), [expected; 2], "moves {moves:#x}");
-                assert!(two.links.iter().all(|links| links.len() == expected), "moves {moves:#x}");
+                assert_eq!(two.ranks.each_ref().map(Paths::open), [expected; 2], "schedule {schedule:#x}");
+                assert!(two.links.iter().all(|links| links.len() == expected), "schedule {schedule:#x}");
             }
         }
     }
 
     #[test]
-    fn beyond_the_most_everything_goes_along_the_tree() {
+    fn above_the_maximum_of_links_messages_are_forwarded_along_the_tree() {
         let mut paths = Paths::new(Rank(0));
-        let packet = || vec![Packet::from(vec![1])];
+        let packet = || vec![FramePacket::from(vec![1])];
         let mut theirs = Vec::new();
-        for rank in (1..).map(Rank).take(MOST) {
+        for rank in (1..).map(Rank).take(MAX_LINKS) {
             let next = paths.send(rank, packet(), PacketSocket::pair);
-            assert!(matches!(next[..], [Next::Offer(_)]), "{next:?}");
+            assert!(matches!(next[..], [PathAction::Offer(_)]), "{next:?}");
             theirs.push(next);
         }
         for _ in 0..2 {
-            let next = paths.send(Rank(1000), packet(), || panic!("no more sockets are made"));
-            assert!(matches!(next[..], [Next::AlongTree(_)]), "{next:?}");
+            let next = paths.send(Rank(1000), packet(), || panic!("no more sockets are created"));
+            assert!(matches!(next[..], [PathAction::AlongTree(_)]), "{next:?}");
         }
         let (ours, _) = PacketSocket::pair().unwrap();
-        let next = paths.offered(Rank(1001), Some(ours));
-        assert!(matches!(next[..], [Next::Decline, Next::AlongTree(_)]), "{next:?}");
+        let next = paths.on_offer(Rank(1001), Some(ours));
+        assert!(matches!(next[..], [PathAction::Decline, PathAction::AlongTree(_)]), "{next:?}");
     }
 }

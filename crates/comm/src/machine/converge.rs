@@ -1,24 +1,24 @@
-//! Every collective in one machine: votes go up the tree, the decision comes down.
+//! The machine of every collective: a convergecast of votes up the tree, and a broadcast of the decision down.
 //!
 //! ```text
-//!   vote = merge(own vote, votes of the children)      decision = what rank 0's merge came to
+//!   vote = merge(own vote, votes of the children)      decision = the merged vote of rank 0
 //!          ^                                                     |
 //!          |                                                     v
 //!       parent                                               children
 //! ```
 //!
-//! A rank that waits tells its parent from time to time who is missing below it. So when rank 0's timeout has
-//! passed, it names the missing themselves and not the children through which they were to come, and the others hear
-//! it from there. A rank whose parent does not run names the parent.
+//! A waiting rank regularly reports to its parent which ranks are missing below it. So when the timeout of rank 0
+//! expires, it can name the missing ranks, and not only the children through which their votes were expected; it
+//! sends them to all other ranks. A rank whose parent is stalled names the parent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{give_up_at, give_up_on_word_at};
+use super::{give_up_at, give_up_on_decision_at};
 use crate::Rank;
 use crate::rank::Tree;
 
-/// How often a waiting rank says who is missing below it.
+/// The shortest and the longest interval at which a waiting rank reports which ranks are missing below it.
 const REPORT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(crate) enum Input {
         missing: Vec<Rank>,
     },
     Decision(Vec<u8>),
-    /// Time has passed. `parent_runs` is false when the parent's thread has stood still for some time.
+    /// Time has passed. `parent_runs` is false if the parent's thread is stalled.
     Tick {
         parent_runs: bool,
     },
@@ -40,25 +40,26 @@ pub(crate) enum Input {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Output {
-    /// To the parent.
+    /// Send a vote to the parent.
     Up(Vec<u8>),
-    /// To the parent.
+    /// Report missing ranks to the parent.
     Report(Vec<Rank>),
-    /// To every child.
+    /// Send the decision to every child.
     Down(Vec<u8>),
     Done(Vec<u8>),
-    /// Nothing more comes of this: the group is to be told who was missing.
+    /// The operation has failed: inform the group which ranks are missing.
     Failed(Vec<Rank>),
 }
 
-/// Puts votes together. Gets this rank's own vote and those of its children by rank.
+/// Merges this rank's own vote with the votes of its children, by rank.
 pub(crate) type Merge = fn(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8>;
 
+/// The state of one collective operation on one rank.
 #[derive(Debug)]
 pub(crate) struct Converge {
     tree: Tree,
     give_up: Duration,
-    give_up_on_word: Duration,
+    give_up_on_decision: Duration,
     report_every: Duration,
     next_report: Duration,
     merge: Merge,
@@ -74,7 +75,7 @@ impl Converge {
         Self {
             tree,
             give_up: give_up_at(tree, timeout),
-            give_up_on_word: give_up_on_word_at(timeout),
+            give_up_on_decision: give_up_on_decision_at(timeout),
             report_every,
             next_report: report_every,
             merge,
@@ -85,14 +86,14 @@ impl Converge {
         }
     }
 
-    /// What comes first: a leaf's vote goes up, a group of one is done.
+    /// Returns the first outputs: a leaf votes, and a group of one rank is done.
     pub(crate) fn start(&mut self) -> Vec<Output> {
         self.advance()
     }
 
-    /// When a `Tick` is due at the latest.
+    /// Returns when the next `Tick` is due.
     pub(crate) fn next_tick(&self, now: Duration) -> Duration {
-        let next = if now < self.give_up { self.give_up } else { self.give_up_on_word };
+        let next = if now < self.give_up { self.give_up } else { self.give_up_on_decision };
         if self.tree.is_root() { next } else { next.min(self.next_report) }
     }
 
@@ -102,7 +103,7 @@ impl Converge {
         }
         match input {
             Input::Vote { child, vote } => {
-                // Only the first counts: a vote cannot be taken back.
+                // Only the first vote of a child counts.
                 if self.tree.children().any(|known| known == child) {
                     self.votes.entry(child).or_insert(vote);
                 }
@@ -128,7 +129,7 @@ impl Converge {
 
     fn tick(&mut self, now: Duration, parent_runs: bool) -> Vec<Output> {
         let missing = self.missing();
-        let over = now >= self.give_up_on_word;
+        let over = now >= self.give_up_on_decision;
         let head = self.tree.is_root() || !parent_runs;
         if over || head && now >= self.give_up {
             self.ended = true;
@@ -163,7 +164,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(4);
     const RUNS: Input = Input::Tick { parent_runs: true };
-    const STANDS: Input = Input::Tick { parent_runs: false };
+    const STALLED: Input = Input::Tick { parent_runs: false };
 
     fn sum(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
         vec![own[0] + children.values().map(|vote| vote[0]).sum::<u8>()]
@@ -178,19 +179,23 @@ mod tests {
     }
 
     #[test]
-    fn votes_are_merged_upwards_and_the_decision_goes_down() {
+    fn votes_are_merged_up_the_tree_and_the_decision_is_sent_down() {
         assert_eq!(converge(0, 1).start(), [Output::Done(vec![1])]);
         assert_eq!(converge(2, 3).start(), [Output::Up(vec![1])]);
         let mut root = converge(0, 3);
         assert_eq!(root.start(), []);
         assert_eq!(root.step(Duration::ZERO, vote(2, 5)), []);
-        assert_eq!(root.step(Duration::ZERO, vote(2, 9)), [], "a vote cannot be taken back");
-        assert_eq!(root.step(Duration::ZERO, vote(7, 9)), [], "who is no child has no vote");
+        assert_eq!(root.step(Duration::ZERO, vote(2, 9)), [], "a second vote is ignored");
+        assert_eq!(
+            root.step(Duration::ZERO, vote(7, 9)),
+            [],
+            "the vote of a rank that is not a child is ignored"
+        );
         assert_eq!(root.step(Duration::ZERO, vote(1, 1)), [Output::Down(vec![7]), Output::Done(vec![7])]);
     }
 
     #[test]
-    fn rank_0_names_those_that_its_children_miss() {
+    fn rank_0_names_the_ranks_that_its_children_report_missing() {
         let mut root = converge(0, 8);
         root.start();
         for child in [2, 3] {
@@ -199,13 +204,13 @@ mod tests {
         let missing = vec![Rank(6), Rank(7)];
         root.step(Duration::ZERO, Input::Report { child: Rank(1), missing });
         let before = TIMEOUT - Duration::from_nanos(1);
-        assert_eq!(root.step(before, RUNS), [], "it waits for what was asked");
+        assert_eq!(root.step(before, RUNS), [], "the timeout has not expired");
         assert_eq!(root.next_tick(before), TIMEOUT);
         assert_eq!(root.step(TIMEOUT, RUNS), [Output::Failed(vec![Rank(4), Rank(6), Rank(7)])]);
     }
 
     #[test]
-    fn a_waiting_rank_reports_who_is_missing_below_it() {
+    fn a_waiting_rank_reports_which_ranks_are_missing_below_it() {
         let mut inner = converge(1, 8);
         inner.start();
         inner.step(Duration::ZERO, vote(5, 1));
@@ -215,14 +220,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_whose_parent_stands_still_names_it() {
+    fn a_rank_whose_parent_is_stalled_names_the_parent() {
         let mut leaf = converge(2, 3);
         leaf.start();
         let give_up = give_up_at(leaf.tree, TIMEOUT);
-        assert_eq!(leaf.step(give_up, RUNS), [], "the parent may still tell");
-        assert_eq!(leaf.step(give_up, STANDS), [Output::Failed(vec![Rank(0)])]);
+        assert_eq!(leaf.step(give_up, RUNS), [], "the parent may still send the decision");
+        assert_eq!(leaf.step(give_up, STALLED), [Output::Failed(vec![Rank(0)])]);
         let mut leaf = converge(2, 3);
         leaf.start();
-        assert_eq!(leaf.step(give_up_on_word_at(TIMEOUT), RUNS), [Output::Failed(vec![Rank(0)])]);
+        assert_eq!(leaf.step(give_up_on_decision_at(TIMEOUT), RUNS), [Output::Failed(vec![Rank(0)])]);
     }
 }

@@ -1,20 +1,20 @@
 //! Whether the group has failed, and which neighbours to inform of it.
 //!
-//! A rank keeps the first fault that it learns of, and sends it once to every neighbour but the one it came from. So a fault reaches
-//! all ranks in at most twice as many hops as the tree is deep. A rank that leaves is no fault: the operations that it had finished stay
-//! valid. The number of its last operation is kept, and only later operations fail.
+//! A rank stores the first fault that it learns of, and sends it once to every neighbour except the one that it came
+//! from. So a fault reaches all ranks in at most twice as many hops as the tree is deep. A rank that leaves is not a
+//! fault: the operations that it has finished stay valid, and only later operations fail.
 
 use std::collections::BTreeMap;
 
-use crate::fault::Fault;
+use crate::fault::GroupFault;
 use crate::rank::Tree;
 use crate::{Error, Rank};
 
-/// What a rank knows of the failure of its group, and of the ranks that have left it.
+/// The failure of a group, and the ranks that have left it, as known to one rank.
 #[derive(Debug)]
 pub(crate) struct GroupState {
     tree: Tree,
-    fault: Option<Fault>,
+    fault: Option<GroupFault>,
     /// The ranks that have left, with the last operation that each has finished.
     left: BTreeMap<Rank, u64>,
     /// Whether this rank has left.
@@ -26,8 +26,8 @@ impl GroupState {
         Self { tree, fault: None, left: BTreeMap::new(), is_closed: false }
     }
 
-    /// Notes a fault, and returns the neighbours to inform.
-    pub(crate) fn fall(&mut self, fault: Fault, from: Option<Rank>) -> Vec<Rank> {
+    /// Records a fault, and returns the neighbours to inform.
+    pub(crate) fn fail(&mut self, fault: GroupFault, from: Option<Rank>) -> Vec<Rank> {
         if self.fault.is_some() {
             return Vec::new();
         }
@@ -35,7 +35,7 @@ impl GroupState {
         self.others(from)
     }
 
-    /// Notes that a rank has left, and returns the neighbours to inform.
+    /// Records that a rank has left, and returns the neighbours to inform.
     pub(crate) fn leave(&mut self, rank: Rank, after: u64, from: Option<Rank>) -> Vec<Rank> {
         if self.left.contains_key(&rank) {
             return Vec::new();
@@ -44,14 +44,14 @@ impl GroupState {
         self.others(from)
     }
 
-    /// Notes that this rank leaves, and returns whether it had not before.
+    /// Records that this rank leaves. Returns whether it is the first call.
     pub(crate) fn close(&mut self) -> bool {
         !std::mem::replace(&mut self.is_closed, true)
     }
 
-    /// All that a watcher which is added now is to be notified of.
-    pub(crate) fn news(&self) -> impl Iterator<Item = Error> {
-        let fault = self.fault.as_ref().map(Fault::error);
+    /// Returns the events that a new callback has missed.
+    pub(crate) fn past_events(&self) -> impl Iterator<Item = Error> {
+        let fault = self.fault.as_ref().map(GroupFault::error);
         let closed = self.is_closed.then_some(Error::Closed);
         fault.into_iter().chain(closed).chain(self.left.keys().map(|rank| Error::PeerLeft { rank: *rank }))
     }
@@ -60,7 +60,7 @@ impl GroupState {
         self.left.contains_key(&rank)
     }
 
-    pub(crate) fn fault(&self) -> Option<&Fault> {
+    pub(crate) fn fault(&self) -> Option<&GroupFault> {
         self.fault.as_ref()
     }
 
@@ -88,21 +88,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_fault_is_kept_and_passed_on_once() {
+    fn the_first_fault_is_stored_and_sent_once() {
         let mut group = GroupState::new(Tree::new(Rank(1), 8));
         assert_eq!(group.check(1), Ok(()));
-        assert_eq!(group.fall(Fault::Lost(Rank(6)), Some(Rank(6))), [Rank(0), Rank(5), Rank(7)]);
-        assert_eq!(group.fall(Fault::Aborted(Rank(0)), Some(Rank(0))), []);
+        assert_eq!(group.fail(GroupFault::Lost(Rank(6)), Some(Rank(6))), [Rank(0), Rank(5), Rank(7)]);
+        assert_eq!(group.fail(GroupFault::Aborted(Rank(0)), Some(Rank(0))), []);
         assert_eq!(group.check(1), Err(Error::PeerLost { rank: Rank(6) }));
     }
 
     #[test]
-    fn a_rank_that_left_fails_later_operations_only() {
+    fn operations_after_a_rank_left_fail() {
         let mut group = GroupState::new(Tree::new(Rank(0), 3));
         assert_eq!(group.leave(Rank(2), 7, Some(Rank(2))), [Rank(1)]);
         assert_eq!(group.leave(Rank(2), 7, Some(Rank(1))), []);
         assert_eq!(group.check(7), Ok(()));
         assert_eq!(group.check(8), Err(Error::PeerLeft { rank: Rank(2) }));
-        assert_eq!(group.fall(Fault::Lost(Rank(1)), None), [Rank(1)], "a rank that left is not informed");
+        assert_eq!(
+            group.fail(GroupFault::Lost(Rank(1)), None),
+            [Rank(1)],
+            "a rank that left is not informed"
+        );
     }
 }

@@ -1,37 +1,37 @@
-//! Detects that a neighbour does not run: the counter in its liveness page stands still while this rank runs.
+//! Detects a stalled neighbour: its heartbeat counter does not change while this rank runs.
 
 use std::time::Duration;
 
-/// A rank whose counter stands still for this long does not run.
+/// A rank whose heartbeat counter does not change for this long is stalled.
 const STALLED_AFTER: Duration = Duration::from_millis(300);
 
-/// The most time that counts between two observations. If more has passed, this rank did not run itself, perhaps because the
-/// whole machine was suspended, and cannot tell whether the neighbour ran.
+/// The maximum time that counts between two observations. If more time has passed, this rank did not run itself, for
+/// example because the whole machine was suspended, and it is unknown whether the neighbour ran.
 const MAX_INTERVAL: Duration = Duration::from_millis(60);
 
-/// For how long a neighbour has been observed not to run.
+/// How long the heartbeat counter of a neighbour has not changed.
 #[derive(Debug)]
 pub(crate) struct StallDetector {
-    beats: u64,
-    seen: Duration,
+    heartbeats: u64,
+    stalled_for: Duration,
 }
 
 impl StallDetector {
-    pub(crate) fn new(beats: u64) -> Self {
-        Self { beats, seen: Duration::ZERO }
+    pub(crate) fn new(heartbeats: u64) -> Self {
+        Self { heartbeats, stalled_for: Duration::ZERO }
     }
 
-    /// Observes the counter, `passed` after it was last observed.
-    pub(crate) fn observe(&mut self, beats: u64, passed: Duration) {
-        if beats == self.beats {
-            self.seen = self.seen.saturating_add(passed.min(MAX_INTERVAL));
+    /// Records the counter, `passed` after the previous observation.
+    pub(crate) fn observe(&mut self, heartbeats: u64, passed: Duration) {
+        if heartbeats == self.heartbeats {
+            self.stalled_for = self.stalled_for.saturating_add(passed.min(MAX_INTERVAL));
         } else {
-            *self = Self::new(beats);
+            *self = Self::new(heartbeats);
         }
     }
 
     pub(crate) fn is_stalled(&self) -> bool {
-        self.seen > STALLED_AFTER
+        self.stalled_for > STALLED_AFTER
     }
 }
 
@@ -39,18 +39,18 @@ impl StallDetector {
 mod tests {
     use super::*;
 
-    const LOOK: Duration = Duration::from_millis(10);
+    const INTERVAL: Duration = Duration::from_millis(10);
 
     #[test]
-    fn a_rank_whose_counter_stands_still_is_stalled_until_it_counts_again() {
+    fn a_rank_is_stalled_until_its_heartbeat_counter_changes_again() {
         let mut stall = StallDetector::new(7);
         for _ in 0..30 {
-            stall.observe(7, LOOK);
+            stall.observe(7, INTERVAL);
             assert!(!stall.is_stalled());
         }
-        stall.observe(7, LOOK);
+        stall.observe(7, INTERVAL);
         assert!(stall.is_stalled());
-        stall.observe(8, LOOK);
+        stall.observe(8, INTERVAL);
         assert!(!stall.is_stalled());
     }
 
@@ -60,10 +60,10 @@ mod tests {
         // The machine was suspended, and this rank is the first that runs again.
         stall.observe(7, Duration::from_secs(5));
         assert!(!stall.is_stalled());
-        stall.observe(8, LOOK);
-        stall.observe(8, LOOK);
+        stall.observe(8, INTERVAL);
+        stall.observe(8, INTERVAL);
         assert!(!stall.is_stalled());
-        // A rank that always observes late detects it in the end.
+        // A rank that always observes late detects the stall eventually.
         for _ in 0..6 {
             stall.observe(8, Duration::from_secs(1));
         }

@@ -1,10 +1,11 @@
-//! What the progress thread does while a group comes together: it accepts children, connects to the parent, and follows the
+//! The progress thread while a group is formed: it accepts children, connects to the parent, and runs the
 //! [`JoinProtocol`](crate::machine::join) machine.
 //!
-//! If a neighbour dies meanwhile, this rank tries to take its place, by listening at an address that follows from the id and
-//! the dead rank. Only one process can listen there, so one neighbour takes the place, and the others connect to it. If that one
-//! dies too, the address is free again as soon as the kernel has closed its socket. A forked child that keeps the socket open
-//! delays that: then the survivors wait until their timeout has passed.
+//! If a neighbour dies meanwhile, this rank tries to take its position: it listens at an address that is derived from
+//! the id and the dead rank. Only one process can listen there, so one neighbour becomes the successor, and the
+//! others connect to it. If the successor dies too, the address is free again as soon as the kernel has closed its
+//! socket. A forked child that holds the socket open delays that: then the survivors wait until their timeout
+//! expires.
 
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
@@ -12,34 +13,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wholemem_os::packet::PacketListener;
-use wholemem_os::robust::Pulse;
+use wholemem_os::robust::LivenessProbe;
 use wholemem_os::{PacketSocket, PidFd};
 
-use super::{Peer, Progress, Reading};
-use crate::core::{Core, Phase};
-use crate::fault::Fault;
-use crate::handshake::{Acceptor, Connector, Joined, is_refusal};
-use crate::links::Link;
+use super::{LinkReader, Neighbour, ProgressThread};
+use crate::core::{GroupPhase, RankCore};
+use crate::fault::GroupFault;
+use crate::handshake::{Acceptor, Connector, JoinedPeer, is_refusal};
+use crate::links::RankLink;
 use crate::machine::join::{Input, Output};
 use crate::machine::stall_detector::StallDetector;
 use crate::rank::Tree;
-use crate::wire::frame::{Header, Kind, What, encode_fault, encode_news};
+use crate::wire::frame::{FrameHeader, FrameKind, Operation, encode_fault, encode_join_update};
 use crate::{Error, Rank};
 
-/// How often to test whether ranks that had joined a dead rank still listen.
+/// How often a rank checks whether ranks that had joined a dead rank still listen.
 const PROBE_EVERY: Duration = Duration::from_millis(100);
 
-/// The connections of a rank that is joining, on both sides.
+/// The connections of a joining rank to its parent and its children.
 #[derive(Debug)]
 pub(super) struct Joining {
-    /// Where children are accepted: at this rank's own address, and at those of ranks whose place it has taken.
+    /// Listeners for children: at this rank's own address, and at the addresses of the positions that it has taken.
     acceptors: Vec<Acceptor>,
-    /// To the parent, and to a rank that may have taken its place.
+    /// Connection attempts to the parent, and to a possible successor of the parent.
     connectors: Vec<Connector>,
-    /// The place that `connectors` are for, and the one above it.
-    seeks: Option<(Rank, Rank)>,
-    /// The places of this rank in the tree: its own, and those of ranks that died.
-    places: BTreeSet<Rank>,
+    /// The position in which `connectors` join, and the position of the parent there.
+    target: Option<(Rank, Rank)>,
+    /// The positions of this rank in the tree: its own, and those of dead ranks that it has taken.
+    positions: BTreeSet<Rank>,
     /// When ranks were last probed.
     probed: Instant,
 }
@@ -50,66 +51,71 @@ impl Joining {
         Self {
             acceptors,
             connectors: Vec::new(),
-            seeks: None,
-            places: BTreeSet::from([rank]),
+            target: None,
+            positions: BTreeSet::from([rank]),
             probed: Instant::now(),
         }
     }
 
-    /// Everything to be polled for reading.
+    /// Returns all descriptors to poll for reading.
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.acceptors.iter().flat_map(Acceptor::fds).chain(self.connectors.iter().filter_map(Connector::fd))
     }
 
-    /// When to try again, if nothing can be read.
-    pub(super) fn again(&self) -> Option<Duration> {
-        self.connectors.iter().filter_map(Connector::again).min()
+    /// Returns the time until the next connection attempt.
+    pub(super) fn retry_in(&self) -> Option<Duration> {
+        self.connectors.iter().filter_map(Connector::retry_in).min()
     }
 
-    pub(super) fn has_place(&self, rank: Rank) -> bool {
-        self.places.contains(&rank)
+    pub(super) fn has_position(&self, rank: Rank) -> bool {
+        self.positions.contains(&rank)
     }
 
-    /// Nothing is accepted any more, and nothing is connected to.
+    /// Stops accepting and connecting.
     fn end(&mut self) {
         self.acceptors.clear();
         self.connectors.clear();
     }
 
-    /// Connects to the rank above that this rank has to join now.
-    fn seek(&mut self, core: &Core, seeks: Option<(Rank, Rank)>) {
-        if self.seeks == seeks {
+    /// Connects to the target parent, if it has changed.
+    fn connect_to(&mut self, core: &RankCore, target: Option<(Rank, Rank)>) {
+        if self.target == target {
             return;
         }
-        self.seeks = seeks;
+        self.target = target;
         self.connectors.clear();
-        let Some((place, above)) = seeks else { return };
-        let (id, tree) = (&core.id, Tree { rank: place, ..core.tree });
-        for address in [id.address(above), id.stand_in_address(above)] {
+        let Some((position, above)) = target else { return };
+        let (id, tree) = (&core.id, Tree { rank: position, ..core.tree });
+        for address in [id.address(above), id.successor_address(above)] {
             let connector = Connector::new(address, above, tree, id.key(), id.has_secret());
-            self.connectors.push(if place == core.tree.rank { connector } else { connector.for_dead_rank() });
+            self.connectors.push(if position == core.tree.rank {
+                connector
+            } else {
+                connector.for_dead_rank()
+            });
         }
     }
 
-    /// This rank has found a parent. If that dies at once, the rank seeks the same place again.
+    /// Handles that this rank has joined a parent. If the parent dies at once, the rank connects to the same target
+    /// again.
     fn connected(&mut self) {
         self.connectors.clear();
-        self.seeks = None;
+        self.target = None;
     }
 }
 
-impl Progress {
-    /// Goes on with the joining, on both sides.
+impl ProgressThread {
+    /// Advances the handshakes with the parent and the children.
     pub(super) fn join(&mut self) {
         let Some(protocol) = &self.protocol else { return };
-        self.joining.seek(&self.core, protocol.seeks());
+        self.joining.connect_to(&self.core, protocol.target());
         for index in 0..self.joining.connectors.len() {
-            match self.joining.connectors[index].step(&self.core.heart) {
+            match self.joining.connectors[index].step(&self.core.liveness) {
                 Ok(None) => {}
                 Ok(Some(joined)) => {
-                    if self.meet(joined) {
+                    if self.add_peer(joined) {
                         self.joining.connected();
-                        self.protocol(Input::ParentProved);
+                        self.protocol(Input::ParentJoined);
                         break;
                     }
                 }
@@ -121,79 +127,86 @@ impl Progress {
             let is_refused = connectors.iter().all(Connector::is_refused);
             self.protocol(if is_refused { Input::Refused } else { Input::Reached });
         }
-        let (own, peers, heart) = (self.core.tree.rank, &self.peers, &self.core.heart);
+        let (own, peers, liveness) = (self.core.tree.rank, &self.peers, &self.core.liveness);
         let mut joined = Vec::new();
         for acceptor in &mut self.joining.acceptors {
-            joined.extend(acceptor.serve(heart, |rank| {
+            joined.extend(acceptor.serve(liveness, |rank| {
                 let is_free = rank != own && !peers.contains_key(&rank);
                 if let Some(protocol) = self.protocol.as_mut().filter(|_| is_free) {
                     protocol.step(self.began.elapsed(), Input::ChildAdmitted(rank));
-                    heart.set_status(protocol.record());
+                    liveness.set_status(protocol.record());
                 }
                 is_free
             }));
         }
         for joined in joined {
             let rank = joined.rank;
-            if self.meet(joined) {
-                self.protocol(Input::ChildProved(rank));
+            if self.add_peer(joined) {
+                self.protocol(Input::ChildJoined(rank));
             }
         }
     }
 
     /// Adds a rank whose handshake is complete to the neighbours.
-    pub(super) fn meet(&mut self, joined: Joined) -> bool {
-        let Joined { rank, socket, fds } = joined;
+    pub(super) fn add_peer(&mut self, joined: JoinedPeer) -> bool {
+        let JoinedPeer { rank, socket, fds } = joined;
         let mut fds = fds.into_iter();
-        let (Some(pulse), Some(process)) = (fds.next(), fds.next()) else { return false };
-        let (Ok(pulse), Ok(process)) = (Pulse::import(pulse), PidFd::adopt(process)) else {
-            tracing::warn!(%rank, "a rank proved itself, but what it sent of itself cannot be used");
+        let (Some(probe), Some(process)) = (fds.next(), fds.next()) else { return false };
+        let (Ok(probe), Ok(process)) = (LivenessProbe::import(probe), PidFd::adopt(process)) else {
+            tracing::warn!(%rank, "an authenticated rank sent unusable descriptors");
             return false;
         };
-        let link = Arc::new(Link::new(rank, socket));
+        let link = Arc::new(RankLink::new(rank, socket));
         self.core.links().insert(rank, Arc::clone(&link));
-        self.readings.insert(rank, Reading::new(link));
-        let stall = StallDetector::new(pulse.beats());
-        self.peers.insert(rank, Peer { pulse, process, stall });
+        self.readers.insert(rank, LinkReader::new(link));
+        let stall = StallDetector::new(probe.heartbeats());
+        self.peers.insert(rank, Neighbour { probe, process, stall });
         true
     }
 
     pub(super) fn protocol(&mut self, input: Input) {
         let Some(protocol) = &mut self.protocol else { return };
         let outputs = protocol.step(self.began.elapsed(), input);
-        // Before any neighbour is told: if this rank dies meanwhile, they know what the others may have heard.
-        self.core.heart.set_status(protocol.record());
-        let place = protocol.place();
+        // Published before any neighbour is informed: if this rank dies meanwhile, they know what the others may have
+        // received.
+        self.core.liveness.set_status(protocol.record());
+        let position = protocol.position();
         if outputs.iter().any(|output| matches!(output, Output::End(_))) {
-            // Before the decision is sent: this rank may die while it sends it, and a child before it reads it. Neither
-            // leaves the file of its socket.
+            // Done before the decision is sent: this rank may die while it sends the decision, and a child before it
+            // reads it. In both cases no socket file is left.
             self.joining.end();
-            for child in self.peers.keys().filter(|rank| Some(**rank) != place.parent()) {
+            for child in self.peers.keys().filter(|rank| Some(**rank) != position.parent()) {
                 self.core.id.address(*child).remove();
             }
         }
         for output in outputs {
             match output {
-                Output::Up(news) => {
-                    if let Some(parent) = place.parent() {
-                        let header = Header::new(Kind::News, What::Nothing, place.rank, parent, 0);
-                        self.core.post(parent, header, &encode_news(&news));
+                Output::Up(update) => {
+                    if let Some(parent) = position.parent() {
+                        let header = FrameHeader::new(
+                            FrameKind::JoinUpdate,
+                            Operation::None,
+                            position.rank,
+                            parent,
+                            0,
+                        );
+                        self.core.post(parent, header, &encode_join_update(&update));
                     }
                 }
                 Output::Down(child, decision) => {
-                    // To the child, this rank is the one whose place it has.
-                    let parent = Tree { rank: child, ..place }.parent().expect("rank 0 is the child of none");
-                    let header = Header::new(Kind::Decision, What::Nothing, parent, child, 0);
+                    // For the child, the parent is the rank whose position this rank has taken.
+                    let parent = Tree { rank: child, ..position }.parent().expect("a child is not rank 0");
+                    let header = FrameHeader::new(FrameKind::JoinDecision, Operation::None, parent, child, 0);
                     self.core.post(child, header, &encode_fault(decision.err().as_ref()));
                 }
                 Output::End(Ok(())) => {
-                    (self.protocol, self.whole) = (None, None);
-                    self.enter(Phase::Up);
+                    (self.protocol, self.split_from) = (None, None);
+                    self.enter(GroupPhase::Ready);
                     return;
                 }
                 Output::End(Err(fault)) => {
-                    if let Fault::Missing(missing) = &fault {
-                        missing.iter().for_each(|rank| self.core.id.address(*rank).clear_away());
+                    if let GroupFault::Missing(missing) = &fault {
+                        missing.iter().for_each(|rank| self.core.id.address(*rank).remove_stale());
                     }
                     self.fail(fault.error_within(self.timeout, true));
                     return;
@@ -202,24 +215,24 @@ impl Progress {
         }
     }
 
-    /// Takes the places of dead neighbours that no other rank has taken.
-    pub(super) fn take_vacant_places(&mut self) {
-        let vacant = self.protocol.as_ref().map(|protocol| protocol.vacant()).unwrap_or_default();
-        for place in vacant {
+    /// Takes the positions of dead neighbours that no other rank has taken.
+    pub(super) fn take_vacant_positions(&mut self) {
+        let vacant = self.protocol.as_ref().map(|protocol| protocol.vacant_positions()).unwrap_or_default();
+        for position in vacant {
             let id = &self.core.id;
-            // It is refused if another neighbour of the dead rank has taken the place: then this rank joins that one, or
-            // that one joins this rank. The file of one that has died since is replaced.
-            let Ok(listener) = PacketListener::bind(&id.stand_in_address(place)) else { continue };
-            let tree = Tree { rank: place, ..self.core.tree };
+            // Binding fails if another neighbour of the dead rank has taken the position: then one of the two joins
+            // the other. The socket file of a successor that has died is replaced.
+            let Ok(listener) = PacketListener::bind(&id.successor_address(position)) else { continue };
+            let tree = Tree { rank: position, ..self.core.tree };
             self.joining.acceptors.push(Acceptor::new(listener, tree, id.key(), id.has_secret()));
-            self.joining.places.insert(place);
-            self.protocol(Input::TookPlace(place));
+            self.joining.positions.insert(position);
+            self.protocol(Input::PositionTaken(position));
         }
     }
 
-    /// Tests whether ranks still listen that had joined a rank which died, and have not joined its successor.
+    /// Checks whether ranks that had joined a dead rank, and have not joined its successor, still listen.
     ///
-    /// Every rank listens at its own address until it has learnt the decision.
+    /// Every rank listens at its own address until it has received the decision.
     pub(super) fn probe_unaccounted(&mut self) {
         if self.joining.probed.elapsed() < PROBE_EVERY {
             return;
@@ -229,7 +242,7 @@ impl Progress {
         for rank in unaccounted {
             let address = self.core.id.address(rank);
             if PacketSocket::connect(&address).is_err_and(|error| is_refusal(&error)) {
-                address.clear_away();
+                address.remove_stale();
                 self.protocol(Input::Gone(rank));
             }
         }
@@ -239,17 +252,17 @@ impl Progress {
         self.joining.end();
         if let Some(protocol) = &self.protocol {
             for dead in protocol.died() {
-                self.core.id.address(dead).clear_away();
-                self.core.id.stand_in_address(dead).clear_away();
+                self.core.id.address(dead).remove_stale();
+                self.core.id.successor_address(dead).remove_stale();
             }
         }
-        (self.protocol, self.whole) = (None, None);
-        self.enter(Phase::Failed(error));
+        (self.protocol, self.split_from) = (None, None);
+        self.enter(GroupPhase::Failed(error));
     }
 
-    fn enter(&self, phase: Phase) {
+    fn enter(&self, phase: GroupPhase) {
         let mut state = self.core.state();
-        if state.phase == Phase::Joining {
+        if state.phase == GroupPhase::Joining {
             state.phase = phase;
             self.core.changed.notify_all();
         }
@@ -262,14 +275,14 @@ mod tests {
     use crate::UniqueId;
 
     #[test]
-    fn a_rank_whose_parent_dies_at_once_connects_to_the_same_place_again() {
-        let core = Core::create(UniqueId::create_private().unwrap(), Tree::new(Rank(1), 3)).unwrap();
+    fn a_rank_whose_parent_dies_at_once_connects_to_the_same_target_again() {
+        let core = RankCore::create(UniqueId::create_private().unwrap(), Tree::new(Rank(1), 3)).unwrap();
         let mut joining = Joining::new(Rank(1), None);
-        let seeks = Some((Rank(1), Rank(0)));
+        let target = Some((Rank(1), Rank(0)));
         for _ in 0..2 {
-            joining.seek(&core, seeks);
-            assert_eq!(joining.connectors.len(), 2, "to rank 0, and to a rank that has taken its place");
-            // Before `seek` is called again, the parent is found, and found dead.
+            joining.connect_to(&core, target);
+            assert_eq!(joining.connectors.len(), 2, "to rank 0, and to its successor");
+            // The parent is joined and dies before `connect_to` is called again.
             joining.connected();
             assert_eq!(joining.connectors.len(), 0);
         }

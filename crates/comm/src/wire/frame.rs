@@ -1,36 +1,36 @@
-//! A frame: one packet between ranks that have proved themselves to each other.
+//! Frames: the packets between authenticated ranks.
 //!
 //! ```text
-//!   0       4      5      6      8     12    16      24      32       40
-//!   | magic | kind | what | fds  | src | dst | op    | total | offset | at most 65,496 bytes
+//!   0       4      5           6      8     12    16      24      32       40
+//!   | magic | kind | operation | fds  | src | dst | op    | total | offset | at most 69,592 bytes
 //! ```
 //!
-//! `src` and `dst` are where a message begins and ends; ranks between them pass its frames on unread. A message longer
-//! than a frame is cut into frames that follow each other, each saying where its part belongs. `what` names the
-//! operation, so that ranks which are at different ones find out.
+//! `src` and `dst` are the first sender and the last receiver of a message; ranks between them forward its frames
+//! unread. A long message is divided into consecutive frames, and `offset` is the position of a frame in it.
+//! `operation` is the collective operation, so that ranks in different operations get an error; `op` is its number.
 
 use wholemem_os::packet::{MAX_FDS, MAX_PACKET};
 
-use super::{Malformed, Reader};
+use super::{FieldReader, Malformed};
 use crate::Rank;
-use crate::fault::Fault;
+use crate::fault::GroupFault;
 
 const MAGIC: [u8; 4] = *b"wmf1";
 pub(crate) const HEADER: usize = 40;
 
-/// The most payload one frame carries.
+/// The maximum payload of one frame in bytes.
 pub(crate) const MAX_PAYLOAD: usize = MAX_PACKET - HEADER;
 
-/// The longest message: what many ranks gather. Ranks trust each other, but not each other's arithmetic.
+/// The maximum length of a message, which limits the memory that a faulty rank can make another rank allocate.
 pub(crate) const MAX_MESSAGE: usize = 1 << 40;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $code:literal,)*) => {
-        /// What a frame is for.
+        /// The kind of a frame.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub(crate) enum Kind { $($(#[$doc])* $name = $code,)* }
+        pub(crate) enum FrameKind { $($(#[$doc])* $name = $code,)* }
 
-        impl Kind {
+        impl FrameKind {
             fn decode(code: u8) -> Result<Self, Malformed> {
                 match code {
                     $($code => Ok(Self::$name),)*
@@ -42,56 +42,57 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// The sender's pulse and process, as two descriptors.
+    /// Carries the sender's liveness page and pidfd, as two descriptors.
     Greeting = 1,
-    /// Who has joined and died below the sender.
-    News = 2,
-    /// The group stands, or why not.
-    Decision = 3,
-    /// A vote, on its way up.
-    Up = 4,
-    /// A decision, on its way down.
-    Down = 5,
-    /// Who is missing below the sender.
-    Report = 6,
+    /// The ranks below the sender that have joined or died.
+    JoinUpdate = 2,
+    /// Whether the group is complete, or why joining failed.
+    JoinDecision = 3,
+    /// A vote, sent to the parent.
+    Vote = 4,
+    /// The decision of a vote, sent to a child.
+    Decision = 5,
+    /// The ranks that are missing below the sender.
+    MissingReport = 6,
     /// A message from one rank to another.
     Direct = 7,
     /// A batch of descriptors.
     Fds = 8,
-    /// The last batch has been taken.
-    FdsTaken = 9,
-    /// Descriptors of this operation were lost: no more of them come.
+    /// Acknowledges the last batch of descriptors.
+    FdsAck = 9,
+    /// Descriptors of this operation were lost: the sender sends no more of them.
     FdsLost = 10,
-    /// The group has fallen.
-    Fall = 11,
-    /// A rank has left.
-    Left = 12,
-    /// One end of a link between two ranks that are no neighbours, as a descriptor. Without it: it was lost on the way.
-    Offer = 13,
-    /// The offer is taken.
-    Accepted = 14,
-    /// The offer is not taken.
-    Declined = 15,
+    /// The group has failed.
+    GroupFailed = 11,
+    /// A rank has left the group.
+    RankLeft = 12,
+    /// Offers a link to a rank that is not a neighbour: one end of a socket pair, as a descriptor. Without a
+    /// descriptor, it was lost on the way.
+    LinkOffer = 13,
+    /// The receiving rank accepts the offered link.
+    LinkAccepted = 14,
+    /// The receiving rank declines the offered link.
+    LinkDeclined = 15,
 }
 
-impl Kind {
-    /// Whether it is passed on to a rank that is no neighbour of its sender.
-    pub(crate) fn travels(self) -> bool {
-        matches!(self, Self::Direct | Self::Offer | Self::Accepted | Self::Declined)
+impl FrameKind {
+    /// Returns whether frames of this kind are forwarded to ranks that are not neighbours of the sender.
+    pub(crate) fn is_forwarded(self) -> bool {
+        matches!(self, Self::Direct | Self::LinkOffer | Self::LinkAccepted | Self::LinkDeclined)
     }
 }
 
 macro_rules! operations {
     ($($name:ident = $code:literal $text:literal,)*) => {
-        /// What a rank is at.
+        /// The collective operation that a rank is in.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(crate) enum What { $($name = $code,)* }
+        pub(crate) enum Operation { $($name = $code,)* }
 
-        impl What {
+        impl Operation {
             fn decode(code: u8) -> Result<Self, Malformed> {
                 match code {
                     $($code => Ok(Self::$name),)*
-                    _ => Err(Malformed("a frame is of an unknown operation")),
+                    _ => Err(Malformed("a frame has an unknown operation")),
                 }
             }
 
@@ -103,7 +104,7 @@ macro_rules! operations {
 }
 
 operations! {
-    Nothing = 0 "nothing",
+    None = 0 "nothing",
     Barrier = 1 "barrier",
     Broadcast = 2 "broadcast",
     AllGather = 3 "all_gather",
@@ -113,11 +114,11 @@ operations! {
     Split = 7 "split",
 }
 
-/// The front of a frame.
+/// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) kind: Kind,
-    pub(crate) what: What,
+pub(crate) struct FrameHeader {
+    pub(crate) kind: FrameKind,
+    pub(crate) operation: Operation,
     pub(crate) fds: u16,
     pub(crate) src: Rank,
     pub(crate) dst: Rank,
@@ -126,16 +127,16 @@ pub(crate) struct Header {
     pub(crate) offset: u64,
 }
 
-impl Header {
-    /// A frame that is a whole message without descriptors.
-    pub(crate) fn new(kind: Kind, what: What, src: Rank, dst: Rank, op: u64) -> Self {
-        Self { kind, what, fds: 0, src, dst, op, total: 0, offset: 0 }
+impl FrameHeader {
+    /// Creates the header of a message without descriptors.
+    pub(crate) fn new(kind: FrameKind, operation: Operation, src: Rank, dst: Rank, op: u64) -> Self {
+        Self { kind, operation, fds: 0, src, dst, op, total: 0, offset: 0 }
     }
 
     pub(crate) fn encode(&self, payload: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER + payload.len());
         bytes.extend(MAGIC);
-        bytes.extend([self.kind as u8, self.what as u8]);
+        bytes.extend([self.kind as u8, self.operation as u8]);
         bytes.extend(self.fds.to_le_bytes());
         bytes.extend(self.src.0.to_le_bytes());
         bytes.extend(self.dst.0.to_le_bytes());
@@ -146,7 +147,7 @@ impl Header {
         bytes
     }
 
-    /// The frames of a message.
+    /// Divides a message into frames.
     pub(crate) fn frames(self, payload: &[u8]) -> Vec<Vec<u8>> {
         let header = Self { total: payload.len() as u64, ..self };
         if payload.is_empty() {
@@ -158,15 +159,15 @@ impl Header {
     }
 }
 
-/// Reads a frame.
-pub(crate) fn decode(bytes: &[u8]) -> Result<(Header, &[u8]), Malformed> {
-    let mut reader = Reader(bytes);
+/// Decodes a frame into its header and payload.
+pub(crate) fn decode(bytes: &[u8]) -> Result<(FrameHeader, &[u8]), Malformed> {
+    let mut reader = FieldReader(bytes);
     if reader.array()? != MAGIC {
-        return Err(Malformed("it is no frame of this version"));
+        return Err(Malformed("the message is not a frame of this version"));
     }
-    let header = Header {
-        kind: Kind::decode(reader.u8()?)?,
-        what: What::decode(reader.u8()?)?,
+    let header = FrameHeader {
+        kind: FrameKind::decode(reader.u8()?)?,
+        operation: Operation::decode(reader.u8()?)?,
         fds: reader.u16()?,
         src: Rank(reader.u32()?),
         dst: Rank(reader.u32()?),
@@ -176,76 +177,76 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(Header, &[u8]), Malformed> {
     };
     let payload = reader.0;
     if usize::from(header.fds) > MAX_FDS {
-        return Err(Malformed("a frame counts more descriptors than it can carry"));
+        return Err(Malformed("a frame has more descriptors than a packet can carry"));
     }
     if header.total > MAX_MESSAGE as u64 {
-        return Err(Malformed("a message is longer than any may be"));
+        return Err(Malformed("a message exceeds the maximum length"));
     }
     match header.offset.checked_add(payload.len() as u64) {
         Some(end) if end <= header.total => {}
-        _ => return Err(Malformed("a frame goes beyond its message")),
+        _ => return Err(Malformed("a frame exceeds the length of its message")),
     }
     if payload.is_empty() && header.total != 0 {
-        return Err(Malformed("a frame brings nothing of its message"));
+        return Err(Malformed("a frame has no payload, but its message has"));
     }
     Ok((header, payload))
 }
 
-/// A list of ranks, as the rest of a payload.
+/// Encodes a list of ranks without a length, as the rest of a payload.
 pub(crate) fn encode_ranks(ranks: &[Rank]) -> Vec<u8> {
     ranks.iter().flat_map(|rank| rank.0.to_le_bytes()).collect()
 }
 
 pub(crate) fn decode_ranks(bytes: &[u8]) -> Result<Vec<Rank>, Malformed> {
     let (ranks, []) = bytes.as_chunks::<4>() else {
-        return Err(Malformed("a list of ranks ends in the middle of one"));
+        return Err(Malformed("a list of ranks ends with an incomplete rank"));
     };
     Ok(ranks.iter().map(|rank| Rank(u32::from_le_bytes(*rank))).collect())
 }
 
-/// Ranks that have joined, and ranks that have died since.
+/// The ranks that have joined, and the ranks that have died after they joined.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct News {
+pub(crate) struct JoinUpdate {
     pub(crate) joined: Vec<Rank>,
     pub(crate) died: Vec<Rank>,
 }
 
-pub(crate) fn encode_news(news: &News) -> Vec<u8> {
-    let joined = u32::try_from(news.joined.len()).expect("each rank joins once, and ranks are u32");
+pub(crate) fn encode_join_update(update: &JoinUpdate) -> Vec<u8> {
+    let joined = u32::try_from(update.joined.len()).expect("each rank joins once, and ranks are u32");
     let joined = joined.to_le_bytes();
-    [joined.to_vec(), encode_ranks(&news.joined), encode_ranks(&news.died)].concat()
+    [joined.to_vec(), encode_ranks(&update.joined), encode_ranks(&update.died)].concat()
 }
 
-pub(crate) fn decode_news(bytes: &[u8]) -> Result<News, Malformed> {
-    let mut reader = Reader(bytes);
+pub(crate) fn decode_join_update(bytes: &[u8]) -> Result<JoinUpdate, Malformed> {
+    let mut reader = FieldReader(bytes);
     let joined = usize::try_from(reader.u32()?).ok().and_then(|joined| joined.checked_mul(4));
-    let joined = joined.ok_or(Malformed("news of more ranks than there can be"))?;
+    let joined = joined.ok_or(Malformed("a join update has too many ranks"))?;
     let joined = reader.bytes(joined).and_then(decode_ranks)?;
-    Ok(News { joined, died: decode_ranks(reader.0)? })
+    Ok(JoinUpdate { joined, died: decode_ranks(reader.0)? })
 }
 
-pub(crate) fn encode_fault(fault: Option<&Fault>) -> Vec<u8> {
+pub(crate) fn encode_fault(fault: Option<&GroupFault>) -> Vec<u8> {
     let (code, ranks) = match fault {
         None => (0u8, &[][..]),
-        Some(Fault::Lost(rank)) => (1, std::slice::from_ref(rank)),
-        Some(Fault::Aborted(rank)) => (2, std::slice::from_ref(rank)),
-        Some(Fault::Missing(ranks)) => (3, &ranks[..]),
-        Some(Fault::Broke(rank)) => (4, std::slice::from_ref(rank)),
+        Some(GroupFault::Lost(rank)) => (1, std::slice::from_ref(rank)),
+        Some(GroupFault::Aborted(rank)) => (2, std::slice::from_ref(rank)),
+        Some(GroupFault::Missing(ranks)) => (3, &ranks[..]),
+        Some(GroupFault::ProtocolViolation(rank)) => (4, std::slice::from_ref(rank)),
     };
     [vec![code], encode_ranks(ranks)].concat()
 }
 
-pub(crate) fn decode_fault(bytes: &[u8]) -> Result<Option<Fault>, Malformed> {
-    let mut reader = Reader(bytes);
+pub(crate) fn decode_fault(bytes: &[u8]) -> Result<Option<GroupFault>, Malformed> {
+    let mut reader = FieldReader(bytes);
     let code = reader.u8()?;
     let ranks = decode_ranks(reader.0)?;
     match (code, &ranks[..]) {
         (0, []) => Ok(None),
-        (1, [rank]) => Ok(Some(Fault::Lost(*rank))),
-        (2, [rank]) => Ok(Some(Fault::Aborted(*rank))),
-        (3, _) => Ok(Some(Fault::Missing(ranks))),
-        (4, [rank]) => Ok(Some(Fault::Broke(*rank))),
-        _ => Err(Malformed("a fault is of no known kind")),
+        (1, [rank]) => Ok(Some(GroupFault::Lost(*rank))),
+        (2, [rank]) => Ok(Some(GroupFault::Aborted(*rank))),
+        (3, _) => Ok(Some(GroupFault::Missing(ranks))),
+        (4, [rank]) => Ok(Some(GroupFault::ProtocolViolation(*rank))),
+        _ => Err(Malformed("a fault has an unknown kind")),
     }
 }
 
@@ -255,12 +256,12 @@ mod tests {
 
     use super::*;
 
-    fn header() -> Header {
-        Header::new(Kind::Up, What::AllGather, Rank(3), Rank(0), 17)
+    fn header() -> FrameHeader {
+        FrameHeader::new(FrameKind::Vote, Operation::AllGather, Rank(3), Rank(0), 17)
     }
 
     #[test]
-    fn a_long_message_is_cut_into_frames_that_fit() {
+    fn a_long_message_is_divided_into_frames_that_fit_a_packet() {
         let payload: Vec<u8> = (0..200_000u32).map(|n| n.to_le_bytes()[0]).collect();
         let frames = header().frames(&payload);
         assert_eq!(frames.len(), payload.len().div_ceil(MAX_PAYLOAD));
@@ -277,30 +278,30 @@ mod tests {
     }
 
     #[test]
-    fn faults_news_and_ranks_survive_the_wire() {
+    fn faults_updates_and_ranks_are_decoded_as_encoded() {
         for fault in [
             None,
-            Some(Fault::Lost(Rank(1))),
-            Some(Fault::Aborted(Rank(2))),
-            Some(Fault::Missing(vec![Rank(3), Rank(4)])),
-            Some(Fault::Broke(Rank(5))),
+            Some(GroupFault::Lost(Rank(1))),
+            Some(GroupFault::Aborted(Rank(2))),
+            Some(GroupFault::Missing(vec![Rank(3), Rank(4)])),
+            Some(GroupFault::ProtocolViolation(Rank(5))),
         ] {
             assert_eq!(decode_fault(&encode_fault(fault.as_ref())), Ok(fault));
         }
-        let news = News { joined: vec![Rank(1), Rank(2)], died: vec![Rank(9)] };
-        assert_eq!(decode_news(&encode_news(&news)), Ok(news));
-        assert!(decode_news(&[255, 255, 255, 255]).is_err());
+        let update = JoinUpdate { joined: vec![Rank(1), Rank(2)], died: vec![Rank(9)] };
+        assert_eq!(decode_join_update(&encode_join_update(&update)), Ok(update));
+        assert!(decode_join_update(&[255, 255, 255, 255]).is_err());
         assert!(decode_ranks(&[1, 2, 3]).is_err());
     }
 
     proptest! {
         #[test]
-        fn whatever_is_decoded_keeps_within_its_bounds(
+        fn a_decoded_frame_is_within_its_bounds(
             bytes in prop::collection::vec(any::<u8>(), 0..100),
             kind in 0u8..17,
-            what in 0u8..9,
+            operation in 0u8..9,
         ) {
-            for bytes in [bytes.clone(), [&MAGIC[..], &[kind, what], &bytes].concat()] {
+            for bytes in [bytes.clone(), [&MAGIC[..], &[kind, operation], &bytes].concat()] {
                 if let Ok((header, payload)) = decode(&bytes) {
                     prop_assert!(header.offset + payload.len() as u64 <= header.total);
                     prop_assert_eq!(header.encode(payload), bytes);

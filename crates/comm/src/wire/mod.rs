@@ -1,22 +1,22 @@
-//! What travels between ranks, as bytes: [`hello`] until both have proved themselves, [`frame`] after that.
+//! The encoding of messages between ranks: [`handshake`] until both ranks are authenticated, [`frame`] after that.
 //!
-//! All numbers are little-endian. What arrives is copied, every field is checked, and only then is any used. Nothing is
-//! encrypted: the secret proves who speaks, and hides nothing of what is said.
+//! All numbers are little-endian. A received message is copied, and every field is checked before any is used.
+//! Messages are not encrypted: the secret authenticates ranks, but does not protect the contents.
 
 pub(crate) mod frame;
-pub(crate) mod hello;
+pub(crate) mod handshake;
 
-/// Why bytes are not what they should be.
+/// Why a message is malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
-/// Reads fields from the front of bytes.
+/// Reads fields from the front of a byte slice.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+pub(crate) struct FieldReader<'a>(pub(crate) &'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> FieldReader<'a> {
     pub(crate) fn bytes(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
-        let (front, rest) = self.0.split_at_checked(len).ok_or(Malformed("it ends too early"))?;
+        let (front, rest) = self.0.split_at_checked(len).ok_or(Malformed("the message is too short"))?;
         self.0 = rest;
         Ok(front)
     }
@@ -42,8 +42,8 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// There must be nothing left.
+    /// Checks that no bytes are left.
     pub(crate) fn end(self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed("it has more in it than it should")) }
+        if self.0.is_empty() { Ok(()) } else { Err(Malformed("the message is too long")) }
     }
 }

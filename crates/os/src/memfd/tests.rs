@@ -1,4 +1,4 @@
-//! Memory files: sealed, checked on import, and given back.
+//! Tests of memory files: sealing, checks on import, freeing pages.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn unsealed(len: u64) -> OwnedFd {
 }
 
 #[test]
-fn a_fresh_file_is_resident_private_and_cannot_be_resized() {
+fn a_new_file_is_resident_private_and_cannot_be_resized() {
     let memory = Memfd::create("test", LEN).unwrap();
     let stat = rustix::fs::fstat(&memory).unwrap();
     assert_eq!(u64::try_from(stat.st_size), Ok(LEN as u64));
@@ -22,7 +22,7 @@ fn a_fresh_file_is_resident_private_and_cannot_be_resized() {
 }
 
 #[test]
-fn a_file_of_large_pages_is_as_any_other() {
+fn a_file_of_large_pages_has_the_length_mode_and_seals_of_any_other() {
     let lens = [LEN, vm::LARGE_PAGE, 3 * vm::LARGE_PAGE + LEN, 130 << 20];
     for len in lens {
         let memory = Memfd::create_large("test", len).unwrap();
@@ -30,7 +30,7 @@ fn a_file_of_large_pages_is_as_any_other() {
         assert!(u64::try_from(stat.st_blocks).unwrap() * 512 >= len as u64, "{} blocks", stat.st_blocks);
         assert_eq!((usize::try_from(stat.st_size), stat.st_mode & 0o777), (Ok(len), 0o600));
         assert_eq!(rustix::fs::ftruncate(&memory, 0), Err(Errno::PERM));
-        let map = map_hidden(memory.as_fd(), len, Protection::ReadWrite).unwrap();
+        let map = map_without_inheritance(memory.as_fd(), len, Protection::ReadWrite).unwrap();
         for offset in (0..len).step_by(vm::LARGE_PAGE / 2).chain([len - 1]) {
             let mut seen = [1];
             map.bytes().read_at(offset, &mut seen).unwrap();
@@ -38,12 +38,12 @@ fn a_file_of_large_pages_is_as_any_other() {
             map.bytes().write_at(offset, &[7]).unwrap();
         }
         drop(map);
-        close_for_writing(memory.as_fd()).unwrap();
+        seal_writes(memory.as_fd()).unwrap();
     }
 }
 
 #[test]
-fn a_sparse_file_is_long_and_private_and_takes_no_memory() {
+fn a_sparse_file_has_its_full_length_and_no_pages() {
     let memory = Memfd::create_sparse("test", 1 << 40).unwrap();
     let stat = rustix::fs::fstat(&memory).unwrap();
     assert_eq!((stat.st_size, stat.st_blocks, stat.st_mode & 0o777), (1 << 40, 0, 0o600));
@@ -69,23 +69,23 @@ fn only_the_first_pages_of_a_partly_filled_file_are_resident() {
 }
 
 #[test]
-fn a_file_closed_for_writing_is_written_by_nobody() {
+fn a_write_sealed_file_cannot_be_written() {
     let memory = Memfd::create("test", LEN).unwrap();
-    let reader = SharedMap::over(memory.read_only_fd().unwrap().as_fd(), LEN, Protection::Read);
-    let writer = map_hidden(memory.as_fd(), LEN, Protection::ReadWrite).unwrap();
+    let reader = SharedMap::map_file(memory.read_only_fd().unwrap().as_fd(), LEN, Protection::Read);
+    let writer = map_without_inheritance(memory.as_fd(), LEN, Protection::ReadWrite).unwrap();
     let busy = Error::Call { call: "fcntl", errno: Errno::BUSY };
-    assert_eq!(close_for_writing(memory.as_fd()), Err(busy));
-    assert_eq!(is_closed_for_writing(memory.as_fd()), Ok(false));
+    assert_eq!(seal_writes(memory.as_fd()), Err(busy));
+    assert_eq!(is_write_sealed(memory.as_fd()), Ok(false));
     drop(writer);
-    assert_eq!(close_for_writing(memory.as_fd()), Ok(()), "readers do not matter: {reader:?}");
-    assert_eq!(close_for_writing(memory.as_fd()), Ok(()), "nor does asking again");
-    assert_eq!(is_closed_for_writing(memory.read_only_fd().unwrap().as_fd()), Ok(true));
+    assert_eq!(seal_writes(memory.as_fd()), Ok(()), "read-only mappings do not prevent sealing: {reader:?}");
+    assert_eq!(seal_writes(memory.as_fd()), Ok(()), "sealing again succeeds");
+    assert_eq!(is_write_sealed(memory.read_only_fd().unwrap().as_fd()), Ok(true));
     assert_eq!(rustix::io::write(&memory, b"x"), Err(Errno::PERM));
     assert!(!Memfd::import(memory.share_fd().unwrap(), LEN).unwrap().is_writable());
 }
 
 #[test]
-fn every_descriptor_closes_on_exec() {
+fn every_descriptor_is_close_on_exec() {
     let memory = Memfd::create("test", LEN).unwrap();
     let others = [memory.share_fd().unwrap(), memory.read_only_fd().unwrap()];
     for fd in others.iter().map(AsFd::as_fd).chain([memory.as_fd()]) {
@@ -94,7 +94,7 @@ fn every_descriptor_closes_on_exec() {
 }
 
 #[test]
-fn a_fresh_file_cannot_be_made_executable_where_the_kernel_can_seal_that() {
+fn a_new_file_cannot_be_made_executable_if_the_kernel_supports_the_seal() {
     let sealed = rustix::fs::memfd_create("test", MemfdFlags::NOEXEC_SEAL).is_ok();
     let memory = Memfd::create("test", LEN).unwrap();
     let executable = rustix::fs::fchmod(&memory, Mode::RWXU);
@@ -103,21 +103,21 @@ fn a_fresh_file_cannot_be_made_executable_where_the_kernel_can_seal_that() {
 
 #[cfg(feature = "test-hooks")]
 #[test]
-fn a_kernel_that_does_not_know_the_seal_against_execution_is_asked_without_it() {
-    // In a child, since the answer is remembered.
+fn memory_is_created_without_the_noexec_seal_if_the_kernel_refuses_it() {
+    // Runs in a child, since the process remembers that the kernel refused the flag.
     let child = crate::fork::child::fork(|| {
         let armed = crate::fault::arm(1, Errno::INVAL);
-        let made = Memfd::create("test", LEN);
-        let (refused, first) = (made.is_err(), armed.fired());
+        let created = Memfd::create("test", LEN);
+        let (refused, first) = (created.is_err(), armed.fired());
         drop(armed);
         u8::from(refused || first != Some("memfd_create") || Memfd::create("test", LEN).is_err())
     });
-    assert_eq!(child.wait(), crate::fork::child::Status::Exited(0));
+    assert_eq!(child.wait(), crate::fork::child::ExitStatus::Exited(0));
 }
 
 #[cfg(feature = "test-hooks")]
 #[test]
-fn memory_whose_filling_is_interrupted_is_filled_in_steps_all_the_same() {
+fn an_interrupted_allocation_is_completed_in_steps() {
     for len in [LEN, STEP_AFTER_INTERRUPT, STEP_AFTER_INTERRUPT + LEN] {
         let armed = crate::fault::arm(2, Errno::INTR);
         let memory = Memfd::create("test", len).unwrap();
@@ -130,7 +130,7 @@ fn memory_whose_filling_is_interrupted_is_filled_in_steps_all_the_same() {
 }
 
 #[test]
-fn memory_sealed_against_writing_is_received_read_only() {
+fn a_file_sealed_against_writing_is_imported_read_only() {
     for seal in [SealFlags::WRITE, SealFlags::FUTURE_WRITE] {
         let fd = unsealed(LEN as u64);
         rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS | seal).unwrap();
@@ -139,7 +139,7 @@ fn memory_sealed_against_writing_is_received_read_only() {
 }
 
 #[test]
-fn memory_received_with_the_kernels_mode_is_handed_on_with_ours() {
+fn a_file_with_the_default_mode_gets_mode_0600_before_it_is_shared() {
     let fd = unsealed(LEN as u64);
     rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS).unwrap();
     let memory = Memfd::import(fd, LEN).unwrap();
@@ -148,7 +148,7 @@ fn memory_received_with_the_kernels_mode_is_handed_on_with_ours() {
 }
 
 #[test]
-fn a_file_bound_to_a_node_is_as_long_and_sealed_as_any() {
+fn a_file_bound_to_a_node_has_its_length_and_seals() {
     let memory = Memfd::create_near("test", LEN, Some(0)).unwrap();
     let again = Memfd::import(memory.share_fd().unwrap(), LEN).unwrap();
     assert!(again.is_writable());
@@ -156,7 +156,7 @@ fn a_file_bound_to_a_node_is_as_long_and_sealed_as_any() {
 
 #[cfg(feature = "test-hooks")]
 #[test]
-fn memory_is_placed_before_it_is_filled_and_made_private_before_anybody_sees_it() {
+fn memory_is_bound_before_it_is_allocated_and_private_before_it_is_returned() {
     let calls = (1..).map_while(|nth| {
         let armed = crate::fault::arm(nth, Errno::NFILE);
         let _ = Memfd::create_near("test", LEN, Some(0));
@@ -173,7 +173,7 @@ fn a_node_that_does_not_exist_is_refused() {
 }
 
 #[test]
-fn discarded_memory_is_free_at_once_and_zero() {
+fn discarded_memory_is_freed_at_once_and_reads_as_zero() {
     let memory = Memfd::create("test", LEN).unwrap();
     let map = SharedMap::create(&memory, Protection::ReadWrite).unwrap();
     map.bytes().write_at(0, b"x").unwrap();
@@ -183,18 +183,18 @@ fn discarded_memory_is_free_at_once_and_zero() {
     map.bytes().read_at(0, &mut read).unwrap();
     assert_eq!((read, len_of(memory.as_fd())), ([0], Ok(LEN)));
     drop(map);
-    close_for_writing(memory.as_fd()).unwrap();
+    seal_writes(memory.as_fd()).unwrap();
     assert_eq!(discard(memory.as_fd()), Err(Error::Call { call: "fallocate", errno: Errno::PERM }));
 }
 
 #[test]
-fn zero_bytes_are_refused_on_both_sides() {
+fn zero_bytes_are_refused_by_create_and_import() {
     assert_eq!(Memfd::create("test", 0).unwrap_err(), Error::ZeroLength);
     assert_eq!(Memfd::import(unsealed(0), 0).unwrap_err(), Error::ZeroLength);
 }
 
 #[test]
-fn import_names_what_a_foreign_fd_is() {
+fn import_reports_the_kind_of_a_foreign_descriptor() {
     let (pipe, _writer) = rustix::pipe::pipe().unwrap();
     assert_eq!(Memfd::import(pipe, LEN).unwrap_err(), Error::NotAMemfd { found: FileKind::Pipe });
     let null = std::fs::File::open("/dev/null").unwrap();
@@ -211,14 +211,14 @@ fn import_refuses_huge_pages() {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
     let fd = rustix::fs::memfd_create("huge", flags).unwrap();
     let len = 2 << 20;
-    // The pages themselves need not be had for the file to have a length.
+    // The file gets its length even if no huge page is available.
     rustix::fs::ftruncate(&fd, len as u64).unwrap();
     rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS).unwrap();
     assert_eq!(Memfd::import(fd, len).unwrap_err(), Error::NotAMemfd { found: FileKind::HugePages });
 }
 
 #[test]
-fn import_names_the_seals_that_are_missing() {
+fn import_reports_the_missing_seals() {
     for (seals, missing) in [
         (SealFlags::empty(), "F_SEAL_SHRINK and F_SEAL_GROW"),
         (SealFlags::SHRINK, "F_SEAL_GROW"),
@@ -231,11 +231,11 @@ fn import_names_the_seals_that_are_missing() {
 }
 
 #[test]
-fn import_refuses_another_length_than_promised() {
-    for promised in [LEN - 4096, LEN + 4096] {
+fn import_refuses_an_unexpected_length() {
+    for expected_len in [LEN - 4096, LEN + 4096] {
         let fd = Memfd::create("test", LEN).unwrap().into_fd();
-        let expected = Error::WrongLength { expected: promised, actual: LEN };
-        assert_eq!(Memfd::import(fd, promised).unwrap_err(), expected);
+        let expected = Error::WrongLength { expected: expected_len, actual: LEN };
+        assert_eq!(Memfd::import(fd, expected_len).unwrap_err(), expected);
     }
 }
 

@@ -1,44 +1,45 @@
-//! The memory limits of control groups, of version 1 and of version 2.
+//! Memory limits of control groups (cgroups), of version 1 and version 2.
 //!
-//! A process is in one group of each hierarchy, and bound by the limits of that group and of those above it. The memory controller
-//! is in one hierarchy: in its own of version 1, or in the unified one of version 2. Both are looked at; the one without
-//! the controller has no limits.
+//! A process is in one group of each hierarchy, and the limits of that group and of its ancestors apply. The memory
+//! controller is in one hierarchy: in its own of version 1, or in the unified one of version 2. Both are read; the
+//! one without the controller has no limits.
 //!
 //! ```text
-//!   /proc/self/cgroup      4:memory:/jobs/7          which group
+//!   /proc/self/cgroup      4:memory:/jobs/7          the group of this process
 //!   /proc/self/mountinfo   ... /jobs /sys/fs/cgroup/memory ... - cgroup ... memory
 //!                              root  mount point            type        options
 //!   group = mount point + (path of the group - root) = /sys/fs/cgroup/memory/7
 //! ```
 //!
-//! Page cache that is not in use counts as used by a group, but the kernel frees it before it kills: it is available.
+//! Inactive page cache counts as used by a group, but the kernel frees it before it kills a process, so it is
+//! available.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use super::{Available, MemoryLimit, Text};
+use super::{Available, MemoryLimit, TextBuffer};
 
-/// Version 1 has no word for "no limit": it says the largest number of whole pages. No machine has so much.
+/// Version 1 represents "no limit" as the largest number of whole pages. No machine has this much memory.
 const UNLIMITED: usize = 1 << 62;
 
-/// How a version of control groups names things.
+/// The names that a version of control groups uses.
 #[derive(Debug, Clone, Copy)]
-struct Version {
+struct CgroupVersion {
     filesystem: &'static str,
-    /// What the line of `/proc/self/cgroup` has between its colons.
+    /// The controllers field of the line in `/proc/self/cgroup`.
     controllers: &'static str,
     limit: &'static str,
     usage: &'static str,
-    /// The line of `memory.stat` with the page cache, of the groups below too, that is not in use.
+    /// The field of `memory.stat` with the inactive page cache, including descendant groups.
     idle_cache: &'static str,
-    /// The file that says whether what groups below use counts here, where that is a choice.
+    /// The file that shows whether usage of descendant groups counts, if that is configurable.
     hierarchy: Option<&'static str>,
 }
 
-const VERSIONS: [Version; 2] = [
-    Version {
+const VERSIONS: [CgroupVersion; 2] = [
+    CgroupVersion {
         filesystem: "cgroup",
         controllers: "memory",
         limit: "memory.limit_in_bytes",
@@ -46,7 +47,7 @@ const VERSIONS: [Version; 2] = [
         idle_cache: "total_inactive_file",
         hierarchy: Some("memory.use_hierarchy"),
     },
-    Version {
+    CgroupVersion {
         filesystem: "cgroup2",
         controllers: "",
         limit: "memory.max",
@@ -56,17 +57,17 @@ const VERSIONS: [Version; 2] = [
     },
 ];
 
-/// The groups whose limits bind this process, with their files open.
+/// The control groups whose limits apply to this process, with their files open.
 #[derive(Debug)]
-pub(super) struct Groups {
+pub(super) struct ControlGroups {
     root: PathBuf,
-    /// `/proc/self/cgroup`, and what it said when the groups were found.
+    /// `/proc/self/cgroup`, and its text when the groups were found.
     membership: Option<(File, String)>,
-    groups: Vec<Group>,
+    groups: Vec<ControlGroup>,
 }
 
 #[derive(Debug)]
-struct Group {
+struct ControlGroup {
     path: PathBuf,
     limit: File,
     usage: File,
@@ -74,11 +75,12 @@ struct Group {
     idle_cache: &'static str,
 }
 
-impl Groups {
-    /// Finds them by what the files below a root folder say. Where those cannot be read, there are no limits.
+impl ControlGroups {
+    /// Finds the groups of this process from the files below a root directory. If these cannot be read, no limits
+    /// apply.
     pub(super) fn find(root: &Path) -> Self {
         let membership = File::open(root.join("proc/self/cgroup")).ok().and_then(|file| {
-            let text = Text::default().read(&file).ok()?.to_owned();
+            let text = TextBuffer::default().read(&file).ok()?.to_owned();
             Some((file, text))
         });
         let own = membership.as_ref().map_or("", |(_, text)| text);
@@ -88,24 +90,24 @@ impl Groups {
         Self { root: root.to_owned(), membership, groups }
     }
 
-    /// The group that leaves the least.
-    pub(super) fn tightest(&mut self, text: &mut Text) -> Option<Available> {
+    /// Returns the memory available in the group that leaves the least.
+    pub(super) fn tightest(&mut self, text: &mut TextBuffer) -> Option<Available> {
         if self.has_moved(text) {
             *self = Self::find(&self.root);
         }
-        self.groups.iter().filter_map(|group| group.left(text)).min_by_key(|left| left.len)
+        self.groups.iter().filter_map(|group| group.available(text)).min_by_key(|available| available.len)
     }
 
-    /// Whether this process is in other groups than when they were found.
-    fn has_moved(&self, text: &mut Text) -> bool {
-        let Some((file, then)) = &self.membership else { return false };
-        text.read(file).is_ok_and(|now| now != then)
+    /// Returns whether this process was moved to other groups since they were found.
+    fn has_moved(&self, text: &mut TextBuffer) -> bool {
+        let Some((file, before)) = &self.membership else { return false };
+        text.read(file).is_ok_and(|now| now != before)
     }
 }
 
-impl Version {
-    /// The groups of this version that bind the process, its own first.
-    fn groups(self, root: &Path, membership: &str, mounts: &str) -> Option<Vec<Group>> {
+impl CgroupVersion {
+    /// Opens the groups of this version whose limits apply, from the process's own group upwards.
+    fn groups(self, root: &Path, membership: &str, mounts: &str) -> Option<Vec<ControlGroup>> {
         let path = membership.lines().find_map(|line| self.own_group(line))?;
         let (mount, below) = mounts.lines().find_map(|line| {
             let mount = self.mount(line)?;
@@ -115,20 +117,20 @@ impl Version {
         let top = root.join(mount.point.strip_prefix("/").ok()?);
         let mut groups = Vec::new();
         for below in below.ancestors() {
-            let folder = top.join(below);
+            let directory = top.join(below);
             let is_own = groups.is_empty();
-            if !is_own && self.hierarchy.is_some_and(|file| says_no(&folder.join(file))) {
+            if !is_own && self.hierarchy.is_some_and(|file| is_zero(&directory.join(file))) {
                 break;
             }
-            // Joined with nothing, a path would end in a slash.
+            // `components` removes the trailing slash that joining an empty path adds.
             let path = mount.root.join(below).components().collect::<PathBuf>();
-            groups.push((folder, path));
+            groups.push((directory, path));
         }
-        let open = |(folder, path): (PathBuf, PathBuf)| {
-            Some(Group {
-                limit: File::open(folder.join(self.limit)).ok()?,
-                usage: File::open(folder.join(self.usage)).ok()?,
-                stat: File::open(folder.join("memory.stat")).ok(),
+        let open = |(directory, path): (PathBuf, PathBuf)| {
+            Some(ControlGroup {
+                limit: File::open(directory.join(self.limit)).ok()?,
+                usage: File::open(directory.join(self.usage)).ok()?,
+                stat: File::open(directory.join("memory.stat")).ok(),
                 idle_cache: self.idle_cache,
                 path,
             })
@@ -136,14 +138,14 @@ impl Version {
         Some(groups.into_iter().filter_map(open).collect())
     }
 
-    /// The path in a line of `/proc/self/cgroup`, if the line is of the hierarchy with the memory controller.
+    /// Returns the path in a line of `/proc/self/cgroup`, if the line is of the hierarchy with the memory controller.
     fn own_group(self, line: &str) -> Option<&str> {
         let mut fields = line.splitn(3, ':');
         let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
         controllers.split(',').any(|name| name == self.controllers).then_some(path)
     }
 
-    /// Where a line of `/proc/self/mountinfo` mounts the hierarchy with the memory controller.
+    /// Returns the mount in a line of `/proc/self/mountinfo`, if it is the hierarchy with the memory controller.
     fn mount(self, line: &str) -> Option<Mount> {
         let (mount, filesystem) = line.split_once(" - ")?;
         let mut fields = filesystem.split(' ');
@@ -158,15 +160,15 @@ impl Version {
     }
 }
 
-/// A mounted hierarchy, or a part of one.
+/// A mounted hierarchy, or a subtree of one.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
-    /// Which group is at the mount point.
+    /// The group at the mount point.
     root: PathBuf,
     point: PathBuf,
 }
 
-/// A path of `/proc/self/mountinfo`, where a space is `\040` and so on.
+/// Decodes a path of `/proc/self/mountinfo`, where a space is `\040` and so on.
 fn unescaped(text: &str) -> PathBuf {
     let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
     while let Some((&first, tail)) = rest.split_first() {
@@ -178,13 +180,13 @@ fn unescaped(text: &str) -> PathBuf {
     OsString::from_vec(bytes).into()
 }
 
-fn says_no(file: &Path) -> bool {
+fn is_zero(file: &Path) -> bool {
     fs::read_to_string(file).is_ok_and(|text| text.trim() == "0")
 }
 
-impl Group {
-    /// What the group's limit leaves; `None` if it has no limit, or is no more.
-    fn left(&self, text: &mut Text) -> Option<Available> {
+impl ControlGroup {
+    /// Returns the memory that the group's limit leaves, or `None` if it has no limit or was removed.
+    fn available(&self, text: &mut TextBuffer) -> Option<Available> {
         let mut number = |file: &File| text.read(file).ok()?.trim().parse::<usize>().ok();
         let len = number(&self.limit).filter(|limit| *limit < UNLIMITED)?;
         let used = number(&self.usage)?;
@@ -210,26 +212,26 @@ mod tests {
     const V2: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
     const HYBRID_V2: &str = "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
 
-    /// The files of a machine below a folder of its own, gone when dropped.
-    struct Machine(PathBuf);
+    /// A fake root directory with the files of a machine, removed on drop.
+    struct FakeRoot(PathBuf);
 
-    impl Machine {
+    impl FakeRoot {
         fn new(name: &str, membership: &str, mounts: &str) -> Self {
             let folder = std::env::temp_dir().join(format!("wholemem-meminfo-{}-{name}", std::process::id()));
-            let machine = Self(folder);
-            machine.write("proc/meminfo", "MemAvailable: 1048576 kB\n");
-            machine.write("proc/self/cgroup", membership);
-            machine.write("proc/self/mountinfo", mounts);
-            machine
+            let root = Self(folder);
+            root.write("proc/meminfo", "MemAvailable: 1048576 kB\n");
+            root.write("proc/self/cgroup", membership);
+            root.write("proc/self/mountinfo", mounts);
+            root
         }
 
         fn write(&self, file: &str, text: &str) {
             let path = self.0.join(file);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+            fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
             fs::write(path, text).expect("a file");
         }
 
-        /// A group of version 1, by mebibytes.
+        /// Writes the files of a group of version 1; sizes are in MiB.
         fn v1(&self, folder: &str, limit: usize, used: usize, idle: usize) {
             let folder = format!("sys/fs/cgroup/memory{folder}");
             self.write(&format!("{folder}/memory.limit_in_bytes"), &format!("{}\n", limit * MIB));
@@ -239,7 +241,7 @@ mod tests {
             self.write(&format!("{folder}/memory.use_hierarchy"), "1\n");
         }
 
-        /// A group of version 2, by mebibytes.
+        /// Writes the files of a group of version 2; sizes are in MiB.
         fn v2(&self, folder: &str, limit: &str, used: usize, idle: usize) {
             let folder = format!("sys/fs/cgroup{folder}");
             self.write(&format!("{folder}/memory.max"), limit);
@@ -256,9 +258,9 @@ mod tests {
         }
     }
 
-    impl Drop for Machine {
+    impl Drop for FakeRoot {
         fn drop(&mut self) {
-            fs::remove_dir_all(&self.0).expect("remove the folder");
+            fs::remove_dir_all(&self.0).expect("remove the directory");
         }
     }
 
@@ -269,79 +271,79 @@ mod tests {
     const OF_MACHINE: Available = Available { len: 1 << 30, limit: MemoryLimit::Machine };
 
     #[test]
-    fn a_limit_of_version_1_counts_less_what_the_kernel_can_free() {
-        let machine = Machine::new("v1", "5:cpu:/other\n4:memory:/jobs/7\n0::/\n", &[V1_CPU, V1].concat());
-        machine.v1("/jobs/7", 200, 150, 30);
-        assert_eq!(machine.read(), of_group("/jobs/7", 80, 200));
+    fn available_memory_of_version_1_includes_inactive_page_cache() {
+        let root = FakeRoot::new("v1", "5:cpu:/other\n4:memory:/jobs/7\n0::/\n", &[V1_CPU, V1].concat());
+        root.v1("/jobs/7", 200, 150, 30);
+        assert_eq!(root.read(), of_group("/jobs/7", 80, 200));
     }
 
     #[test]
-    fn the_tightest_group_above_counts() {
-        let machine = Machine::new("above", "4:memory,other:/a/b/c\n", V1);
-        machine.v1("/a/b/c", 800, 100, 0);
-        machine.v1("/a/b", 500, 480, 10);
-        machine.v1("/a", 600, 490, 0);
-        assert_eq!(machine.read(), of_group("/a/b", 30, 500));
-        // What the groups below use does not count there.
-        machine.write("sys/fs/cgroup/memory/a/b/memory.use_hierarchy", "0\n");
-        assert_eq!(machine.read(), of_group("/a/b/c", 700, 800));
+    fn the_ancestor_with_the_least_memory_left_is_reported() {
+        let root = FakeRoot::new("above", "4:memory,other:/a/b/c\n", V1);
+        root.v1("/a/b/c", 800, 100, 0);
+        root.v1("/a/b", 500, 480, 10);
+        root.v1("/a", 600, 490, 0);
+        assert_eq!(root.read(), of_group("/a/b", 30, 500));
+        // Without a hierarchy, the usage of descendant groups does not count.
+        root.write("sys/fs/cgroup/memory/a/b/memory.use_hierarchy", "0\n");
+        assert_eq!(root.read(), of_group("/a/b/c", 700, 800));
     }
 
     #[test]
-    fn what_version_1_says_without_a_limit_is_none() {
-        let machine = Machine::new("none", "4:memory:/a\n", V1);
-        machine.v1("/a", 1, 0, 0);
-        machine.write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "9223372036854771712\n");
-        assert_eq!(machine.read(), OF_MACHINE);
+    fn the_largest_number_of_version_1_means_no_limit() {
+        let root = FakeRoot::new("none", "4:memory:/a\n", V1);
+        root.v1("/a", 1, 0, 0);
+        root.write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(root.read(), OF_MACHINE);
     }
 
     #[test]
-    fn a_mount_of_a_part_of_the_hierarchy_begins_at_its_root() {
+    fn a_mounted_subtree_begins_at_its_root_group() {
         let mounts = "35 31 0:32 /docker/ab\\040c /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
-        let machine = Machine::new("part", "4:memory:/docker/ab c/inner\n", mounts);
-        machine.v1("/inner", 300, 100, 0);
-        machine.v1("", 250, 150, 0);
-        assert_eq!(machine.read(), of_group("/docker/ab c", 100, 250));
-        machine.write("proc/self/cgroup", "4:memory:/elsewhere\n");
-        assert_eq!(machine.read(), OF_MACHINE, "the group cannot be seen from here");
+        let root = FakeRoot::new("part", "4:memory:/docker/ab c/inner\n", mounts);
+        root.v1("/inner", 300, 100, 0);
+        root.v1("", 250, 150, 0);
+        assert_eq!(root.read(), of_group("/docker/ab c", 100, 250));
+        root.write("proc/self/cgroup", "4:memory:/elsewhere\n");
+        assert_eq!(root.read(), OF_MACHINE, "the group is outside of the mount");
     }
 
     #[test]
-    fn the_limits_of_version_2_are_read_wherever_it_is_mounted() {
-        let machine = Machine::new("v2", "0::/system.slice/x.service\n", V2);
-        machine.v2("/system.slice/x.service", "max\n", 70, 10);
-        machine.v2("/system.slice", "104857600\n", 70, 10);
-        assert_eq!(machine.read(), of_group("/system.slice", 40, 100));
-        machine.v2("/system.slice", "max\n", 70, 10);
-        assert_eq!(machine.read(), OF_MACHINE);
-        let hybrid = Machine::new("hybrid", "4:memory:/one\n0::/two\n", &[HYBRID_V2, V1].concat());
+    fn the_limits_of_version_2_are_read_from_any_mount_point() {
+        let root = FakeRoot::new("v2", "0::/system.slice/x.service\n", V2);
+        root.v2("/system.slice/x.service", "max\n", 70, 10);
+        root.v2("/system.slice", "104857600\n", 70, 10);
+        assert_eq!(root.read(), of_group("/system.slice", 40, 100));
+        root.v2("/system.slice", "max\n", 70, 10);
+        assert_eq!(root.read(), OF_MACHINE);
+        let hybrid = FakeRoot::new("hybrid", "4:memory:/one\n0::/two\n", &[HYBRID_V2, V1].concat());
         hybrid.v1("/one", 200, 150, 0);
-        assert_eq!(hybrid.read(), of_group("/one", 50, 200), "version 2 without the memory controller");
+        assert_eq!(hybrid.read(), of_group("/one", 50, 200), "version 2 lacks the memory controller here");
         hybrid.v2("/unified/two", "104857600\n", 80, 0);
         assert_eq!(hybrid.read(), of_group("/two", 20, 100));
     }
 
     #[test]
-    fn a_probe_reads_what_files_say_now_and_follows_its_process_to_another_group() {
-        let machine = Machine::new("moved", "4:memory:/a\n", V1);
-        machine.v1("/a", 200, 150, 0);
-        machine.v1("/b", 200, 10, 0);
-        let mut probe = machine.probe();
+    fn a_probe_reads_current_values_and_follows_its_process_to_another_group() {
+        let root = FakeRoot::new("moved", "4:memory:/a\n", V1);
+        root.v1("/a", 200, 150, 0);
+        root.v1("/b", 200, 10, 0);
+        let mut probe = root.probe();
         assert_eq!(probe.read().unwrap(), of_group("/a", 50, 200));
-        machine.write("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "210763776\n");
-        assert_eq!(probe.read().unwrap().len, 0, "more than the limit is used");
-        machine.write("proc/self/cgroup", "4:memory:/b\n");
+        root.write("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "210763776\n");
+        assert_eq!(probe.read().unwrap().len, 0, "usage exceeds the limit");
+        root.write("proc/self/cgroup", "4:memory:/b\n");
         assert_eq!(probe.read().unwrap(), of_group("/b", 190, 200));
     }
 
     #[test]
-    fn files_that_are_missing_or_make_no_sense_are_no_limit() {
-        let machine = Machine::new("missing", "nonsense\n4:memory:/a\n", &["x - y\n", V1].concat());
-        assert_eq!(machine.read(), OF_MACHINE);
-        machine.v1("/a", 10, 5, 0);
-        machine.write("sys/fs/cgroup/memory/a/memory.stat", "total_inactive_file many\n");
-        assert_eq!(machine.read(), of_group("/a", 5, 10));
-        machine.write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "\n");
-        assert_eq!(machine.read(), OF_MACHINE);
+    fn missing_or_malformed_files_mean_no_limit() {
+        let root = FakeRoot::new("missing", "nonsense\n4:memory:/a\n", &["x - y\n", V1].concat());
+        assert_eq!(root.read(), OF_MACHINE);
+        root.v1("/a", 10, 5, 0);
+        root.write("sys/fs/cgroup/memory/a/memory.stat", "total_inactive_file many\n");
+        assert_eq!(root.read(), of_group("/a", 5, 10));
+        root.write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "\n");
+        assert_eq!(root.read(), OF_MACHINE);
     }
 }

@@ -1,7 +1,8 @@
-//! How much memory can be filled, by the machine and by the control groups of this process.
+//! Available memory: the minimum of what the machine has and what the control groups of this process allow.
 //!
-//! On Linux, filling memory that is not there does not fail: the kernel kills a process, perhaps this one. Code that is about to
-//! fill memory reads here first how much there is. Other processes take and free memory at any moment: a reading is no promise.
+//! On Linux, filling more memory than is available does not fail: the kernel kills a process, perhaps this one. So
+//! code that fills much memory first reads how much is available. Other processes allocate and free memory
+//! concurrently, so the value is only an estimate.
 
 mod cgroup;
 
@@ -13,28 +14,28 @@ use std::path::{Path, PathBuf};
 
 use crate::call::call;
 use crate::{Errno, Error, Result, Size};
-use cgroup::Groups;
+use cgroup::ControlGroups;
 
-/// How many bytes could be filled when this was read, and what allows no more.
+/// The number of bytes that were available when this was read, and the limit that applies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Available {
-    /// The bytes.
+    /// The available bytes.
     pub len: usize,
-    /// The tightest limit.
+    /// The limit that leaves the least.
     pub limit: MemoryLimit,
 }
 
-/// What bounds the memory of a process.
+/// A limit on the memory of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryLimit {
-    /// The machine has no more.
+    /// The memory of the machine.
     Machine,
-    /// A control group, which the process is in or below, may not use more.
+    /// The limit of a control group that contains the process.
     Group {
-        /// The path of the group, as `/proc/self/cgroup` has it.
+        /// The path of the group, as in `/proc/self/cgroup`.
         path: PathBuf,
-        /// How many bytes the group may use.
+        /// The limit of the group in bytes.
         len: usize,
     },
 }
@@ -51,7 +52,7 @@ impl fmt::Display for Available {
     }
 }
 
-/// Reads how much memory can be filled, again and again, from files that it keeps open.
+/// Reads the available memory repeatedly, from files that it keeps open.
 ///
 /// ```
 /// use wholemem_os::meminfo::MemoryProbe;
@@ -63,8 +64,8 @@ impl fmt::Display for Available {
 #[derive(Debug)]
 pub struct MemoryProbe {
     machine: File,
-    groups: Groups,
-    text: Text,
+    groups: ControlGroups,
+    text: TextBuffer,
 }
 
 impl MemoryProbe {
@@ -76,16 +77,16 @@ impl MemoryProbe {
         Self::open_at(Path::new("/"))
     }
 
-    /// The same below another root folder, as tests make one.
+    /// Opens the files below another root directory, for tests.
     fn open_at(root: &Path) -> Result<Self> {
         let machine = call("open", || File::open(root.join("proc/meminfo")).map_err(|error| errno(&error)))?;
-        Ok(Self { machine, groups: Groups::find(root), text: Text::default() })
+        Ok(Self { machine, groups: ControlGroups::find(root), text: TextBuffer::default() })
     }
 
-    /// Reads how much there is now. If this process was moved to another control group, that is read from now on.
+    /// Reads the available memory. If this process was moved to other control groups, their limits apply.
     ///
     /// # Errors
-    /// `pread` when the kernel does not say what the machine has left.
+    /// `pread` if the kernel does not report the available memory of the machine.
     pub fn read(&mut self) -> Result<Available> {
         let text = call("pread", || self.text.read(&self.machine).map_err(|error| errno(&error)))?;
         let machine =
@@ -96,7 +97,7 @@ impl MemoryProbe {
     }
 }
 
-/// How many bytes could be filled now.
+/// Returns the number of bytes that are available now.
 ///
 /// # Errors
 /// As [`MemoryProbe::open`] and [`MemoryProbe::read`].
@@ -108,13 +109,13 @@ fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// A buffer for the text of files, used for one after the other.
+/// A reusable buffer for the text of files.
 #[derive(Debug, Default)]
-struct Text(Vec<u8>);
+struct TextBuffer(Vec<u8>);
 
-impl Text {
-    /// The text of a file from its beginning. The kernel makes it anew for each read, which is long for some files: a read that
-    /// is not full was the last.
+impl TextBuffer {
+    /// Reads a file from its beginning. The kernel generates the text anew for each read, which is slow for some
+    /// files, so a short read counts as the end.
     fn read(&mut self, file: &File) -> io::Result<&str> {
         const STEP: usize = 8 << 10;
         let mut len = 0;
@@ -131,7 +132,7 @@ impl Text {
     }
 }
 
-/// A line of `/proc/meminfo`, in bytes.
+/// Returns a field of `/proc/meminfo` in bytes.
 fn field(text: &str, name: &str) -> Option<usize> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     let kibibytes: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -143,12 +144,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_has_some_memory_left() {
+    fn this_machine_has_memory_available() {
         assert!(available().unwrap() > 0);
     }
 
     #[test]
-    fn a_field_is_found_by_its_whole_name() {
+    fn a_field_is_matched_by_its_whole_name() {
         let text = "MemTotal:       24603652 kB\nMemAvailableX:  1 kB\nMemAvailable:   24000000 kB\n";
         assert_eq!(field(text, "MemAvailable"), Some(24_000_000 << 10));
         assert_eq!(field(text, "SwapFree"), None);
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_names_the_limit_that_it_comes_from() {
+    fn the_text_of_a_reading_names_its_limit() {
         let machine = Available { len: 3 << 20, limit: MemoryLimit::Machine };
         assert_eq!(machine.to_string(), "only 3 MiB are available on this machine");
         let limit = MemoryLimit::Group { path: "/jobs/7".into(), len: 200 << 20 };

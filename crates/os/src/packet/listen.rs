@@ -1,4 +1,4 @@
-//! Names that packet sockets listen at, and how a connection to one comes about.
+//! Listening packet sockets: their addresses, and how connections are established.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,40 +12,43 @@ use super::PacketSocket;
 use crate::call::call;
 use crate::{Deadline, Errno, Error, Result};
 
-/// How long another process may be binding a socket in the same folder.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+/// How long `bind` waits for another process that binds a socket in the same directory.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long to wait before trying to lock again.
+/// The pause between two attempts to lock the directory.
 const LOCK_RETRY: Duration = Duration::from_millis(1);
 
-/// How many connections may wait to be accepted. The kernel lowers it to its own limit.
+/// The maximum number of connections that wait to be accepted. The kernel lowers it to its own limit.
 const BACKLOG: i32 = 4096;
 
-/// Where a listener can be found.
+/// The address of a listening socket.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// A file: reached from every network namespace that sees the folder. Its listener removes it.
+    /// A socket file, which can be reached from every network namespace that sees the directory. Its listener removes
+    /// it.
     Path(PathBuf),
-    /// A name that only this network namespace knows, and that is gone with its listener, however that ends.
+    /// An abstract name of this network namespace. The kernel removes it with its listener, even if that is killed.
     Abstract(Vec<u8>),
 }
 
 impl Address {
-    /// Removes the file of a listener that was killed. One that lives keeps it, and an abstract name has none.
-    pub fn clear_away(&self) {
-        if matches!(self, Self::Path(_)) && is_dead(self) {
+    /// Removes the socket file of a listener that was killed. Does nothing if the listener lives or the address is
+    /// abstract.
+    pub fn remove_stale(&self) {
+        if matches!(self, Self::Path(_)) && is_stale(self) {
             self.remove();
         }
     }
 
-    /// Removes the file of a listener that is known to be dead, though the kernel may not have closed it yet.
+    /// Removes the socket file of a listener that is known to be dead, even if the kernel has not closed its socket
+    /// yet.
     pub fn remove(&self) {
         if let Self::Path(path) = self {
             let _ = rustix::fs::unlink(path);
         }
     }
 
-    /// As the kernel takes it.
+    /// Encodes the address for the kernel.
     ///
     /// # Errors
     /// `bind` with `ENAMETOOLONG`, or with `EINVAL` for a zero byte in a path.
@@ -61,7 +64,7 @@ impl Address {
     }
 }
 
-/// An address as the kernel takes it: connecting to it allocates nothing, as a forked child must not.
+/// An encoded address. Connecting to it does not allocate, so a forked child can do it.
 #[derive(Debug, Clone)]
 pub struct EncodedAddress(SocketAddrUnix);
 
@@ -74,7 +77,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// The file of a listener. It is held by a descriptor, so that no later file has its inode number.
+/// The socket file of a listener. It is held open, so that its inode number is not reused.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -88,17 +91,16 @@ impl SocketFile {
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Whether the path still leads to the file, and not to another's.
-    fn is_there(&self) -> bool {
-        let (Ok(own), Ok(there)) = (rustix::fs::fstat(&self.file), rustix::fs::lstat(&self.path)) else {
+    /// Returns whether the path still refers to this file.
+    fn is_at_path(&self) -> bool {
+        let (Ok(own), Ok(current)) = (rustix::fs::fstat(&self.file), rustix::fs::lstat(&self.path)) else {
             return false;
         };
-        (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+        (own.st_dev, own.st_ino) == (current.st_dev, current.st_ino)
     }
 }
 
-/// A name at which connections are waited for. Dropping it removes its file, but not one that another listener has made at the same
-/// path since.
+/// A listening socket. Dropping it removes its socket file, unless another listener has replaced the file since.
 ///
 /// ```
 /// use wholemem_os::packet::{Address, PacketListener};
@@ -106,7 +108,7 @@ impl SocketFile {
 ///
 /// let address = Address::Abstract(format!("example-{}", std::process::id()).into_bytes());
 /// let listener = PacketListener::bind(&address)?;
-/// assert!(listener.accept()?.is_none(), "nobody has come yet");
+/// assert!(listener.accept()?.is_none(), "no connection is waiting");
 ///
 /// let there = PacketSocket::connect(&address)?;
 /// let here = listener.accept()?.unwrap();
@@ -122,33 +124,35 @@ pub struct PacketListener {
 }
 
 impl PacketListener {
-    /// Listens at a name that nobody has. A socket that a killed listener left behind is replaced, and no other file.
+    /// Listens at an unused address. A socket file that a killed listener left behind is replaced; other files are
+    /// not.
     ///
     /// # Errors
-    /// `bind` with `EADDRINUSE` when somebody listens there, or another file is there.
+    /// `bind` with `EADDRINUSE` if a process listens there, or if another file exists at the path.
     pub fn bind(address: &Address) -> Result<Self> {
-        let _lock = lock_folder(address);
+        let _lock = lock_directory(address);
         let listener = Self::bind_only(address)?;
         call("listen", || rustix::net::listen(&listener.fd, BACKLOG))?;
         Ok(listener)
     }
 
-    /// Listens at a name that is not in use, not even by the file that a killed listener left behind. If several processes
+    /// Listens at an unused address, and does not replace the socket file of a killed listener. If several processes
     /// call it at the same time, exactly one succeeds.
     ///
     /// # Errors
-    /// `bind` with `EADDRINUSE` when the name is in use.
+    /// `bind` with `EADDRINUSE` if the address is in use.
     pub fn bind_unused(address: &Address) -> Result<Self> {
         let listener = Self::bind_once(address)?;
         call("listen", || rustix::net::listen(&listener.fd, BACKLOG))?;
         Ok(listener)
     }
 
-    /// Binds the name; no process can connect yet. A socket that a killed listener left behind is replaced. With the folder
-    /// locked: two processes may find the same dead socket, and one that is bound and not listened at yet looks dead too.
+    /// Binds the address, and replaces the socket file of a killed listener; no process can connect yet. The caller
+    /// holds the directory lock: otherwise two processes could replace the same stale file, and a socket that is
+    /// bound but does not listen yet would look stale.
     fn bind_only(address: &Address) -> Result<Self> {
         match (Self::bind_once(address), address) {
-            (Err(Error::Call { errno: Errno::ADDRINUSE, .. }), Address::Path(path)) if is_dead(address) => {
+            (Err(Error::Call { errno: Errno::ADDRINUSE, .. }), Address::Path(path)) if is_stale(address) => {
                 let _ = call("unlink", || rustix::fs::unlink(path));
                 Self::bind_once(address)
             }
@@ -165,25 +169,25 @@ impl PacketListener {
         Ok(Self { fd, file: Some(file) })
     }
 
-    /// Listens at a file with this mode from the first moment on.
+    /// Listens at a socket file that has the given mode before any process can connect.
     ///
     /// # Errors
     /// As [`PacketListener::bind`]; `chmod`.
     pub fn bind_with_mode(path: &Path, mode: u32) -> Result<Self> {
         let address = Address::Path(path.to_owned());
-        let _lock = lock_folder(&address);
+        let _lock = lock_directory(&address);
         let listener = Self::bind_only(&address)?;
-        // Nobody can connect before `listen`.
+        // No process can connect before `listen`.
         call("chmod", || rustix::fs::chmod(path, Mode::from_raw_mode(mode)))?;
         call("listen", || rustix::net::listen(&listener.fd, BACKLOG))?;
         Ok(listener)
     }
 
-    /// Takes over a listener that another process made. Where its file is given, as [`PacketListener::share_file`] has it and with
-    /// its path, the file is removed when this is dropped.
+    /// Converts a received descriptor of a listening socket. If `file` is given, the descriptor from
+    /// [`PacketListener::share_file`] and the path, the socket file is removed on drop.
     ///
     /// # Errors
-    /// [`Error::WrongDescriptor`] for anything else.
+    /// [`Error::WrongDescriptor`] if the descriptor is not a listening packet socket.
     pub fn adopt(fd: OwnedFd, file: Option<(OwnedFd, PathBuf)>) -> Result<Self> {
         const WRONG: Error = Error::WrongDescriptor { expected: "a listening packet socket" };
         let socket: OwnedFd = PacketSocket::adopt(fd)
@@ -199,16 +203,16 @@ impl PacketListener {
         Ok(Self { fd: socket, file })
     }
 
-    /// Another descriptor of the listener, for another process to adopt.
+    /// Duplicates the descriptor of the listener, for another process to [adopt](Self::adopt).
     ///
     /// # Errors
-    /// `fcntl` with `EMFILE` when this process has no descriptor left.
+    /// `fcntl` with `EMFILE` if this process has no descriptor left.
     pub fn share_fd(&self) -> Result<OwnedFd> {
         call("fcntl", || rustix::io::fcntl_dupfd_cloexec(&self.fd, 3))
     }
 
-    /// A descriptor of the listener's file, by which another process knows the file from another's at the same path. `None` where it
-    /// has none, or is not the one who removes it.
+    /// Duplicates the descriptor of the socket file, which identifies the file even if the path is replaced. Returns
+    /// `None` if there is no file, or if this listener does not remove it.
     ///
     /// # Errors
     /// As [`PacketListener::share_fd`].
@@ -217,15 +221,15 @@ impl PacketListener {
         self.file.as_ref().map(share).transpose()
     }
 
-    /// Takes the next connection that waits, if one does.
+    /// Accepts the next waiting connection, if there is one.
     ///
     /// # Errors
-    /// `accept4` with `EMFILE` when this process has no descriptor left; the connection goes on waiting.
+    /// `accept4` with `EMFILE` if this process has no descriptor left; the connection stays in the queue.
     #[doc(alias = "accept4")]
     pub fn accept(&self) -> Result<Option<PacketSocket>> {
         loop {
             match call("accept4", || rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC)) {
-                Ok(fd) => return Ok(Some(PacketSocket::trust(fd))),
+                Ok(fd) => return Ok(Some(PacketSocket::from_kernel(fd))),
                 Err(Error::Call { errno: Errno::AGAIN, .. }) => return Ok(None),
                 Err(Error::Call { errno: Errno::INTR | Errno::CONNABORTED, .. }) => {}
                 Err(error) => return Err(error),
@@ -242,51 +246,53 @@ impl AsFd for PacketListener {
 
 impl Drop for PacketListener {
     fn drop(&mut self) {
-        if let Some(file) = self.file.as_ref().filter(|file| file.is_there()) {
-            // Gone already, or in a folder that is: nothing to take away.
+        if let Some(file) = self.file.as_ref().filter(|file| file.is_at_path()) {
+            // An error means that the file or its directory no longer exists.
             let _ = rustix::fs::unlink(&file.path);
         }
     }
 }
 
 impl PacketSocket {
-    /// Connects to a listener, without waiting.
+    /// Connects to a listener without waiting.
     ///
     /// # Errors
-    /// `connect` with `ECONNREFUSED` or `ENOENT` when nobody listens there, with `EAGAIN` when too many wait there.
+    /// `connect` with `ECONNREFUSED` or `ENOENT` if no process listens there, `EAGAIN` if the accept queue is full.
     pub fn connect(address: &Address) -> Result<Self> {
         Self::connect_encoded(&address.encode()?)
     }
 
-    /// The same, without allocating.
+    /// Like [`PacketSocket::connect`], without allocating.
     ///
     /// # Errors
     /// As [`PacketSocket::connect`].
     pub fn connect_encoded(address: &EncodedAddress) -> Result<Self> {
         let fd = socket()?;
         call("connect", || rustix::net::connect(&fd, &address.0))?;
-        Ok(Self::trust(fd))
+        Ok(Self::from_kernel(fd))
     }
 }
 
-/// Locks the folder of a path among processes that bind sockets there, until the lock is dropped. `None` where that cannot be
-/// done, or another process keeps the lock too long: whoever may read a folder can lock it.
-fn lock_folder(address: &Address) -> Option<OwnedFd> {
+/// Locks the directory of a socket file against other processes that bind there, until the returned descriptor is
+/// dropped. Returns `None` if it cannot be locked, or if another process holds the lock too long: every process that
+/// may read a directory can lock it.
+fn lock_directory(address: &Address) -> Option<OwnedFd> {
     let Address::Path(path) = address else { return None };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(folder.unwrap_or_else(|| Path::new(".")), flags, Mode::empty()).ok()?;
-    let deadline = Deadline::after(LOCK_PATIENCE);
+    let directory =
+        rustix::fs::open(directory.unwrap_or_else(|| Path::new(".")), flags, Mode::empty()).ok()?;
+    let deadline = Deadline::after(LOCK_TIMEOUT);
     loop {
-        match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Some(folder),
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(directory),
             Err(Errno::AGAIN | Errno::INTR) if !deadline.has_passed() => std::thread::sleep(LOCK_RETRY),
             Err(_) => return None,
         }
     }
 }
 
-/// Not blocking: for a listener `accept` then never waits, and a connection's own calls never do anyway.
+/// Creates a non-blocking socket, so that `accept` does not wait. The other calls pass `MSG_DONTWAIT` anyway.
 fn socket() -> Result<OwnedFd> {
     call("socket", || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -294,9 +300,9 @@ fn socket() -> Result<OwnedFd> {
     })
 }
 
-/// Whether a socket's file has outlived its listener. The kernel says the same of a file that never was a socket, and that
-/// is somebody's.
-fn is_dead(address: &Address) -> bool {
+/// Returns whether a socket file has no listener. For a path it also checks that the file is a socket, since
+/// `connect` to any other file fails with the same error.
+fn is_stale(address: &Address) -> bool {
     let is_socket = match address {
         Address::Path(path) => rustix::fs::lstat(path)
             .is_ok_and(|file| rustix::fs::FileType::from_raw_mode(file.st_mode).is_socket()),
@@ -309,10 +315,10 @@ fn is_dead(address: &Address) -> bool {
 mod tests {
     use super::*;
 
-    fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("wm-listen-{name}-{}", std::process::id()));
-        std::fs::create_dir(&folder).unwrap();
-        folder
+    fn test_directory(name: &str) -> PathBuf {
+        let directory = std::env::temp_dir().join(format!("wm-listen-{name}-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        directory
     }
 
     fn errno<T: fmt::Debug>(outcome: Result<T>) -> Errno {
@@ -323,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_carries_packets_both_ways_and_knows_its_user() {
+    fn a_connection_carries_packets_both_ways_and_reports_the_peers_user() {
         let address = Address::Abstract(format!("wm-both-{}", std::process::id()).into_bytes());
         let listener = PacketListener::bind(&address).unwrap();
         assert!(listener.accept().unwrap().is_none());
@@ -338,8 +344,8 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_listened_at_is_refused_to_a_second() {
-        let folder = folder("second");
+    fn an_address_in_use_is_refused() {
+        let folder = test_directory("second");
         for address in [
             Address::Path(folder.join("name")),
             Address::Abstract(format!("wm-second-{}", std::process::id()).into_bytes()),
@@ -352,16 +358,16 @@ mod tests {
     }
 
     #[test]
-    fn of_several_that_find_the_same_dead_socket_one_listens() {
-        let folder = folder("race");
+    fn of_several_processes_that_replace_a_stale_socket_exactly_one_listens() {
+        let folder = test_directory("race");
         let path = folder.join("name");
         let address = Address::Path(path.clone());
         for round in 0..200 {
             let dead = PacketListener::bind(&address).unwrap();
-            // Its file outlives it.
-            std::fs::hard_link(&path, folder.join("kept")).unwrap();
+            // The socket file outlives its listener.
+            std::fs::hard_link(&path, folder.join("link")).unwrap();
             drop(dead);
-            std::fs::rename(folder.join("kept"), &path).unwrap();
+            std::fs::rename(folder.join("link"), &path).unwrap();
             let start = std::sync::Barrier::new(4);
             let bind = || {
                 start.wait();
@@ -380,8 +386,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_left_by_a_killed_listener_is_replaced() {
-        let folder = folder("dead");
+    fn the_socket_file_of_a_killed_listener_is_replaced() {
+        let folder = test_directory("dead");
         let address = Address::Path(folder.join("name"));
         let mut killed = PacketListener::bind(&address).unwrap();
         killed.file = None;
@@ -389,63 +395,63 @@ mod tests {
         assert!(folder.join("name").exists());
         assert_eq!(errno(PacketSocket::connect(&address)), Errno::CONNREFUSED);
         assert_eq!(errno(PacketListener::bind_unused(&address)), Errno::ADDRINUSE, "the file is in use");
-        let taken_over = PacketListener::bind(&address).unwrap();
-        address.clear_away();
-        assert!(PacketSocket::connect(&address).is_ok(), "who lives keeps its file");
-        drop(taken_over);
+        let replacement = PacketListener::bind(&address).unwrap();
+        address.remove_stale();
+        assert!(PacketSocket::connect(&address).is_ok(), "the file of a living listener is not removed");
+        drop(replacement);
         assert_eq!(errno(PacketSocket::connect(&address)), Errno::NOENT);
         std::fs::remove_dir(&folder).unwrap();
     }
 
     #[test]
-    fn a_file_that_is_no_socket_is_left_alone() {
-        let folder = folder("file");
+    fn a_file_that_is_not_a_socket_is_not_replaced() {
+        let folder = test_directory("file");
         let path = folder.join("name");
         let address = Address::Path(path.clone());
         std::fs::write(&path, b"precious").unwrap();
         assert_eq!(errno(PacketListener::bind(&address)), Errno::ADDRINUSE);
-        address.clear_away();
+        address.remove_stale();
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
-    fn a_listener_has_its_mode_and_goes_on_in_another_process() {
+    fn a_listener_has_its_mode_and_can_be_adopted() {
         use std::os::unix::fs::PermissionsExt;
-        let folder = folder("mode");
+        let folder = test_directory("mode");
         let path = folder.join("name");
-        let made = PacketListener::bind_with_mode(&path, 0o600).unwrap();
+        let original = PacketListener::bind_with_mode(&path, 0o600).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let adopted = PacketListener::adopt(made.share_fd().unwrap(), None).unwrap();
+        let adopted = PacketListener::adopt(original.share_fd().unwrap(), None).unwrap();
         let there = PacketSocket::connect(&Address::Path(path.clone())).unwrap();
         let here = adopted.accept().unwrap().unwrap();
         there.send(b"hello", &[], Deadline::NEVER).unwrap();
         assert_eq!(here.recv(&mut [0; 8], Deadline::NEVER), Ok(5));
         drop(adopted);
         assert!(path.exists());
-        let file = made.share_file().unwrap().unwrap();
-        drop(PacketListener::adopt(made.share_fd().unwrap(), Some((file, path.clone()))).unwrap());
+        let file = original.share_file().unwrap().unwrap();
+        drop(PacketListener::adopt(original.share_fd().unwrap(), Some((file, path.clone()))).unwrap());
         assert!(!path.exists());
         let wrong = Error::WrongDescriptor { expected: "a listening packet socket" };
         assert_eq!(PacketListener::adopt(there.into(), None).unwrap_err(), wrong);
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(PacketListener::adopt(null.into(), None).unwrap_err(), wrong);
-        drop(made);
+        drop(original);
         std::fs::remove_dir(&folder).unwrap();
     }
 
     #[test]
-    fn a_listener_leaves_a_file_that_has_become_anothers() {
-        let folder = folder("another");
+    fn a_listener_does_not_remove_the_file_of_its_successor() {
+        let folder = test_directory("another");
         let path = folder.join("name");
         let address = Address::Path(path.clone());
         let first = PacketListener::bind_with_mode(&path, 0o600).unwrap();
         std::fs::remove_file(&path).unwrap();
         let second = PacketListener::bind(&address).unwrap();
         drop(first);
-        assert!(PacketSocket::connect(&address).is_ok(), "the second listens");
+        assert!(PacketSocket::connect(&address).is_ok(), "the second listener is reachable");
         drop(second);
-        std::fs::remove_dir(&folder).expect("the second has removed its file");
+        std::fs::remove_dir(&folder).expect("the second listener has removed its file");
     }
 
     #[test]

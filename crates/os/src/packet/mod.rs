@@ -1,24 +1,25 @@
-//! Packets between two processes of one machine: they keep their boundaries, and carry file descriptors.
+//! Packet sockets (`SOCK_SEQPACKET`) between processes of one node: packets have boundaries and carry file
+//! descriptors.
 //!
 //! ```text
 //!   a                                            b
-//!   send(bytes, fds)  --- at most 64 KiB --->    recv_with_fds(buffer, room)
+//!   send(bytes, fds)  --- at most 68 KiB --->    recv_with_fds(buffer, max_fds)
 //!                         and 64 descriptors
 //!
 //!   send_tagged       --- 64 of 150 -------->    recv_tagged(limit)
-//!   (any number,      <-- took 64 -----------    one batch is in flight at a time, since the kernel
-//!    each with a key) --- 64 of 150 -------->    counts what is in flight against the user's limit
-//!                     <-- took 128 ----------
+//!   (any number,      <-- received 64 -------    one batch is in flight at a time, since the kernel
+//!    each with a key) --- 64 of 150 -------->    counts descriptors in flight against the user's limit
+//!                     <-- received 128 ------
 //!                     --- 22 of 150 -------->
-//!                     <-- took 150 ----------
+//!                     <-- received 150 ------
 //! ```
 //!
-//! What it keeps true: a packet arrives whole or is an error; a descriptor arrives open and close-on-exec, or is
-//! closed; no wait outlives its [`Deadline`](crate::Deadline); no write raises `SIGPIPE`. The file description is
+//! Guarantees: a packet arrives whole or is an error; a descriptor arrives open and close-on-exec, or is closed; no
+//! wait exceeds its [`Deadline`](crate::Deadline); no write raises `SIGPIPE`. The file description of a connection is
 //! never made non-blocking, since other processes may share it.
 //!
-//! What it will not do: find the peer, prove who it is, or tell that it died. A socket stays open as long as any
-//! forked child of the peer holds it; see [`pidfd`](crate::pidfd) and [`robust`](crate::robust).
+//! A socket does not authenticate its peer, and does not report its death: it stays open as long as any forked child
+//! of the peer holds it; see [`pidfd`](crate::pidfd) and [`robust`](crate::robust).
 //!
 //! ```
 //! use std::os::fd::AsFd;

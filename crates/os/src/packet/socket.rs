@@ -1,4 +1,4 @@
-//! One end of a connection that carries packets, with their file descriptors, one at a time.
+//! One end of a connection that carries packets and file descriptors.
 
 use std::ffi::c_int;
 use std::io::{IoSlice, IoSliceMut};
@@ -15,18 +15,18 @@ use rustix::net::{
 use crate::call::{call, call_libc};
 use crate::{Deadline, Errno, Error, PidFd, Result};
 
-/// The longest packet, in bytes. A socket's default buffer takes three of them, and refuses 256 KiB.
+/// The maximum length of a packet in bytes. A socket's default buffer holds three such packets, and refuses 256 KiB.
 pub const MAX_PACKET: usize = 68 << 10;
 
-/// The most file descriptors in one packet. The kernel's own limit is 253.
+/// The maximum number of file descriptors in one packet. The kernel's limit is 253.
 pub const MAX_FDS: usize = 64;
 
-/// Room for the control message of a full packet. It comes out a little larger than that, for alignment.
+/// The size of the control message buffer for a full packet. Alignment makes it slightly larger than necessary.
 const CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
 
-/// One end of a connection whose packets keep their boundaries and carry file descriptors.
+/// One end of a `SOCK_SEQPACKET` connection: packets have boundaries and can carry file descriptors.
 ///
-/// Threads may share it: every packet is sent and received as one.
+/// Threads may share it: every packet is sent and received atomically.
 ///
 /// ```
 /// use wholemem_os::{Deadline, Error, PacketSocket};
@@ -45,17 +45,17 @@ const CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
 #[derive(Debug)]
 pub struct PacketSocket(OwnedFd);
 
-/// A packet as it came. Its descriptors close with it.
-pub(super) struct Received {
+/// A received packet. Its descriptors are closed on drop.
+pub(super) struct ReceivedPacket {
     pub(super) len: usize,
     pub(super) fds: Vec<OwnedFd>,
-    /// Whether descriptors of this packet did not fit the room, or this process's table.
+    /// Whether descriptors of the packet exceeded `max_fds` or this process's descriptor limit.
     pub(super) lost: bool,
-    pub(super) room: usize,
+    pub(super) max_fds: usize,
 }
 
 impl PacketSocket {
-    /// Makes two ends of a new connection.
+    /// Creates a connected pair of sockets.
     #[doc(alias = "socketpair")]
     pub fn pair() -> Result<(Self, Self)> {
         let (a, b) = call("socketpair", || {
@@ -65,8 +65,7 @@ impl PacketSocket {
         Ok((Self(a), Self(b)))
     }
 
-    /// Takes a connected socket that came from elsewhere, after looking that it is one of packets, and marks it
-    /// close-on-exec.
+    /// Converts a received descriptor, after checking that it is a packet socket, and sets close-on-exec.
     #[doc(alias = "SO_TYPE")]
     pub fn adopt(fd: OwnedFd) -> Result<Self> {
         const WRONG: Error = Error::WrongDescriptor { expected: "a packet socket" };
@@ -82,22 +81,22 @@ impl PacketSocket {
         Ok(Self(fd))
     }
 
-    /// Takes a socket that this module has just made.
-    pub(super) fn trust(fd: OwnedFd) -> Self {
+    /// Wraps a packet socket that this module created.
+    pub(super) fn from_kernel(fd: OwnedFd) -> Self {
         Self(fd)
     }
 
-    /// Sends one packet of 1 to [`MAX_PACKET`] bytes with at most [`MAX_FDS`] file descriptors, which stay open
-    /// here too.
+    /// Sends one packet of 1 to [`MAX_PACKET`] bytes with at most [`MAX_FDS`] file descriptors, which stay open in
+    /// this process.
     ///
-    /// With no reader, packets wait in the socket, and the send waits when about 200 KiB are there.
+    /// Unread packets are buffered in the socket; the send waits if about 200 KiB are buffered.
     #[doc(alias = "SCM_RIGHTS")]
     #[doc(alias = "sendmsg")]
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], deadline: Deadline) -> Result<()> {
         self.send_parts(&[IoSlice::new(bytes)], fds, deadline)
     }
 
-    /// Like [`PacketSocket::send`], with a packet whose parts lie in several places.
+    /// Like [`PacketSocket::send`], for a packet that consists of several byte slices.
     pub fn send_parts(
         &self,
         parts: &[IoSlice<'_>],
@@ -125,58 +124,58 @@ impl PacketSocket {
         })
     }
 
-    /// Receives one packet that carries no file descriptors, and says how long it is.
+    /// Receives one packet that carries no file descriptors, and returns its length.
     ///
-    /// Descriptors that come all the same are never installed in this process, and are an error: this is how to
-    /// listen to a peer that is not to be trusted with the descriptor table.
+    /// Descriptors that the peer sends nevertheless are never installed in this process and are an error, so an
+    /// untrusted peer cannot fill the descriptor table.
     #[doc(alias = "recvmsg")]
     pub fn recv(&self, buffer: &mut [u8], deadline: Deadline) -> Result<usize> {
         self.receive(buffer, 0, deadline)?.whole().map(|(len, _)| len)
     }
 
-    /// Receives one packet with at most `room` file descriptors, and says how long it is.
+    /// Receives one packet with at most `max_fds` file descriptors, and returns its length and the descriptors.
     ///
-    /// More than `room` descriptors, or more than this process may open, are an error, and those that did arrive
-    /// are closed. No packet carries more than [`MAX_FDS`].
+    /// If the packet has more descriptors than `max_fds`, or than this process may open, it is an error, and those
+    /// that arrived are closed. No packet carries more than [`MAX_FDS`].
     #[doc(alias = "SCM_RIGHTS")]
     #[doc(alias = "MSG_CMSG_CLOEXEC")]
     pub fn recv_with_fds(
         &self,
         buffer: &mut [u8],
-        room: usize,
+        max_fds: usize,
         deadline: Deadline,
     ) -> Result<(usize, Vec<OwnedFd>)> {
-        self.receive(buffer, room.min(MAX_FDS), deadline)?.whole()
+        self.receive(buffer, max_fds.min(MAX_FDS), deadline)?.whole()
     }
 
-    /// The process at the other end: the one that connected, listened or called [`pair`](Self::pair), which is
-    /// not always the one that holds the socket now.
+    /// Returns a pidfd of the peer: the process that connected, listened or called [`pair`](Self::pair), which is not
+    /// necessarily the process that holds the socket now.
     ///
-    /// Kernels before 6.5 know only its number, and there a peer that has already died may be confused with a
-    /// newer process of that number.
+    /// Kernels before 6.5 return only its process id; if the peer has exited and its id was reused, the pidfd refers
+    /// to another process.
     #[doc(alias = "SO_PEERPIDFD")]
     #[doc(alias = "SO_PEERCRED")]
     pub fn peer_pidfd(&self) -> Result<PidFd> {
         match self.option::<1>(libc::SO_PEERPIDFD) {
-            // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
-            Ok([fd]) => Ok(PidFd::trust(unsafe { OwnedFd::from_raw_fd(fd) })),
-            Err(Error::Call { errno: Errno::NOPROTOOPT, .. }) => self.peer_pidfd_by_number(),
+            // SAFETY: the kernel has just created this descriptor, and no other code owns it.
+            Ok([fd]) => Ok(PidFd::from_kernel(unsafe { OwnedFd::from_raw_fd(fd) })),
+            Err(Error::Call { errno: Errno::NOPROTOOPT, .. }) => self.peer_pidfd_by_pid(),
             Err(error) => Err(error),
         }
     }
 
-    /// The user at the other end, as it was when the connection was made; the kernel's overflow number when it is
-    /// one that our user namespace does not know.
+    /// Returns the user id of the peer when the connection was established, or the kernel's overflow id if the user
+    /// is not mapped in this user namespace.
     #[doc(alias = "SO_PEERCRED")]
     pub fn peer_uid(&self) -> Result<u32> {
         let [_pid, uid, _gid] = self.option::<3>(libc::SO_PEERCRED)?;
         Ok(uid.cast_unsigned())
     }
 
-    /// Whether nobody is at the other end any more. What was sent before may still be there to be read.
+    /// Returns whether the peer has closed the connection. Packets that it sent before may still be readable.
     ///
     /// # Errors
-    /// What `poll` said.
+    /// The error of `poll`.
     pub fn is_closed(&self) -> Result<bool> {
         let mut watched = [PollFd::new(&self.0, PollFlags::empty())];
         let now = Deadline::NOW.timeout();
@@ -184,50 +183,55 @@ impl PacketSocket {
         Ok(watched[0].revents().contains(PollFlags::HUP))
     }
 
-    /// Ends the sending half: the other end reads what was sent before, and then the end of the connection. That the other
-    /// end has closed the connection is still noticed here.
+    /// Shuts down the sending half: the peer reads the packets sent before, and then the end of the connection. This
+    /// end still detects that the peer closes the connection.
     #[doc(alias = "SHUT_WR")]
     pub fn shut_down_sending(&self) -> Result<()> {
         call("shutdown", || rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write))
     }
 
-    /// Limits what the kernel holds of packets that the other end has not received yet. It holds up to twice as many bytes,
-    /// its own books included, and refuses packets that are longer.
+    /// Limits the bytes that the kernel buffers for the peer. It buffers up to twice as many, including its own
+    /// overhead, and refuses longer packets.
     #[doc(alias = "SO_SNDBUF")]
     pub fn limit_unreceived(&self, bytes: usize) -> Result<()> {
         call("setsockopt", || sockopt::set_socket_send_buffer_size(&self.0, bytes))
     }
 
-    fn peer_pidfd_by_number(&self) -> Result<PidFd> {
-        // rustix's `UCred` cannot be used: its process id must not be zero, and the kernel answers zero for a
-        // process that our PID namespace cannot see.
+    fn peer_pidfd_by_pid(&self) -> Result<PidFd> {
+        // Not rustix's `UCred`: its process id must not be zero, and the kernel returns zero for a process outside of
+        // this PID namespace.
         let [pid, _uid, _gid] = self.option::<3>(libc::SO_PEERCRED)?;
         PidFd::open(pid.cast_unsigned())
     }
 
-    /// Reads a socket option that is made of `N` ints.
+    /// Reads a socket option that consists of `N` ints.
     fn option<const N: usize>(&self, name: c_int) -> Result<[c_int; N]> {
         let mut value = [0; N];
         let mut len = libc::socklen_t::try_from(size_of::<[c_int; N]>()).expect("a few ints");
         let expected = len;
         call_libc("getsockopt", || {
             let (to, fd) = (value.as_mut_ptr().cast(), self.0.as_raw_fd());
-            // SAFETY: `to` points to `len` writable bytes, and every pattern of bits is an int.
+            // SAFETY: `to` points to `len` writable bytes, and every bit pattern is a valid int.
             let code = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, to, &raw mut len) };
             code.into()
         })?;
         if len == expected { Ok(value) } else { Err(Error::Call { call: "getsockopt", errno: Errno::INVAL }) }
     }
 
-    pub(super) fn receive(&self, buffer: &mut [u8], room: usize, deadline: Deadline) -> Result<Received> {
-        self.attempt(PollFlags::IN, deadline, || self.receive_now(buffer, room))
+    pub(super) fn receive(
+        &self,
+        buffer: &mut [u8],
+        max_fds: usize,
+        deadline: Deadline,
+    ) -> Result<ReceivedPacket> {
+        self.attempt(PollFlags::IN, deadline, || self.receive_now(buffer, max_fds))
     }
 
-    fn receive_now(&self, buffer: &mut [u8], room: usize) -> Result<Received> {
+    fn receive_now(&self, buffer: &mut [u8], max_fds: usize) -> Result<ReceivedPacket> {
         let size = buffer.len();
         let mut space = [MaybeUninit::uninit(); CONTROL_SPACE];
-        // Without room there is no control buffer at all, and the kernel installs nothing.
-        let used = if room == 0 { 0 } else { rustix::cmsg_space!(ScmRights(room)) };
+        // Without a control buffer the kernel installs no descriptors.
+        let used = if max_fds == 0 { 0 } else { rustix::cmsg_space!(ScmRights(max_fds)) };
         let mut control = RecvAncillaryBuffer::new(&mut space[..used]);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
         let message = call("recvmsg", || {
@@ -238,16 +242,16 @@ impl PacketSocket {
             .filter_map(|part| if let RecvAncillaryMessage::ScmRights(fds) = part { Some(fds) } else { None })
             .flatten()
             .collect();
-        // The alignment slack of the control buffer can let a few descriptors more than `room` in.
-        let lost = message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > room;
+        // Because of its alignment the control buffer can hold a few descriptors more than `max_fds`.
+        let lost = message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > max_fds;
         match message.bytes {
             0 => Err(Error::Closed),
-            len if len > size => Err(Error::PacketTruncated { len, room: size }),
-            len => Ok(Received { len, fds, lost, room }),
+            len if len > size => Err(Error::PacketTruncated { len, capacity: size }),
+            len => Ok(ReceivedPacket { len, fds, lost, max_fds }),
         }
     }
 
-    /// Does what does not block, and waits between the attempts.
+    /// Repeats a non-blocking call until it succeeds or fails, and polls between the attempts.
     fn attempt<T>(
         &self,
         readiness: PollFlags,
@@ -256,8 +260,8 @@ impl PacketSocket {
     ) -> Result<T> {
         loop {
             match once() {
-                // A receiver hears of a reset once, when the peer left packets of ours unread, and hears of it
-                // before the packets that the peer sent. They are still there, and after them the end.
+                // If the peer closed the socket with unread packets, `recvmsg` fails once with ECONNRESET, before it
+                // returns the packets that the peer sent and then the end of the connection.
                 Err(Error::Call { errno: Errno::INTR | Errno::CONNRESET, .. }) => {}
                 Err(Error::Call { errno: Errno::AGAIN, .. }) => self.wait(readiness, deadline)?,
                 outcome => return outcome,
@@ -278,9 +282,9 @@ impl PacketSocket {
     }
 }
 
-impl Received {
+impl ReceivedPacket {
     fn whole(self) -> Result<(usize, Vec<OwnedFd>)> {
-        if self.lost { Err(Error::FdsTruncated { room: self.room }) } else { Ok((self.len, self.fds)) }
+        if self.lost { Err(Error::FdsTruncated { capacity: self.max_fds }) } else { Ok((self.len, self.fds)) }
     }
 }
 
@@ -308,8 +312,8 @@ mod tests {
     use super::*;
     use crate::fork::child;
 
-    /// Long enough that only a hang reaches it.
-    fn patience() -> Deadline {
+    /// A deadline that only a hanging test reaches.
+    fn test_deadline() -> Deadline {
         Deadline::after(Duration::from_secs(60))
     }
 
@@ -317,62 +321,62 @@ mod tests {
         PacketSocket::pair().expect("two sockets")
     }
 
-    /// A pipe whose reader tells when the last writer is closed.
+    /// Creates a pipe whose reader shows when the last writer is closed.
     fn pipe() -> (OwnedFd, OwnedFd) {
         pipe_with(PipeFlags::CLOEXEC).expect("a pipe")
     }
 
-    /// Waits, because a child that another test forks meanwhile keeps a copy for a moment.
+    /// Waits until the writer is closed, since a child that another test forks may briefly hold a copy.
     fn is_closed(reader: &OwnedFd) -> bool {
         let mut watched = [PollFd::new(reader, PollFlags::IN)];
-        let timeout = patience().timeout();
+        let timeout = test_deadline().timeout();
         poll(&mut watched, timeout.as_ref()).expect("poll") == 1
             && watched[0].revents().contains(PollFlags::HUP)
     }
 
     #[test]
-    fn packets_keep_their_boundaries_up_to_the_longest() {
+    fn packets_keep_their_boundaries_up_to_the_maximum_length() {
         let (a, b) = pair();
         for len in [1, 2, 4095, MAX_PACKET] {
             let sent: Vec<u8> = (0..=u8::MAX).cycle().take(len).collect();
-            a.send(&sent, &[], patience()).expect("send");
+            a.send(&sent, &[], test_deadline()).expect("send");
             let mut buffer = vec![0; MAX_PACKET];
-            assert_eq!(b.recv(&mut buffer, patience()), Ok(len));
+            assert_eq!(b.recv(&mut buffer, test_deadline()), Ok(len));
             assert_eq!(&buffer[..len], sent);
         }
     }
 
     #[test]
-    fn what_cannot_be_sent_is_refused_before_any_call() {
+    fn an_invalid_packet_is_refused_before_any_system_call() {
         let (a, b) = pair();
         let fds = [a.as_fd(); MAX_FDS + 1];
         let long = vec![0; MAX_PACKET + 1];
-        assert_eq!(a.send(&[], &[], patience()), Err(Error::EmptyPacket));
+        assert_eq!(a.send(&[], &[], test_deadline()), Err(Error::EmptyPacket));
         let error = Error::PacketTooLong { len: MAX_PACKET + 1, limit: MAX_PACKET };
-        assert_eq!(a.send(&long, &[], patience()), Err(error));
+        assert_eq!(a.send(&long, &[], test_deadline()), Err(error));
         let error = Error::TooManyFds { count: MAX_FDS + 1, limit: MAX_FDS };
-        assert_eq!(a.send(b"x", &fds, patience()), Err(error));
+        assert_eq!(a.send(b"x", &fds, test_deadline()), Err(error));
         assert_eq!(b.recv(&mut [0; 8], Deadline::NOW), Err(Error::TimedOut));
     }
 
     #[test]
-    fn a_packet_longer_than_the_buffer_tells_its_true_length() {
+    fn receiving_a_packet_longer_than_the_buffer_reports_its_length() {
         let (a, b) = pair();
-        a.send(&[7; 1000], &[], patience()).expect("send");
-        let error = Error::PacketTruncated { len: 1000, room: 10 };
-        assert_eq!(b.recv(&mut [0; 10], patience()), Err(error));
-        a.send(&[7; 3], &[], patience()).expect("send");
-        assert_eq!(b.recv(&mut [], patience()), Err(Error::PacketTruncated { len: 3, room: 0 }));
+        a.send(&[7; 1000], &[], test_deadline()).expect("send");
+        let error = Error::PacketTruncated { len: 1000, capacity: 10 };
+        assert_eq!(b.recv(&mut [0; 10], test_deadline()), Err(error));
+        a.send(&[7; 3], &[], test_deadline()).expect("send");
+        assert_eq!(b.recv(&mut [], test_deadline()), Err(Error::PacketTruncated { len: 3, capacity: 0 }));
     }
 
     #[test]
-    fn a_full_packet_of_descriptors_arrives_in_order_and_closes_on_exec() {
+    fn a_packet_with_the_maximum_of_descriptors_arrives_in_order_and_close_on_exec() {
         let (a, b) = pair();
         let (reader, writer) = pipe();
         let sent: Vec<BorrowedFd<'_>> =
             (0..MAX_FDS).map(|n| if n == 3 { writer.as_fd() } else { reader.as_fd() }).collect();
-        a.send(b"fds", &sent, patience()).expect("send");
-        let (len, fds) = b.recv_with_fds(&mut [0; 8], MAX_FDS, patience()).expect("receive");
+        a.send(b"fds", &sent, test_deadline()).expect("send");
+        let (len, fds) = b.recv_with_fds(&mut [0; 8], MAX_FDS, test_deadline()).expect("receive");
         assert_eq!((len, fds.len()), (3, MAX_FDS));
         for (fd, original) in fds.iter().zip(&sent) {
             assert_eq!(rustix::io::fcntl_getfd(fd), Ok(FdFlags::CLOEXEC));
@@ -381,26 +385,26 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_beyond_the_room_are_an_error_and_all_are_closed() {
-        // Room for one also has alignment slack for three more, which must not be let through.
-        for (room, count) in [(0, 1), (0, 64), (1, 2), (1, 4), (1, 5), (2, 3), (63, 64)] {
+    fn more_descriptors_than_expected_are_an_error_and_all_are_closed() {
+        // The control buffer for one descriptor has alignment space for three more, which must not be accepted.
+        for (capacity, count) in [(0, 1), (0, 64), (1, 2), (1, 4), (1, 5), (2, 3), (63, 64)] {
             let (a, b) = pair();
             let (reader, writer) = pipe();
-            a.send(b"x", &vec![writer.as_fd(); count], patience()).expect("send");
+            a.send(b"x", &vec![writer.as_fd(); count], test_deadline()).expect("send");
             drop(writer);
-            let received = b.recv_with_fds(&mut [0; 8], room, patience()).map(|(len, _)| len);
-            assert_eq!(received, Err(Error::FdsTruncated { room }), "{count} where {room} were expected");
-            assert!(is_closed(&reader), "{count} where {room} were expected");
+            let received = b.recv_with_fds(&mut [0; 8], capacity, test_deadline()).map(|(len, _)| len);
+            assert_eq!(received, Err(Error::FdsTruncated { capacity }), "{count} sent, {capacity} expected");
+            assert!(is_closed(&reader), "{count} sent, {capacity} expected");
         }
     }
 
     #[test]
-    fn recv_takes_no_descriptors() {
+    fn recv_refuses_descriptors() {
         let (a, b) = pair();
         let (reader, writer) = pipe();
-        a.send(b"x", &[writer.as_fd()], patience()).expect("send");
+        a.send(b"x", &[writer.as_fd()], test_deadline()).expect("send");
         drop(writer);
-        assert_eq!(b.recv(&mut [0; 8], patience()), Err(Error::FdsTruncated { room: 0 }));
+        assert_eq!(b.recv(&mut [0; 8], test_deadline()), Err(Error::FdsTruncated { capacity: 0 }));
         assert!(is_closed(&reader));
     }
 
@@ -408,19 +412,19 @@ mod tests {
     fn descriptors_of_a_packet_that_is_too_long_are_closed() {
         let (a, b) = pair();
         let (reader, writer) = pipe();
-        a.send(b"long", &[writer.as_fd()], patience()).expect("send");
+        a.send(b"long", &[writer.as_fd()], test_deadline()).expect("send");
         drop(writer);
-        let error = Error::PacketTruncated { len: 4, room: 2 };
-        assert_eq!(b.recv_with_fds(&mut [0; 2], 1, patience()).map(drop), Err(error));
+        let error = Error::PacketTruncated { len: 4, capacity: 2 };
+        assert_eq!(b.recv_with_fds(&mut [0; 2], 1, test_deadline()).map(drop), Err(error));
         assert!(is_closed(&reader));
     }
 
     #[test]
-    fn descriptors_beyond_the_limit_of_the_process_are_an_error_and_those_that_came_are_closed() {
+    fn descriptors_above_the_process_limit_are_an_error_and_all_are_closed() {
         let (a, b) = pair();
         let (_reader, writer) = pipe();
-        a.send(b"x", &[writer.as_fd(); 3], patience()).expect("send");
-        // The limit belongs to the whole process, so that a child has to lower it.
+        a.send(b"x", &[writer.as_fd(); 3], test_deadline()).expect("send");
+        // The limit applies to the whole process, so a child lowers its own.
         let status = child::fork(|| {
             let free = || rustix::io::dup(&writer).map(|fd| fd.as_raw_fd());
             let Ok(lowest) = free() else { return 1 };
@@ -430,18 +434,18 @@ mod tests {
                 return 2;
             }
             let received = b.recv_with_fds(&mut [0; 8], 3, Deadline::NOW).map(drop);
-            match (received == Err(Error::FdsTruncated { room: 3 }), free() == Ok(lowest)) {
+            match (received == Err(Error::FdsTruncated { capacity: 3 }), free() == Ok(lowest)) {
                 (true, true) => 0,
                 (false, _) => 3,
                 (true, false) => 4,
             }
         })
         .wait();
-        assert_eq!(status, child::Status::Exited(0));
+        assert_eq!(status, child::ExitStatus::Exited(0));
     }
 
     #[test]
-    fn an_empty_socket_times_out_and_a_full_one_too() {
+    fn receiving_from_an_empty_and_sending_to_a_full_socket_time_out() {
         let (a, b) = pair();
         let soon = || Deadline::after(Duration::from_millis(1));
         assert_eq!(b.recv(&mut [0; 8], Deadline::NOW), Err(Error::TimedOut));
@@ -452,50 +456,50 @@ mod tests {
     }
 
     #[test]
-    fn a_send_into_a_full_socket_goes_on_when_it_is_drained() {
+    fn a_send_to_a_full_socket_resumes_when_it_is_drained() {
         let (a, b) = pair();
         const COUNT: usize = 300;
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for n in 0..COUNT {
-                    a.send(&vec![0; 4096 + n], &[], patience()).expect("send");
+                    a.send(&vec![0; 4096 + n], &[], test_deadline()).expect("send");
                 }
             });
             let mut buffer = vec![0; MAX_PACKET];
             for n in 0..COUNT {
-                assert_eq!(b.recv(&mut buffer, patience()), Ok(4096 + n));
+                assert_eq!(b.recv(&mut buffer, test_deadline()), Ok(4096 + n));
             }
         });
     }
 
     #[test]
-    fn a_closed_peer_is_closed_in_both_directions() {
+    fn a_closed_connection_is_closed_in_both_directions() {
         let (a, b) = pair();
-        // A shutdown, because a child that another test forks may keep a copy of `b` open.
+        // `shutdown` instead of a drop, because a child that another test forks may hold a copy of `b`.
         assert_eq!(a.is_closed(), Ok(false));
         rustix::net::shutdown(&b, Shutdown::Both).expect("shutdown");
         assert_eq!(a.is_closed(), Ok(true));
-        assert_eq!(a.recv(&mut [0; 8], patience()), Err(Error::Closed));
-        assert_eq!(a.send(b"x", &[], patience()), Err(Error::Closed));
+        assert_eq!(a.recv(&mut [0; 8], test_deadline()), Err(Error::Closed));
+        assert_eq!(a.send(b"x", &[], test_deadline()), Err(Error::Closed));
     }
 
     #[test]
-    fn what_a_peer_sent_before_it_left_without_reading_still_arrives() {
+    fn packets_sent_before_the_peer_closed_without_reading_still_arrive() {
         let (a, b) = pair();
-        a.send(b"never read", &[], patience()).expect("send");
-        b.send(b"last words", &[], patience()).expect("send");
+        a.send(b"never read", &[], test_deadline()).expect("send");
+        b.send(b"last words", &[], test_deadline()).expect("send");
         drop(b);
         let mut watched = [PollFd::new(&a, PollFlags::empty())];
-        let timeout = patience().timeout();
-        assert_eq!(poll(&mut watched, timeout.as_ref()), Ok(1), "the peer is gone");
+        let timeout = test_deadline().timeout();
+        assert_eq!(poll(&mut watched, timeout.as_ref()), Ok(1), "the peer has closed");
         let mut buffer = [0; 16];
-        assert_eq!(a.recv(&mut buffer, patience()), Ok(10));
+        assert_eq!(a.recv(&mut buffer, test_deadline()), Ok(10));
         assert_eq!(&buffer[..10], b"last words");
-        assert_eq!(a.recv(&mut buffer, patience()), Err(Error::Closed));
+        assert_eq!(a.recv(&mut buffer, test_deadline()), Err(Error::Closed));
     }
 
     #[test]
-    fn adopt_takes_packet_sockets_only() {
+    fn adopt_accepts_packet_sockets_only() {
         let wrong = || Some(Error::WrongDescriptor { expected: "a packet socket" });
         let stream = |family, kind| rustix::net::socket(family, kind, None).expect("a socket");
         assert_eq!(PacketSocket::adopt(pipe().0).err(), wrong());
@@ -506,13 +510,13 @@ mod tests {
         let (a, b) = pair();
         let fd = OwnedFd::from(a);
         rustix::io::fcntl_setfd(&fd, FdFlags::empty()).expect("fcntl");
-        let a = PacketSocket::adopt(fd).expect("it is one");
+        let a = PacketSocket::adopt(fd).expect("a packet socket");
         assert_eq!(rustix::io::fcntl_getfd(&a), Ok(FdFlags::CLOEXEC));
-        a.send(b"x", &[], patience()).expect("send");
-        assert_eq!(b.recv(&mut [0; 8], patience()), Ok(1));
+        a.send(b"x", &[], test_deadline()).expect("send");
+        assert_eq!(b.recv(&mut [0; 8], test_deadline()), Ok(1));
     }
 
-    /// The process that a pidfd refers to, as the kernel shows it.
+    /// Returns the id of the process that a pidfd refers to, from `/proc/self/fdinfo`.
     fn pid_of(pidfd: &PidFd) -> String {
         let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_fd().as_raw_fd()));
         let info = info.expect("fdinfo");
@@ -520,15 +524,15 @@ mod tests {
     }
 
     #[test]
-    fn the_peer_is_known_by_descriptor_and_by_number() {
+    fn the_peer_is_identified_by_pidfd_and_by_process_id() {
         let (a, _b) = pair();
         let own = std::process::id().to_string();
         assert_eq!(pid_of(&a.peer_pidfd().expect("peer")), own);
-        assert_eq!(pid_of(&a.peer_pidfd_by_number().expect("peer")), own);
+        assert_eq!(pid_of(&a.peer_pidfd_by_pid().expect("peer")), own);
     }
 
     #[test]
-    fn the_peer_of_an_accepted_connection_is_the_process_that_connected() {
+    fn the_peer_of_an_accepted_connection_is_the_connecting_process() {
         let socket = || {
             let flags = SocketFlags::CLOEXEC;
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -552,7 +556,7 @@ mod tests {
 
     #[cfg(feature = "test-hooks")]
     #[test]
-    fn whichever_call_fails_its_error_comes_back_and_nothing_stays_open() {
+    fn if_any_call_fails_its_error_is_returned_and_nothing_stays_open() {
         for nth in 1.. {
             let (reader, writer) = pipe();
             let armed = crate::fault::arm(nth, Errno::NOMEM);

@@ -1,26 +1,26 @@
-//! Any number of file descriptors, each with its key, in batches that are answered one by one.
+//! Transfers of any number of file descriptors, each with a key, in batches that the receiver acknowledges.
 //!
-//! The kernel counts the descriptors that a user has in flight and refuses more than his limit on open files
-//! (`ETOOMANYREFS`), so that a batch is sent only when the one before it has been taken.
+//! The kernel counts the descriptors that a user has in flight, and refuses more than the user's limit on open files
+//! (`ETOOMANYREFS`). So a batch is sent only after the previous one was received.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::wire::{
-    Answer, Batch, HEADER, KEY, broken, decode_answer, decode_batch, encode_answer, encode_batch,
+    BatchReply, FdBatch, HEADER, KEY, decode_batch, decode_reply, encode_batch, encode_reply, violation,
 };
 use super::{MAX_FDS, PacketSocket};
 use crate::width::{to_u64, to_usize};
 use crate::{Deadline, Error, Result};
 
 impl PacketSocket {
-    /// Sends any number of file descriptors, each with its key, to a peer that calls
+    /// Sends any number of file descriptors, each with a key, to a peer that calls
     /// [`recv_tagged`](Self::recv_tagged).
     ///
-    /// Returns when the peer has them all. When the peer takes fewer ([`Error::TransferTooLarge`]) or cannot open
-    /// them all ([`Error::FdsTruncated`]), it has closed those it got, and the connection can be used further.
-    /// After any other error the two ends may be out of step, and the connection is best dropped.
+    /// Returns when the peer has received all of them. If the peer accepts fewer ([`Error::TransferTooLarge`]) or
+    /// cannot open all of them ([`Error::FdsTruncated`]), it has closed those it received, and the connection stays
+    /// usable. After any other error the two ends may be out of step, and the connection should be closed.
     ///
-    /// One transfer at a time: nothing else may be sent or received on either end meanwhile.
+    /// No other packet may be sent or received on either end during a transfer.
     ///
     /// ```
     /// use std::os::fd::AsFd;
@@ -42,13 +42,13 @@ impl PacketSocket {
     #[doc(alias = "SCM_RIGHTS")]
     #[doc(alias = "ETOOMANYREFS")]
     pub fn send_tagged(&self, fds: &[(u64, BorrowedFd<'_>)], deadline: Deadline) -> Result<()> {
-        let mut taken = 0;
-        // A transfer of nothing is one batch of nothing.
+        let mut sent = 0;
+        // A transfer of no descriptors is one empty batch.
         loop {
-            let part = &fds[taken..fds.len().min(taken + MAX_FDS)];
-            let batch = Batch {
+            let part = &fds[sent..fds.len().min(sent + MAX_FDS)];
+            let batch = FdBatch {
                 total: to_u64(fds.len()),
-                first: to_u64(taken),
+                first: to_u64(sent),
                 keys: part.iter().map(|(key, _)| *key).collect(),
             };
             let descriptors: Vec<BorrowedFd<'_>> = part.iter().map(|(_, fd)| *fd).collect();
@@ -56,57 +56,57 @@ impl PacketSocket {
 
             let mut reply = [0; HEADER];
             let len = self.recv(&mut reply, deadline)?;
-            taken += part.len();
-            match decode_answer(&reply[..len])? {
-                Answer::Taken(count) if count == to_u64(taken) => {}
-                Answer::Taken(_) => {
-                    return broken("the answer to a batch counts other descriptors than were sent");
+            sent += part.len();
+            match decode_reply(&reply[..len])? {
+                BatchReply::Received(count) if count == to_u64(sent) => {}
+                BatchReply::Received(_) => {
+                    return violation("the reply to a batch has another count of descriptors than were sent");
                 }
-                Answer::TooMany(limit) => {
+                BatchReply::TooMany(limit) => {
                     return Err(Error::TransferTooLarge { count: fds.len(), limit: to_usize(limit) });
                 }
-                Answer::Lost(room) => return Err(Error::FdsTruncated { room: to_usize(room) }),
+                BatchReply::Lost(count) => return Err(Error::FdsTruncated { capacity: to_usize(count) }),
             }
-            if taken == fds.len() {
+            if sent == fds.len() {
                 return Ok(());
             }
         }
     }
 
-    /// Receives what a peer sends with [`send_tagged`](Self::send_tagged), if it is at most `limit` descriptors.
+    /// Receives at most `limit` descriptors that a peer sends with [`send_tagged`](Self::send_tagged).
     ///
-    /// On any error all descriptors that came are closed. A transfer beyond the limit, or beyond what this process
-    /// may open, is refused to the peer, which gets the same error.
+    /// On any error all received descriptors are closed. If the transfer exceeds the limit, or the number that this
+    /// process may open, the peer gets the same error.
     ///
-    /// The keys are the peer's: nothing says that they are distinct, or in order.
+    /// The keys are chosen by the peer: they may repeat, in any order.
     #[doc(alias = "SCM_RIGHTS")]
     pub fn recv_tagged(&self, limit: usize, deadline: Deadline) -> Result<Vec<(u64, OwnedFd)>> {
-        let mut taken: Vec<(u64, OwnedFd)> = Vec::new();
+        let mut fds: Vec<(u64, OwnedFd)> = Vec::new();
         let mut total = None;
         loop {
             let mut packet = [0; HEADER + MAX_FDS * KEY];
-            // Room for no more than the limit, so that a peer can never fill our table beyond it.
-            let room = MAX_FDS.min(limit - taken.len());
-            let received = self.receive(&mut packet, room, deadline)?;
+            // Never more than the limit, so that a peer cannot fill the descriptor table beyond it.
+            let max_fds = MAX_FDS.min(limit - fds.len());
+            let received = self.receive(&mut packet, max_fds, deadline)?;
             let batch = decode_batch(&packet[..received.len])?;
-            if *total.get_or_insert(batch.total) != batch.total || batch.first != to_u64(taken.len()) {
-                return broken("a batch does not follow the one before it");
+            if *total.get_or_insert(batch.total) != batch.total || batch.first != to_u64(fds.len()) {
+                return violation("a batch does not continue the previous one");
             }
             if batch.total > to_u64(limit) {
-                self.send(&encode_answer(Answer::TooMany(to_u64(limit))), &[], deadline)?;
+                self.send(&encode_reply(BatchReply::TooMany(to_u64(limit))), &[], deadline)?;
                 return Err(Error::TransferTooLarge { count: to_usize(batch.total), limit });
             }
             if received.lost {
-                self.send(&encode_answer(Answer::Lost(to_u64(batch.keys.len()))), &[], deadline)?;
-                return Err(Error::FdsTruncated { room: batch.keys.len() });
+                self.send(&encode_reply(BatchReply::Lost(to_u64(batch.keys.len()))), &[], deadline)?;
+                return Err(Error::FdsTruncated { capacity: batch.keys.len() });
             }
             if received.fds.len() != batch.keys.len() {
-                return broken("a batch has another number of descriptors than of keys");
+                return violation("a batch has different numbers of descriptors and keys");
             }
-            taken.extend(batch.keys.into_iter().zip(received.fds));
-            self.send(&encode_answer(Answer::Taken(to_u64(taken.len()))), &[], deadline)?;
-            if to_u64(taken.len()) == batch.total {
-                return Ok(taken);
+            fds.extend(batch.keys.into_iter().zip(received.fds));
+            self.send(&encode_reply(BatchReply::Received(to_u64(fds.len()))), &[], deadline)?;
+            if to_u64(fds.len()) == batch.total {
+                return Ok(fds);
             }
         }
     }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
     use crate::fork::child;
 
-    fn patience() -> Deadline {
+    fn test_deadline() -> Deadline {
         Deadline::after(Duration::from_secs(60))
     }
 
@@ -136,10 +136,10 @@ mod tests {
         pipe_with(PipeFlags::CLOEXEC).expect("a pipe")
     }
 
-    /// Waits, because a child that another test forks meanwhile keeps a copy for a moment.
+    /// Waits until the writer is closed, since a child that another test forks may briefly hold a copy.
     fn is_closed(reader: &OwnedFd) -> bool {
         let mut watched = [PollFd::new(reader, PollFlags::IN)];
-        let timeout = patience().timeout();
+        let timeout = test_deadline().timeout();
         poll(&mut watched, timeout.as_ref()).expect("poll") == 1
             && watched[0].revents().contains(PollFlags::HUP)
     }
@@ -148,7 +148,7 @@ mod tests {
         (0..count).map(|n| (to_u64(n) * 3, fd)).collect()
     }
 
-    /// Runs both ends, and gives the sender's outcome with the receiver's keys.
+    /// Runs both ends, and returns the sender's outcome and the receiver's keys.
     fn transfer(
         a: &PacketSocket,
         b: &PacketSocket,
@@ -156,10 +156,10 @@ mod tests {
         limit: usize,
     ) -> (Result<()>, Result<Vec<u64>>) {
         std::thread::scope(|scope| {
-            let sender = scope.spawn(|| a.send_tagged(fds, patience()));
-            let received = b.recv_tagged(limit, patience());
+            let sender = scope.spawn(|| a.send_tagged(fds, test_deadline()));
+            let received = b.recv_tagged(limit, test_deadline());
             let keys = received.map(|fds| fds.into_iter().map(|(key, _)| key).collect());
-            (sender.join().expect("the sender ran"), keys)
+            (sender.join().expect("no panic"), keys)
         })
     }
 
@@ -175,14 +175,14 @@ mod tests {
     }
 
     #[test]
-    fn each_descriptor_keeps_its_own_key() {
+    fn each_descriptor_arrives_with_its_own_key() {
         let (a, b) = pair();
         let pipes: Vec<_> = (0..70).map(|_| pipe()).collect();
         let fds: Vec<_> = pipes.iter().zip(1000..).map(|((_, writer), key)| (key, writer.as_fd())).collect();
         let received = std::thread::scope(|scope| {
-            let sender = scope.spawn(|| a.send_tagged(&fds, patience()));
-            let received = b.recv_tagged(70, patience());
-            sender.join().expect("the sender ran").expect("send");
+            let sender = scope.spawn(|| a.send_tagged(&fds, test_deadline()));
+            let received = b.recv_tagged(70, test_deadline());
+            sender.join().expect("no panic").expect("send");
             received.expect("receive")
         });
         for (key, fd) in received {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_batch_is_in_flight_until_it_is_answered() {
+    fn the_next_batch_is_sent_after_the_previous_one_is_acknowledged() {
         let (a, b) = pair();
         let (reader, _writer) = pipe();
         let fds = tagged(reader.as_fd(), 200);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_beyond_the_limit_is_refused_to_both_ends_and_the_connection_lives_on() {
+    fn a_transfer_above_the_limit_fails_on_both_ends_and_the_connection_stays_usable() {
         let (a, b) = pair();
         for (count, limit) in [(1, 0), (2, 1), (65, 64), (200, 199)] {
             let (reader, writer) = pipe();
@@ -215,14 +215,14 @@ mod tests {
             let fds = tagged(writer.as_fd(), count);
             assert_eq!(transfer(&a, &b, &fds, limit), (Err(error.clone()), Err(error)));
             drop(writer);
-            assert!(is_closed(&reader), "{count} beyond {limit}");
+            assert!(is_closed(&reader), "{count} sent, the limit is {limit}");
             let fds = tagged(reader.as_fd(), 1);
             assert_eq!(transfer(&a, &b, &fds, 1), (Ok(()), Ok(vec![0])));
         }
     }
 
     #[test]
-    fn a_receiver_at_its_own_limit_of_open_files_tells_the_sender() {
+    fn the_sender_gets_an_error_if_the_receiver_reaches_its_descriptor_limit() {
         let (a, b) = pair();
         let (reader, writer) = pipe();
         let receiver = child::fork(|| {
@@ -230,86 +230,88 @@ mod tests {
                 return 1;
             };
             let mut limit = getrlimit(Resource::Nofile);
-            // A whole batch fits, and a part of the second.
+            // One whole batch fits, and a part of the second.
             limit.current = u64::try_from(lowest).ok().map(|lowest| lowest + 70);
             if setrlimit(Resource::Nofile, limit).is_err() {
                 return 2;
             }
-            let received = b.recv_tagged(500, patience()).map(drop);
-            if received == Err(Error::FdsTruncated { room: 64 }) { 0 } else { 3 }
+            let received = b.recv_tagged(500, test_deadline()).map(drop);
+            if received == Err(Error::FdsTruncated { capacity: 64 }) { 0 } else { 3 }
         });
         let fds = tagged(reader.as_fd(), 500);
-        assert_eq!(a.send_tagged(&fds, patience()), Err(Error::FdsTruncated { room: 64 }));
-        assert_eq!(receiver.wait(), child::Status::Exited(0));
+        assert_eq!(a.send_tagged(&fds, test_deadline()), Err(Error::FdsTruncated { capacity: 64 }));
+        assert_eq!(receiver.wait(), child::ExitStatus::Exited(0));
     }
 
     #[test]
-    fn a_hostile_sender_is_told_apart_by_the_rule_it_breaks_and_leaves_nothing_open() {
-        let batch = |total, first, count: u64| Batch { total, first, keys: (0..count).collect() };
-        for (sent, count, what) in [
-            (batch(3, 0, 2), 1, "a batch has another number of descriptors than of keys"),
-            (batch(3, 0, 1), 2, "a batch has another number of descriptors than of keys"),
-            (batch(3, 1, 1), 1, "a batch does not follow the one before it"),
-            (batch(3, 0, 0), 1, "a batch brings nothing"),
-            (batch(3, 2, 2), 2, "a batch goes beyond its transfer"),
-            (batch(3, u64::MAX, 2), 2, "a batch goes beyond its transfer"),
+    fn an_invalid_batch_is_a_protocol_error_and_its_descriptors_are_closed() {
+        let batch = |total, first, count: u64| FdBatch { total, first, keys: (0..count).collect() };
+        for (sent, count, violation) in [
+            (batch(3, 0, 2), 1, "a batch has different numbers of descriptors and keys"),
+            (batch(3, 0, 1), 2, "a batch has different numbers of descriptors and keys"),
+            (batch(3, 1, 1), 1, "a batch does not continue the previous one"),
+            (batch(3, 0, 0), 1, "a batch is empty"),
+            (batch(3, 2, 2), 2, "a batch exceeds the total of its transfer"),
+            (batch(3, u64::MAX, 2), 2, "a batch exceeds the total of its transfer"),
         ] {
             let (a, b) = pair();
             let (reader, writer) = pipe();
-            a.send(&encode_batch(&sent), &vec![writer.as_fd(); count], patience()).expect("send");
+            a.send(&encode_batch(&sent), &vec![writer.as_fd(); count], test_deadline()).expect("send");
             drop(writer);
             let received = b.recv_tagged(MAX_FDS, Deadline::NOW).map(drop);
-            assert_eq!(received, Err(Error::Protocol { what }), "{sent:?}");
+            assert_eq!(received, Err(Error::Protocol { violation }), "{sent:?}");
             assert!(is_closed(&reader), "{sent:?}");
         }
     }
 
     #[test]
-    fn a_transfer_that_changes_its_mind_is_broken_and_what_came_before_is_closed() {
+    fn a_transfer_that_changes_its_total_is_a_protocol_error_and_its_descriptors_are_closed() {
         let (a, b) = pair();
         let (reader, writer) = pipe();
         for total in [2, 3] {
-            let batch = Batch { total, first: total - 2, keys: vec![7] };
-            a.send(&encode_batch(&batch), &[writer.as_fd()], patience()).expect("send");
+            let batch = FdBatch { total, first: total - 2, keys: vec![7] };
+            a.send(&encode_batch(&batch), &[writer.as_fd()], test_deadline()).expect("send");
         }
         drop(writer);
-        let error = Error::Protocol { what: "a batch does not follow the one before it" };
+        let error = Error::Protocol { violation: "a batch does not continue the previous one" };
         assert_eq!(b.recv_tagged(10, Deadline::NOW).map(drop), Err(error));
         assert!(is_closed(&reader));
     }
 
     #[test]
-    fn a_sender_that_stops_half_way_times_the_receiver_out_and_what_came_is_closed() {
+    fn the_receiver_times_out_if_the_sender_stops_and_received_descriptors_are_closed() {
         let (a, b) = pair();
         let (reader, writer) = pipe();
-        let batch = Batch { total: 2, first: 0, keys: vec![7] };
-        a.send(&encode_batch(&batch), &[writer.as_fd()], patience()).expect("send");
+        let batch = FdBatch { total: 2, first: 0, keys: vec![7] };
+        a.send(&encode_batch(&batch), &[writer.as_fd()], test_deadline()).expect("send");
         drop(writer);
         assert_eq!(b.recv_tagged(10, Deadline::NOW).map(drop), Err(Error::TimedOut));
         assert!(is_closed(&reader));
     }
 
     #[test]
-    fn a_hostile_receiver_is_told_apart_by_the_rule_it_breaks() {
-        let answer = |answer| encode_answer(answer).to_vec();
-        for (reply, error) in [
+    fn an_invalid_reply_is_an_error() {
+        let reply = |reply| encode_reply(reply).to_vec();
+        for (bytes, error) in [
             (
-                answer(Answer::Taken(2)),
-                Error::Protocol { what: "the answer to a batch counts other descriptors than were sent" },
-            ),
-            (answer(Answer::TooMany(u64::MAX)), Error::TransferTooLarge { count: 1, limit: usize::MAX }),
-            (
-                encode_batch(&Batch { total: 0, first: 0, keys: vec![] }),
+                reply(BatchReply::Received(2)),
                 Error::Protocol {
-                    what: "a batch came where an answer was due, or an answer where a batch was",
+                    violation: "the reply to a batch has another count of descriptors than were sent",
                 },
             ),
-            (vec![0; HEADER], Error::Protocol { what: "a packet is not part of a transfer" }),
-            (vec![0; 1], Error::Protocol { what: "a packet of a transfer is shorter than its header" }),
-            (vec![0; HEADER + 1], Error::PacketTruncated { len: HEADER + 1, room: HEADER }),
+            (reply(BatchReply::TooMany(u64::MAX)), Error::TransferTooLarge { count: 1, limit: usize::MAX }),
+            (
+                encode_batch(&FdBatch { total: 0, first: 0, keys: vec![] }),
+                Error::Protocol {
+                    violation: "received a batch instead of a reply, or a reply instead of a batch",
+                },
+            ),
+            (vec![0; HEADER], Error::Protocol { violation: "a packet is not part of a transfer" }),
+            (vec![0; 1], Error::Protocol { violation: "a packet of a transfer is shorter than its header" }),
+            (vec![0; HEADER + 1], Error::PacketTruncated { len: HEADER + 1, capacity: HEADER }),
         ] {
             let (a, b) = pair();
-            b.send(&reply, &[], patience()).expect("send");
+            b.send(&bytes, &[], test_deadline()).expect("send");
             assert_eq!(a.send_tagged(&tagged(a.as_fd(), 1), Deadline::NOW), Err(error));
         }
     }

@@ -1,55 +1,57 @@
-//! A lock in shared memory that tells when its owner died.
+//! Robust locks in shared memory, which report the death of their owner.
 //!
-//! A thread [holds](RobustLock::hold) the lock for as long as it lives; others [look](RobustLock::look). When the
-//! thread or its whole process ends with the lock held, even by `SIGKILL`, the kernel marks the lock, in a tenth
-//! of a millisecond and long before the memory and sockets of the process are gone.
+//! A thread [holds](RobustLock::try_lock) the lock for as long as it lives; other processes read its
+//! [state](RobustLock::state). If the thread or its whole process ends while it holds the lock, even by `SIGKILL`,
+//! the kernel marks the lock (a robust futex): within 0.1 ms, and long before the memory and sockets of the process
+//! are released.
 //!
 //! ```text
-//!            hold            drop the hold
+//!          try_lock          drop the guard
 //!   Free ----------> Alive ----------------> Free
 //!                      |
 //!                      | the owner dies
 //!                      v
-//!                    Died    to everybody, for ever
+//!                    Died    permanently, for every process
 //!
 //!   0                                     SIZE
 //!   | pthread_mutex_t               | died |
-//!     its futex word: the owner's     set by the first who sees that bit
-//!     thread number, and the
-//!     kernel's bit for its death
+//!     its futex word: the owner's     set by the first process that sees FUTEX_OWNER_DIED
+//!     thread id, and the bit
+//!     FUTEX_OWNER_DIED
 //! ```
 //!
-//! What it keeps true: once anybody has been told [`Owner::Died`], so is everybody after. To look changes nothing
-//! for the owner, costs two loads, and may be done by any number of processes at once.
+//! Guarantees: once any process got [`LockState::Died`], every later call in every process returns it. Reading the
+//! state does not affect the owner, costs two loads, and any number of processes may do it concurrently.
 //!
-//! Looking reads the word rather than trying the lock, for two reasons. Who tries a lock has it for a moment, in
-//! which others take him for the owner, and in which he may die. And glibc's `pthread_mutex_trylock` on a lock
-//! that was closed after a death locks it again and for ever, so that from then on the dead look alive.
+//! Reading the state does not try to acquire the lock, for two reasons. A thread that acquires the lock to test it is
+//! its owner for a moment, so that others take it for the owner, and it may die then. And glibc's
+//! `pthread_mutex_trylock` on a lock that is not recoverable after a death locks it again permanently, so that the
+//! dead owner then appears to be alive.
 //!
-//! What it will not do: guard anything against processes that are not to be trusted. The C library and the kernel
-//! thread pointers of the holding process through the shared bytes, and whoever may write them can make that
-//! process write elsewhere in itself. All processes use the same C library. Those that wait for the lock, rather
-//! than look at it, live in one PID namespace, as the lock knows its owner by number.
+//! A robust lock does not protect against untrusted processes: the C library and the kernel follow pointers through
+//! the shared bytes, so a process that may write them can make the holding process write to other addresses of its
+//! own. All processes must use the same C library. Processes that wait for the lock, rather than read its state, must
+//! be in one PID namespace, since the lock stores the thread id of its owner.
 //!
 //! ```
 //! use std::ptr::NonNull;
 //! use std::sync::Arc;
 //! use std::sync::atomic::AtomicU64;
-//! use wholemem_os::robust::{Owner, RobustLock};
+//! use wholemem_os::robust::{LockState, RobustLock};
 //!
 //! let memory: Arc<[AtomicU64; 8]> = Arc::default();
-//! let place = NonNull::from(&*memory).cast();
-//! // SAFETY: the place is aligned, large enough, unused, and stays as long as `memory`.
-//! let lock = unsafe { RobustLock::create_at(place, memory) }?;
+//! let address = NonNull::from(&*memory).cast();
+//! // SAFETY: the address is aligned, the memory large enough and unused, and it lives as long as `memory`.
+//! let lock = unsafe { RobustLock::create_at(address, memory) }?;
 //!
-//! let hold = lock.hold()?;
-//! assert_eq!(lock.look(), Owner::Alive);
-//! drop(hold);
-//! assert_eq!(lock.look(), Owner::Free);
+//! let guard = lock.try_lock()?;
+//! assert_eq!(lock.state(), LockState::Alive);
+//! drop(guard);
+//! assert_eq!(lock.state(), LockState::Free);
 //! # Ok::<(), wholemem_os::Error>(())
 //! ```
 
-mod heart;
+mod liveness;
 mod pthread;
 
 use std::any::Any;
@@ -62,155 +64,155 @@ use std::time::Duration;
 
 use libc::pthread_mutex_t;
 
-use self::pthread::{Attributes, forget_wait, on_the_wall, pthread};
+use self::pthread::{MutexAttributes, clear_pending_lock, pthread, wall_clock_after};
 use crate::{Deadline, Errno, Error, Result};
 
-pub use self::heart::{Heart, Pulse};
+pub use self::liveness::{LivenessLock, LivenessProbe};
 
-/// How long to wait before looking again whether the owner died: when the lock is closed, glibc wakes two of those
-/// who wait, and forgets the others.
-const SLICE: Duration = Duration::from_millis(50);
+/// How long a wait sleeps before it checks again whether the owner died: if the lock becomes not recoverable, glibc
+/// wakes only two of the waiters.
+const WAIT_SLICE: Duration = Duration::from_millis(50);
 
-/// What keeps the memory of a lock mapped.
-type Keeper = Arc<dyn Any + Send + Sync>;
+/// Keeps the memory of a lock mapped.
+type MappingOwner = Arc<dyn Any + Send + Sync>;
 
-/// How a lock lies in shared memory.
+/// The layout of a lock in shared memory.
 #[repr(C, align(8))]
-struct Place {
+struct LockLayout {
     mutex: pthread_mutex_t,
-    /// Whether somebody has seen that the owner died.
+    /// Nonzero once a process has seen that the owner died.
     died: AtomicU32,
 }
 
-/// Where in the mutex the C library keeps the futex word. [`RobustLock::create_at`] looks that it is so.
+/// The offset of the futex word in the C library's mutex. [`RobustLock::create_at`] verifies it.
 const WORD: usize = if cfg!(target_env = "musl") { 4 } else { 0 };
 
-/// A lock in shared memory that tells when its owner died.
+/// A robust lock in shared memory, which reports the death of its owner.
 #[doc(alias = "PTHREAD_MUTEX_ROBUST")]
 #[doc(alias = "PTHREAD_PROCESS_SHARED")]
 #[derive(Debug)]
 pub struct RobustLock {
-    place: NonNull<Place>,
-    memory: Keeper,
+    layout: NonNull<LockLayout>,
+    memory: MappingOwner,
 }
 
-// SAFETY: a mutex is made to be used by many threads, and the keeper may be moved to them.
+// SAFETY: a mutex may be used by any thread, and `memory` is `Send`.
 unsafe impl Send for RobustLock {}
-// SAFETY: a mutex is made to be used by many threads at once; all other state is an atomic.
+// SAFETY: a mutex may be used by several threads concurrently; all other state is atomic.
 unsafe impl Sync for RobustLock {}
 
-/// Who has a lock.
+/// The state of a robust lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Owner {
-    /// Nobody.
+pub enum LockState {
+    /// No thread holds the lock.
     Free,
-    /// A thread that lives.
+    /// A living thread holds the lock.
     Alive,
-    /// A thread that died with it.
+    /// A thread died while it held the lock.
     Died,
 }
 
-/// The lock, held by this thread until it drops this or dies.
+/// A robust lock that this thread holds until it drops the guard or dies.
 ///
-/// The thread's list of held locks leads through the shared memory, which therefore stays mapped until the hold
-/// is dropped, and for ever if it is leaked.
+/// The thread's list of held robust locks points into the shared memory, which therefore stays mapped until the guard
+/// is dropped, and forever if it is leaked.
 #[derive(Debug)]
-#[must_use = "the lock is let go when this is dropped"]
-pub struct Hold {
-    place: NonNull<Place>,
-    _memory: Keeper,
-    // Only the thread that locked may unlock.
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct RobustGuard {
+    layout: NonNull<LockLayout>,
+    _memory: MappingOwner,
+    // Not `Send`: only the thread that locked may unlock.
     _this_thread: PhantomData<*const ()>,
 }
 
 impl RobustLock {
-    /// How many bytes a lock takes.
-    pub const SIZE: usize = size_of::<Place>();
+    /// The number of bytes that a lock occupies.
+    pub const SIZE: usize = size_of::<LockLayout>();
 
-    /// What the address of a lock must be a multiple of.
-    pub const ALIGN: usize = align_of::<Place>();
+    /// The required alignment of a lock's address.
+    pub const ALIGN: usize = align_of::<LockLayout>();
 
-    /// Makes a free lock at `place`, in memory that lives as long as `memory` does.
+    /// Creates a free lock at `address`, in memory that stays mapped as long as `memory` lives.
     ///
-    /// The lock is never destroyed, as others may still look at it; it ends with its memory.
+    /// The lock is never destroyed, since other processes may still read it; it ends with its memory.
     ///
     /// # Safety
     ///
-    /// [`SIZE`](Self::SIZE) bytes at `place`, whose address is a multiple of [`ALIGN`](Self::ALIGN), stay mapped
-    /// and writable until the last clone of `memory` is dropped. Nothing but locks opened there uses them, and
-    /// none does yet. All processes that may write them are trusted.
+    /// [`SIZE`](Self::SIZE) bytes at `address`, a multiple of [`ALIGN`](Self::ALIGN), stay mapped and writable until
+    /// the last clone of `memory` is dropped. Only locks opened at this address use them, and none exists yet. All
+    /// processes that may write them are trusted.
     #[doc(alias = "pthread_mutex_init")]
-    pub unsafe fn create_at(place: NonNull<u8>, memory: Keeper) -> Result<Self> {
-        // SAFETY: the caller's promise.
-        let lock = unsafe { Self::open_at(place, memory) };
+    pub unsafe fn create_at(address: NonNull<u8>, memory: MappingOwner) -> Result<Self> {
+        // SAFETY: the caller fulfils the same contract.
+        let lock = unsafe { Self::open_at(address, memory) };
         lock.died().store(0, Ordering::Relaxed);
-        let attributes = Attributes::create()?;
+        let attributes = MutexAttributes::create()?;
         pthread("pthread_mutex_init", || {
-            // SAFETY: the place is writable, aligned, and used by nobody yet; the attributes are initialised.
+            // SAFETY: the memory is writable, aligned and not used yet; the attributes are initialised.
             unsafe { libc::pthread_mutex_init(lock.mutex(), attributes.as_ptr()) }
         })?;
-        let hold = lock.hold()?;
+        let guard = lock.try_lock()?;
         let owner = lock.word().load(Ordering::Relaxed);
-        drop(hold);
+        drop(guard);
         if owner != rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned() {
-            return Err(Error::UnknownFormat { what: "mutex of the C library" });
+            return Err(Error::UnknownFormat { subject: "mutex of the C library" });
         }
         Ok(lock)
     }
 
-    /// Finds the lock that another process, or this one, has made at `place`.
+    /// Opens the lock that this or another process created at `address`.
     ///
     /// # Safety
     ///
-    /// As for [`create_at`](Self::create_at), which has returned there before.
+    /// As for [`create_at`](Self::create_at), which has already returned for this memory.
     #[must_use]
-    pub unsafe fn open_at(place: NonNull<u8>, memory: Keeper) -> Self {
-        let place = place.cast::<Place>();
-        debug_assert!(place.is_aligned());
-        Self { place, memory }
+    pub unsafe fn open_at(address: NonNull<u8>, memory: MappingOwner) -> Self {
+        let layout = address.cast::<LockLayout>();
+        debug_assert!(layout.is_aligned());
+        Self { layout, memory }
     }
 
-    /// Takes a lock that nobody has, for as long as this thread lives or keeps the answer. If another thread has
-    /// it, this is [`Error::TimedOut`] at once.
-    pub fn hold(&self) -> Result<Hold> {
+    /// Acquires the lock if it is free. If another thread holds it, the error is [`Error::TimedOut`] at once.
+    pub fn try_lock(&self) -> Result<RobustGuard> {
         self.lock(Deadline::NOW)
     }
 
-    /// Waits for the lock and takes it.
+    /// Waits for the lock and acquires it.
     ///
-    /// If its owner died or dies meanwhile, this is [`Error::OwnerDied`], now and ever after. If this thread has
-    /// it already, the error is `EDEADLK`.
+    /// If its owner has died or dies during the wait, the error is [`Error::OwnerDied`], and stays so for every later
+    /// call. If this thread holds the lock already, the error is `EDEADLK`.
     ///
-    /// The C libraries of the age we support know no wait on the monotonic clock: if the clock on the wall is set
-    /// back during the wait, the wait is that much longer.
+    /// The oldest supported C libraries cannot wait on the monotonic clock: if the wall clock is set back during the
+    /// wait, the wait is longer by that time.
     #[doc(alias = "pthread_mutex_timedlock")]
-    pub fn lock(&self, deadline: Deadline) -> Result<Hold> {
+    pub fn lock(&self, deadline: Deadline) -> Result<RobustGuard> {
         loop {
             if self.died().load(Ordering::Acquire) != 0 {
                 return Err(Error::OwnerDied);
             }
             let left = deadline.remaining().unwrap_or(Duration::MAX);
-            let until = on_the_wall(left.min(SLICE));
-            // Even to try without waiting: `pthread_mutex_trylock` of glibc (2.36, and its older sources) locks what
-            // it reports as not recoverable, and nobody ever unlocks it.
+            let until = wall_clock_after(left.min(WAIT_SLICE));
+            // Also used without waiting: `pthread_mutex_trylock` of glibc 2.36 and earlier locks a mutex that it
+            // reports as not recoverable, and no thread ever unlocks it.
             let outcome = pthread("pthread_mutex_timedlock", || {
-                // SAFETY: the mutex is initialised and stays mapped while `self.memory` lives; the time is valid.
+                // SAFETY: the mutex is initialised and mapped while `self.memory` lives; the time is valid.
                 unsafe { libc::pthread_mutex_timedlock(self.mutex(), &raw const until) }
             });
             let Err(error) = outcome else {
-                let (place, memory) = (self.place, Arc::clone(&self.memory));
-                return Ok(Hold { place, _memory: memory, _this_thread: PhantomData });
+                let (layout, memory) = (self.layout, Arc::clone(&self.memory));
+                return Ok(RobustGuard { layout, _memory: memory, _this_thread: PhantomData });
             };
             match error {
                 Error::Call { errno: Errno::OWNERDEAD, .. } => {
                     self.died().store(1, Ordering::Release);
-                    // We have the lock now. To let go of it without declaring it consistent closes it for ever.
-                    unlock(self.place);
+                    // This thread holds the lock now. Unlocking it without `pthread_mutex_consistent` makes it
+                    // permanently not recoverable.
+                    unlock(self.layout);
                     return Err(Error::OwnerDied);
                 }
                 Error::Call { errno: Errno::NOTRECOVERABLE, .. } => return Err(Error::OwnerDied),
                 Error::Call { errno: Errno::TIMEDOUT, .. } => {
-                    forget_wait()?;
+                    clear_pending_lock()?;
                     if deadline.has_passed() {
                         return Err(Error::TimedOut);
                     }
@@ -220,56 +222,56 @@ impl RobustLock {
         }
     }
 
-    /// Sees who has the lock.
+    /// Returns whether the lock is free, held, or was held by a thread that died.
     #[doc(alias = "FUTEX_OWNER_DIED")]
     #[must_use]
-    pub fn look(&self) -> Owner {
+    pub fn state(&self) -> LockState {
         if self.died().load(Ordering::Acquire) != 0 {
-            return Owner::Died;
+            return LockState::Died;
         }
         let word = self.word().load(Ordering::Acquire);
         if word & libc::FUTEX_OWNER_DIED != 0 {
-            // The bit goes when somebody who waits takes the lock over; what we have said stays true.
+            // A waiter that acquires the lock clears the bit, so the death is recorded here too.
             self.died().store(1, Ordering::Release);
-            Owner::Died
+            LockState::Died
         } else if word & libc::FUTEX_TID_MASK != 0 {
-            Owner::Alive
+            LockState::Alive
         } else {
-            Owner::Free
+            LockState::Free
         }
     }
 
     fn mutex(&self) -> *mut pthread_mutex_t {
-        self.place.as_ptr().cast::<u8>().wrapping_add(offset_of!(Place, mutex)).cast()
+        self.layout.as_ptr().cast::<u8>().wrapping_add(offset_of!(LockLayout, mutex)).cast()
     }
 
     fn died(&self) -> &AtomicU32 {
-        self.atomic(offset_of!(Place, died))
+        self.atomic(offset_of!(LockLayout, died))
     }
 
     fn word(&self) -> &AtomicU32 {
-        self.atomic(offset_of!(Place, mutex) + WORD)
+        self.atomic(offset_of!(LockLayout, mutex) + WORD)
     }
 
     fn atomic(&self, offset: usize) -> &AtomicU32 {
-        let address = self.place.as_ptr().cast::<u8>().wrapping_add(offset).cast();
-        // SAFETY: both offsets lie within the place and are multiples of four; it stays mapped while `self.memory`
-        // lives; everybody, the C library and the kernel included, reaches these words by atomics.
+        let address = self.layout.as_ptr().cast::<u8>().wrapping_add(offset).cast();
+        // SAFETY: both offsets are within the layout and multiples of four; it stays mapped while `self.memory`
+        // lives; every user of these words, including the C library and the kernel, accesses them atomically.
         unsafe { AtomicU32::from_ptr(address) }
     }
 }
 
-impl Drop for Hold {
+impl Drop for RobustGuard {
     fn drop(&mut self) {
-        // In a forked child this is refused, as its thread is not the one that locked; rightly so.
-        unlock(self.place);
+        // In a forked child the C library refuses to unlock, since the child's thread has not locked: as intended.
+        unlock(self.layout);
     }
 }
 
-/// Not through `call`: what only gives back is never made to fail.
-fn unlock(place: NonNull<Place>) {
-    let mutex = place.as_ptr().cast::<u8>().wrapping_add(offset_of!(Place, mutex)).cast();
-    // SAFETY: callers have locked it just before or hold it, and have what keeps it mapped.
+/// Unlocks the mutex. Not through `call`: fault injection does not apply to calls that only release.
+fn unlock(layout: NonNull<LockLayout>) {
+    let mutex = layout.as_ptr().cast::<u8>().wrapping_add(offset_of!(LockLayout, mutex)).cast();
+    // SAFETY: the callers hold the lock, and keep its memory mapped.
     unsafe { libc::pthread_mutex_unlock(mutex) };
 }
 
@@ -288,84 +290,84 @@ mod tests {
 
     const LEN: usize = 4096;
 
-    /// Memory that a forked child shares.
+    /// Memory that a forked child shares with the test.
     struct Map(NonNull<u8>);
 
-    // SAFETY: an address; the memory behind it is reached through locks only.
+    // SAFETY: the type holds an address; the memory behind it is accessed through locks only.
     unsafe impl Send for Map {}
-    // SAFETY: a shared reference gives the address only; the memory behind it is reached through locks.
+    // SAFETY: a shared reference gives the address only; the memory behind it is accessed through locks.
     unsafe impl Sync for Map {}
 
     impl Drop for Map {
         fn drop(&mut self) {
-            // SAFETY: mapped in `lock` below, with this length, and nobody uses it any more.
+            // SAFETY: mapped in `lock` below with this length, and unused from here on.
             unsafe { munmap(self.0.as_ptr().cast(), LEN) }.expect("munmap");
         }
     }
 
     fn lock() -> RobustLock {
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: takes memory that nobody has.
+        // SAFETY: without a fixed address the kernel picks a free range.
         let address = unsafe { mmap_anonymous(std::ptr::null_mut(), LEN, rights, MapFlags::SHARED) };
-        let place = NonNull::new(address.expect("mmap").cast::<u8>()).expect("not null");
-        // SAFETY: a page is aligned and large enough, is fresh, and stays mapped while `Map` lives.
-        unsafe { RobustLock::create_at(place, Arc::new(Map(place))) }.expect("a lock")
+        let address = NonNull::new(address.expect("mmap").cast::<u8>()).expect("not null");
+        // SAFETY: a page is aligned and large enough, is new, and stays mapped while `Map` lives.
+        unsafe { RobustLock::create_at(address, Arc::new(Map(address))) }.expect("a lock")
     }
 
     fn pipe() -> (OwnedFd, OwnedFd) {
         pipe_with(PipeFlags::CLOEXEC).expect("a pipe")
     }
 
-    fn patience() -> Deadline {
+    fn test_deadline() -> Deadline {
         Deadline::after(Duration::from_secs(60))
     }
 
     #[test]
-    fn a_lock_is_free_then_alive_then_free() {
+    fn a_lock_is_free_then_held_then_free() {
         let lock = lock();
-        assert_eq!(lock.look(), Owner::Free);
-        let hold = lock.hold().expect("nobody has it");
-        assert_eq!(lock.look(), Owner::Alive, "to its own thread");
+        assert_eq!(lock.state(), LockState::Free);
+        let guard = lock.try_lock().expect("the lock is free");
+        assert_eq!(lock.state(), LockState::Alive, "as seen by its own thread");
         thread::scope(|scope| {
-            let seen = scope.spawn(|| lock.look()).join().expect("it ran");
-            assert_eq!(seen, Owner::Alive, "to another thread");
+            let seen = scope.spawn(|| lock.state()).join().expect("no panic");
+            assert_eq!(seen, LockState::Alive, "as seen by another thread");
         });
-        drop(hold);
-        assert_eq!(lock.look(), Owner::Free);
-        assert_eq!(lock.look(), Owner::Free, "to look leaves it free");
+        drop(guard);
+        assert_eq!(lock.state(), LockState::Free);
+        assert_eq!(lock.state(), LockState::Free, "reading the state does not lock");
     }
 
     #[test]
-    fn a_lock_that_another_thread_has_times_out() {
+    fn locking_times_out_while_another_thread_holds_the_lock() {
         let lock = lock();
-        let _hold = lock.lock(Deadline::NEVER).expect("nobody has it");
+        let _guard = lock.lock(Deadline::NEVER).expect("the lock is free");
         thread::scope(|scope| {
             let lock = &lock;
             for deadline in [Deadline::NOW, Deadline::after(Duration::from_millis(1))] {
-                let outcome = scope.spawn(move || lock_is(lock, deadline)).join().expect("it ran");
+                let outcome = scope.spawn(move || lock_and_release(lock, deadline)).join().expect("no panic");
                 assert_eq!(outcome, Err(Error::TimedOut));
             }
-            let outcome = scope.spawn(move || lock.hold().map(drop)).join().expect("it ran");
+            let outcome = scope.spawn(move || lock.try_lock().map(drop)).join().expect("no panic");
             assert_eq!(outcome, Err(Error::TimedOut));
         });
     }
 
-    /// Without the hold, which cannot leave its thread.
-    fn lock_is(lock: &RobustLock, deadline: Deadline) -> Result<()> {
+    /// Drops the guard at once, since it cannot leave its thread.
+    fn lock_and_release(lock: &RobustLock, deadline: Deadline) -> Result<()> {
         lock.lock(deadline).map(drop)
     }
 
     #[test]
-    fn a_thread_that_locks_twice_gets_an_error() {
+    fn locking_twice_in_one_thread_is_an_error() {
         let lock = lock();
-        let _hold = lock.hold().expect("nobody has it");
+        let _guard = lock.try_lock().expect("the lock is free");
         let error = || Err(Error::Call { call: "pthread_mutex_timedlock", errno: Errno::DEADLK });
-        assert_eq!(lock_is(&lock, patience()), error());
-        assert_eq!(lock_is(&lock, Deadline::NEVER), error());
+        assert_eq!(lock_and_release(&lock, test_deadline()), error());
+        assert_eq!(lock_and_release(&lock, Deadline::NEVER), error());
     }
 
     #[test]
-    fn a_lock_passes_from_thread_to_thread() {
+    fn the_lock_excludes_other_threads() {
         let lock = lock();
         let mut counter = 0;
         let shared = Shared(&raw mut counter);
@@ -374,7 +376,7 @@ mod tests {
                 scope.spawn(|| {
                     let shared = &shared;
                     for _ in 0..1000 {
-                        let _hold = lock.lock(patience()).expect("lock");
+                        let _guard = lock.lock(test_deadline()).expect("lock");
                         // SAFETY: the lock is held, and all threads end before `counter` does.
                         unsafe { *shared.0 += 1 };
                     }
@@ -385,77 +387,78 @@ mod tests {
     }
 
     struct Shared(*mut u32);
-    // SAFETY: used under a lock only.
+    // SAFETY: accessed under the lock only.
     unsafe impl Sync for Shared {}
 
     #[test]
-    fn a_thread_that_ends_with_the_lock_has_died_to_all_who_look() {
+    fn a_thread_that_ends_with_the_lock_is_reported_dead_to_every_caller() {
         let lock = lock();
         thread::scope(|scope| {
-            scope.spawn(|| forget(lock.hold().expect("nobody has it"))).join().expect("it ran");
+            scope.spawn(|| forget(lock.try_lock().expect("the lock is free"))).join().expect("no panic");
         });
         for _ in 0..3 {
-            assert_eq!(lock.look(), Owner::Died);
+            assert_eq!(lock.state(), LockState::Died);
         }
-        assert_eq!(lock_is(&lock, patience()), Err(Error::OwnerDied));
-        assert_eq!(lock_is(&lock, Deadline::NEVER), Err(Error::OwnerDied));
-        assert_eq!(lock.hold().map(drop), Err(Error::OwnerDied));
+        assert_eq!(lock_and_release(&lock, test_deadline()), Err(Error::OwnerDied));
+        assert_eq!(lock_and_release(&lock, Deadline::NEVER), Err(Error::OwnerDied));
+        assert_eq!(lock.try_lock().map(drop), Err(Error::OwnerDied));
     }
 
     #[test]
-    fn the_first_to_hear_of_a_death_by_locking_closes_the_lock_too() {
+    fn a_death_detected_by_locking_is_permanent_too() {
         let lock = lock();
         thread::scope(|scope| {
-            scope.spawn(|| forget(lock.hold().expect("nobody has it"))).join().expect("it ran");
+            scope.spawn(|| forget(lock.try_lock().expect("the lock is free"))).join().expect("no panic");
         });
-        assert_eq!(lock_is(&lock, patience()), Err(Error::OwnerDied));
-        assert_eq!(lock_is(&lock, patience()), Err(Error::OwnerDied));
-        assert_eq!(lock.look(), Owner::Died);
+        assert_eq!(lock_and_release(&lock, test_deadline()), Err(Error::OwnerDied));
+        assert_eq!(lock_and_release(&lock, test_deadline()), Err(Error::OwnerDied));
+        assert_eq!(lock.state(), LockState::Died);
     }
 
     #[test]
-    fn those_who_wait_are_all_told_of_a_death() {
+    fn every_waiter_gets_owner_died() {
         let lock = lock();
         let (held, is_held) = mpsc::channel();
         let (go, may_go) = mpsc::channel::<()>();
         thread::scope(|scope| {
             let lock = &lock;
             scope.spawn(move || {
-                forget(lock.hold().expect("nobody has it"));
-                held.send(()).expect("somebody listens");
-                may_go.recv().expect("it is sent");
+                forget(lock.try_lock().expect("the lock is free"));
+                held.send(()).expect("the receiver exists");
+                may_go.recv().expect("the sender exists");
             });
-            is_held.recv().expect("it is held");
-            let waiters = [Deadline::NEVER; 8].map(|deadline| scope.spawn(move || lock_is(lock, deadline)));
-            go.send(()).expect("the owner listens");
+            is_held.recv().expect("the owner sends");
+            let waiters =
+                [Deadline::NEVER; 8].map(|deadline| scope.spawn(move || lock_and_release(lock, deadline)));
+            go.send(()).expect("the owner receives");
             for waiter in waiters {
-                assert_eq!(waiter.join().expect("it ran"), Err(Error::OwnerDied));
+                assert_eq!(waiter.join().expect("no panic"), Err(Error::OwnerDied));
             }
         });
     }
 
     #[test]
-    fn a_process_killed_with_the_lock_has_died_to_those_who_share_its_memory() {
+    fn a_killed_owner_is_reported_dead_to_processes_that_share_the_memory() {
         let lock = lock();
         let (reader, writer) = pipe();
         let owner = child::fork(|| {
-            let Ok(_hold) = lock.hold() else { return 1 };
+            let Ok(_guard) = lock.try_lock() else { return 1 };
             let _ = rustix::io::write(&writer, b"h");
             child::sleep()
         });
         assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(1));
-        assert_eq!(lock.look(), Owner::Alive);
+        assert_eq!(lock.state(), LockState::Alive);
         owner.kill();
-        assert_eq!(lock.look(), Owner::Died);
-        assert_eq!(lock_is(&lock, patience()), Err(Error::OwnerDied));
+        assert_eq!(lock.state(), LockState::Died);
+        assert_eq!(lock_and_release(&lock, test_deadline()), Err(Error::OwnerDied));
     }
 
     #[test]
-    fn a_process_that_let_go_before_it_was_killed_has_not_died_with_the_lock() {
+    fn a_process_killed_after_it_released_the_lock_leaves_it_free() {
         let lock = lock();
         let (reader, writer) = pipe();
         let owner = child::fork(|| {
-            if lock.hold().map(drop).is_err() {
+            if lock.try_lock().map(drop).is_err() {
                 return 1;
             }
             let _ = rustix::io::write(&writer, b"h");
@@ -463,25 +466,25 @@ mod tests {
         });
         assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(1));
         owner.kill();
-        assert_eq!(lock.look(), Owner::Free);
+        assert_eq!(lock.state(), LockState::Free);
     }
 
     #[test]
-    fn a_forked_child_does_not_let_go_of_its_parents_lock() {
+    fn a_forked_child_does_not_release_its_parents_lock() {
         let lock = lock();
-        let hold = lock.hold().expect("nobody has it");
-        let mut inherited = Some(hold);
+        let guard = lock.try_lock().expect("the lock is free");
+        let mut inherited = Some(guard);
         let child = child::fork(|| {
             drop(inherited.take());
-            if lock.look() == Owner::Alive { 0 } else { 1 }
+            if lock.state() == LockState::Alive { 0 } else { 1 }
         });
-        assert_eq!(child.wait(), child::Status::Exited(0));
-        assert_eq!(lock.look(), Owner::Alive);
+        assert_eq!(child.wait(), child::ExitStatus::Exited(0));
+        assert_eq!(lock.state(), LockState::Alive);
         drop(inherited);
-        assert_eq!(lock.look(), Owner::Free);
+        assert_eq!(lock.state(), LockState::Free);
     }
 
-    /// As `linux/futex.h` has it.
+    /// `struct robust_list_head` of `linux/futex.h`.
     #[repr(C)]
     struct RobustList {
         next: *const u8,
@@ -490,15 +493,15 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_in_vain_leaves_no_pointer_to_the_lock_behind() {
+    fn a_wait_that_times_out_leaves_no_pointer_to_the_lock() {
         let lock = lock();
-        let _hold = lock.hold().expect("nobody has it");
+        let _guard = lock.try_lock().expect("the lock is free");
         let pending = thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                assert_eq!(lock_is(&lock, Deadline::NOW), Err(Error::TimedOut));
+                assert_eq!(lock_and_release(&lock, Deadline::NOW), Err(Error::TimedOut));
                 let mut list: *const RobustList = std::ptr::null();
                 let (to, mut len) = (&raw mut list, 0_usize);
-                // SAFETY: asks for this thread's list; both places are writable.
+                // SAFETY: requests this thread's list; both variables are writable.
                 let code = unsafe { libc::syscall(libc::SYS_get_robust_list, 0_u64, to, &raw mut len) };
                 assert_eq!((code, len), (0, size_of::<RobustList>()));
                 // SAFETY: the C library keeps the list as long as the thread lives.
@@ -506,21 +509,21 @@ mod tests {
             });
             waiter.join()
         });
-        assert!(pending.expect("it ran"));
+        assert!(pending.expect("no panic"));
     }
 
     #[test]
-    fn who_was_told_of_a_death_is_told_so_for_ever_while_others_lock_and_look() {
+    fn a_reported_death_stays_reported_while_others_lock() {
         let lock = lock();
         thread::scope(|scope| {
-            scope.spawn(|| forget(lock.hold().expect("nobody has it"))).join().expect("it ran");
+            scope.spawn(|| forget(lock.try_lock().expect("the lock is free"))).join().expect("no panic");
             for _ in 0..4 {
                 scope.spawn(|| {
-                    // While the first of us closes the lock, it is his for a moment.
-                    while lock_is(&lock, Deadline::NOW) == Err(Error::TimedOut) {}
+                    // The first thread holds the lock for a moment before it becomes not recoverable.
+                    while lock_and_release(&lock, Deadline::NOW) == Err(Error::TimedOut) {}
                     for _ in 0..1000 {
-                        assert_eq!(lock.look(), Owner::Died);
-                        assert_eq!(lock_is(&lock, Deadline::NOW), Err(Error::OwnerDied));
+                        assert_eq!(lock.state(), LockState::Died);
+                        assert_eq!(lock_and_release(&lock, Deadline::NOW), Err(Error::OwnerDied));
                     }
                 });
             }
@@ -529,32 +532,32 @@ mod tests {
 
     #[cfg(feature = "test-hooks")]
     #[test]
-    fn whichever_call_fails_a_lock_is_not_made() {
+    fn creation_fails_if_any_of_its_calls_fails() {
         let memory: Arc<[std::sync::atomic::AtomicU64; 8]> = Arc::default();
         for nth in 1.. {
-            let place = NonNull::from(&*memory).cast();
-            let keeper = Arc::clone(&memory);
+            let address = NonNull::from(&*memory).cast();
+            let owner = Arc::clone(&memory);
             let armed = crate::fault::arm(nth, Errno::NOMEM);
-            // SAFETY: aligned, large enough, alive as long as `memory`, and used by no earlier lock any more.
-            let made = unsafe { RobustLock::create_at(place, keeper) }.map(drop);
+            // SAFETY: aligned, large enough, alive as long as `memory`, and not used by an earlier lock any more.
+            let created = unsafe { RobustLock::create_at(address, owner) }.map(drop);
             let Some(call) = armed.fired() else {
-                assert_eq!((made, nth), (Ok(()), 7));
+                assert_eq!((created, nth), (Ok(()), 7));
                 break;
             };
-            assert_eq!(made, Err(Error::Call { call, errno: Errno::NOMEM }));
+            assert_eq!(created, Err(Error::Call { call, errno: Errno::NOMEM }));
         }
         assert_eq!(Arc::strong_count(&memory), 1);
     }
 
     #[test]
-    fn a_leaked_hold_keeps_its_memory_mapped() {
+    fn a_leaked_guard_keeps_its_memory_mapped() {
         let memory: Arc<[std::sync::atomic::AtomicU64; 8]> = Arc::default();
         let watch = Arc::downgrade(&memory);
-        let place = NonNull::from(&*memory).cast();
-        // SAFETY: aligned, large enough, fresh, and alive as long as `memory`.
-        let lock = unsafe { RobustLock::create_at(place, memory) }.expect("a lock");
+        let address = NonNull::from(&*memory).cast();
+        // SAFETY: aligned, large enough, new, and alive as long as `memory`.
+        let lock = unsafe { RobustLock::create_at(address, memory) }.expect("a lock");
         thread::scope(|scope| {
-            scope.spawn(|| forget(lock.hold().expect("nobody has it"))).join().expect("it ran");
+            scope.spawn(|| forget(lock.try_lock().expect("the lock is free"))).join().expect("no panic");
         });
         drop(lock);
         assert_eq!(watch.strong_count(), 1);

@@ -1,4 +1,4 @@
-//! The mutexes of the C library, and what it takes to use them without its traps.
+//! Wrappers of the C library's robust mutexes, and workarounds for their defects.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -10,20 +10,20 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use crate::call::call;
 use crate::{Errno, Result};
 
-/// Makes the C library forget the lock that this thread has waited for in vain.
+/// Makes the C library forget the lock for which this thread's wait timed out.
 ///
-/// glibc leaves it noted as "being locked", and the kernel follows that note when the thread ends, when something
-/// else may be in the lock's place. Locking any other robust mutex clears the note.
-pub(super) fn forget_wait() -> Result<()> {
-    let attributes = Attributes::create()?;
+/// glibc leaves the lock in the thread's `list_op_pending` entry, and the kernel follows that pointer when the thread
+/// ends, when other data may be at that address. Locking any other robust mutex clears the entry.
+pub(super) fn clear_pending_lock() -> Result<()> {
+    let attributes = MutexAttributes::create()?;
     let mut mutex = MaybeUninit::uninit();
     let mutex = mutex.as_mut_ptr();
     pthread("pthread_mutex_init", || {
-        // SAFETY: the place is writable and used by nobody; the attributes are initialised.
+        // SAFETY: the memory is writable and not used otherwise; the attributes are initialised.
         unsafe { libc::pthread_mutex_init(mutex, attributes.0.as_ptr()) }
     })?;
     pthread("pthread_mutex_lock", || {
-        // SAFETY: it is initialised, and nobody else knows it.
+        // SAFETY: the mutex is initialised, and no other thread has its address.
         unsafe { libc::pthread_mutex_lock(mutex) }
     })?;
     // SAFETY: locked just above.
@@ -31,7 +31,7 @@ pub(super) fn forget_wait() -> Result<()> {
     Ok(())
 }
 
-/// Runs a function that returns its error rather than setting `errno`.
+/// Runs a function that returns its error code instead of setting `errno`.
 pub(super) fn pthread(name: &'static str, run: impl FnOnce() -> c_int) -> Result<()> {
     call(name, || match run() {
         0 => Ok(()),
@@ -39,23 +39,23 @@ pub(super) fn pthread(name: &'static str, run: impl FnOnce() -> c_int) -> Result
     })
 }
 
-/// The time on the wall when `left` will have passed.
-pub(super) fn on_the_wall(left: Duration) -> libc::timespec {
-    // To wait for nothing is to wait for a time that is past whatever anybody does to the clock.
+/// Returns the time on the wall clock after `left` has passed.
+pub(super) fn wall_clock_after(left: Duration) -> libc::timespec {
+    // A wait of zero length uses time zero, which has passed even if the clock is changed.
     let now = if left.is_zero() { Timespec::default() } else { clock_gettime(ClockId::Realtime) };
     let then = Timespec::try_from(left).ok().and_then(|left| now.checked_add(left));
-    let then = then.expect("a wait is cut into slices, and the clock counts many years on");
+    let then = then.expect("a wait is at most `WAIT_SLICE` long, which the clock can represent");
     libc::timespec { tv_sec: then.tv_sec, tv_nsec: then.tv_nsec }
 }
 
-/// What a mutex is made with: shared between processes, robust, and one that tells a thread that locks twice.
-pub(super) struct Attributes(MaybeUninit<pthread_mutexattr_t>);
+/// The attributes of a robust mutex: shared between processes, robust, and with an error for locking twice.
+pub(super) struct MutexAttributes(MaybeUninit<pthread_mutexattr_t>);
 
-impl Attributes {
+impl MutexAttributes {
     pub(super) fn create() -> Result<Self> {
         let mut attributes = MaybeUninit::uninit();
         pthread("pthread_mutexattr_init", || {
-            // SAFETY: the place is writable.
+            // SAFETY: the memory is writable.
             unsafe { libc::pthread_mutexattr_init(attributes.as_mut_ptr()) }
         })?;
         let mut attributes = Self(attributes);
@@ -76,15 +76,15 @@ impl Attributes {
     }
 }
 
-impl Attributes {
+impl MutexAttributes {
     pub(super) fn as_ptr(&self) -> *const pthread_mutexattr_t {
         self.0.as_ptr()
     }
 }
 
-impl Drop for Attributes {
+impl Drop for MutexAttributes {
     fn drop(&mut self) {
-        // SAFETY: they are initialised, and used no more.
+        // SAFETY: the attributes are initialised, and not used any more.
         unsafe { libc::pthread_mutexattr_destroy(self.0.as_mut_ptr()) };
     }
 }

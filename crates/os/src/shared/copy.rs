@@ -1,18 +1,18 @@
-//! Copies that stay defined while another process writes the same bytes.
+//! Copies that are well defined while another process writes the same bytes.
 //!
-//! A racing `memcpy` is undefined behaviour: the compiler may read a byte twice and believe both. Here each byte is
-//! read once and written once by instructions the compiler does not interpret: a string instruction where the
-//! processor has a fast one, volatile words elsewhere and under Miri. Bytes go in ascending order; a race shows as
-//! old bytes mixed with new, never as anything else.
+//! A racing `memcpy` is undefined behaviour: the compiler may read a byte twice and assume that both reads are equal.
+//! Here each byte is read once and written once by instructions that the compiler does not interpret: a string
+//! instruction on x86-64, volatile accesses on other processors and under Miri. Bytes are copied in ascending order.
+//! A race yields a mix of old and new bytes, and nothing else.
 
 /// Copies `len` bytes.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes by this process, as raw memory: other threads and processes
-/// may write either meanwhile. Where the two overlap and `to` lies above `from`, bytes are repeated.
+/// may write either concurrently. If the ranges overlap and `to` is above `from`, bytes are repeated.
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: the ranges are accessible by the caller's word; the direction flag is clear by the ABI.
+    // SAFETY: the caller guarantees that the ranges are accessible; the ABI guarantees a clear direction flag.
     unsafe {
         std::arch::asm!(
             "rep movsb",
@@ -23,7 +23,7 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         );
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller fulfils the same contract.
     unsafe {
         copy_volatile(from, to, len);
     }
@@ -35,7 +35,7 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 /// `to` is writable for `len` bytes by this process, as raw memory.
 pub(super) unsafe fn fill(to: *mut u8, value: u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: the range is accessible by the caller's word; the direction flag is clear by the ABI.
+    // SAFETY: the caller guarantees that the range is accessible; the ABI guarantees a clear direction flag.
     unsafe {
         std::arch::asm!(
             "rep stosb",
@@ -46,7 +46,7 @@ pub(super) unsafe fn fill(to: *mut u8, value: u8, len: usize) {
         );
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller fulfils the same contract.
     unsafe {
         fill_volatile(to, value, len);
     }
@@ -62,20 +62,20 @@ const WORD: usize = size_of::<u64>();
 )]
 unsafe fn copy_volatile(from: *const u8, to: *mut u8, len: usize) {
     let mut at = 0;
-    // Words only where both sides can be aligned together; a volatile access must be aligned.
+    // Words only if both sides have the same misalignment: a volatile access must be aligned.
     if from.addr() % WORD == to.addr() % WORD {
         let head = from.align_offset(WORD).min(len);
         // SAFETY: within the caller's ranges.
         unsafe { copy_bytes(from, to, 0, head) };
         at = head;
         while len - at >= WORD {
-            // SAFETY: `at + WORD <= len`, so this stays within the caller's range.
+            // SAFETY: `at + WORD <= len`, so the address is within the caller's source.
             let source = unsafe { from.add(at) };
-            // SAFETY: `at + WORD <= len`, so this stays within the caller's target.
+            // SAFETY: `at + WORD <= len`, so the address is within the caller's target.
             let target = unsafe { to.add(at) };
-            // SAFETY: in range, and aligned because `head` made it so.
+            // SAFETY: in range, and aligned after the `head` bytes.
             let word = unsafe { source.cast::<u64>().read_volatile() };
-            // SAFETY: in range, and aligned because `head` aligned the source and both sides share their alignment.
+            // SAFETY: in range, and aligned after the `head` bytes, since both sides have the same misalignment.
             unsafe { target.cast::<u64>().write_volatile(word) };
             at += WORD;
         }
@@ -85,12 +85,12 @@ unsafe fn copy_volatile(from: *const u8, to: *mut u8, len: usize) {
 }
 
 /// # Safety
-/// `start..end` lies within what the caller of [`copy`] promised.
+/// `start..end` is within the ranges that the caller of [`copy`] guarantees.
 unsafe fn copy_bytes(from: *const u8, to: *mut u8, start: usize, end: usize) {
     for at in start..end {
-        // SAFETY: in range by the caller's word.
+        // SAFETY: the caller guarantees the range.
         let source = unsafe { from.add(at) };
-        // SAFETY: in range by the caller's word.
+        // SAFETY: the caller guarantees the range.
         let target = unsafe { to.add(at) };
         // SAFETY: in range; a byte is always aligned.
         let byte = unsafe { source.read_volatile() };
@@ -107,7 +107,7 @@ unsafe fn copy_bytes(from: *const u8, to: *mut u8, start: usize, end: usize) {
 )]
 unsafe fn fill_volatile(to: *mut u8, value: u8, len: usize) {
     for at in 0..len {
-        // SAFETY: in range by the caller's word.
+        // SAFETY: the caller guarantees the range.
         let target = unsafe { to.add(at) };
         // SAFETY: in range; a byte is always aligned.
         unsafe { target.write_volatile(value) };
@@ -120,16 +120,16 @@ mod tests {
 
     use super::*;
 
-    /// Miri is some hundred times slower than the machine.
-    const MOST: usize = if cfg!(miri) { 40 } else { 200 };
+    /// Miri is several hundred times slower than native code.
+    const MAX_LEN: usize = if cfg!(miri) { 40 } else { 200 };
 
     type Copy = unsafe fn(*const u8, *mut u8, usize);
     type Fill = unsafe fn(*mut u8, u8, usize);
 
     proptest! {
         #[test]
-        fn shared_copies_agree_with_a_plain_one(
-            source in proptest::collection::vec(any::<u8>(), 0..MOST),
+        fn shared_copies_equal_a_plain_copy(
+            source in proptest::collection::vec(any::<u8>(), 0..MAX_LEN),
             start in 0_usize..9,
             shift in 0_usize..9,
         ) {
@@ -138,7 +138,7 @@ mod tests {
             for copy in [copy as Copy, copy_volatile as Copy] {
                 let mut target = vec![0xAA; shift + expected.len() + 8];
                 let to = target[shift..].as_mut_ptr();
-                // SAFETY: the target has `shift` plus the source's length, and eight bytes to spare.
+                // SAFETY: the target has `shift` plus the source's length, plus eight bytes.
                 unsafe { copy(expected.as_ptr(), to, expected.len()) };
                 prop_assert!(target[..shift].iter().all(|&byte| byte == 0xAA));
                 prop_assert_eq!(&target[shift..shift + expected.len()], expected);
@@ -147,11 +147,11 @@ mod tests {
         }
 
         #[test]
-        fn shared_fills_set_exactly_their_range(len in 0_usize..MOST / 2, shift in 0_usize..9, value: u8) {
+        fn shared_fills_set_exactly_their_range(len in 0_usize..MAX_LEN / 2, shift in 0_usize..9, value: u8) {
             for fill in [fill as Fill, fill_volatile as Fill] {
                 let mut target = vec![!value; shift + len + 8];
                 let to = target[shift..].as_mut_ptr();
-                // SAFETY: the target has `shift + len` bytes, and eight to spare.
+                // SAFETY: the target has `shift + len` bytes, plus eight.
                 unsafe { fill(to, value, len) };
                 let outside = target[..shift].iter().chain(&target[shift + len..]);
                 prop_assert!(outside.copied().all(|byte| byte == !value));
@@ -161,12 +161,12 @@ mod tests {
     }
 
     #[test]
-    fn an_overlapping_copy_downwards_keeps_every_byte() {
+    fn an_overlapping_copy_to_a_lower_address_preserves_every_byte() {
         for copy in [copy as Copy, copy_volatile as Copy] {
             let mut bytes: Vec<u8> = (0..64).collect();
             let at = bytes.as_mut_ptr();
             let from = at.wrapping_add(8);
-            // SAFETY: both ranges lie in the 64 bytes, the target below the source.
+            // SAFETY: both ranges are within the 64 bytes, the target below the source.
             unsafe { copy(from, at, 56) };
             assert!(bytes[..56].iter().copied().eq(8..64));
         }

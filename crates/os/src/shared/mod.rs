@@ -1,9 +1,8 @@
-//! Bytes that other processes may write at any moment.
+//! Bytes that other processes may write concurrently.
 //!
-//! Two rules make them safe to use from Rust, and this module is where both are kept. There is never a `&[u8]` or
-//! `&mut [u8]` to shared bytes: they are copied in and out by a routine the compiler cannot see into
-//! (`copy`), or reached as atomics. And what was copied out is checked after the copy, since the original
-//! may have changed since.
+//! Two rules make such bytes safe to use in Rust. No `&[u8]` or `&mut [u8]` to shared bytes is ever created: they are
+//! copied in and out by code that the compiler does not interpret (`copy`), or accessed as atomics. And bytes are
+//! validated after they were copied out, since the original may change at any time.
 //!
 //! ```
 //! use std::sync::atomic::Ordering;
@@ -14,7 +13,7 @@
 //! let bytes = map.bytes();
 //!
 //! bytes.write_at(8, b"payload")?;
-//! bytes.atomic_u64(0)?.store(7, Ordering::Release); // the length, published after the payload
+//! bytes.atomic_u64(0)?.store(7, Ordering::Release); // publishes the length after the payload
 //!
 //! assert_eq!(bytes.write_at(4090, b"payload"), Err(Error::OutOfRange { offset: 4090, len: 7, size: 4096 }));
 //! # Ok::<(), Error>(())

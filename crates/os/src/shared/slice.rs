@@ -1,17 +1,17 @@
-//! A bounded view of shared bytes: copies in and out, and atomics.
+//! A bounds-checked view of shared bytes: copies in and out, and atomics.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::copy::{copy, fill};
-use super::stream::copy_apart;
+use super::stream::copy_nonoverlapping;
 use super::word::{ReadU32, ReadU64};
 use crate::{Error, Result};
 
-/// A range of bytes that other processes may write at any moment, for as long as `'a`.
+/// A range of bytes that other processes may write concurrently, mapped for `'a`.
 ///
-/// Every access is checked against its length and rights, and none makes a reference to plain bytes.
+/// Every access is checked against the length and the access rights, and no reference to plain bytes is created.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedSlice<'a> {
     at: NonNull<u8>,
@@ -20,13 +20,12 @@ pub struct SharedSlice<'a> {
     memory: PhantomData<&'a ()>,
 }
 
-// SAFETY: every access is atomic or goes through a copy made for memory that others write meanwhile.
+// SAFETY: every access is atomic, or a copy that allows concurrent writers.
 unsafe impl Send for SharedSlice<'_> {}
-// SAFETY: a shared reference gives the same accesses, which are atomic or copies made for memory that others write
-// meanwhile.
+// SAFETY: a shared reference allows the same accesses, which are atomic or copies that allow concurrent writers.
 unsafe impl Sync for SharedSlice<'_> {}
 
-/// Bytes of this process that nobody writes, where shared ones may stand too. They are not written through the view.
+/// A read-only view of private bytes, for functions that accept shared bytes.
 impl<'a> From<&'a [u8]> for SharedSlice<'a> {
     fn from(bytes: &'a [u8]) -> Self {
         Self { at: NonNull::from(bytes).cast(), len: bytes.len(), writable: false, memory: PhantomData }
@@ -34,91 +33,93 @@ impl<'a> From<&'a [u8]> for SharedSlice<'a> {
 }
 
 impl<'a> SharedSlice<'a> {
-    /// A view of `len` bytes at `at`.
+    /// Creates a view of `len` bytes at `at`.
     ///
     /// # Safety
     /// For all of `'a` the range is mapped, readable, and writable if `writable`; it cannot become shorter; and this
-    /// process makes no reference to its bytes other than through views like this.
+    /// process creates no reference to its bytes except through such views.
     #[must_use]
     pub unsafe fn new(at: NonNull<u8>, len: usize, writable: bool) -> Self {
         Self { at, len, writable, memory: PhantomData }
     }
 
-    /// How many bytes there are.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether this process may write here.
+    /// Returns whether this process may write through the view.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Where the bytes are. Reading or writing through the pointer is subject to this module's two rules.
+    /// Returns the address. Accesses through the pointer must follow the two rules of this module.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.at
     }
 
-    /// The part from `offset`, `len` bytes long.
+    /// Returns the part of `len` bytes from `offset` on.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn part(&self, offset: usize, len: usize) -> Result<SharedSlice<'a>> {
-        let at = self.place(offset, len)?;
+        let at = self.checked_address(offset, len)?;
         Ok(Self { at, len, ..*self })
     }
 
-    /// The same bytes, for reading only.
+    /// Returns a read-only view of the same bytes.
     #[must_use]
     pub fn read_only(&self) -> SharedSlice<'a> {
         Self { writable: false, ..*self }
     }
 
-    /// Copies bytes out into `target`.
+    /// Copies bytes from `offset` on into `target`.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
-        let from = self.place(offset, target.len())?;
-        // SAFETY: `place` checked the source against a range that is readable for `'a`; the target is exclusive.
-        unsafe { copy_apart(from.as_ptr(), target.as_mut_ptr(), target.len()) };
+        let from = self.checked_address(offset, target.len())?;
+        // SAFETY: `checked_address` checked the source against a range that is readable for `'a`; the target is
+        // exclusive.
+        unsafe { copy_nonoverlapping(from.as_ptr(), target.as_mut_ptr(), target.len()) };
         Ok(())
     }
 
-    /// Copies `source` in.
+    /// Copies `source` to `offset`.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::OutOfRange`].
     pub fn write_at(&self, offset: usize, source: &[u8]) -> Result<()> {
-        let to = self.writable_place(offset, source.len())?;
-        // SAFETY: `writable_place` checked the target against a range that is writable for `'a`, and `source` cannot
-        // overlap it: no reference to shared bytes exists.
-        unsafe { copy_apart(source.as_ptr(), to.as_ptr(), source.len()) };
+        let to = self.checked_writable(offset, source.len())?;
+        // SAFETY: `checked_writable` checked the target against a range that is writable for `'a`, and `source`
+        // cannot overlap it: no reference to shared bytes exists.
+        unsafe { copy_nonoverlapping(source.as_ptr(), to.as_ptr(), source.len()) };
         Ok(())
     }
 
-    /// Copies all of `source`, itself shared, to `offset`. Where the two overlap, the bytes go in ascending order.
+    /// Copies all of `source`, which may be shared too, to `offset`. If the ranges overlap, bytes are copied in
+    /// ascending order.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::OutOfRange`].
     pub fn copy_from(&self, offset: usize, source: &SharedSlice<'_>) -> Result<()> {
-        let to = self.writable_place(offset, source.len)?;
+        let to = self.checked_writable(offset, source.len)?;
         if to.addr().get().abs_diff(source.at.addr().get()) >= source.len {
-            // SAFETY: as below, and neither begins within the other.
-            unsafe { copy_apart(source.at.as_ptr(), to.as_ptr(), source.len) };
+            // SAFETY: both ranges are accessible for their lifetimes, and neither begins within the other.
+            unsafe { copy_nonoverlapping(source.at.as_ptr(), to.as_ptr(), source.len) };
             return Ok(());
         }
-        // SAFETY: both ranges are accessible for their lifetimes; the copy tolerates every race, and an overlap the
-        // wrong way round repeats bytes within the two ranges without leaving them.
+        // SAFETY: both ranges are accessible for their lifetimes; the copy allows every race, and an overlap with the
+        // target above the source repeats bytes but stays within the two ranges.
         unsafe { copy(source.at.as_ptr(), to.as_ptr(), source.len) };
         Ok(())
     }
@@ -128,58 +129,58 @@ impl<'a> SharedSlice<'a> {
     /// # Errors
     /// [`Error::ReadOnly`].
     pub fn fill(&self, value: u8) -> Result<()> {
-        let to = self.writable_place(0, self.len)?;
-        // SAFETY: `writable_place` checked the range.
+        let to = self.checked_writable(0, self.len)?;
+        // SAFETY: `checked_writable` checked the range.
         unsafe { fill(to.as_ptr(), value, self.len) };
         Ok(())
     }
 
-    /// The four bytes at `offset` as an atomic.
+    /// Returns the four bytes at `offset` as an atomic.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::OutOfRange`], [`Error::Misaligned`].
     #[inline]
     pub fn atomic_u32(&self, offset: usize) -> Result<&'a AtomicU32> {
-        let at = self.writable_place(offset, size_of::<u32>())?;
+        let at = self.checked_writable(offset, size_of::<u32>())?;
         aligned::<AtomicU32>(at, offset)
     }
 
-    /// The eight bytes at `offset` as an atomic.
+    /// Returns the eight bytes at `offset` as an atomic.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::OutOfRange`], [`Error::Misaligned`].
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Result<&'a AtomicU64> {
-        let at = self.writable_place(offset, size_of::<u64>())?;
+        let at = self.checked_writable(offset, size_of::<u64>())?;
         aligned::<AtomicU64>(at, offset)
     }
 
-    /// The four bytes at `offset`, to be read while others write them.
+    /// Returns the four bytes at `offset` as a read-only atomic.
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::Misaligned`].
     pub fn read_u32(&self, offset: usize) -> Result<ReadU32<'a>> {
-        let at = self.place(offset, size_of::<u32>())?;
+        let at = self.checked_address(offset, size_of::<u32>())?;
         aligned::<AtomicU32>(at, offset).map(ReadU32::new)
     }
 
-    /// The eight bytes at `offset`, to be read while others write them.
+    /// Returns the eight bytes at `offset` as a read-only atomic.
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::Misaligned`].
     pub fn read_u64(&self, offset: usize) -> Result<ReadU64<'a>> {
-        let at = self.place(offset, size_of::<u64>())?;
+        let at = self.checked_address(offset, size_of::<u64>())?;
         aligned::<AtomicU64>(at, offset).map(ReadU64::new)
     }
 
     #[inline]
-    fn writable_place(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
-        if self.writable { self.place(offset, len) } else { Err(Error::ReadOnly) }
+    fn checked_writable(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
+        if self.writable { self.checked_address(offset, len) } else { Err(Error::ReadOnly) }
     }
 
-    /// The one place where offsets meet the length. An empty access at the very end is legal.
+    /// Checks the bounds of an access and returns its address. An empty access at the end is allowed.
     #[inline]
-    fn place(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
+    fn checked_address(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
         match offset.checked_add(len) {
             // SAFETY: `offset <= self.len`, so the result is inside the range or one past its end.
             Some(end) if end <= self.len => Ok(unsafe { self.at.add(offset) }),
@@ -191,8 +192,8 @@ impl<'a> SharedSlice<'a> {
 #[inline]
 fn aligned<'a, Atomic>(at: NonNull<u8>, offset: usize) -> Result<&'a Atomic> {
     if at.cast::<Atomic>().is_aligned() {
-        // SAFETY: callers checked that the bytes lie in a range mapped for `'a`; an atomic may be shared with
-        // writers in other processes, and has no invalid value.
+        // SAFETY: callers checked that the bytes are in a range mapped for `'a`; an atomic may be shared with writers
+        // in other processes, and every bit pattern is valid.
         Ok(unsafe { at.cast::<Atomic>().as_ref() })
     } else {
         Err(Error::Misaligned { offset, align: align_of::<Atomic>() })
@@ -205,16 +206,16 @@ mod tests {
 
     use super::*;
 
-    /// Sixteen words, so that alignment is known, reached as shared bytes only.
+    /// Calls `test` with a view of 16 aligned words.
     fn with_bytes(writable: bool, test: impl FnOnce(SharedSlice<'_>)) {
         let mut words = [0_u64; 16];
         let at = NonNull::from(&mut words).cast();
-        // SAFETY: `words` outlives the call and is not touched by name while the view exists.
+        // SAFETY: `words` outlives the call and is not accessed otherwise while the view exists.
         test(unsafe { SharedSlice::new(at, size_of_val(&words), writable) });
     }
 
     #[test]
-    fn an_access_may_end_at_the_end_but_not_beyond() {
+    fn an_access_may_end_at_the_end_but_not_beyond_it() {
         with_bytes(true, |bytes| {
             bytes.write_at(120, &[7; 8]).unwrap();
             bytes.write_at(128, &[]).unwrap();
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_counts_from_its_own_start() {
+    fn offsets_in_a_part_count_from_its_start() {
         with_bytes(true, |bytes| {
             let part = bytes.part(32, 16).unwrap();
             part.write_at(8, &[9]).unwrap();
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_only_view_writes_nothing() {
+    fn a_read_only_view_refuses_writes() {
         with_bytes(false, |bytes| {
             assert_eq!(bytes.write_at(0, &[1]), Err(Error::ReadOnly));
             assert_eq!(bytes.fill(1), Err(Error::ReadOnly));
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn atomics_are_aligned_and_within() {
+    fn atomics_are_checked_for_alignment_and_bounds() {
         with_bytes(true, |bytes| {
             bytes.atomic_u64(120).unwrap().store(5, Ordering::Release);
             assert_eq!(bytes.read_u64(120).unwrap().load_acquire(), 5);
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_bytes_are_copied_to_shared_bytes() {
+    fn shared_bytes_can_be_copied_to_shared_bytes() {
         with_bytes(true, |bytes| {
             bytes.fill(3).unwrap();
             bytes.part(0, 8).unwrap().fill(4).unwrap();
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_overlap_go_in_ascending_order_and_long_ones_are_whole() {
+    fn overlapping_copies_are_in_ascending_order_and_long_copies_are_complete() {
         with_bytes(true, |bytes| {
             bytes.part(0, 4).unwrap().copy_from(0, &(&[1, 2, 3, 4][..]).into()).unwrap();
             bytes.copy_from(1, &bytes.part(0, 4).unwrap()).unwrap();
@@ -293,18 +294,18 @@ mod tests {
             bytes.read_at(0, &mut seen).unwrap();
             assert_eq!(seen, [1, 1, 1, 1, 1, 0]);
         });
-        // Every byte takes Miri a while, and it streams none.
+        // Miri is slow, and does not use the streaming copy.
         let mut long = vec![0_u8; if cfg!(miri) { 1000 } else { (1 << 20) + 77 }];
         let from: Vec<_> = (0..long.len()).map(|at| (at % 251).to_le_bytes()[0]).collect();
         let (at, len) = (NonNull::from(&mut long[..]).cast(), long.len());
-        // SAFETY: the vector outlives the view, and is not touched by name while it exists.
+        // SAFETY: the vector outlives the view, and is not accessed otherwise while the view exists.
         let to = unsafe { SharedSlice::new(at, len, true) };
         to.copy_from(0, &from[..].into()).unwrap();
         assert_eq!(long, from);
     }
 
     #[test]
-    fn bytes_of_this_process_are_read_as_shared_ones_and_not_written() {
+    fn a_view_of_private_bytes_can_be_read_but_not_written() {
         let bytes = SharedSlice::from(&b"hello"[..]);
         let mut seen = [0; 4];
         bytes.read_at(1, &mut seen).unwrap();

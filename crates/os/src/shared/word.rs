@@ -1,13 +1,14 @@
-//! Words of shared memory that this process may only read.
+//! Read-only words of shared memory that other processes write.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 macro_rules! read_word {
     ($name:ident, $atomic:ident, $value:ident) => {
-        /// A word that another process writes and this one may only read.
+        /// A word of shared memory that another process writes and this process only reads.
         ///
-        /// It is not an atomic reference, because a store through one into a read-only map is a `SIGSEGV`, and
-        /// because the language allows only relaxed loads there; an acquiring load is that and a fence.
+        /// It is not a reference to an atomic: a store through one into a read-only mapping would raise `SIGSEGV`,
+        /// and on read-only memory the language allows only relaxed loads. An acquire load is a relaxed load and a
+        /// fence.
         #[derive(Debug, Clone, Copy)]
         pub struct $name<'a>(&'a $atomic);
 
@@ -16,13 +17,14 @@ macro_rules! read_word {
                 Self(word)
             }
 
-            /// The value, with no promise about other bytes.
+            /// Loads the value, without ordering other accesses.
             #[must_use]
             pub fn load_relaxed(&self) -> $value {
                 self.0.load(Ordering::Relaxed)
             }
 
-            /// The value; what its writer stored before releasing it is visible afterwards.
+            /// Loads the value. Stores that its writer made before a release store of the value are visible
+            /// afterwards.
             #[must_use]
             pub fn load_acquire(&self) -> $value {
                 let value = self.0.load(Ordering::Relaxed);

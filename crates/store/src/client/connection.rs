@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use wholemem_os::interrupt::{is_interrupted, next_question};
+use wholemem_os::interrupt::{is_interrupted, next_check};
 use wholemem_os::packet::{Address, MAX_PACKET};
 use wholemem_os::{Deadline, Errno, Error as OsError, ForkEpoch, PacketSocket, memfd};
 
@@ -205,7 +205,7 @@ impl Connection {
     fn receive(&mut self, deadline: Deadline) -> Result<(Response, Vec<OwnedFd>)> {
         let mut all = Vec::new();
         loop {
-            let next = next_question(deadline);
+            let next = next_check(deadline);
             let (len, fds) = match self.socket.recv_with_fds(&mut self.packet, MAX_FDS, next) {
                 Err(OsError::TimedOut) if is_interrupted() => return Err(Error::Interrupted),
                 Err(OsError::TimedOut) if !deadline.has_passed() => continue,

@@ -151,7 +151,7 @@ pub(crate) fn run(
     ready: &mut dyn FnMut(),
 ) -> Result<()> {
     wholemem_os::descriptors::raise_limit();
-    let signals = Signals::take(&[Signal::TERM, Signal::INT, Signal::HUP])?;
+    let signals = Signals::block(&[Signal::TERM, Signal::INT, Signal::HUP])?;
     let mut ends = Ends::watch(signals, parent)?;
     let mut kept = Kept::default();
     // Its file goes when this ends, and not before.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use wholemem_comm::{Error as CommError, Watch};
+use wholemem_comm::{Error as CommError, FailureWatch};
 use wholemem_hal::{BackendKind, Event, EventKind, Mapping, Span, Stream};
 use wholemem_os::futex;
 use zerocopy::IntoBytes;
@@ -52,7 +52,7 @@ pub struct Lane {
     last: Mutex<Option<Stream>>,
     /// For calls on slices of host memory; none if work runs inline.
     pub(super) slice_staging: Option<SliceStaging>,
-    _watch: Watch,
+    _watch: FailureWatch,
 }
 
 /// What all lanes of a rank share.
@@ -175,7 +175,7 @@ impl Lane {
 
 /// Aborts kernels if the group fails, and CPU kernels also if a rank leaves: a rank that has finished a call has seen all ranks
 /// arrive, so no call that the rank has finished still waits for it.
-fn watch(group: &Communicator, report: Report, maps: Vec<Mapping>, offset: usize) -> Watch {
+fn watch(group: &Communicator, report: Report, maps: Vec<Mapping>, offset: usize) -> FailureWatch {
     let (own, on_host) = (group.rank(), group.device().backend().kind() == BackendKind::Host);
     group.bootstrap().watch(move |error| {
         // A device may still run calls that the rank enqueued before it left, so kernels wait until their timeout.

@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::fmt::Write as _;
 
-use wholemem_comm::{Bootstrap, Rank, Verdict};
+use wholemem_comm::{Bootstrap, Rank, VoteResult};
 
 use crate::error::{Error, Result};
 
@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 pub(crate) fn agree<T>(comm: &Bootstrap, outcome: Result<T>) -> Result<T> {
     let vote = outcome.as_ref().map(drop).map_err(to_text);
     match comm.agree(vote.as_ref().map(drop).map_err(String::as_str))? {
-        Verdict::Agreed => outcome,
-        Verdict::Refused { rank, why } => Err(from_text(rank, &why)),
+        VoteResult::Agreed => outcome,
+        VoteResult::Refused { rank, reason } => Err(from_text(rank, &reason)),
     }
 }
 

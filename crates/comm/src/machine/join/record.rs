@@ -1,13 +1,13 @@
-//! What a rank publishes of its joining in its liveness page: its neighbours can read it after its death.
+//! The join record that a rank publishes in its liveness page, and that its neighbours read after its death.
 //!
 //! ```text
 //!   bit 0     2      6         26        46     63
 //!       | stage | climbed | below top | below own | rank + 1 |
 //! ```
 //!
-//! A rank that dies cannot pass on what it knows, and a neighbour that takes its place needs to know which ranks to wait for. The
-//! record holds the ranks that were seen at the two levels below the highest place of the rank and below its own place. For a
-//! group of up to 21 ranks, that is all of them.
+//! A dead rank cannot forward what it knows, and the neighbour that takes its position must know which ranks to wait
+//! for. The record contains the ranks that had joined at the two levels below the highest position of the rank, and
+//! below its own position. For a group of up to 21 ranks these are all ranks.
 
 use std::collections::BTreeSet;
 
@@ -15,9 +15,9 @@ use crate::Rank;
 use crate::rank::Tree;
 use crate::wire::Malformed;
 
-/// How far a rank has come.
+/// How far a rank has advanced in joining.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum JoinStage {
     /// It has not joined a parent.
     Alone,
     /// It has joined its parent.
@@ -26,14 +26,15 @@ pub(crate) enum Stage {
     Decided,
 }
 
-/// What a rank publishes of its joining.
+/// The state of joining that a rank publishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct JoinRecord {
-    /// How far the rank has come: of the highest place, whether the rank in it had joined its parent.
-    pub(crate) stage: Stage,
-    /// The rank itself, which may be in the places of others.
+    /// How far the rank has advanced, or, in a taken position, how far the dead rank there had.
+    pub(crate) stage: JoinStage,
+    /// The rank itself, which may have taken the positions of others.
     pub(crate) rank: Rank,
-    /// The highest place that the rank has taken or knows to be that of a dead rank, all places between that and its own too.
+    /// The highest position that the rank has taken or knows to be that of a dead rank. The same holds for all
+    /// positions between it and the rank's own.
     pub(crate) top: Rank,
     /// Ranks that had joined, dead or alive.
     pub(crate) seen: BTreeSet<Rank>,
@@ -46,16 +47,17 @@ const OWN_AT: u32 = TOP_AT + BELOW_BITS;
 const RANK_AT: u32 = OWN_AT + BELOW_BITS;
 
 impl JoinRecord {
-    /// The number of a rank whose own place is `own`. `is_seen` is asked about the ranks at the two levels below `top` and `own`.
-    pub(crate) fn encode(stage: Stage, own: Tree, top: Tree, is_seen: impl Fn(Rank) -> bool) -> u64 {
+    /// Encodes the record of a rank whose own position is `own`. `is_seen` is called for the ranks at the two levels
+    /// below `top` and `own`.
+    pub(crate) fn encode(stage: JoinStage, own: Tree, top: Tree, is_seen: impl Fn(Rank) -> bool) -> u64 {
         let below = |tree: Tree| {
             let bit = |(n, rank): (usize, Rank)| u64::from(is_seen(rank)) << n;
             two_levels_below(tree).enumerate().map(bit).sum::<u64>()
         };
         let stage = match stage {
-            Stage::Alone => 0,
-            Stage::Joined => 1,
-            Stage::Decided => 2,
+            JoinStage::Alone => 0,
+            JoinStage::Joined => 1,
+            JoinStage::Decided => 2,
         };
         let below_top = below(top);
         let below_own = if own == top { below_top } else { below(own) };
@@ -66,26 +68,26 @@ impl JoinRecord {
             | (u64::from(own.rank.0) + 1) << RANK_AT
     }
 
-    /// The record that a neighbour in `place` has published.
-    pub(crate) fn decode(number: u64, place: Tree) -> Result<Self, Malformed> {
+    /// Decodes the record that the neighbour in `position` has published.
+    pub(crate) fn decode(number: u64, position: Tree) -> Result<Self, Malformed> {
         let field = |at: u32, bits: u32| number >> at & ((1 << bits) - 1);
         let stage = match field(0, CLIMBED_AT) {
-            0 => Stage::Alone,
-            1 => Stage::Joined,
-            2 => Stage::Decided,
-            _ => return Err(Malformed("a record of joining is of no known stage")),
+            0 => JoinStage::Alone,
+            1 => JoinStage::Joined,
+            2 => JoinStage::Decided,
+            _ => return Err(Malformed("a join record has an unknown stage")),
         };
         let rank = (number >> RANK_AT).checked_sub(1).and_then(|rank| u32::try_from(rank).ok());
-        let Some(rank) = rank.filter(|rank| *rank < place.size).map(Rank) else {
-            return Err(Malformed("a record of joining is of no rank"));
+        let Some(rank) = rank.filter(|rank| *rank < position.size).map(Rank) else {
+            return Err(Malformed("a join record has an invalid rank"));
         };
-        let own = Tree { rank, ..place };
+        let own = Tree { rank, ..position };
         let mut top = own;
         for _ in 0..field(CLIMBED_AT, TOP_AT - CLIMBED_AT) {
-            top.rank = top.parent().ok_or(Malformed("a record of joining is of a place above rank 0"))?;
+            top.rank = top.parent().ok_or(Malformed("a join record has a position above rank 0"))?;
         }
-        if !top.is_below(place.rank) {
-            return Err(Malformed("a record of joining is of another part of the tree"));
+        if !top.is_below(position.rank) {
+            return Err(Malformed("a join record is from another part of the tree"));
         }
         let mut seen = BTreeSet::new();
         for (tree, at) in [(top, TOP_AT), (own, OWN_AT)] {
@@ -95,14 +97,14 @@ impl JoinRecord {
             );
             let known = two_levels_below(tree).count();
             if below >> known != 0 {
-                return Err(Malformed("a record of joining names a rank that is not in the group"));
+                return Err(Malformed("a join record contains a rank that is not in the group"));
             }
         }
         Ok(Self { stage, rank, top: top.rank, seen })
     }
 }
 
-/// The children of a place and their children, in ascending order: at most 20.
+/// Returns the children of a position and their children, in ascending order: at most 20.
 fn two_levels_below(tree: Tree) -> impl Iterator<Item = Rank> {
     tree.children().chain(tree.children().flat_map(move |rank| Tree { rank, ..tree }.children()))
 }
@@ -119,37 +121,39 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_a_group_of_21_names_all_ranks_that_were_seen() {
+    fn a_record_of_a_group_of_21_contains_all_ranks_that_joined() {
         let seen = (0..21).map(Rank).filter(|rank| rank.0 != 0 && rank.0 != 7).collect();
-        let record = JoinRecord { stage: Stage::Joined, rank: Rank(7), top: Rank(0), seen };
+        let record = JoinRecord { stage: JoinStage::Joined, rank: Rank(7), top: Rank(0), seen };
         assert_eq!(JoinRecord::decode(encode(&record, 21), Tree::new(Rank(1), 21)), Ok(record));
     }
 
     #[test]
-    fn a_record_that_cannot_be_is_refused() {
-        let of = |record: u64, place: u32| JoinRecord::decode(record, Tree::new(Rank(place), 30)).map(drop);
-        let record = JoinRecord { stage: Stage::Alone, rank: Rank(5), top: Rank(1), seen: BTreeSet::new() };
+    fn an_invalid_record_is_refused() {
+        let of =
+            |record: u64, position: u32| JoinRecord::decode(record, Tree::new(Rank(position), 30)).map(drop);
+        let record =
+            JoinRecord { stage: JoinStage::Alone, rank: Rank(5), top: Rank(1), seen: BTreeSet::new() };
         let number = encode(&record, 30);
         assert_eq!(of(number, 5), Ok(()));
-        for (number, place, rule) in [
-            (0, 5, "a record of joining is of no rank"),
-            (31 << RANK_AT, 5, "a record of joining is of no rank"),
-            (number | 3, 5, "a record of joining is of no known stage"),
-            (number | 3 << CLIMBED_AT, 5, "a record of joining is of a place above rank 0"),
-            (number, 2, "a record of joining is of another part of the tree"),
-            (number | 1 << (OWN_AT + 19), 5, "a record of joining names a rank that is not in the group"),
+        for (number, position, rule) in [
+            (0, 5, "a join record has an invalid rank"),
+            (31 << RANK_AT, 5, "a join record has an invalid rank"),
+            (number | 3, 5, "a join record has an unknown stage"),
+            (number | 3 << CLIMBED_AT, 5, "a join record has a position above rank 0"),
+            (number, 2, "a join record is from another part of the tree"),
+            (number | 1 << (OWN_AT + 19), 5, "a join record contains a rank that is not in the group"),
         ] {
-            assert_eq!(of(number, place), Err(Malformed(rule)), "{number:#x}");
+            assert_eq!(of(number, position), Err(Malformed(rule)), "{number:#x}");
         }
     }
 
     proptest! {
         #[test]
-        fn a_record_that_is_decoded_is_encoded_to_the_same_number(number: u64, rank in 0u64..40, place in 0u32..30) {
+        fn a_decoded_record_encodes_to_an_equal_record(number: u64, rank in 0u64..40, position in 0u32..30) {
             let number = number & ((1 << RANK_AT) - 1) | rank << RANK_AT;
-            if let Ok(record) = JoinRecord::decode(number, Tree::new(Rank(place), 30)) {
+            if let Ok(record) = JoinRecord::decode(number, Tree::new(Rank(position), 30)) {
                 let again = encode(&record, 30);
-                prop_assert_eq!(JoinRecord::decode(again, Tree::new(Rank(place), 30)), Ok(record));
+                prop_assert_eq!(JoinRecord::decode(again, Tree::new(Rank(position), 30)), Ok(record));
             }
         }
     }

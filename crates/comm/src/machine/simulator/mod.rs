@@ -1,8 +1,8 @@
-//! A world of simulated ranks: seeded, with its own time, where ranks are late, stopped and killed.
+//! A simulator of a group: seeded, with its own time; ranks are delayed, stopped and killed.
 //!
-//! Messages between two ranks keep their order and take a random time. A killed rank says nothing more, and its
-//! neighbours are told of the death a little later, as the pulse would tell them. A stopped rank takes in nothing.
-//! An address is listened at by one rank at a time: its own, or one that has taken the place of a dead rank.
+//! Messages between two ranks stay in order and take a random time. A killed rank sends no more messages, and its
+//! neighbours detect the death a little later, as by its liveness page. A stopped rank processes no events. One rank
+//! at a time listens at an address: the rank itself, or its successor.
 
 mod tests;
 
@@ -11,18 +11,18 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 use super::converge::{self, Converge};
-use super::give_up_on_word_at;
+use super::give_up_on_decision_at;
 use super::group_state::GroupState;
 use super::join::{self, JoinProtocol, JoinRecord};
 use crate::Rank;
-use crate::fault::Fault;
+use crate::fault::GroupFault;
 use crate::rank::Tree;
 
-/// SplitMix64: small, seeded, and good enough to choose delays.
-struct Dice(u64);
+/// The SplitMix64 generator: small, seeded, and good enough to choose delays.
+struct Rng(u64);
 
-impl Dice {
-    fn roll(&mut self) -> u64 {
+impl Rng {
+    fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -31,7 +31,7 @@ impl Dice {
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.roll() % bound
+        self.next() % bound
     }
 
     fn micros(&mut self, most: u64) -> Duration {
@@ -41,89 +41,92 @@ impl Dice {
 
 const TIMEOUT: Duration = Duration::from_secs(8);
 
-/// How late the last rank may begin.
-const LATEST: u64 = 200_000;
+/// The maximum delay before a rank starts, in microseconds.
+const MAX_START_DELAY: u64 = 200_000;
 
-/// How long a message takes at most, in microseconds: a busy machine's scheduling.
-const SLOWEST: u64 = 2_000;
+/// The maximum delay of a message in microseconds, as on a busy machine.
+const MAX_MESSAGE_DELAY: u64 = 2_000;
 
+/// An event of the simulation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum What {
+enum SimulatedEvent {
     Start,
     Kill,
     Stop,
     Tick,
-    /// A rank tries to connect to the one above it.
+    /// The rank tries to connect to its parent.
     Connect,
-    /// A rank (the second) connects here, in a place (the first).
+    /// Another rank (the second) connects to this rank, in a position (the first).
     Arrive(Rank, Rank),
-    /// A rank tries to take the places of dead neighbours.
-    TakePlaces,
-    /// A rank tests whether others that had joined still listen.
+    /// The rank tries to take the positions of dead neighbours.
+    TakePositions,
+    /// The rank checks whether others that had joined still listen.
     Probe,
-    /// The first message of a link comes with the rank it is from, and the place in which the receiver has connected.
+    /// A join message. The first message of a link has the rank that sent it, and the position in which the receiver
+    /// has connected.
     Join(Option<(Rank, Rank)>, join::Input),
     Vote(converge::Input),
-    Fall(Fault, Option<Rank>),
+    GroupFailed(GroupFault, Option<Rank>),
 }
 
 #[derive(Debug)]
-struct Event {
+struct ScheduledEvent {
     at: Duration,
     order: u64,
     rank: Rank,
-    what: What,
+    kind: SimulatedEvent,
 }
 
-impl PartialEq for Event {
+impl PartialEq for ScheduledEvent {
     fn eq(&self, other: &Self) -> bool {
         (self.at, self.order) == (other.at, other.order)
     }
 }
-impl Eq for Event {}
-impl PartialOrd for Event {
+impl Eq for ScheduledEvent {}
+impl PartialOrd for ScheduledEvent {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Event {
+impl Ord for ScheduledEvent {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
     }
 }
 
 /// One simulated rank.
-struct Member {
+struct SimulatedRank {
     started: Option<Duration>,
     alive: bool,
     stopped: bool,
     joining: JoinProtocol,
     /// The rank that this one has joined.
     above: Option<Rank>,
-    /// The ranks that have joined this one, by their places.
+    /// The ranks that have joined this one, by their positions.
     below: BTreeMap<Rank, Rank>,
     is_connecting: bool,
-    is_taking_places: bool,
+    is_taking_positions: bool,
     is_probing: bool,
     converge: Converge,
     group: GroupState,
-    outcome: Option<(Duration, Result<Vec<u8>, Fault>)>,
+    outcome: Option<(Duration, Result<Vec<u8>, GroupFault>)>,
 }
 
-struct World {
-    dice: Dice,
+/// The simulated group.
+struct Simulation {
+    rng: Rng,
     size: u32,
-    events: BinaryHeap<Reverse<Event>>,
+    events: BinaryHeap<Reverse<ScheduledEvent>>,
     order: u64,
-    /// When the last message from one rank to another arrives: they do not overtake.
-    lanes: BTreeMap<(Rank, Rank), Duration>,
-    members: Vec<Member>,
-    /// Which rank has last taken the place of a dead one.
-    places: BTreeMap<Rank, Rank>,
-    /// A rank that is killed after it has sent so many messages.
-    fuse: Option<(Rank, u64)>,
-    /// The places whose successors are killed, and how many more of them.
-    doomed: (Vec<Rank>, u32),
+    /// When the last message from one rank to another arrives, which later messages must not overtake.
+    last_arrivals: BTreeMap<(Rank, Rank), Duration>,
+    members: Vec<SimulatedRank>,
+    /// The last rank that has taken the position of a dead one.
+    positions: BTreeMap<Rank, Rank>,
+    /// A rank that is killed after it has sent this many messages.
+    kill_after_sends: Option<(Rank, u64)>,
+    /// The positions whose successors are killed, and how many more of them.
+    successor_kills: (Vec<Rank>, u32),
     last_death: Duration,
     collective: bool,
 }
@@ -134,11 +137,11 @@ fn count(own: Vec<u8>, children: &BTreeMap<Rank, Vec<u8>>) -> Vec<u8> {
     sum.to_le_bytes().to_vec()
 }
 
-impl World {
+impl Simulation {
     fn new(seed: u64, size: u32, collective: bool) -> Self {
         let member = |rank| {
             let tree = Tree::new(Rank(rank), size);
-            Member {
+            SimulatedRank {
                 started: None,
                 alive: true,
                 stopped: false,
@@ -146,65 +149,65 @@ impl World {
                 above: None,
                 below: BTreeMap::new(),
                 is_connecting: false,
-                is_taking_places: false,
+                is_taking_positions: false,
                 is_probing: false,
                 converge: Converge::new(tree, TIMEOUT, 1u32.to_le_bytes().to_vec(), count),
                 group: GroupState::new(tree),
                 outcome: None,
             }
         };
-        let mut world = Self {
-            dice: Dice(seed),
+        let mut simulation = Self {
+            rng: Rng(seed),
             size,
             events: BinaryHeap::new(),
             order: 0,
-            lanes: BTreeMap::new(),
+            last_arrivals: BTreeMap::new(),
             members: (0..size).map(member).collect(),
-            places: BTreeMap::new(),
-            fuse: None,
-            doomed: (Vec::new(), 0),
+            positions: BTreeMap::new(),
+            kill_after_sends: None,
+            successor_kills: (Vec::new(), 0),
             last_death: Duration::ZERO,
             collective,
         };
         for rank in (0..size).map(Rank) {
-            let at = world.dice.micros(LATEST);
-            world.push(at, rank, What::Start);
+            let at = simulation.rng.micros(MAX_START_DELAY);
+            simulation.push(at, rank, SimulatedEvent::Start);
         }
-        world
+        simulation
     }
 
-    /// Lets a rank begin at another time.
+    /// Changes when a rank starts.
     fn delay(&mut self, rank: Rank, until: Duration) {
         self.events.retain(|Reverse(event)| event.rank != rank);
-        self.push(until, rank, What::Start);
+        self.push(until, rank, SimulatedEvent::Start);
     }
 
-    fn push(&mut self, at: Duration, rank: Rank, what: What) {
+    fn push(&mut self, at: Duration, rank: Rank, kind: SimulatedEvent) {
         self.order += 1;
-        self.events.push(Reverse(Event { at, order: self.order, rank, what }));
+        self.events.push(Reverse(ScheduledEvent { at, order: self.order, rank, kind }));
     }
 
-    fn send(&mut self, now: Duration, from: Rank, to: Rank, what: What) {
+    fn send(&mut self, now: Duration, from: Rank, to: Rank, kind: SimulatedEvent) {
         if !self.members[from.index()].alive {
             return;
         }
-        let delay = self.dice.micros(SLOWEST);
-        let lane = self.lanes.entry((from, to)).or_default();
-        *lane = (*lane).max(now + delay);
-        let at = *lane;
-        self.push(at, to, what);
-        if let Some((rank, left)) = &mut self.fuse
+        let delay = self.rng.micros(MAX_MESSAGE_DELAY);
+        let last_arrival = self.last_arrivals.entry((from, to)).or_default();
+        *last_arrival = (*last_arrival).max(now + delay);
+        let at = *last_arrival;
+        self.push(at, to, kind);
+        if let Some((rank, left)) = &mut self.kill_after_sends
             && *rank == from
         {
             *left -= 1;
             if *left == 0 {
-                self.fuse = None;
+                self.kill_after_sends = None;
                 self.kill(now, from);
             }
         }
     }
 
-    fn member(&mut self, rank: Rank) -> &mut Member {
+    fn member(&mut self, rank: Rank) -> &mut SimulatedRank {
         &mut self.members[rank.index()]
     }
 
@@ -212,38 +215,38 @@ impl World {
         Tree::new(rank, self.size)
     }
 
-    /// Runs until nothing happens any more.
+    /// Runs until no events are left.
     fn run(&mut self) {
         while let Some(Reverse(event)) = self.events.pop() {
             let member = &self.members[event.rank.index()];
-            if !member.alive || member.stopped && event.what != What::Kill {
-                if let (false, What::Arrive(_, child)) = (member.alive, event.what) {
+            if !member.alive || member.stopped && event.kind != SimulatedEvent::Kill {
+                if let (false, SimulatedEvent::Arrive(_, child)) = (member.alive, event.kind) {
                     self.connect_again(event.at, child);
                 }
                 continue;
             }
-            self.happen(event.at, event.rank, event.what);
+            self.handle(event.at, event.rank, event.kind);
         }
     }
 
-    fn happen(&mut self, now: Duration, rank: Rank, what: What) {
-        match what {
-            What::Start => self.start(now, rank),
-            What::Stop => self.member(rank).stopped = true,
-            What::Kill => self.kill(now, rank),
-            What::Tick => self.tick(now, rank),
-            // A rank that has not begun reads nothing: whoever is there waits for it, and tries again.
-            what if self.members[rank.index()].started.is_none() => {
-                let again = now + Duration::from_millis(1) + self.dice.micros(1000);
-                self.push(again, rank, what);
+    fn handle(&mut self, now: Duration, rank: Rank, kind: SimulatedEvent) {
+        match kind {
+            SimulatedEvent::Start => self.start(now, rank),
+            SimulatedEvent::Stop => self.member(rank).stopped = true,
+            SimulatedEvent::Kill => self.kill(now, rank),
+            SimulatedEvent::Tick => self.tick(now, rank),
+            // A rank that has not started reads no messages; they are delivered again later.
+            kind if self.members[rank.index()].started.is_none() => {
+                let again = now + Duration::from_millis(1) + self.rng.micros(1000);
+                self.push(again, rank, kind);
             }
-            What::Connect => self.connect(now, rank),
-            What::Arrive(place, child) => self.arrive(now, rank, place, child),
-            What::TakePlaces => self.take_places(now, rank),
-            What::Probe => self.probe(now, rank),
-            What::Join(link, input) => self.step_join(now, rank, link, input),
-            What::Vote(input) => self.vote(now, rank, input),
-            What::Fall(fault, from) => self.fall(now, rank, fault, from),
+            SimulatedEvent::Connect => self.connect(now, rank),
+            SimulatedEvent::Arrive(position, child) => self.arrive(now, rank, position, child),
+            SimulatedEvent::TakePositions => self.take_positions(now, rank),
+            SimulatedEvent::Probe => self.probe(now, rank),
+            SimulatedEvent::Join(link, input) => self.step_join(now, rank, link, input),
+            SimulatedEvent::Vote(input) => self.vote(now, rank, input),
+            SimulatedEvent::GroupFailed(fault, from) => self.fail_group(now, rank, fault, from),
         }
     }
 
@@ -251,9 +254,9 @@ impl World {
         self.member(rank).started = Some(now);
         if self.collective {
             let outputs = self.member(rank).converge.start();
-            self.converged(now, rank, outputs);
+            self.on_converge_outputs(now, rank, outputs);
         }
-        self.push(now, rank, What::Tick);
+        self.push(now, rank, SimulatedEvent::Tick);
     }
 
     fn kill(&mut self, now: Duration, rank: Rank) {
@@ -261,58 +264,63 @@ impl World {
         self.last_death = now;
         if self.collective {
             for neighbour in self.tree(rank).neighbours().collect::<Vec<_>>() {
-                self.notice_death(now, rank, neighbour, What::Fall(Fault::Lost(rank), None));
+                self.notice_death(
+                    now,
+                    rank,
+                    neighbour,
+                    SimulatedEvent::GroupFailed(GroupFault::Lost(rank), None),
+                );
             }
             return;
         }
         let record = self.members[rank.index()].joining.record();
-        let died = |place: Tree| {
-            let record = JoinRecord::decode(record, place).expect("a rank has published it");
-            What::Join(None, join::Input::Died(place.rank, record))
+        let died = |position: Tree| {
+            let record = JoinRecord::decode(record, position).expect("a valid record");
+            SimulatedEvent::Join(None, join::Input::Died(position.rank, record))
         };
-        for (place, child) in self.members[rank.index()].below.clone() {
-            let dead = self.tree(place).parent().expect("it is below one");
+        for (position, child) in self.members[rank.index()].below.clone() {
+            let dead = self.tree(position).parent().expect("a child has a parent");
             let died = died(self.tree(dead));
             self.notice_death(now, rank, child, died);
         }
         for above in (0..self.size).map(Rank) {
             let below = &self.members[above.index()].below;
-            let place = below.iter().find(|(_, child)| **child == rank).map(|(place, _)| *place);
-            if let Some(place) = place {
-                let died = died(self.tree(place));
+            let position = below.iter().find(|(_, child)| **child == rank).map(|(position, _)| *position);
+            if let Some(position) = position {
+                let died = died(self.tree(position));
                 self.notice_death(now, rank, above, died);
             }
         }
     }
 
-    /// Behind what the dead rank had sent, as a link is read to its end before its peer is given up.
-    fn notice_death(&mut self, now: Duration, dead: Rank, by: Rank, what: What) {
-        let after = self.dice.micros(20_000);
-        let lane = self.lanes.get(&(dead, by)).copied().unwrap_or_default();
-        let at = (now + after).max(lane);
-        self.push(at, by, what);
+    /// Schedules the detection of a death after all messages of the dead rank, since a link is read to its end first.
+    fn notice_death(&mut self, now: Duration, dead: Rank, by: Rank, kind: SimulatedEvent) {
+        let after = self.rng.micros(20_000);
+        let last_arrival = self.last_arrivals.get(&(dead, by)).copied().unwrap_or_default();
+        let at = (now + after).max(last_arrival);
+        self.push(at, by, kind);
     }
 
-    /// The rank that listens at the address of a place, or at that of its stand-in.
-    fn listener(&self, place: Rank) -> Option<Rank> {
+    /// Returns the rank that listens at the address of a position, or at that of its successor.
+    fn listener(&self, position: Rank) -> Option<Rank> {
         let listens = |rank: &Rank| {
             let member = &self.members[rank.index()];
             member.alive && member.started.is_some() && member.outcome.is_none()
         };
-        Some(place).filter(listens).or_else(|| self.places.get(&place).copied().filter(listens))
+        Some(position).filter(listens).or_else(|| self.positions.get(&position).copied().filter(listens))
     }
 
     fn connect(&mut self, now: Duration, rank: Rank) {
         let member = self.member(rank);
-        let seeks = member.joining.seeks().filter(|_| member.outcome.is_none());
-        let Some((place, above)) = seeks else {
+        let target = member.joining.target().filter(|_| member.outcome.is_none());
+        let Some((position, above)) = target else {
             member.is_connecting = false;
             return;
         };
         match self.listener(above) {
             Some(listener) => {
                 self.step_join(now, rank, None, join::Input::Reached);
-                self.send(now, rank, listener, What::Arrive(place, rank));
+                self.send(now, rank, listener, SimulatedEvent::Arrive(position, rank));
             }
             None => {
                 self.step_join(now, rank, None, join::Input::Refused);
@@ -322,53 +330,54 @@ impl World {
     }
 
     fn connect_again(&mut self, now: Duration, rank: Rank) {
-        let pause = Duration::from_millis(1) + self.dice.micros(64_000);
-        self.push(now + pause, rank, What::Connect);
+        let pause = Duration::from_millis(1) + self.rng.micros(64_000);
+        self.push(now + pause, rank, SimulatedEvent::Connect);
     }
 
-    fn arrive(&mut self, now: Duration, rank: Rank, place: Rank, child: Rank) {
+    fn arrive(&mut self, now: Duration, rank: Rank, position: Rank, child: Rank) {
         if !self.members[child.index()].alive {
             return;
         }
         let member = self.member(rank);
-        if member.outcome.is_some() || member.below.contains_key(&place) {
+        if member.outcome.is_some() || member.below.contains_key(&position) {
             return self.connect_again(now, child);
         }
-        member.below.insert(place, child);
-        self.step_join(now, rank, None, join::Input::ChildAdmitted(place));
-        self.send(now, rank, child, What::Join(Some((rank, place)), join::Input::ParentProved));
-        self.step_join(now, rank, None, join::Input::ChildProved(place));
+        member.below.insert(position, child);
+        self.step_join(now, rank, None, join::Input::ChildAdmitted(position));
+        self.send(now, rank, child, SimulatedEvent::Join(Some((rank, position)), join::Input::ParentJoined));
+        self.step_join(now, rank, None, join::Input::ChildJoined(position));
     }
 
-    fn take_places(&mut self, now: Duration, rank: Rank) {
-        self.member(rank).is_taking_places = false;
-        for place in self.members[rank.index()].joining.vacant() {
-            if self.listener(place).is_none() {
-                self.places.insert(place, rank);
-                self.step_join(now, rank, None, join::Input::TookPlace(place));
-                self.doom(now, rank, place);
+    fn take_positions(&mut self, now: Duration, rank: Rank) {
+        self.member(rank).is_taking_positions = false;
+        for position in self.members[rank.index()].joining.vacant_positions() {
+            if self.listener(position).is_none() {
+                self.positions.insert(position, rank);
+                self.step_join(now, rank, None, join::Input::PositionTaken(position));
+                self.schedule_successor_kill(now, rank, position);
             }
         }
-        self.go_on(now, rank);
+        self.schedule_next(now, rank);
     }
 
-    /// Chooses when a rank is killed that has taken one of the doomed places: at once, soon, late, or after some messages.
-    fn doom(&mut self, now: Duration, rank: Rank, place: Rank) {
-        if self.doomed.1 == 0 || !self.doomed.0.contains(&place) {
+    /// Chooses when a rank that has taken one of the chosen positions is killed: at once, soon, late, or after some
+    /// messages.
+    fn schedule_successor_kill(&mut self, now: Duration, rank: Rank, position: Rank) {
+        if self.successor_kills.1 == 0 || !self.successor_kills.0.contains(&position) {
             return;
         }
-        self.doomed.1 -= 1;
-        let at = match self.dice.below(5) {
+        self.successor_kills.1 -= 1;
+        let at = match self.rng.below(5) {
             0 => now,
-            1 => now + self.dice.micros(5_000),
-            2 => now + self.dice.micros(100_000),
-            3 => now + self.dice.micros(4_000_000),
+            1 => now + self.rng.micros(5_000),
+            2 => now + self.rng.micros(100_000),
+            3 => now + self.rng.micros(4_000_000),
             _ => {
-                self.fuse = Some((rank, 1 + self.dice.below(6)));
+                self.kill_after_sends = Some((rank, 1 + self.rng.below(6)));
                 return;
             }
         };
-        self.push(at, rank, What::Kill);
+        self.push(at, rank, SimulatedEvent::Kill);
     }
 
     fn probe(&mut self, now: Duration, rank: Rank) {
@@ -379,23 +388,25 @@ impl World {
                 self.step_join(now, rank, None, join::Input::Gone(other));
             }
         }
-        self.go_on(now, rank);
+        self.schedule_next(now, rank);
     }
 
-    /// Connects upwards, takes places and probes others, if the rank has to.
-    fn go_on(&mut self, now: Duration, rank: Rank) {
-        let wait = self.dice.micros(10_000);
+    /// Schedules connecting, taking positions and probing, if the rank has to.
+    fn schedule_next(&mut self, now: Duration, rank: Rank) {
+        let wait = self.rng.micros(10_000);
         let member = self.member(rank);
-        if member.joining.seeks().is_some() && !std::mem::replace(&mut member.is_connecting, true) {
-            self.push(now, rank, What::Connect);
+        if member.joining.target().is_some() && !std::mem::replace(&mut member.is_connecting, true) {
+            self.push(now, rank, SimulatedEvent::Connect);
         }
         let member = self.member(rank);
-        if !member.joining.vacant().is_empty() && !std::mem::replace(&mut member.is_taking_places, true) {
-            self.push(now + wait, rank, What::TakePlaces);
+        if !member.joining.vacant_positions().is_empty()
+            && !std::mem::replace(&mut member.is_taking_positions, true)
+        {
+            self.push(now + wait, rank, SimulatedEvent::TakePositions);
         }
         let member = self.member(rank);
         if member.joining.unaccounted().next().is_some() && !std::mem::replace(&mut member.is_probing, true) {
-            self.push(now + Duration::from_millis(100), rank, What::Probe);
+            self.push(now + Duration::from_millis(100), rank, SimulatedEvent::Probe);
         }
     }
 
@@ -411,49 +422,49 @@ impl World {
         if collective {
             let outputs = member.converge.step(since, converge::Input::Tick { parent_runs });
             let next = started + member.converge.next_tick(since).max(since + Duration::from_micros(1));
-            self.converged(now, rank, outputs);
-            self.push(next, rank, What::Tick);
+            self.on_converge_outputs(now, rank, outputs);
+            self.push(next, rank, SimulatedEvent::Tick);
         } else {
             let next = started + member.joining.next_tick().max(since + Duration::from_micros(1));
             self.step_join(now, rank, None, join::Input::Tick);
-            self.push(next, rank, What::Tick);
+            self.push(next, rank, SimulatedEvent::Tick);
         }
     }
 
     fn step_join(&mut self, now: Duration, rank: Rank, link: Option<(Rank, Rank)>, input: join::Input) {
         let member = self.member(rank);
         match &input {
-            join::Input::ParentProved => {
-                let seeks = member.joining.seeks().map(|(place, _)| place);
+            join::Input::ParentJoined => {
+                let target = member.joining.target().map(|(position, _)| position);
                 member.is_connecting = false;
-                let Some((above, _)) = link.filter(|(_, place)| seeks == Some(*place)) else {
-                    // It has taken the place of a dead rank meanwhile, and given the connection up.
-                    return self.go_on(now, rank);
+                let Some((above, _)) = link.filter(|(_, position)| target == Some(*position)) else {
+                    // The rank has taken the position of a dead rank meanwhile, and dropped the connection.
+                    return self.schedule_next(now, rank);
                 };
                 member.above = Some(above);
             }
             join::Input::Died(dead, _) => {
                 member.below.remove(dead);
-                member.above.take_if(|_| member.joining.place().parent() == Some(*dead));
+                member.above.take_if(|_| member.joining.position().parent() == Some(*dead));
             }
             _ => {}
         }
-        let since = now - member.started.expect("it has begun");
+        let since = now - member.started.expect("the rank has started");
         let outputs = member.joining.step(since, input);
         self.on_join_outputs(now, rank, outputs);
-        self.go_on(now, rank);
+        self.schedule_next(now, rank);
     }
 
     fn on_join_outputs(&mut self, now: Duration, rank: Rank, outputs: Vec<join::Output>) {
         for output in outputs {
             match output {
-                join::Output::Up(news) => {
-                    let above = self.members[rank.index()].above.expect("it has joined one");
-                    self.send(now, rank, above, What::Join(None, join::Input::News(news)));
+                join::Output::Up(update) => {
+                    let above = self.members[rank.index()].above.expect("the rank has joined a parent");
+                    self.send(now, rank, above, SimulatedEvent::Join(None, join::Input::Update(update)));
                 }
                 join::Output::Down(child, decision) => {
                     let child = self.members[rank.index()].below[&child];
-                    self.send(now, rank, child, What::Join(None, join::Input::Decision(decision)));
+                    self.send(now, rank, child, SimulatedEvent::Join(None, join::Input::Decision(decision)));
                 }
                 join::Output::End(decision) => {
                     self.member(rank).outcome = Some((now, decision.map(|()| Vec::new())));
@@ -467,57 +478,69 @@ impl World {
         if member.outcome.is_some() {
             return;
         }
-        let since = now - member.started.expect("it has begun");
+        let since = now - member.started.expect("the rank has started");
         let outputs = member.converge.step(since, input);
-        self.converged(now, rank, outputs);
+        self.on_converge_outputs(now, rank, outputs);
     }
 
-    fn converged(&mut self, now: Duration, rank: Rank, outputs: Vec<converge::Output>) {
+    fn on_converge_outputs(&mut self, now: Duration, rank: Rank, outputs: Vec<converge::Output>) {
         let tree = self.tree(rank);
         for output in outputs {
             match output {
                 converge::Output::Up(vote) => {
                     let parent = tree.parent().expect("rank 0 decides");
-                    self.send(now, rank, parent, What::Vote(converge::Input::Vote { child: rank, vote }));
+                    self.send(
+                        now,
+                        rank,
+                        parent,
+                        SimulatedEvent::Vote(converge::Input::Vote { child: rank, vote }),
+                    );
                 }
                 converge::Output::Report(missing) => {
                     let parent = tree.parent().expect("rank 0 decides");
                     let report = converge::Input::Report { child: rank, missing };
-                    self.send(now, rank, parent, What::Vote(report));
+                    self.send(now, rank, parent, SimulatedEvent::Vote(report));
                 }
                 converge::Output::Down(decision) => {
                     for child in tree.children().collect::<Vec<_>>() {
-                        self.send(now, rank, child, What::Vote(converge::Input::Decision(decision.clone())));
+                        self.send(
+                            now,
+                            rank,
+                            child,
+                            SimulatedEvent::Vote(converge::Input::Decision(decision.clone())),
+                        );
                     }
                 }
                 converge::Output::Done(decision) => {
                     self.member(rank).outcome.get_or_insert((now, Ok(decision)));
                 }
-                converge::Output::Failed(missing) => self.fall(now, rank, Fault::Missing(missing), None),
+                converge::Output::Failed(missing) => {
+                    self.fail_group(now, rank, GroupFault::Missing(missing), None)
+                }
             }
         }
     }
 
-    fn fall(&mut self, now: Duration, rank: Rank, fault: Fault, from: Option<Rank>) {
+    fn fail_group(&mut self, now: Duration, rank: Rank, fault: GroupFault, from: Option<Rank>) {
         let member = self.member(rank);
-        for neighbour in member.group.fall(fault.clone(), from) {
-            self.send(now, rank, neighbour, What::Fall(fault.clone(), Some(rank)));
+        for neighbour in member.group.fail(fault.clone(), from) {
+            self.send(now, rank, neighbour, SimulatedEvent::GroupFailed(fault.clone(), Some(rank)));
         }
         let member = self.member(rank);
-        let kept = member.group.fault().expect("just told").clone();
-        member.outcome.get_or_insert((now, Err(kept)));
+        let fault = member.group.fault().expect("just recorded").clone();
+        member.outcome.get_or_insert((now, Err(fault)));
     }
 
-    /// Every rank that lives and runs ends, at most a second after its timeout. The first to miss a rank has waited for
-    /// its whole timeout.
-    fn assert_nobody_hangs(&self) {
+    /// Asserts that every rank that is alive and running ends at most a second after its timeout, and that the first
+    /// rank that reports a missing rank has waited for its whole timeout.
+    fn assert_no_rank_hangs(&self) {
         let mut first_to_miss = None;
         for (rank, member) in self.members.iter().enumerate().filter(|(_, m)| m.alive && !m.stopped) {
             let (at, outcome) = member.outcome.as_ref().unwrap_or_else(|| panic!("rank {rank} hangs"));
-            let waited = *at - member.started.expect("everybody begins");
-            assert!(waited <= give_up_on_word_at(TIMEOUT), "rank {rank} waited {waited:?}");
-            if matches!(outcome, Err(Fault::Missing(_))) {
-                // A message may take no time: of those that end at the same moment, one decided.
+            let waited = *at - member.started.expect("every rank starts");
+            assert!(waited <= give_up_on_decision_at(TIMEOUT), "rank {rank} waited {waited:?}");
+            if matches!(outcome, Err(GroupFault::Missing(_))) {
+                // Several ranks may end at the same simulated time; the one that waited longest has decided.
                 first_to_miss = first_to_miss.into_iter().chain([(*at, Reverse(waited), rank)]).min();
             }
         }
@@ -526,11 +549,13 @@ impl World {
         }
     }
 
-    /// All ranks that live and run learn the outcome within a second of each other, or of the last death.
-    fn assert_learnt_together(&self) {
+    /// Asserts that all ranks that are alive and running learn the outcome within a second of each other, or of the
+    /// last death.
+    fn assert_all_learn_together(&self) {
         let living = self.members.iter().filter(|member| member.alive && !member.stopped);
         let times: Vec<_> = living.map(|member| member.outcome.as_ref().expect("no rank hangs").0).collect();
-        let (first, last) = (times.iter().min().expect("some live"), times.iter().max().expect("some live"));
+        let (first, last) =
+            (times.iter().min().expect("a survivor"), times.iter().max().expect("a survivor"));
         let since = (*first).max(self.last_death);
         assert!(
             last.saturating_sub(since) < Duration::from_secs(1),
@@ -538,7 +563,7 @@ impl World {
         );
     }
 
-    fn survivors(&self) -> impl Iterator<Item = (Rank, &Result<Vec<u8>, Fault>)> {
+    fn survivors(&self) -> impl Iterator<Item = (Rank, &Result<Vec<u8>, GroupFault>)> {
         let living = self.members.iter().enumerate().filter(|(_, member)| member.alive && !member.stopped);
         living
             .filter_map(|(rank, member)| Some((Rank(u32::try_from(rank).ok()?), &member.outcome.as_ref()?.1)))

@@ -46,7 +46,7 @@ impl Memory {
             true => Rc::new(memfd::read_only_fd(self.fd.as_fd())?),
             false => Rc::clone(&self.fd),
         };
-        if self.is_host && memfd::is_closed_for_writing(self.fd.as_fd())? {
+        if self.is_host && memfd::is_write_sealed(self.fd.as_fd())? {
             self.fd = Rc::clone(&reader);
         }
         self.reader = Some(Rc::clone(&reader));
@@ -86,7 +86,7 @@ impl MemoryTable {
         fd: OwnedFd,
         is_host: bool,
     ) -> Result<(), OsError> {
-        let is_closed = is_host && memfd::is_closed_for_writing(fd.as_fd())?;
+        let is_closed = is_host && memfd::is_write_sealed(fd.as_fd())?;
         self.memories.insert(allocation, Memory { fd: Rc::new(fd), reader: None, is_host, map: None });
         if is_closed { self.open_for_reading(allocation) } else { Ok(()) }
     }
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn memory_that_another_server_has_closed_is_recognised() {
         let (mut table, id, memory) = (MemoryTable::default(), AllocationId::new(0, 0), memory());
-        memfd::close_for_writing(memory.as_fd()).unwrap();
+        memfd::seal_writes(memory.as_fd()).unwrap();
         table.add(id, memory.read_only_fd().unwrap(), true).unwrap();
         assert!(matches!(table.close(id, true), Closing::Done(Ok(()))));
     }

@@ -229,7 +229,7 @@ fn work(
 
 /// Closes memory for writing.
 pub(super) fn close(fd: BorrowedFd<'_>) -> Result<(), Refusal> {
-    memfd::close_for_writing(fd).map_err(|error| match error {
+    memfd::seal_writes(fd).map_err(|error| match error {
         OsError::Call { errno: Errno::BUSY, .. } => Refusal::StillMapped,
         error => refused(fd, &error),
     })

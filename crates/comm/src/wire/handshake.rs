@@ -1,36 +1,36 @@
-//! The handshake: both sides prove that they know the secret, and neither says it.
+//! The handshake: challenge and response, in which both sides prove that they know the secret without sending it.
 //!
 //! ```text
 //!   child                                               parent
 //!     | --- claim: rank, size, nonce ------------------->  |
-//!     | <-- challenge: rank, size, nonce, parent's proof - |   the parent proves itself first: to a stranger who
-//!     | --- answer: child's proof ---------------------->  |   asks, that is a hash of numbers he chose, and no use
-//!     | <-- welcome (with the parent's pulse) ------------ |
-//!     | --- greeting (with the child's pulse): a frame ->  |
+//!     | <-- challenge: rank, size, nonce, parent's proof - |   the parent proves itself first; to an attacker the
+//!     | --- response: child's proof -------------------->  |   proof is a keyed hash, which is useless without the key
+//!     | <-- admission (with the parent's liveness page) -- |
+//!     | --- greeting (with the child's liveness page) -->  |   a frame
 //!
 //!   proof = BLAKE3 keyed by the secret, of the role, both ranks, both sizes, both nonces
 //! ```
 //!
-//! A recorded handshake is worth nothing later, as both nonces are new each time; a proof cannot be sent back to its
-//! maker, as it names the role.
+//! Replaying a recorded handshake fails, because both nonces are random. Reflecting a proof to its sender fails,
+//! because the proof contains the role.
 
-use super::{Malformed, Reader};
+use super::{FieldReader, Malformed};
 use crate::Rank;
-use crate::id::Key;
+use crate::id::GroupKey;
 
 const MAGIC: [u8; 4] = *b"wmh1";
 const CLAIM: u8 = 1;
 const CHALLENGE: u8 = 2;
-const ANSWER: u8 = 3;
-const VERDICT: u8 = 4;
+const RESPONSE: u8 = 3;
+const ADMISSION: u8 = 4;
 
-/// No message of the handshake is longer.
-pub(crate) const LONGEST: usize = 128;
+/// The maximum length of a handshake message.
+pub(crate) const MAX_LEN: usize = 128;
 
 pub(crate) type Nonce = [u8; 16];
 pub(crate) type Proof = [u8; 32];
 
-/// What both sides know when they prove themselves.
+/// The values that both sides know when they compute their proofs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Transcript {
     pub(crate) claim: Claim,
@@ -46,7 +46,7 @@ pub(crate) enum Role {
 }
 
 impl Transcript {
-    pub(crate) fn proof(&self, key: &Key, role: Role) -> Proof {
+    pub(crate) fn proof(&self, key: &GroupKey, role: Role) -> Proof {
         let mut hasher = key.hasher();
         hasher.update(match role {
             Role::Child => b"child ",
@@ -59,13 +59,13 @@ impl Transcript {
         *hasher.finalize().as_bytes()
     }
 
-    pub(crate) fn verify(&self, key: &Key, role: Role, proof: Proof) -> bool {
-        // The comparison of hashes takes the same time wherever they differ.
+    pub(crate) fn verify(&self, key: &GroupKey, role: Role, proof: Proof) -> bool {
+        // The comparison of `blake3::Hash` takes constant time.
         blake3::Hash::from_bytes(self.proof(key, role)) == blake3::Hash::from_bytes(proof)
     }
 }
 
-/// A child's first message.
+/// The first message of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) rank: Rank,
@@ -73,7 +73,7 @@ pub(crate) struct Claim {
     pub(crate) nonce: Nonce,
 }
 
-/// A parent's first message.
+/// The first message of a parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Challenge {
     pub(crate) parent: Rank,
@@ -82,23 +82,23 @@ pub(crate) struct Challenge {
     pub(crate) proof: Proof,
 }
 
-/// What a parent says to a child that has proved itself.
+/// The parent's reply to an authenticated child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Welcome,
+pub(crate) enum AdmissionReply {
+    Admitted,
     RankTaken,
 }
 
-/// Any message of the handshake.
+/// A message of the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hello {
+pub(crate) enum HandshakeMessage {
     Claim(Claim),
     Challenge(Challenge),
-    Answer(Proof),
-    Verdict(Verdict),
+    Response(Proof),
+    Admission(AdmissionReply),
 }
 
-impl Hello {
+impl HandshakeMessage {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         match self {
@@ -115,15 +115,15 @@ impl Hello {
                 bytes.extend(challenge.nonce);
                 bytes.extend(challenge.proof);
             }
-            Self::Answer(proof) => {
-                bytes.push(ANSWER);
+            Self::Response(proof) => {
+                bytes.push(RESPONSE);
                 bytes.extend(proof);
             }
-            Self::Verdict(verdict) => {
-                bytes.push(VERDICT);
-                bytes.push(match verdict {
-                    Verdict::Welcome => 0,
-                    Verdict::RankTaken => 1,
+            Self::Admission(admission) => {
+                bytes.push(ADMISSION);
+                bytes.push(match admission {
+                    AdmissionReply::Admitted => 0,
+                    AdmissionReply::RankTaken => 1,
                 });
             }
         }
@@ -131,9 +131,9 @@ impl Hello {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader(bytes);
+        let mut reader = FieldReader(bytes);
         if reader.array()? != MAGIC {
-            return Err(Malformed("it is no handshake of this version"));
+            return Err(Malformed("the message is not a handshake of this version"));
         }
         let hello = match reader.u8()? {
             CLAIM => {
@@ -145,13 +145,13 @@ impl Hello {
                 nonce: reader.array()?,
                 proof: reader.array()?,
             }),
-            ANSWER => Self::Answer(reader.array()?),
-            VERDICT => Self::Verdict(match reader.u8()? {
-                0 => Verdict::Welcome,
-                1 => Verdict::RankTaken,
-                _ => return Err(Malformed("its verdict is unknown")),
+            RESPONSE => Self::Response(reader.array()?),
+            ADMISSION => Self::Admission(match reader.u8()? {
+                0 => AdmissionReply::Admitted,
+                1 => AdmissionReply::RankTaken,
+                _ => return Err(Malformed("the admission has an unknown code")),
             }),
-            _ => return Err(Malformed("its kind is unknown")),
+            _ => return Err(Malformed("the handshake message has an unknown kind")),
         };
         reader.end()?;
         Ok(hello)
@@ -171,11 +171,11 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_holds_for_its_transcript_role_and_secret_only() {
+    fn a_proof_is_valid_for_its_transcript_role_and_secret_only() {
         let key = UniqueId::create_private().unwrap().key();
         let proof = transcript().proof(&key, Role::Child);
         assert!(transcript().verify(&key, Role::Child, proof));
-        assert!(!transcript().verify(&key, Role::Parent, proof), "sent back to its maker");
+        assert!(!transcript().verify(&key, Role::Parent, proof), "a reflected proof");
         let other = UniqueId::create_private().unwrap().key();
         assert!(!transcript().verify(&other, Role::Child, proof), "another secret");
         let changes: [fn(&mut Transcript); 6] = [
@@ -194,29 +194,29 @@ mod tests {
     }
 
     #[test]
-    fn messages_survive_the_wire_and_are_short() {
+    fn messages_are_decoded_as_encoded_and_are_short() {
         let challenge = Challenge { parent: Rank(1), size: 9, nonce: [3; 16], proof: [4; 32] };
         for hello in [
-            Hello::Claim(transcript().claim),
-            Hello::Challenge(challenge),
-            Hello::Answer([7; 32]),
-            Hello::Verdict(Verdict::Welcome),
-            Hello::Verdict(Verdict::RankTaken),
+            HandshakeMessage::Claim(transcript().claim),
+            HandshakeMessage::Challenge(challenge),
+            HandshakeMessage::Response([7; 32]),
+            HandshakeMessage::Admission(AdmissionReply::Admitted),
+            HandshakeMessage::Admission(AdmissionReply::RankTaken),
         ] {
             let bytes = hello.encode();
-            assert!(bytes.len() <= LONGEST);
-            assert_eq!(Hello::decode(&bytes), Ok(hello));
-            assert!(Hello::decode(&bytes[..bytes.len() - 1]).is_err());
-            assert!(Hello::decode(&[&bytes[..], &[0]].concat()).is_err());
+            assert!(bytes.len() <= MAX_LEN);
+            assert_eq!(HandshakeMessage::decode(&bytes), Ok(hello));
+            assert!(HandshakeMessage::decode(&bytes[..bytes.len() - 1]).is_err());
+            assert!(HandshakeMessage::decode(&[&bytes[..], &[0]].concat()).is_err());
         }
     }
 
     proptest! {
         #[test]
-        fn whatever_is_decoded_is_what_would_have_been_sent(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn a_decoded_message_encodes_to_the_same_bytes(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
             for prefix in [&b""[..], b"wmh1", b"wmh1\x01", b"wmh1\x02", b"wmh1\x03", b"wmh1\x04"] {
                 let bytes = [prefix, &bytes].concat();
-                if let Ok(hello) = Hello::decode(&bytes) {
+                if let Ok(hello) = HandshakeMessage::decode(&bytes) {
                     prop_assert_eq!(hello.encode(), bytes);
                 }
             }

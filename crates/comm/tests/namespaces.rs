@@ -1,4 +1,4 @@
-//! Ranks in namespaces of their own, with a folder that both see and without.
+//! Ranks in different namespaces, with and without a common socket directory.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -14,11 +14,11 @@ fn join(id: &str, rank: usize, timeout: Duration) -> Result<Bootstrap, Error> {
 }
 
 #[test]
-fn ranks_in_other_namespaces_share_memory_through_a_folder_that_both_see() {
+fn ranks_in_different_namespaces_share_memory_through_a_common_socket_directory() {
     if !Ranks::can_use_namespaces() {
         return wholemem_testkit::skipped("namespaces are not permitted here");
     }
-    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let folder = tempfile::tempdir_in("/tmp").expect("a directory");
     let id = UniqueId::create_in(&folder.path().join("s")).expect("an id");
     Ranks::of(2).in_own_namespaces(1).parameter(id.to_string()).run(test_name!(), |rank| {
         let comm = join(&rank.parameter(), rank.id(), Duration::from_secs(60)).expect("a group");
@@ -32,31 +32,36 @@ fn ranks_in_other_namespaces_share_memory_through_a_folder_that_both_see() {
         comm.barrier().expect("both have written");
         let mut seen = [0];
         here.bytes().read_at(0, &mut seen).expect("a byte");
-        assert_eq!(usize::from(seen[0]), 2 - rank.id(), "what the other wrote into our memory");
+        assert_eq!(
+            usize::from(seen[0]),
+            2 - rank.id(),
+            "the byte that the other rank wrote into this rank's memory"
+        );
         comm.barrier().expect("both have read");
-        // The death of a rank in another PID namespace is seen as any other.
+        // The death of a rank in another PID namespace is detected like any other.
         if rank.id() == 1 {
             std::mem::forget(comm);
             return;
         }
         assert_eq!(comm.barrier(), Err(Error::PeerLost { rank: Rank(1) }));
     });
-    assert_eq!(std::fs::read_dir(folder.path().join("s")).expect("the folder").count(), 0, "nothing is left");
+    let left = std::fs::read_dir(folder.path().join("s")).expect("the directory").count();
+    assert_eq!(left, 0, "no socket file is left");
 }
 
 #[test]
-fn without_a_folder_the_error_says_so() {
+fn without_a_common_socket_directory_the_error_names_the_variable() {
     if !Ranks::can_use_namespaces() {
         return wholemem_testkit::skipped("namespaces are not permitted here");
     }
-    // Without the variable, whatever the environment of this run has.
+    // Only if the variable is not set in the environment of this run.
     let id = if std::env::var_os("WHOLEMEM_SOCKET_DIR").is_some() {
         return wholemem_testkit::skipped("`WHOLEMEM_SOCKET_DIR` is set");
     } else {
         UniqueId::create().expect("an id")
     };
     Ranks::of(2).in_own_namespaces(1).parameter(id.to_string()).run(test_name!(), |rank| {
-        let error = join(&rank.parameter(), rank.id(), Duration::from_millis(800)).expect_err("no way");
+        let error = join(&rank.parameter(), rank.id(), Duration::from_millis(800)).expect_err("unreachable");
         if rank.id() == 1 {
             assert_eq!(error, Error::OtherNamespace { rank: Rank(1) });
         } else {
@@ -67,7 +72,7 @@ fn without_a_folder_the_error_says_so() {
 }
 
 #[test]
-fn ranks_that_a_launcher_has_started_on_several_nodes_are_refused_at_once() {
+fn ranks_started_on_several_nodes_are_refused_at_once() {
     // One of two ranks: a rank that is not refused would wait for the other one, longer than the harness does.
     let two_nodes = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")];
     let others = [("MASTER_ADDR", "node-0"), ("MASTER_PORT", "29500"), ("WHOLEMEM_TIMEOUT", "3600")];
